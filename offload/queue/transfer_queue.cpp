@@ -6,6 +6,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread_signals.h"
 #include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
 #include "offload/queue/page_checksums.h"
@@ -41,13 +42,13 @@ std::size_t bounce_slot_bytes(const StoreOptions& options) {
 std::shared_ptr<TransferQueue> TransferQueue::start(const StoreOptions& options,
                                                     std::unique_ptr<IoBackend> backend) {
   auto queue = std::make_shared<TransferQueue>(options, std::move(backend));
-  queue->thread_ = std::thread([queue] {
+  queue->thread_ = std::thread(own_thread([queue] {
     const ThreadRank rank(queue->options.rank);
     IoThread(*queue).run();
     std::lock_guard lock(queue->mutex_);
     queue->thread_ended_ = true;
     queue->changed_.notify_all();
-  });
+  }));
   return queue;
 }
 

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/thread_signals.h"
 #include "offload/io_backend.h"
 
 namespace sherd::offload {
@@ -26,7 +27,7 @@ class ThreadBackend final : public IoBackend {
   /// Through the other constructor, so that where a thread cannot be started, the destructor ends those that
   /// were.
   explicit ThreadBackend(int threads) : ThreadBackend() {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { work(); });
+    for (int i = 0; i < threads; ++i) threads_.emplace_back(own_thread([this] { work(); }));
   }
 
   ~ThreadBackend() override {

@@ -12,6 +12,7 @@
 #endif
 
 #include "base/error.h"
+#include "base/thread_signals.h"
 
 #if !defined(SHERD_STD_THREAD_ARENA)
 #include <tbb/global_control.h>
@@ -116,6 +117,7 @@ class WorkerObserver : public tbb::task_scheduler_observer {
   ~WorkerObserver() override { observe(false); }
   void on_scheduler_entry(bool worker) override {
     set_flush_denormals();
+    worker ? begin_own_thread() : ensure_signal_stack();
     if (worker && binds_workers) Binding::bind(cores_);
   }
   void on_scheduler_exit(bool worker) override {
@@ -170,7 +172,7 @@ struct Arena::Impl {
   /// Through the other constructor, so that where a thread cannot be started, the destructor ends those that
   /// were.
   Impl(int count, const std::vector<int>& cores) : Impl(count, cores, true) {
-    for (int i = 1; i < count; ++i) workers.emplace_back([this] { work(); });
+    for (int i = 1; i < count; ++i) workers.emplace_back(own_thread([this] { work(); }));
   }
   ~Impl() {
     {
@@ -257,6 +259,7 @@ Arena::Arena(int threads, std::vector<int> cores) {
 #endif
   impl_ = std::make_unique<Impl>(threads, std::move(cores));
   set_flush_denormals();
+  ensure_signal_stack();
 }
 Arena::~Arena() = default;
 int Arena::threads() const {

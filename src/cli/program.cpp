@@ -134,7 +134,7 @@ void prepare_process() {
     ::sigaction(signal, nullptr, &action);
     if (action.sa_handler != SIG_DFL) continue;
     action.sa_handler = [](int) {};  // not SIG_IGN, which programs started from here would inherit
-    action.sa_flags = SA_RESTART;
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
     ::sigaction(signal, &action, nullptr);
   }
 }

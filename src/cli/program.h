@@ -12,7 +12,7 @@ struct Finding {
   int code;
 };
 /// The exit code of what `signal` stopped, as shells name it: 130 for SIGINT, 143 for SIGTERM, 129 for
-/// SIGHUP.
+/// SIGHUP, 138 for SIGUSR1.
 constexpr int stopped_by(int signal) {
   return 128 + signal;
 }

@@ -10,9 +10,9 @@ namespace sherd::cli {
 
 void train_command(const Arguments& arguments) {
   CommandLine line("train",
-                   "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM and SIGHUP "
-                   "stop it after a step, "
-                   "saved and reported as at its end, with exit code 130, 143 and 129.",
+                   "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM, SIGHUP and "
+                   "SIGUSR1 (srun --signal=USR1@60) stop it after a step, saved and reported as at its end, "
+                   "with exit code 130, 143, 129 and 138.",
                    "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot "
                    "F.svg] [--trace F.json] [--resume]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/thread_signals.h"
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/companion_groups.h"
@@ -124,13 +125,15 @@ bool Engine::is_gradient_accumulation_boundary() const {
 autograd::Var Engine::forward(const tensor::Batch& batch) {
   if (!training_) return executor_->evaluate(batch);
   schedule_->require_micro_batches(config_);
-  look_at_save();
+  begin_step();
   return executor_->forward(batch);
 }
 
 /// Where a step begins.
-void Engine::look_at_save() {
-  if (executor_->idle() && executor_->accumulated() == 0 && !executor_->failed()) checkpoints_->poll();
+void Engine::begin_step() {
+  if (!executor_->idle() || executor_->accumulated() != 0 || executor_->failed()) return;
+  if (!std::exchange(begun_, true) && dist_->rank() == 0) warn_of_handlers_on_threads_stacks();
+  checkpoints_->poll();
 }
 
 void Engine::backward(const autograd::Var& loss) {
@@ -151,14 +154,14 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
   require(training_, "train_batch() needs train() mode");
   if (schedule_->runs_micro_batches(config_, executor_->by_micro_batches())) {
     const std::int64_t before = global_steps();
-    look_at_save();  // before a batch is taken, which would be lost where this throws
+    begin_step();  // before a batch is taken, which would be lost where this throws
     while (global_steps() == before) {
       backward(executor_->forward(next()));
       step();
     }
     return last_step();
   }
-  look_at_save();
+  begin_step();
   executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
                            engine::StepUpdate::may_end_late(config_, device())),
                  schedule_->layout, next);

@@ -253,7 +253,7 @@ class Engine {
   friend class engine::Checkpoints;
 
   void after_update();
-  void look_at_save();
+  void begin_step();
 
   DistributedPtr dist_;
   config::Config config_;
@@ -272,6 +272,7 @@ class Engine {
   std::unique_ptr<engine::Checkpoints> checkpoints_;
   engine::Counters counters_;
   bool training_ = true;  ///< train() mode, as PyTorch's
+  bool begun_ = false;    ///< this engine's first step
 };
 
 }  // namespace sherd

@@ -1,12 +1,8 @@
 #include "engine/progress.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,6 +11,7 @@
 #include "base/error.h"
 #include "engine/report.h"
 #include "engine/status_line.h"
+#include "engine/terminal_cursor.h"
 
 namespace sherd::engine {
 namespace {
@@ -75,41 +72,7 @@ bool locale_is_utf8() {
   return false;
 }
 
-constexpr char hide_cursor[] = "\x1b[?25l", show_cursor[] = "\x1b[?25h", clear_line[] = "\r\x1b[K";
-constexpr std::array<int, 4> ending_signals{SIGINT, SIGTERM, SIGHUP, SIGQUIT};
-
-/// The terminal whose cursor is hidden, or -1; the signal handler reads it.
-std::atomic<int> hidden_on{-1};
-static_assert(std::atomic<int>::is_always_lock_free);
-
-extern "C" void restore_cursor_and_end(int signal) {
-  const int terminal = hidden_on.load();
-  if (terminal >= 0) [[maybe_unused]]
-    const ssize_t ignored = ::write(terminal, "\x1b[?25h\n", 7);
-  std::signal(signal, SIG_DFL);
-  std::raise(signal);
-}
-
-void hide_cursor_on(int terminal) {
-  hidden_on = terminal;
-  for (const int signal : ending_signals) {
-    struct sigaction now {};
-    if (::sigaction(signal, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL)
-      continue;
-    now.sa_handler = restore_cursor_and_end;
-    ::sigaction(signal, &now, nullptr);
-  }
-}
-
-void cursor_restored() {
-  hidden_on = -1;
-  for (const int signal : ending_signals) {
-    struct sigaction now {};
-    if (::sigaction(signal, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO)) continue;
-    if (now.sa_handler == restore_cursor_and_end) std::signal(signal, SIG_DFL);  // not one set since
-  }
-}
-
+constexpr char clear_line[] = "\r\x1b[K";
 }  // namespace
 
 std::string format_bar(const ProgressState& state, int width, bool unicode) {
@@ -167,7 +130,7 @@ Progress::~Progress() {
   try {
     finish();
   } catch (...) {
-    cursor_restored();
+    show_cursor();
   }
 }
 
@@ -200,10 +163,7 @@ void Progress::update(ProgressState state, bool evaluated) {
 
 void Progress::draw() {
   std::string text;
-  if (!drawn_) {
-    hide_cursor_on(descriptor_);
-    text = hide_cursor;
-  }
+  if (!drawn_) text = hide_cursor(descriptor_);
   // One column less than there are: a full line makes some terminals wrap.
   text += clear_line + format_bar(state_, terminal_width(descriptor_) - 1, unicode_);
   put(text);
@@ -218,8 +178,7 @@ void Progress::message(const std::string& line) {
 void Progress::finish() {
   if (!drawn_) return;
   draw();
-  put(cat('\n', show_cursor));
-  cursor_restored();
+  put('\n' + show_cursor());
   drawn_ = false;
 }
 

@@ -1,26 +1,29 @@
 #include "engine/stop_signals.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <ctime>
 #include <mutex>
+#include <new>
+#include <thread>
+
+#include "engine/terminal_cursor.h"
 
 namespace sherd::engine {
 namespace {
 
-constexpr std::array<int, 3> stopping{SIGINT, SIGTERM, SIGHUP};
-
 // Signals have no owner but the process: variables that belong to no object.
 std::atomic<int> came{0};
 std::atomic<const char*> told{""};
-std::array<std::atomic<std::int64_t>, stopping.size()> first_came{};  // by kind, in milliseconds; 0: not yet
+std::array<std::atomic<std::int64_t>, stop_signals.size()>
+    first_came{};  // by kind, in milliseconds; 0: not yet
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<const char*>::is_always_lock_free &&
               std::atomic<std::int64_t>::is_always_lock_free);
 
@@ -33,50 +36,129 @@ std::int64_t now_ms() {
   return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000 + 1;
 }
 
-extern "C" void on_stop_signal(int signal) {
-  const int error = errno;  // of whatever was interrupted
+/// On whatever thread got the signal, also inside of a handler.
+void take(int signal) {
   std::size_t kind = 0;
-  while (stopping[kind] != signal) ++kind;
-  const std::int64_t now = now_ms(), first = first_came[kind];
-  if (first == 0) {
-    first_came[kind] = now;
+  while (stop_signals[kind] != signal) ++kind;
+  std::int64_t first = 0;
+  const std::int64_t now = now_ms();
+  if (first_came[kind].compare_exchange_strong(first, now)) {
     came = signal;
     const char* message = told;
     [[maybe_unused]] const ssize_t ignored = ::write(STDERR_FILENO, message, std::strlen(message));
   } else if (now - first >= one_request_ms) {
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);
+    end_by_signal(signal);
   }
+}
+
+extern "C" void on_stop_signal(int signal) {
+  const int error = errno;  // of whatever was interrupted
+  take(signal);
   errno = error;
 }
 
-std::mutex mutex;  // guards what follows
-int living = 0;
-std::array<struct sigaction, stopping.size()> before{};
+std::mutex mutex;  // guards what follows, but for reads while one lives
+std::atomic<int> living = 0;
+sigset_t taken{};
+std::array<struct sigaction, stop_signals.size()> before{};
+std::thread& waiting = *new std::thread;  // stays, since exit() may come while it waits
+std::atomic<bool> leaving = false;
+
+/// What is pending for the process and for the calling thread.
+void take_pending() {
+  if (living == 0) return;
+  const timespec at_once{};
+  for (int signal; (signal = ::sigtimedwait(&taken, nullptr, &at_once)) > 0;) take(signal);
+}
+
+void wait_for_signals() {
+  for (;;) {
+    siginfo_t info{};
+    const int signal = ::sigwaitinfo(&taken, &info);
+    const bool by_leave = info.si_code == SI_QUEUE && info.si_value.sival_ptr == &leaving;
+    if (signal > 0 && !by_leave) take(signal);  // -1: another signal's handler ran
+    if (leaving) return;
+  }
+}
+
+/// Ends the thread that waits. What comes meanwhile stays pending.
+void leave() {
+  if (!waiting.joinable()) return;
+  leaving = true;
+  int any = 0;
+  for (const int signal : stop_signals)
+    if (::sigismember(&taken, signal) == 1) any = signal;
+  ::pthread_sigqueue(waiting.native_handle(), any, {.sival_ptr = &leaving});
+  waiting.join();
+  leaving = false;
+}
+
+/// A child of fork() has one thread, and what it becomes is to be stopped as usual.
+void in_child() {
+  if (living == 0) return;
+  new (&waiting) std::thread();
+  ::pthread_sigmask(SIG_UNBLOCK, &taken, nullptr);
+}
+
+bool is_taken(int signal, const struct sigaction& now, const sigset_t& blocked) {
+  const bool handled = (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL;
+  const bool ignored = !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_IGN;
+  return !ignored && !(signal == SIGUSR1 && handled) && ::sigismember(&blocked, signal) == 0;
+}
+
+void begin(const char* message) {
+  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, in_child);
+  came = 0;
+  for (auto& first : first_came) first = 0;
+  told = message;
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+  ::sigemptyset(&taken);
+  for (std::size_t i = 0; i < stop_signals.size(); ++i) {
+    ::sigaction(stop_signals[i], nullptr, &before[i]);
+    if (is_taken(stop_signals[i], before[i], blocked)) ::sigaddset(&taken, stop_signals[i]);
+  }
+  if (::sigisemptyset(&taken)) return;
+  {
+    const SignalMask inherited(SIG_BLOCK, taken);
+    waiting = std::thread(own_thread(wait_for_signals));
+  }
+  struct sigaction action {};
+  action.sa_handler = on_stop_signal;
+  action.sa_flags = SA_ONSTACK | SA_RESTART;
+  action.sa_mask = taken;
+  for (const int signal : stop_signals)
+    if (::sigismember(&taken, signal) == 1) ::sigaction(signal, &action, nullptr);
+}
+
+void end() {
+  leave();
+  take_pending();
+  for (std::size_t i = 0; i < stop_signals.size(); ++i)
+    if (::sigismember(&taken, stop_signals[i]) == 1) ::sigaction(stop_signals[i], &before[i], nullptr);
+}
 
 }  // namespace
 
 StopSignals::StopSignals(const char* message) {
+  ensure_signal_stack();
   const std::lock_guard lock(mutex);
-  if (living++ > 0) return;
-  came = 0;
-  for (auto& first : first_came) first = 0;
-  told = message;
-  for (std::size_t i = 0; i < stopping.size(); ++i) {
-    ::sigaction(stopping[i], nullptr, &before[i]);
-    if ((before[i].sa_flags & SA_SIGINFO) || before[i].sa_handler != SIG_IGN)
-      std::signal(stopping[i], on_stop_signal);
-  }
+  if (living == 0) begin(message);
+  ++living;
+  mask_.emplace(SIG_BLOCK, taken);
 }
 
 StopSignals::~StopSignals() {
   const std::lock_guard lock(mutex);
-  if (--living > 0) return;
-  for (std::size_t i = 0; i < stopping.size(); ++i) ::sigaction(stopping[i], &before[i], nullptr);
+  if (living == 1) end();
+  --living;
 }
 
 int StopSignals::received() {
+  take_pending();
   return came.load();
 }
+
+StopSignals::Lifted::Lifted() : mask_(SIG_UNBLOCK, living > 0 ? taken : sigset_t{}) {}
 
 }  // namespace sherd::engine

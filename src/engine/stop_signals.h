@@ -1,12 +1,21 @@
 #pragma once
 
+#include <optional>
+
+#include "base/thread_signals.h"
+
 namespace sherd::engine {
 
-/// While one lives, SIGINT, SIGTERM and SIGHUP ask the program to stop instead of ending it, each once: a
-/// second one of a kind ends it as usual, unless it comes within a second, as from a terminal and a launcher
-/// that both deliver one. Signals that the program was started to ignore (nohup, background jobs of shells)
-/// stay ignored. Several may live at once, one for each rank; the last to go puts back what was there. Safe
-/// from any thread.
+/// While one lives, SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the program to stop instead of ending it, each
+/// once: a second one of a kind ends it as usual, unless it comes within a second, as from a terminal and a
+/// launcher that both deliver one. Signals that the program was started to ignore (nohup, background jobs of
+/// shells) stay ignored; those that the first one's thread blocks, and a SIGUSR1 that has a handler, stay the
+/// program's.
+///
+/// Several may live at once, one for each rank, made and destroyed by its thread, in which they block these
+/// signals; the last to go puts back what was there. One thread of theirs waits for the signals, so that none
+/// comes to a thread that computes. Where one comes to a thread that they know nothing of, a handler takes
+/// it, on the thread's alternate stack where it has one.
 class StopSignals {
  public:
   /// `message` is told on standard error when one comes; it must outlive all.
@@ -15,8 +24,22 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The signal that came since the first of them was made; 0 for none.
+  /// The signal that came since the first of them was made; 0 for none. Counts what the calling thread has
+  /// raised, too.
   static int received();
+
+  /// While one lives, the calling thread's signals are not blocked: for functions of a program that uses
+  /// Sherd, since programs that they start inherit what is.
+  class Lifted {
+   public:
+    Lifted();
+
+   private:
+    SignalMask mask_;
+  };
+
+ private:
+  std::optional<SignalMask> mask_;
 };
 
 }  // namespace sherd::engine

@@ -23,6 +23,21 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+/// A caller's function, which may start programs, among the signals that its thread had.
+template <class Result, class... Args>
+std::function<Result(Args...)> with_signals(std::function<Result(Args...)> function) {
+  if (!function) return nullptr;
+  return [function = std::move(function)](Args... args) {
+    const engine::StopSignals::Lifted lifted;
+    return function(std::forward<Args>(args)...);
+  };
+}
+
+/// Batches of a loader, whose dataset may be the caller's.
+std::function<tensor::Batch()> batches_of(data::Loader& loader) {
+  return with_signals(std::function<tensor::Batch()>([&loader] { return loader.next(); }));
+}
+
 }  // namespace
 
 Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
@@ -31,6 +46,8 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
       options_(std::move(options)),
       best_(std::make_unique<engine::BestLoss>()),
       experts_(parallel::layers_of_experts(engine.module())) {
+  options_.metrics = with_signals(std::move(options_.metrics));
+  options_.after_step = with_signals(std::move(options_.after_step));
   if (settings().steps < 1) fail(ErrorKind::config, "how long to train is not given: set training.steps");
   require_validation();
   if (!settings().save_dir.empty()) {
@@ -173,7 +190,7 @@ bool Trainer::out_of_patience() const {
 void Trainer::train_step() {
   const auto start = std::chrono::steady_clock::now();
   const engine::IoBytes before = engine_.io_bytes();
-  engine_.train_batch([this] { return training_.next(); });
+  engine_.train_batch(batches_of(training_));
   note_saved();
   totals_.step_seconds.push_back(seconds_since(start));
   const engine::IoBytes after = engine_.io_bytes();
@@ -212,7 +229,7 @@ std::int64_t Trainer::validation_batches() const {
 }
 
 void Trainer::evaluate() {
-  const auto next = [this] { return options_.validation->next(); };
+  const auto next = batches_of(*options_.validation);
   options_.validation->seek(0);
   val_loss_ = engine_.eval_batches(next, validation_batches());
   if (options_.metrics) {

@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <stdexcept>
 #include <thread>
 
 #include "base/log.h"
+#include "support/borrowed_stack.h"
 #include "tests/comm/conformance.h"
 
 namespace sherd::comm {
@@ -41,6 +43,22 @@ TEST(Local, NamesGroupsAndRanks) {
     EXPECT_EQ(part->name(), comm.rank() % 2 ? "local(2 of 4: ranks 1, 3)" : "local(2 of 4: ranks 0, 2)");
   });
   EXPECT_EQ(ThreadRank::current(), -1);
+}
+
+/// What a caller's functions compute there may be interrupted by any signal.
+TEST(Local, RanksHaveAlternateStacks) {
+  using testing::BorrowedStack;
+  if (!BorrowedStack::possible) GTEST_SKIP() << "for x86 alone";
+  const testing::IdleHandler handler(SIGPROF, SA_ONSTACK | SA_RESTART);
+  BorrowedStack stacks[2];
+  std::thread run([&] { run_local(2, {}, [&](Communicator& comm) { stacks[comm.rank()].spin(); }); });
+  for (BorrowedStack& stack : stacks) {
+    while (!stack.on()) std::this_thread::yield();
+    stack.bombard(SIGPROF, 20);
+  }
+  for (BorrowedStack& stack : stacks) stack.stop();
+  run.join();
+  for (const BorrowedStack& stack : stacks) EXPECT_TRUE(stack.untouched());
 }
 
 /// A rank that throws ends everybody's waits, in the world and in its parts, and its error is the one

@@ -12,6 +12,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "engine/stop_signals.h"
+#include "engine/terminal_cursor.h"
 #include "support/temp_folder.h"
 
 namespace sherd::engine {
@@ -169,6 +171,20 @@ TEST(Progress, ASignalBringsTheCursorBack) {
   EXPECT_EQ(WTERMSIG(status), SIGTERM);
   EXPECT_GT(shown.rfind("\x1b[?25h"), shown.rfind("\x1b[?25l"));
   EXPECT_EQ(count_of(shown, "\x1b[?25h"), 1);
+}
+
+/// As the second of a kind does, which nobody waits for.
+TEST(Progress, ASignalThatEndsARunAtOnceBringsTheCursorBack) {
+  int status = 0;
+  const std::string shown = on_terminal(status, [](int terminal) {
+    const StopSignals signals;
+    Progress progress(terminal, 10, 1);
+    progress.update(example());
+    end_by_signal(SIGTERM);
+  });
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGTERM);
+  EXPECT_GT(shown.rfind("\x1b[?25h"), shown.rfind("\x1b[?25l"));
 }
 
 TEST(Progress, LeavesHandlersOfOthersAlone) {

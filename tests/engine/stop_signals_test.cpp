@@ -1,20 +1,47 @@
 #include "engine/stop_signals.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
+#include <ctime>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "support/borrowed_stack.h"
 
 namespace sherd::engine {
 namespace {
 
+using sherd::testing::BorrowedStack;
 using Handler = void (*)(int);
 
-Handler handler_of(int signal) {
+struct sigaction action_of(int signal) {
   struct sigaction now {};
   ::sigaction(signal, nullptr, &now);
-  return now.sa_handler;
+  return now;
+}
+Handler handler_of(int signal) {
+  return action_of(signal).sa_handler;
+}
+
+/// To this process, as kill(1) does, and waits until it is taken.
+void send(int signal) {
+  ::kill(::getpid(), signal);
+  for (int waited = 0; StopSignals::received() != signal && waited < 5000; ++waited) ::usleep(1000);
+  EXPECT_EQ(StopSignals::received(), signal);
+}
+
+bool is_blocked(int signal) {
+  sigset_t now;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &now);
+  return ::sigismember(&now, signal) == 1;
 }
 
 TEST(StopSignals, AreTakenOnceAndGivenBackByTheLast) {
@@ -23,43 +50,90 @@ TEST(StopSignals, AreTakenOnceAndGivenBackByTheLast) {
     const StopSignals first;
     EXPECT_EQ(StopSignals::received(), 0);
     { const StopSignals second; }
-    std::raise(SIGTERM);
-    EXPECT_EQ(StopSignals::received(), SIGTERM);
+    EXPECT_TRUE(is_blocked(SIGTERM));
+    send(SIGTERM);
   }
   EXPECT_EQ(handler_of(SIGTERM), before);
+  EXPECT_FALSE(is_blocked(SIGTERM));
   const StopSignals again;
   EXPECT_EQ(StopSignals::received(), 0);
 }
 
-TEST(StopSignals, ASecondOneEndsTheProgramUnlessItIsTheSameRequest) {
+TEST(StopSignals, EachKindIsTakenFromTheProcessAndFromTheThread) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
+    {
+      const StopSignals signals;
+      send(signal);
+    }
+    const StopSignals signals;
+    std::raise(signal);
+    EXPECT_EQ(StopSignals::received(), signal);
+  }
+}
+
+/// A call that is not begun anew after a signal's handler.
+TEST(StopSignals, InterruptNoThreadThatHasThem) {
   const StopSignals signals("stopping soon\n");
   ::testing::internal::CaptureStderr();
-  std::raise(SIGINT);
-  std::raise(SIGINT);  // by a launcher that passes on what the terminal has delivered too
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
-  EXPECT_EQ(StopSignals::received(), SIGINT);
-  EXPECT_EXIT(
-      {
-        ::usleep(1'100'000);
-        std::raise(SIGINT);
-      },
-      ::testing::KilledBySignal(SIGINT), "");
+  std::thread sender([] {
+    for (int i = 0; i < 20; ++i) {
+      ::usleep(1000);
+      ::kill(::getpid(), SIGTERM);
+    }
+  });
+  EXPECT_EQ(::poll(nullptr, 0, 60), 0) << "the thread that waits took none";
+  sender.join();
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n") << "before anybody asked";
+}
+
+TEST(StopSignals, ASecondOneEndsTheProgramUnlessItIsTheSameRequest) {
+  const auto stop = [] {
+    const StopSignals signals("stopping soon\n");
+    send(SIGINT);
+    send(SIGINT);  // by a launcher that passes on what the terminal has delivered too
+    ::usleep(1'100'000);
+    ::kill(::getpid(), SIGINT);
+    ::usleep(10'000'000);  // as where a step hangs
+  };
+  EXPECT_EXIT(stop(), ::testing::KilledBySignal(SIGINT), "^stopping soon\n$");
 }
 
 TEST(StopSignals, TellTheMessageOfTheFirst) {
   const StopSignals first("stopping soon\n");
   const StopSignals second("never told\n");
   ::testing::internal::CaptureStderr();
-  std::raise(SIGINT);
+  send(SIGINT);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
   EXPECT_NE(handler_of(SIGTERM), SIG_DFL) << "each kind is taken once";
   ::testing::internal::CaptureStderr();
-  std::raise(SIGTERM);
+  send(SIGTERM);
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
+}
+
+/// Libraries' threads, begun before, block nothing.
+TEST(StopSignals, ComeToOtherThreadsOnTheirAlternateStacks) {
+  const StopSignals signals;
+  EXPECT_TRUE(action_of(SIGTERM).sa_flags & SA_RESTART);
+  BorrowedStack stack;
+  std::thread other;
+  {
+    const StopSignals::Lifted lifted;
+    other = std::thread([&] {
+      ensure_signal_stack();
+      BorrowedStack::possible ? stack.spin() : void(std::raise(SIGTERM));
+    });
+  }
+  while (BorrowedStack::possible && !stack.on()) std::this_thread::yield();
+  if (BorrowedStack::possible) stack.bombard(SIGTERM, 50);
+  stack.stop();
+  other.join();
+  EXPECT_EQ(StopSignals::received(), SIGTERM);
+  EXPECT_TRUE(stack.untouched());
 }
 
 TEST(StopSignals, LeaveErrnoToWhomTheyInterrupt) {
   const StopSignals signals("nobody reads this\n");
+  const StopSignals::Lifted lifted;
   const int kept = ::dup(STDERR_FILENO);
   ::close(STDERR_FILENO);
   errno = ENOENT;
@@ -71,15 +145,96 @@ TEST(StopSignals, LeaveErrnoToWhomTheyInterrupt) {
   EXPECT_EQ(after, ENOENT);
 }
 
+/// Standard error is a pipe that takes nothing more, so that the thread that waits hangs in its message,
+/// until the signals are to go.
+TEST(StopSignals, AreNotLostWhileTheyGo) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const int size = ::fcntl(ends[1], F_SETPIPE_SZ, 4096);
+  std::vector<char> bytes(static_cast<std::size_t>(size));
+  EXPECT_EQ(::write(ends[1], bytes.data(), bytes.size()), size);
+  const int kept = ::dup(STDERR_FILENO);
+  ::dup2(ends[1], STDERR_FILENO);
+  std::thread reader;
+  {
+    const StopSignals signals("stopping soon\n");
+    ::kill(::getpid(), SIGINT);
+    ::usleep(10'000);
+    ::kill(::getpid(), SIGTERM);
+    reader = std::thread([&] {
+      ::usleep(30'000);
+      EXPECT_EQ(::read(ends[0], bytes.data(), bytes.size()), size);
+    });
+  }
+  ::dup2(kept, STDERR_FILENO);
+  reader.join();
+  for (const int end : {ends[0], ends[1], kept}) ::close(end);
+  EXPECT_EQ(StopSignals::received(), SIGTERM);
+}
+
 TEST(StopSignals, StayIgnoredWhereTheyWere) {
   const Handler before = std::signal(SIGHUP, SIG_IGN);
   {
     const StopSignals signals;
+    ::kill(::getpid(), SIGHUP);
     std::raise(SIGHUP);
+    ::usleep(5000);
     EXPECT_EQ(StopSignals::received(), 0);
   }
   EXPECT_EQ(handler_of(SIGHUP), SIG_IGN);
   std::signal(SIGHUP, before);
+}
+
+TEST(StopSignals, StayTheProgramsWhereItBlocksThemOrUsesSigusr1) {
+  const sherd::testing::IdleHandler own(SIGUSR1, 0);
+  sigset_t one;
+  ::sigemptyset(&one);
+  ::sigaddset(&one, SIGTERM);
+  const SignalMask blocked(SIG_BLOCK, one);  // by a program that waits for it
+  {
+    const StopSignals signals;
+    std::raise(SIGUSR1);
+    std::raise(SIGTERM);
+    EXPECT_EQ(StopSignals::received(), 0);
+  }
+  const timespec second{1, 0};
+  EXPECT_EQ(::sigtimedwait(&one, nullptr, &second), SIGTERM);
+}
+
+/// system() and the like give programs what the thread has; fork() is told apart.
+TEST(StopSignals, StopProgramsThatAreStartedMeanwhile) {
+  const StopSignals signals;
+  {
+    const StopSignals::Lifted lifted;
+    const int status = std::system("kill -s TERM $$");
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  }
+  EXPECT_TRUE(is_blocked(SIGTERM));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl("/bin/sh", "sh", "-c", "kill -s TERM $$", nullptr);
+    ::_exit(1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  EXPECT_EQ(StopSignals::received(), 0);
+}
+
+TEST(StopSignals, LetAProgramAndAChildEndWithoutThem) {
+  EXPECT_EXIT(
+      {
+        static const StopSignals signals;
+        std::exit(3);
+      },
+      ::testing::ExitedWithCode(3), "");
+  std::optional<StopSignals> signals(std::in_place);
+  EXPECT_EXIT(
+      {
+        signals.reset();  // whose thread is the parent's
+        std::_Exit(4);
+      },
+      ::testing::ExitedWithCode(4), "");
 }
 
 }  // namespace

@@ -4,13 +4,18 @@
 #include <gtest/gtest.h>
 #include <atomic>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "autograd/ops.h"
+#include "base/thread_signals.h"
 #include "engine/checkpoint.h"
 #include "engine/initialize.h"
 #include "nn/layers.h"
@@ -172,6 +177,70 @@ TEST_F(TrainerTest, EndsTheStepAndSavesOnASignal) {
   EXPECT_EQ(ran.signal, SIGTERM);
   EXPECT_EQ(ran.steps, 4);
   EXPECT_TRUE(fs::exists(folder_ / "run" / "global_step4" / "manifest.json"));
+}
+
+/// The process's threads, by number.
+std::vector<pid_t> threads() {
+  std::vector<pid_t> out;
+  for (const auto& entry : fs::directory_iterator("/proc/self/task"))
+    out.push_back(std::stoi(entry.path().filename()));
+  return out;
+}
+bool hears(pid_t thread, int signal) {
+  std::ifstream in(cat("/proc/self/task/", thread, "/status"));
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("SigBlk:")) return !(std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1);
+  return false;  // it has ended
+}
+
+std::atomic<int> on_alternate_stack, on_own_stack;
+void note_stack(int) {
+  stack_t now{};
+  ::sigaltstack(nullptr, &now);
+  ++(now.ss_flags & SS_ONSTACK ? on_alternate_stack : on_own_stack);
+}
+
+/// Ranks, what waits for signals, and the threads of arenas, groups, saves and NVMe.
+TEST_F(TrainerTest, SignalsFindAlternateStacksInAllThreadsAndRanksAloneHearStopSignals) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer has a thread of its own, and runs handlers later";
+#endif
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = note_stack, action.sa_flags = SA_ONSTACK | SA_RESTART;
+  ::sigaction(SIGPROF, &action, &before);
+  on_alternate_stack = on_own_stack = 0;
+  std::size_t seen = 0;
+  int hearing = 0;
+  std::mutex mutex;
+  TrainerOptions options;
+  options.after_step = [&](const engine::StepMetrics& line) {
+    const std::lock_guard lock(mutex);
+    if (line.step != 3 || seen > 0) return;
+    const std::vector<pid_t> all = threads();
+    seen = all.size();
+    for (const pid_t thread : all) {
+      for (const int signal : stop_signals) hearing += hears(thread, signal);
+      ::tgkill(::getpid(), thread, SIGPROF);
+    }
+    for (int waited = 0; on_alternate_stack + on_own_stack < static_cast<int>(seen) && waited < 2000;
+         ++waited)
+      ::usleep(1000);
+    const int status = std::system("kill -s TERM $$");
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM)
+        << "a program that is started is stopped as ever";
+  };
+  const std::string nvme = cat(R"("device": "nvme", "nvme_path": ")", folder_.path().string(), R"(")");
+  const Ran ran = train(cat(save_dir(), R"("steps": 4, "save_interval": 1}, "zero_optimization": {"stage": 3,
+      "offload_optimizer": {)",
+                            nvme, R"(}}, "aio": {"backend": "threads", "thread_count": 2)"),
+                        options);
+  ::sigaction(SIGPROF, &before, nullptr);
+  EXPECT_EQ(ran.steps, 4);
+  EXPECT_GE(seen, 6u) << "nothing is looked at";
+  EXPECT_EQ(on_own_stack, 0);
+  EXPECT_GE(on_alternate_stack, 6);
+  EXPECT_LE(hearing, 2 * static_cast<int>(stop_signals.size()));
 }
 
 TEST_F(TrainerTest, ErrorsNameTheCheckpointToGoOnFrom) {

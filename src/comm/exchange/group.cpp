@@ -8,6 +8,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "base/thread_signals.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu_order.h"
 #include "comm/exchange/gpu_route.h"
@@ -291,7 +292,8 @@ class Group final : public Communicator {
       queue_.push_back(task);
       queued_.store(true);
       if (is_transfer(task->call)) open_.push_back(task->call.deadline);
-      if (!thread_.joinable()) thread_ = std::thread([this, rank = ThreadRank::current()] { serve(rank); });
+      if (!thread_.joinable())
+        thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] { serve(rank); }));
     }
     wake_.notify_all();
     backend_->nudge();

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/stack.h"
+#include "base/thread_signals.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/gpu_worker.h"
 #include "comm/local/local.h"
@@ -178,6 +179,7 @@ class FirstError {
 
 void run_rank(Communicator& comm, const std::function<void(Communicator&)>& body, FirstError& errors) {
   ThreadRank scope(comm.rank());
+  ensure_signal_stack();
   try {
     body(comm);
   } catch (const Error& error) {

@@ -16,6 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/thread_signals.h"
 #include "comm/processes/process_group.h"
 
 namespace sherd::comm::mpi {
@@ -74,10 +75,10 @@ void end(int status, void*) {
     std::fflush(nullptr);
     _exit(status);
   }
-  std::thread([status] {
+  std::thread(own_thread([status] {
     std::this_thread::sleep_for(std::chrono::seconds(10));
     _exit(status);  // only if MPI_Finalize hangs
-  }).detach();
+  })).detach();
   MPI_Finalize();
 }
 
@@ -125,7 +126,7 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
     std::exception_ptr error;  // guarded by mutex
   };
   auto shared = std::make_shared<Shared>();
-  std::thread helper([shared, call] {
+  std::thread helper(own_thread([shared, call] {
     std::exception_ptr error;
     try {
       call();
@@ -136,7 +137,7 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
     shared->done = true;
     shared->error = std::move(error);
     shared->finished.notify_all();
-  });
+  }));
   const Deadline deadline = Deadline::after_seconds(patience.seconds);
   std::unique_lock lock(shared->mutex);
   while (!shared->finished.wait_for(lock, std::chrono::milliseconds(200), [&] { return shared->done; })) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/thread_signals.h"
 #include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
@@ -125,10 +126,10 @@ void NcclComm::start_watching() {
   check_ = gpu_->after_synchronize([this] {
     if (const std::string text = host_.failure(); !text.empty()) throw Error(ErrorKind::comm, text);
   });
-  thread_ = std::thread([this, rank = ThreadRank::current()] {
+  thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] {
     ThreadRank scope(rank);
     watch_over();
-  });
+  }));
 }
 
 NcclComm::~NcclComm() {

@@ -13,6 +13,7 @@
 #include <new>
 
 #include "base/error.h"
+#include "base/thread_signals.h"
 
 namespace sherd::comm {
 namespace {
@@ -78,10 +79,10 @@ Mesh::Mesh(int rank, Meeting meeting, std::size_t most)
     links_.back()->closed = !socket;
     links_.back()->socket = std::move(socket);
   }
-  thread_ = std::thread([this] {
+  thread_ = std::thread(own_thread([this] {
     serve();
     left_ = true;
-  });
+  }));
 }
 
 Mesh::~Mesh() {

@@ -13,6 +13,7 @@
 #include "base/arena.h"
 #include "base/atomic_file.h"
 #include "base/log.h"
+#include "base/thread_signals.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -117,7 +118,7 @@ std::optional<FileChecksum> read_sum(const fs::path& path, bool& failed) {
 
 BackgroundSave::BackgroundSave(SaveAct act, double timeout_seconds)
     : state_(std::make_shared<State>(std::move(act), timeout_seconds)), timeout_seconds_(timeout_seconds) {
-  thread_ = std::thread([state = state_] { run(state); });
+  thread_ = std::thread(own_thread([state = state_] { run(state); }));
 }
 
 void BackgroundSave::run(const std::shared_ptr<State>& state) {

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+namespace sherd::engine {
+
+/// What hides the cursor of a terminal, to be written to it. From now on signals that nobody handles (stop
+/// signals, SIGQUIT) bring it back before they end the program. One terminal at a time.
+std::string hide_cursor(int terminal);
+/// What brings it back; signals are as they were then.
+std::string show_cursor();
+
+/// Ends the program by `signal`, as where nobody handles it, once a hidden cursor is back. Signal handlers
+/// may call it.
+void end_by_signal(int signal);
+
+}  // namespace sherd::engine

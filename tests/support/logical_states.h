@@ -1,7 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -20,17 +19,14 @@ using LogicalStates = std::map<std::string, std::vector<std::byte>>;
 class LogicalStateCollector {
  public:
   void add(Engine& engine) {
+    engine.synchronize();
     for (const auto& unit : engine.sharded().units())
       for (const auto& segment : unit->segments()) add(engine, *segment);
   }
-  /// Fails where elements are missing.
+  /// Throws where elements are missing.
   LogicalStates take() {
     for (const auto& [name, seen] : seen_)
-      for (const bool there : seen) {
-        if (there) continue;
-        ADD_FAILURE() << "no rank has all of " << name;
-        break;
-      }
+      require(std::find(seen.begin(), seen.end(), false) == seen.end(), "no rank has all of ", name);
     seen_.clear();
     return std::move(states_);
   }
@@ -41,18 +37,23 @@ class LogicalStateCollector {
       return tensor::Tensor::empty(engine.device(), {end - begin}, dtype, device::Category::activations,
                                    engine.device().processor_tier());
     };
-    const auto add_buffer = [&](const std::string& kind, const sharding::StateBuffer& buffer) {
+    if (const sharding::StateBuffer& buffer = segment.parameters(); !segment.key().int8) {
       const tensor::Tensor values = in_host(buffer.begin(), buffer.end(), buffer.dtype());
       buffer.read(buffer.begin(), values).wait();
-      add(segment, kind, buffer.begin(), values);
-    };
-    add_buffer("parameters", segment.parameters());
+      add(segment, "parameters", buffer.begin(), values);
+    }
     if (!segment.key().trainable) return;
     const tensor::Tensor masters = in_host(segment.update_begin(), segment.update_end(), DType::f32);
     segment.read_masters(segment.update_begin(), masters);
     add(segment, "fp32", segment.update_begin(), masters);
-    for (std::size_t i = 0; i < segment.moments().size(); ++i)
-      add_buffer(segment.states()[i].name, segment.moments()[i]);
+    for (std::size_t i = 0; i < segment.moments().size(); ++i) {
+      const sharding::StateBuffer& buffer = segment.moments()[i];
+      const bool in_codes = segment.states()[i].code != optim::Code::none;
+      const tensor::Tensor values =
+          in_host(buffer.begin(), buffer.end(), in_codes ? DType::f32 : buffer.dtype());
+      segment.read_state(i, buffer.begin(), values);
+      add(segment, segment.states()[i].name, buffer.begin(), values);
+    }
   }
   void add(const sharding::Segment& segment, const std::string& kind, std::int64_t begin,
            const tensor::Tensor& values) {
@@ -66,27 +67,37 @@ class LogicalStateCollector {
       states_[name].resize(numel * size);
       std::vector<bool>& seen = seen_[name];
       seen.resize(numel);
+      std::byte* const to = states_[name].data();
+      const Indices indices = indices_of(slice);
       for (std::int64_t i = 0; i < piece.count;
            ++i) {  // by element, not by run: whoever tests Slice needs another way
-        const auto at = static_cast<std::size_t>(logical_index(slice, piece.parameter_begin + i));
+        const auto at = static_cast<std::size_t>(logical_index(slice, indices, piece.parameter_begin + i));
         const std::byte* from = values.raw() + static_cast<std::size_t>(piece.flat_begin - begin + i) * size;
-        if (seen[at]) {
-          EXPECT_EQ(std::memcmp(&states_[name][at * size], from, size), 0)
-              << "replicas of " << name << " differ";
-        }
-        std::memcpy(&states_[name][at * size], from, size);
+        require(!seen[at] || std::memcmp(to + at * size, from, size) == 0, "replicas of ", name,
+                " differ, at element ", at);
+        std::memcpy(to + at * size, from, size);
         seen[at] = true;
       }
     }
   }
-  static std::int64_t logical_index(const tensor::Slice& slice, std::int64_t local) {
+
+  /// Of each axis those that a slice holds.
+  using Indices = std::vector<std::vector<std::int64_t>>;
+  static Indices indices_of(const tensor::Slice& slice) {
+    Indices out;
+    for (const auto& ranges : slice.blocks()) {
+      out.emplace_back();
+      for (const tensor::Range& range : ranges)
+        for (std::int64_t i = range.begin; i < range.end; ++i) out.back().push_back(i);
+    }
+    return out;
+  }
+  static std::int64_t logical_index(const tensor::Slice& slice, const Indices& indices, std::int64_t local) {
     std::int64_t logical = 0, stride = 1;
     for (int axis = slice.logical().rank() - 1; axis >= 0; --axis) {
-      std::vector<std::int64_t> indices;
-      for (const tensor::Range& range : slice.blocks()[static_cast<std::size_t>(axis)])
-        for (std::int64_t i = range.begin; i < range.end; ++i) indices.push_back(i);
-      const auto extent = static_cast<std::int64_t>(indices.size());
-      logical += indices[static_cast<std::size_t>(local % extent)] * stride;
+      const std::vector<std::int64_t>& held = indices[static_cast<std::size_t>(axis)];
+      const std::int64_t extent = std::ssize(held);
+      logical += held[static_cast<std::size_t>(local % extent)] * stride;
       local /= extent;
       stride *= slice.logical()[axis];
     }

@@ -291,6 +291,26 @@ TEST(Muon, MatricesThatTensorRanksCutAreTakenWhole) {
   }
 }
 
+/// Of LoRA's two matrices one is cut, and of the other each tensor rank finds a part of the gradient:
+/// neighbours that lie on the same ranks, and not alike.
+TEST(Muon, MatricesOfAdaptersThatTensorRanksCutOrShardAreTakenWhole) {
+  RunSpec whole = muon(2, 1);
+  whole.dtype = "fp32", whole.dropout = 0;
+  whole.adapter = R"("type": "lora", "rank": 4, "targets": "all-linear")";
+  const RunResult one = train_local(whole);
+  for (const int stage : {0, 1, 2, 3}) {
+    RunSpec spec = whole;
+    spec.stage = stage, spec.tensor = 2, spec.ranks = 4, spec.accumulation = 1;
+    const RunResult cut = train_local(spec);
+    for (std::size_t step = 0; step < one.losses.size(); ++step) {
+      EXPECT_NEAR(cut.losses[step], one.losses[step], 1e-5 * one.losses[step])
+          << "stage " << stage << ", " << step;
+      EXPECT_NEAR(cut.norms[step], one.norms[step], 1e-4 * one.norms[step])
+          << "stage " << stage << ", " << step;
+    }
+  }
+}
+
 TEST(Muon, StagesTiersAndRestartsOfCutMatricesGiveTheSameBits) {
   const TempFolder folder;
   for (const int ranks : {2, 4, 6}) {

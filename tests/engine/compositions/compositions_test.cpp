@@ -4,10 +4,12 @@
 // error that names the collective. SHERD_FUZZ_CASES sets how many (CI: 60), SHERD_FUZZ_SEED the first one's
 // seed, SHERD_FUZZ_SECONDS the deadline of every wait (5).
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -51,6 +53,30 @@ class Watch {
   std::mutex mutex_;
   std::condition_variable_any ended_;
   std::jthread thread_;
+};
+
+/// Writes down which composition was under way where a signal ends the process.
+class LastWords {
+ public:
+  explicit LastWords(const Composition& composition) : text_("under way: " + composition.text()) {
+    said_ = text_.c_str();
+    for (const int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGBUS}) std::signal(signal, say);
+  }
+  ~LastWords() {
+    for (const int signal : {SIGSEGV, SIGABRT, SIGFPE, SIGBUS}) std::signal(signal, SIG_DFL);
+  }
+  LastWords(const LastWords&) = delete;
+  LastWords& operator=(const LastWords&) = delete;
+
+ private:
+  static void say(int signal) {
+    std::signal(signal, SIG_DFL);
+    if (write(STDERR_FILENO, said_, std::strlen(said_)) >= 0) std::raise(signal);
+    std::_Exit(1);
+  }
+
+  static inline const char* said_ = "";
+  std::string text_;
 };
 
 /// What a run reported, and all states when it began and ended.
@@ -196,6 +222,7 @@ struct Outcome {
 };
 
 Outcome outcome_of(const Composition& composition, Farthest& farthest) {
+  const LastWords words(composition);
   try {
     return {Checker(composition, farthest).check(), ""};
   } catch (const Error& error) {
@@ -234,11 +261,16 @@ TEST(Compositions, AreEqualToOneRankAndToThemselves) {
                       seed = from_environment("SHERD_FUZZ_SEED", 1);
   std::map<std::string, Farthest> farthest;
   std::map<std::string, int> refusals;
-  std::uint64_t refused = 0, failed = 0;
+  std::uint64_t refused = 0, failed = 0, left_out = 0;
+  const bool leaves_out = from_environment("SHERD_FUZZ_KNOWN", 0) == 0;
   double longest = 0;
   set_log_level(LogLevel::error);
   for (std::uint64_t i = 0; i < cases; ++i) {
     const Composition composition = draw_composition(seed + i);
+    if (leaves_out && (known_to_hang(composition.first) || known_to_hang(composition.second))) {
+      ++left_out;
+      continue;
+    }
     const auto start = Clock::now();
     const Outcome outcome = outcome_of(composition, farthest[composition.first.dtype]);
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -250,8 +282,9 @@ TEST(Compositions, AreEqualToOneRankAndToThemselves) {
                   << composition.text() << "simpler:\n"
                   << shrunk(composition).text();
   }
-  std::printf("%d compositions: %d refused, %d failed; the longest took %.1f s\n", static_cast<int>(cases),
-              static_cast<int>(refused), static_cast<int>(failed), longest);
+  std::printf("%d compositions: %d left out, %d refused, %d failed; the longest took %.1f s\n",
+              static_cast<int>(cases), static_cast<int>(left_out), static_cast<int>(refused),
+              static_cast<int>(failed), longest);
   for (const auto& [text, count] : refusals) std::printf("refused %d times: %s\n", count, text.c_str());
   for (const auto& [dtype, far] : farthest)
     std::printf("%s: farthest from one rank: loss %.2g, norm %.2g, weights %.2g\n", dtype.c_str(), far.loss,

@@ -40,8 +40,8 @@ std::string bits_of(const RunSpec& s) {
   if (is_pipeline_of_tied(s)) out += ", a table on two stages";
   if (folds_in_global_order(s)) return out + ", folded";
   out += cat(", data ", data_ranks(s));
-  // With one micro-batch there is nothing to fold before ranks, or replicas, are summed; but copies of a table
-  // are summed as replicas are, one after the other.
+  // With one micro-batch there is nothing to fold before ranks, or replicas, are summed; but copies of a
+  // table are summed as replicas are, one after the other.
   if (s.accumulation > 1 || is_pipeline_of_tied(s)) out += cat(", replicas ", replicas(s));
   if (s.accumulation > 1 && s.stage < 2) out += ", once a step";
   if (s.expert > 1) out += cat(", expert ", s.expert);
@@ -74,6 +74,10 @@ bool keeps_states(const RunSpec& first, const RunSpec& second) {
   // Scales of codes are those of blocks of the slices that tensor ranks hold.
   const bool in_codes = first.optimizer.find("8bit") != std::string::npos;
   return !in_codes || first.tensor == second.tensor;
+}
+
+bool known_to_hang(const RunSpec& s) {
+  return replicas(s) > 1 && (s.expert > 1 || (s.pipeline > 1 && s.overlap && s.bucket < 500'000'000));
 }
 
 const std::vector<Simplification>& simpler_layouts() {

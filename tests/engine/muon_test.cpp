@@ -249,6 +249,18 @@ TEST(Muon, LateUpdatesOnNvmeGiveTheSameBits) {
 }
 
 /// Momenta in the first pass, weights in the second: everything comes and goes once.
+/// Each chunk passes through a buffer twice.
+TEST(Muon, FewerChunksOnNvmeThanBuffersGiveTheSameBits) {
+  const TempFolder folder;
+  for (const int layers : {1, 2, 3}) {
+    RunSpec spec = muon(2, 1);
+    spec.layers = layers, spec.adapter = R"("type": "lora", "rank": 4)";
+    const RunResult expected = train_local(spec);
+    spec.offload_optimizer = "nvme", spec.nvme_path = folder.path().string();
+    EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << layers;
+  }
+}
+
 TEST(Muon, StatesOnNvmeAreReadAndWrittenOnce) {
   const TempFolder folder;
   RunSpec sgd = muon(1, 1);

@@ -269,6 +269,8 @@ tensor::Batch batch_of(Engine& engine, const RunSpec& spec, int step, int micro)
   const int left_out = (step + 5 * micro) % spec.seq;
   for (int row = 0; row < spec.rows; ++row)
     std::fill_n(batch.at("labels").data<std::int32_t>() + row * spec.seq, left_out, data::no_label);
+  const std::vector<std::int32_t> targets{spec.rows * (spec.seq - left_out)};
+  batch["target_tokens"] = tensor::Tensor::of<std::int32_t>(engine.device(), {1}, targets);
   return batch;
 }
 

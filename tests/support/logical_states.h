@@ -15,7 +15,8 @@ namespace sherd::test {
 /// The bytes of whole tensors by KIND.PARAMETER: "fp32.w", "exp_avg.w", …
 using LogicalStates = std::map<std::string, std::vector<std::byte>>;
 
-/// Ranks on threads of this process add what they hold, of which replicas must be equal.
+/// Ranks on threads of this process add what they hold, of which replicas must be equal, and so all but what
+/// each replica has of its own.
 class LogicalStateCollector {
  public:
   void add(Engine& engine) {
@@ -47,6 +48,7 @@ class LogicalStateCollector {
     segment.read_masters(segment.update_begin(), masters);
     add(segment, "fp32", segment.update_begin(), masters);
     for (std::size_t i = 0; i < segment.moments().size(); ++i) {
+      if (segment.states()[i].held != optim::Held::by_all) continue;
       const sharding::StateBuffer& buffer = segment.moments()[i];
       const bool in_codes = segment.states()[i].code != optim::Code::none;
       const tensor::Tensor values =

@@ -32,4 +32,9 @@ inline int replicas(const RunSpec& spec) {
   return spec.shard_size > 0 ? data_ranks(spec) * spec.context / spec.shard_size : 1;
 }
 
+/// Whether the section `optimizer` names a rule that begins so.
+inline bool takes_rule(const RunSpec& spec, const char* type) {
+  return spec.optimizer.find(cat("\"type\": \"", type)) != std::string::npos;
+}
+
 }  // namespace sherd::test

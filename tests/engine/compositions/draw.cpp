@@ -38,7 +38,7 @@ std::string draw_experts(Dice& dice) {
   if (dice.chance(60))
     out += cat(R"(, "aux_loss": 0.02, "aux_loss_type": ")", dice.pick({"switch", "gshard"}), '"');
   if (dice.chance(30)) out += R"(, "z_loss": 1e-3)";
-  if (dice.chance(30)) out += R"(, "bias_update": 1e-3)";
+  if (dice.chance(30)) out += R"(, "bias_update": 0.05)";
   if (dice.chance(30))
     out += cat(R"(, "capacity_factor": 0.75, "drop": ")", dice.pick({"weight", "position"}), '"');
   if (dice.chance(20)) out += dice.pick({R"(, "shared_experts": 1)", R"(, "use_residual": true)"});
@@ -58,12 +58,13 @@ std::string draw_adapter(Dice& dice, bool llama) {
 }
 
 std::string draw_optimizer(Dice& dice) {
-  const char* type = dice.pick(
-      {"AdamW", "AdamW", "AdamW", "SGD", "Lion", "Adagrad", "Lamb", "NVLamb", "LARS", "Muon", "AdamW8bit"});
+  const char* type = dice.pick({"AdamW", "AdamW", "AdamW", "SGD", "Lion", "Adagrad", "Lamb", "NVLamb", "LARS",
+                                "Muon", "AdamW8bit", "OneBitAdam", "OneBitLamb"});
   const std::string name = type;
   const double rate = name == "SGD" ? 0.05 : name == "LARS" ? 1 : name == "Lion" ? 0.0005 : 0.003;
   return cat(R"("type": ")", type, R"(", "params": {"lr": )", rate, R"(, "weight_decay": )",
-             dice.pick({0.0, 0.1}), name == "SGD" ? R"(, "momentum": 0.9})" : "}");
+             dice.pick({0.0, 0.1}), name == "SGD" ? R"(, "momentum": 0.9)" : "",
+             name.starts_with("OneBit") ? R"(, "freeze_step": 2})" : "}");
 }
 
 RunSpec draw_problem(Dice& dice) {
@@ -87,8 +88,7 @@ RunSpec draw_problem(Dice& dice) {
     p.adapter = draw_adapter(dice, p.llama);
   if (!p.llama && !p.adapter.empty()) p.kv_heads = heads;  // no public family shares them
   p.optimizer = draw_optimizer(dice);
-  const bool in_codes = p.optimizer.find("8bit") != std::string::npos;
-  if (!in_codes && dice.chance(15)) p.moments = "bf16";
+  if (!takes_rule(p, "AdamW8bit") && !takes_rule(p, "OneBit") && dice.chance(15)) p.moments = "bf16";
   if (p.adapter.empty() && dice.chance(15))
     p.groups =
         R"([{"match": "*norm*", "type": "AdamW", "lr": 0.01}, {"match": "blocks.1.*", "type": "SGD", "lr": 0.05, "momentum": 0.9}])";
@@ -99,7 +99,7 @@ RunSpec draw_problem(Dice& dice) {
 
 /// Ranks by axis, which fit the problem and each other.
 void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
-  const bool whole_matrices = !s.moe.empty() && s.optimizer.find("Muon") != std::string::npos;
+  const bool whole_matrices = !s.moe.empty() && takes_rule(s, "Muon");
   const auto fits = [&](int data) {
     const int heads_each = std::max(1, s.kv_heads / s.tensor);
     return s.ranks <= most_ranks && micro_batches % data == 0 && s.pipeline <= s.layers + 2 &&
@@ -121,11 +121,12 @@ void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
   if (!s.moe.empty() && dice.chance(60))
     for (const int expert : {4, 2})
       if (shared % expert == 0 && (s.expert == 1 || dice.chance(50))) s.expert = expert;
-  if (dice.chance(35))
+  if (dice.chance(takes_rule(s, "OneBit") ? 80 : 35))
     for (int size = shared; size >= 1; --size)
       if (shared % size == 0 && size % s.context == 0 && size % s.expert == 0 &&
           (s.shard_size == 0 || dice.chance(60)))
         s.shard_size = size;
+  if (s.shard_size == 0 && takes_rule(s, "OneBit")) s.shard_size = shared;
 }
 
 void draw_schedule(Dice& dice, RunSpec& s) {
@@ -171,10 +172,11 @@ void draw_traffic(Dice& dice, RunSpec& s) {
   s.max_reuse = s.stage == 3 ? dice.pick({0L, 1'000'000'000L}) : 0;
 }
 
-RunSpec draw_layout(Dice& dice, RunSpec s, int micro_batches) {
-  draw_ranks(dice, s, micro_batches);
+/// Over ranks that are drawn by now.
+RunSpec draw_layout(Dice& dice, RunSpec s) {
   draw_schedule(dice, s);
   s.stage = dice.pick({0, 1, 2, 2, 3, 3, 3});
+  if (takes_rule(s, "OneBit")) s.stage = std::max(1, s.stage);
   draw_tiers(dice, s);
   draw_traffic(dice, s);
   return s;
@@ -184,12 +186,15 @@ RunSpec draw_layout(Dice& dice, RunSpec s, int micro_batches) {
 
 Composition draw_composition(std::uint64_t seed) {
   Dice dice(seed);
-  const RunSpec problem = draw_problem(dice);
+  RunSpec problem = draw_problem(dice);
   const int micro_batches = dice.pick({1, 2, 4, 4, 6, 8});
   Composition out;
   out.seed = seed;
-  out.first = draw_layout(dice, problem, micro_batches);
-  out.second = draw_layout(dice, problem, micro_batches);
+  draw_ranks(dice, problem, micro_batches);
+  out.first = draw_layout(dice, problem);
+  // What replicas exchange compressed depends on how many there are.
+  if (!takes_rule(problem, "OneBit")) draw_ranks(dice, problem, micro_batches);
+  out.second = draw_layout(dice, problem);
   out.middle = 1 + static_cast<int>(dice.below(static_cast<std::size_t>(problem.steps - 1)));
   return out;
 }

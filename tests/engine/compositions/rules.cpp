@@ -13,13 +13,19 @@ bool folds_in_global_order(const RunSpec& s) {
   const bool in_fp32 = s.dtype == "fp32" || s.accumulate_in == "fp32";
   const bool by_micro_batch = s.stage >= 2 || (s.accumulation == 1 && s.expert == 1);
   const bool once_per_step = s.accumulation == 1 && !is_pipeline_of_tied(s);
-  return in_fp32 && by_micro_batch && (replicas(s) == 1 || once_per_step);
+  return in_fp32 && by_micro_batch && (replicas(s) == 1 || once_per_step) && !takes_rule(s, "OneBit");
+}
+
+/// Of which a 1-bit optimizer is to be told.
+void set_one_replica(RunSpec& s) {
+  s.shard_size = takes_rule(s, "OneBit") ? data_ranks(s) * s.context : 0;
 }
 
 void set_data_ranks(RunSpec& s, int ranks) {
   s.accumulation = s.accumulation * data_ranks(s) / ranks;
   s.ranks = s.tensor * s.context * s.pipeline * ranks;
-  s.shard_size = 0, s.expert = 1;
+  s.expert = 1;
+  set_one_replica(s);
 }
 
 void set_pipeline(RunSpec& s, int stages) {
@@ -42,7 +48,11 @@ std::string bits_of(const RunSpec& s) {
   out += cat(", data ", data_ranks(s));
   // With one micro-batch there is nothing to fold before ranks, or replicas, are summed; but copies of a
   // table are summed as replicas are, one after the other.
-  if (s.accumulation > 1 || is_pipeline_of_tied(s)) out += cat(", replicas ", replicas(s));
+  const bool exchanges = takes_rule(s, "OneBit");
+  if (s.accumulation > 1 || is_pipeline_of_tied(s) || exchanges) out += cat(", replicas ", replicas(s));
+  if (exchanges && s.stage == 0) out += ", states on all ranks";
+  // What persists is a segment of its own, so that other elements share a scale.
+  if (exchanges && s.persistence > 0) out += ", persistent parameters apart";
   if (s.accumulation > 1 && s.stage < 2) out += ", once a step";
   if (s.expert > 1) out += cat(", expert ", s.expert);
   return out;
@@ -66,14 +76,16 @@ RunSpec one_rank(const RunSpec& spec) {
 }
 
 Tolerance tolerance_of(const RunSpec& spec) {
-  const double loss = spec.dtype == "fp32" ? 1e-4 : spec.dtype == "fp16" ? 1e-2 : 4e-2;
-  return {.loss = loss, .norm = 10 * loss, .weights = spec.dtype == "fp32" ? 0.2 : 1.5};
+  // Some times what thousands of compositions showed. Steps are few, and their rates small; weights that
+  // hardly have a gradient move by its rounding errors all the same, with optimizers that normalize.
+  if (spec.dtype == "fp32") return {.loss = 1e-4, .norm = 1e-3, .weights = 0.2};
+  if (spec.dtype == "fp16") return {.loss = 5e-4, .norm = 5e-3, .weights = 0.3};
+  return {.loss = 5e-3, .norm = 3e-2, .weights = 0.5};
 }
 
 bool keeps_states(const RunSpec& first, const RunSpec& second) {
   // Scales of codes are those of blocks of the slices that tensor ranks hold.
-  const bool in_codes = first.optimizer.find("8bit") != std::string::npos;
-  return !in_codes || first.tensor == second.tensor;
+  return !takes_rule(first, "AdamW8bit") || first.tensor == second.tensor;
 }
 
 bool known_to_hang(const RunSpec& s) {
@@ -97,9 +109,10 @@ const std::vector<Simplification>& simpler_layouts() {
       [](RunSpec& s) { s.ranks /= s.tensor, s.tensor = 1; },
       [](RunSpec& s) {
         s.ranks /= s.context, s.context = 1;
-        s.shard_size = 0, s.expert = 1;
+        s.expert = 1;
+        set_one_replica(s);
       },
-      [](RunSpec& s) { s.shard_size = 0; },
+      set_one_replica,
       [](RunSpec& s) { s.expert = 1; },
       [](RunSpec& s) {
         s.stage = s.stage / 2 * 2;
@@ -117,7 +130,10 @@ const std::vector<Simplification>& simpler_problems() {
       [](RunSpec& s) { s.moe = ""; },
       [](RunSpec& s) { s.adapter = ""; },
       [](RunSpec& s) { s.groups = ""; },
-      [](RunSpec& s) { s.optimizer = RunSpec{}.optimizer; },
+      [](RunSpec& s) {
+        if (takes_rule(s, "OneBit")) s.shard_size = replicas(s) > 1 ? s.shard_size : 0;
+        s.optimizer = RunSpec{}.optimizer;
+      },
       [](RunSpec& s) { s.moments = "fp32"; },
       [](RunSpec& s) { s.dtype = "fp32", s.accumulate_in = s.communicate_in = ""; },
       [](RunSpec& s) { s.communicate_in = ""; },

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "nn/step_state.h"
 
 /// All states of a model by name and logical index, put together from what its ranks hold in memory.
 namespace sherd::test {
@@ -23,6 +24,9 @@ class LogicalStateCollector {
     engine.synchronize();
     for (const auto& unit : engine.sharded().units())
       for (const auto& segment : unit->segments()) add(engine, *segment);
+    engine.module().for_each([&](nn::Module& module) {
+      if (const auto* state = dynamic_cast<nn::StepState*>(&module)) add(module.path(), state->saved());
+    });
   }
   /// Throws where elements are missing.
   LogicalStates take() {
@@ -56,6 +60,14 @@ class LogicalStateCollector {
       segment.read_state(i, buffer.begin(), values);
       add(segment, segment.states()[i].name, buffer.begin(), values);
     }
+  }
+  void add(const std::string& path, const std::vector<float>& values) {
+    if (values.empty()) return;
+    const auto* begin = reinterpret_cast<const std::byte*>(values.data());
+    const std::vector<std::byte> bytes(begin, begin + values.size() * sizeof(float));
+    const std::lock_guard lock(mutex_);
+    const auto [place, fresh] = states_.try_emplace("step_state." + path, bytes);
+    require(fresh || place->second == bytes, "ranks have other states of ", path);
   }
   void add(const sharding::Segment& segment, const std::string& kind, std::int64_t begin,
            const tensor::Tensor& values) {

@@ -36,7 +36,7 @@ std::string draw_experts(Dice& dice) {
           top_k == 1 ? dice.pick({"softmax", "sigmoid"}) : dice.pick({"softmax", "softmax_topk", "sigmoid"}),
           '"');
   if (dice.chance(60))
-    out += cat(R"(, "aux_loss": 0.02, "aux_loss_type": ")", dice.pick({"switch", "gshard"}), '"');
+    out += cat(R"(, "aux_loss": 0.02, "aux_loss_type": ")", dice.pick({"switch", "gshard", "hf"}), '"');
   if (dice.chance(30)) out += R"(, "z_loss": 1e-3)";
   if (dice.chance(30)) out += R"(, "bias_update": 0.05)";
   if (dice.chance(30))
@@ -100,11 +100,12 @@ RunSpec draw_problem(Dice& dice) {
 /// Ranks by axis, which fit the problem and each other.
 void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
   const bool whole_matrices = !s.moe.empty() && takes_rule(s, "Muon");
+  const bool over_all_layers = s.moe.find("\"hf\"") != std::string::npos;  // of which a stage knows its own
   const auto fits = [&](int data) {
     const int heads_each = std::max(1, s.kv_heads / s.tensor);
     return s.ranks <= most_ranks && micro_batches % data == 0 && s.pipeline <= s.layers + 2 &&
            s.seq % (2 * s.tensor * s.context) == 0 && !(whole_matrices && s.tensor > 1) &&
-           (s.adapter.empty() || s.tensor <= s.kv_heads) &&
+           !(over_all_layers && s.pipeline > 1) && (s.adapter.empty() || s.tensor <= s.kv_heads) &&
            (s.context == 1 || s.context_method == "ring" || heads_each % s.context == 0);
   };
   int data = 0;

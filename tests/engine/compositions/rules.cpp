@@ -78,8 +78,8 @@ RunSpec one_rank(const RunSpec& spec) {
 Tolerance tolerance_of(const RunSpec& spec) {
   // Some times what thousands of compositions showed. Steps are few, and their rates small; weights that
   // hardly have a gradient move by its rounding errors all the same, with optimizers that normalize.
-  if (spec.dtype == "fp32") return {.loss = 1e-4, .norm = 1e-3, .weights = 0.2};
-  if (spec.dtype == "fp16") return {.loss = 5e-4, .norm = 5e-3, .weights = 0.3};
+  if (spec.dtype == "fp32") return {.loss = 1e-4, .norm = 2e-3, .weights = 0.2};
+  if (spec.dtype == "fp16") return {.loss = 1e-3, .norm = 5e-3, .weights = 0.3};
   return {.loss = 5e-3, .norm = 3e-2, .weights = 0.5};
 }
 
@@ -89,7 +89,7 @@ bool keeps_states(const RunSpec& first, const RunSpec& second) {
 }
 
 bool known_to_hang(const RunSpec& s) {
-  return replicas(s) > 1 && (s.expert > 1 || (s.pipeline > 1 && s.overlap && s.bucket < 500'000'000));
+  return replicas(s) > 1 && (s.expert > 1 || (s.pipeline > 1 && s.overlap));
 }
 
 const std::vector<Simplification>& simpler_layouts() {

@@ -54,9 +54,8 @@ UpdatePipeline::UpdatePipeline(sharding::ShardedModel& model, const sharding::St
                                const UpdatePipelineOptions& options)
     : model_(model), kernels_(sources.kernels), options_(options), order_(model.trainable_segments()) {
   make_plan(1);
-  const auto stored =
-      std::count_if(chunks_.begin(), chunks_.end(), [](const UpdateChunk& c) { return c.stored; });
-  const int count = static_cast<int>(std::min<std::int64_t>(options.buffer_count, stored));
+  int count = 0;  // those of the plan: fewer than allowed where fewer passes need one
+  for (const UpdateInstruction& instruction : plan_) count = std::max(count, instruction.buffer + 1);
   add_lane(sources.optimizer_store, count);
   if (sources.parameter_store != sources.optimizer_store) add_lane(sources.parameter_store, count);
   stages_.resize(static_cast<std::size_t>(count));

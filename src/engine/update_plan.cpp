@@ -47,15 +47,17 @@ bool takes_matrices(std::span<const optim::Phase> phases) {
   return std::find(phases.begin(), phases.end(), optim::Phase::whole_parameters) != phases.end();
 }
 
-/// Numbers batches of neighbouring segments. One is full when its work can be dealt out evenly: as the ranks
-/// times its largest matrix.
+/// Numbers batches of neighbouring segments whose matrices lie on the same ranks, cut alike. One is full when
+/// its work can be dealt out evenly: as the ranks times its largest matrix.
 class BatchNumbers {
  public:
   int next(const Segment& segment) {
-    if (full_ || &segment.groups().holders_of_all() != group_ ||
+    const sharding::RankGroups& groups = segment.groups();
+    if (full_ || &groups.holders_of_all() != group_ || groups.shards() != shards_ ||
         segment.optimizer_replicated() != replicated_)
       ++number_, work_ = largest_ = 0;
-    group_ = &segment.groups().holders_of_all(), replicated_ = segment.optimizer_replicated();
+    group_ = &groups.holders_of_all(), shards_ = groups.shards();
+    replicated_ = segment.optimizer_replicated();
     for (const Matrix& matrix : matrices_of(segment))
       work_ += matrix.work(), largest_ = std::max(largest_, matrix.work());
     full_ = work_ >= group_->size() * largest_;
@@ -65,7 +67,7 @@ class BatchNumbers {
  private:
   const comm::Communicator* group_ = nullptr;
   bool full_ = false, replicated_ = false;
-  int number_ = 0;
+  int number_ = 0, shards_ = 0;
   double work_ = 0, largest_ = 0;
 };
 

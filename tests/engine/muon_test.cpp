@@ -288,6 +288,18 @@ TEST(Muon, LateUpdatesOnNvmeGiveTheSameBits) {
 }
 
 /// Momenta in the first pass, weights in the second: everything comes and goes once.
+/// Each chunk passes through a buffer twice.
+TEST(Muon, FewerChunksOnNvmeThanBuffersGiveTheSameBits) {
+  const TempFolder folder;
+  for (const int layers : {1, 2, 3}) {
+    RunSpec spec = muon(2, 1);
+    spec.layers = layers, spec.adapter = R"("type": "lora", "rank": 4)";
+    const RunResult expected = train_local(spec);
+    spec.offload_optimizer = "nvme", spec.nvme_path = folder.path().string();
+    EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << layers;
+  }
+}
+
 TEST(Muon, StatesOnNvmeAreReadAndWrittenOnce) {
   const TempFolder folder;
   RunSpec sgd = muon(1, 1);
@@ -326,6 +338,26 @@ TEST(Muon, MatricesThatTensorRanksCutAreTakenWhole) {
       const RunResult cut = train_local(spec);
       for (std::size_t step = 0; step < one.losses.size(); ++step)
         EXPECT_NEAR(cut.losses[step], one.losses[step], 1e-4 * one.losses[step]) << llama << data << step;
+    }
+  }
+}
+
+/// Of LoRA's two matrices one is cut, and of the other each tensor rank finds a part of the gradient:
+/// neighbours that lie on the same ranks, and not alike.
+TEST(Muon, MatricesOfAdaptersThatTensorRanksCutOrShardAreTakenWhole) {
+  RunSpec whole = muon(2, 1);
+  whole.dtype = "fp32", whole.dropout = 0;
+  whole.adapter = R"("type": "lora", "rank": 4, "targets": "all-linear")";
+  const RunResult one = train_local(whole);
+  for (const int stage : {0, 1, 2, 3}) {
+    RunSpec spec = whole;
+    spec.stage = stage, spec.tensor = 2, spec.ranks = 4, spec.accumulation = 1;
+    const RunResult cut = train_local(spec);
+    for (std::size_t step = 0; step < one.losses.size(); ++step) {
+      EXPECT_NEAR(cut.losses[step], one.losses[step], 1e-5 * one.losses[step])
+          << "stage " << stage << ", " << step;
+      EXPECT_NEAR(cut.norms[step], one.norms[step], 1e-4 * one.norms[step])
+          << "stage " << stage << ", " << step;
     }
   }
 }

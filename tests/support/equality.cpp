@@ -37,9 +37,12 @@ std::string RunSpec::config() const {
                         : "";
   if (!accumulate_in.empty())
     precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
-  return "{" + precision + R"("train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-         str(accumulation) + R"(, "gradient_clipping": )" + str(clipping) + R"(, "optimizer": {)" +
-         optimizer + (groups.empty() ? "" : R"(, "groups": )" + groups) + "}," +
+  if (!communicate_in.empty()) precision += R"("communication_data_type": ")" + communicate_in + R"(",)";
+  const int shared_heads = kv_heads > 0 ? kv_heads : !llama && !adapter.empty() ? 4 : 2;
+  return "{" + precision + R"("train_micro_batch_size_per_gpu": )" + str(rows) +
+         R"(, "gradient_accumulation_steps": )" + str(accumulation) + R"(, "gradient_clipping": )" +
+         str(clipping) + R"(, "optimizer": {)" + optimizer +
+         (groups.empty() ? "" : R"(, "groups": )" + groups) + "}," +
          R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 5, "warmup_type": "linear"}},)" +
          R"("zero_optimization": {"stage": )" + str(stage) + R"(, "reduce_bucket_size": )" + str(bucket) +
          R"(, "allgather_bucket_size": )" + str(bucket / 2 * 2) + R"(, "overlap_comm": )" + flag(overlap) +
@@ -59,19 +62,18 @@ std::string RunSpec::config() const {
          (aio.empty() ? "" : R"("aio": {)" + aio + "},") +
          (cpu_checkpointing ? R"("activation_checkpointing": {"cpu_checkpointing": true},)" : "") +
          (nvme_checkpointing ? R"("activation_checkpointing": {"nvme_checkpointing": true},)" : "") +
-         R"("model": {"type": ")" + (llama ? "llama" : "gpt2") +
-         R"(", "vocab_size": 101, "seq_length": 24, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" +
-         str(layers) + R"(, "num_heads": 4, "num_kv_heads": )" + str(!llama && !adapter.empty() ? 4 : 2) +
-         R"(, "dropout": )" + str(dropout) + R"(, "tie_embeddings": )" + flag(tied) +
-         (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + "}," + R"("training": {"steps": )" + str(steps) +
-         R"(, "seed": 7, "recompute": ")" + recompute +
+         R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": )" +
+         str(seq) + R"(, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" + str(layers) +
+         R"(, "num_heads": 4, "num_kv_heads": )" + str(shared_heads) + R"(, "dropout": )" + str(dropout) +
+         R"(, "tie_embeddings": )" + flag(tied) + (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + "}," +
+         R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
          (split_masters ? "\"" : R"(", "split_masters": false)") +
          (recompute_blocks >= 0 ? cat(R"(, "recompute_blocks": )", recompute_blocks) : "") +
          (recompute_micro_batches >= 0 ? cat(R"(, "recompute_micro_batches": )", recompute_micro_batches)
                                        : "") +
          (moments == "fp32" ? "" : R"(, "moments_dtype": ")" + moments + "\"") +
          (adapter.empty() ? "" : R"(, "adapter": {)" + adapter + "}") +
-         R"(}, "parallel": {"timeout_seconds": 60)" +
+         R"(}, "parallel": {"timeout_seconds": )" + str(timeout_seconds) +
          (shard_size > 0 ? R"(, "shard_size": )" + str(shard_size) : "") +
          (reduction.empty() ? "" : R"(, "reduction": ")" + reduction + "\"") + stages_keys() +
          R"(, "tensor": )" + str(tensor) +
@@ -251,12 +253,25 @@ std::function<data::VirtualTokens(std::int64_t row)> prompts_of(const RunSpec& s
   const config::Adapter& adapter = config.training.adapter;
   if (!adapter.has_prompt()) return nullptr;
   return [&, step, micro](std::int64_t row) -> data::VirtualTokens {
-    const std::int64_t global = micro * 2 + row;
+    const std::int64_t global = std::int64_t{micro} * spec.rows + row;
     const std::int64_t prompt =
         spec.prompt_of ? spec.prompt_of(step, global) : global % adapter.prompt.prompts();
     return {config::first_virtual_id(adapter.prompt, 101, config.model->pad_vocab_to_multiple_of, prompt),
             adapter.prompt.virtual_tokens};
   };
+}
+
+/// The micro-batch of that number in the step, so that every number of ranks sees the same data.
+tensor::Batch batch_of(Engine& engine, const RunSpec& spec, int step, int micro) {
+  tensor::Batch batch = synthetic_batch(engine.device(), spec.rows, spec.seq, 101, step, micro, 0,
+                                        prompts_of(spec, engine.config(), step, micro));
+  if (!spec.ragged) return batch;
+  const int left_out = (step + 5 * micro) % spec.seq;
+  for (int row = 0; row < spec.rows; ++row)
+    std::fill_n(batch.at("labels").data<std::int32_t>() + row * spec.seq, left_out, data::no_label);
+  const std::vector<std::int32_t> targets{spec.rows * (spec.seq - left_out)};
+  batch["target_tokens"] = tensor::Tensor::of<std::int32_t>(engine.device(), {1}, targets);
+  return batch;
 }
 
 }  // namespace
@@ -278,11 +293,8 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
     before.step = step;
     const auto next = [&] {
       if (spec.before_batch) spec.before_batch(dist->rank(), step);
-      // By the global index of the micro-batch, so that every number of ranks sees the same data.
       const comm::Communicator& ranks = engine->data_ranks();
-      const int global = micro++ * ranks.size() + ranks.rank();
-      return synthetic_batch(engine->device(), 2, 24, 101, step, global, 0,
-                             prompts_of(spec, engine->config(), step, global));
+      return batch_of(*engine, spec, step, micro++ * ranks.size() + ranks.rank());
     };
     const auto& report = [&]() -> const engine::StepReport& {
       try {
@@ -307,6 +319,7 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
     }
   }
   if (last > 0) engine->save_checkpoint(spec.directory);
+  if (spec.at_end) spec.at_end(*engine);
   collect_weights(*engine, out);
   out.residency = engine->sharded().residency_stats();
   out.reducer = engine->sharded().reducer_stats();
@@ -320,7 +333,7 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
 
 RunResult train_on(const StartRanks& start, const RunSpec& spec, int from, int last) {
   std::vector<RunResult> results(static_cast<std::size_t>(spec.ranks));
-  start(spec.ranks, {.timeout_seconds = 60}, [&](comm::Communicator& world) {
+  start(spec.ranks, {.timeout_seconds = spec.timeout_seconds}, [&](comm::Communicator& world) {
     set_flush_denormals();
     const auto dist = std::make_shared<Distributed>(
         std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), world.rank(), world.size());

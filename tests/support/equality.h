@@ -24,6 +24,7 @@ struct RunSpec {
   int ranks = 2;
   std::string dtype = "bf16";  ///< fp32, bf16 or fp16
   std::string accumulate_in;   ///< data_types.grad_accum_dtype; empty: its default
+  std::string communicate_in;  ///< communication_data_type; empty: its default
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
   int tensor = 1, context = 1;
   int expert = 1;   ///< parallel.expert
@@ -57,6 +58,10 @@ struct RunSpec {
   bool tied = true;
   bool llama = false;
   int hidden = 32, layers = 3;
+  int kv_heads = 0;        ///< of 4 heads; 0: 2, and 4 of a GPT-2 with an adapter
+  int rows = 2, seq = 24;  ///< of a micro-batch
+  /// Micro-batches leave out other numbers of targets, so that they weigh differently.
+  bool ragged = false;
   int resume_at = 0;             ///< save after this step, build everything anew, resume; 0: never
   std::string directory;         ///< for checkpoints when resuming
   int loss_scale_window = 1000;  ///< fp16: clean steps before the scale doubles
@@ -76,7 +81,8 @@ struct RunSpec {
   bool cpu_checkpointing = false, nvme_checkpointing = false;
   long device_limit = 0;  ///< bytes; 0: none
   bool bind_cores = false;
-  std::string device = "cpu";  ///< device.type
+  double timeout_seconds = 60;  ///< of every wait
+  std::string device = "cpu";   ///< device.type
   bool lazy = false;    ///< on a device that does everything as late as it may (support/lazy_kernels.h)
   bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
   /// Called before each batch: for ranks that are to fail.
@@ -84,6 +90,8 @@ struct RunSpec {
   /// Called before each instruction of a step's list.
   std::function<void(int rank, int step, const sharding::Instruction&)> before_instruction = nullptr;
   std::function<void(Engine&)> between_steps = nullptr;
+  /// Called after the last step, on every rank.
+  std::function<void(Engine&)> at_end = nullptr;
   /// Called with the engine of a step that threw.
   std::function<void(Engine&)> when_failed = nullptr;
 

@@ -1,7 +1,6 @@
 #pragma once
 
-#include <gtest/gtest.h>
-
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -9,6 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "nn/step_state.h"
 
 /// All states of a model by name and logical index, put together from what its ranks hold in memory.
 namespace sherd::test {
@@ -16,21 +16,22 @@ namespace sherd::test {
 /// The bytes of whole tensors by KIND.PARAMETER: "fp32.w", "exp_avg.w", …
 using LogicalStates = std::map<std::string, std::vector<std::byte>>;
 
-/// Ranks on threads of this process add what they hold, of which replicas must be equal.
+/// Ranks on threads of this process add what they hold, of which replicas must be equal, and so all but what
+/// each replica has of its own.
 class LogicalStateCollector {
  public:
   void add(Engine& engine) {
+    engine.synchronize();
     for (const auto& unit : engine.sharded().units())
       for (const auto& segment : unit->segments()) add(engine, *segment);
+    engine.module().for_each([&](nn::Module& module) {
+      if (const auto* state = dynamic_cast<nn::StepState*>(&module)) add(module.path(), state->saved());
+    });
   }
-  /// Fails where elements are missing.
+  /// Throws where elements are missing.
   LogicalStates take() {
     for (const auto& [name, seen] : seen_)
-      for (const bool there : seen) {
-        if (there) continue;
-        ADD_FAILURE() << "no rank has all of " << name;
-        break;
-      }
+      require(std::find(seen.begin(), seen.end(), false) == seen.end(), "no rank has all of ", name);
     seen_.clear();
     return std::move(states_);
   }
@@ -41,18 +42,32 @@ class LogicalStateCollector {
       return tensor::Tensor::empty(engine.device(), {end - begin}, dtype, device::Category::activations,
                                    engine.device().processor_tier());
     };
-    const auto add_buffer = [&](const std::string& kind, const sharding::StateBuffer& buffer) {
+    if (const sharding::StateBuffer& buffer = segment.parameters(); !segment.key().int8) {
       const tensor::Tensor values = in_host(buffer.begin(), buffer.end(), buffer.dtype());
       buffer.read(buffer.begin(), values).wait();
-      add(segment, kind, buffer.begin(), values);
-    };
-    add_buffer("parameters", segment.parameters());
+      add(segment, "parameters", buffer.begin(), values);
+    }
     if (!segment.key().trainable) return;
     const tensor::Tensor masters = in_host(segment.update_begin(), segment.update_end(), DType::f32);
     segment.read_masters(segment.update_begin(), masters);
     add(segment, "fp32", segment.update_begin(), masters);
-    for (std::size_t i = 0; i < segment.moments().size(); ++i)
-      add_buffer(segment.states()[i].name, segment.moments()[i]);
+    for (std::size_t i = 0; i < segment.moments().size(); ++i) {
+      if (segment.states()[i].held != optim::Held::by_all) continue;
+      const sharding::StateBuffer& buffer = segment.moments()[i];
+      const bool in_codes = segment.states()[i].code != optim::Code::none;
+      const tensor::Tensor values =
+          in_host(buffer.begin(), buffer.end(), in_codes ? DType::f32 : buffer.dtype());
+      segment.read_state(i, buffer.begin(), values);
+      add(segment, segment.states()[i].name, buffer.begin(), values);
+    }
+  }
+  void add(const std::string& path, const std::vector<float>& values) {
+    if (values.empty()) return;
+    const auto* begin = reinterpret_cast<const std::byte*>(values.data());
+    const std::vector<std::byte> bytes(begin, begin + values.size() * sizeof(float));
+    const std::lock_guard lock(mutex_);
+    const auto [place, fresh] = states_.try_emplace("step_state." + path, bytes);
+    require(fresh || place->second == bytes, "ranks have other states of ", path);
   }
   void add(const sharding::Segment& segment, const std::string& kind, std::int64_t begin,
            const tensor::Tensor& values) {
@@ -66,27 +81,37 @@ class LogicalStateCollector {
       states_[name].resize(numel * size);
       std::vector<bool>& seen = seen_[name];
       seen.resize(numel);
+      std::byte* const to = states_[name].data();
+      const Indices indices = indices_of(slice);
       for (std::int64_t i = 0; i < piece.count;
            ++i) {  // by element, not by run: whoever tests Slice needs another way
-        const auto at = static_cast<std::size_t>(logical_index(slice, piece.parameter_begin + i));
+        const auto at = static_cast<std::size_t>(logical_index(slice, indices, piece.parameter_begin + i));
         const std::byte* from = values.raw() + static_cast<std::size_t>(piece.flat_begin - begin + i) * size;
-        if (seen[at]) {
-          EXPECT_EQ(std::memcmp(&states_[name][at * size], from, size), 0)
-              << "replicas of " << name << " differ";
-        }
-        std::memcpy(&states_[name][at * size], from, size);
+        require(!seen[at] || std::memcmp(to + at * size, from, size) == 0, "replicas of ", name,
+                " differ, at element ", at);
+        std::memcpy(to + at * size, from, size);
         seen[at] = true;
       }
     }
   }
-  static std::int64_t logical_index(const tensor::Slice& slice, std::int64_t local) {
+
+  /// Of each axis those that a slice holds.
+  using Indices = std::vector<std::vector<std::int64_t>>;
+  static Indices indices_of(const tensor::Slice& slice) {
+    Indices out;
+    for (const auto& ranges : slice.blocks()) {
+      out.emplace_back();
+      for (const tensor::Range& range : ranges)
+        for (std::int64_t i = range.begin; i < range.end; ++i) out.back().push_back(i);
+    }
+    return out;
+  }
+  static std::int64_t logical_index(const tensor::Slice& slice, const Indices& indices, std::int64_t local) {
     std::int64_t logical = 0, stride = 1;
     for (int axis = slice.logical().rank() - 1; axis >= 0; --axis) {
-      std::vector<std::int64_t> indices;
-      for (const tensor::Range& range : slice.blocks()[static_cast<std::size_t>(axis)])
-        for (std::int64_t i = range.begin; i < range.end; ++i) indices.push_back(i);
-      const auto extent = static_cast<std::int64_t>(indices.size());
-      logical += indices[static_cast<std::size_t>(local % extent)] * stride;
+      const std::vector<std::int64_t>& held = indices[static_cast<std::size_t>(axis)];
+      const std::int64_t extent = std::ssize(held);
+      logical += held[static_cast<std::size_t>(local % extent)] * stride;
       local /= extent;
       stride *= slice.logical()[axis];
     }

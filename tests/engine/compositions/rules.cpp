@@ -88,10 +88,6 @@ bool keeps_states(const RunSpec& first, const RunSpec& second) {
   return !takes_rule(first, "AdamW8bit") || first.tensor == second.tensor;
 }
 
-bool known_to_hang(const RunSpec& s) {
-  return replicas(s) > 1 && (s.expert > 1 || (s.pipeline > 1 && s.overlap));
-}
-
 const std::vector<Simplification>& simpler_layouts() {
   static const std::vector<Simplification> all{
       [](RunSpec& s) {

@@ -30,9 +30,6 @@ Tolerance tolerance_of(const RunSpec& spec);
 /// Whether a run of `second` begins with the bits that one of `first` ended with.
 bool keeps_states(const RunSpec& first, const RunSpec& second);
 
-/// Of a kind that is known to wait for ever; to be removed once that is mended.
-bool known_to_hang(const RunSpec& spec);
-
 /// Ways to have a composition do less, those that take away most first. What comes out may be refused.
 using Simplification = void (*)(RunSpec&);
 const std::vector<Simplification>& simpler_layouts();

@@ -76,11 +76,12 @@ Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
   for (std::int64_t i = 0; i < o.layers; ++i)
     blocks_->append(std::make_shared<TransformerBlock>(o, i, layout, pooled));
   norm_ = add("norm", make_norm(o, layout));
-  head_ = add("head",
-              std::make_shared<parallel::ColumnLinear>(
-                  o.hidden, o.padded_vocab(), layout,
-                  nn::LinearOptions{
-                      .bias = false, .init = init, .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
+  head_ = add("head", std::make_shared<parallel::ColumnLinear>(
+                          o.hidden, o.padded_vocab(), layout,
+                          nn::LinearOptions{.bias = false,
+                                            .init = init,
+                                            .packing = tokens_->weight()->packing,
+                                            .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
   append_part(positions_ ? std::vector<std::shared_ptr<nn::Module>>{tokens_, positions_, embedding_dropout_}
                          : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});

@@ -11,23 +11,24 @@ namespace {
 
 using autograd::Init;
 
-using Matrices = std::vector<std::vector<tensor::Range>>;
+using autograd::Packing;
 
 /// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
-Matrices qkv_matrices(const GptOptions& o) {
-  Matrices out(3);
+Packing qkv_packing(const GptOptions& o) {
+  Packing packing{.tensors = {{}, {}, {}}, .published_as_one = o.positions == PositionKind::learned};
+  auto& out = packing.tensors;
   const std::int64_t queries = o.heads / o.kv_heads * o.head_dim;
   for (std::int64_t begin = 0; begin < o.qkv_width(); begin += queries + 2 * o.head_dim) {
     const std::int64_t key = begin + queries, value = key + o.head_dim;
     out[0].push_back({begin, key}), out[1].push_back({key, value});
     out[2].push_back({value, value + o.head_dim});
   }
-  return out;
+  return packing;
 }
 
 /// The rows of gate and up.
-Matrices gated_matrices(std::int64_t width) {
-  return {{{0, width}}, {{width, 2 * width}}};
+Packing gated_packing(std::int64_t width) {
+  return {{{{0, width}}, {{width, 2 * width}}}};
 }
 
 }  // namespace
@@ -47,10 +48,10 @@ SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout
       rotary_(o.positions == PositionKind::rotary ? std::optional(o.rotary) : std::nullopt),
       norm_eps_(o.norm_eps),
       qkv_(add("qkv",
-               std::make_shared<parallel::ColumnLinear>(o.hidden, o.qkv_width(), layout,
-                                                        nn::LinearOptions{.bias = o.qkv_bias,
-                                                                          .init = Init::normal(0, o.init_std),
-                                                                          .matrices = qkv_matrices(o)}))),
+               std::make_shared<parallel::ColumnLinear>(
+                   o.hidden, o.qkv_width(), layout,
+                   nn::LinearOptions{
+                       .bias = o.qkv_bias, .init = Init::normal(0, o.init_std), .packing = qkv_packing(o)}))),
       projection_(add("projection", std::make_shared<parallel::RowLinear>(
                                         o.heads * o.head_dim, o.hidden, layout,
                                         nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))),
@@ -86,7 +87,7 @@ FeedForward::FeedForward(const GptOptions& o, std::int64_t width, const parallel
                         nn::LinearOptions{.bias = o.bias,
                                           .activation = fused_activation(o.mlp),
                                           .init = Init::normal(0, o.init_std),
-                                          .matrices = gated_ ? gated_matrices(width) : Matrices()},
+                                          .packing = gated_ ? gated_packing(width) : Packing()},
                         gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
       down_(add("down",
                 std::make_shared<parallel::RowLinear>(

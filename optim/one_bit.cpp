@@ -120,7 +120,9 @@ void settle_error(float* error, float scale, std::int64_t n, Arena& arena) {
 }
 
 AgreedMomentum part_of(const AgreedMomentum& momentum, std::int64_t begin) {
-  return {momentum.signs + begin / word, momentum.scale, momentum.error + begin, momentum.settled};
+  AgreedMomentum out = momentum;
+  out.signs += begin / word, out.error += begin;
+  return out;
 }
 
 void settle_error(float* error, float scale, std::int64_t n, device::Device& device) {
@@ -149,8 +151,9 @@ bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const
 
 bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
                         const Hyper& hyper, std::int64_t step, Arena& arena) {
-  require(span.moment_dtype == DType::f32 && !span.grad,
-          "update_agreed: takes fp32 moments, and momentum in place of a gradient");
+  require(
+      span.moment_dtype == DType::f32 && !span.grad && momentum.first_bit == 0,
+      "update_agreed: takes fp32 moments, and momentum from a word's first bit on in place of a gradient");
   SpanUpdate given = span;
   given.grad_dtype = DType::f32, given.grad_factor = momentum.scale, given.agreed = true;
   const UpdatePlan plan = plan_span(given, hyper, step);

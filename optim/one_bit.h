@@ -57,12 +57,14 @@ float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n);
 void settle_error(float* error, float scale, std::int64_t n, Arena& arena);
 void settle_error(float* error, float scale, std::int64_t n, device::Device& device);
 
-/// What replicas agreed on for a run, or for a part of it that begins at a multiple of 64.
+/// What replicas agreed on for a run, or for a part of it: one that begins at a multiple of 64, or within a
+/// word of signs, by whose end it then ends.
 struct AgreedMomentum {
   const std::uint64_t* signs = nullptr;
   float scale = 0;
   float* error = nullptr;  ///< this replica's, which settles: where `settled` travelled
   float settled = 0;
+  int first_bit = 0;  ///< of `signs`, the first element's; refresh_variance() alone takes another than 0
 };
 
 /// From element `begin` of it on, a multiple of 64.

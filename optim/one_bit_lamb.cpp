@@ -20,13 +20,16 @@ constexpr std::int64_t word = 64;
 /// Elements that a thread takes at once; whose weights it joins at once; that a GPU takes at once.
 constexpr std::int64_t grain = 1 << 15, piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
 
-void check(const SpanUpdate& span, const float* fresh, const Hyper& hyper) {
+void check(const SpanUpdate& span, const AgreedMomentum* agreed, const float* fresh, const Hyper& hyper) {
   require(hyper.type == config::OptimizerType::onebitlamb, "refresh_variance: ", config::name_of(hyper.type),
           " has no fresh variance");
   require(span.moment_dtype == DType::f32, "refresh_variance: takes fp32 moments, not ",
           name_of(span.moment_dtype));
   require(span.n == 0 || (span.moments[0] && span.moments[1] && fresh), "refresh_variance: no memory for ",
           span.n, " elements");
+  require(!agreed || agreed->first_bit == 0 || agreed->first_bit + span.n <= word,
+          "refresh_variance: ", span.n, " elements from bit ", agreed ? agreed->first_bit : 0,
+          " of a word on go beyond it");
 }
 
 /// The fp32 weights of a part of a span, which `room` has space for.
@@ -71,7 +74,12 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
 
 void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
                            bool first, const Hyper& hyper, Arena& arena, NormSums& sums) {
-  check(span, fresh, hyper);
+  check(span, agreed, fresh, hyper);
+  if (agreed && agreed->first_bit > 0 && span.n > 0) {
+    const std::uint64_t signs = *agreed->signs >> agreed->first_bit;
+    const AgreedMomentum moved{&signs, agreed->scale, agreed->error, agreed->settled};
+    return refresh_variance_with(isa, span, &moved, fresh, first, hyper, arena, sums);
+  }
   const OneBitTable& table = one_bit_table(isa);
   const auto refresh = agreed ? table.refresh_agreed : table.refresh[grad_index(span.grad_dtype)];
   const FrozenLamb rule = FrozenLamb::make(hyper, span.decay);
@@ -111,7 +119,7 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
   if (span.n == 0) return;
   if (!on_gpu(device, fresh))
     return refresh_variance(span, agreed, fresh, first, hyper, device.arena(), sums);
-  check(span, fresh, hyper);
+  check(span, agreed, fresh, hyper);
   const Room room(device, span.n);
   kernels.fill(room.ratio, 0);
   for (std::int64_t at = 0; at < span.n; at += room.most) {

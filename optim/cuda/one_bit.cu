@@ -90,15 +90,17 @@ struct Agreed {
   float scale;
   float* error;
   float settled;
+  Count first;
   __host__ explicit Agreed(const AgreedMomentum& from)
       : signs(reinterpret_cast<const std::uint32_t*>(from.signs)),
         scale(from.scale),
         error(from.error),
-        settled(from.settled) {}
+        settled(from.settled),
+        first(from.first_bit) {}
   /// Of element i, whose error settles, or where it does not vary, is none.
   __device__ float take(Count i, bool varies) const {
     error[i] = varies ? SHERD_CUDA::settled(error[i], settled) : 0.0f;
-    return signed_by(signs, i, scale);
+    return signed_by(signs, first + i, scale);
   }
 };
 

@@ -110,6 +110,17 @@ HeldRows held_rows(const AdaptedLayer& layer, const std::string& what, const Lay
   return out;
 }
 
+/// The targets by their rows among those of all, as each is published; of one target alone nothing.
+autograd::Packing packing_of(const AdaptedLayer& layer) {
+  autograd::Packing out;
+  if (layer.targets.size() == 1) return out;
+  out.tensors.resize(layer.targets.size());
+  for (const TargetRows& target : in_order(layer))
+    out.tensors[static_cast<std::size_t>(target.target)].push_back(
+        {target.at, target.at + target.rows.size()});
+  return out;
+}
+
 std::string described(const char* what, const AdaptedLayer& layer) {
   return cat(what, " of a linear layer from ", layer.in, " to ", layer.out, " features");
 }
@@ -146,12 +157,9 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   hold(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
   (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream();
   if (!rows.even) b_->partial_gradient = true;
-  for (std::int64_t i = 0; targets > 1 && i < targets; ++i) a_->matrices.push_back({{i * r, (i + 1) * r}});
-  if (targets > 1) b_->matrices.resize(static_cast<std::size_t>(targets));
-  for (const TargetRows& target : in_order(layer_))
-    if (targets > 1)
-      b_->matrices[static_cast<std::size_t>(target.target)].push_back(
-          {target.at, target.at + target.rows.size()});
+  for (std::int64_t i = 0; targets > 1 && i < targets; ++i)
+    a_->packing.tensors.push_back({{i * r, (i + 1) * r}});
+  b_->packing = packing_of(layer_);
   plain_ = targets == 1 && rows.is_plain();
   runs_ = rows.runs;
   held_out_ = rows.outputs;
@@ -193,6 +201,7 @@ Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(
   if (of_inputs)
     factors = layer.cut == Cut::inputs ? tensor_slice(what, {layer.in}, 0, layout) : Slice::whole({layer.in});
   hold(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
+  if (!of_inputs) factors_->packing = packing_of(layer);
   // What the stream is multiplied by, all ranks have, and each sees its part of the stream.
   const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;
   factors_->partial_gradient = on_stream ? layout.cuts_stream() : !of_inputs && !rows.even;

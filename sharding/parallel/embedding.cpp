@@ -15,6 +15,7 @@ VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layo
   const tensor::Slice held = tensor_slice(what, {rows, width}, 0, layout);
   weight_ = declare("weight", held.shape(), init);
   weight_->is_table = true;
+  if (0 < vocabulary && vocabulary < rows) weight_->packing.tensors = {{{0, vocabulary}}};
   if (!held.is_whole()) weight_->slice = held;
   held_ = {.first = held.blocks()[0][0].begin, .ids = vocabulary ? vocabulary : rows};
 }

@@ -46,7 +46,7 @@ class Experts::Expert : public nn::Module {
         adds_bias_(layout.tensor_rank() == 0),
         up_{add("up", std::make_shared<ColumnLinear>(
                           o.hidden, o.gated ? 2 * o.ffn_hidden : o.ffn_hidden, layout,
-                          nn::LinearOptions{.bias = o.bias, .init = o.init, .matrices = matrices(o)},
+                          nn::LinearOptions{.bias = o.bias, .init = o.init, .packing = packing(o)},
                           o.gated ? Counts{o.ffn_hidden, o.ffn_hidden} : Counts{}))},
         down_{add("down",
                   std::make_shared<RowLinear>(o.ffn_hidden, o.hidden, layout,
@@ -81,9 +81,9 @@ class Experts::Expert : public nn::Module {
 
  private:
   /// The rows of gate and up.
-  static std::vector<std::vector<tensor::Range>> matrices(const ExpertOptions& o) {
+  static autograd::Packing packing(const ExpertOptions& o) {
     if (!o.gated) return {};
-    return {{{0, o.ffn_hidden}}, {{o.ffn_hidden, 2 * o.ffn_hidden}}};
+    return {{{{0, o.ffn_hidden}}, {{o.ffn_hidden, 2 * o.ffn_hidden}}}};
   }
 
   bool gated_;

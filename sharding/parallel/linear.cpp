@@ -185,12 +185,13 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
     weight_ = share("weight", options.tied);
   } else {
     hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
-    weight_->matrices = std::move(options.matrices);
+    weight_->packing = options.packing;
   }
   if (!options.bias) return;
   const tensor::Slice bias = tensor_slice(what, {out}, 0, layout, blocks);
   const Init init = options.init ? Init::zeros() : default_init(in);
   hold(bias_ = declare("bias", bias.shape(), init, {.decay = false}), bias);
+  bias_->packing = std::move(options.packing);
 }
 
 void ColumnLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
@@ -218,9 +219,10 @@ RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn
           " takes neither an activation, which would come before the sum, nor a tied weight");
   const tensor::Slice held = tensor_slice(what, {out, in}, 1, layout);
   hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
-  weight_->matrices = std::move(options.matrices);
+  weight_->packing = options.packing;
   if (!options.bias) return;
   bias_ = declare("bias", {out}, options.init ? Init::zeros() : default_init(in), {.decay = false});
+  bias_->packing = std::move(options.packing);
   bias_->partial_gradient = layout.cuts_stream();
 }
 

@@ -33,6 +33,17 @@ struct GradientSum {
   bool folded = false;  ///< this micro-batch's gradient is in it, and nothing is in Parameter::grad
 };
 
+/// The tensors that a parameter is made of, as people know them and as they are published.
+struct Packing {
+  /// Each as ranges of logical indices of the first dimension, in ascending order: Q, K and V of a projection
+  /// that packs them. Together they are all indices up to some one; those behind are padding, which nothing
+  /// reads. Empty: it is one tensor, without padding.
+  std::vector<std::vector<tensor::Range>> tensors;
+  /// They are published as one (GPT-2's c_attn), of which norms are taken as a whole. Optimizers of whole
+  /// matrices (Muon) take each by itself.
+  bool published_as_one = false;
+};
+
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
@@ -52,9 +63,7 @@ struct Parameter {
   /// what sequence parallelism makes of norms and biases. Otherwise ranks that hold the same find the same.
   bool partial_gradient = false;
 
-  /// The matrices that a 2-dimensional one is made of, each as ranges of logical rows in ascending order: Q,
-  /// K and V of a projection that packs them. Empty: it is one. For optimizers of whole matrices.
-  std::vector<std::vector<tensor::Range>> matrices;
+  Packing packing;
 
   bool is_table = false;  ///< rows that tokens or positions look up
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank

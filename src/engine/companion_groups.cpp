@@ -29,7 +29,7 @@ std::unordered_set<const autograd::Parameter*> matrices_of_blocks(nn::Module& mo
 void check_matrix(const std::string& name, const autograd::Parameter& parameter) {
   const std::int64_t all = parameter.logical_slice().logical()[0];
   std::vector<tensor::Range> rows;
-  for (const std::vector<tensor::Range>& matrix : parameter.matrices)
+  for (const std::vector<tensor::Range>& matrix : parameter.packing.tensors)
     rows.insert(rows.end(), matrix.begin(), matrix.end());
   std::sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
   std::int64_t end = 0;

@@ -13,8 +13,9 @@ namespace sherd::engine {
 
 /// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
 /// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
-/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter; it has a scale
-/// of its own. Memory of who updates the segment, which lasts with this. Used from the rank's thread.
+/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter, without the
+/// padding, which no momentum comes to; it has a scale of its own. Memory of who updates the segment, which
+/// lasts with this. Used from the rank's thread.
 class PackedMomentum {
  public:
   PackedMomentum(const sharding::Segment& segment, device::Device& device);
@@ -36,7 +37,7 @@ class PackedMomentum {
       if (from < to)
         visit(from, to,
               optim::AgreedMomentum{signs(run, from), run.agreed_scale, error + (from - begin),
-                                    run.sent_scale});
+                                    run.sent_scale, bit(run, from)});
     }
   }
 
@@ -49,6 +50,7 @@ class PackedMomentum {
   };
   std::byte* block(const tensor::Tensor& of, std::int64_t part) const;
   std::uint64_t* signs(const Run& run, std::int64_t element) const;
+  int bit(const Run& run, std::int64_t element) const;
   float* scales(const tensor::Tensor& of, std::int64_t part) const;
   template <class Visit>
   void for_each_part(const Visit& visit) const;

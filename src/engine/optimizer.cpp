@@ -170,15 +170,20 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
     return true;
   }
   const auto for_each = [&](const UpdateView& part, const auto& visit) {
-    if (optim::takes_matrices(rule_of(*part.segment)))
+    const optim::Description& rule = rule_of(*part.segment);
+    if (optim::takes_matrices(rule))
       for_each_matrix_span(part, kept_directions(*part.segment, device), visit);
+    else if (optim::measures(rule))
+      for_each_tensor_span(part, factor,
+                           [&](std::size_t group, const auto&, const optim::SpanUpdate& span,
+                               std::int64_t begin) { visit(group, span, begin); });
     else
       for_each_span(part, factor, visit);
   };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
     const PackedMomentum* momentum = agreed_of(*part.segment, device);
-    for_each(part, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+    for_each(part, [&](std::size_t group, const optim::SpanUpdate& span, std::int64_t begin) {
       if (!momentum) {
         finite = optim::update(span, moves_[group], steps_, device.arena()) && finite;
         return;
@@ -195,7 +200,7 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
   OnGpu& gpu = on_gpu(device);
   if (UpdateStaging::by_processor(*view.segment)) return gpu.staging.run(by_processor);
   if (const PackedMomentum* momentum = agreed_of(*view.segment, device)) {
-    for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
+    for_each(view, [&](std::size_t group, const optim::SpanUpdate& span, std::int64_t begin) {
       for_each_agreed(*momentum, view, span, begin,
                       [&](const optim::SpanUpdate& run, const optim::AgreedMomentum& agreed, auto) {
                         optim::update_agreed(run, agreed, used_[group], steps_, device, gpu.check);
@@ -203,7 +208,7 @@ bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kern
     });
   } else {
     std::map<std::size_t, std::vector<optim::SpanUpdate>> by_group;  // a kernel takes spans of one Hyper
-    for_each(view, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, auto) {
+    for_each(view, [&](std::size_t group, const optim::SpanUpdate& span, auto) {
       by_group[group].push_back(span);
     });
     for (const auto& [group, spans] : by_group)

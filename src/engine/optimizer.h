@@ -138,10 +138,17 @@ class Optimizer {
   void refresh_span(const PackedMomentum* momentum, const UpdateView& view, const optim::SpanUpdate& span,
                     std::int64_t begin, const optim::Hyper& hyper, bool first, tensor::Kernels& kernels,
                     optim::NormSums& sums) const;
-  /// Calls visit(parameter group, parameter, span, its first flat element) for what is updated at once of
-  /// each parameter in the view.
+  template <class Visit>
+  void for_each_span_of(const UpdateView& view, const sharding::Piece& piece, double factor,
+                        const Visit& visit) const;
+  /// Calls visit(parameter group, span, its first flat element) for what is updated at once of each parameter
+  /// in the view.
   template <class Visit>
   void for_each_span(const UpdateView& view, double factor, const Visit& visit) const;
+  /// The same of rules that measure, by published tensors, whose trust ratios spans have: visit(parameter
+  /// group, MeasuredTensor, span, its first flat element).
+  template <class Visit>
+  void for_each_tensor_span(const UpdateView& view, double factor, const Visit& visit) const;
   /// The same of rules that take matrices, whose orthogonal directions are the gradients. `kept`: of the
   /// segment.
   template <class Visit>

@@ -23,10 +23,11 @@ void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& 
     const sharding::Segment::Range counted = ParameterNorms::counted(*all.segment);
     const std::int64_t begin = std::max(counted.begin, all.begin), end = std::min(counted.end, all.end());
     if (begin >= end) return true;
-    for_each_span(
+    for_each_tensor_span(
         all.part(begin, end), factor,
-        [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span, auto) {
-          optim::NormSums& sums = norms_.of(parameter);
+        [&](std::size_t group, const MeasuredTensor& tensor, const optim::SpanUpdate& span, auto) {
+          if (tensor.is_padding()) return;
+          optim::NormSums& sums = norms_.of(tensor);
           if (by_processor)
             optim::measure_with(cpu_isa(), span, used_[group], steps_, device.arena(), sums);
           else
@@ -57,11 +58,10 @@ bool Optimizer::make_directions(const UpdateView& view, double factor, tensor::K
     return true;
   }
   const auto for_each = [&](const UpdateView& part, const auto& visit) {
-    for_each_span(part, factor,
-                  [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t flat) {
-                    const std::int64_t at = flat - view.segment->update_begin();
-                    visit(span, used_[group], kept.range(at, at + span.n).raw());
-                  });
+    for_each_span(part, factor, [&](std::size_t group, const optim::SpanUpdate& span, std::int64_t flat) {
+      const std::int64_t at = flat - view.segment->update_begin();
+      visit(span, used_[group], kept.range(at, at + span.n).raw());
+    });
   };
   const auto by_processor = [&](const UpdateView& part) {
     bool finite = true;
@@ -117,14 +117,13 @@ void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels&
   }
   PackedMomentum& momentum = momentum_.of(*view.segment, device);
   const auto compress = [&](const UpdateView& part) {
-    for_each_span(
-        part, factor, [&](std::size_t group, const auto&, const optim::SpanUpdate& span, std::int64_t begin) {
-          optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].beta1};
-          packs.momentum = static_cast<const float*>(span.moments[0]);
-          packs.error = part.moments.back().data<float>() + (begin - part.begin);
-          packs.n = span.n;
-          momentum.compress(begin, packs, kernels);
-        });
+    for_each_span(part, factor, [&](std::size_t group, const optim::SpanUpdate& span, std::int64_t begin) {
+      optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].beta1};
+      packs.momentum = static_cast<const float*>(span.moments[0]);
+      packs.error = part.moments.back().data<float>() + (begin - part.begin);
+      packs.n = span.n;
+      momentum.compress(begin, packs, kernels);
+    });
     return true;
   };
   if (beside_gpu)
@@ -146,13 +145,13 @@ void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& 
       exchanges_momentum(*view.segment, steps_) ? &momentum_.of(*view.segment, device) : nullptr;
   const sharding::Segment::Range counted = ParameterNorms::counted(*view.segment);
   const auto refresh = [&](const UpdateView& part, bool counts) {
-    for_each_span(part, factor,
-                  [&](std::size_t group, const autograd::Parameter& parameter, const optim::SpanUpdate& span,
-                      std::int64_t begin) {
-                    optim::NormSums unused;
-                    refresh_span(momentum, part, span, begin, used_[group], !norms_.refreshed(parameter),
-                                 kernels, counts ? norms_.of(parameter) : unused);
-                  });
+    for_each_tensor_span(part, factor,
+                         [&](std::size_t group, const MeasuredTensor& tensor, const optim::SpanUpdate& span,
+                             std::int64_t begin) {
+                           optim::NormSums unused;
+                           refresh_span(momentum, part, span, begin, used_[group], !norms_.refreshed(tensor),
+                                        kernels, counts && !tensor.is_padding() ? norms_.of(tensor) : unused);
+                         });
   };
   // All of the view, of which a part is counted here.
   const auto by_parts = [&](const UpdateView& all) {

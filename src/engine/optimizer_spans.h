@@ -37,23 +37,45 @@ void for_each_run(const UpdateView& view, const sharding::Piece& piece, const Vi
 }
 
 template <class Visit>
-void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit& visit) const {
-  const sharding::SegmentLayout& layout = view.segment->layout();
+void Optimizer::for_each_span_of(const UpdateView& view, const sharding::Piece& piece, double factor,
+                                 const Visit& visit) const {
   // A replica that keeps its gradients takes the mean over its own ranks.
   const double own =
       exchanges_momentum(*view.segment, steps_) ? factor * view.segment->groups().replicas() : factor;
+  const std::size_t group = group_of(*view.segment->layout().parameters()[piece.slot]);
+  const optim::Hyper& hyper = used_[group];
+  const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
+  for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
+    optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
+    span.first_element = first_element;
+    visit(group, span, run.flat_begin);
+  });
+}
+
+template <class Visit>
+void Optimizer::for_each_span(const UpdateView& view, double factor, const Visit& visit) const {
+  for (const sharding::Piece& piece : view.segment->layout().pieces(view.begin, view.end()))
+    for_each_span_of(view, piece, factor, visit);
+}
+
+/// Spans begin where blocks of norms do (tensor/exact_sum.h), or end with such a block, so that sums do not
+/// depend on how a segment is cut.
+template <class Visit>
+void Optimizer::for_each_tensor_span(const UpdateView& view, double factor, const Visit& visit) const {
+  const sharding::SegmentLayout& layout = view.segment->layout();
+  constexpr std::int64_t block = sharding::layout_alignment;
   for (const sharding::Piece& piece : layout.pieces(view.begin, view.end())) {
-    const autograd::Parameter& parameter = *layout.parameters()[piece.slot];
-    const std::size_t group = group_of(parameter);
-    const optim::Hyper& hyper = used_[group];
-    const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
-    for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
-      optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
-      span.first_element = first_element;
-      if (optim::measures(rules_[static_cast<std::size_t>(rule_of_group_[group])]))
-        span.trust = norms_.trust(parameter);
-      visit(group, parameter, span, run.flat_begin);
-    });
+    const std::int64_t first = piece.parameter_begin;
+    const auto each = [&](std::int64_t begin, std::int64_t end, const MeasuredTensor& tensor) {
+      const sharding::Piece part{piece.slot, begin, piece.flat_begin + begin - first, end - begin};
+      for_each_span_of(view, part, factor, [&](std::size_t group, optim::SpanUpdate span, std::int64_t flat) {
+        span.trust = norms_.trust(tensor);
+        const std::int64_t head = std::min(span.n, (block - flat % block) % block);
+        if (head > 0) visit(group, tensor, optim::part_of(span, 0, head), flat);
+        if (head < span.n) visit(group, tensor, optim::part_of(span, head, span.n - head), flat + head);
+      });
+    };
+    for_each_measured(*layout.parameters()[piece.slot], first, first + piece.count, each);
   }
 }
 
@@ -71,7 +93,7 @@ void Optimizer::for_each_matrix_span(const UpdateView& view, const tensor::Tenso
       const std::int64_t at = flat - view.segment->update_begin();
       span.grad = kept.range(at, at + count).raw(), span.grad_dtype = kept.dtype();
       for (void*& moment : span.moments) moment = nullptr;
-      visit(group, parameter, span, flat);
+      visit(group, span, flat);
     };
     for_each_shape(parameter, piece.parameter_begin, piece.parameter_begin + piece.count, each);
   }

@@ -27,13 +27,15 @@ void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& 
   for (const Segment* segment : model.trainable_segments())
     for (const auto& parameter : segment->layout().parameters()) {
       if (!hyper_of(*parameter)) continue;
-      const auto [at, added] = mine_.emplace(stable_hash(parameter->name), parameter.get());
-      require(added, "parameters '", parameter->name, "' and '", at->second->name,
-              "' have names of one hash: rename one of them");
+      for (const MeasuredTensor& tensor : measured_tensors(*parameter)) {
+        const auto [at, added] = mine_.emplace(stable_hash(tensor.name()), tensor);
+        require(added, "parameters '", tensor.name(), "' and '", at->second.name(),
+                "' have names of one hash: rename one of them");
+      }
     }
   // In one order on all ranks: those of other stages and slices know other parameters.
   std::vector<std::int64_t> mine;
-  for (const auto& [name, parameter] : mine_) mine.push_back(static_cast<std::int64_t>(name));
+  for (const auto& [name, tensor] : mine_) mine.push_back(static_cast<std::int64_t>(name));
   std::set<std::uint64_t> all;
   for (const std::vector<std::int64_t>& names :
        gather_lists(model.gradients().model_ranks(), device, std::move(mine), "names of measured parameters"))
@@ -41,7 +43,7 @@ void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& 
   names_.assign(all.begin(), all.end());
 }
 
-/// The largest ratios, of every parameter.
+/// The largest ratios, of every tensor.
 void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& device) {
   if (ranks.size() == 1 || device.kind() == device::Kind::meta) return;
   std::vector<float> ratios(names_.size());
@@ -56,15 +58,27 @@ void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& dev
       sums_[found->second].ratio = here.data<float>()[i];
 }
 
-double ParameterNorms::trust_of(const autograd::Parameter& parameter, const optim::NormSums& sums,
-                                std::int64_t step, const optim::Hyper& hyper) {
+/// What was kept of all tensors of a parameter together is where each of them begins.
+void ParameterNorms::part_memories() {
+  if (memories_.empty()) return;
+  for (const auto& [name, tensor] : mine_) {
+    const auto found = memories_.find(tensor.parameter->name);
+    if (found == memories_.end() || tensor.name() == tensor.parameter->name) continue;
+    for (const MeasuredTensor& each : measured_tensors(*tensor.parameter))
+      memories_.emplace(each.name(), found->second);
+    memories_.erase(found);
+  }
+}
+
+double ParameterNorms::trust_of(const MeasuredTensor& tensor, const optim::NormSums& sums, std::int64_t step,
+                                const optim::Hyper& hyper) {
   const double weight = std::sqrt(sums.weight.value()), measured = std::sqrt(sums.measured.value());
   const bool remembers = hyper.type == config::OptimizerType::onebitlamb;
   if (remembers && step > hyper.freeze_step)
-    return optim::frozen_trust(hyper, weight, measured, sums.ratio, memories_[parameter.name]);
-  const bool matrix = parameter.logical_slice().shape().rank() > 1;
+    return optim::frozen_trust(hyper, weight, measured, sums.ratio, memories_[tensor.name()]);
+  const bool matrix = tensor.parameter->logical_slice().shape().rank() > 1;
   const double trust = optim::trust_ratio(hyper, weight, measured, matrix);
-  if (remembers) optim::remember(hyper, trust, memories_[parameter.name]);
+  if (remembers) optim::remember(hyper, trust, memories_[tensor.name()]);
   return trust;
 }
 
@@ -75,22 +89,23 @@ void ParameterNorms::share(sharding::ShardedModel& model, device::Device& device
   const auto for_each_of_mine = [&](const auto& visit) {
     for (std::size_t i = 0; i < names_.size(); ++i)
       if (const auto found = mine_.find(names_[i]); found != mine_.end())
-        visit(*found->second, sums_[found->second], sums[2 * i], sums[2 * i + 1]);
+        visit(found->second, sums_[found->second], sums[2 * i], sums[2 * i + 1]);
   };
   for_each_of_mine([&](const auto&, const optim::NormSums& own, auto& weight, auto& measured) {
     weight = own.weight, measured = own.measured;
   });
   model.gradients().sum_over_ranks(sums, "parameter norms");
   if (ratios) share_ratios(model.gradients().model_ranks(), device);
-  for_each_of_mine([&](const autograd::Parameter& parameter, optim::NormSums& own, const auto& weight,
-                       const auto& measured) {
-    own.weight = weight, own.measured = measured;
-    trust_[&parameter] = trust_of(parameter, own, step, *hyper_of(parameter));
-  });
+  part_memories();
+  for_each_of_mine(
+      [&](const MeasuredTensor& tensor, optim::NormSums& own, const auto& weight, const auto& measured) {
+        own.weight = weight, own.measured = measured;
+        trust_[tensor] = trust_of(tensor, own, step, *hyper_of(*tensor.parameter));
+      });
 }
 
 namespace {
-/// Behind the numbers of a parameter that has a fresh variance.
+/// Behind the numbers of a tensor that has a fresh variance.
 constexpr std::string_view refreshed_mark = " refreshed";
 }  // namespace
 
@@ -122,13 +137,14 @@ void ParameterNorms::restore(const std::map<std::string, std::string>& saved) {
   }
 }
 
-bool ParameterNorms::refreshed(const autograd::Parameter& parameter) const {
-  const auto found = memories_.find(parameter.name);
+bool ParameterNorms::refreshed(const MeasuredTensor& tensor) const {
+  auto found = memories_.find(tensor.name());
+  if (found == memories_.end()) found = memories_.find(tensor.parameter->name);
   return found != memories_.end() && found->second.refreshed;
 }
 
-double ParameterNorms::trust(const autograd::Parameter& parameter) const {
-  const auto found = trust_.find(&parameter);
+double ParameterNorms::trust(const MeasuredTensor& tensor) const {
+  const auto found = trust_.find(tensor);
   return found == trust_.end() ? 1 : found->second;
 }
 

@@ -6,6 +6,7 @@
 #include "device/meta.h"
 #include "device/trace_range.h"
 #include "engine/gather_lists.h"
+#include "engine/packed_tensors.h"
 
 namespace sherd::engine {
 
@@ -19,7 +20,7 @@ namespace {
 
 /// Logical rows of each matrix of a parameter.
 std::vector<std::vector<tensor::Range>> rows_of(const Parameter& parameter) {
-  if (!parameter.matrices.empty()) return parameter.matrices;
+  if (!parameter.packing.tensors.empty()) return parameter.packing.tensors;
   return {{{0, parameter.logical_slice().logical()[0]}}};
 }
 
@@ -48,26 +49,15 @@ std::vector<Matrix> matrices_of(const Segment& segment) {
 void for_each_shape(
     const Parameter& parameter, std::int64_t begin, std::int64_t end,
     const std::function<void(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>& visit) {
-  const tensor::Slice slice = parameter.logical_slice();
-  const std::int64_t here = parameter.shape.back(), columns = slice.logical()[1];
-  std::vector<std::pair<tensor::Range, std::int64_t>> runs;  // of local rows, each with all of its matrix
-  for (const std::vector<tensor::Range>& rows : rows_of(parameter))
-    for (const tensor::Range& range : rows) {
-      std::int64_t local = 0;
-      for (const tensor::Range& block : slice.blocks()[0]) {
-        const std::int64_t from = std::max(block.begin, range.begin), to = std::min(block.end, range.end);
-        if (from < to)
-          runs.push_back({{local + from - block.begin, local + to - block.begin}, count_of(rows)});
-        local += block.size();
-      }
-    }
-  std::sort(runs.begin(), runs.end(), [](auto& a, auto& b) { return a.first.begin < b.first.begin; });
+  std::vector<std::int64_t> rows;
+  for (const std::vector<tensor::Range>& matrix : rows_of(parameter)) rows.push_back(count_of(matrix));
+  const std::vector<PackedRun> runs = packed_runs(parameter);
+  const auto rows_at = [&](std::size_t i) { return rows[static_cast<std::size_t>(runs[i].tensor)]; };
   for (std::size_t i = 0; i < runs.size();) {
     std::size_t next = i + 1;
-    while (next < runs.size() && runs[next].second == runs[i].second) ++next;
-    const std::int64_t from = std::max(begin, runs[i].first.begin * here),
-                       to = std::min(end, runs[next - 1].first.end * here);
-    if (from < to) visit(from, to - from, runs[i].second, columns);
+    while (next < runs.size() && rows_at(next) == rows_at(i)) ++next;
+    const std::int64_t from = std::max(begin, runs[i].begin), to = std::min(end, runs[next - 1].end);
+    if (from < to) visit(from, to - from, rows_at(i), parameter.logical_slice().logical()[1]);
     i = next;
   }
 }

@@ -10,7 +10,7 @@
 
 namespace sherd::engine {
 
-/// A matrix that an optimizer takes whole (Parameter::matrices), of logical rows and columns.
+/// A matrix that an optimizer takes whole (Packing::tensors), of logical rows and columns.
 struct Matrix {
   const sharding::Segment* segment;
   std::size_t slot;  ///< of its parameter in the segment

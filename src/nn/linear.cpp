@@ -16,11 +16,12 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : activ
     weight_ = share("weight", options.tied);
   } else {
     weight_ = declare("weight", {out, in}, options.init.value_or(Init::uniform(-bound, bound)));
-    weight_->matrices = std::move(options.matrices);
+    weight_->packing = options.packing;
   }
-  if (options.bias)
-    bias_ =
-        declare("bias", {out}, options.init ? Init::zeros() : Init::uniform(-bound, bound), {.decay = false});
+  if (!options.bias) return;
+  bias_ =
+      declare("bias", {out}, options.init ? Init::zeros() : Init::uniform(-bound, bound), {.decay = false});
+  bias_->packing = std::move(options.packing);
 }
 
 Var Linear::forward(Tape& tape, const Var& x) {

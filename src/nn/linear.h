@@ -11,8 +11,7 @@ struct LinearOptions {
   bool bias = true;
   tensor::Activation activation = tensor::Activation::none;  ///< fused into the product
   std::optional<Init> init{};                                ///< of the weight; default uniform in ±1/√in
-  /// Of what the weight is made up, by its (logical) rows: Parameter::matrices.
-  std::vector<std::vector<tensor::Range>> matrices{};
+  autograd::Packing packing{};                               ///< of the weight's outputs, and the bias's
   ParameterPtr tied{};  ///< use this weight, shape [out, in], of another module
 };
 

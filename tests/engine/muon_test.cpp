@@ -146,7 +146,7 @@ TEST(MuonGroups, WithoutAMatrixAreRefused) {
 TEST(MuonGroups, RefuseMatricesThatAreNotTheRows) {
   models::Gpt model(tiny_gpt2());
   for (const auto& [name, parameter] : model.named_parameters())
-    if (name == "blocks.1.mlp.up.weight") parameter->matrices = {{{0, 4}}, {{5, 10}}};
+    if (name == "blocks.1.mlp.up.weight") parameter->packing.tensors = {{{0, 4}}, {{5, 10}}};
   expect_error(ErrorKind::usage,
                "parameter 'blocks.1.mlp.up.weight' has matrices that are not its 10 rows, each once",
                [&] { engine::with_companions(muon_section(), model); });
@@ -167,14 +167,14 @@ TEST(WholeMatrices, QueriesKeysAndValuesAreApart) {
   for (const auto& [name, parameter] : model.named_parameters()) {
     using Rows = std::vector<tensor::Range>;
     if (name == "blocks.0.attention.qkv.weight") {
-      EXPECT_THAT(parameter->matrices,
+      EXPECT_THAT(parameter->packing.tensors,
                   ElementsAre(Rows{{0, 4}, {8, 12}}, Rows{{4, 6}, {12, 14}}, Rows{{6, 8}, {14, 16}}));
       // Runs of one shape: queries are of 8 rows, keys and values beside them of 4.
       EXPECT_THAT(shapes_of(parameter),
                   ElementsAre(std::pair(24, 8), std::pair(24, 4), std::pair(24, 8), std::pair(24, 4)));
     }
     if (name == "blocks.0.mlp.up.weight") {
-      EXPECT_THAT(parameter->matrices, ElementsAre(Rows{{0, 10}}, Rows{{10, 20}}));
+      EXPECT_THAT(parameter->packing.tensors, ElementsAre(Rows{{0, 10}}, Rows{{10, 20}}));
       EXPECT_THAT(shapes_of(parameter), ElementsAre(std::pair(120, 10)));
     }
   }

@@ -111,7 +111,7 @@ void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
   int data = 0;
   do {
     s.tensor = dice.pick({1, 1, 1, 2, 4}), s.context = dice.pick({1, 1, 1, 2, 4});
-    s.pipeline = dice.pick({1, 1, 2, 3, 4}), data = dice.pick({1, 1, 2, 2, 3, 4, 6, 8});
+    s.pipeline = dice.pick({1, 1, 2, 3, 4}), data = dice.pick({1, 1, 2, 2, 3, 4, 4, 6, 8});
     s.context_method = dice.pick({"ring", "ulysses"});
     s.ranks = s.tensor * s.context * s.pipeline * data;
   } while (!fits(data));
@@ -119,10 +119,10 @@ void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
   s.accumulation = micro_batches / data;
   const int shared = data * s.context;
   s.expert = 1, s.shard_size = 0;
-  if (!s.moe.empty() && dice.chance(60))
+  if (!s.moe.empty() && dice.chance(75))
     for (const int expert : {4, 2})
       if (shared % expert == 0 && (s.expert == 1 || dice.chance(50))) s.expert = expert;
-  if (dice.chance(takes_rule(s, "OneBit") ? 80 : 35))
+  if (dice.chance(takes_rule(s, "OneBit") ? 80 : 45))
     for (int size = shared; size >= 1; --size)
       if (shared % size == 0 && size % s.context == 0 && size % s.expert == 0 &&
           (s.shard_size == 0 || dice.chance(60)))

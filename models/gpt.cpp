@@ -1,5 +1,6 @@
 #include "models/gpt.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -32,6 +33,26 @@ std::shared_ptr<const autograd::Documents> documents_of(Tape& tape, const tensor
   if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
   const auto* bounds = found->second.data<std::int32_t>();
   return std::make_shared<const autograd::Documents>(bounds, bounds + found->second.numel());
+}
+
+/// Of rows whose last places hold no token; null where there are none. On a meta device nobody can read them.
+std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Batch& batch) {
+  const auto found = batch.find("filling");
+  if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
+  const tensor::Shape& tokens = entry(batch, "tokens").shape();
+  const auto* filling = found->second.data<std::int32_t>();
+  if (found->second.numel() != tokens[0])
+    fail(ErrorKind::data, "'filling' tells of ", found->second.numel(), " sequences, of which there are ",
+         tokens[0]);
+  if (std::all_of(filling, filling + tokens[0], [](std::int32_t n) { return n == 0; })) return nullptr;
+  auto out = std::make_shared<std::vector<bool>>();
+  for (std::int64_t row = 0; row < tokens[0]; ++row) {
+    if (filling[row] < 0 || filling[row] > tokens[1])
+      fail(ErrorKind::data, "'filling' has ", filling[row], " of ", counted(tokens[1], "place"));
+    out->insert(out->end(), static_cast<std::size_t>(tokens[1] - filling[row]), false);
+    out->insert(out->end(), static_cast<std::size_t>(filling[row]), true);
+  }
+  return out;
 }
 
 }  // namespace
@@ -208,6 +229,7 @@ Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, c
 
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
   tape.documents = documents_of(tape, batch);
+  tape.filling = filling_of(tape, batch);
   if (part == 0) return embed(tape, batch);
   if (part + 1 == parts()) return loss(tape, x, batch);
   return (*blocks_)[part - 1](tape, x);

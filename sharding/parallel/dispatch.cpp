@@ -12,7 +12,8 @@ std::vector<std::vector<std::size_t>> by_expert(std::span<const std::int32_t> ch
                                                 const std::vector<bool>& dropped) {
   std::vector<std::vector<std::size_t>> out(static_cast<std::size_t>(experts));
   for (std::size_t c = 0; c < chosen.size(); ++c)
-    if (dropped.empty() || !dropped[c]) out[static_cast<std::size_t>(chosen[c])].push_back(c);
+    if (chosen[c] >= 0 && (dropped.empty() || !dropped[c]))
+      out[static_cast<std::size_t>(chosen[c])].push_back(c);
   return out;
 }
 

@@ -12,9 +12,9 @@ enum class Drop : std::uint8_t {
   by_position  ///< first choices before second ones, and earlier tokens before later ones (GShard)
 };
 
-/// Choices of experts, [tokens, top_k], and which of them are dropped where an expert takes at most
-/// `capacity`; below 0: none is. Pure. `weights`, [tokens, top_k], are looked at where those with the lowest
-/// go; of equal ones the later goes first.
+/// Choices of experts, [tokens, top_k], −1 of rows that choose none, and which of them are dropped where an
+/// expert takes at most `capacity`; below 0: none is. Pure. `weights`, [tokens, top_k], are looked at where
+/// those with the lowest go; of equal ones the later goes first.
 std::vector<bool> dropped_choices(std::span<const std::int32_t> chosen, std::int64_t experts, int top_k,
                                   std::int64_t capacity, Drop drop, std::span<const double> weights);
 
@@ -22,7 +22,7 @@ std::vector<bool> dropped_choices(std::span<const std::int32_t> chosen, std::int
 struct Dispatch {
   std::vector<std::int64_t> counts;   ///< rows of each expert
   std::vector<std::int32_t> sources;  ///< the token of each row
-  std::vector<std::int32_t> places;   ///< [tokens, top_k]: the row of each choice; -1: dropped
+  std::vector<std::int32_t> places;   ///< [tokens, top_k]: the row of each choice; -1: dropped, or none
 };
 /// Pure. `dropped`: by choice; empty: none.
 Dispatch plan_dispatch(std::span<const std::int32_t> chosen, std::int64_t experts, int top_k,

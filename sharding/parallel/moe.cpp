@@ -81,6 +81,10 @@ std::vector<std::size_t> places_of(const Layout& layout, std::int64_t batch, std
   return out;
 }
 
+std::int64_t choices(const autograd::Routed& routed) {
+  return std::accumulate(routed.per_expert.begin(), routed.per_expert.end(), std::int64_t{0});
+}
+
 double sum_of_products(const std::vector<double>& a, const std::vector<double>& b) {
   return std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
 }
@@ -137,16 +141,34 @@ Var Moe::forward(Tape& tape, const Var& x) {
   const Var rows = autograd::reshape(inner, {inner.shape().rows(), x.shape().back()});
   const Var logits =
       autograd::router_logits(router_input(tape, rows, inner.shape()), tape.parameter(router_->weight()));
-  const autograd::Routed routed = route(tape, logits);
+  const std::vector<bool> filling = filling_of(tape, inner.shape());
+  const autograd::Routed routed = route(tape, logits, filling);
   const Dispatch plan =
       plan_dispatch(routed.chosen, o.experts, o.routing.top_k, dropped(tape, routed, inner.shape()));
-  if (tape.training && tape.recording())
-    totals_.dropped += std::ssize(routed.chosen) - std::ssize(plan.sources);
+  if (tape.training && tape.recording()) totals_.dropped += choices(routed) - std::ssize(plan.sources);
   const Var made = (*experts_)(tape, copy_to(rows, layout_.tensor, path() + " tokens"),
                                copy_to(routed.weights, layout_.tensor, path() + " weights"), plan);
   const Var out = autograd::reshape(made, inner.shape());
   return layout_.cuts_stream() ? reduce_scatter(out, row_dim, layout_.tensor, path() + " output")
                                : all_reduce(out, layout_.tensor, path() + " output");
+}
+
+/// Which rows of the inner part hold no token; empty: all hold one.
+std::vector<bool> Moe::filling_of(const Tape& tape, const tensor::Shape& inner) const {
+  if (!tape.filling) return {};
+  const std::int64_t rows = inner.rank() == 2 ? inner[0] : inner[-2], batch = inner.rows() / rows;
+  require(std::ssize(*tape.filling) == inner.rows() * layout_.context_size(), path(), ": ",
+          tape.filling->size(), " marks of what fills sequences up for ", inner.rows(), " rows");
+  std::vector<bool> out;
+  for (const std::size_t place : places_of(layout_, batch, rows, layout_.context_rank()))
+    out.push_back((*tape.filling)[place]);
+  return out;
+}
+
+/// Of the micro-batch, on all context ranks, each of which has so many rows.
+std::int64_t Moe::tokens_of(const Tape& tape, std::int64_t rows) const {
+  if (!tape.filling) return rows * layout_.context_size();
+  return std::count(tape.filling->begin(), tape.filling->end(), false);
 }
 
 /// Numbers go by the element of the whole micro-batch, so that they do not depend on who computes it.
@@ -167,25 +189,26 @@ Tensor Moe::bias_tensor(Tape& tape, DType dtype) const {
   return Tensor::of<double>(tape.device(), {std::ssize(bias_)}, wide);
 }
 
-autograd::Routed Moe::route(Tape& tape, const Var& logits) {
+autograd::Routed Moe::route(Tape& tape, const Var& logits, const std::vector<bool>& filling) {
   const MoeOptions& o = options_;
   const auto of = std::make_shared<MicroBatch>();
-  autograd::Routed routed = autograd::route(logits, bias_tensor(tape, logits.dtype()), o.routing,
-                                            [this, of] { return loss_factors(*of); });
+  autograd::Routed routed = autograd::route(
+      logits, bias_tensor(tape, logits.dtype()), o.routing, [this, of] { return loss_factors(*of); },
+      filling);
   if (!tape.training && !tape.recording()) return routed;
   std::vector<std::int64_t> counts = routed.per_expert;
   if (o.losses.kind == BalanceLoss::first_choices) {
     std::fill(counts.begin(), counts.end(), 0);
     const auto k = static_cast<std::size_t>(o.routing.top_k);
     for (std::size_t c = 0; c < routed.chosen.size(); c += k)
-      ++counts[static_cast<std::size_t>(routed.chosen[c])];
+      if (routed.chosen[c] >= 0) ++counts[static_cast<std::size_t>(routed.chosen[c])];
   }
   counts = over_context(tape, std::move(counts));
   of->key = tape.random;
-  of->tokens = static_cast<double>(logits.shape()[0] * layout_.context_size());
+  of->tokens = static_cast<double>(std::max<std::int64_t>(1, tokens_of(tape, logits.shape()[0])));
   of->n.assign(counts.begin(), counts.end());
   if (o.losses.kind == BalanceLoss::pooled) o.pooled->put(of->key, layer_, of->n);
-  if (tape.training && tape.recording()) count(tape, logits, routed, *of);
+  if (tape.training && tape.recording()) count(tape, logits, routed, filling, *of);
   return routed;
 }
 
@@ -225,13 +248,14 @@ autograd::RouterLossFactors Moe::loss_factors(const MicroBatch& of) {
   return out;
 }
 
-void Moe::count(Tape& tape, const Var& logits, const autograd::Routed& routed, MicroBatch& of) {
+void Moe::count(Tape& tape, const Var& logits, const autograd::Routed& routed,
+                const std::vector<bool>& filling, MicroBatch& of) {
   RoutingTotals& all = totals_;
   all.per_expert.resize(routed.per_expert.size());
   for (std::size_t e = 0; e < all.per_expert.size(); ++e) all.per_expert[e] += routed.per_expert[e];
-  all.choices += std::ssize(routed.chosen);
+  all.choices += choices(routed);
   if (layout_.context_rank() == 0) ++all.micro_batches;
-  const autograd::RouterSums sums = autograd::router_sums(tape, logits.value(), options_.routing);
+  const autograd::RouterSums sums = autograd::router_sums(tape, logits.value(), options_.routing, filling);
   all.z += sums.z / of.tokens;
   of.probabilities = sums.probabilities;
   if (options_.losses.kind != BalanceLoss::pooled)
@@ -243,7 +267,7 @@ std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, const
   const MoeOptions& o = options_;
   const std::int64_t rows = inner.rank() == 2 ? inner[0] : inner[-2], batch = inner.rows() / rows;
   const int ranks = layout_.context_size(), k = o.routing.top_k;
-  const std::int64_t capacity = expert_capacity(o, batch * rows * ranks);
+  const std::int64_t capacity = expert_capacity(o, tokens_of(tape, batch * rows));
   // Texts that are generated come in batches that mean nothing: what one becomes must not depend on others.
   if (capacity < 0 || tape.key_cache) return {};
   std::vector<double> weights;

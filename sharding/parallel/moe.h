@@ -49,6 +49,8 @@ struct RoutingTotals {
 /// Parameters: "router.weight" [experts, hidden], which all ranks have, and "experts" (Experts). x and the
 /// result: this rank's part of the stream, [..., hidden] (Layout). Losses and capacities are those of the
 /// micro-batch's tokens on all tensor and context ranks. Expert ranks exchange the rows of chosen tokens.
+/// What fills sequences up (Tape::filling) is no token: it takes no expert, the result is 0 there, and it
+/// counts nowhere.
 class Moe : public nn::Layer, public nn::StepState {
  public:
   /// Throws Error{config} for options that do not fit each other.
@@ -75,10 +77,13 @@ class Moe : public nn::Layer, public nn::StepState {
 
   Var router_input(Tape& tape, const Var& rows, const tensor::Shape& inner) const;
   tensor::Tensor bias_tensor(Tape& tape, DType dtype) const;
-  autograd::Routed route(Tape& tape, const Var& logits);
+  std::vector<bool> filling_of(const Tape& tape, const tensor::Shape& inner) const;
+  std::int64_t tokens_of(const Tape& tape, std::int64_t rows) const;
+  autograd::Routed route(Tape& tape, const Var& logits, const std::vector<bool>& filling);
   autograd::RouterLossFactors loss_factors(const MicroBatch& of);
   std::vector<double> balance_weights(const MicroBatch& of) const;
-  void count(Tape& tape, const Var& logits, const autograd::Routed& routed, MicroBatch& of);
+  void count(Tape& tape, const Var& logits, const autograd::Routed& routed, const std::vector<bool>& filling,
+             MicroBatch& of);
   std::vector<std::int64_t> over_context(Tape& tape, std::vector<std::int64_t> counts) const;
   std::vector<bool> dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const;
 

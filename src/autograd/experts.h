@@ -17,7 +17,7 @@ Var router_logits(const Var& x, const Var& w, const Var& b = {});
 /// What a router has chosen.
 struct Routed {
   Var weights;                           ///< [tokens, top_k], fp32 or fp64
-  std::vector<std::int32_t> chosen;      ///< [tokens, top_k], of the most preferred first
+  std::vector<std::int32_t> chosen;      ///< [tokens, top_k], of the most preferred first; -1: none
   std::vector<std::int64_t> per_expert;  ///< how many of these each expert has
 };
 
@@ -32,14 +32,16 @@ struct RouterSums {
   std::vector<double> probabilities;
   double z = 0;
 };
-/// Waits for the device; zeros on a meta device.
-RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing);
+/// Waits for the device; zeros on a meta device. `filling`: as in route().
+RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing,
+                       const std::vector<bool>& filling = {});
 
 /// Chooses experts by logits of [tokens, experts]; `bias` ([experts] in their dtype, may be undefined) counts
 /// for the choice alone. In backward the gradients of the losses that `losses` tells then go to the logits,
-/// times Tape::loss_seed; null: none. Waits for the device.
+/// times Tape::loss_seed; null: none. `filling`: by row, whether it holds no token: such a row chooses -1,
+/// counts nowhere, and its logits have no gradient; empty: all hold one. Waits for the device.
 Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
-             std::function<RouterLossFactors()> losses = nullptr);
+             std::function<RouterLossFactors()> losses = nullptr, std::vector<bool> filling = {});
 
 /// The rows of x that `rows` (int32) names. x: [n, width]; the result: [rows.numel(), width]. Gradients of
 /// one row are added in the order of `rows`.

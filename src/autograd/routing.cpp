@@ -44,6 +44,7 @@ struct RouteBackward {
   Tensor scores, chosen;
   tensor::Routing routing;
   std::function<RouterLossFactors()> losses;
+  std::vector<bool> filling;
   GradRef dlogits;
 
   void operator()(Tape& tape, const Tensor& dweights) const {
@@ -57,6 +58,11 @@ struct RouteBackward {
     }
     Tensor out = tape.empty(z.shape(), z.dtype());
     tape.kernels().route_backward(z, routing, scores, chosen, dweights, added, out);
+    for (std::size_t row = 0, end = 0; row < filling.size(); row = end) {
+      for (end = row; end < filling.size() && filling[end] == filling[row];) ++end;
+      if (filling[row])
+        tape.kernels().fill(out.rows(static_cast<std::int64_t>(row), static_cast<std::int64_t>(end)), 0);
+    }
     tape.accumulate(dlogits, std::move(out));
   }
 };
@@ -95,10 +101,12 @@ Var router_logits(const Var& x, const Var& w, const Var& b) {
 }
 
 Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
-             std::function<RouterLossFactors()> losses) {
+             std::function<RouterLossFactors()> losses, std::vector<bool> filling) {
   Tape& tape = logits.tape();
   require(logits.shape().rank() == 2, "route: logits must be [tokens, experts], not ", logits.shape().str());
   const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
+  require(filling.empty() || std::ssize(filling) == tokens, "route: ", filling.size(), " marks for ", tokens,
+          " rows");
   Tensor scores = tape.empty(logits.shape(), logits.dtype());
   Tensor weights = tape.empty({tokens, routing.top_k}, logits.dtype());
   const Tensor chosen = Tensor::empty(tape.device(), {tokens, routing.top_k}, DType::i32);
@@ -106,14 +114,18 @@ Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routi
   Routed out;
   out.chosen = on_host(tape.device(), chosen, experts);
   out.per_expert.resize(static_cast<std::size_t>(experts));
-  for (const std::int32_t expert : out.chosen) ++out.per_expert[static_cast<std::size_t>(expert)];
-  out.weights = tape.record(
-      std::move(weights), {logits},
-      RouteBackward{logits, std::move(scores), chosen, routing, std::move(losses), logits.grad_ref()});
+  for (std::size_t row = 0, k = static_cast<std::size_t>(routing.top_k); row < filling.size(); ++row)
+    if (filling[row]) std::fill_n(out.chosen.begin() + static_cast<std::ptrdiff_t>(row * k), k, -1);
+  for (const std::int32_t expert : out.chosen)
+    if (expert >= 0) ++out.per_expert[static_cast<std::size_t>(expert)];
+  out.weights = tape.record(std::move(weights), {logits},
+                            RouteBackward{logits, std::move(scores), chosen, routing, std::move(losses),
+                                          std::move(filling), logits.grad_ref()});
   return out;
 }
 
-RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing) {
+RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& routing,
+                       const std::vector<bool>& filling) {
   const std::int64_t tokens = logits.shape()[0], experts = logits.shape()[1];
   RouterSums out;
   out.probabilities.resize(static_cast<std::size_t>(experts));
@@ -123,6 +135,7 @@ RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& 
   const Tensor here = tensor::to_host(tape.device(), wide);
   std::vector<double> p(out.probabilities.size());
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (!filling.empty() && filling[static_cast<std::size_t>(t)]) continue;
     const double* row = here.data<double>() + t * experts;
     const double top = *std::max_element(row, row + experts);
     double exponentials = 0, sum = 0;

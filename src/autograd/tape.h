@@ -174,6 +174,9 @@ class Tape {
   double loss_seed = 1;  ///< d loss of the backward to come, for losses that operations add
   /// Documents of the micro-batch that do not see each other; null: each of its rows is one text.
   std::shared_ptr<const Documents> documents;
+  /// Which rows of the micro-batch's sequences, which lie behind each other, hold no token but fill their
+  /// sequence up: routers leave them out. Null: all hold one.
+  std::shared_ptr<const std::vector<bool>> filling;
   /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.
   KeyCache* key_cache = nullptr;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own

@@ -183,6 +183,7 @@ void DocumentSamples::load(std::int64_t position, Row& row) const {
     begin += places;
     row.ends.push_back(static_cast<std::int32_t>(begin));
   });
+  row.filling = static_cast<std::int32_t>(length - begin);
   if (begin < length) row.ends.push_back(static_cast<std::int32_t>(length));
 }
 

@@ -61,6 +61,7 @@ void TokenLoader::add_documents(tensor::Batch& batch) const {
   for (std::size_t d = 0; d + 1 < documents_.size(); ++d)
     std::iota(positions.begin() + documents_[d], positions.begin() + documents_[d + 1], 0);
   batch["documents"] = on_processor(documents_);
+  batch["filling"] = on_processor(filling_);
   batch["positions"] =
       tensor::Tensor::of<std::int32_t>(device_, {rank().micro_batch, samples_->seq_length()}, positions);
 }
@@ -73,13 +74,14 @@ tensor::Batch TokenLoader::next() {
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
   const std::int64_t length = samples_->seq_length();
   tokens_.clear(), labels_.clear();
-  documents_.assign(1, 0);
+  documents_.assign(1, 0), filling_.clear();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
     samples_->load(wrapped(first + i), row_);
     const auto begin = static_cast<std::int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
     for (const std::int32_t end : row_.ends) documents_.push_back(begin + end);
+    filling_.push_back(row_.filling);
   }
   const tensor::Shape shape{rank().micro_batch, length};
   tensor::Batch batch;

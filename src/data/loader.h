@@ -106,8 +106,9 @@ class Loader {
 /// tokens[i], or no_label where it is no target, and {"target_tokens": int32 [1]}, how many are, where the
 /// processor reads it. Of samples that keep documents apart also {"documents": int32 [n + 1]}, where the
 /// processor reads it: where they begin and end among the b·s rows, behind each other (cu_seqlens of
-/// variable-length attention), and {"positions": int32 [b, s]}, each token's within its document. While a
-/// batch is in use the kernel reads the next one ahead.
+/// variable-length attention), {"positions": int32 [b, s]}, each token's within its document, and
+/// {"filling": int32 [b]}, how many places at the end of each row hold no token, where the processor reads
+/// it. While a batch is in use the kernel reads the next one ahead.
 class TokenLoader final : public Loader {
  public:
   /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out
@@ -133,7 +134,7 @@ class TokenLoader final : public Loader {
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   Row row_;
-  std::vector<std::int32_t> tokens_, labels_, documents_;
+  std::vector<std::int32_t> tokens_, labels_, documents_, filling_;
 };
 
 }  // namespace sherd::data

@@ -27,6 +27,7 @@ struct Row {
       labels;  ///< seq_length each; labels[i]: the token after tokens[i], or no_label
   /// Where documents end that do not see each other, the last one at seq_length; empty: the row is one text.
   std::vector<std::int32_t> ends;
+  std::int32_t filling = 0;  ///< places at its end that hold no token
 };
 
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and

@@ -179,6 +179,7 @@ TEST_F(DocumentPacking, BatchesSayWhereDocumentsAre) {
             (Ids{4, 5, 6, 7, 8, 0, 1, 2, 10, 11, 13, 14, padding, padding, padding, padding}));
   EXPECT_EQ(values("positions"), (Ids{0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 0, 1, 0, 1, 2, 3}));
   EXPECT_EQ(values("documents"), (Ids{0, 5, 8, 10, 12, 16}));
+  EXPECT_EQ(values("filling"), (Ids{0, 4}));
   EXPECT_EQ(values("target_tokens"), Ids{12});
 }
 

@@ -24,8 +24,8 @@ Case local_case(int ranks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Conformance,
-                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
-                                         local_case(8)),
+                         ::testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
+                                           local_case(8)),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Local, Conformance,
 
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(Local, NamesGroupsAndRanks) {
   run_local(4, {}, [](Communicator& comm) {
@@ -96,7 +96,7 @@ TEST(Local, PeersHearWhyARankFailed) {
                            }
                          }),
                Error);
-  EXPECT_THAT(heard, testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
+  EXPECT_THAT(heard, ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
 }
 
 TEST(Local, ARankThatReturnsEarlyIsNamed) {
@@ -107,7 +107,7 @@ TEST(Local, ARankThatReturnsEarlyIsNamed) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::comm);
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
   }
 }
 

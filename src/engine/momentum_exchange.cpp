@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <span>
 
-#include "engine/packed_tensors.h"
 #include "engine/update_staging.h"
 
 namespace sherd::engine {
@@ -25,12 +24,8 @@ PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
   for (std::int64_t part = 0; part < replicas_; ++part) {
     std::int64_t place = 0;
     const std::int64_t from = std::min(all, part * part_), to = std::min(all, from + part_);
-    for (const sharding::Piece& piece : segment.layout().pieces(begin_ + from, begin_ + to)) {
-      const std::int64_t left = unpadded(*segment.layout().parameters()[piece.slot]) - piece.parameter_begin;
-      if (left > 0)
-        runs_.push_back(
-            {piece.flat_begin, piece.flat_begin + std::min(piece.count, left), part, place++, {}});
-    }
+    for (const sharding::Piece& piece : segment.layout().pieces(begin_ + from, begin_ + to))
+      runs_.push_back({piece.flat_begin, piece.flat_begin + piece.count, part, place++, {}});
     places_ = std::max(places_, (place + 1) / 2 * 2);  // words stay aligned
   }
   block_bytes_ = part_ / 8 + places_ * static_cast<std::int64_t>(sizeof(float));

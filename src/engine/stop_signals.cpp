@@ -145,7 +145,7 @@ StopSignals::StopSignals(const char* message) {
   const std::lock_guard lock(mutex);
   if (living == 0) begin(message);
   ++living;
-  
+  mask_.emplace(SIG_BLOCK, taken);
 }
 
 StopSignals::~StopSignals() {

@@ -5,7 +5,6 @@
 #include <thread>
 
 #include "base/log.h"
-#include "support/borrowed_stack.h"
 #include "tests/comm/conformance.h"
 
 namespace sherd::comm {
@@ -24,7 +23,7 @@ Case local_case(int ranks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Conformance,
-                         ::testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
+                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
                                            local_case(8)),
                          [](const auto& test) { return test.param.name; });
 
@@ -33,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(Local, Conformance,
 
 namespace {
 
-using ::testing::HasSubstr;
+using testing::HasSubstr;
 
 TEST(Local, NamesGroupsAndRanks) {
   run_local(4, {}, [](Communicator& comm) {
@@ -43,22 +42,6 @@ TEST(Local, NamesGroupsAndRanks) {
     EXPECT_EQ(part->name(), comm.rank() % 2 ? "local(2 of 4: ranks 1, 3)" : "local(2 of 4: ranks 0, 2)");
   });
   EXPECT_EQ(ThreadRank::current(), -1);
-}
-
-/// What a caller's functions compute there may be interrupted by any signal.
-TEST(Local, RanksHaveAlternateStacks) {
-  using testing::BorrowedStack;
-  if (!BorrowedStack::possible) GTEST_SKIP() << "for x86 alone";
-  const testing::IdleHandler handler(SIGPROF, SA_ONSTACK | SA_RESTART);
-  BorrowedStack stacks[2];
-  std::thread run([&] { run_local(2, {}, [&](Communicator& comm) { stacks[comm.rank()].spin(); }); });
-  for (BorrowedStack& stack : stacks) {
-    while (!stack.on()) std::this_thread::yield();
-    stack.bombard(SIGPROF, 20);
-  }
-  for (BorrowedStack& stack : stacks) stack.stop();
-  run.join();
-  for (const BorrowedStack& stack : stacks) EXPECT_TRUE(stack.untouched());
 }
 
 /// A rank that throws ends everybody's waits, in the world and in its parts, and its error is the one
@@ -96,7 +79,7 @@ TEST(Local, PeersHearWhyARankFailed) {
                            }
                          }),
                Error);
-  EXPECT_THAT(heard, ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
+  EXPECT_THAT(heard, testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
 }
 
 TEST(Local, ARankThatReturnsEarlyIsNamed) {
@@ -107,7 +90,7 @@ TEST(Local, ARankThatReturnsEarlyIsNamed) {
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::comm);
-    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
+    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
   }
 }
 

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <stdexcept>
 #include <thread>
 
@@ -24,7 +23,7 @@ Case local_case(int ranks) {
 
 INSTANTIATE_TEST_SUITE_P(Local, Conformance,
                          testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
-                                           local_case(8)),
+                                         local_case(8)),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -200,7 +200,8 @@ void note_stack(int) {
   ++(now.ss_flags & SS_ONSTACK ? on_alternate_stack : on_own_stack);
 }
 
-/// Ranks, what waits for signals, and the threads of arenas, groups, saves and NVMe.
+/// Ranks, what waits for signals, and the threads of groups, saves and NVMe. One that ends meanwhile answers
+/// nothing.
 TEST_F(TrainerTest, SignalsFindAlternateStacksInAllThreadsAndRanksAloneHearStopSignals) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer has a thread of its own, and runs handlers later";
@@ -223,8 +224,7 @@ TEST_F(TrainerTest, SignalsFindAlternateStacksInAllThreadsAndRanksAloneHearStopS
       for (const int signal : stop_signals) hearing += hears(thread, signal);
       ::tgkill(::getpid(), thread, SIGPROF);
     }
-    for (int waited = 0; on_alternate_stack + on_own_stack < static_cast<int>(seen) && waited < 2000;
-         ++waited)
+    for (int waited = 0; on_alternate_stack + on_own_stack < static_cast<int>(seen) && waited < 100; ++waited)
       ::usleep(1000);
     const int status = std::system("kill -s TERM $$");
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM)
@@ -240,7 +240,8 @@ TEST_F(TrainerTest, SignalsFindAlternateStacksInAllThreadsAndRanksAloneHearStopS
   EXPECT_GE(seen, 6u) << "nothing is looked at";
   EXPECT_EQ(on_own_stack, 0);
   EXPECT_GE(on_alternate_stack, 6);
-  EXPECT_LE(hearing, 2 * static_cast<int>(stop_signals.size()));
+  EXPECT_LE(hearing, 3 * static_cast<int>(stop_signals.size()))
+      << "more than what waits and two ranks in calls";
 }
 
 TEST_F(TrainerTest, ErrorsNameTheCheckpointToGoOnFrom) {

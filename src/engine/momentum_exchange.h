@@ -14,8 +14,8 @@ namespace sherd::engine {
 /// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
 /// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
 /// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter, padding
-/// included; it has a scale of its own. Memory of who updates the segment, which lasts with this. Used from the
-/// rank's thread.
+/// included; it has a scale of its own. Memory of who updates the segment, which lasts with this. Used from
+/// the rank's thread.
 class PackedMomentum {
  public:
   PackedMomentum(const sharding::Segment& segment, device::Device& device);

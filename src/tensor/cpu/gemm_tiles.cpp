@@ -60,7 +60,8 @@ class Tiles final : public BlockProduct {
   static std::int64_t up_to(std::int64_t n, std::int64_t step) { return (n + step - 1) / step * step; }
   std::int64_t units(std::int64_t depth) const { return (depth + ops_.per_unit - 1) / ops_.per_unit; }
   /// The rows of a tile, this many elements apart, do not lie on the same sets of the first-level cache.
-  bool spread(std::int64_t stride) const { return stride / ops_.per_unit % 1024 != 0; }
+  /// (bf16's are few enough there.)
+  bool spread(std::int64_t stride) const { return ops_.per_unit > 1 || stride % 1024 != 0; }
   bool whole_units(std::int64_t elements) const { return elements % ops_.per_unit == 0; }
 
   const DType dtype_;

@@ -161,13 +161,22 @@ struct GemmTiles {
       }
   }
 
+  /// What is asked for while a sliver is multiplied: fp32's next one. bf16's are deeper and multiplied at
+  /// twice the rate, so that asking costs more than it brings.
+  static auto ahead_of(const std::uint32_t* next, Count units, Count rows) {
+    if constexpr (Dot::per_unit == 1)
+      return SliverAhead{next, units, rows};
+    else
+      return NothingAhead{};
+  }
+
   template <class FirstLeft, class Left>
   static void multiply_by(const FirstLeft& first_left, const Left& left, Count rows, const void* packed,
                           const GemmPart& part, Count cols, float* c, Count c_stride,
                           const GemmFinish* finish) {
     for (Count col = 0; col < cols; col += sliver) {
       const auto* b = static_cast<const std::uint32_t*>(packed) + (col * part.units + part.first * sliver);
-      const SliverAhead ahead{b + part.units * sliver, part.count, rows};
+      const auto ahead = ahead_of(b + part.units * sliver, part.count, rows);
       float* sums = c ? c + col : nullptr;
       const auto by = [&](const auto& a) {
         if (finish)

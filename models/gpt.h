@@ -46,9 +46,9 @@ class Gpt : public nn::LayeredModel {
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
   /// or -100 where none is to be learned. Where there are "documents", int32 [n + 1] that the processor
   /// reads, the bounds among all rows of documents that do not see each other, "positions", int32 [batch,
-  /// seq], counts each one's tokens. "filling", int32 [batch] that the processor
-  /// reads, tells how many places at each row's end hold no token: routers leave them out. Throws Error{data}
-  /// for what is missing or does not fit.
+  /// seq], counts each one's tokens. "filling", int32 [batch] that the processor reads, tells how many places
+  /// at each row's end hold no token: routers leave them out. Throws Error{data} for what is missing or does
+  /// not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/excerpt.h"
+#include "engine/packed_tensors.h"
 #include "engine/parameter_groups.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"
@@ -24,18 +25,6 @@ std::unordered_set<const autograd::Parameter*> matrices_of_blocks(nn::Module& mo
       if (parameter->shape.rank() == 2) out.insert(parameter.get());
   }
   return out;
-}
-
-void check_matrix(const std::string& name, const autograd::Parameter& parameter) {
-  const std::int64_t all = parameter.logical_slice().logical()[0];
-  std::vector<tensor::Range> rows;
-  for (const std::vector<tensor::Range>& matrix : parameter.packing.tensors)
-    rows.insert(rows.end(), matrix.begin(), matrix.end());
-  std::sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.begin < b.begin; });
-  std::int64_t end = 0;
-  for (const tensor::Range& range : rows) end = range.begin == end && range.size() > 0 ? range.end : all + 1;
-  require(rows.empty() || end == all, "parameter '", name, "' has matrices that are not its ", all,
-          " rows, each once");
 }
 
 /// A name with `*` for its numbers, as those of blocks.
@@ -87,7 +76,7 @@ class Taken {
     if (rule.type != config::OptimizerType::muon)
       return !parameter.is_table && parameter.logical_slice().logical().numel() >= least_in_codes;
     if (!matrices_.contains(&parameter)) return false;
-    check_matrix(name, parameter);
+    packed_runs(parameter, name);  // throws for tensors that are not its rows
     return true;
   }
 

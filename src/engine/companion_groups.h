@@ -13,8 +13,8 @@ namespace sherd::engine {
 /// of its parameters. The same where all rules take everything, and where nothing is left to do.
 ///
 /// Throws Error{config} where Muon has no such matrix: a group that is of this type in a section of another,
-/// or the section and all of its type; and Error{usage} for a parameter whose `matrices` are not its rows,
-/// each once.
+/// or the section and all of its type; and Error{usage} for a parameter whose packed tensors are not its
+/// first rows, each once.
 config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model);
 
 }  // namespace sherd::engine

@@ -17,7 +17,7 @@ struct LogicalRun {
 };
 
 /// The rows of all tensors, in order.
-std::vector<LogicalRun> logical_runs(const Parameter& parameter, std::int64_t rows) {
+std::vector<LogicalRun> logical_runs(const Parameter& parameter, std::int64_t rows, const std::string& name) {
   std::vector<LogicalRun> out;
   const auto& tensors = parameter.packing.tensors;
   if (tensors.empty()) out.push_back({{0, rows}, 0});
@@ -26,8 +26,9 @@ std::vector<LogicalRun> logical_runs(const Parameter& parameter, std::int64_t ro
   std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.rows.begin < b.rows.begin; });
   std::int64_t end = 0;
   for (const auto& [range, tensor] : out) {
-    require(range.begin == end && range.size() >= 0 && range.end <= rows, "parameter '", parameter.name,
-            "' packs tensors that are not the first of its ", rows, " rows, each once");
+    require(range.begin == end && range.size() >= 0 && range.end <= rows, "parameter '",
+            parameter.name.empty() ? name : parameter.name, "' packs tensors that are not the first of its ",
+            rows, " rows, each once");
     end = range.end;
   }
   return out;
@@ -43,13 +44,13 @@ void append(std::vector<PackedRun>& to, const PackedRun& run) {
 
 }  // namespace
 
-std::vector<PackedRun> packed_runs(const Parameter& parameter) {
+std::vector<PackedRun> packed_runs(const Parameter& parameter, const std::string& name) {
   const tensor::Slice slice = parameter.logical_slice();
   std::vector<PackedRun> out;
   if (slice.logical().rank() == 0) return {{0, 1, 0}};
   const std::int64_t here = slice.shape()[0];
   const std::int64_t width = here == 0 ? 0 : slice.numel() / here;
-  const std::vector<LogicalRun> runs = logical_runs(parameter, slice.logical()[0]);
+  const std::vector<LogicalRun> runs = logical_runs(parameter, slice.logical()[0], name);
   auto next = runs.begin();
   std::int64_t local = 0;
   for (const Range& block : slice.blocks()[0]) {

@@ -18,8 +18,9 @@ struct PackedRun {
 };
 
 /// All that this rank's slice has of the tensors, in order; what is behind the last run is padding. Pure
-/// arithmetic. Throws Error{usage} for tensors that are not the parameter's first rows, each once.
-std::vector<PackedRun> packed_runs(const autograd::Parameter& parameter);
+/// arithmetic. Throws Error{usage} for tensors that are not the parameter's first rows, each once, which
+/// calls the parameter `name` where it has none yet.
+std::vector<PackedRun> packed_runs(const autograd::Parameter& parameter, const std::string& name = {});
 /// The same of tensors as they are published: where that is as one, of this one.
 std::vector<PackedRun> measured_runs(const autograd::Parameter& parameter);
 

@@ -94,9 +94,6 @@ void Trainer::resume() {
 }
 
 void Trainer::open_outputs() {
-  stop_signals_ = std::make_unique<engine::StopSignals>(
-      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
-      "the run at once, unsaved\n");
   if (!speaks()) return;
   if (!options_.metrics_file.empty())
     writer_ = std::make_unique<engine::MetricsWriter>(options_.metrics_file, first_step_ + 1);
@@ -148,21 +145,23 @@ std::string Trainer::with_next_step(const std::string& message) const {
 }
 
 int Trainer::run() {
-  open_outputs();
-  int signal = 0;
-  try {
-    signal = train_steps();
-  } catch (const Error& error) {
-    stop_signals_.reset();
-    throw Error(error.kind(), with_next_step(error.what()));
-  } catch (...) {
-    stop_signals_.reset();
-    throw;
-  }
-  stop_signals_.reset();  // what comes after training is stopped as its program says
+  const int signal = train_until_stopped();
   if (progress_) progress_->finish();
   if (speaks()) report_end(signal);
   return signal;
+}
+
+/// What comes after training is stopped as its program says.
+int Trainer::train_until_stopped() {
+  const engine::StopSignals stop_signals(
+      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
+      "the run at once, unsaved\n");
+  open_outputs();
+  try {
+    return train_steps();
+  } catch (const Error& error) {
+    throw Error(error.kind(), with_next_step(error.what()));
+  }
 }
 
 /// Why training ends before its last step, and what is the best of it.

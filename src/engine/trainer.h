@@ -101,6 +101,7 @@ class Trainer {
   void report_end(int signal) const;
   std::string with_next_step(const std::string& message) const;
   int stop_signal();
+  int train_until_stopped();
 
   Engine& engine_;
   data::Loader& training_;
@@ -108,7 +109,6 @@ class Trainer {
   std::unique_ptr<engine::BestLoss> best_;  ///< of all evaluations, those before a resume included
   std::unique_ptr<engine::MetricsWriter> writer_;
   std::unique_ptr<engine::Monitors> monitors_;
-  std::unique_ptr<engine::StopSignals> stop_signals_;  ///< while steps run
   std::unique_ptr<engine::Progress> progress_;
   std::optional<double> mfu_;       ///< of the newest step, on rank 0
   std::optional<double> val_loss_;  ///< of the newest evaluation

@@ -1,7 +1,6 @@
-// `sherd train` stopped at any moment while other signals come, with the products of a processor without
-// AVX-512: each time it ends with the signal's code, and what it promises to save is whole and of the last
-// step. SHERD_STOP_ROUNDS sets how often (4 where it is not set, as in CI: by each signal once),
-// SHERD_STOP_SEED when.
+// `sherd train` stopped at any moment while other signals come: each time it ends with the signal's code, and
+// what it promises to save is whole and of the last step. SHERD_STOP_ROUNDS sets how often (4 where it is not
+// set, as in CI: by each signal once), SHERD_STOP_SEED when.
 #include <signal.h>
 
 #include <random>
@@ -22,7 +21,7 @@ unsigned from_environment(const char* name, unsigned otherwise) {
 
 class Stop : public Train {
  protected:
-  /// Products of 512 rows with 320 and 1280 columns, large enough to be signals' most likely place.
+  /// Large enough that signals mostly come while products are made.
   std::string line(unsigned ranks) const {
     std::vector<std::string> arguments = train({"--ranks", std::to_string(ranks), "--steps", "1000000",
                                                 "--metrics", (folder_ / "m.jsonl").string()});
@@ -31,7 +30,7 @@ class Stop : public Train {
           "bf16.enabled=false", "device.threads_per_rank=2", "training.save_interval=5",
           "training.keep_last=1", "training.log_interval=1000000"})
       arguments.insert(arguments.end(), {"--set", set});
-    return cat("env DNNL_MAX_CPU_ISA=AVX2 ", joined(arguments));
+    return joined(arguments);
   }
   /// A thousand times a second a signal that the program takes and does nothing about, and after a while the
   /// one that stops it. The exit code; -1 where a signal ended it, or nothing did.

@@ -147,9 +147,10 @@ TEST(MuonGroups, RefuseMatricesThatAreNotTheRows) {
   models::Gpt model(tiny_gpt2());
   for (const auto& [name, parameter] : model.named_parameters())
     if (name == "blocks.1.mlp.up.weight") parameter->packing.tensors = {{{0, 4}}, {{5, 10}}};
-  expect_error(ErrorKind::usage,
-               "parameter 'blocks.1.mlp.up.weight' has matrices that are not its 10 rows, each once",
-               [&] { engine::with_companions(muon_section(), model); });
+  expect_error(
+      ErrorKind::usage,
+      "parameter 'blocks.1.mlp.up.weight' packs tensors that are not the first of its 10 rows, each once",
+      [&] { engine::with_companions(muon_section(), model); });
 }
 
 /// One segment of these parameters over so many ranks.

@@ -240,6 +240,7 @@ TEST_F(TrainerTest, SignalsFindAlternateStacksInAllThreadsAndRanksAloneHearStopS
   EXPECT_GE(seen, 6u) << "nothing is looked at";
   EXPECT_EQ(on_own_stack, 0);
   EXPECT_GE(on_alternate_stack, 6);
+  EXPECT_GE(hearing, static_cast<int>(stop_signals.size())) << "the thread that calls after_step";
   EXPECT_LE(hearing, 3 * static_cast<int>(stop_signals.size()))
       << "more than what waits and two ranks in calls";
 }

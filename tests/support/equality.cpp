@@ -269,7 +269,14 @@ tensor::Batch batch_of(Engine& engine, const RunSpec& spec, int step, int micro)
   const int left_out = (step + 5 * micro) % spec.seq;
   for (int row = 0; row < spec.rows; ++row)
     std::fill_n(batch.at("labels").data<std::int32_t>() + row * spec.seq, left_out, data::no_label);
-  const std::vector<std::int32_t> targets{spec.rows * (spec.seq - left_out)};
+  // The last row's end holds no token, and so no target.
+  const int filled = std::min((3 * step + 7 * micro) % (spec.seq / 2 + 1), spec.seq - left_out - 1);
+  std::fill_n(batch.at("labels").data<std::int32_t>() + spec.rows * spec.seq - filled, filled,
+              data::no_label);
+  std::vector<std::int32_t> filling(static_cast<std::size_t>(spec.rows));
+  filling.back() = filled;
+  batch["filling"] = tensor::Tensor::of<std::int32_t>(engine.device(), {spec.rows}, filling);
+  const std::vector<std::int32_t> targets{spec.rows * (spec.seq - left_out) - filled};
   batch["target_tokens"] = tensor::Tensor::of<std::int32_t>(engine.device(), {1}, targets);
   return batch;
 }

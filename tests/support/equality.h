@@ -60,7 +60,8 @@ struct RunSpec {
   int hidden = 32, layers = 3;
   int kv_heads = 0;        ///< of 4 heads; 0: 2, and 4 of a GPT-2 with an adapter
   int rows = 2, seq = 24;  ///< of a micro-batch
-  /// Micro-batches leave out other numbers of targets, so that they weigh differently.
+  /// Micro-batches leave out other numbers of targets, so that they weigh differently, and rows' ends hold no
+  /// token.
   bool ragged = false;
   int resume_at = 0;             ///< save after this step, build everything anew, resume; 0: never
   std::string directory;         ///< for checkpoints when resuming

@@ -87,17 +87,16 @@ TrainerOptions TrainRun::trainer_options() {
   options.resume = request_.resume;
   options.resume_tag = request_.resume_tag;
   options.metrics_file = request_.metrics;
-  options.tokens_per_sample = shape_.max_seq;
-  options.mfu = [this](double samples_per_second) { return mfu(samples_per_second); };
+  options.mfu = [this](double tokens_per_second) { return mfu(tokens_per_second); };
   options.words = {
       .resume = "--resume", .tag = "--tag", .validation = "give data.split a larger second part"};
   return options;
 }
 
 /// What the model computes, next to what the machine can.
-std::optional<double> TrainRun::mfu(double samples_per_second) {
+std::optional<double> TrainRun::mfu(double tokens_per_second) {
   if (gemm_rate_ <= 0) return {};
-  const double reached = samples_per_second * static_cast<double>(shape_.max_seq) *
+  const double reached = tokens_per_second *
                          models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half);
   if (reached > gemm_rate_)
     gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
@@ -239,7 +238,7 @@ void TrainRun::report() const {
     std::printf("\nstep %lld: loss %.4f%s; median step %.1f ms, %.0f tokens/s\n",
                 static_cast<long long>(engine_->global_steps()), engine_->last_step().loss,
                 val_loss ? cat(", validation loss ", *val_loss).c_str() : "", median * 1e3,
-                static_cast<double>(engine_->train_batch_size() * shape_.max_seq) / median);
+                static_cast<double>(totals.units) / static_cast<double>(steps) / median);
   }
   if (data_->info)
     std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);

@@ -35,7 +35,7 @@ class TrainRun {
   std::vector<std::int32_t> prompt_ids() const;
   void begin_from(const std::string& folder);
   void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
-  std::optional<double> mfu(double samples_per_second);
+  std::optional<double> mfu(double tokens_per_second);
   void report() const;
   void report_trace();
 

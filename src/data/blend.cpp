@@ -47,6 +47,16 @@ std::int64_t BlendedSamples::tokens() const {
                          [](std::int64_t sum, const auto& source) { return sum + source->tokens(); });
 }
 
+std::int64_t BlendedSamples::tokens_before(std::int64_t position) const {
+  require(position >= 0, "sample position ", position);
+  std::vector<std::int64_t> samples(sources_.size());
+  for (std::int64_t i = 0; i < position % cycle; ++i) ++samples[choice_[static_cast<std::size_t>(i)]];
+  std::int64_t tokens = 0;
+  for (std::size_t s = 0; s < sources_.size(); ++s)
+    tokens += sources_[s]->tokens_before(position / cycle * per_cycle_[s] + samples[s]);
+  return tokens;
+}
+
 std::int64_t BlendedSamples::samples_per_round() const {
   return std::accumulate(
       sources_.begin(), sources_.end(), std::int64_t{0},

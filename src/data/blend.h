@@ -21,6 +21,7 @@ class BlendedSamples final : public Samples {
 
   std::int64_t seq_length() const override { return sources_.front()->seq_length(); }
   std::int64_t tokens() const override;
+  std::int64_t tokens_before(std::int64_t position) const override;
   /// Of all sources.
   std::int64_t samples_per_round() const override;
   bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }

@@ -92,6 +92,7 @@ void DocumentSamples::pack() {
   std::vector<std::int64_t> lengths(pieces_.size());
   std::transform(pieces_.begin(), pieces_.end(), lengths.begin(),
                  [&](const Piece& p) { return places_of(p); });
+  places_ = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   std::sort(lengths.begin(), lengths.end(), std::greater());
   OpenRows open(options_.seq_length);
   std::vector<std::uint32_t> row_of(lengths.size());
@@ -113,9 +114,14 @@ void DocumentSamples::pack() {
 }
 
 double DocumentSamples::filled() const {
-  std::int64_t places = 0;
-  for (const Piece& piece : pieces_) places += places_of(piece);
-  return static_cast<double>(places) / static_cast<double>(samples_per_round() * options_.seq_length);
+  return static_cast<double>(places_) / static_cast<double>(samples_per_round() * options_.seq_length);
+}
+
+std::int64_t DocumentSamples::tokens_before(std::int64_t position) const {
+  require(position >= 0, "sample position ", position);
+  const std::int64_t rounds = position / samples_per_round(), place = position % samples_per_round();
+  const std::int64_t whole = rounds * places_;  // every round has the same rows
+  return place == 0 ? whole : whole + round(rounds)->tokens[static_cast<std::size_t>(place)];
 }
 
 std::shared_ptr<const DocumentSamples::Round> DocumentSamples::round(std::int64_t index) const {
@@ -125,30 +131,40 @@ std::shared_ptr<const DocumentSamples::Round> DocumentSamples::round(std::int64_
 
 std::shared_ptr<const DocumentSamples::Round> DocumentSamples::make_round(std::int64_t index) const {
   auto out = std::make_shared<Round>();
-  out->pieces.resize(pieces_.size());
-  out->rows.resize(starts_.size() - 1);
-  std::iota(out->pieces.begin(), out->pieces.end(), 0u);
-  std::iota(out->rows.begin(), out->rows.end(), 0u);
+  order(*out, index);
+  std::int64_t tokens = 0;
+  for (const std::uint32_t row : out->rows) {
+    out->tokens.push_back(tokens);
+    for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i)
+      tokens += places_of(pieces_[out->pieces[ranks_[i]]]);
+  }
+  return out;
+}
+
+void DocumentSamples::order(Round& out, std::int64_t index) const {
+  out.pieces.resize(pieces_.size());
+  out.rows.resize(starts_.size() - 1);
+  std::iota(out.pieces.begin(), out.pieces.end(), 0u);
+  std::iota(out.rows.begin(), out.rows.end(), 0u);
   LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
-  if (options_.shuffle) random.shuffle(std::span(out->pieces));
-  std::stable_sort(out->pieces.begin(), out->pieces.end(), [&](std::uint32_t a, std::uint32_t b) {
+  if (options_.shuffle) random.shuffle(std::span(out.pieces));
+  std::stable_sort(out.pieces.begin(), out.pieces.end(), [&](std::uint32_t a, std::uint32_t b) {
     return places_of(pieces_[a]) > places_of(pieces_[b]);
   });
   if (options_.shuffle) {
-    random.shuffle(std::span(out->rows));
-    return out;
+    random.shuffle(std::span(out.rows));
+    return;
   }
   // By the first of their documents, so that a part of the rows is like the others.
   const auto first = [&](std::uint32_t row) {
     std::uint32_t least = std::numeric_limits<std::uint32_t>::max();
     for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i)
-      least = std::min(least, out->pieces[ranks_[i]]);
+      least = std::min(least, out.pieces[ranks_[i]]);
     return least;
   };
-  std::vector<std::uint32_t> firsts(out->rows.size());
-  std::transform(out->rows.begin(), out->rows.end(), firsts.begin(), first);
-  std::sort(out->rows.begin(), out->rows.end(), [&](auto a, auto b) { return firsts[a] < firsts[b]; });
-  return out;
+  std::vector<std::uint32_t> firsts(out.rows.size());
+  std::transform(out.rows.begin(), out.rows.end(), firsts.begin(), first);
+  std::sort(out.rows.begin(), out.rows.end(), [&](auto a, auto b) { return firsts[a] < firsts[b]; });
 }
 
 /// Calls visit(sequence, offset, tokens) for the pieces of a row, in order: how many tokens are read.

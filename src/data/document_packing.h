@@ -18,7 +18,7 @@ namespace sherd::data {
 ///
 /// With virtual tokens each piece stands behind its own, which take places of the row.
 ///
-/// Held in memory: 12 bytes per document, and as many more per round in use.
+/// Held in memory: 12 bytes per document, and per round in use as many more, and 8 per row.
 class DocumentSamples final : public Samples {
  public:
   /// Throws Error{data} where the range has no document of two tokens or more, Error{config} for a bad
@@ -29,6 +29,7 @@ class DocumentSamples final : public Samples {
 
   std::int64_t seq_length() const override { return options_.seq_length; }
   std::int64_t tokens() const override { return tokens_; }
+  std::int64_t tokens_before(std::int64_t position) const override;
   std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(starts_.size()) - 1; }
   bool keeps_documents_apart() const override { return true; }
   void load(std::int64_t position, Row& row) const override;
@@ -47,6 +48,7 @@ class DocumentSamples final : public Samples {
   struct Round {
     std::vector<std::uint32_t> pieces;  // by rank of length: which piece
     std::vector<std::uint32_t> rows;    // by place in the round: which row of the packing
+    std::vector<std::int64_t> tokens;   // by place in the round: tokens of the rows before
   };
   /// Tokens of text that a row has room for.
   std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
@@ -56,6 +58,7 @@ class DocumentSamples final : public Samples {
   void pack();
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
+  void order(Round& out, std::int64_t index) const;
   template <class Visit>
   void for_each_piece(std::int64_t position, Visit&& visit) const;
 
@@ -63,7 +66,7 @@ class DocumentSamples final : public Samples {
   SequenceRange range_;
   PackingOptions options_;
   std::int32_t padding_;
-  std::int64_t tokens_ = 0, cut_ = 0;
+  std::int64_t tokens_ = 0, cut_ = 0, places_ = 0;  // places that a round's tokens take
   std::vector<Piece> pieces_;          // in the dataset's order
   std::vector<std::uint32_t> ranks_;   // row by row, ranks of length: 0 is the longest
   std::vector<std::uint32_t> starts_;  // where each row begins in ranks_, and their end

@@ -66,6 +66,11 @@ void TokenLoader::add_documents(tensor::Batch& batch) const {
       tensor::Tensor::of<std::int32_t>(device_, {rank().micro_batch, samples_->seq_length()}, positions);
 }
 
+std::optional<std::int64_t> TokenLoader::tokens_before(std::int64_t position) const {
+  if (window_ == 0) return samples_->tokens_before(position);
+  return position / window_ * samples_->tokens_before(window_) + samples_->tokens_before(position % window_);
+}
+
 tensor::Batch TokenLoader::next() {
   if (!rank().reads) {
     advance(global_batch());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <optional>
 
 #include "data/samples.h"
 #include "tensor/tensor.h"
@@ -65,6 +66,8 @@ class Loader {
 
   /// Samples of one pass, over all ranks.
   virtual std::int64_t samples_per_epoch() const = 0;
+  /// Tokens that all ranks' samples before a position have; nothing: samples are not of tokens.
+  virtual std::optional<std::int64_t> tokens_before(std::int64_t /*position*/) const { return {}; }
 
   class Iterator {
    public:
@@ -123,6 +126,7 @@ class TokenLoader final : public Loader {
   std::int64_t samples_per_epoch() const override {
     return window_ > 0 ? window_ : samples_->samples_per_round();
   }
+  std::optional<std::int64_t> tokens_before(std::int64_t position) const override;
 
  private:
   std::int64_t wrapped(std::int64_t position) const { return window_ > 0 ? position % window_ : position; }

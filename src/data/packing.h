@@ -77,6 +77,7 @@ class PackedSamples final : public Samples {
   std::int64_t seq_length() const override { return options_.seq_length + options_.prompt.count; }
   /// Tokens in the range: one epoch.
   std::int64_t tokens() const override { return tokens_; }
+  std::int64_t tokens_before(std::int64_t position) const override { return position * seq_length(); }
   /// Epochs shuffled together: 1 unless total_samples asks for more.
   std::int64_t epochs_per_round() const { return epochs_; }
   std::int64_t samples_per_round() const override { return samples_; }

@@ -39,6 +39,8 @@ class Samples {
   virtual std::int64_t seq_length() const = 0;
   /// Tokens that one pass over the data has.
   virtual std::int64_t tokens() const = 0;
+  /// Tokens that the samples before `position` ≥ 0 have; what fills rows up is none.
+  virtual std::int64_t tokens_before(std::int64_t position) const = 0;
   /// Samples that make one pass, or as many passes as are shuffled together.
   virtual std::int64_t samples_per_round() const = 0;
   /// Rows have ends.

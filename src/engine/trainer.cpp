@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "base/excerpt.h"
 #include "base/log.h"
@@ -58,6 +59,7 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
   }
   if (options_.resume) resume();
   first_step_ = engine_.global_steps();
+  units_ = units_trained();
 }
 
 Trainer::~Trainer() = default;
@@ -182,6 +184,16 @@ void Trainer::report_end(int signal) const {
     log_info("the best checkpoint is ", folder.string(), ", with validation loss ", *best_->loss());
 }
 
+bool Trainer::counts_tokens() const {
+  return options_.tokens_per_sample > 0 || training_.tokens_before(0).has_value();
+}
+
+/// Tokens, or samples of which nobody counts them, since the beginning of training.
+std::int64_t Trainer::units_trained() const {
+  if (const std::optional<std::int64_t> tokens = training_.tokens_before(training_.position())) return *tokens;
+  return engine_.global_samples() * std::max<std::int64_t>(options_.tokens_per_sample, 1);
+}
+
 bool Trainer::out_of_patience() const {
   return settings().patience > 0 && best_->without_improvement() >= settings().patience;
 }
@@ -192,14 +204,16 @@ void Trainer::train_step() {
   engine_.train_batch(batches_of(training_));
   note_saved();
   totals_.step_seconds.push_back(seconds_since(start));
+  const std::int64_t before_step = std::exchange(units_, units_trained());
+  totals_.units += units_ - before_step;
+  units_per_s_ = static_cast<double>(units_ - before_step) / totals_.step_seconds.back();
   const engine::IoBytes after = engine_.io_bytes();
   step_io_ = {after.read - before.read, after.written - before.written};
   add_up_step();
   const std::int64_t step = engine_.global_steps(), every = settings().eval_interval;
   evaluated_ = options_.validation && (step == settings().steps || (every > 0 && step % every == 0));
   if (evaluated_) evaluate();
-  if (speaks() && options_.mfu)
-    mfu_ = options_.mfu(static_cast<double>(engine_.train_batch_size()) / totals_.step_seconds.back());
+  if (speaks() && options_.mfu) mfu_ = options_.mfu(units_per_s_);
   tell();
 }
 
@@ -276,9 +290,9 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   line.grad_norm = step.grad_norm;
   line.loss_scale = step.loss_scale;
   line.skipped = !step.applied;
-  line.tokens = static_cast<std::int64_t>(static_cast<double>(engine_.global_samples()) * units());
+  line.tokens = units_;
   line.step_ms = totals_.step_seconds.back() * 1e3;
-  line.tokens_per_s = static_cast<double>(engine_.train_batch_size()) * units() / totals_.step_seconds.back();
+  line.tokens_per_s = units_per_s_;
   line.mfu = mfu_;
   line.experts = step_routing_;
   const device::Ledger& ledger = engine_.device().ledger();
@@ -307,7 +321,7 @@ void Trainer::tell() {
     state.lrs = line.lrs;
     state.grad_norm = line.grad_norm;
     state.per_s = line.tokens_per_s;
-    state.unit = options_.tokens_per_sample > 0 ? "tok/s" : "samples/s";
+    state.unit = counts_tokens() ? "tok/s" : "samples/s";
     state.mfu = mfu_;
     progress_->update(state, evaluated_);
   }

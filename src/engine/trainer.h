@@ -31,11 +31,12 @@ struct TrainerOptions {
   std::string resume_tag{};    ///< another one
   std::string metrics_file{};  ///< a line of JSON per step (engine::StepMetrics) goes there; empty: nowhere
   bool progress = true;        ///< rank 0 shows it on standard error: a bar on a terminal, else plain lines
-  /// Rates and counts are in tokens then; 0: in samples.
+  /// Of samples whose tokens the loader does not count (Loader::tokens_before). Rates and counts are in
+  /// tokens where either is known, else in samples.
   std::int64_t tokens_per_sample = 0;
-  /// Of rank 0's program alone: the share of the machine's speed that so many samples per second are, shown
-  /// and told as MFU.
-  std::function<std::optional<double>(double samples_per_second)> mfu = nullptr;
+  /// Of rank 0's program alone: the share of the machine's speed that so many tokens, or else samples, per
+  /// second are, shown and told as MFU.
+  std::function<std::optional<double>(double per_second)> mfu = nullptr;
   /// Called by every rank after each step, with what the metrics file is told of it on this rank.
   std::function<void(const engine::StepMetrics&)> after_step = nullptr;
   /// How the program's user asks for what errors and messages speak of.
@@ -55,6 +56,7 @@ class Trainer {
   /// What a run added up.
   struct Totals {
     std::vector<double> step_seconds;                                      ///< of this run's steps
+    std::int64_t units = 0;                                                ///< tokens of them, or samples
     std::vector<comm::ProcessGroups::AxisTraffic> traffic;                 ///< of training, on this rank
     std::vector<std::pair<std::string, parallel::RoutingTotals>> routing;  ///< by layer of experts
   };
@@ -81,9 +83,8 @@ class Trainer {
  private:
   bool speaks() const { return engine_.dist().rank() == 0; }
   const config::Training& settings() const { return engine_.config().training; }
-  double units() const {
-    return options_.tokens_per_sample > 0 ? static_cast<double>(options_.tokens_per_sample) : 1.0;
-  }
+  bool counts_tokens() const;
+  std::int64_t units_trained() const;
   void require_validation() const;
   void resume();
   void open_outputs();
@@ -110,6 +111,8 @@ class Trainer {
   std::unique_ptr<engine::MetricsWriter> writer_;
   std::unique_ptr<engine::Monitors> monitors_;
   std::unique_ptr<engine::Progress> progress_;
+  std::int64_t units_ = 0;          ///< tokens, or else samples, that all ranks have trained on
+  double units_per_s_ = 0;          ///< in the newest step
   std::optional<double> mfu_;       ///< of the newest step, on rank 0
   std::optional<double> val_loss_;  ///< of the newest evaluation
   engine::MetricMeans means_;

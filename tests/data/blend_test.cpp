@@ -73,6 +73,32 @@ TEST_F(Blending, ReadsWhatTheSourceHas) {
   EXPECT_EQ(row.labels, (std::vector<std::int32_t>{1005, 1006, 1007, 1008}));
 }
 
+/// Samples of which the n-th has n % 5 tokens.
+class Uneven final : public Samples {
+ public:
+  std::int64_t seq_length() const override { return 4; }
+  std::int64_t tokens() const override { return 10; }
+  std::int64_t tokens_before(std::int64_t position) const override {
+    return position / 5 * 10 + (position % 5) * (position % 5 - 1) / 2;
+  }
+  std::int64_t samples_per_round() const override { return 5; }
+  bool keeps_documents_apart() const override { return false; }
+  void load(std::int64_t /*position*/, Row& /*row*/) const override {}
+  void will_need(std::int64_t /*position*/) const override {}
+};
+
+TEST_F(Blending, CountsTheTokensBeforeAPosition) {
+  const BlendedSamples blended({source(folder_, "a", 0), std::make_shared<Uneven>()}, {1, 2.5});
+  std::int64_t tokens = 0;
+  for (std::int64_t p = 0; p < BlendedSamples::cycle + 40; ++p) {
+    if (p < 40 || p >= BlendedSamples::cycle) {
+      ASSERT_EQ(blended.tokens_before(p), tokens) << p;
+    }
+    const auto place = blended.place(p);
+    tokens += place.source == 0 ? 4 : place.position % 5;
+  }
+}
+
 TEST_F(Blending, RefusesWhatItCannotMix) {
   expect_error(ErrorKind::config, "data.sources: a weight is", [&] { blend({1, 1e-6}); });
   expect_error(ErrorKind::usage, "sources of 4 and 5 tokens", [&] {

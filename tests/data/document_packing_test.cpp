@@ -155,6 +155,26 @@ TEST_F(DocumentPacking, IsAFunctionOfThePositionAndMixesAnewEveryRound) {
   EXPECT_LT(same_of_seed, n / 10);
 }
 
+TEST_F(DocumentPacking, CountsTheTokensBeforeAPosition) {
+  const std::vector<std::int32_t> lengths{5, 1, 0, 9, 2, 10, 11, 30, 8, 3, 3, 20, 7, 2};
+  for (const std::int64_t prompt : {0, 2})
+    for (const bool shuffle : {false, true}) {
+      const auto packed = samples(lengths, {.seq_length = 9,
+                                            .seed = 5,
+                                            .shuffle = shuffle,
+                                            .prompt = {.first = 3'000'000, .count = prompt}});
+      std::int64_t tokens = 0, filling = 0;
+      for (std::int64_t p = 0; p < 3 * packed->samples_per_round(); ++p) {
+        ASSERT_EQ(packed->tokens_before(p), tokens) << p;
+        Row row;
+        packed->load(p, row);
+        tokens += std::count_if(row.tokens.begin(), row.tokens.end(), [](auto id) { return id != padding; });
+        filling += row.filling;
+      }
+      EXPECT_GT(filling, 0);
+    }
+}
+
 TEST_F(DocumentPacking, WithoutAShuffleGoesByTheFirstDocumentOfARow) {
   const auto packed_samples = samples({4, 4, 9, 4, 9, 4}, {.seq_length = 8, .shuffle = false});
   const DocumentSamples& packed = *packed_samples;

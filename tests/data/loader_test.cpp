@@ -129,6 +129,7 @@ TEST_F(TokenLoading, AWindowRepeats) {
   EXPECT_EQ(batches[1].front(), 16);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(batches[i], batches[i + 3]);
   EXPECT_EQ(TokenLoader(samples(), {}, *device_, 1000).samples_per_epoch(), 84);
+  EXPECT_EQ(loader.tokens_before(13), 13 * 8);
 }
 
 TEST_F(TokenLoading, AForLoopRunsToTheEndOfTheEpoch) {

@@ -12,6 +12,7 @@
 #include "engine/process_grid.h"
 #include "engine/step_update.h"
 #include "engine/token_data.h"
+#include "engine/trainer.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
@@ -125,6 +126,58 @@ TEST_F(DocumentTraining, EarlyUpdatesHaveTheBitsOfLateOnes) {
   EXPECT_TRUE(engine::StepUpdate::may_begin_early(setting("cpu")));
   EXPECT_FALSE(engine::StepUpdate::may_begin_early(setting("none")));
   EXPECT_EQ(train(2, setting("cpu")), train(2, setting("none")));
+}
+
+/// What fills rows up is no token of a rate, whichever run, and whichever ranks, count it.
+TEST_F(DocumentTraining, RatesCountTokensAlone) {
+  const auto lines_of = [&](int ranks, int pipeline, std::int64_t steps, bool resume) {
+    const config::Config setting =
+        config(0, 8 / ranks * pipeline, 1,
+               cat(R"(, "parallel": {"pipeline": )", pipeline, R"(}, "training": {"steps": )", steps,
+                   R"(, "save_dir": ")", (folder_ / cat("run", ranks)).string(), R"("})"));
+    const auto data = engine::open_token_data(setting);
+    std::vector<engine::StepMetrics> lines;
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      const auto groups = make_groups(dist, setting);
+      Engine engine(
+          dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29), layout_of(*groups, setting)),
+          setting, nullptr, nullptr, groups);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
+      engine.set_training_data(*loader, data);
+      TrainerOptions options;
+      options.progress = false, options.resume = resume;
+      options.mfu = [](double tokens_per_second) { return tokens_per_second; };
+      options.after_step = [&](const engine::StepMetrics& line) {
+        if (dist->rank() == 0) lines.push_back(line);
+      };
+      Trainer trainer(engine, *loader, options);
+      trainer.run();
+    });
+    return lines;
+  };
+  std::vector<std::int64_t> tokens{0};
+  const auto data = engine::open_token_data(config(0, 8, 1, ""));
+  for (std::int64_t position = 0; position < 5 * 8; ++position) {
+    data::Row row;
+    data->train->load(position, row);
+    if (position % 8 == 0) tokens.push_back(tokens.back());
+    tokens.back() += 12 - row.filling;
+  }
+  const auto expect = [&](const std::vector<engine::StepMetrics>& lines, std::size_t first) {
+    ASSERT_FALSE(lines.empty());
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const engine::StepMetrics& line = lines[i];
+      EXPECT_EQ(line.tokens, tokens[first + i]);
+      EXPECT_DOUBLE_EQ(line.tokens_per_s * line.step_ms / 1e3,
+                       static_cast<double>(tokens[first + i] - tokens[first + i - 1]));
+      EXPECT_EQ(line.mfu, line.tokens_per_s);
+    }
+  };
+  EXPECT_LT(tokens.back(), 5 * 8 * 12);
+  expect(lines_of(1, 1, 3, false), 1);
+  expect(lines_of(1, 1, 5, true), 4);
+  expect(lines_of(2, 1, 5, false), 1);
+  expect(lines_of(4, 2, 5, false), 1);
 }
 
 /// As DeepSpeed scales by the configured number of micro-batches, wherever the caller puts the boundary.

@@ -7,7 +7,9 @@ of squares and 1-bit LAMB's coefficients (double). Workers' gradients and the fi
 test has too (tests/engine/one_bit_oracle_test.cpp), so that the file holds results alone: `CASE.STEP.KIND`, fp32, of
 both parameters one after the other (worker_error with a row per worker). A case is a
 number of workers (replicas) and of shards into which each replica's states are cut; what one worker serves is an
-equal part of a shard, and a scale belongs to what that part has of one parameter.
+equal part of a shard, and a scale belongs to what that part has of one parameter. In the cases called packed the first
+parameter is three tensors, each with a trust ratio of its own, and padding, which has no gradients, no part in a scale,
+and a ratio of 1.
 
 Needs numpy (and torch, which make_reference.py takes). Usage: make_one_bit_reference.py [OUTPUT_FILE]
 """
@@ -19,6 +21,8 @@ import numpy as np
 from make_reference import save
 
 SHAPES = [340, 17]  # elements of the parameters
+PACKED = [range(0, 100), [*range(100, 140), *range(220, 280)], range(140, 220)]  # elements of the first parameter
+PADDING = range(280, 340)
 ALIGNED = 64  # parameters, shards and parts begin at multiples of it
 BETA1, BETA2, EPS, DECAY, RATE, FREEZE, STEPS = 0.9, 0.99, 1e-3, 0.1, 0.01, 8, 50
 KEPT = [8, 9, 20, 50]
@@ -65,7 +69,7 @@ def signs(x):
 
 
 def scale(x):
-    return F(np.sqrt(np.sum(x.astype(np.float64) ** 2) / x.size))
+    return F(np.sqrt(np.sum(x.astype(np.float64) ** 2) / x.size)) if x.size > 0 else F(0)
 
 
 def norm(x):
@@ -73,10 +77,10 @@ def norm(x):
 
 
 class Lamb:
-    """The trust ratios of the parameters, which stand at `ranges` of the flat segment."""
+    """The trust ratios of tensors, whose elements of the flat segment `tensors` has."""
 
-    def __init__(self, ranges, length):
-        self.ranges, self.mean, self.factor = ranges, [0.0] * len(ranges), [1.0] * len(ranges)
+    def __init__(self, tensors, length):
+        self.tensors, self.mean, self.factor = tensors, [0.0] * len(tensors), [1.0] * len(tensors)
         self.fresh = np.zeros(length, F)
 
     def step(self, step, p, m, before, v):
@@ -90,27 +94,33 @@ class Lamb:
             g = (m - F(BETA1) * before) / F(1 - BETA1)
             self.fresh = F(BETA2) * self.fresh + F(1 - BETA2) * (g * g)
             ratio = (np.sqrt(v) + F(EPS)) / (np.sqrt(self.fresh) + F(EPS))
-        out = np.ones_like(p)
-        for k, (a, b) in enumerate(self.ranges):
+        out = np.full_like(p, RATE)
+        for k, at in enumerate(self.tensors):
             if step <= FREEZE:
-                weight, size = norm(p[a:b]), norm(update[a:b])
+                weight, size = norm(p[at]), norm(update[at])
                 trust = np.clip(weight / size, MIN_COEFF, MAX_COEFF) if weight > 0 and size > 0 else 1.0
                 if trust != 1.0:
                     self.mean[k] = COEFF_BETA * self.mean[k] + (1 - COEFF_BETA) * trust
             else:
-                part = min(1.0, norm(direction[a:b]) / norm(update[a:b]))
-                factor = float(ratio[a:b].max()) * part + 1 - part
+                part = min(1.0, norm(direction[at]) / norm(update[at]))
+                factor = float(ratio[at].max()) * part + 1 - part
                 factor = np.clip(factor, FACTOR_MIN, FACTOR_MAX)
                 last = self.factor[k]
                 self.factor[k] = np.clip(factor, last * (1 - FACTOR_THRESHOLD), last * (1 + FACTOR_THRESHOLD))
                 trust = self.mean[k] * self.factor[k]
-            out[a:b] = F(RATE * trust)
+            out[at] = F(RATE * trust)
         return out
 
 
-def run(workers, shards, lamb=False):
+def run(workers, shards, lamb=False, packed=False):
     begins, length, runs = layout(workers, shards)
-    trusts = Lamb([(begin, begin + n) for begin, n in zip(begins, SHAPES)], length)
+    counted = np.ones(length, bool)
+    if packed:
+        counted[begins[0] + np.array(PADDING)] = False
+    tensors = [begin + np.arange(n) for begin, n in zip(begins, SHAPES)]
+    if packed:
+        tensors[:1] = [begins[0] + np.array(each) for each in PACKED]
+    trusts = Lamb(tensors, length)
     places = np.concatenate([begin + np.arange(n) for begin, n in zip(begins, SHAPES)])
     index = np.arange(places.size, dtype=np.int64)
     flat = lambda values: np.put(out := np.zeros(length, F), places, values) or out
@@ -120,6 +130,8 @@ def run(workers, shards, lamb=False):
     for step in range(1, STEPS + 1):
         before = m
         grads = [flat(gradient(index, step, worker)) for worker in range(workers)]
+        for g in grads if packed else []:
+            g[begins[0] + np.array(PADDING)] = 0
         if step <= FREEZE:
             total = grads[0].copy()
             for g in grads[1:]:
@@ -133,18 +145,19 @@ def run(workers, shards, lamb=False):
             sent = [F(BETA1) * m + F(1 - BETA1) * g + e for g, e in zip(grads, errors)]
             agreed = np.zeros(length, F)
             for _, a, b in runs:
-                scales = [scale(x[a:b]) for x in sent]
+                real = a + np.flatnonzero(counted[a:b])
+                scales = [scale(x[real]) for x in sent]
                 mean = np.zeros(b - a, F)
                 for x, s in zip(sent, scales):
                     mean += s * signs(x[a:b])
                 y = mean * F(1 / workers) + server[a:b]
-                s = scale(y)
+                s = scale(y[real - a])
                 agreed[a:b] = s * signs(y)
                 server[a:b] = y - s * signs(y)
                 for e, x, s in zip(errors, sent, scales):
                     e[a:b] = np.where(v[a:b] > 0, x[a:b] - s * signs(x[a:b]), F(0))
             m = np.where(v > 0, agreed, F(0))
-        rate = trusts.step(step, p, m, before, v) if lamb else F(RATE)
+        rate = trusts.step(step, p, m, before, v) if lamb else np.full_like(p, RATE)
         p = p - rate * (m / (np.sqrt(v) + F(EPS)) + F(DECAY) * p)
         if step in KEPT:
             for kind, x in [("fp32", p), ("exp_avg", m), ("exp_avg_sq", v), ("server_error", server)]:
@@ -158,11 +171,13 @@ def run(workers, shards, lamb=False):
 def main():
     default = pathlib.Path(__file__).parent.parent / "tests/engine/reference/one_bit.safetensors"
     tensors = {}
-    for lamb in [False, True]:
-        for workers, shards in [(1, 1), (2, 1), (3, 1), (2, 2)]:
-            for name, values in run(workers, shards, lamb).items():
-                if workers > 1 or "error" not in name:
-                    tensors[f"{'lamb' if lamb else 'adam'}.{workers}x{shards}.{name}"] = values.astype(F)
+    cases = [(lamb, shape, False) for lamb in [False, True] for shape in [(1, 1), (2, 1), (3, 1), (2, 2)]]
+    cases += [(False, (2, 1), True), (True, (1, 1), True), (True, (2, 2), True)]
+    for lamb, (workers, shards), packed in cases:
+        at = f"{'lamb' if lamb else 'adam'}.{workers}x{shards}{'.packed' if packed else ''}"
+        for name, values in run(workers, shards, lamb, packed).items():
+            if workers > 1 or "error" not in name:
+                tensors[f"{at}.{name}"] = values.astype(F)
     save(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else default, tensors)
 
 

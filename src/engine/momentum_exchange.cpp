@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 
+#include "engine/packed_tensors.h"
 #include "engine/update_staging.h"
 
 namespace sherd::engine {
@@ -25,7 +26,11 @@ PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
     std::int64_t place = 0;
     const std::int64_t from = std::min(all, part * part_), to = std::min(all, from + part_);
     for (const sharding::Piece& piece : segment.layout().pieces(begin_ + from, begin_ + to))
-      runs_.push_back({piece.flat_begin, piece.flat_begin + piece.count, part, place++, {}});
+      runs_.push_back({piece.flat_begin, piece.flat_begin + piece.count, part, place++,
+                       std::clamp<std::int64_t>(unpadded(*segment.layout().parameters()[piece.slot]) -
+                                                    piece.parameter_begin,
+                                                0, piece.count),
+                       {}});
     places_ = std::max(places_, (place + 1) / 2 * 2);  // words stay aligned
   }
   block_bytes_ = part_ / 8 + places_ * static_cast<std::int64_t>(sizeof(float));
@@ -89,7 +94,11 @@ void PackedMomentum::serve(Run& run, const Tensor& errors, tensor::Kernels& kern
   float* error = errors.data<float>() + first;
   tensor::ExactSum squares;
   optim::average_momentum(sent, error, signs(run, run.begin), n, kernels, squares);
-  run.agreed_scale = optim::one_bit_scale(squares, n);
+  if (run.counted < n) {  // replicas' signs of padding say nothing, and are not 0
+    squares = {};
+    kernels.sum_of_squares(errors.range(first, first + run.counted), squares);
+  }
+  run.agreed_scale = optim::one_bit_scale(squares, run.counted);
   optim::settle_error(error, run.agreed_scale, n, kernels.device());
 }
 
@@ -114,7 +123,7 @@ void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
     device.copy(scales(packed_, part), here.data(), bytes_of(runs));
     device.synchronize();
   };
-  for (Run& run : runs_) run.sent_scale = optim::one_bit_scale(run.squares, run.end - run.begin);
+  for (Run& run : runs_) run.sent_scale = optim::one_bit_scale(run.squares, run.counted);
   if (computes) for_each_part([&](auto part, auto runs) { put(part, runs, &Run::sent_scale); });
 
   comm::Communicator& replicas = *segment.groups().replica;

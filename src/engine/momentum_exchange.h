@@ -13,9 +13,9 @@ namespace sherd::engine {
 
 /// One segment's momentum on its way between replicas (1-bit Adam). The update range is cut into as many
 /// equal parts as there are replicas, of which each serves one: all send it their signs of that part, it adds
-/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter, padding
-/// included; it has a scale of its own. Memory of who updates the segment, which lasts with this. Used from
-/// the rank's thread.
+/// them up, and sends the signs of the mean back. A *run* is what a part has of one parameter; it has a scale
+/// of its own, in which rows that pad a vocabulary do not count. Memory of who updates the segment, which
+/// lasts with this. Used from the rank's thread.
 class PackedMomentum {
  public:
   PackedMomentum(const sharding::Segment& segment, device::Device& device);
@@ -45,6 +45,7 @@ class PackedMomentum {
   struct Run {
     std::int64_t begin, end;   ///< flat elements
     std::int64_t part, place;  ///< of whom, and which of the part's scales
+    std::int64_t counted;      ///< elements from its beginning on that are no padding
     tensor::ExactSum squares;  ///< of what this replica sends
     float sent_scale = 0, agreed_scale = 0;
   };

@@ -74,6 +74,11 @@ std::vector<PackedRun> measured_runs(const Parameter& parameter) {
   return out;
 }
 
+std::int64_t unpadded(const Parameter& parameter) {
+  const std::vector<PackedRun> runs = packed_runs(parameter);
+  return runs.empty() ? 0 : runs.back().end;
+}
+
 std::vector<MeasuredTensor> measured_tensors(const Parameter& parameter) {
   const auto packed = static_cast<int>(parameter.packing.tensors.size());
   std::vector<MeasuredTensor> out;

@@ -24,6 +24,9 @@ std::vector<PackedRun> packed_runs(const autograd::Parameter& parameter, const s
 /// The same of tensors as they are published: where that is as one, of this one.
 std::vector<PackedRun> measured_runs(const autograd::Parameter& parameter);
 
+/// The local elements before the padding: [0, unpadded()).
+std::int64_t unpadded(const autograd::Parameter& parameter);
+
 /// A tensor as people know it: one of those that a parameter packs, or all of it.
 struct MeasuredTensor {
   const autograd::Parameter* parameter = nullptr;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
 #include "cli/command_line.h"
 #include "cli/config_files.h"
@@ -25,20 +26,19 @@ World world_of(const CommandLine& line) {
   return {local * static_cast<int>(line.integer("nodes", 1, most_nodes)), local};
 }
 
-/// The rank with the place of `rank` in the stage that takes most of the device; that one itself where it was
-/// `chosen`.
-void look_at(EstimateReport& report, int rank, bool chosen) {
+/// The rank that was `chosen`, else that of the stage that takes most of the device.
+void look_at(EstimateReport& report, std::optional<int> chosen) {
   const comm::Grid grid(report.world.ranks, engine::grid_sizes(report.config));
   const auto most = std::max_element(
       report.stages.begin(), report.stages.end(),
       [](const auto& a, const auto& b) { return a.peaks.tiers[0].total_peak < b.peaks.tiers[0].total_peak; });
-  report.stage =
-      chosen ? grid.coordinate(comm::Axis::pipeline, rank) : static_cast<int>(most - report.stages.begin());
-  report.rank = grid.members(comm::Axis::pipeline, rank)[static_cast<std::size_t>(report.stage)];
+  report.stage = chosen ? grid.coordinate(comm::Axis::pipeline, *chosen)
+                        : static_cast<int>(most - report.stages.begin());
+  report.rank = report.stages[static_cast<std::size_t>(report.stage)].rank;
 }
 
-/// What is asked for: everything but the world and the rank, which `report` has.
-void fill(EstimateReport& report, const ConfigFiles& files, int rank, bool chosen) {
+/// What is asked for: everything but the world, which `report` has.
+void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen) {
   const auto reparse = [&](const std::vector<std::string>& more) { return files.parse(more); };
   report.config = files.parse();
   if (!report.config.model)
@@ -47,8 +47,8 @@ void fill(EstimateReport& report, const ConfigFiles& files, int rank, bool chose
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
   report.machine = this_machine(report.config);
-  report.stages = estimate_stages(report.config, vocabulary, report.world, rank);
-  look_at(report, rank, chosen);
+  report.stages = estimate_stages(report.config, vocabulary, report.world, chosen);
+  look_at(report, chosen);
   report.missing = shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())
     report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
@@ -69,8 +69,8 @@ void estimate_command(const Arguments& arguments) {
       .value("gpus", "N", "ranks on each machine (one per accelerator, or per part of the cores)", "1")
       .value("nodes", "M", "machines", "1")
       .value("rank", "R",
-             "the rank to look at; by default one of the pipeline stage that takes most (within a "
-             "stage all ranks have the same totals)")
+             "the rank to look at; by default one that takes most (all ranks of a pipeline stage and of a "
+             "replica have the same totals)")
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
   if (!line.parse(arguments)) return;
@@ -78,11 +78,15 @@ void estimate_command(const Arguments& arguments) {
   if (files.paths.empty()) throw UsageError("no --config given. See 'sherd estimate --help'");
   EstimateReport report;
   report.world = world_of(line);
-  const std::int64_t rank = line.has("rank") ? line.integer("rank", 0) : 0;
-  if (rank >= report.world.ranks)
-    throw UsageError(
-        cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
-  files.in_their_words([&] { fill(report, files, static_cast<int>(rank), line.has("rank")); });
+  std::optional<int> chosen;
+  if (line.has("rank")) {
+    const std::int64_t rank = line.integer("rank", 0);
+    if (rank >= report.world.ranks)
+      throw UsageError(
+          cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
+    chosen = static_cast<int>(rank);
+  }
+  files.in_their_words([&] { fill(report, files, chosen); });
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
   if (!report.missing.empty()) throw Finding{does_not_fit};
 }

@@ -292,12 +292,18 @@ void raise_sizes(const config::Config& config, const models::GptOptions& shape, 
 }  // namespace
 
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               int rank) {
+                               std::optional<int> rank) {
   try {
     const comm::Grid grid(world.ranks, engine::grid_sizes(config));
+    const auto device_peak = [](const engine::Estimate& of) { return of.peaks.tiers[0].total_peak; };
     StageEstimates out;
-    for (const int other : grid.members(comm::Axis::pipeline, rank))
+    for (const int other : grid.members(comm::Axis::pipeline, rank.value_or(0))) {
       out.push_back(estimate_rank(config, vocabulary, world, other));
+      if (rank || grid.size(comm::Axis::replica) <= 2) continue;
+      engine::Estimate last =
+          estimate_rank(config, vocabulary, world, grid.members(comm::Axis::replica, other).back());
+      if (device_peak(last) > device_peak(out.back())) out.back() = std::move(last);
+    }
     return out;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::config)

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -91,9 +92,11 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank);
-/// Of the rank of each stage that has the place of `rank` in its own.
+/// Of the rank of each stage that has the place of `rank` in its own; without one, of the stage's first rank,
+/// or its last replica's where that takes more of the device (they have other numbers of buckets under way:
+/// sharding/turns.h).
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               int rank = 0);
+                               std::optional<int> rank = {});
 
 /// Keys to change, "a.b.c" and their values, and what that costs a step, in words.
 struct Remedy {

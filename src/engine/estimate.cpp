@@ -173,6 +173,7 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
   DryRun run(config, model, batch, options);
   if (config.parallel.pipeline > 1) run.engine().assume_values(forms_of_parts(config, model, batch, options));
   Estimate out;
+  out.rank = options.rank;
   out.states = run.tracked();
   out.exchange = run.exchange(options.local_ranks);
   // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What

@@ -12,9 +12,10 @@
 
 namespace sherd::engine {
 
-/// What one rank of a run will need. A rank's totals are those of every other; between parameters, gradients,
-/// optimizer and padding they are cut a little differently.
+/// What one rank of a run will need. The totals are those of every other rank of its stage and replica;
+/// between parameters, gradients, optimizer and padding they are cut a little differently.
 struct Estimate {
+  int rank = 0;  ///< which
   MemoryReport
       states;  ///< `current`: held once the engine is built, model states and the buffers that live as long
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment

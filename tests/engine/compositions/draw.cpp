@@ -105,7 +105,7 @@ void draw_ranks(Dice& dice, RunSpec& s, int micro_batches) {
     const int heads_each = std::max(1, s.kv_heads / s.tensor);
     return s.ranks <= most_ranks && micro_batches % data == 0 && s.pipeline <= s.layers + 2 &&
            s.seq % (2 * s.tensor * s.context) == 0 && !(whole_matrices && s.tensor > 1) &&
-           !(over_all_layers && s.pipeline > 1) && (s.adapter.empty() || s.tensor <= s.kv_heads) &&
+           !(over_all_layers && s.pipeline > 1) &&
            (s.context == 1 || s.context_method == "ring" || heads_each % s.context == 0);
   };
   int data = 0;

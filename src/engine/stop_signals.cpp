@@ -93,8 +93,16 @@ void leave() {
   leaving = false;
 }
 
-/// A child of fork() has one thread, and what it becomes is to be stopped as usual.
+/// A child of fork() has one thread, and what it becomes is to be stopped as usual. Whoever forks holds the
+/// mutex, which another thread might else hold in the child for ever.
+void before_fork() {
+  mutex.lock();
+}
+void in_parent() {
+  mutex.unlock();
+}
 void in_child() {
+  mutex.unlock();
   if (living == 0) return;
   new (&waiting) std::thread();
   ::pthread_sigmask(SIG_UNBLOCK, &taken, nullptr);
@@ -107,7 +115,7 @@ bool is_taken(int signal, const struct sigaction& now, const sigset_t& blocked) 
 }
 
 void begin(const char* message) {
-  [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, in_child);
+  [[maybe_unused]] static const int registered = ::pthread_atfork(before_fork, in_parent, in_child);
   came = 0;
   for (auto& first : first_came) first = 0;
   told = message;

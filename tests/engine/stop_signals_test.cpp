@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -220,6 +221,33 @@ TEST(StopSignals, StopProgramsThatAreStartedMeanwhile) {
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
   EXPECT_EQ(StopSignals::received(), 0);
+}
+
+/// Not with a lock that a thread held which is not there.
+TEST(StopSignals, BeginInAChildWhateverAnotherThreadIsAt) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer has no threads in a child of several";
+#endif
+  std::atomic<bool> enough = false;
+  std::thread other([&] {
+    while (!enough) const StopSignals signals;
+  });
+  int ended = 0;
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(5);
+      { const StopSignals signals; }
+      ::_exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (WIFEXITED(status)) ++ended;
+    if (ended <= i) break;
+  }
+  enough = true;
+  other.join();
+  EXPECT_EQ(ended, 100);
 }
 
 TEST(StopSignals, LetAProgramAndAChildEndWithoutThem) {

@@ -180,6 +180,7 @@ RunSpec draw_layout(Dice& dice, RunSpec s) {
   if (takes_rule(s, "OneBit")) s.stage = std::max(1, s.stage);
   draw_tiers(dice, s);
   draw_traffic(dice, s);
+  s.threads = dice.pick({1, 1, 1, 2, 3});
   return s;
 }
 

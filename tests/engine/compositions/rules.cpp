@@ -117,6 +117,7 @@ const std::vector<Simplification>& simpler_layouts() {
       [](RunSpec& s) { s.overlap = false; },
       [](RunSpec& s) { s.bucket = 500'000'000; },
       [](RunSpec& s) { s.split_masters = true; },
+      [](RunSpec& s) { s.threads = 1; },
   };
   return all;
 }

@@ -130,12 +130,20 @@ void settle_error(float* error, float scale, std::int64_t n, device::Device& dev
   settle_on_gpu(device, error, scale, n);
 }
 
+namespace {
+void require_whole_words(const AgreedMomentum& momentum) {
+  require(momentum.first_bit == 0, "update_agreed: begins at bit ", momentum.first_bit,
+          " of a word of signs, and takes them from the first on");
+}
+}  // namespace
+
 void update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
                    std::int64_t step, device::Device& device, FiniteCheck& check) {
   if (!on_gpu(device, momentum.error)) {
     if (!update_agreed(span, momentum, hyper, step, device.arena())) check.fail();
     return;
   }
+  require_whole_words(momentum);
   // In place of the momentum, which is read no more; then as if that were a gradient.
   take_on_gpu(device, momentum, static_cast<const float*>(span.moments[1]),
               static_cast<float*>(span.moments[0]), span.n);
@@ -151,9 +159,9 @@ bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const
 
 bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
                         const Hyper& hyper, std::int64_t step, Arena& arena) {
-  require(
-      span.moment_dtype == DType::f32 && !span.grad && momentum.first_bit == 0,
-      "update_agreed: takes fp32 moments, and momentum from a word's first bit on in place of a gradient");
+  require_whole_words(momentum);
+  require(span.moment_dtype == DType::f32 && !span.grad,
+          "update_agreed: takes fp32 moments, and momentum in place of a gradient");
   SpanUpdate given = span;
   given.grad_dtype = DType::f32, given.grad_factor = momentum.scale, given.agreed = true;
   const UpdatePlan plan = plan_span(given, hyper, step);

@@ -67,9 +67,9 @@ class DocumentSamples final : public Samples {
   PackingOptions options_;
   std::int32_t padding_;
   std::int64_t tokens_ = 0, cut_ = 0, places_ = 0;  // places that a round's tokens take
-  std::vector<Piece> pieces_;          // in the dataset's order
-  std::vector<std::uint32_t> ranks_;   // row by row, ranks of length: 0 is the longest
-  std::vector<std::uint32_t> starts_;  // where each row begins in ranks_, and their end
+  std::vector<Piece> pieces_;                       // in the dataset's order
+  std::vector<std::uint32_t> ranks_;                // row by row, ranks of length: 0 is the longest
+  std::vector<std::uint32_t> starts_;               // where each row begins in ranks_, and their end
   RecentRounds<Round> rounds_;
 };
 

@@ -190,7 +190,8 @@ bool Trainer::counts_tokens() const {
 
 /// Tokens, or samples of which nobody counts them, since the beginning of training.
 std::int64_t Trainer::units_trained() const {
-  if (const std::optional<std::int64_t> tokens = training_.tokens_before(training_.position())) return *tokens;
+  if (const std::optional<std::int64_t> tokens = training_.tokens_before(training_.position()))
+    return *tokens;
   return engine_.global_samples() * std::max<std::int64_t>(options_.tokens_per_sample, 1);
 }
 

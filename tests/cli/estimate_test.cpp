@@ -182,7 +182,8 @@ TEST(Fit, NoReplicaTakesMoreThanTheEstimateSays) {
                         "zero_optimization.overlap_comm=true"})({});
   const auto peak_of = [](const engine::Estimate& of) { return of.peaks.tiers[0].total_peak; };
   std::vector<std::uint64_t> peaks;
-  for (int rank = 0; rank < 8; ++rank) peaks.push_back(peak_of(estimate_rank(config, vocabulary, world, rank)));
+  for (int rank = 0; rank < 8; ++rank)
+    peaks.push_back(peak_of(estimate_rank(config, vocabulary, world, rank)));
   EXPECT_GT(peaks[6], peaks[0]);
   const StageEstimates stages = estimate_stages(config, vocabulary, world);
   ASSERT_EQ(stages.size(), 1u);

@@ -159,10 +159,9 @@ TEST_F(DocumentPacking, CountsTheTokensBeforeAPosition) {
   const std::vector<std::int32_t> lengths{5, 1, 0, 9, 2, 10, 11, 30, 8, 3, 3, 20, 7, 2};
   for (const std::int64_t prompt : {0, 2})
     for (const bool shuffle : {false, true}) {
-      const auto packed = samples(lengths, {.seq_length = 9,
-                                            .seed = 5,
-                                            .shuffle = shuffle,
-                                            .prompt = {.first = 3'000'000, .count = prompt}});
+      const auto packed = samples(
+          lengths,
+          {.seq_length = 9, .seed = 5, .shuffle = shuffle, .prompt = {.first = 3'000'000, .count = prompt}});
       std::int64_t tokens = 0, filling = 0;
       for (std::int64_t p = 0; p < 3 * packed->samples_per_round(); ++p) {
         ASSERT_EQ(packed->tokens_before(p), tokens) << p;

@@ -6,6 +6,7 @@
 
 #include "cli/train_fixture.h"
 #include "device/cuda.h"
+#include "support/mpirun.h"
 #include "support/places.h"
 
 namespace sherd::cli {
@@ -299,7 +300,7 @@ INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(
 TEST_F(Train, ProcessesThatNothingJoinsDoNotTrainByThemselves) {
   const auto under = [&](const std::string& variables, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"--steps", "1"});
-    return shell(cat("env ", variables, ' ', joined(train(more))));
+    return shell(cat("env ", testing::of_mpi, variables, ' ', joined(train(more))));
   };
   for (const auto& [variables, advice] :
        {std::pair{"PMI_RANK=0 PMI_SIZE=4", "unset PMI_RANK and PMI_SIZE"},

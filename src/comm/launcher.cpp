@@ -34,12 +34,16 @@ std::string listed(const std::vector<std::pair<std::string, std::string>>& varia
   const std::string names = listed(by.variables);
   fail(ErrorKind::usage, by.name, " started this process as one of ",
        by.ranks > 0 ? counted(by.ranks, "rank") : "several", " (", seen, "), but ",
-       found > 0 ? cat("this build's MPI, which is another, finds ", found)
-       : !by.mpi ? "nothing tells them where to meet"
-                 : "this build has no MPI",
+       found > 0 && by.name == open_mpi
+           ? cat("the OpenMPI that this build links finds ", found,
+                 ", as with the mpirun of another installation, or with variables that an earlier one left")
+       : found > 0 ? cat("this build's MPI, which is another, finds ", found)
+       : !by.mpi   ? "nothing tells them where to meet"
+                   : "this build has no MPI",
        ": each would train by itself. Start them with ",
-       mpi_available() ? "OpenMPI's mpirun"
-                       : "a build that has MPI (-DSHERD_WITH_MPI=ON) and OpenMPI's mpirun",
+       !mpi_available()      ? "a build that has MPI (-DSHERD_WITH_MPI=ON) and OpenMPI's mpirun"
+       : by.name == open_mpi ? "the mpirun that belongs to it (ldd shows which libmpi that is)"
+                             : "OpenMPI's mpirun",
        ", or with torchrun --no-python",
        by.mpi ? cat(", or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each and unset ", names)
               : cat(", or export MASTER_ADDR and MASTER_PORT and put srun sh -c 'RANK=$SLURM_PROCID "

@@ -131,7 +131,8 @@ TEST(FindLauncher, TellsThemApart) {
     EXPECT_EQ(found({{name, "2"}}, false), Launcher::separate) << name;
     Variables both = torchrun;
     both[name] = "1";
-    EXPECT_EQ(found(both, true), Launcher::mpi) << name;
+    const bool mpirun = std::string_view(name).starts_with("OMPI");
+    EXPECT_EQ(found(both, true), mpirun ? Launcher::mpi : Launcher::environment) << name;
     EXPECT_EQ(found(both, false), Launcher::environment) << name;
     both["TORCHELASTIC_RUN_ID"] = "none";
     EXPECT_EQ(found(both, true), Launcher::environment) << "torchrun started by srun";
@@ -155,6 +156,11 @@ TEST(FindLauncher, KnowsTasksThatNothingJoins) {
     EXPECT_EQ(found({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, with_mpi), Launcher::separate);
     EXPECT_EQ(found(with(step, torchrun), with_mpi), Launcher::environment);
   }
+  for (const char* name : {"MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"}) {
+    EXPECT_EQ(found({{name, "2"}}, false), Launcher::separate) << name;
+    EXPECT_EQ(found({{name, "1"}}, false), Launcher::none) << name;
+  }
+  EXPECT_EQ(found({{"PALS_RANKID", "0"}}, false), Launcher::separate);
   EXPECT_EQ(found(with(step, {{"PMIX_RANK", "0"}}), true), Launcher::mpi) << "srun --mpi=pmix";
   EXPECT_EQ(found(with(step, {{"PMIX_RANK", "0"}}), false), Launcher::separate);
   // One process is no fewer than all there are.

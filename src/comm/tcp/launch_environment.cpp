@@ -70,6 +70,12 @@ std::optional<LaunchEnvironment> read_launch_environment() {
 
 namespace {
 
+bool says_where_to_meet(const GetVariable& get) {
+  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+    if (!is_set(get, name)) return false;
+  return true;
+}
+
 /// How launchers number the processes they start.
 struct Convention {
   const char *launcher, *rank, *ranks;  ///< "": it has no variable for that
@@ -78,9 +84,13 @@ struct Convention {
 // Not SLURM_NTASKS: a batch script has it, too, of which there is one process.
 constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
 constexpr Convention conventions[] = {
-    {"OpenMPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+    {open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+    {"MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", true},
     {"MPICH's mpiexec or another launcher that speaks PMI", "PMI_RANK", "PMI_SIZE", true},
     {"a launcher that speaks PMIx", "PMIX_RANK", "", true},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", true},
+    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", true},
+    {"PALS' mpiexec", "PALS_RANKID", "", true},
     {"srun", "SLURM_PROCID", "", false}};
 
 /// A batch script, and the shell that an allocation opens, are task 0 of one.
@@ -111,6 +121,9 @@ Launcher find_launcher(const GetVariable& get, bool with_mpi) {
   // torchrun may itself have been started by srun or mpirun, whose variables its processes inherit.
   if (environment && is_set(get, "TORCHELASTIC_RUN_ID")) return Launcher::environment;
   const auto by = find_process_launcher(get);
+  // A step of Slurm's has PMI's variables or PMIx's whether somebody speaks that or not; who says where ranks
+  // are to meet is believed. (mpirun's ranks are MPI's, whatever else a script has exported.)
+  if (says_where_to_meet(get) && (!by || by->name != open_mpi)) return Launcher::environment;
   if (by && by->mpi && with_mpi) return Launcher::mpi;
   if (environment) return Launcher::environment;
   return by && by->ranks != 1 ? Launcher::separate : Launcher::none;

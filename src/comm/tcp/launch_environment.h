@@ -21,8 +21,11 @@ struct LaunchEnvironment {
   std::string run;             ///< tells runs apart that meet at one port; may be empty
 };
 
+/// The launcher whose ranks this build's MPI joins.
+inline constexpr const char* open_mpi = "OpenMPI's mpirun";
+
 /// What launchers of processes that know nothing of RANK say: OpenMPI's mpirun, those that speak PMI or PMIx,
-/// srun.
+/// srun and others of clusters.
 struct ProcessLauncher {
   std::string name;
   std::vector<std::pair<std::string, std::string>> variables;  ///< by which it is known

@@ -104,8 +104,13 @@ comm::Communicator* group_of(const Layout& layout, comm::Axis axis) {
 Experts::Experts(const ExpertOptions& options, const Layout& layout)
     : expert_(group_of(layout, comm::Axis::expert)), expert_data_(group_of(layout, comm::Axis::expert_data)) {
   if (expert_) rank_ = expert_->rank(), ranks_ = expert_->size();
-  if (options.experts % ranks_ != 0)
-    fail(ErrorKind::config, "parallel.expert ", ranks_, " does not divide ", options.experts, " experts");
+  if (options.experts % ranks_ != 0) {
+    std::string would_do;
+    for (std::int64_t n = 1; n <= options.experts; ++n)
+      if (options.experts % n == 0) would_do += cat(n > 1 ? ", " : "", n);
+    fail(ErrorKind::config, "parallel.expert ", ranks_, " does not divide ", options.experts,
+         " experts; sizes that do: ", would_do);
+  }
   for (std::int64_t e = 0; e < options.experts; ++e) {
     const auto owner = static_cast<int>(e / (options.experts / ranks_));
     all_.push_back(

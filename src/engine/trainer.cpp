@@ -156,8 +156,8 @@ int Trainer::run() {
 /// What comes after training is stopped as its program says.
 int Trainer::train_until_stopped() {
   const engine::StopSignals stop_signals(
-      "\nsherd: stopping after this step, and saving where training.save_dir is set; a second signal ends "
-      "the run at once, unsaved\n");
+      "\nsherd: stopping after this step, and saving where training.save_dir is set; the same "
+      "signal again, a second from now or later, ends the run at once, unsaved\n");
   open_outputs();
   try {
     return train_steps();

@@ -97,9 +97,12 @@ void require_same_model(const CheckpointReader& reader, const ParameterShapes& s
   const std::vector<std::string> keys = differing_keys(reader.manifest(), config);
   fail(ErrorKind::data, "checkpoint ", reader.folder().string(),
        " holds another model: ", keys.empty() ? "" : cat(listed(keys), "; "), "of the parameters ",
-       listed(parameters), ". Go on with the model that was saved (", reader.folder().string(),
-       "/manifest.json has its configuration), or train the new "
-       "one into another folder");
+       listed(parameters),
+       config
+           ? cat(". Go on with the model that was saved (", reader.folder().string(),
+                 "/manifest.json has its configuration), or train the new one into another folder")
+           : std::string(". Take weights of this model, or leave out the keys of `model` that say otherwise: "
+                         "they are the weights' own"));
 }
 
 }  // namespace sherd::engine

@@ -156,9 +156,10 @@ Argument Filler::argument(const char* name, const std::optional<T>& given, T oth
 
 /// 0 where the files do not say.
 std::int64_t Filler::steps() const {
+  constexpr double most = 1e18;  // of what is no number of steps the key itself says so
   const Node* node = find_path(file_, "training.steps");
   const double number = node ? plain(*node).number : 0;
-  return number >= 1 ? static_cast<std::int64_t>(number) : 0;
+  return number >= 1 ? static_cast<std::int64_t>(std::min(number, most)) : 0;
 }
 
 /// As TrainingArguments.get_warmup_steps().

@@ -20,7 +20,6 @@ constexpr std::array idle_keys{"auto_mapping",
                                "peft_version",
                                "fan_in_fan_out",
                                "megatron_core",
-                               "init_lora_weights",
                                "init_ia3_weights",
                                "runtime_config",
                                "base_model_class",
@@ -53,6 +52,24 @@ std::vector<std::string> names_in(const Value& value) {
   return out;
 }
 
+/// layers_to_transform of 0 is the first layer alone, and not off.
+bool is_first_layer(const std::string& name, const Node& node) {
+  return name == "layers_to_transform" && node.is(Node::Kind::integer);
+}
+
+/// Some ways to begin change the base, too, which then is not what its file holds. (PEFT 0.21,
+/// tuners/lora/layer.py: these leave it as it is.)
+void expect_plain_base(const Value& value) {
+  if (value.node.is(Node::Kind::boolean) || value.node.is(Node::Kind::null)) return;
+  const std::string way = value.text();
+  for (const char* plain : {"gaussian", "orthogonal", "eva", "mica"})
+    if (way == plain) return;
+  value.error(
+      "\"", way,
+      "\" begins by taking a part of the base model's weights away, which Sherd does not do: have PEFT "
+      "convert the adapter to LoRA (save_pretrained() with path_initial_model_for_weight_conversion)");
+}
+
 void read_peft_key(Adapter& adapter, const std::string& name, const Value& value) {
   const bool lora = adapter.type == AdapterType::lora, prompt = adapter.has_prompt();
   if (name == "peft_type") return;
@@ -70,9 +87,12 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     adapter.lora.alpha = value.real(0, infinity, true);
   else if (name == "lora_dropout" && lora)
     adapter.lora.dropout = value.real(0, 0.999);
+  else if (name == "init_lora_weights" && lora)
+    expect_plain_base(value);
   else if (name == "use_rslora" && lora)
     adapter.lora.rslora = value.boolean();
-  else if (std::find(idle_keys.begin(), idle_keys.end(), name) == idle_keys.end() && !is_off(value.node))
+  else if (std::find(idle_keys.begin(), idle_keys.end(), name) == idle_keys.end() &&
+           (!is_off(value.node) || is_first_layer(name, value.node)))
     value.error(value.node.brief(), " would change what the adapter computes, and Sherd does not have it");
 }
 

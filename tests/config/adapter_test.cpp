@@ -130,8 +130,14 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
             4);
   for (const char* key :
        {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
-        R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])", R"("something_new": 7)"})
+        R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])", R"("layers_to_transform": 0)",
+        R"("something_new": 7)"})
     expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
+  for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
+    EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);
+  for (const char* way : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "of tomorrow"})
+    expect_error(ErrorKind::config, cat("init_lora_weights: \"", way, "\" begins by taking a part"),
+                 [&] { read(cat(R"(, "init_lora_weights": ")", way, '"')); });
   expect_error(ErrorKind::config, "is a pattern", [&] { read(R"(, "target_modules": ".*_proj")"); });
   expect_error(ErrorKind::config, "peft_type",
                [] { from_peft(R"({"peft_type": "PREFIX_TUNING"})", "adapter_config.json"); });

@@ -45,6 +45,8 @@ struct Manifest {
   std::map<std::string, std::int64_t> grid;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
+  /// Which of the acts of saving in its folder, from 1; 0: of an earlier version, or of no run's.
+  std::int64_t ordinal = 0;
   std::string save_id;    ///< of the act of saving; empty in checkpoints of format 1
   std::string frozen_id;  ///< of frozen files, as save_id of the others; empty: there are none
   /// Rates set by the caller, by parameter group; else the configuration of the resumed run decides. Empty:

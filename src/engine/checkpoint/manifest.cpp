@@ -208,6 +208,7 @@ Manifest parse(const std::string& text) {
   if (!sealed && (root.contains("crc32c") || root.contains("save") || root.contains("data")))
     fail(ErrorKind::data, "its format was changed or damaged after it was written");
   if (sealed) out.save_id = text_of(root, "save");
+  if (root.contains("ordinal")) out.ordinal = count_of(root, "ordinal", 1, most);
   if (root.contains("frozen")) out.frozen_id = text_of(root, "frozen");
   out.compute_dtype = text_of(root, "compute_dtype");
   out.scheduler = text_of(root, "scheduler");
@@ -247,6 +248,7 @@ nlohmann::ordered_json to_json_object(const DataRecord& data) {
 std::string Manifest::to_json() const {
   nlohmann::ordered_json root;
   root["format"] = cat(format_prefix, newest_format);
+  if (ordinal > 0) root["ordinal"] = ordinal;  // early: SaveFolder reads the first bytes alone
   root["save"] = save_id;
   if (!frozen_id.empty()) root["frozen"] = frozen_id;
   root["world_size"] = world_size;

@@ -9,6 +9,7 @@ void SaveAct::publish(std::span<const FileChecksum> sums) {
   for (std::size_t of = 0; of < sums.size(); ++of) manifest.files[rank_file(static_cast<int>(of))] = sums[of];
   write_tokenizer(partial, tokens.get(), manifest);
   if (files) write_files(partial, *files, manifest);
+  manifest.ordinal = folder->next_ordinal();
   write_file_atomically(partial / "manifest.json", manifest.to_json());
   folder->publish(partial, tag, options.best);
   if (options.keep_last > 0)

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <compare>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -48,13 +50,36 @@ std::vector<fs::path> entries_of(const fs::path& folder) {
   return out;
 }
 
-/// Whether a manifest of Sherd's lies in `folder`, of any format, whole or damaged.
-bool is_checkpoint(const fs::path& folder) {
+/// The first bytes of a folder's manifest.
+std::string head_of(const fs::path& folder) {
   std::string head(256, '\0');
   std::ifstream manifest(folder / "manifest.json", std::ios::binary);
   manifest.read(head.data(), static_cast<std::streamsize>(head.size()));
   head.resize(static_cast<std::size_t>(manifest.gcount()));
+  return head;
+}
+
+/// Whether a manifest of Sherd's begins so, of any format, whole or damaged.
+bool is_manifest(const std::string& head) {
   return head.find(cat("\"format\": \"", format_prefix)) != std::string::npos;
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  return is_manifest(head_of(folder));
+}
+
+/// The number behind `key`; 0 where there is none.
+std::int64_t number_behind(std::string_view key, std::string_view text) {
+  const std::size_t at = text.find(key);
+  std::int64_t out = 0;
+  if (at != std::string_view::npos)
+    std::from_chars(text.data() + at + key.size(), text.data() + text.size(), out);
+  return out;
+}
+
+/// Manifest::ordinal.
+std::int64_t ordinal_in(const std::string& head) {
+  return number_behind("\"ordinal\": ", head);
 }
 
 }  // namespace
@@ -119,19 +144,22 @@ void remove_folder(const fs::path& folder) noexcept {
 
 void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const std::string& newest) {
   const std::string best = pointed_at(directory / best_pointer);
-  std::vector<std::pair<fs::file_time_type, fs::path>> found;
+  struct Found {
+    std::int64_t ordinal, step;  // the step, of those that have no ordinal
+    fs::path path;
+    auto operator<=>(const Found&) const = default;
+  };
+  std::vector<Found> found;
   for (const fs::path& entry : entries_of(directory)) {
-    const std::string name = entry.filename();
-    if (!name.starts_with("global_step") || is_leftover(name) || name == newest || !is_checkpoint(entry))
+    const std::string name = entry.filename(), head = head_of(entry);
+    if (!name.starts_with("global_step") || is_leftover(name) || name == newest || name == best ||
+        !is_manifest(head))
       continue;
-    if (name == best) continue;
-    std::error_code absent;
-    const fs::file_time_type time = fs::last_write_time(entry / "manifest.json", absent);
-    if (!absent) found.emplace_back(time, entry);
+    found.push_back({ordinal_in(head), number_behind("global_step", name), entry});
   }
   std::sort(found.rbegin(), found.rend());
   for (std::size_t i = std::max<std::size_t>(keep, 1) - 1; i < found.size(); ++i) {
-    const fs::path old = found[i].second,
+    const fs::path old = found[i].path,
                    aside = directory / cat(old.filename().string(), ".", new_save_id(), ".removed");
     if (::rename(old.c_str(), aside.c_str()) == 0)
       remove_folder(aside);
@@ -171,6 +199,13 @@ void SaveFolder::remove_leftovers() const {
              "', left by a run that ended while it saved or removed a checkpoint");
     remove_folder(entry);
   }
+}
+
+std::int64_t SaveFolder::next_ordinal() const {
+  std::int64_t last = 0;
+  for (const fs::path& entry : entries_of(path_))
+    if (const std::string head = head_of(entry); is_manifest(head)) last = std::max(last, ordinal_in(head));
+  return last + 1;
 }
 
 void SaveFolder::publish(const fs::path& partial, const std::string& tag, bool best) const {

@@ -32,11 +32,11 @@ using ::testing::ContainsRegex;
 
 class SaveFolderTest : public ::testing::Test {
  protected:
-  void make(const std::string& name, int age = 0) {
+  void make(const std::string& name, std::int64_t ordinal = 0) {
     fs::create_directories(folder / name);
-    write_text(folder / name / "manifest.json", sample_manifest().to_json());
-    fs::last_write_time(folder / name / "manifest.json",
-                        fs::file_time_type::clock::now() - std::chrono::hours(age));
+    Manifest manifest = sample_manifest();
+    manifest.ordinal = ordinal;
+    write_text(folder / name / "manifest.json", manifest.to_json());
   }
   std::set<std::string> names() const {
     std::set<std::string> out;
@@ -126,19 +126,33 @@ TEST_F(SaveFolderTest, PublishesInThePlaceOfACheckpointOrNothingAlone) {
   EXPECT_EQ(read_text(folder / "a" / "mine"), "a file");
 }
 
-TEST_F(SaveFolderTest, KeepsTheNewestByAge) {
-  make("global_step9", 4), make("global_step2", 3), make("global_step3", 2), make("global_step4", 1),
-      make("best", 9);
-  make("global_step5.0123456789abcdef.partial", 9);
+TEST_F(SaveFolderTest, KeepsWhatWasSavedLast) {
+  make("global_step9", 1), make("global_step2", 2), make("global_step3", 3), make("global_step4", 4),
+      make("best", 1);
+  make("global_step5.0123456789abcdef.partial", 1);
   fs::create_directory(folder / "global_step1");  // not a checkpoint: nothing is known of it
   make("global_steps_compared", 9);
   write_text(folder / "global_steps_compared/manifest.json", "{}");  // of another program
   remove_old_checkpoints(folder.path(), 2, "global_step4");
   EXPECT_EQ(names(), (Names{"best", "global_step1", "global_step3", "global_step4",
                             "global_step5.0123456789abcdef.partial", "global_steps_compared"}));
-  remove_old_checkpoints(folder.path(), 1, "global_step3");  // the newest is never removed, whatever its age
+  remove_old_checkpoints(folder.path(), 1, "global_step3");  // the newest is never removed, whatever it tells
   EXPECT_EQ(names(), (Names{"best", "global_step1", "global_step3", "global_step5.0123456789abcdef.partial",
                             "global_steps_compared"}));
+}
+
+/// A copy has other times, or all the same; of earlier versions nothing else is known than the step.
+TEST_F(SaveFolderTest, KeepsTheHighestStepsOfWhatTellsNoOrder) {
+  const auto now = fs::file_time_type::clock::now();
+  for (int step = 8; step <= 13; ++step) {
+    make(cat("global_step", step));
+    fs::last_write_time(folder / cat("global_step", step) / "manifest.json",
+                        now + std::chrono::hours(step % 2 == 0 ? step : -step));
+  }
+  make("global_step1", 1);
+  EXPECT_EQ(SaveFolder(folder.path()).next_ordinal(), 2);
+  remove_old_checkpoints(folder.path(), 4, "global_step13");
+  EXPECT_EQ(names(), (Names{"global_step1", "global_step11", "global_step12", "global_step13"}));
 }
 
 /// In a child process, where the kernel refuses to remove files, or to rename them.
@@ -150,7 +164,7 @@ TEST_F(SaveFolderTest, WhatCannotBeRemovedIsAWarning) {
     remove_old_checkpoints(folder.path(), 1, "global_step2");
     std::_Exit(0);
   };
-  make("global_step1", 2), make("global_step2", 1);
+  make("global_step1", 1), make("global_step2", 2);
   const auto warned = ContainsRegex("cannot remove.*the run goes on");
   expect_in_child([&] { after_forbidding({SYS_rename, SYS_renameat, SYS_renameat2}); }, warned);
   EXPECT_EQ(names(), (Names{"global_step1", "global_step2"}));

@@ -61,7 +61,9 @@ std::vector<Text> tensor_parallel_texts() {
           {"dtype", "type of the cut parameters"},
           {"keep_module_on_host", "cut parameters in host memory"},
           {"replace_with_kernel_inject", "modules of DeepSpeed's own kernels"},
-          {"tp_overlap_comm", "all-reduce beside computation"}};
+          {"tp_overlap_comm", "all-reduce beside computation"},
+          {"vocab_parallel_lm_head", "cut the head along the vocabulary"},
+          {"vocab_parallel_ce_backend", "whose cross-entropy over it"}};
 }
 
 Table<Parallel> parallel_table() {
@@ -104,20 +106,31 @@ Table<Config> tensor_parallel_table() {
   for (const char* name : {"autotp_size", "tp_size"})
     table.keys.push_back(custom<Config>(name, "2", read_tensor_size).takes(integers(0)));
   Table<Config> tp{Auto::is_a_value, {table.keys.back()}};
-  describe(tp.keys, {derived("tp_size", "`parallel.tensor`", "the same as `autotp_size`")});
+  tp.keys.push_back(noted<Config>("tp_grain_size", Holds::count, "heads and rows are cut evenly"));
+  for (const char* name : {"mpu", "tp_group"})
+    tp.keys.push_back(noted<Config>(name, Holds::anything, "`parallel` says which ranks hold slices"));
+  describe(tp.keys, {derived("tp_size", "`parallel.tensor`", "the same as `autotp_size`"),
+                     {"tp_grain_size", "of which sizes slices are multiples"},
+                     {"mpu", "an object that knows the groups of ranks"},
+                     {"tp_group", "a group of ranks"}});
   Key<Config> section = custom<Config>(
       "tp", "{}", [tp](Config& config, const Value& value) { read_section(tp, config, value); });
   section.list = [tp](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(tp, prefix, out); };
+  section.aliases.push_back("tensor_parallel");
   table.keys.push_back(std::move(section));
   const char* layers = "a model's layers say themselves how they are cut";
   for (const char* name : {"preset_model", "partition_config", "injection_policy_tuple"})
     table.keys.push_back(noted<Config>(name, Holds::anything, layers));
   table.keys.push_back(noted<Config>("dtype", Holds::text, "bf16 and fp16 say it"));
   table.keys.push_back(noted<Config>("keep_module_on_host", Holds::boolean, "offload_param says it"));
-  table.keys.push_back(
-      noted<Config>("replace_with_kernel_inject", Holds::boolean, "kernels are Sherd's own"));
+  table.keys.push_back(noted<Config>("replace_with_kernel_inject", Holds::boolean, "kernels are Sherd's own")
+                           .alias("kernel_inject"));
   table.keys.push_back(
       noted<Config>("tp_overlap_comm", Holds::boolean, "reductions run beside weight gradients anyway"));
+  table.keys.push_back(noted<Config>("vocab_parallel_lm_head", Holds::anything,
+                                     "the table and the head are cut along the vocabulary"));
+  table.keys.push_back(
+      noted<Config>("vocab_parallel_ce_backend", Holds::text, "the loss of a cut head is Sherd's own"));
   describe(table.keys, tensor_parallel_texts());
   return table;
 }

@@ -50,6 +50,8 @@ std::vector<Key<Zero>> noted_keys() {
   add("log_trace_cache_warnings", Holds::boolean, "Sherd keeps no trace cache");
   add("load_from_fp32_weights", Holds::boolean, "checkpoints always restore the fp32 masters");
   add("ignore_unused_parameters", Holds::boolean, "parameters without a gradient are always allowed");
+  add("compute_grad_norm", Holds::boolean, "the norm of gradients is always computed");
+  add("parameter_alignment", Holds::boolean, "parameters are always aligned, whatever their sizes");
   add("elastic_checkpoint", Holds::boolean, "checkpoints load on any number of ranks");
   add("leaf_module", Holds::anything, "what is gathered together are the blocks that a model marks");
   keys.push_back(noted<Zero>("stage3_module_granularity_threshold", Holds::count,
@@ -140,6 +142,8 @@ std::vector<Text> idle_texts() {
       {"mics_hierarchical_params_gather", "gather parameters in two steps, between machines and within"},
       {"stage3_use_all_reduce_for_fetch_params", "fetch parameters by all-reduce"},
       {"stage3_gather_16bit_weights_on_model_save", "gather 16-bit weights for `save_16bit_model()`"},
+      {"compute_grad_norm", "false: gradients' norm is left out where nothing needs it"},
+      {"parameter_alignment", "pad parameters to 16 bytes in the flat buffer"},
       {"elastic_checkpoint", "checkpoints for another number of ranks"},
       {"legacy_stage1", "the first implementation of stage 1"},
       {"save_muon_momentum_buffer_in_memory", "Muon's momenta in memory at stage 3"},

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "config/deepspeed_keys.h"
 #include "config/key_bases.h"
 #include "config/support.h"
 
@@ -13,6 +14,18 @@ namespace {
 
 Config with(const KeyInfo& key, const std::string& value) {
   return parse_text(base_for(key.path), "run.json", {plain(key.path) + "=" + value});
+}
+
+/// A file that says what DeepSpeed does anyway asks for nothing.
+TEST(KnownKeys, DeepSpeedsDefaultsAreKnown) {
+  for (const deepspeed_keys::Key& key : deepspeed_keys::keys) {
+    const std::string path = *key.section ? cat(key.section, ".", key.name) : key.name;
+    EXPECT_EQ(error_of(R"({"train_micro_batch_size_per_gpu": 1})",
+                       {cat("zero_optimization.stage=", path.ends_with("offload_param") ? 3 : 1),
+                        cat(path, "=", key.value)}),
+              "")
+        << path;
+  }
 }
 
 TEST(KnownKeys, EachIsEffectiveNotedOrRefused) {

@@ -235,9 +235,11 @@ void TrainRun::report() const {
     std::sort(seconds.begin(), seconds.end());
     const double median = seconds[seconds.size() / 2];
     const std::optional<double>& val_loss = trainer_->validation_loss();
-    std::printf("\nstep %lld: loss %.4f%s; median step %.1f ms, %.0f tokens/s\n",
+    const std::int64_t skipped = engine_->skipped_steps();
+    std::printf("\nstep %lld: loss %.4f%s%s; median step %.1f ms, %.0f tokens/s\n",
                 static_cast<long long>(engine_->global_steps()), engine_->last_step().loss,
-                val_loss ? cat(", validation loss ", *val_loss).c_str() : "", median * 1e3,
+                val_loss ? cat(", validation loss ", *val_loss).c_str() : "",
+                skipped > 0 ? cat(", ", counted(skipped, "step"), " skipped").c_str() : "", median * 1e3,
                 static_cast<double>(totals.units) / static_cast<double>(steps) / median);
   }
   if (data_->info)

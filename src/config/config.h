@@ -82,6 +82,7 @@ struct Training {
   bool save_async = true;      ///< `sherd train` writes checkpoints while it trains on
   bool keep_best = false;      ///< save where validation finds the lowest loss so far, and keep that one
   std::int64_t patience = 0;   ///< evaluations without a lower loss after which to stop; 0: never
+  std::int64_t max_skipped_steps = 100;  ///< in a row, at which the run ends with an error; 0: any number
   LossAverage loss_average = LossAverage::tokens;
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies

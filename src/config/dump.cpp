@@ -283,6 +283,7 @@ Json training_of(const Training& t, Extent extent) {
            {"save_async", t.save_async},
            {"keep_best", t.keep_best},
            {"patience", t.patience},
+           {"max_skipped_steps", t.max_skipped_steps},
            {"loss_average", t.loss_average == LossAverage::tokens ? "tokens" : "micro_batches"},
            {"recompute", recompute[static_cast<std::size_t>(t.recompute)]},
            {"recompute_blocks", t.recompute_blocks >= 0 ? Json(t.recompute_blocks) : Json(nullptr)},

@@ -37,6 +37,9 @@ std::vector<Text> training_texts() {
        "and validation data"},
       {"save_interval", "steps between checkpoints; 0: only at the end (and when a signal stops the run)"},
       {"keep_last", "`global_stepN` checkpoints to keep, the oldest going first; 0: all"},
+      {"max_skipped_steps",
+       "end with an error at so many steps in a row that changed nothing, as their gradients overflowed or "
+       "none of their tokens was a target; 0: never"},
       {"loss_average",
        "what the loss of a step, and its gradient, are the mean of: all tokens of the global batch that are "
        "targets "
@@ -85,6 +88,7 @@ Table<Training> training_table() {
   table.keys.push_back(boolean("save_async", &T::save_async));
   table.keys.push_back(boolean("keep_best", &T::keep_best));
   table.keys.push_back(integer("patience", &T::patience, "3", 0));
+  table.keys.push_back(integer("max_skipped_steps", &T::max_skipped_steps, "10", 0));
   table.keys.push_back(
       custom<T>("loss_average", "\"micro_batches\"", [](Training& training, const Value& value) {
         training.loss_average = static_cast<LossAverage>(value.choice({"tokens", "micro_batches"}));

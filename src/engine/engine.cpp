@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/excerpt.h"
 #include "base/log.h"
 #include "base/thread_signals.h"
 #include "data/loader.h"
@@ -146,8 +147,30 @@ void Engine::step() {
 
 void Engine::after_update() {
   if (scheduler_ && was_step_applied()) scheduler_->step();
+  tell_of_skips();
   const bool prints = config_.steps_per_print > 0 && global_steps() % config_.steps_per_print == 0;
   if (prints && dist_->rank() == 0) engine::log_step(*this);
+}
+
+/// What changes nothing again and again is no training. All ranks find the same.
+void Engine::tell_of_skips() {
+  const StepReport& step = last_step();
+  skipped_in_a_row_ = step.applied ? 0 : skipped_in_a_row_ + 1;
+  if (step.applied) return;
+  const std::string why =
+      !step.has_targets
+          ? std::string("none of its tokens is a target of the loss (-100 in labels leaves one out)")
+      : !scaler_ ? std::string("gradients overflowed")
+                 : cat("gradients overflowed at the loss scale ", step.loss_scale,
+                       scaler_->scale() == step.loss_scale ? "" : cat(", which is now ", scaler_->scale()));
+  if (dist_->rank() == 0) log_warning("step ", step.step, " was skipped: ", why);
+  const std::int64_t most = config_.training.max_skipped_steps;
+  if (most == 0 || skipped_in_a_row_ < most) return;
+  fail(step.has_targets ? ErrorKind::numerics : ErrorKind::data, "the last ", counted(most, "step"),
+       " changed nothing (training.max_skipped_steps): of step ", step.step, ", ", why, "; ",
+       !step.has_targets ? "look at the labels, or give a step more samples (train_batch_size)"
+       : !scaler_        ? "lower the learning rate or clip gradients (gradient_clipping)"
+                         : "lower a fixed fp16.loss_scale, or give 0 for one that adapts");
 }
 
 const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next) {

@@ -253,6 +253,7 @@ class Engine {
   friend class engine::Checkpoints;
 
   void after_update();
+  void tell_of_skips();
   void begin_step();
 
   DistributedPtr dist_;
@@ -263,6 +264,7 @@ class Engine {
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
   std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
+  std::int64_t skipped_in_a_row_ = 0;          ///< of this engine's steps
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
   std::unique_ptr<engine::StepStates> states_;             ///< that modules have beside their parameters

@@ -16,8 +16,9 @@ struct StepTimes {
 /// What the last optimizer step did, the same on every rank.
 struct StepReport {
   std::int64_t step = 0;   ///< its number, from 1; 0: this engine has made none
-  bool applied = false;    ///< false when gradients overflowed and the update was skipped
-  double loss = 0;         ///< mean over ranks and micro-batches, of the unscaled loss
+  bool applied = false;    ///< false when the update was skipped: gradients overflowed, or had no targets
+  bool has_targets = true; ///< false: none of the step's tokens is a target of the loss
+  double loss = 0;         ///< mean over ranks and micro-batches, of the unscaled loss; NaN without targets
   double grad_norm = 0;    ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on
                            ///< overflow
   double loss_scale = 1;   ///< that the step's gradients were computed with

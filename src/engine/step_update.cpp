@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/excerpt.h"
@@ -88,13 +89,20 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
   }
 }
 
+/// No gradient came, and the mean of no losses is none.
+bool StepUpdate::skip_without_targets(StepReport& report) {
+  if (decided()) parts_.optimizer.abandon_step();
+  pipeline_.abandon();
+  report.lr = parts_.optimizer.lr();
+  report.loss = std::numeric_limits<double>::quiet_NaN();
+  report.grad_norm = 0;
+  report.loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
+  return false;
+}
+
 bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& report, bool late) {
-  if (mean.weight == 0)
-    fail(ErrorKind::data, "step ", step, " has no token that is a target of the loss in ",
-         counted(mean.micro_batches, "micro-batch"),
-         ": nothing was updated; give a step more samples (train_batch_size), or look at the labels (-100 "
-         "leaves a "
-         "token out)");
+  report.has_targets = mean.weight > 0;
+  if (!report.has_targets) return skip_without_targets(report);
   const double mean_loss = mean.value, rest = rest_of(mean);
   if (decided()) pipeline_.decide(rest);
   report.lr = decided() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();

@@ -88,6 +88,7 @@ class StepUpdate {
   bool decided() const { return !pending() && pipeline_.decided(); }
   optim::AverageScale average_scale() const;
   double rest_of(const MeanLoss& mean) const;
+  bool skip_without_targets(StepReport& report);
   bool may_have_changed() const;
   [[noreturn]] void fail_poisoned(const Error& error) const;
   void guard_late(const std::function<void()>& body);

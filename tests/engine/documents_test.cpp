@@ -215,23 +215,87 @@ TEST_F(DocumentTraining, ContextRanksAreRefused) {
                [&] { config(0, 1, 1, R"(, "parallel": {"context": 2})"); });
 }
 
-TEST_F(DocumentTraining, AStepWithoutTargetsIsAnError) {
-  data::DatasetBuilder builder((folder_ / "a").string(), 29);
-  const std::vector<std::int32_t> tokens(400, 1);
-  builder.add(tokens, true, std::vector<std::uint8_t>(400, 0));
-  const data::DatasetInfo info{"byte", 29, 0, "uint16", 400, 1, 1, 0, 0, 400, ""};
-  builder.finish([&] { data::write_dataset_info((folder_ / "a").string(), info); });
-  config::Config alone = config(0, 2, 1, "", "");
-  alone.data->sources.pop_back();
-  alone.data->split = {1, 0};
-  expect_error(ErrorKind::data, "step 1 has no token that is a target of the loss in 1 micro-batch", [&] {
-    const auto data = engine::open_token_data(alone);
-    launch_ranks(1, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(alone, 29)), alone);
-      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
-      engine.train_batch([&] { return loader->next(); });
+/// Labels of which none is a target, as of conversations that were cut before their answers.
+tensor::Batch without_targets(tensor::Batch batch) {
+  if (batch.empty()) return batch;  // of a stage that reads none
+  tensor::Tensor& labels = batch.at("labels");
+  std::fill_n(labels.data<std::int32_t>(), labels.numel(), data::no_label);
+  *batch.at("target_tokens").data<std::int32_t>() = 0;
+  return batch;
+}
+
+/// It changes nothing: what comes after it is as if it had not been there.
+TEST_F(DocumentTraining, AStepWithoutTargetsIsSkipped) {
+  const auto losses = [&](int ranks, const config::Config& setting, bool with_such_a_step) {
+    std::vector<double> out;
+    const auto data = engine::open_token_data(setting);
+    launch_ranks(ranks, [&](DistributedPtr dist) {
+      const auto groups = make_groups(dist, setting);
+      Engine engine(
+          dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29), layout_of(*groups, setting)),
+          setting, nullptr, nullptr, groups);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device()),
+                 other = data->training_loader(engine.loader_rank(), engine.device());
+      for (int step = 0; step < 4; ++step) {
+        if (step == 1 && with_such_a_step) {
+          const auto& skipped = engine.train_batch([&] { return without_targets(other->next()); });
+          EXPECT_FALSE(skipped.applied);
+          EXPECT_FALSE(skipped.has_targets);
+          EXPECT_TRUE(std::isnan(skipped.loss));
+          EXPECT_EQ(engine.skipped_steps(), 1);
+        }
+        const auto& report = engine.train_batch([&] { return loader->next(); });
+        EXPECT_TRUE(report.applied && report.has_targets);
+        if (dist->rank() == 0) out.insert(out.end(), {report.loss, report.grad_norm});
+      }
     });
-  });
+    return out;
+  };
+  const auto expect_the_same = [&](const char* what, int ranks, const config::Config& setting) {
+    SCOPED_TRACE(what);
+    const std::vector<double> expected = losses(ranks, setting, false);
+    EXPECT_EQ(losses(ranks, setting, true), expected);
+  };
+  expect_the_same("accumulated", 1, config(1, 2, 2, ""));
+  expect_the_same("stage 3 over two ranks", 2, config(3, 2, 2, ""));
+  expect_the_same("pipeline", 2, config(0, 2, 4, R"(, "parallel": {"pipeline": 2})"));
+  expect_the_same("layered", 1, config(3, 2, 4, R"(, "parallel": {"schedule": "layered"})"));
+  expect_the_same(
+      "an update that begins early", 2,
+      config::parse_text(config::dump(config(2, 2, 2, "")), "",
+                         {"bf16.enabled=true", "bf16.check_grad_overflow=false", "gradient_clipping=0",
+                          "zero_optimization.offload_optimizer.device=cpu"}));
+}
+
+/// A run of nothing but skipped steps is none.
+TEST_F(DocumentTraining, TooManySkippedStepsInARowEndTheRun) {
+  const auto run = [&](const config::Config& setting, bool targets) {
+    const auto data = engine::open_token_data(setting);
+    launch_ranks(2, [&](DistributedPtr dist) {
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29)), setting);
+      const auto loader = data->training_loader(engine.loader_rank(), engine.device());
+      const auto step = [&](bool empty) {
+        engine.train_batch([&] { return empty ? without_targets(loader->next()) : loader->next(); });
+      };
+      if (targets) step(false);
+      for (int i = 0; i < 2; ++i) step(!targets);
+      EXPECT_EQ(engine.skipped_steps(), targets ? 3 : 2);
+      if (!targets) step(false), step(true), step(true);  // counted in a row
+      step(!targets);
+    });
+  };
+  const config::Config setting = config(2, 2, 1, R"(, "training": {"max_skipped_steps": 3})");
+  expect_error(ErrorKind::data,
+               "the last 3 steps changed nothing (training.max_skipped_steps): of step 6, none of its tokens",
+               [&] { run(setting, false); });
+  const config::Config scaled =
+      config::parse_text(config::dump(setting), "",
+                         {"fp16.enabled=true", "fp16.loss_scale=1e30", "training.max_skipped_steps=4"});
+  expect_error(ErrorKind::numerics,
+               "of step 4, gradients overflowed at the loss scale 1e+30; lower a fixed fp16.loss_scale",
+               [&] { run(scaled, true); });
+  const config::Config any = config::parse_text(config::dump(scaled), "", {"training.max_skipped_steps=0"});
+  EXPECT_NO_THROW(run(any, true));
 }
 
 TEST_F(DocumentTraining, SourcesOfDifferentTokenizersAreRefused) {

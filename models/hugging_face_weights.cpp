@@ -65,13 +65,24 @@ std::string HuggingFaceWeights::found_as(const std::string& name) const {
 
 void HuggingFaceWeights::require_tied(const std::string& head, const std::string& table) const {
   const SafetensorsEntry &one = *files_.find(head), &other = *files_.find(table);
-  bool same = one.dtype_name == other.dtype_name && one.shape == other.shape;
-  std::vector<std::byte> a(part_bytes), b(part_bytes);
-  for (std::uint64_t at = 0; same && at < one.bytes; at += part_bytes) {
-    const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(part_bytes, one.bytes - at));
-    files_.read_bytes(head, at, std::span(a).first(n));
-    files_.read_bytes(table, at, std::span(b).first(n));
-    same = std::memcmp(a.data(), b.data(), n) == 0;
+  // Some files have the head in another type than the table.
+  const bool widens = one.dtype_name != other.dtype_name;
+  const auto values = [&](const std::string& name, const SafetensorsEntry& entry, std::int64_t at,
+                          std::int64_t count) {
+    const std::uint64_t size = entry.bytes / static_cast<std::uint64_t>(entry.numel());
+    std::vector<std::byte> out(static_cast<std::size_t>(count) * size);
+    files_.read_bytes(name, static_cast<std::uint64_t>(at) * size, out);
+    if (!widens) return out;
+    std::vector<std::byte> wide(static_cast<std::size_t>(count) * size_of(DType::f32));
+    tensor::convert_values(out, *entry.dtype, wide, DType::f32);
+    return wide;
+  };
+  bool same =
+      one.shape == other.shape && (!widens || (is_weight_type(one.dtype) && is_weight_type(other.dtype)));
+  constexpr std::int64_t most = std::int64_t{1} << 20;
+  for (std::int64_t at = 0; same && at < one.numel(); at += most) {
+    const std::int64_t count = std::min(most, one.numel() - at);
+    same = values(head, one, at, count) == values(table, other, at, count);
   }
   if (!same)
     fail(ErrorKind::data, files_.path().string(), ": ", head, " differs from ", table,

@@ -61,7 +61,7 @@ void import_command(const Arguments& arguments) {
     fail(ErrorKind::io, "'", excerpt(folder, 300), "' has no config.json: name a folder of Hugging Face's");
   std::vector<std::string> overrides = line.all("set");
   const std::optional<DType> dtype =
-      line.has("dtype") ? parse_dtype(line.text("dtype")) : published_dtype(folder).value_or(DType::bf16);
+      line.has("dtype") ? parse_dtype(line.text("dtype")) : published_dtype(folder);
   if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
     throw UsageError("--dtype is bf16, fp16 or fp32");
   if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));

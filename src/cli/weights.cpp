@@ -216,8 +216,10 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
 std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
                                      const data::Tokenizer& tokenizer) {
   std::vector<std::int32_t> out{tokenizer.end_of_document()};
-  const auto object =
-      nlohmann::json::parse(companion(reader, "generation_config.json"), nullptr, /*allow_exceptions=*/false);
+  // Where there are no settings of generation, transformers makes them of the model's.
+  std::string settings = companion(reader, "generation_config.json");
+  if (settings.empty()) settings = companion(reader, "config.json");
+  const auto object = nlohmann::json::parse(settings, nullptr, /*allow_exceptions=*/false);
   if (!object.is_object() || !object.contains("eos_token_id")) return out;
   const nlohmann::json& ids = object["eos_token_id"];
   for (const nlohmann::json& id : ids.is_array() ? ids : nlohmann::json::array({ids}))
@@ -254,8 +256,13 @@ data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
        "--chat");
 }
 
-std::optional<DType> published_dtype(const std::string& folder) {
-  return parse_dtype(published_in(folder).dtype);
+DType published_dtype(const std::string& folder) {
+  if (const std::optional<DType> said = parse_dtype(published_in(folder).dtype)) return *said;
+  const tensor::SafetensorsFolder files(folder, "model");
+  for (const std::string& name : files.names())
+    if (const std::optional<DType>& type = files.find(name)->dtype; type && is_floating(*type))
+      return *type == DType::f64 ? DType::f32 : *type;
+  return DType::f32;
 }
 
 engine::ExtraFiles companion_files(const std::string& folder) {

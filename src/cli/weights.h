@@ -80,15 +80,16 @@ engine::ExtraFiles companion_files(const std::string& folder);
 /// it names none.
 std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointReader& reader);
 /// The tokens that end a text: the tokenizer's end of a document and, of a model that came with them, those
-/// of its generation_config.json.
+/// of its generation_config.json, or without one of its config.json.
 std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
                                      const data::Tokenizer& tokenizer);
 /// How the model's conversations are written: as those of its data were, else as the template says that it
 /// came with, else as the tokenizer's tokens tell. Throws Error{config} for a template that is not written
 /// here.
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader, const data::Tokenizer& tokenizer);
-/// The type of the weights there, by their config.json; none where it does not say.
-std::optional<DType> published_dtype(const std::string& folder);
+/// The type of the weights there, by their config.json, or where it does not say, by the first of them (as
+/// transformers' dtype="auto"); of fp64 fp32.
+DType published_dtype(const std::string& folder);
 inline constexpr const char* companion_prefix = "hugging_face.";
 
 }  // namespace sherd::cli

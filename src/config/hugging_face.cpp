@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <sstream>
+#include <utility>
 
 #include "base/excerpt.h"
 #include "config/tables.h"
@@ -12,7 +13,7 @@ namespace {
 /// What the tables read. Fields beside the model are keys from which several of its follow.
 struct Published {
   Model model;
-  std::string activation, dtype;
+  std::string activation, dtype, torch_dtype;
   bool use_sliding_window = false, router_losses = false;
   std::int64_t window = 0, window_layers = 28;
   double rope_theta = 0,
@@ -75,9 +76,12 @@ void put_common(Keys& keys) {
   std::istringstream names(idle_keys);
   for (std::string name; names >> name;)
     keys.push_back(custom<Published>(name, "", [](Published&, const Value&) {}));
-  for (const char* name : {"torch_dtype", "dtype"})
-    keys.push_back(custom<Published>(name, "", [](Published& published, const Value& value) {
-      if (value.node.is(Node::Kind::string)) published.dtype = value.text();
+  for (const auto& [name, member] :
+       {std::pair("dtype", &Published::dtype), std::pair("torch_dtype", &Published::torch_dtype)})
+    keys.push_back(custom<Published>(name, "", [member](Published& published, const Value& value) {
+      if (!value.node.is(Node::Kind::string)) return;
+      const std::string& type = value.text();
+      published.*member = type.starts_with("torch.") ? type.substr(6) : type;
     }));
   keys.push_back(only("is_encoder_decoder", is_false, "the model has no encoder here"));
   keys.push_back(only("add_cross_attention", is_false, "the model has no encoder here"));
@@ -210,7 +214,13 @@ Table<Published> decoder_table(ModelType type) {
   put(keys, integer("intermediate_size", &M::ffn_hidden_size, "", 1, most_ffn_hidden));
   put(keys, integer("num_hidden_layers", &M::num_layers, "", 1, most_layers));
   put(keys, integer("num_attention_heads", &M::num_heads, "", 1, most_heads));
-  put(keys, integer("num_key_value_heads", &M::num_kv_heads, "", 1, most_heads));
+  Key<Published> kv_heads =
+      custom<Published>("num_key_value_heads", "", [](Published& published, const Value& value) {
+        // Null is num_attention_heads, whatever the class has where the key is absent.
+        published.model.num_kv_heads = value.node.is(Node::Kind::null) ? 0 : value.integer(1, most_heads);
+      });
+  kv_heads.reads_null = true;
+  keys.push_back(std::move(kv_heads));
   put(keys, integer("head_dim", &M::head_dim, "", 1, most_hidden));
   keys.push_back(text("hidden_act", &Published::activation, ""));
   put(keys, real("rms_norm_eps", &M::norm_epsilon, "", 0, infinity, true));
@@ -225,7 +235,12 @@ Table<Published> decoder_table(ModelType type) {
     window.reads_null = true;
     keys.push_back(std::move(window));
   }
-  if (type == ModelType::llama) keys.push_back(only("activation", is_silu, "the activation is SiLU"));
+  if (type == ModelType::llama) {
+    keys.push_back(only("activation", is_silu, "the activation is SiLU"));
+    keys.push_back(only("sliding_window", never,
+                        "the family has none; where transformers passes it over, "
+                        "take it out of the file"));
+  }
   if (qwen) {
     keys.push_back(only("use_qk_norm", type == ModelType::qwen2 ? is_false : is_true, "the family decides"));
     keys.push_back(only("qkv_bias", type == ModelType::qwen2 ? is_true : is_false, "the family decides"));
@@ -380,7 +395,8 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
     const Given given =
         read_section(type == ModelType::gpt2 ? gpt2_table() : decoder_table(type), published, file);
     settle(published, given, file);
-    out.model = published.model, out.dtype = published.dtype;
+    out.model = published.model;
+    out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
   });
   context.raise();
   out.notes = std::move(context.notes);

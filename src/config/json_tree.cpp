@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -48,6 +49,14 @@ class CountingIterator {
   const char* at_;
   Position* position_;
 };
+
+/// Whether a line of a text that a zero ends begins with `name:`, behind a brace at most.
+bool has_bare_key(const char* line) {
+  line += std::strspn(line, " \t\r{,");
+  const std::size_t name =
+      std::strspn(line, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
+  return name > 0 && line[name + std::strspn(line + name, " \t")] == ':';
+}
 
 // Builds Nodes from nlohmann's SAX events.
 class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
@@ -103,7 +112,12 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
     if (const auto colon = what.find(": "); colon != std::string::npos) what = what.substr(colon + 2);
     if (const auto quoted = what.find(token); quoted != std::string::npos)
       what.replace(quoted, token.size(), excerpt(token, 40));
-    fail(ErrorKind::config, file_, ":", position_->line, ": not valid JSON: ", excerpt(what, 300));
+    fail(ErrorKind::config, file_, ":", position_->line, ":", position_->column(),
+         ": not valid JSON: ", excerpt(what, 300),
+         has_bare_key(position_->line_start) ? "; a key without quotes is HJSON, of which Sherd reads the "
+                                               "comments alone: put it in quotes, or "
+                                               "convert the file (hjson -j FILE)"
+                                             : "");
   }
 
  private:
@@ -146,9 +160,15 @@ std::size_t end_of_string(const std::string& text, std::size_t quote) {
   return std::min(i, text.size());
 }
 
+/// JavaScript's, and Python's, which HJSON has too.
+bool begins_comment(const std::string& text, std::size_t at) {
+  return text[at] == '#' ||
+         (text[at] == '/' && at + 1 < text.size() && (text[at + 1] == '/' || text[at + 1] == '*'));
+}
+
 std::size_t end_of_comment(const std::string& text, std::size_t begin) {
-  const bool block = text[begin + 1] == '*';
-  const std::size_t end = text.find(block ? "*/" : "\n", begin + 2);
+  const bool block = text.compare(begin, 2, "/*") == 0;
+  const std::size_t end = text.find(block ? "*/" : "\n", begin + (block ? 2 : 1));
   if (end == std::string::npos) return text.size();
   return block ? end + 2 : end;
 }
@@ -161,7 +181,7 @@ std::string strip_extras(std::string_view source) {
     const char c = text[i];
     if (c == '"') {
       i = end_of_string(text, i);
-    } else if (c == '/' && i + 1 < text.size() && (text[i + 1] == '/' || text[i + 1] == '*')) {
+    } else if (begins_comment(text, i)) {
       const std::size_t end = end_of_comment(text, i);
       std::replace_if(
           text.begin() + static_cast<std::ptrdiff_t>(i), text.begin() + static_cast<std::ptrdiff_t>(end),

@@ -152,6 +152,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     note_idle_tiers(config, given, context);
     note_idle_parallel(config, given, context);
     note_idle_schedule(config, given, context);
+    note_short_schedule(config, context);
     note_idle_device(config, given, context);
     note_adapter(config, context);
     note_default_optimizer(config, context);

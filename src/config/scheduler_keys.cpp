@@ -183,12 +183,6 @@ void need(const Value& section, const Given& given, std::initializer_list<const 
     if (!given.contains(name)) section.error("needs \"params.", name, "\"");
 }
 
-void note_short_total(const Value& section, std::int64_t total, std::int64_t warmup) {
-  if (total < warmup)
-    section.note(
-        cat("total_num_steps ", total, " is less than warmup_num_steps ", warmup, ": the rate never decays"));
-}
-
 template <class T>
 Given read_params(T& target, const Value& section, bool decays = false) {
   Table<T> table;
@@ -216,17 +210,13 @@ Warmup read_warmup(const Value& section, bool decays) {
   if (decays)
     warmup.warmup_max_lr = 0.001;  // WarmupDecayLR keeps this default; WarmupLR takes the optimizer's lr
   const Given given = read_params(warmup, section, decays);
-  if (decays) {
-    need(section, given, {"total_num_steps"});
-    note_short_total(section, warmup.total_num_steps, warmup.warmup_num_steps);
-  }
+  if (decays) need(section, given, {"total_num_steps"});
   return warmup;
 }
 
 WarmupCosine read_cosine(const Value& section) {
   WarmupCosine cosine;
   need(section, read_params(cosine, section), {"total_num_steps"});
-  note_short_total(section, cosine.total_num_steps, cosine.warmup_num_steps);
   return cosine;
 }
 
@@ -235,9 +225,7 @@ TrainerSchedule read_trainer_schedule(const Value& section, RateShape shape) {
   schedule.shape = shape;
   const bool ends = shape != RateShape::constant_with_warmup;
   const Given given = read_params(schedule, section, ends);
-  if (!ends) return schedule;
-  need(section, given, {"total_num_steps"});
-  note_short_total(section, schedule.total_num_steps, schedule.warmup_num_steps);
+  if (ends) need(section, given, {"total_num_steps"});
   return schedule;
 }
 
@@ -286,7 +274,43 @@ void read_scheduler(Config& config, const Value& section) {
   }
 }
 
+/// Of a schedule that ends: how long it rises, when it ends, and at what rate.
+struct Course {
+  std::int64_t warmup = 0, total = 0;
+  std::string last;
+};
+
+struct CourseOf {
+  Course operator()(const Warmup& s) const {
+    return {s.warmup_num_steps, s.total_num_steps, cat(s.warmup_min_lr)};
+  }
+  Course operator()(const WarmupCosine& s) const {
+    return {s.warmup_num_steps, s.total_num_steps, cat(s.cos_min_ratio, " of the optimizer's")};
+  }
+  Course operator()(const TrainerSchedule& s) const {
+    if (s.shape == RateShape::constant_with_warmup) return {};
+    return {s.warmup_num_steps, s.total_num_steps, "0"};
+  }
+  template <class Other>
+  Course operator()(const Other&) const {
+    return {};
+  }
+};
+
 }  // namespace
+
+void note_short_schedule(const Config& config, Context& context) {
+  const Course course = std::visit(CourseOf(), config.scheduler);
+  if (course.total == 0) return;
+  if (course.total < course.warmup)
+    context.note("scheduler",
+                 cat("total_num_steps ", course.total, " is less than warmup_num_steps ", course.warmup,
+                     ": behind the warmup the rate is ", course.last, " at once"));
+  else if (course.total < config.training.steps)
+    context.note("scheduler", cat("total_num_steps ", course.total, " is less than training.steps ",
+                                  config.training.steps, ": for the last ",
+                                  config.training.steps - course.total, " steps the rate is ", course.last));
+}
 
 Key<Config> scheduler_key() {
   Key<Config> key = custom<Config>("scheduler", "", read_scheduler);

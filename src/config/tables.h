@@ -111,6 +111,8 @@ void check_tiers(const Config& config, const Value& file);
 /// Notes what cannot matter given the whole file: aio without NVMe, activation offload without recompute, …
 void note_idle_tiers(const Config& config, const Given& given, Context& context);
 /// Notes the keys of the section parallel that matter only where several ranks share layers or sequences.
+/// Where a schedule of rates ends before training does, or before it has begun to fall.
+void note_short_schedule(const Config& config, Context& context);
 void note_idle_parallel(const Config& config, const Given& given, Context& context);
 /// Notes the keys of stages and recompute that matter only where there are any.
 void note_idle_schedule(const Config& config, const Given& given, Context& context);

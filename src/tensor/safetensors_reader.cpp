@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/check_json.h"
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "base/check_json.h"
 #include "tensor/safetensors.h"
 
 namespace sherd::tensor {
@@ -102,6 +102,11 @@ void SafetensorsFile::Content::read_header() {
   if (size < 8) bad("it has ", size, " bytes, fewer than the 8 of the header's length");
   std::uint64_t length = 0;
   if (!file.read(0, std::as_writable_bytes(std::span(&length, 1)))) bad("it was cut while it was read");
+  constexpr std::string_view pointer = "version https://git-lfs";
+  if (std::memcmp(&length, pointer.data(), sizeof length) == 0)
+    bad("it is a pointer of Git LFS, and the file itself was not fetched: run `git lfs pull` in its folder, "
+        "or "
+        "download it");
   if (length > safetensors_header_limit)
     bad("its header would have ", length, " bytes, over the format's limit of ", safetensors_header_limit);
   if (length > size - 8) bad("its header of ", length, " bytes does not fit into the file's ", size);

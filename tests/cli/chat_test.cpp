@@ -200,6 +200,15 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("single")}).code, 0);
   EXPECT_EQ(finish("single"), "length") << "<|im_end|> is one token of many there";
 
+  // Without such a file the model's own says it, as transformers takes it.
+  fs::remove(folder_ / "hf/generation_config.json");
+  json model = json::parse(read_text(folder_ / "hf/config.json"));
+  model["eos_token_id"] = json{700, 702};
+  write_text(folder_ / "hf/config.json", model.dump());
+  ASSERT_EQ(sherd({"import", in("hf"), "--output", in("by_model")}).code, 0);
+  EXPECT_EQ(finish("by_model"), "stop");
+  write_text(folder_ / "hf/generation_config.json", generation.dump());
+
   // Of a template that is none of those here, nothing is guessed.
   write_text(folder_ / "hf/chat_template.jinja", "{{ '<|user|>' }}");
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("other")}).code, 0);

@@ -1,5 +1,6 @@
 // Runs that begin from weights, and what `sherd import`, `export` and `checkpoint` make of them.
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "cli/train_fixture.h"
 
@@ -59,6 +60,24 @@ TEST_F(Weights, ARunBeginsFromACheckpointOrFromHuggingFacesFiles) {
   const Outcome imported = sherd({"import", in("hf"), "--output", in("imported")});
   ASSERT_EQ(imported.code, 0) << imported.err;
   EXPECT_EQ(losses({from("imported")}), here);
+  // What it computes in is what config.json says or, where it does not, what the files are in.
+  const nlohmann::json published = nlohmann::json::parse(read_text(folder_ / "hf" / "config.json"));
+  int number = 0;
+  const auto imported_in = [&](const nlohmann::json& said) {
+    nlohmann::json config = published;
+    config.erase("dtype"), config.erase("torch_dtype");
+    config.update(said);
+    write_text(folder_ / "hf" / "config.json", config.dump());
+    const std::string to = cat("in", ++number);
+    EXPECT_EQ(sherd({"import", in("hf"), "--output", in(to)}).code, 0);
+    return nlohmann::json::parse(read_text(folder_ / to / "imported" / "manifest.json"))["compute_dtype"];
+  };
+  using nlohmann::json;
+  for (const json& silent : {json::object(), json{{"dtype", nullptr}}, json{{"torch_dtype", "auto"}}})
+    EXPECT_EQ(imported_in(silent), "fp32") << silent;
+  EXPECT_EQ(imported_in({{"torch_dtype", "torch.bfloat16"}}), "bf16");
+  EXPECT_EQ(imported_in({{"dtype", "float16"}, {"torch_dtype", "bfloat16"}}), "fp16") << "as transformers";
+  write_text(folder_ / "hf" / "config.json", published.dump());
   // Nothing of the model may be said otherwise.
   const Outcome other = sherd(with({from("hf"), "model.hidden_size=64"}));
   EXPECT_EQ(other.code, 1);

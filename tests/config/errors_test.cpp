@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: checkpoint.tag_validation: \"Fial\" is none of Ignore, Warn, Fail; did you mean "
                 "\"Fail\"?"},
         Mistake{"{\n\"a\": }",
-                "run.json:2: not valid JSON: syntax error while parsing value - unexpected '}'; expected "
+                "run.json:2:6: not valid JSON: syntax error while parsing value - unexpected '}'; expected "
                 "'[', '{', or a literal"}));
 
 INSTANTIATE_TEST_SUITE_P(

@@ -97,7 +97,14 @@ TEST(HuggingFaceConfig, AbsentKeysHaveTheirClassesDefaults) {
 TEST(HuggingFaceConfig, WhatNullMeans) {
   EXPECT_EQ(read(R"({"model_type": "mistral", "sliding_window": null})").model.sliding_window, 0);
   EXPECT_EQ(read(R"({"model_type": "gpt2", "n_inner": null})").model.ffn_hidden_size, 3072);
-  EXPECT_EQ(read(R"({"model_type": "llama", "num_key_value_heads": null})").model.num_kv_heads, 32);
+  // As transformers 4; of 5.24 Mistral, Mixtral and Qwen3-MoE, which have 8, 8 and 4 without it, refuse it.
+  for (const char* family : {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"})
+    EXPECT_EQ(
+        read(cat(R"({"model_type": ")", family, R"(", "num_key_value_heads": null})")).model.num_kv_heads,
+        32);
+  EXPECT_EQ(read(R"({"model_type": "llama", "sliding_window": null})").model.sliding_window, 0);
+  expect_error(ErrorKind::config, "sliding_window: 64 is not supported: the family has none",
+               [] { read(R"({"model_type": "llama", "sliding_window": 64})"); });
 }
 
 TEST(HuggingFaceConfig, BothFormsOfRotaryScaling) {

@@ -86,7 +86,7 @@ TEST(Limits, LongTextsAreQuotedInPart) {
   EXPECT_THAT(brief_error_of("{\"a\": " + x), HasSubstr("not valid JSON"));
   EXPECT_THAT(brief_error_of("{\"a\": \"" + x), HasSubstr("not valid JSON"));
   EXPECT_THAT(brief_error_of("{\"a\": " + std::string(10'000'000, '9') + "}"),
-              StartsWith("run.json:1: not valid JSON: number overflow parsing '9999"));
+              StartsWith("run.json:1:10000007: not valid JSON: number overflow parsing '9999"));
   EXPECT_THAT(brief_error_of(x), HasSubstr("not valid JSON"));
   EXPECT_THAT(brief_error_of("{}", {x}), HasSubstr("an override has the form"));
   EXPECT_THAT(brief_error_of("{}", {x + "=1"}), HasSubstr("unknown key \"xxx"));

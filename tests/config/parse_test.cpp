@@ -17,12 +17,21 @@ TEST(Parse, AcceptsCommentsTrailingCommasAndIntegralFloats) {
   const Config config = parse_text(R"(// first line
 {
   "train_batch_size": 64, /* a block,
-  comment */ "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8,},
-  "data": {"path": "a//b /* no comment */ \"x\"",},  // last
+  comment */ "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8,}, # as HJSON has them, "quoted" or not
+  #"zero_optimization": {"stage": 3},
+  "data": {"path": "a//b # /* no comment */ \"x\"",},  // last
 })");
   EXPECT_EQ(config.batch.train_batch_size, 64);
   EXPECT_EQ(config.zero.reduce_bucket_size, 500'000'000);
-  EXPECT_EQ(config.data->sources.at(0).path, "a//b /* no comment */ \"x\"");
+  EXPECT_EQ(config.data->sources.at(0).path, "a//b # /* no comment */ \"x\"");
+}
+
+TEST(Parse, SaysWhatHjsonIs) {
+  const std::string hint = "a key without quotes is HJSON";
+  EXPECT_NE(error_of("{\n  train_batch_size: 4\n}").find(hint), std::string::npos);
+  EXPECT_NE(error_of("{train_batch_size : 4}").find(hint), std::string::npos);
+  EXPECT_NE(error_of("{\"fp16\": {},\n  zero_optimization: {}}").find("run.json:2:"), std::string::npos);
+  EXPECT_EQ(error_of("{\"train_batch_size\": four}").find(hint), std::string::npos);
 }
 
 TEST(Parse, DefaultsFollowDeepSpeed19) {
@@ -127,7 +136,24 @@ TEST(Parse, SchedulerDefaults) {
   EXPECT_EQ(cycle.cycle_second_stair_count, 3);
   EXPECT_TRUE(
       has_note(parse_text(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})"),
-               "scheduler: total_num_steps 10 is less than warmup_num_steps 1000"));
+               "scheduler: total_num_steps 10 is less than warmup_num_steps 1000: behind the warmup the rate "
+               "is 0.0001 of the optimizer's at once"));
+  EXPECT_TRUE(
+      has_note(parse_text(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 10,
+                              "warmup_min_lr": 0.25}}})"),
+               "scheduler: total_num_steps 10 is less than warmup_num_steps 1000: behind the warmup the rate "
+               "is 0.25 at once"));
+  const auto short_of = [](const char* type, int steps) {
+    return parse_text(cat(R"({"training": {"steps": )", steps, R"(}, "scheduler": {"type": ")", type,
+                          R"(", "params": {"total_num_steps": 70, "warmup_num_steps": 5}}})"));
+  };
+  for (const char* type : {"WarmupDecayLR", "WarmupCosineLR", "linear", "cosine"}) {
+    EXPECT_TRUE(has_note(short_of(type, 100),
+                         "scheduler: total_num_steps 70 is less than training.steps 100: "
+                         "for the last 30 steps the rate is "))
+        << type;
+    EXPECT_FALSE(has_note(short_of(type, 70), "scheduler:")) << type;
+  }
 }
 
 TEST(Parse, DisabledSectionsPassWithANote) {

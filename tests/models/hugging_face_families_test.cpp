@@ -256,6 +256,27 @@ TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
   EXPECT_NO_THROW(llama.open());
 }
 
+/// The two may have different types, as of runs that kept the table in fp32.
+TEST(HuggingFaceFolder, ATiedHeadMayBeOfAnotherType) {
+  const std::string table = "model.embed_tokens.weight";
+  const auto with_head = [&](int change) {
+    Copy copy("qwen2");
+    copy.rewrite([&](Copy::Dict& all) {
+      auto& wide = all[table];
+      ASSERT_EQ(wide.dtype, DType::f32);
+      all["lm_head.weight"] = {wide.shape, DType::bf16, {}};
+      for (std::size_t i = 0; i < wide.bytes.size(); i += 4) {  // the upper half of fp32 is bf16
+        wide.bytes[i] = wide.bytes[i + 1] = std::byte{0};
+        for (const std::size_t k : {i + 2, i + 3}) all["lm_head.weight"].bytes.push_back(wide.bytes[k]);
+      }
+      wide.bytes[4] = static_cast<std::byte>(change);
+    });
+    copy.open();
+  };
+  EXPECT_NO_THROW(with_head(0));
+  expect_error(ErrorKind::data, "lm_head.weight differs from", [&] { with_head(1); });
+}
+
 /// transformers ties what it finds; a file may have either name.
 TEST(HuggingFaceFolder, ATiedTableMayBeStoredAsTheHeadAlone) {
   const std::string table = "model.embed_tokens.weight";

@@ -92,7 +92,7 @@ class CudaDevice : public Device {
   virtual Deadline deadline() const = 0;
 
   /// Registers what synchronize() calls when all work has ended, and check() at any time, to throw what
-  /// kernels found wrong with their data; until the handle goes.
+  /// kernels found wrong with their data; until the handle goes. From any thread.
   virtual std::shared_ptr<void> after_synchronize(std::function<void()> check) = 0;
   /// Throws what kernels that have ended by now found wrong with their data. Does not wait.
   virtual void check() = 0;

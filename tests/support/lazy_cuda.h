@@ -5,7 +5,6 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,6 +13,7 @@
 
 #include "base/error.h"
 #include "device/cache/block_cache.h"
+#include "device/check_list.h"
 #include "device/cuda.h"
 #include "device/graph/graph_queue.h"
 
@@ -226,13 +226,9 @@ class LazyCudaDevice final : public device::CudaDevice {
     check();
   }
   std::shared_ptr<void> after_synchronize(std::function<void()> check) override {
-    checks_->push_back(std::move(check));
-    return {&checks_->back(),
-            [checks = checks_, at = std::prev(checks_->end())](void*) { checks->erase(at); }};
+    return checks_.add(std::move(check));
   }
-  void check() override {
-    for (const std::function<void()>& each : *checks_) each();
-  }
+  void check() override { checks_.call(); }
   /// How often somebody waited for everything.
   int synchronized() const { return synchronized_; }
 
@@ -315,8 +311,7 @@ class LazyCudaDevice final : public device::CudaDevice {
   device::Stream compute_;
   device::GraphQueue* graphs_ = nullptr;
   std::shared_ptr<device::BlockCache> device_blocks_, host_blocks_;
-  std::shared_ptr<std::list<std::function<void()>>> checks_ =
-      std::make_shared<std::list<std::function<void()>>>();
+  device::CheckList checks_;
   int synchronized_ = 0;
 };
 

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <list>
 #include <mutex>
 
+#include "device/check_list.h"
 #include "device/cuda.h"
 #include "device/cuda/driver.h"
 
@@ -40,12 +40,6 @@ bool refuses_to_lock(cudaError_t status) {
       return false;
   }
 }
-
-/// What check() calls, in the order of registration. Used from the rank's thread; handles may outlive
-/// the device.
-struct Checks {
-  std::list<std::function<void()>> all;
-};
 
 class Gpu final : public CudaDevice {
  public:
@@ -165,14 +159,10 @@ class Gpu final : public CudaDevice {
     Gpu::check();
   }
 
-  void check() override {
-    for (const std::function<void()>& each : checks_->all) each();
-  }
+  void check() override { checks_.call(); }
 
   std::shared_ptr<void> after_synchronize(std::function<void()> check) override {
-    checks_->all.push_back(std::move(check));
-    return {&checks_->all.back(),
-            [checks = checks_, at = std::prev(checks_->all.end())](void*) { checks->all.erase(at); }};
+    return checks_.add(std::move(check));
   }
 
   bool in_gpu_memory(const void* data) const override {
@@ -214,7 +204,7 @@ class Gpu final : public CudaDevice {
   Stream compute_;
   GraphQueue* graphs_ = nullptr;  ///< compute_'s, where it runs graphs
   std::shared_ptr<BlockCache> device_blocks_, host_blocks_;
-  std::shared_ptr<Checks> checks_ = std::make_shared<Checks>();
+  CheckList checks_;
 };
 
 }  // namespace

@@ -14,9 +14,14 @@ namespace sherd::device {
 /// device object.
 class HeapMemory {
  public:
-  /// `room`: addresses that one heap may grow over, more than any machine has memory. Where the system has
-  /// fewer in a row, another heap begins elsewhere.
-  explicit HeapMemory(std::uint64_t room = std::uint64_t{1} << 40) : room_(room) {}
+#if defined(__SANITIZE_THREAD__)
+  static constexpr std::uint64_t most_room = std::uint64_t{1} << 32;  // of ThreadSanitizer's few
+#else
+  static constexpr std::uint64_t most_room = std::uint64_t{1} << 40;  // no machine has as much memory
+#endif
+  /// `room`: addresses that one heap may grow over. Where the system has fewer in a row, another heap begins
+  /// elsewhere.
+  explicit HeapMemory(std::uint64_t room = most_room) : room_(room) {}
   ~HeapMemory();
   HeapMemory(const HeapMemory&) = delete;
   HeapMemory& operator=(const HeapMemory&) = delete;

@@ -34,8 +34,8 @@ std::set<std::string> names_in(const fs::path& folder) {
   return out;
 }
 
-/// The files of a checkpoint by name, without what each act of saving draws anew: its id, and in the manifest
-/// the checksums of files that contain it.
+/// The files of a checkpoint by name, without what each act of saving has for itself: its id, and in the
+/// manifest its number, and the checksums of files that contain the id.
 std::map<std::string, std::string> contents(const fs::path& folder) {
   const engine::Manifest manifest = CheckpointReader(folder).manifest();
   std::map<std::string, std::string> out;
@@ -47,8 +47,10 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
     if (name == "manifest.json") {
       CheckpointReader reader(folder);
       for (const auto& [file, sum] : manifest.files) reader.verify(file);
-      for (std::size_t at = 0; (at = text.find("\"crc32c\": ", at)) != std::string::npos; at += 10)
-        text.erase(at + 10, text.find_first_not_of("0123456789", at + 10) - at - 10);
+      for (const std::string key : {"\"crc32c\": ", "\"ordinal\": "})
+        for (std::size_t at = 0; (at = text.find(key, at)) != std::string::npos; at += key.size())
+          text.erase(at + key.size(),
+                     text.find_first_not_of("0123456789", at + key.size()) - at - key.size());
     }
     out[name] = std::move(text);
   }

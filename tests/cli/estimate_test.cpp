@@ -173,23 +173,19 @@ TEST(Remedy, RecomputesAsFewMicroBatchesAsAreEnough) {
             cat("--set training.recompute=full --set training.recompute_micro_batches=", number));
 }
 
-/// Replicas have other numbers of buckets under way.
 TEST(Fit, NoReplicaTakesMoreThanTheEstimateSays) {
-  const World world{8, 8};
   const config::Config config =
       configuration(2, {"parallel.shard_size=2", "gradient_accumulation_steps=2", "model.seq_length=16",
                         "train_micro_batch_size_per_gpu=1", "zero_optimization.reduce_bucket_size=100000",
                         "zero_optimization.overlap_comm=true"})({});
-  const auto peak_of = [](const engine::Estimate& of) { return of.peaks.tiers[0].total_peak; };
   std::vector<std::uint64_t> peaks;
   for (int rank = 0; rank < 8; ++rank)
-    peaks.push_back(peak_of(estimate_rank(config, vocabulary, world, rank)));
+    peaks.push_back(estimate_rank(config, vocabulary, {8, 8}, rank).peaks.tiers[0].total_peak);
   EXPECT_GT(peaks[6], peaks[0]);
-  const StageEstimates stages = estimate_stages(config, vocabulary, world);
-  ASSERT_EQ(stages.size(), 1u);
-  EXPECT_EQ(peak_of(stages[0]), *std::max_element(peaks.begin(), peaks.end()));
-  EXPECT_EQ(peak_of(stages[0]), peaks[static_cast<std::size_t>(stages[0].rank)]);
-  EXPECT_EQ(estimate_stages(config, vocabulary, world, 1)[0].rank, 1);
+  const engine::Estimate told = estimate_stages(config, vocabulary, {8, 8}).at(0);
+  EXPECT_EQ(told.peaks.tiers[0].total_peak, *std::max_element(peaks.begin(), peaks.end()));
+  EXPECT_EQ(told.peaks.tiers[0].total_peak, peaks[static_cast<std::size_t>(told.rank)]);
+  EXPECT_EQ(estimate_stages(config, vocabulary, {8, 8}, 1).at(0).rank, 1);
 }
 
 TEST(Fit, SizesBeyondAnyMachineAreRefusedBeforeTheyOverflow) {

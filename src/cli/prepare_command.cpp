@@ -47,6 +47,11 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
         "%s to be learned (%.1f %%)%s\n", counted((info.tokens - info.masked_tokens), "token").c_str(),
         100 * static_cast<double>((info.tokens - info.masked_tokens)) / static_cast<double>(info.tokens),
         info.chat_template.empty() ? "" : cat("; conversations written as ", info.chat_template).c_str());
+  if (report.template_by_default)
+    std::fprintf(
+        stderr,
+        "sherd: warning: neither the tokenizer's tokens nor a template beside it say how conversations "
+        "are written; they were written as plain (--chat-template NAME: as another)\n");
   if (report.left_out > 0)
     std::fprintf(stderr, "sherd: warning: %s without an answer to learn from left out\n",
                  counted(report.left_out, "example").c_str());
@@ -73,9 +78,10 @@ void prepare_command(const Arguments& arguments) {
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
       .value("json-field", "NAME",
              "the text's key in .jsonl files; not given: messages, prompt and completion, or text")
-      .value("chat-template", "NAME",
-             "how messages are written: chatml, llama3, mistral or plain; not given: as the tokenizer's "
-             "tokens tell")
+      .value(
+          "chat-template", "NAME",
+          "how messages are written: chatml, llama3, mistral or plain; not given: as the template beside the "
+          "tokenizer does, else as its tokens tell")
       .value("threads", "N", "0: all cores", "0")
       .rest_to("input");
   if (!line.parse(arguments)) return;

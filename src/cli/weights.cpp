@@ -7,6 +7,7 @@
 #include "base/excerpt.h"
 #include "base/read_file.h"
 #include "config/hugging_face.h"
+#include "data/published_template.h"
 #include "engine/checkpoint/same_data.h"
 #include "models/adapters.h"
 #include "models/hugging_face_weights.h"
@@ -227,33 +228,14 @@ std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
   return out;
 }
 
-namespace {
-/// The chat template that weights came with; empty: none. A file of settings may hold several, by name.
-std::string published_template(const engine::CheckpointReader& reader) {
-  if (std::string jinja = companion(reader, "chat_template.jinja"); !jinja.empty()) return jinja;
-  const auto settings =
-      nlohmann::json::parse(companion(reader, "tokenizer_config.json"), nullptr, /*allow_exceptions=*/false);
-  if (!settings.is_object() || !settings.contains("chat_template")) return {};
-  const nlohmann::json& found = settings["chat_template"];
-  if (found.is_string()) return found.get<std::string>();
-  if (found.is_array())
-    for (const nlohmann::json& named : found)
-      if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
-  return {};
-}
-}  // namespace
-
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
                                     const data::Tokenizer& tokenizer) {
   const std::string& name = reader.manifest().data.chat_template;
   if (!name.empty()) return data::parse_chat_template(name);
-  const std::string jinja = published_template(reader);
-  if (jinja.empty()) return data::chat_template_of(tokenizer);
-  if (const auto named = data::chat_template_of_jinja(jinja)) return *named;
-  fail(ErrorKind::config,
-       "the chat template that the model came with is none of chatml, llama3, mistral and plain; give "
-       "--chat-template NAME where one is close enough, or write the text of the prompt yourself, without "
-       "--chat");
+  const std::string jinja = data::published_template(companion(reader, "chat_template.jinja"),
+                                                     companion(reader, "tokenizer_config.json"));
+  return jinja.empty() ? data::chat_template_of(tokenizer)
+                       : data::require_template(jinja, tokenizer, "the model");
 }
 
 DType published_dtype(const std::string& folder) {

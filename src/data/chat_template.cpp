@@ -187,16 +187,6 @@ ChatTemplate chat_template_of(const Tokenizer& tokenizer) {
   return ChatTemplate::plain;
 }
 
-std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text) {
-  const auto has = [&](const char* part) { return text.find(part) != std::string_view::npos; };
-  if (has("<<SYS>>")) return std::nullopt;  // Llama 2's
-  if (has(chatml_begin)) return ChatTemplate::chatml;
-  if (has(llama3_begin)) return ChatTemplate::llama3;
-  if (has(mistral_begin)) return ChatTemplate::mistral;
-  if (has("### Assistant:")) return ChatTemplate::plain;
-  return std::nullopt;
-}
-
 namespace {
 Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const Message> messages) {
   if (messages.empty()) fail(ErrorKind::data, "a conversation without messages");

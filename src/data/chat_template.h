@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,12 +48,9 @@ enum class ChatTemplate { chatml, llama3, mistral, plain };
 ChatTemplate parse_chat_template(const std::string& name);
 const std::string& name_of(ChatTemplate which);
 
-/// The one whose tokens the tokenizer has; plain where it has none's.
+/// The one whose tokens the tokenizer has; plain where it has none's. Of a tokenizer that was published with a
+/// template of its own: require_template().
 ChatTemplate chat_template_of(const Tokenizer& tokenizer);
-/// The one whose tokens the text of a family's own template (jinja) names; nullopt: none's, or more than is
-/// written here.
-std::optional<ChatTemplate> chat_template_of_jinja(std::string_view text);
-
 /// A whole conversation, as `tokenizer` is to encode it. Learned are the assistant's texts and what ends
 /// each. Throws Error{data} for a role that is none of the three, an order that the template cannot write, or
 /// no message.

@@ -20,35 +20,67 @@ std::string keys_of(const json& object) {
   return keys.empty() ? "none" : keys;
 }
 
+/// Refuses what a template would have to write and none here does, so that nothing that was said is dropped.
+/// Keys without a value are those that a table of another line has.
+void check_keys(const json& object, std::span<const std::string_view> known, const char* what) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_null() || ((value.is_array() || value.is_object()) && value.empty())) continue;
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string close = nearest(key, std::vector<std::string>(known.begin(), known.end()));
+    fail(ErrorKind::data, what, " has '", excerpt(key), "'",
+         close.empty() ? cat(", which no template here writes; take it out, or write it into 'content'")
+                       : cat("; did you mean '", close, "'?"));
+  }
+}
+
 /// A string, or the texts of a list of parts ({"type": "text", "text": …}).
 std::string content_of(const json& message) {
-  if (message.contains("tool_calls") && !message["tool_calls"].empty())
-    fail(ErrorKind::data, "a message has 'tool_calls', which no template here writes; leave such lines out");
   const auto content = message.find("content");
   if (content != message.end() && content->is_string()) return content->get<std::string>();
   if (content == message.end() || !content->is_array())
     fail(ErrorKind::data, "a message has no string 'content'");
   std::string text;
   for (const json& part : *content) {
-    if (!part.is_object() || !part.contains("text") || !part["text"].is_string())
+    if (!part.is_object() || !part.contains("text") || !part["text"].is_string() ||
+        part.value("type", json("text")) != "text")
       fail(ErrorKind::data, "a message's 'content' has a part that is no text; models here read text alone");
+    check_keys(part, std::array<std::string_view, 2>{"type", "text"}, "a part of a message's 'content'");
     text += part["text"].get<std::string>();
   }
   return text;
 }
 
+/// Whether a message says that it is to be learned: OpenAI's `weight`, and what other trainers call it.
+bool says_learned(const json& message) {
+  bool learned = true;
+  if (const auto weight = message.find("weight"); weight != message.end() && !weight->is_null()) {
+    if (!weight->is_number() || (*weight != 0 && *weight != 1))
+      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
+    learned = *weight == 1;
+  }
+  for (const char* key : {"train", "loss"})
+    if (const auto said = message.find(key); said != message.end() && !said->is_null()) {
+      if (!said->is_boolean())
+        fail(ErrorKind::data, "a message's '", key, "' is true or false, not ", excerpt(said->dump()));
+      learned = learned && said->get<bool>();
+    }
+  return learned;
+}
+
 Message message_of(const json& message, bool learned) {
   if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
     fail(ErrorKind::data, "a message is no object with a string 'role'");
-  for (const auto& [key, value] : message.items())
-    if (key != "weight" && !nearest(key, std::array<std::string, 1>{"weight"}).empty())
-      fail(ErrorKind::data, "a message has '", excerpt(key), "'; did you mean 'weight'?");
-  if (const auto weight = message.find("weight"); weight != message.end()) {
-    if (!weight->is_number() || (*weight != 0 && *weight != 1))
-      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
-    learned = learned && *weight == 1;
-  }
-  return {message["role"].get<std::string>(), content_of(message), learned};
+  check_keys(message, std::array<std::string_view, 5>{"role", "content", "weight", "train", "loss"},
+             "a message");
+  return {message["role"].get<std::string>(), content_of(message), says_learned(message) && learned};
+}
+
+/// What a line says beside its messages and a template would write.
+void check_beside(const json& object) {
+  for (const char* key : {"tools", "functions", "documents", "chat_template_kwargs"})
+    if (const auto found = object.find(key); found != object.end() && !found->empty())
+      fail(ErrorKind::data, "has '", key,
+           "' beside its messages, which no template here writes; take it out");
 }
 
 void append_messages(const json& list, bool learned, std::vector<Message>& messages) {
@@ -56,10 +88,12 @@ void append_messages(const json& list, bool learned, std::vector<Message>& messa
 }
 
 Example conversation(const std::vector<Message>& messages, const ExampleOptions& options) {
+  if (!options.no_template.empty()) fail(ErrorKind::config, "is a conversation: ", options.no_template);
   return {render(options.chat_template, options.tokenizer, messages), true, true};
 }
 
-Example completion(const json& prompt, const json& answer, const ExampleOptions& options) {
+Example completion(const json& object, const ExampleOptions& options) {
+  const json &prompt = object["prompt"], &answer = object["completion"];
   if (prompt.is_string() && answer.is_string()) {
     Example example;
     example.marked = true;
@@ -70,6 +104,7 @@ Example completion(const json& prompt, const json& answer, const ExampleOptions&
   }
   if (!prompt.is_array() || !answer.is_array())
     fail(ErrorKind::data, "'prompt' and 'completion' are neither two strings nor two lists of messages");
+  check_beside(object);
   std::vector<Message> messages;
   append_messages(prompt, false, messages);
   append_messages(answer, true, messages);
@@ -82,11 +117,12 @@ Example example_of(const json& object, const ExampleOptions& options) {
   if (options.text_field.empty() && list != object.end()) {
     if (!list->is_array()) fail(ErrorKind::data, "'messages' is no list");
     std::vector<Message> messages;
+    check_beside(object);
     append_messages(*list, true, messages);
     return conversation(messages, options);
   }
   if (options.text_field.empty() && object.contains("prompt") && object.contains("completion"))
-    return completion(object["prompt"], object["completion"], options);
+    return completion(object, options);
   const std::string field = options.text_field.empty() ? "text" : options.text_field;
   const auto text = object.find(field);
   if (text == object.end() || !text->is_string())
@@ -238,6 +274,7 @@ std::vector<Message> read_messages(const std::string& line, const std::filesyste
     const json object = json::parse(line);
     if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
       fail(ErrorKind::data, "has no list 'messages'");
+    check_beside(object);
     std::vector<Message> messages;
     append_messages(object["messages"], true, messages);
     return messages;

@@ -16,7 +16,8 @@ struct ExampleOptions {
   /// `completion` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   ChatTemplate chat_template = ChatTemplate::plain;
-  const Tokenizer& tokenizer;  ///< which is to encode the examples
+  const Tokenizer& tokenizer;    ///< which is to encode the examples
+  std::string no_template = {};  ///< why conversations are refused; empty: they are not
 };
 
 /// What a line holds.

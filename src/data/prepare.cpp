@@ -10,9 +10,11 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/random.h"
+#include "base/read_file.h"
 #include "base/utf8.h"
 #include "data/dataset_builder.h"
 #include "data/example.h"
+#include "data/published_template.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {
@@ -141,6 +143,40 @@ Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFi
   return {std::move(tokenizer), std::move(model)};
 }
 
+/// A file beside the tokenizer's; empty: none.
+std::string beside_tokenizer(const PrepareOptions& options, const char* name) {
+  const std::string file = model_file_of(options.tokenizer);
+  const auto path = std::filesystem::path(file).parent_path() / name;
+  std::error_code none;
+  return !file.empty() && std::filesystem::exists(path, none) ? read_file(path) : std::string();
+}
+
+/// The template that the tokenizer was published with; empty: none.
+std::string published_template_of(const PrepareOptions& options) {
+  TrainTokenizer trained;
+  if (parse_train_spec(options.tokenizer, trained)) return {};
+  return published_template(beside_tokenizer(options, "chat_template.jinja"),
+                            beside_tokenizer(options, "tokenizer_config.json"));
+}
+
+/// Conversations are written as was asked for, else as the template beside the tokenizer writes them, else as
+/// the tokenizer's tokens tell.
+ExampleOptions example_options(const PrepareOptions& options, const Tokenizer& tokenizer) {
+  ExampleOptions out{options.json_field, ChatTemplate::plain, tokenizer};
+  if (!options.chat_template.empty()) {
+    out.chat_template = parse_chat_template(options.chat_template);
+    return out;
+  }
+  const std::string jinja = published_template_of(options);
+  try {
+    out.chat_template =
+        jinja.empty() ? chat_template_of(tokenizer) : require_template(jinja, tokenizer, "the tokenizer");
+  } catch (const Error& error) {
+    out.no_template = error.what();  // texts may be prepared all the same
+  }
+  return out;
+}
+
 /// Some pieces of text, and what became of them. Encoded by one thread.
 struct Job {
   std::vector<TextPiece> pieces;
@@ -156,10 +192,7 @@ class Preparation {
   Preparation(const PrepareOptions& options, const Tokenizer& tokenizer, std::vector<InputFile> files)
       : options_(options),
         tokenizer_(tokenizer),
-        example_options_{options.json_field,
-                         options.chat_template.empty() ? chat_template_of(tokenizer)
-                                                       : parse_chat_template(options.chat_template),
-                         tokenizer},
+        example_options_(example_options(options, tokenizer)),
         source_(std::move(files), options.document),
         total_(total_bytes(source_.files())),
         arena_(options.threads > 0 ? options.threads : available_cores()),
@@ -347,6 +380,9 @@ PrepareReport prepare(const PrepareOptions& options) {
   report.encoding_seconds = seconds_since(encoding);
   report.invalid_bytes = preparation.invalid_bytes();
   report.left_out = preparation.left_out();
+  report.template_by_default =
+      report.info.chat_template == name_of(ChatTemplate::plain) && options.chat_template.empty() &&
+      kind_of_tokenizer(options.tokenizer) == "hf" && published_template_of(options).empty();
   report.lossless = chosen.tokenizer->lossless();
   return report;
 }

@@ -122,7 +122,7 @@ TEST(Examples, NameFileLineAndCause) {
   expect(R"({"messages": [1]})", "no object with a string 'role'");
   expect(R"({"messages": [{"role": "user"}]})", "no string 'content'");
   expect(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "a part that is no text");
-  expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})", "'tool_calls'");
+  expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]})", "'tool_calls'");
   expect(R"({"messages": [{"role": "assistant", "content": "", "weight": 0.5}]})",
          "'weight' is 0 or 1, not 0.5");
   expect(R"({"messages": [{"role": "assistant", "content": "", "wieght": 0}]})",

@@ -1,0 +1,371 @@
+#include "data/published_template.h"
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+
+namespace sherd::data {
+namespace {
+
+// What stands for a message's parts in what a template writes. Spaces show whether a content is trimmed.
+constexpr std::string_view content_mark = " \x01 ", trimmed_mark = "\x01", role_mark = "\x02",
+                           unknown_mark = "\x03";
+
+std::string_view trimmed(std::string_view text) {
+  constexpr std::string_view spaces = " \t\n\r\f\v";
+  const std::size_t first = text.find_first_not_of(spaces);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(spaces) + 1 - first);
+}
+
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+}
+
+/// Names that were set, and what each would write.
+using Names = std::map<std::string, std::string, std::less<>>;
+
+/// Reads an expression for what it writes: texts, roles and contents joined by + or ~. All else is unknown.
+class Expression {
+ public:
+  Expression(std::string_view text, const Names& names) : rest_(text), names_(names) {}
+
+  std::string written() {
+    std::string out = term();
+    for (skip_spaces(); !rest_.empty(); skip_spaces()) {
+      if (rest_.front() != '+' && rest_.front() != '~') return std::string(unknown_mark);
+      rest_.remove_prefix(1);
+      out += term();
+    }
+    return out;
+  }
+
+ private:
+  void skip_spaces() {
+    const std::size_t first = rest_.find_first_not_of(" \t\n\r");
+    rest_.remove_prefix(std::min(first, rest_.size()));
+  }
+  bool take(char c) {
+    skip_spaces();
+    if (!rest_.starts_with(c)) return false;
+    rest_.remove_prefix(1);
+    return true;
+  }
+  std::string name() {
+    skip_spaces();
+    std::size_t size = 0;
+    while (size < rest_.size() && is_letter(rest_[size])) ++size;
+    const std::string out(rest_.substr(0, size));
+    rest_.remove_prefix(size);
+    return out;
+  }
+  /// Up to the quote that ends it.
+  std::string string() {
+    const char quote = rest_.front();
+    std::string out;
+    std::size_t at = 1;
+    for (; at < rest_.size() && rest_[at] != quote; ++at) {
+      if (rest_[at] == '\\' && at + 1 < rest_.size()) {
+        const char c = rest_[++at];
+        out += c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c;
+      } else {
+        out += rest_[at];
+      }
+    }
+    rest_.remove_prefix(std::min(at + 1, rest_.size()));
+    return out;
+  }
+  /// What is in brackets, without reading it.
+  std::string inside(char open, char close) {
+    std::size_t depth = 1, at = 0;
+    for (; at < rest_.size(); ++at) {
+      if (rest_[at] == open) ++depth;
+      if (rest_[at] == close && --depth == 0) break;
+    }
+    const std::string out(trimmed(rest_.substr(0, at)));
+    rest_.remove_prefix(std::min(at + 1, rest_.size()));
+    return out;
+  }
+
+  std::string term() {
+    skip_spaces();
+    std::string value(unknown_mark), path;
+    if (rest_.starts_with('\'') || rest_.starts_with('"')) {
+      value = string();
+    } else if (take('(')) {
+      value = Expression(inside('(', ')'), names_).written();
+    } else {
+      path = name();
+      value = of_name(path);
+      if (path == "raise_exception" && take('(')) return inside('(', ')'), std::string();
+    }
+    for (;;) {
+      if (take('[')) {
+        const std::string key = inside('[', ']');
+        const bool quoted = key.size() > 2 && (key.front() == '\'' || key.front() == '"');
+        value = of_key(quoted ? key.substr(1, key.size() - 2) : "");
+      } else if (take('.')) {
+        const std::string key = name();
+        const bool called = take('(');
+        if (called)
+          value = inside('(', ')').empty() && key == "strip" ? std::string(trimmed(value))
+                                                             : std::string(unknown_mark);
+        else
+          value = names_.contains(path + "." + key) ? of_name(path + "." + key) : of_key(key);
+      } else if (take('|')) {
+        value = name() == "trim" ? std::string(trimmed(value)) : std::string(unknown_mark);
+        if (take('(')) inside('(', ')');
+      } else if (take('(')) {
+        inside('(', ')'), value = unknown_mark;
+      } else {
+        return value;
+      }
+    }
+  }
+
+  std::string of_name(const std::string& name) const {
+    const auto found = names_.find(name);
+    return found != names_.end() ? found->second : std::string(unknown_mark);
+  }
+  static std::string of_key(const std::string& key) {
+    return std::string(key == "content" ? content_mark : key == "role" ? role_mark : unknown_mark);
+  }
+
+  std::string_view rest_;
+  const Names& names_;
+};
+
+/// What a template writes from its first to its last line, with marks for what messages say.
+class Reading {
+ public:
+  Reading(std::string_view jinja, const Tokenizer& tokenizer) : rest_(jinja) {
+    names_["bos_token"] = "", names_["eos_token"] = tokenizer.token(tokenizer.end_of_document());
+    while (!rest_.empty()) read_next();
+  }
+  const std::string& written() const { return out_; }
+
+ private:
+  void read_next() {
+    std::size_t open = 0;  // of the next tag
+    const auto is_tag = [&] {
+      return rest_[open] == '{' && std::string_view("{%#").find(rest_[open + 1]) != std::string_view::npos;
+    };
+    while (open + 1 < rest_.size() && !is_tag()) ++open;
+    if (open + 1 >= rest_.size()) {
+      write_text(rest_, false, '{');
+      rest_ = {};
+      return;
+    }
+    const char kind = rest_[open + 1];
+    const std::size_t close = end_of_tag(open + 2, kind);
+    std::string_view inner = rest_.substr(open + 2, close - open - 2);
+    const auto take = [&](bool front) {
+      const bool has = !inner.empty() && (front ? inner.front() : inner.back()) == '-';
+      if (has) front ? inner.remove_prefix(1) : inner.remove_suffix(1);
+      return has;
+    };
+    const bool before = take(true), behind = take(false);
+    write_text(rest_.substr(0, open), before, kind);
+    rest_.remove_prefix(std::min(close + 2, rest_.size()));
+    if (kind == '{') out_ += Expression(trimmed(inner), names_).written();
+    if (kind == '%') read_statement(trimmed(inner));
+    trim_next_ = behind, line_end_goes_ = kind != '{';
+  }
+
+  /// Where the tag's last two characters are; within quotes none are.
+  std::size_t end_of_tag(std::size_t at, char kind) const {
+    const char last = kind == '{' ? '}' : kind;
+    char quote = 0;
+    for (; at + 1 < rest_.size(); ++at) {
+      const char c = rest_[at];
+      if (kind != '#' && quote != 0) {
+        if (c == '\\') ++at;
+        if (c == quote) quote = 0;
+      } else if (kind != '#' && (c == '\'' || c == '"')) {
+        quote = c;
+      } else if (c == last && rest_[at + 1] == '}') {
+        return at;
+      }
+    }
+    return rest_.size();
+  }
+
+  /// Text between tags, as transformers sets jinja up: trim_blocks and lstrip_blocks.
+  void write_text(std::string_view text, bool trim_end, char next) {
+    if (line_end_goes_ && text.starts_with('\n')) text.remove_prefix(1);
+    if (trim_next_) text.remove_prefix(std::min(text.find_first_not_of(" \t\n\r"), text.size()));
+    if (next != '{') {
+      const std::size_t last = text.find_last_not_of(" \t");
+      const std::size_t end = last == std::string_view::npos ? 0 : last + 1;
+      if (end == 0 || text[end - 1] == '\n') text = text.substr(0, end);
+    }
+    if (trim_end) {
+      const std::size_t last = text.find_last_not_of(" \t\n\r");
+      text = text.substr(0, last == std::string_view::npos ? 0 : last + 1);
+    }
+    out_ += text;
+  }
+
+  void read_statement(std::string_view text) {
+    const auto is = [&](std::string_view word) {
+      return text.starts_with(word) && (text.size() == word.size() || !is_letter(text[word.size()]));
+    };
+    for (const char* word :
+         {"if", "elif", "else", "endif", "for", "endfor", "generation", "endgeneration", "break", "continue"})
+      if (is(word)) return;
+    const std::size_t equals = text.find('=');
+    if (!is("set") || equals == std::string_view::npos) {
+      out_ += unknown_mark;
+      return;
+    }
+    const std::string value = Expression(trimmed(text.substr(equals + 1)), names_).written();
+    const std::string name(trimmed(text.substr(3, equals - 3)));
+    // Set twice to two texts, as the two branches of a condition do, it may be either.
+    const auto [at, added] = names_.emplace(name, value);
+    if (added || at->second == value || value.empty()) return;
+    at->second = at->second.empty() ? value : std::string(unknown_mark);
+  }
+
+  std::string_view rest_;
+  std::string out_;
+  Names names_;
+  bool trim_next_ = false, line_end_goes_ = false;
+};
+
+/// Tokens that begin documents are written by the tokenizer, whatever the template says.
+std::string without_begin(std::string text, const Tokenizer& tokenizer) {
+  std::vector<std::string> tokens{"<|begin_of_text|>", "<s>"};
+  if (const auto id = tokenizer.begin_of_document()) tokens.push_back(tokenizer.token(*id));
+  for (const std::string& token : tokens)
+    for (std::size_t at; !token.empty() && (at = text.find(token)) != std::string::npos;)
+      text.erase(at, token.size());
+  return text;
+}
+
+std::string flat(const std::vector<Segment>& segments, const Tokenizer& tokenizer) {
+  std::string out;
+  for (const Segment& segment : segments)
+    out += segment.kind == Segment::Kind::end ? tokenizer.token(tokenizer.end_of_document()) : segment.text;
+  return without_begin(std::move(out), tokenizer);
+}
+
+/// What one of ours writes for a message of each kind, and in front of an answer.
+struct Units {
+  std::vector<std::string> messages;
+  std::string user, answer, both, any_role, question;
+
+  Units(ChatTemplate which, const Tokenizer& tokenizer) {
+    const std::string text(content_mark);
+    const Message system{"system", text}, says{"user", text}, answers{"assistant", text};
+    const auto write = [&](const std::vector<Message>& talk) {
+      return flat(render(which, tokenizer, talk), tokenizer);
+    };
+    user = write({says});
+    answer = write({says, answers}).substr(user.size());
+    question = flat(render_question(which, tokenizer, std::vector{says}), tokenizer).substr(user.size());
+    both = write({system, says});
+    messages = {user, answer, write({system}), both};
+    const auto with_role = [](std::string unit, std::string_view role) {
+      const std::size_t at = unit.find(role);
+      return at == std::string::npos ? std::string() : unit.replace(at, role.size(), role_mark);
+    };
+    any_role = with_role(user, "user");
+    if (any_role != with_role(answer, "assistant")) any_role.clear();
+    messages.push_back(any_role);
+    std::erase(messages, "");
+    std::sort(messages.begin(), messages.end(),
+              [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
+  }
+
+  /// How much of `written` is made of units; all of it where it says the same, and leaves nothing out.
+  std::size_t matched(std::string_view written) const {
+    std::size_t at = 0;
+    bool asks = false, replies = false;
+    for (bool found = true; found;) {
+      found = false;
+      const std::string_view rest = written.substr(at);
+      if (rest == question && asks && replies) return written.size();
+      for (const std::string& unit : messages) {
+        if (!rest.starts_with(unit)) continue;
+        asks = asks || unit == user || unit == both || unit == any_role,
+        replies = replies || unit == answer || unit == any_role;
+        at += unit.size(), found = true;
+        break;
+      }
+    }
+    return at < written.size() ? at : at - 1;
+  }
+};
+
+std::string shown(std::string_view written) {
+  std::string out;
+  for (const char c : written)
+    out += c == '\x01' ? "{content}" : c == '\x02' ? "{role}" : c == '\x03' ? "{…}" : std::string(1, c);
+  return out;
+}
+
+struct Match {
+  ChatTemplate which = ChatTemplate::plain;
+  std::size_t matched = 0;
+  std::string written;
+  bool whole() const { return !written.empty() && matched == written.size(); }
+};
+
+/// The one of ours that goes furthest.
+Match closest(std::string_view jinja, const Tokenizer& tokenizer) {
+  Match best;
+  best.written = without_begin(Reading(jinja, tokenizer).written(), tokenizer);
+  for (const ChatTemplate which :
+       {ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::mistral, ChatTemplate::plain}) {
+    if (jinja == jinja_of(which, tokenizer)) return {which, best.written.size(), best.written};
+    const std::size_t matched = best.written.empty() ? 0 : Units(which, tokenizer).matched(best.written);
+    if (matched > best.matched) best.which = which, best.matched = matched;
+  }
+  return best;
+}
+
+/// The one whose first token is written anywhere.
+std::optional<ChatTemplate> kin_of(std::string_view jinja) {
+  const auto has = [&](std::string_view part) { return jinja.find(part) != std::string_view::npos; };
+  if (has("<|im_start|>")) return ChatTemplate::chatml;
+  if (has("<|start_header_id|>")) return ChatTemplate::llama3;
+  if (has("[INST]")) return ChatTemplate::mistral;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string published_template(std::string jinja_file, const std::string& tokenizer_config) {
+  if (!jinja_file.empty()) return jinja_file;
+  const auto settings = nlohmann::json::parse(tokenizer_config, nullptr, /*allow_exceptions=*/false);
+  if (!settings.is_object() || !settings.contains("chat_template")) return {};
+  const nlohmann::json& found = settings["chat_template"];
+  if (found.is_string()) return found.get<std::string>();
+  if (found.is_array())
+    for (const nlohmann::json& named : found)
+      if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
+  return {};
+}
+
+std::optional<ChatTemplate> match_template(std::string_view jinja, const Tokenizer& tokenizer) {
+  const Match match = closest(jinja, tokenizer);
+  return match.whole() ? std::optional(match.which) : std::nullopt;
+}
+
+ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer, const std::string& whose) {
+  const Match match = closest(jinja, tokenizer);
+  if (match.whole()) return match.which;
+  const ChatTemplate near = kin_of(jinja).value_or(match.which);
+  const std::size_t same = match.which == near ? match.matched : 0;
+  fail(ErrorKind::config, "the chat template that ", whose,
+       " came with is none of chatml, llama3, mistral and plain: it is closest to ", name_of(near),
+       ", which does not write '", excerpt(shown(std::string_view(match.written).substr(same)), 160),
+       "'; give --chat-template ", name_of(near),
+       " (or another) to have conversations written in that way all the same");
+}
+
+}  // namespace sherd::data

@@ -7,6 +7,7 @@
 #include "base/excerpt.h"
 #include "base/read_file.h"
 #include "config/hugging_face.h"
+#include "data/hugging_face/tokens_beside.h"
 #include "data/published_template.h"
 #include "engine/checkpoint/same_data.h"
 #include "models/adapters.h"
@@ -256,6 +257,12 @@ engine::ExtraFiles companion_files(const std::string& folder) {
     const fs::path path = fs::path(folder) / name;
     if (fs::exists(path, error)) out[cat(companion_prefix, name)] = read_file(path);
   }
+  const auto tokenizer = out.find(cat(companion_prefix, engine::tokenizer_json_file));
+  if (tokenizer != out.end())
+    tokenizer->second = data::with_tokens_beside(std::move(tokenizer->second), [&](const std::string& name) {
+      const auto found = out.find(companion_prefix + name);
+      return found != out.end() ? found->second : std::string();
+    });
   return out;
 }
 

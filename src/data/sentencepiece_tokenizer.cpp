@@ -224,17 +224,6 @@ class SentencePieceTokenizer final : public Tokenizer {
 
 }  // namespace
 
-std::string read_model_file(const std::string& model_path) {
-  std::ifstream in(model_path, std::ios::binary);
-  if (!in || std::filesystem::is_directory(model_path))
-    fail(ErrorKind::io, "cannot read the tokenizer '", model_path, "', which ",
-         std::filesystem::is_directory(model_path) ? "is a folder"
-         : !std::filesystem::exists(model_path)    ? "is not there"
-                                                   : "may not be read",
-         "; check the path behind 'spm:' or 'hf:'");
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, const std::string& model_path) {
   return std::make_shared<SentencePieceTokenizer>(model_path, bytes);
 }

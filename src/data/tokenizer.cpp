@@ -4,10 +4,13 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <fstream>
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/read_file.h"
 #include "data/hugging_face/tokenizer.h"
+#include "data/hugging_face/tokens_beside.h"
 
 namespace sherd::data {
 namespace {
@@ -97,6 +100,23 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const s
   HuggingFaceSpec parts = HuggingFaceSpec::parse(spec);
   parts.path = file;
   return make_hugging_face(bytes, std::move(parts));
+}
+
+std::string read_model_file(const std::string& model_path) {
+  std::ifstream in(model_path, std::ios::binary);
+  if (!in || std::filesystem::is_directory(model_path))
+    fail(ErrorKind::io, "cannot read the tokenizer '", model_path, "', which ",
+         std::filesystem::is_directory(model_path) ? "is a folder"
+         : !std::filesystem::exists(model_path)    ? "is not there"
+                                                   : "may not be read",
+         "; check the path behind 'spm:' or 'hf:'");
+  std::string bytes(std::istreambuf_iterator<char>(in), {});
+  if (!model_path.ends_with(".json")) return bytes;
+  return with_tokens_beside(std::move(bytes), [&](const std::string& name) {
+    const auto path = std::filesystem::path(model_path).parent_path() / name;
+    std::error_code none;
+    return std::filesystem::is_regular_file(path, none) ? read_file(path) : std::string();
+  });
 }
 
 std::string model_file_of(const std::string& spec) {

@@ -75,7 +75,8 @@ std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_pat
 /// The same from the model file's bytes; `model_path` is what spec() will name.
 std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, const std::string& model_path);
 
-/// The bytes of a model file. Throws Error{io}.
+/// The bytes of a model file; of a tokenizer.json with the tokens that only the files beside it name
+/// (with_tokens_beside()). Throws Error{io}.
 std::string read_model_file(const std::string& model_path);
 
 /// The tokenizer that a spec names: "byte", "spm:MODEL" or "hf:PATH", a tokenizer.json or its folder. Of the

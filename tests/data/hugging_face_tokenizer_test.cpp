@@ -242,7 +242,8 @@ TEST(HuggingFaceSpec, ATemplateIsNotAppliedWhereTheConfigurationSaysSo) {
   TempFolder root;
   write_text(root / "tokenizer.json",
              small_file(R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken":
-             {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}})"));
+             {"id": "a", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+             "special_tokens": {"a": {"id": "a", "ids": [0], "tokens": ["a"]}}})"));
   const std::string spec = "hf:" + root.path().string();
   EXPECT_EQ(make_tokenizer(spec + "?eod=</s>")->begin_of_document(), 0);
   EXPECT_EQ(make_tokenizer(spec + "?eod=</s>&bos=")->begin_of_document(), std::nullopt);

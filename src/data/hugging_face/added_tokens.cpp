@@ -2,13 +2,14 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/excerpt.h"
 #include "base/utf8.h"
 #include "data/hugging_face/unicode.h"
 
 namespace sherd::data {
 
 void AddedTokens::Trie::add(std::string_view text, std::int32_t token) {
-  if (text.empty()) return;
   begins[static_cast<unsigned char>(text[0])] = true;
   std::size_t node = 0;
   for (const char c : text) {
@@ -24,7 +25,7 @@ void AddedTokens::Trie::add(std::string_view text, std::int32_t token) {
     node = nodes.size();
     nodes.emplace_back();
   }
-  nodes[node].token = token;
+  if (nodes[node].token < 0) nodes[node].token = token;
 }
 
 std::int32_t AddedTokens::Trie::match(std::string_view text, std::size_t& length) const {
@@ -55,10 +56,15 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
     if (token.special) special_.insert(token.content);
     end_ = std::max(end_, token.id + 1);
   }
-  // The last of one id counts, as of one content.
-  for (std::size_t i = 0; i < tokens_.size(); ++i)
-    if (by_id_.at(tokens_[i].id) == i)
-      (tokens_[i].normalized ? normalized_ : plain_).add(written_[i], static_cast<std::int32_t>(i));
+  // The last of one id counts, as of one content; of several that are normalised to one text the first.
+  for (std::size_t i = 0; i < tokens_.size(); ++i) {
+    if (by_id_.at(tokens_[i].id) != i) continue;
+    if (written_[i].empty())
+      fail(ErrorKind::data, "the normalizer leaves nothing of the added token '", excerpt(tokens_[i].content),
+           "' (normalized), at which the package would cut every text between any two characters; save it "
+           "with \"normalized\": false");
+    (tokens_[i].normalized ? normalized_ : plain_).add(written_[i], static_cast<std::int32_t>(i));
+  }
 }
 
 void AddedTokens::find(std::string_view text, bool normalized, bool special,
@@ -88,7 +94,9 @@ void AddedTokens::find(std::string_view text, bool normalized, bool special,
     }
     while (token.rstrip && end < text.size() && is_space(first_character(text.substr(end))))
       end += utf8_length(text.substr(end));
-    found.push_back({&token, std::max(begin, free), end});
+    // A token that takes white space in front of it may begin in what the one before took behind it, and is
+    // nothing where it also ends there.
+    if (!token.lstrip || std::max(begin, free) < end) found.push_back({&token, std::max(begin, free), end});
     free = end;
   }
 }

@@ -36,14 +36,19 @@ bool to_form(Kind kind, std::string_view text, std::string& out) {
   return !done;
 }
 
-bool replace(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space) {
-  std::size_t done = 0;
+bool replace(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space,
+             std::size_t& of_first) {
+  std::size_t done = 0, first = of_first;
   bool changed = false;
   step.pattern->for_each(text, space, [&](std::size_t begin, std::size_t end) {
     out.append(text.substr(done, begin - done));
+    // What comes is counted to the last character of what went.
+    if (begin < of_first)
+      first = end <= of_first ? out.size() + step.content.size() + (of_first - end) : out.size();
     out += step.content;
     done = end, changed = true;
   });
+  of_first = first;
   if (changed) out.append(text.substr(done));
   return changed;
 }
@@ -66,41 +71,62 @@ std::string_view stripped(const NormalizerStep& step, std::string_view text, boo
   return text;
 }
 
+/// The bytes at the front of `out`, a form of `text`, that are that of the first bytes of `text`.
+std::size_t form_of_first(Kind kind, std::string_view text, std::size_t of_first, const std::string& out) {
+  if (of_first == 0) return 0;
+  std::string alone;
+  if (!to_form(kind, text.substr(0, of_first), alone)) alone = text.substr(0, of_first);
+  return out.starts_with(alone) ? alone.size() : utf8_length(out);  // composed with what follows
+}
+
 /// False where the step leaves `text` as it is; else the result is in `out`, which was empty.
-bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::string& out,
-         MatchSpace& space) {
+bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::string& out, MatchSpace& space,
+         std::size_t& of_first) {
   if (text.empty()) return false;
   switch (step.kind) {
     case Kind::replace:
-      return replace(step, text, out, space);
+      return replace(step, text, out, space, of_first);
     case Kind::prepend:
       if (goes_on) return false;
       out = step.content;
       out.append(text);
+      if (of_first > 0) of_first += step.content.size();
       return true;
     case Kind::lowercase:
-      return lower(text, out);
+      lower(text.substr(0, of_first), out);
+      of_first = out.size();
+      return out.clear(), lower(text, out);
     case Kind::strip:
       out = stripped(step, text, goes_on);
+      if (step.left && !goes_on) {
+        const auto gone = static_cast<std::size_t>(
+            stripped({Kind::strip, nullptr, "", true, false}, text, false).data() - text.data());
+        of_first = of_first > gone ? of_first - gone : 0;
+      }
+      of_first = std::min(of_first, out.size());
       return out.size() != text.size();
     default:
-      return to_form(step.kind, text, out);
+      if (!to_form(step.kind, text, out)) return false;
+      of_first = form_of_first(step.kind, text, of_first, out);
+      return true;
   }
 }
 
 }  // namespace
 
 std::string_view Normalizer::apply(std::string_view text, std::string& storage, MatchSpace& space,
-                                   bool goes_on) const {
+                                   bool goes_on, std::size_t* of_first) const {
   constexpr std::size_t longest = std::size_t{1} << 30;  // ICU counts in 32 bits
   require(text.size() < longest, "a text of ", text.size(), " bytes is too long to normalise; cut it");
   std::string next;
+  std::size_t first = of_first != nullptr ? *of_first : 0;
   for (const NormalizerStep& step : steps_) {
     next.clear();
-    if (!run(step, text, goes_on, next, space)) continue;
+    if (!run(step, text, goes_on, next, space, first)) continue;
     storage.swap(next);
     text = storage;
   }
+  if (of_first != nullptr) *of_first = first;
   return text;
 }
 

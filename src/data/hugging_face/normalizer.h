@@ -23,9 +23,10 @@ class Normalizer {
   explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
 
   /// Of valid UTF-8: `text` itself where nothing changes, else what lies in `storage` then. `goes_on`: more
-  /// of the same text lies before it, so that nothing is put in front, nor space dropped there.
-  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space,
-                         bool goes_on = false) const;
+  /// of the same text lies before it, so that nothing is put in front, nor space dropped there. `of_first`,
+  /// where given: the bytes at the front that are, and then those that were made of, its first character.
+  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space, bool goes_on = false,
+                         std::size_t* of_first = nullptr) const;
 
  private:
   std::vector<NormalizerStep> steps_;

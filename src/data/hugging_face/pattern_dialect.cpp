@@ -19,6 +19,10 @@ constexpr std::string_view other_than_space_set =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 constexpr std::string_view word_set = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
+/// What Oniguruma's \w also matches where it stands alone: of Latin-1, by a table of its own, superscripts
+/// and fractions.
+constexpr std::string_view lone_word_set =
+    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 constexpr std::array categories{"C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",
                                 "Mc", "Me", "Mn", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi",
@@ -239,10 +243,11 @@ class Translator {
         return;
       }
     if (const std::optional<char32_t> c = escaped_character()) return emit(*c);
-    if (take("\\W")) {
-      out_ += cat("[^", word_set, "]");
-      return;
-    }
+    for (const auto& [escape, open] : {std::pair{"\\w", "["}, std::pair{"\\W", "[^"}})
+      if (take(escape)) {
+        out_ += cat(open, lone_word_set, "]");
+        return;
+      }
     out_ += "[";
     if (!escaped_set()) refuse(cat("'", in_.substr(at_, 2), "'"));
     out_ += "]";

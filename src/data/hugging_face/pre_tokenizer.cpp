@@ -11,8 +11,7 @@ using Range = PieceSpace::Range;
 using Behind = EncodeOptions::Behind;
 
 void push(PieceSpace& space, const Piece& of, std::size_t begin, std::size_t end) {
-  if (end > begin)
-    space.next.push_back({of.text.substr(begin, end - begin), begin == 0 ? of.behind : Behind::token});
+  if (end > begin) space.next.push_back(of.part(begin, end - begin));
 }
 
 /// All of a piece, in parts that match and parts that do not.
@@ -72,7 +71,7 @@ void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpa
 Piece with_prefix(const std::string& prefix, const Piece& piece, PieceSpace& space) {
   std::string& written = space.written.emplace_back(prefix);
   written.append(piece.text);
-  return {written, piece.behind};
+  return {written, piece.behind, piece.of_first > 0 ? piece.of_first + prefix.size() : 0};
 }
 
 void split_byte_level(const PreTokenizerStep& step, Piece piece, PieceSpace& space) {
@@ -86,13 +85,14 @@ void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpac
   std::string& text = space.written.emplace_back();
   const bool begins = piece.text.starts_with(' ') || piece.text.starts_with(step.replacement);
   const bool always = step.prepend == Prepend::always && piece.behind != Behind::text;
-  if (!begins && (always || (step.prepend == Prepend::first && piece.behind == Behind::nothing)))
-    text = step.replacement;
-  std::size_t copied = 0;
-  for (std::size_t at; (at = piece.text.find(' ', copied)) != std::string_view::npos; copied = at + 1)
+  if (!begins && (always || (step.prepend == Prepend::first && piece.of_first > 0))) text = step.replacement;
+  std::size_t copied = 0, of_first = piece.of_first > 0 ? piece.of_first + text.size() : 0;
+  for (std::size_t at; (at = piece.text.find(' ', copied)) != std::string_view::npos; copied = at + 1) {
     text.append(piece.text.substr(copied, at - copied)) += step.replacement;
+    if (at < piece.of_first) of_first += step.replacement.size() - 1;
+  }
   text.append(piece.text.substr(copied));
-  const Piece whole{text, piece.behind};
+  const Piece whole{text, piece.behind, of_first};
   std::size_t begin = 0;
   while (step.splits) {
     const std::size_t end = text.find(step.replacement, begin + 1);

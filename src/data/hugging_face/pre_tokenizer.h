@@ -33,6 +33,14 @@ struct PreTokenizerStep {
 struct Piece {
   std::string_view text;
   EncodeOptions::Behind behind = EncodeOptions::Behind::token;  ///< which a cut between pieces is, too
+  /// Bytes at its front that were made of the first character of the whole text; 0 behind those.
+  std::size_t of_first = 0;
+
+  /// A part of it from `begin` on.
+  Piece part(std::size_t begin, std::size_t size = std::string_view::npos) const {
+    return {text.substr(begin, size), begin == 0 ? behind : EncodeOptions::Behind::token,
+            of_first > begin ? of_first - begin : 0};
+  }
 };
 
 /// What a thread needs to cut; pieces lie in what was cut, or in `written`.

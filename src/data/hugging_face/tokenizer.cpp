@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/utf8.h"
 #include "data/hugging_face/tokenizer_file.h"
 #include "data/hugging_face/unicode.h"
 
@@ -117,16 +118,17 @@ class HuggingFaceTokenizer final : public Tokenizer {
   void encode_text(Piece piece, const EncodeOptions& how, Space& space,
                    std::vector<std::int32_t>& ids) const {
     if (piece.text.empty()) return;
+    if (piece.behind == EncodeOptions::Behind::nothing) piece.of_first = utf8_length(piece.text);
     piece.text = normalizer_.apply(piece.text, space.normalized, space.matches,
-                                   piece.behind == EncodeOptions::Behind::text);
+                                   piece.behind == EncodeOptions::Behind::text, &piece.of_first);
     added_.find(piece.text, true, how.special_tokens, space.found_normalized);
     std::size_t at = 0;
     for (const AddedTokens::Found& found : space.found_normalized) {
-      encode_pieces({piece.text.substr(at, found.begin - at), behind(piece.behind, at)}, space, ids);
+      encode_pieces(piece.part(at, found.begin - at), space, ids);
       ids.push_back(found.token->id);
       at = found.end;
     }
-    encode_pieces({piece.text.substr(at), behind(piece.behind, at)}, space, ids);
+    encode_pieces(piece.part(at), space, ids);
   }
 
   void encode_pieces(const Piece& piece, Space& space, std::vector<std::int32_t>& ids) const {
@@ -152,18 +154,14 @@ void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
   if (!spec.begin) spec.begin = ends.without_begin ? "" : file.begin;
   if (spec.end) return;
   spec.end = ends.end;
-  const auto has_id = [&](const auto& token) { return token == *ends.end_id; };
-  if (ends.end_id) {
-    for (const auto& [token, id] : file.model.vocabulary)
-      if (has_id(id)) spec.end = token;
-    for (const AddedToken& token : file.added)
-      if (has_id(token.id)) spec.end = token.content;
-  }
+  if (ends.end_id) spec.end = file.token_of(*ends.end_id);
   if (spec.end->empty())
-    fail(ErrorKind::config, "'", spec.path,
-         "': no tokenizer_config.json, generation_config.json or config.json beside it says which token "
-         "ends a document (eos_token); give it as hf:",
-         spec.path, "?eod=TOKEN");
+    fail(ErrorKind::config, "'", spec.path, "': ",
+         ends.end_id
+             ? cat("eos_token_id beside it is ", *ends.end_id, ", which no token has")
+             : std::string("no tokenizer_config.json, generation_config.json or config.json beside it says "
+                           "which token ends a document (eos_token, or a number as eos_token_id)"),
+         "; give it as hf:", spec.path, "?eod=TOKEN");
 }
 
 /// A path that ends like an option which there is not, and is no file's.

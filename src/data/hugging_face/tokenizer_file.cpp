@@ -99,12 +99,13 @@ NormalizerStep normalizer_step(const json& step, const std::string& type, const 
     const Fields fields(step, where, {"strip_left", "strip_right"});
     return {Kind::strip, nullptr, "", fields.flag("strip_left", false), fields.flag("strip_right", false)};
   }
-  const Fields none(step, where, {});
-  if (type == "NFC") return {Kind::nfc};
-  if (type == "NFD") return {Kind::nfd};
-  if (type == "NFKC") return {Kind::nfkc};
-  if (type == "NFKD") return {Kind::nfkd};
-  if (type == "Lowercase") return {Kind::lowercase};
+  for (const auto& [name, kind] :
+       {std::pair{"NFC", Kind::nfc}, std::pair{"NFD", Kind::nfd}, std::pair{"NFKC", Kind::nfkc},
+        std::pair{"NFKD", Kind::nfkd}, std::pair{"Lowercase", Kind::lowercase}})
+    if (type == name) {
+      const Fields none(step, where, {});
+      return {kind};
+    }
   refuse(where, type, "Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase and Strip");
 }
 
@@ -182,21 +183,39 @@ DecoderStep decoder_step(const json& step, const std::string& type, const std::s
     out.prefix = same.prepend != PreTokenizerStep::Prepend::never;
     return out;
   }
-  const Fields fields(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
-  if (type == "ByteLevel") return {Kind::byte_level};
-  if (type == "ByteFallback") return {Kind::byte_fallback};
-  if (type == "Fuse") return {Kind::fuse};
+  for (const auto& [name, kind] :
+       {std::pair{"ByteLevel", Kind::byte_level}, std::pair{"ByteFallback", Kind::byte_fallback},
+        std::pair{"Fuse", Kind::fuse}})
+    if (type == name) {
+      const Fields known(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
+      return {kind};
+    }
   refuse(where, type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip and Metaspace");
 }
 
-/// The token in front of a text.
-std::string begin_of(const json& step, const std::string& type, const std::string& where) {
-  if (type == "ByteLevel") return "";  // of offsets
+/// The one id of a token in a TemplateProcessing's own table.
+std::int64_t id_of_special(const Fields& step, const std::string& token) {
+  const json& table = step.value("special_tokens");
+  if (!table.is_object() || !table.contains(token))
+    fail(ErrorKind::data, step.where(), ".special_tokens does not have '", excerpt(token), "'");
+  const Fields fields(table[token], step.where() + ".special_tokens", {"id", "ids", "tokens"});
+  const json& ids = fields.list("ids");
+  if (ids.size() != 1 || !ids.front().is_number_integer())
+    fail(ErrorKind::data, step.where(), " puts ", ids.size(), " tokens in front of a text for '",
+         excerpt(token), "'; one is supported");
+  return ids.front().get<std::int64_t>();
+}
+
+/// The token in front of a text, and the id that the step itself gives it; an empty one: nothing.
+std::pair<std::string, std::int64_t> begin_of(const json& step, const std::string& type,
+                                              const std::string& where) {
+  if (type == "ByteLevel") return {};  // of offsets
   if (type != "TemplateProcessing") refuse(where, type, "Sequence, ByteLevel and TemplateProcessing");
   const Fields fields(step, where, {"single", "pair", "special_tokens"});
   std::string begin;
   for (const json& part : fields.list("single")) {
-    if (part.is_object() && part.contains("Sequence")) return begin;
+    if (part.is_object() && part.contains("Sequence"))
+      return {begin, begin.empty() ? 0 : id_of_special(fields, begin)};
     const Fields token(part, where + ".single", {"SpecialToken"});
     if (!begin.empty()) fail(ErrorKind::data, where, " puts more than one token in front of a text");
     begin = Fields(token.value("SpecialToken"), where + ".single", {"id", "type_id"}).text("id");
@@ -301,8 +320,10 @@ TokenizerFile tokenizer_file_of(const json& object) {
   out.model = model_of(root.value("model"));
   if (root.has("added_tokens")) {
     std::size_t index = 0;
-    for (const json& token : root.list("added_tokens"))
-      out.added.push_back(added_token(token, cat("added_tokens[", index++, "]")));
+    for (const json& each : root.list("added_tokens"))
+      // One without a text is none, to the package too.
+      if (AddedToken token = added_token(each, cat("added_tokens[", index++, "]")); !token.content.empty())
+        out.added.push_back(std::move(token));
   }
   check_ids(out);
   if (root.has("normalizer"))
@@ -316,12 +337,26 @@ TokenizerFile tokenizer_file_of(const json& object) {
   }
   if (root.has("post_processor"))
     each_step(root.value("post_processor"), "post_processor", "processors", [&](const auto&... step) {
-      if (const std::string begin = begin_of(step...); !begin.empty()) out.begin = begin;
+      const auto [begin, id] = begin_of(step...);
+      if (begin.empty()) return;
+      // The step's table counts, as files that were trained anew have another there than the vocabulary.
+      out.begin = out.token_of(id);
+      if (out.begin.empty())
+        fail(ErrorKind::data, "post_processor puts '", excerpt(begin), "' with the id ", id,
+             " in front of a text, which no token has");
     });
   return out;
 }
 
 }  // namespace
+
+std::string TokenizerFile::token_of(std::int64_t id) const {
+  for (const AddedToken& token : added)
+    if (token.id == id) return token.content;
+  for (const auto& [token, of_token] : model.vocabulary)
+    if (of_token == id) return token;
+  return {};
+}
 
 TokenizerFile parse_tokenizer_file(const std::string& bytes) {
   try {

@@ -21,6 +21,7 @@ struct TokenizerFile {
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer;
   std::optional<std::vector<DecoderStep>> decoder;  ///< none: tokens with spaces between them
+  std::string token_of(std::int64_t id) const;      ///< its text; empty: no token has the id
   std::string begin;  ///< the token that the post-processor puts in front of a text; empty: none
 };
 

@@ -23,12 +23,14 @@ std::int64_t width_of(std::int64_t rows, std::int64_t max_seq) {
   return std::min((rows + row_step - 1) / row_step * row_step, max_seq);
 }
 
-/// The longest first, so that a model that does not fit fails at once.
-std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::int64_t most_rows,
-                              const GptOptions& model) {
+/// Of texts that are the same the first alone. The longest first, so that a model that does not fit fails at
+/// once.
+std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
+                              std::int64_t most_rows, const GptOptions& model) {
   const std::int64_t before = model.adapter.virtual_tokens;
-  Batch order(texts.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
+  Batch order;
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    if (first_alike[i] == i) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
     return texts[a].tokens.size() > texts[b].tokens.size();
   });
@@ -41,6 +43,20 @@ std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::int64_t 
     }
     out.back().push_back(text);
   }
+  return out;
+}
+
+/// Of each text the number of the first that is the same: equal choices score equally, to the bit, whatever
+/// rows of a product they would fall on.
+std::vector<std::size_t> first_alike(std::span<const ScoreRequest> texts) {
+  std::vector<std::size_t> order(texts.size()), out(texts.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const auto compared = texts[a] <=> texts[b];
+    return compared != 0 ? compared < 0 : a < b;
+  });
+  for (std::size_t i = 0; i < order.size(); ++i)
+    out[order[i]] = i > 0 && texts[order[i]] == texts[order[i - 1]] ? out[order[i - 1]] : order[i];
   return out;
 }
 
@@ -171,7 +187,8 @@ std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const S
                                std::int64_t most_rows, ScoreShare share) {
   check(texts, model.options().max_text());
   std::vector<Score> scores(texts.size());
-  const std::vector<Batch> batches = batches_of(texts, most_rows, model.options());
+  const std::vector<std::size_t> alike = first_alike(texts);
+  const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.options());
   Scorer scorer(model, run, texts);
   const auto ranks = static_cast<std::size_t>(share.ranks), rank = static_cast<std::size_t>(share.rank);
   for (std::size_t round = 0; round < batches.size(); round += ranks) {
@@ -179,6 +196,7 @@ std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const S
     // A rank without a batch of its own repeats one, so that the others find its share of the weights.
     scorer.score(own ? batches[round + rank] : batches.back(), own ? &scores : nullptr);
   }
+  for (std::size_t i = 0; i < texts.size(); ++i) scores[i] = scores[alike[i]];
   return scores;
 }
 

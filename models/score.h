@@ -15,6 +15,8 @@ struct ScoreRequest {
   std::vector<std::int32_t> tokens;  ///< two at least, max_text() + 1 at most
   std::int64_t first = 1;            ///< in [1, tokens.size())
   std::vector<bool> counted;         ///< which of tokens [first, …) count; empty: all
+
+  auto operator<=>(const ScoreRequest&) const = default;
 };
 
 struct Score {
@@ -36,10 +38,10 @@ struct ScoreShare {
 };
 
 /// Scores texts, behind the model's virtual tokens if it has any, in batches of like lengths, of up to
-/// `most_rows` rows or one text. But for rounding, a text's score does not depend on the others. Of several
-/// ranks each gives the scores of its share, and 0 tokens for all other texts; all run as many passes. All
-/// ranks of a sharded model call it alike. Throws Error{usage} for a request that is not as it says,
-/// Error{data} for an id outside the vocabulary.
+/// `most_rows` rows or one text. But for rounding, a text's score does not depend on the others; texts that
+/// are the same are scored once. Of several ranks each gives the scores of its share, and 0 tokens for all
+/// other texts; all run as many passes. All ranks of a sharded model call it alike. Throws Error{usage} for a
+/// request that is not as it says, Error{data} for an id outside the vocabulary.
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share = {});
 

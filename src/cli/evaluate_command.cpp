@@ -114,7 +114,8 @@ class Evaluation {
                                   max_text));
     const Example& example = questions_.examples[question];
     for (const std::string& continuation : example.continuations)
-      add(windows_of(from_.tokenizer(), example.context, continuation, max_text));
+      add(example.is_text ? text_windows(from_.tokenizer(), continuation, max_text)
+                          : windows_of(from_.tokenizer(), example.context, continuation, max_text));
   }
 
   /// Takes what ranks found, whose threads share this object. When it returns on rank 0, all have given

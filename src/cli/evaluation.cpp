@@ -2,22 +2,32 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "base/read_file.h"
+#include "base/utf8.h"
 #include "cli/inference.h"
+#include "data/hugging_face/unicode.h"
+#include "data/input_stream.h"
 
 namespace sherd::cli {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* spaces = " \t\n\r\f\v";
+constexpr const char* spaces = " \t\n\r\f\v";  // of JSON lines
+
+/// What is in front of the white space at its end, as the harness, in Python, finds it.
+std::size_t without_end_spaces(std::string_view text) {
+  while (!text.empty() && data::is_python_space(data::last_character(text))) {
+    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
+    text.remove_suffix(1);
+  }
+  return text.size();
+}
 
 std::string text_at(const Json& object, const char* key, const std::string& where) {
   const auto found = object.find(key);
@@ -55,11 +65,12 @@ std::vector<std::string> choices_of(const Json& choices, const std::string& wher
   return choices.get<std::vector<std::string>>();
 }
 
-/// A context that is called something else would be left out of what is scored.
+/// A context that is called something else, also as public tasks call theirs, would be left out of what is
+/// scored.
 void require_no_other_context(const Json& object, const std::string& where) {
   for (const auto& [key, value] : object.items())
-    if ((key == "prompt" && object.contains("completion")) ||
-        !nearest(key, std::array<std::string, 1>{"context"}).empty())
+    if ((key == "prompt" && object.contains("completion")) || key == "question" || key == "ctx" ||
+        key == "goal" || key == "passage" || !nearest(key, std::array<std::string, 1>{"context"}).empty())
       fail(ErrorKind::data, where, " has \"", excerpt(key),
            "\" and no \"context\": what a choice or a completion ", "is read behind is the \"context\"");
 }
@@ -103,8 +114,8 @@ double length_of(const std::string& choice) {
 std::int64_t words_of(const std::string& text) {
   std::int64_t words = 1;
   bool space = false;
-  for (const char c : text) {
-    const bool now = std::isspace(static_cast<unsigned char>(c)) != 0;
+  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest))) {
+    const bool now = data::is_python_space(data::first_character(rest));
     words += now && !space;
     space = now;
   }
@@ -113,16 +124,34 @@ std::int64_t words_of(const std::string& text) {
 
 }  // namespace
 
+namespace {
+Json object_of(const std::string& line, const std::string& where) {
+  try {
+    Json object = Json::parse(line);
+    if (object.is_object()) return object;
+  } catch (const Json::exception& error) {
+    fail(ErrorKind::data, where, " is no JSON: ", excerpt(error.what(), 300), "; it is '", excerpt(line),
+         "'");
+  }
+  fail(ErrorKind::data, where, " is no JSON object: '", excerpt(line), "'");
+}
+std::string unpacked(const std::filesystem::path& path) {
+  data::InputStream in(path);
+  std::string text, block(std::size_t{1} << 16, '\0');
+  while (const std::size_t got = in.read(block.data(), block.size())) text.append(block, 0, got);
+  return text;
+}
+}  // namespace
+
 std::vector<Example> read_examples(const std::filesystem::path& path) {
-  std::istringstream lines(read_file(path));
+  std::istringstream lines(unpacked(path));
   std::vector<Example> out;
   std::map<std::string, std::string> kinds;  // of tasks, whose metrics mean one thing each
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
     if (line.find_first_not_of(spaces) == std::string::npos) continue;
     const std::string where = cat(path.string(), ":", number);
-    const Json object = Json::parse(line, nullptr, false);
-    if (!object.is_object()) fail(ErrorKind::data, where, " is no JSON object: '", excerpt(line), "'");
+    const Json object = object_of(line, where);
     out.push_back(example_of(object, where));
     out.back().line = number;
     if (out.back().task.empty()) out.back().task = path.stem().string();
@@ -137,18 +166,33 @@ std::vector<Example> read_examples(const std::filesystem::path& path) {
 
 std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, const std::string& context,
                                              const std::string& continuation, std::int64_t max_seq) {
-  const std::size_t kept = context.find_last_not_of(spaces) + 1;  // 0 where there is nothing else
-  const std::string before = context.substr(0, kept);
-  std::vector<std::int32_t> tokens = prompt_of(tokenizer, before);
-  const auto start = std::ssize(tokens);
-  if (before.empty())
-    tokenizer.encode(context + continuation, tokens);
-  else
-    tokens = prompt_of(tokenizer, context + continuation);
-  if (tokens.size() < 2)
+  const std::string before = context.substr(0, without_end_spaces(context));
+  std::vector<std::int32_t> tokens = prompt_of(tokenizer, before), whole;
+  auto start = std::ssize(tokens);
+  if (before.empty()) {
+    tokenizer.encode(context + continuation, whole);
+    // What begins texts stands in front once, also where the continuation spells it out.
+    const bool spelled = context.empty() && whole.size() > 1 && whole.front() == tokens.front();
+    tokens.insert(tokens.end(), whole.begin() + spelled, whole.end());
+  } else {
+    whole = prompt_of(tokenizer, context + continuation);
+    if (start < std::ssize(whole))
+      tokens.insert(tokens.end(), whole.begin() + start, whole.end());
+    else  // the two became fewer tokens, of which the last has them both
+      tokens = std::move(whole), start = std::ssize(tokens) - 1;
+  }
+  if (start < 1 || start >= std::ssize(tokens))
     fail(ErrorKind::data, "'", excerpt(context + continuation), "' is one token: there is nothing to score");
-  // Where the two became fewer tokens, the last one has them both.
-  return models::score_windows(tokens, std::clamp<std::int64_t>(start, 1, std::ssize(tokens) - 1), max_seq);
+  return models::score_windows(tokens, start, max_seq);
+}
+
+std::vector<models::ScoreRequest> text_windows(const data::Tokenizer& tokenizer, const std::string& text,
+                                               std::int64_t max_seq) {
+  std::vector<std::int32_t> tokens = prompt_of(tokenizer, "");
+  const std::vector<std::int32_t> all =
+      tokenizer.begin_of_document() ? prompt_of(tokenizer, text) : tokenizer.encode(text);
+  tokens.insert(tokens.end(), all.begin(), all.end());
+  return models::score_windows(tokens, 1, max_seq);
 }
 
 Verdict judge(const Example& example, std::vector<models::Score> scores) {

@@ -31,12 +31,18 @@ struct Example {
 /// that names the line.
 std::vector<Example> read_examples(const std::filesystem::path& path);
 
-/// The windows of a continuation behind its context, as the common evaluation harness encodes them: spaces at
-/// the context's end belong to what follows, both are encoded as one text, and the continuation is what
-/// comes behind as many tokens as the context alone has. An empty context is the end of a document. Throws
-/// Error{data} for an empty continuation.
+/// The windows of a continuation behind its context, as the common evaluation harness (lm-evaluation-harness
+/// 0.4.13, TemplateLM) encodes them: white space at the context's end belongs to what follows, both are
+/// encoded as one text, and what comes there behind as many tokens as the context alone has stands behind the
+/// context's own. An empty context is what begins texts, else the end of a document; a continuation that
+/// itself begins with that stands alone. Throws Error{data} where nothing is left to score.
 std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, const std::string& context,
                                              const std::string& continuation, std::int64_t max_seq);
+/// The windows of a whole text behind what begins texts, else the end of a document, which the harness's
+/// loglikelihood_rolling() puts in front of the tokenizer's own: a token that begins all texts counts as
+/// well.
+std::vector<models::ScoreRequest> text_windows(const data::Tokenizer& tokenizer, const std::string& text,
+                                               std::int64_t max_seq);
 
 /// A metric of a task.
 struct Metric {

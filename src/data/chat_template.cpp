@@ -13,13 +13,12 @@ namespace {
 
 const std::array<std::string, 4> names{"chatml", "llama3", "mistral", "plain"};
 
-/// Without white space at its ends, of which Python, and so jinja, has four characters more than Unicode.
+/// As Python, and so jinja, trims it.
 std::string trimmed(std::string_view text) {
-  const auto space = [](char32_t c) { return (c >= 0x1C && c <= 0x1F) || is_space(c); };
   std::string storage;
   text = valid_utf8(text, storage);
-  while (!text.empty() && space(first_character(text))) text.remove_prefix(utf8_length(text));
-  while (!text.empty() && space(last_character(text))) {
+  while (!text.empty() && is_python_space(first_character(text))) text.remove_prefix(utf8_length(text));
+  while (!text.empty() && is_python_space(last_character(text))) {
     while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
     text.remove_suffix(1);
   }

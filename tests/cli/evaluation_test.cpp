@@ -76,6 +76,70 @@ TEST(EvaluationWindows, EncodeAContextAndWhatFollowsAsOneText) {
   EXPECT_EQ(without[0].first, 1);
 }
 
+/// "ab" and "cd" are a token each, and so is "bc", which comes first where all three could.
+std::shared_ptr<const data::Tokenizer> pairs(const std::string& begin) {
+  const Json file{{"model",
+                   {{"type", "BPE"},
+                    {"vocab",
+                     {{"<s>", 0},
+                      {"a", 1},
+                      {"b", 2},
+                      {"c", 3},
+                      {"d", 4},
+                      {"bc", 5},
+                      {"ab", 6},
+                      {"</s>", 7},
+                      {"\u3000", 8}}},
+                    {"merges", {"b c", "a b"}}}},
+                  {"added_tokens",
+                   {{{"id", 0}, {"content", "<s>"}, {"special", true}},
+                    {{"id", 7}, {"content", "</s>"}, {"special", true}}}}};
+  return data::make_tokenizer("hf:x?eod=</s>&bos=" + begin, file.dump());
+}
+using Ids = std::vector<std::int32_t>;
+
+/// What TemplateLM._encode_pair(), .loglikelihood() and HFLM.loglikelihood_rolling() of lm-evaluation-harness
+/// 0.4.13 give for these tokens.
+TEST(EvaluationWindows, HaveTheTokensOfTheHarness) {
+  const auto plain = pairs(""), begins = pairs("<s>");
+  const auto expect = [](const data::Tokenizer& tokenizer, const std::string& context,
+                         const std::string& rest, const Ids& ids, std::int64_t first) {
+    const auto windows = windows_of(tokenizer, context, rest, 16);
+    ASSERT_EQ(windows.size(), 1u);
+    EXPECT_EQ(windows[0].tokens, ids) << context << "|" << rest;
+    EXPECT_EQ(windows[0].first, first) << context << "|" << rest;
+  };
+  expect(*plain, "ab", "cd", {6, 5, 4},
+         1);  // whole: a bc d; of it what is behind one token stands behind "ab"
+  expect(*begins, "ab", "cd", {0, 6, 5, 4}, 2);
+  expect(*plain, "da", "b", {4, 6}, 1);                // whole: d ab, no more than the context alone
+  expect(*plain, "a\xe3\x80\x80", "d", {1, 8, 4}, 1);  // an ideographic space is white to Python
+  expect(*begins, "", "<s>ad", {0, 1, 4}, 1);
+  expect(*plain, "", "</s>ad", {7, 1, 4}, 1);
+  expect(*plain, "", "ad", {7, 1, 4}, 1);
+  const auto text = [](const data::Tokenizer& tokenizer, const std::string& of) {
+    const auto windows = text_windows(tokenizer, of, 16);
+    EXPECT_EQ(windows.at(0).first, 1);
+    return windows.at(0).tokens;
+  };
+  EXPECT_EQ(text(*plain, "ad"), (Ids{7, 1, 4}));
+  EXPECT_EQ(text(*begins, "ad"), (Ids{0, 0, 1, 4}));
+  EXPECT_EQ(text(*begins, "<s>ad"), (Ids{0, 0, 1, 4}));
+  expect_error(ErrorKind::data, "nothing to score", [&] { windows_of(*begins, "", "", 16); });
+}
+
+/// re.split(r"\s+", text) of Python.
+TEST(Metrics, CountWordsAsPythonDoes) {
+  Example text;
+  text.is_text = true, text.continuations = {
+                           "a\u3000b\u00a0\u2028c\x1f"
+                           "d\u200b"
+                           "e"};
+  TaskMetrics texts;
+  texts.add(text, judge(text, {{-32, 8, false}}));
+  EXPECT_DOUBLE_EQ(value_of(texts, "word_perplexity"), std::exp(32.0 / 4));
+}
+
 TEST(ExamplesFile, IsReadByKindAndRefusedByLine) {
   const TempFolder folder;
   const auto read = [&](const std::string& text) {
@@ -100,7 +164,10 @@ TEST(ExamplesFile, IsReadByKindAndRefusedByLine) {
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
            {R"({"contxt": "c", "choices": ["a", "b"], "answer": 0})", R"(has "contxt" and no "context")"},
            {R"({"prompt": "c", "completion": "d"})", R"(has "prompt" and no "context")"},
+           {R"({"question": "q", "choices": ["a", "b"], "answer": 0})", R"(has "question" and no "context")"},
            {"[1]", ":1 is no JSON object"},
+           {R"({"text": NaN})", ":1 is no JSON: "},
+           {R"({"text": "\ud83e"})", "surrogate"},
            {"{\"context\": \"c\"}", "has none of \"choices\", \"completion\" and \"text\""},
            {"{\"text\": \"c\", \"completion\": \"d\"}", "has more than one of"},
            {"{\"text\": \"c\", \"context\": \"d\"}", "a \"text\" is scored whole"},

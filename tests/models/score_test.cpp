@@ -170,6 +170,26 @@ TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
     }
 }
 
+/// Equal choices tie, whatever else is scored; as the likeliest, the first of them is taken.
+TEST_F(ScoreTexts, AreEqualToTheBitWhereTheTextsAre) {
+  const GptOptions o = test::tiny_gpt2();
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  std::vector<ScoreRequest> texts = requests(o);
+  const std::size_t n = texts.size();
+  const std::vector<ScoreRequest> again = texts;
+  texts.insert(texts.end(), again.begin(), again.end());
+  texts.push_back(texts[0]), texts.back().first = std::ssize(texts.back().tokens) - 1;
+  const std::vector<Score> got = score_texts(model, run(), texts, 14);
+  const int once = std::exchange(passes_, 0);
+  for (std::size_t t = 0; t < n; ++t) {
+    EXPECT_EQ(got[t].log_likelihood, got[n + t].log_likelihood) << t;
+    EXPECT_EQ(got[t].tokens, got[n + t].tokens);
+  }
+  score_texts(model, run(), std::span(texts).subspan(n), 14);
+  EXPECT_EQ(once, passes_) << "each is computed once";
+}
+
 /// As an engine's, whose tape makes inputs what the model computes in.
 TEST_F(ScoreTexts, KeepTheirDigitsOnATapeOfAnEngine) {
   const GptOptions o = test::tiny_gpt2();

@@ -19,6 +19,10 @@ void append_utf8(char32_t character, std::string& text);
 
 /// White_Space.
 bool is_space(char32_t character);
+/// What Python's str.strip() takes away and its \s matches: White_Space and U+001C to U+001F.
+inline bool is_python_space(char32_t character) {
+  return (character >= 0x1C && character <= 0x1F) || is_space(character);
+}
 /// What \w stands for: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
 bool is_word(char32_t character);
 /// One character in lower case; U+0130 alone becomes two, which are appended.

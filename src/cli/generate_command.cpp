@@ -93,6 +93,24 @@ ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int
   return style;
 }
 
+/// transformers takes the settings that a model came with by itself; here what is given alone counts.
+void tell_of_settings_beside(const CommandLine& line, const Inference& inference) {
+  std::string given, unknown;
+  for (const auto& [key, value] : sampling_beside(inference.reader())) {
+    std::string option = key;
+    std::replace(option.begin(), option.end(), '_', '-');
+    const bool known = key != "min_p" && key != "no_repeat_ngram_size";
+    if (!known)
+      unknown += cat(unknown.empty() ? "" : ", ", key, " ", value);
+    else if (!line.has(option))
+      given += cat(" --", option, " ", value);
+  }
+  if (!given.empty())
+    log_info("the model's generation_config.json suggests", given, "; give them to have them");
+  if (!unknown.empty())
+    log_info("the model's generation_config.json suggests ", unknown, ", which Sherd does not have");
+}
+
 models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tokenizer) {
   models::Sampling sampling;
   sampling.temperature = line.number("temperature");
@@ -112,9 +130,12 @@ void generate_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   const std::vector<Prompt> prompts = prompts_of(line);
   const bool chat = line.has("chat");
+  for (const std::string& stop : line.all("stop"))
+    if (stop.empty()) throw UsageError("--stop is empty; give the text in front of which to end");
   const std::int64_t max_tokens = line.has("max-tokens") ? line.integer("max-tokens", 1) : chat ? 512 : 100;
   const Inference inference(line);
   const data::Tokenizer& tokenizer = inference.tokenizer();
+  tell_of_settings_beside(line, inference);
   Request request{inference,
                   {},
                   end_ids_of(inference.reader(), tokenizer),

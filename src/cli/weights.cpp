@@ -229,6 +229,18 @@ std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
   return out;
 }
 
+std::map<std::string, double> sampling_beside(const engine::CheckpointReader& reader) {
+  const auto object = nlohmann::json::parse(companion(reader, "generation_config.json"), nullptr,
+                                            /*allow_exceptions=*/false);
+  std::map<std::string, double> out;
+  for (const auto& [key, neutral] :
+       {std::pair{"repetition_penalty", 1.0}, std::pair{"temperature", 1.0}, std::pair{"top_k", 0.0},
+        std::pair{"top_p", 1.0}, std::pair{"min_p", 0.0}, std::pair{"no_repeat_ngram_size", 0.0}})
+    if (object.is_object() && object.contains(key) && object[key].is_number() && object[key] != neutral)
+      out.emplace(key, object[key].get<double>());
+  return out;
+}
+
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
                                     const data::Tokenizer& tokenizer) {
   const std::string& name = reader.manifest().data.chat_template;

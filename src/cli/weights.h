@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,6 +84,9 @@ std::shared_ptr<const data::Tokenizer> tokenizer_of(const engine::CheckpointRead
 /// of its generation_config.json, or without one of its config.json.
 std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
                                      const data::Tokenizer& tokenizer);
+/// Settings of the model's generation_config.json that change which token is chosen, by name; those that
+/// change nothing are left out.
+std::map<std::string, double> sampling_beside(const engine::CheckpointReader& reader);
 /// How the model's conversations are written: as those of its data were, else as the template says that it
 /// came with, else as the tokenizer's tokens tell. Throws Error{config} for a template that is not written
 /// here.

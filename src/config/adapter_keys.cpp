@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "config/adapter.h"
@@ -58,6 +59,10 @@ std::vector<Text> adapter_texts() {
        "half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint goes on with "
        "the value that it was saved with"},
       {"load_in_8bit", "bitsandbytes' name of a base in 8 bits"},
+      {"load_in_4bit", "its base in 4 bits"},
+      {"use_dora", "PEFT's DoRA"},
+      {"bias", "PEFT's training of biases"},
+      {"modules_to_save", "PEFT's training of whole modules"},
       {"init_from",
        "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), "
        "AdapterHub's (with adapter.safetensors), or checkpoints of a run with an adapter. It brings this "
@@ -115,6 +120,15 @@ Table<Adapter> adapter_table() {
                        }).one_of({"compute", "int8"}));
   table.keys.push_back(
       refused<A>("load_in_8bit", "true", "write \"base_dtype\": \"int8\" for a base in 8 bits", is_false));
+  // Of files that were written for PEFT, whose own switches are off.
+  const auto off = [](const Value& value) { return is_off(value.node); };
+  for (const auto& [name, example, why] :
+       {std::array{"load_in_4bit", "true",
+                   "a base is kept in 8 bits (\"base_dtype\": \"int8\") or as it computes"},
+        std::array{"use_dora", "true", "adapters scale no norms of weights"},
+        std::array{"bias", "\"all\"", "biases are the base's, which stays as it is"},
+        std::array{"modules_to_save", "[\"lm_head\"]", "no module of the base is trained beside an adapter"}})
+    table.keys.push_back(refused<A>(name, example, why, off));
   table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\""));
   describe(table.keys, adapter_texts());
   return table;

@@ -48,6 +48,7 @@ void read_source(Data& data, const Value& value) {
 
 void read_sources(Data& data, const Value& list) {
   list.expect(Node::Kind::array);
+  data.sources.clear();  // a `path` beside the list is told of by itself
   if (list.node.items.empty()) list.error("needs at least one source, such as {\"path\": \"corpus/a\"}");
   for (std::size_t i = 0; i < list.node.items.size(); ++i)
     list.context.attempt([&] {

@@ -215,8 +215,9 @@ Node unquoted(const Value& value) {
   Node plain;
   constexpr std::size_t longest = 30;
   const Node& node = value.node;
-  if (!node.is(Node::Kind::string) || node.text.size() > longest || !parse_value(node.text, plain))
-    return node;
+  // As Python's str() writes them, too.
+  const std::string text = node.text == "True" ? "true" : node.text == "False" ? "false" : node.text;
+  if (!node.is(Node::Kind::string) || text.size() > longest || !parse_value(text, plain)) return node;
   if (!plain.is(Node::Kind::boolean) && !plain.is(Node::Kind::integer) && !plain.is(Node::Kind::number))
     return node;
   value.note(cat(node.brief(), " is taken for ", node.text, ", without quotes"));

@@ -43,7 +43,7 @@ bool is_pdf(std::string_view head) {
 
 [[noreturn]] void refuse(const InputFile& file, std::string_view what, std::string_view next) {
   fail(ErrorKind::data, "'", file.path.string(), "' is ", what,
-       ", and prepare reads UTF-8 text and JSON lines; ", next, " '", file.path.string(), "'");
+       ", and what is read here is UTF-8 text and JSON lines; ", next, " '", file.path.string(), "'");
 }
 
 void check_binary(const InputFile& file, std::string_view head) {
@@ -95,12 +95,13 @@ void check_json(const InputFile& file, std::string_view head, bool whole) {
   const bool array = json->text.starts_with('['), alone = json->next == 0;
   const bool several_lines = json->text.find('\n') != std::string_view::npos;
   if (array && alone)
-    fail(ErrorKind::data, "'", name, "' is a JSON array, and prepare reads JSON lines, one object in each; ",
+    fail(ErrorKind::data, "'", name,
+         "' is a JSON array, and what is read here is JSON lines, one object in each; ",
          "make such a file: jq -c '.[]' '", name, "' > NAME.jsonl");
   if (array || !(file.json_lines || alone || json->next == '{')) return;
   if (several_lines)
     fail(ErrorKind::data, "'", name,
-         "' is JSON whose objects go over several lines, and prepare reads JSON lines, ",
+         "' is JSON whose objects go over several lines, and what is read here is JSON lines, ",
          "one object in each; make such a file: jq -c . '", name, "' > NAME.jsonl");
   if (!file.json_lines)
     fail(ErrorKind::data, "'", name,

@@ -151,6 +151,7 @@ TEST_F(ChatProgram, SaysWhatDoesNotGoTogether) {
   refused({"--prompts", in("talk.jsonl")}, 2, "talk.jsonl:1 is a conversation: give --chat");
   refused({"--prompt", "one", "--system", "loud"}, 2, "--system goes with --chat");
   refused({"--prompt", "one", "--chat-template", "plain"}, 2, "--chat-template goes with --chat");
+  refused({"--prompt", "one", "--stop", ""}, 2, "--stop is empty");
   refused({"--chat", "--output", "x"}, 2, "--output goes with --prompts");
   refused({"--chat", "--chat-template", "chatlm"}, 1, "did you mean 'chatml'?");
   refused({}, 2, "or --chat for a conversation");
@@ -199,6 +200,16 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   write_text(folder_ / "hf/generation_config.json", generation.dump());
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("single")}).code, 0);
   EXPECT_EQ(finish("single"), "length") << "<|im_end|> is one token of many there";
+  // What else its settings suggest is told, and not done.
+  const auto told = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all{"generate", "--checkpoint", in("single"), "--prompt",
+                                 "x",        "--max-tokens", "1"};
+    all.insert(all.end(), more.begin(), more.end());
+    return sherd(all).err;
+  };
+  EXPECT_THAT(told({}),
+              HasSubstr("generation_config.json suggests --temperature 0.6; give them to have them"));
+  EXPECT_EQ(count(told({"--temperature", "0"}), "suggests"), 0u);
 
   // Without such a file the model's own says it, as transformers takes it.
   fs::remove(folder_ / "hf/generation_config.json");
@@ -214,8 +225,7 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("other")}).code, 0);
   const Outcome other = chat({}, "one\n", "other");
   EXPECT_EQ(other.code, 1);
-  EXPECT_THAT(other.err,
-              HasSubstr("is none of chatml, llama3, mistral and plain"));
+  EXPECT_THAT(other.err, HasSubstr("is none of chatml, llama3, mistral and plain"));
   EXPECT_EQ(chat({"--chat-template", "chatml"}, "one\n", "other").out, "uno\n");
 
   // A run that began with files keeps theirs, but for what ends an answer.

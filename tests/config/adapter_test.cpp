@@ -59,6 +59,13 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
                [] { parse(R"({"type": "lora", "base_dtype": "int4"})"); });
   expect_error(ErrorKind::config, "write \"base_dtype\": \"int8\"",
                [] { parse(R"({"type": "lora", "load_in_8bit": true})"); });
+  // PEFT's own switches may be there, off.
+  parse(
+      R"({"type": "lora", "use_dora": false, "bias": "none", "modules_to_save": null, "load_in_4bit": false})");
+  for (const char* on : {R"("use_dora": true)", R"("bias": "all")", R"("modules_to_save": ["lm_head"])",
+                         R"("load_in_4bit": true)"})
+    expect_error(ErrorKind::config, "Sherd does not support",
+                 [&] { parse(cat(R"({"type": "lora", )", on, "}")); });
   EXPECT_TRUE(parse(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.int8_base);
   EXPECT_FALSE(parse(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.int8_base);
   expect_error(ErrorKind::config, "training.adapter.type", [] { parse(R"({"type": "dora"})"); });
@@ -128,10 +135,9 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
                    "something_new": null, "megatron_core": "megatron.core", "init_lora_weights": true)")
                 .lora.rank,
             4);
-  for (const char* key :
-       {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
-        R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])", R"("layers_to_transform": 0)",
-        R"("something_new": 7)"})
+  for (const char* key : {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
+                          R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])",
+                          R"("layers_to_transform": 0)", R"("something_new": 7)"})
     expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
   for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
     EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);

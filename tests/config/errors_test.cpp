@@ -42,6 +42,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: data.sources: needs at least one source, such as {\"path\": \"corpus/a\"}"},
         Mistake{"{\"data\": {\"path\": \"a\", \"sources\": [{\"path\": \"b\"}]}}",
                 "run.json:1: data: has \"path\" and \"sources\"; name all datasets in \"sources\""},
+        Mistake{"{\"data\": {\"path\": \"a\", \"sources\": [{\"path\": \"b\", \"weight\": 1}]}}",
+                "run.json:1: data: has \"path\" and \"sources\"; name all datasets in \"sources\""},
         Mistake{"{\"data\": {\"sources\": [{\"path\": \"a\", \"weight\": 1},\n{\"path\": \"b\"}]}}",
                 "run.json:1: data.sources: some sources have a \"weight\" and some have not; give one to "
                 "all, or to none "

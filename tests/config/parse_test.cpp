@@ -77,6 +77,8 @@ TEST(Parse, NumbersAndBooleansMayStandInQuotes) {
   EXPECT_EQ(config.optimizer.lr, 0.02);
   EXPECT_EQ(config.optimizer.adam_lr, 1e-3);
   EXPECT_TRUE(has_note(config, "gradient_accumulation_steps: \"8\" is taken for 8, without quotes"));
+  EXPECT_EQ(parse_text(R"({"bf16": {"enabled": "True"}, "fp16": {"enabled": "False"}})").precision.compute,
+            DType::bf16);
 }
 
 TEST(Parse, DeepSpeedFilesMaySayWhatChangesNothing) {

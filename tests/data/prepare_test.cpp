@@ -127,7 +127,7 @@ TEST_F(Preparing, RefusesFilesThatAreNoText) {
     EXPECT_FALSE(std::filesystem::exists(bin_path(prefix_)));
   };
   expect("\xfd\x37zXZ\0\0\x04"s,
-         "is an xz file, and prepare reads UTF-8 text and JSON lines; unpack it: unxz -k '");
+         "is an xz file, and what is read here is UTF-8 text and JSON lines; unpack it: unxz -k '");
   expect("\x04\x22\x4d\x18\x64", "is an lz4 file");
   expect("BZh91AY&SY\x01\x02", "is a bzip2 file");
   expect("PK\3\4\x14\0"s, "is a zip archive");
@@ -162,7 +162,7 @@ TEST_F(Preparing, RefusesJsonThatIsNotInLines) {
                               "\n"
                               R"({"text": "[two]"})";
   for (const char* name : {"in.json", "in.txt", "in.jsonl"}) {
-    expect(name, "[" + objects + "]\n", "is a JSON array, and prepare reads JSON lines");
+    expect(name, "[" + objects + "]\n", "is a JSON array, and what is read here is JSON lines");
     expect(name, "\xef\xbb\xbf \n[\n" + objects + "\n]", "is a JSON array");
     expect(name, "[]", "is a JSON array");
     expect(name, "{\n \"text\": \"one\"\n}\n", "is JSON whose objects go over several lines");
@@ -170,7 +170,7 @@ TEST_F(Preparing, RefusesJsonThatIsNotInLines) {
   }
   expect(
       "in.json", "[1]",
-      "is a JSON array, and prepare reads JSON lines, one object in each; make such a file: jq -c '.[]' '");
+      "is a JSON array, and what is read here is JSON lines, one object in each; make such a file: jq -c '.[]' '");
   for (const char* name : {"in.json", "in.txt"}) {
     expect(name, "{\"text\": \"one\"}",
            "holds JSON lines, which are read as such only from a file whose name ends in .jsonl");

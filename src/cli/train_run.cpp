@@ -72,13 +72,6 @@ void TrainRun::make_loaders() {
   validation_loader_ = data_->validation_loader(engine_->loader_rank(),
                                                 request_.config.training.eval_steps * batch.train_batch_size,
                                                 engine_->device());
-  const std::int64_t samples = validation_loader_->samples_per_epoch(),
-                     together = batch.micro_batch_size * engine_->data_ranks().size();
-  if (samples >= together) return;
-  if (speaks())
-    log_warning("no validation: its split has ", counted(samples, "sample"), ", fewer than the ", together,
-                " that all ranks take at once; give data.split a larger share");
-  validation_loader_.reset();
 }
 
 TrainerOptions TrainRun::trainer_options() {

@@ -23,6 +23,8 @@ struct Batch {
   std::int64_t train_batch_size = 0;  ///< samples per optimizer step over all data-parallel ranks
   std::int64_t micro_batch_size = 0;  ///< `train_micro_batch_size_per_gpu`: samples per forward per rank
   std::int64_t gradient_accumulation_steps = 0;  ///< forwards per optimizer step
+  bool drop_last =
+      false;  ///< `dataloader_drop_last`: of initialize()'s training data, as SampleLoaderOptions
   bool operator==(const Batch&) const = default;
 };
 
@@ -230,8 +232,8 @@ struct Config {
 /// for everything else, naming file, line, key and the next step.
 /// `sections`: gives, as text, the `model` section of the weights that a run begins from, by
 /// training.init_from and training.save_dir, over which the files' own is laid, and with it the section
-/// training.adapter of an adapter that is among them, for files that name no other. It is asked where there is
-/// an init_from; without, the files say all. `adapters` gives the section training.adapter likewise, where
+/// training.adapter of an adapter that is among them, for files that name no other. It is asked where there
+/// is an init_from; without, the files say all. `adapters` gives the section training.adapter likewise, where
 /// that names an adapter to go on from.
 using WeightSections = std::function<std::string(const std::string& init_from, const std::string& save_dir)>;
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides = {},

@@ -242,7 +242,6 @@ std::vector<Text> switch_texts() {
       {"disable_python_gc", "no garbage collection within steps"},
       {"graph_harvesting", "CUDA graphs in the bf16 optimizer; here `device.cuda_graphs`"},
       {"vocabulary_size", "warn where it is no multiple of 8"},
-      {"dataloader_drop_last", "drop the last batch where it is not full"},
       {"allgather_size", "elements per all-gather, beside `\"zero_optimization\": true`"},
   };
 }
@@ -300,7 +299,6 @@ std::vector<Key<Config>> switches() {
   note("disable_python_gc", Holds::boolean, "there is no Python");
   note("graph_harvesting", Holds::boolean, "concerns CUDA graphs");
   note("vocabulary_size", Holds::count, "model.pad_vocab_to_multiple_of pads the embedding");
-  note("dataloader_drop_last", Holds::boolean, "samples are packed, so every batch is full");
   for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
   note("allgather_size", Holds::count, "give zero_optimization.allgather_bucket_size");
   describe(keys, switch_texts());

@@ -10,14 +10,19 @@ std::vector<Key<Config>> batch_keys() {
       inside(&Config::batch, integer("train_micro_batch_size_per_gpu", &Batch::micro_batch_size, "4", 1)));
   keys.push_back(inside(&Config::batch,
                         integer("gradient_accumulation_steps", &Batch::gradient_accumulation_steps, "8", 1)));
+  keys.push_back(inside(&Config::batch, boolean("dataloader_drop_last", &Batch::drop_last)));
   for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
-  describe(keys, {derived("train_batch_size", "the product of the next two and of the data-parallel ranks",
-                          "samples per optimizer step, of all data-parallel ranks"),
-                  derived("train_micro_batch_size_per_gpu",
-                          "what `train_batch_size` leaves; one of the two is needed",
-                          "samples per forward of a rank"),
-                  derived("gradient_accumulation_steps", "what `train_batch_size` leaves, or 1",
-                          "micro-batches per optimizer step")});
+  describe(
+      keys,
+      {derived("train_batch_size", "the product of the next two and of the data-parallel ranks",
+               "samples per optimizer step, of all data-parallel ranks"),
+       derived("train_micro_batch_size_per_gpu", "what `train_batch_size` leaves; one of the two is needed",
+               "samples per forward of a rank"),
+       derived("gradient_accumulation_steps", "what `train_batch_size` leaves, or 1",
+               "micro-batches per optimizer step"),
+       {"dataloader_drop_last",
+        "leave out what an epoch of training data given to `initialize()` has behind its last whole "
+        "batch; packed tokens (`data`) are endless and have no such"}});
   return keys;
 }
 

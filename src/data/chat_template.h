@@ -48,8 +48,8 @@ enum class ChatTemplate { chatml, llama3, mistral, plain };
 ChatTemplate parse_chat_template(const std::string& name);
 const std::string& name_of(ChatTemplate which);
 
-/// The one whose tokens the tokenizer has; plain where it has none's. Of a tokenizer that was published with a
-/// template of its own: require_template().
+/// The one whose tokens the tokenizer has; plain where it has none's. Of a tokenizer that was published with
+/// a template of its own: require_template().
 ChatTemplate chat_template_of(const Tokenizer& tokenizer);
 /// A whole conversation, as `tokenizer` is to encode it. Learned are the assistant's texts and what ends
 /// each. Throws Error{data} for a role that is none of the three, an order that the template cannot write, or

@@ -127,7 +127,7 @@ std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
   return order_[place];
 }
 
-tensor::Batch SampleLoader::next() {
+SampleLoader::Part SampleLoader::take() {
   // Only a seek, of a run with another batch, leaves less than a batch where each has to be whole, or a
   // number that the ranks do not divide.
   if (options_.drop_last && epoch_samples_ - position() % epoch_samples_ < global_batch())
@@ -135,13 +135,29 @@ tensor::Batch SampleLoader::next() {
   const std::int64_t epoch = position() / epoch_samples_, begin = position() % epoch_samples_;
   const std::int64_t left = epoch_samples_ - begin, world = rank().world;
   const std::int64_t count = std::min(rank().micro_batch, (left + world - 1) / world);
-  const std::int64_t first = begin + rank().rank * count;
-  std::vector<tensor::Batch> samples;
-  for (std::int64_t i = 0; rank().reads && i < count; ++i)
-    samples.push_back(dataset_->get(index_at(epoch, first + i)));
-  tensor::Batch batch = rank().reads ? collate(samples, device_) : tensor::Batch();
   advance(std::min(left, count * world));
-  return batch;
+  return {epoch, begin + rank().rank * count, count};
+}
+
+tensor::Batch SampleLoader::load(const Part& part) {
+  if (!rank().reads) return {};
+  std::vector<tensor::Batch> samples;
+  for (std::int64_t i = 0; i < part.count; ++i)
+    samples.push_back(dataset_->get(index_at(part.epoch, part.first + i)));
+  return collate(samples, device_);
+}
+
+tensor::Batch SampleLoader::next() {
+  return load(take());
+}
+
+CountedBatch SampleLoader::next_of_pass() {
+  const std::int64_t epoch = position() / epoch_samples_, begin = position() % epoch_samples_;
+  const std::int64_t first = begin + rank().rank * rank().micro_batch,
+                     end = std::min(dataset_->size(), epoch_samples_),
+                     counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
+  advance(std::min(epoch_samples_ - begin, global_batch()));
+  return {load(counted > 0 ? Part{epoch, first, counted} : Part{epoch, 0, 1}), counted};
 }
 
 }  // namespace sherd::data

@@ -51,12 +51,21 @@ class SampleLoader final : public Loader {
                tensor::Device& device);
 
   tensor::Batch next() override;
+  /// The last batches are cut, so that no sample comes twice; a rank that is left without any has one that
+  /// does not count.
+  CountedBatch next_of_pass() override;
   std::int64_t samples_per_epoch() const override { return epoch_samples_; }
   /// Every batch has as many samples as the others: none is cut short at the end of an epoch.
   bool batches_are_whole() const { return epoch_samples_ % global_batch() == 0; }
 
  private:
   std::int64_t index_at(std::int64_t epoch, std::int64_t place);
+  /// This rank's part of the next batch: [first, first + count) of an epoch's places.
+  struct Part {
+    std::int64_t epoch, first, count;
+  };
+  Part take();
+  tensor::Batch load(const Part& part);
 
   std::shared_ptr<const Dataset> dataset_;
   SampleLoaderOptions options_;

@@ -61,7 +61,6 @@ void TokenLoader::add_documents(tensor::Batch& batch) const {
   for (std::size_t d = 0; d + 1 < documents_.size(); ++d)
     std::iota(positions.begin() + documents_[d], positions.begin() + documents_[d + 1], 0);
   batch["documents"] = on_processor(documents_);
-  batch["filling"] = on_processor(filling_);
   batch["positions"] =
       tensor::Tensor::of<std::int32_t>(device_, {rank().micro_batch, samples_->seq_length()}, positions);
 }
@@ -71,7 +70,11 @@ std::optional<std::int64_t> TokenLoader::tokens_before(std::int64_t position) co
   return position / window_ * samples_->tokens_before(window_) + samples_->tokens_before(position % window_);
 }
 
-tensor::Batch TokenLoader::next() {
+CountedBatch TokenLoader::next_of_pass() {
+  return load((position() / samples_per_epoch() + 1) * samples_per_epoch());
+}
+
+CountedBatch TokenLoader::load(std::int64_t end) {
   if (!rank().reads) {
     advance(global_batch());
     return {};
@@ -85,8 +88,11 @@ tensor::Batch TokenLoader::next() {
     const auto begin = static_cast<std::int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
-    for (const std::int32_t end : row_.ends) documents_.push_back(begin + end);
+    for (const std::int32_t ends : row_.ends) documents_.push_back(begin + ends);
     filling_.push_back(row_.filling);
+    if (first + i < end) continue;
+    std::fill(labels_.end() - length, labels_.end(), no_label);
+    filling_.back() = static_cast<std::int32_t>(length);
   }
   const tensor::Shape shape{rank().micro_batch, length};
   tensor::Batch batch;
@@ -94,11 +100,14 @@ tensor::Batch TokenLoader::next() {
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
       static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
+  const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
   if (samples_->keeps_documents_apart()) add_documents(batch);
+  if (samples_->keeps_documents_apart() || counted < rank().micro_batch)
+    batch["filling"] = on_processor(filling_);
   advance(global_batch());
   for (std::int64_t i = 0; i < rank().micro_batch; ++i)
     samples_->will_need(wrapped(first + global_batch() + i));
-  return batch;
+  return {std::move(batch), counted};
 }
 
 }  // namespace sherd::data

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -17,6 +18,12 @@ struct LoaderRank {
   /// False: nobody here needs the samples, as on a pipeline's stages between the first and the last. Batches
   /// are then empty, and nothing is read; the position moves as ever.
   bool reads = true;
+};
+
+/// A micro-batch of an evaluation, of which the rest fills up what the ranks take together.
+struct CountedBatch {
+  tensor::Batch batch;
+  std::int64_t samples = 0;  ///< of it that count
 };
 
 /// How far a loader has come. Shared by the loader and by whoever saves and restores that (the Engine's
@@ -55,6 +62,9 @@ class Loader {
 
   /// This rank's next micro-batch (LoaderRank::reads); never ends.
   virtual tensor::Batch next() = 0;
+  /// The same of an evaluation, which sees each sample of a pass once, however many ranks share it. What the
+  /// pass's last batches have beyond its end does not count, or is not there. Here: all of next() counts.
+  virtual CountedBatch next_of_pass() { return {next(), rank_.micro_batch}; }
 
   /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same
   /// sample.
@@ -66,6 +76,10 @@ class Loader {
 
   /// Samples of one pass, over all ranks.
   virtual std::int64_t samples_per_epoch() const = 0;
+  /// Batches of each rank that hold them; the last may go beyond the pass's end.
+  std::int64_t batches_per_epoch() const {
+    return (samples_per_epoch() + global_batch() - 1) / global_batch();
+  }
   /// Tokens that all ranks' samples before a position have; nothing: samples are not of tokens.
   virtual std::optional<std::int64_t> tokens_before(std::int64_t /*position*/) const { return {}; }
 
@@ -120,7 +134,9 @@ class TokenLoader final : public Loader {
               std::int64_t window = 0);
 
   /// Throws Error{data} naming file, position and id for a token outside the vocabulary.
-  tensor::Batch next() override;
+  tensor::Batch next() override { return load(std::numeric_limits<std::int64_t>::max()).batch; }
+  /// Samples beyond the pass's end have no targets, and are filling to routers.
+  CountedBatch next_of_pass() override;
 
   /// The window, or else one round of the samples.
   std::int64_t samples_per_epoch() const override {
@@ -134,6 +150,8 @@ class TokenLoader final : public Loader {
   std::shared_ptr<const Samples> samples_;
   tensor::Device& device_;
   std::int64_t window_;
+  /// The next batch, of which samples from the position `end` on do not count.
+  CountedBatch load(std::int64_t end);
   void add_documents(tensor::Batch& batch) const;
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 

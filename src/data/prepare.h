@@ -39,8 +39,8 @@ struct PrepareReport {
   std::int64_t invalid_bytes = 0;  ///< bytes of the text that are no UTF-8
   /// Conversations were written as plain since nothing said how: neither options, a template nor tokens.
   bool template_by_default = false;
-  std::int64_t left_out = 0;       ///< conversations and completions from which nothing is to be learned
-  bool lossless = true;            ///< invalid bytes were kept (as byte ids), not replaced by U+FFFD
+  std::int64_t left_out = 0;  ///< conversations and completions from which nothing is to be learned
+  bool lossless = true;       ///< invalid bytes were kept (as byte ids), not replaced by U+FFFD
   double training_seconds = 0, encoding_seconds = 0;
 };
 

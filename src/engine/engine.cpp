@@ -146,6 +146,8 @@ void Engine::step() {
 }
 
 void Engine::after_update() {
+  // The last batches of an epoch of one's own data are smaller.
+  counters_.global_samples += checkpoints_->samples_of_step() - config_.batch.train_batch_size;
   if (scheduler_ && was_step_applied()) scheduler_->step();
   tell_of_skips();
   const bool prints = config_.steps_per_print > 0 && global_steps() % config_.steps_per_print == 0;
@@ -219,14 +221,25 @@ double Engine::eval_batch(const tensor::Batch& batch) {
   return eval_batches([&] { return batch; }, 1);
 }
 
+namespace {
+/// Batches all of whose samples count.
+std::function<data::CountedBatch()> whole(const std::function<tensor::Batch()>& next, std::int64_t samples) {
+  return [&next, samples] { return data::CountedBatch{next(), samples}; };
+}
+}  // namespace
+
 double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count) {
+  return eval_batches(whole(next, train_micro_batch_size_per_gpu()), count);
+}
+
+double Engine::eval_batches(const std::function<data::CountedBatch()>& next, std::int64_t count) {
   require(count > 0, "eval_batches() needs batches, not ", count);
   engine::StepLoss losses(device(), data_ranks(), groups().group(comm::Axis::pipeline), "evaluation loss");
   for (std::int64_t i = 0; i < count; ++i) {
-    const tensor::Batch batch = next();
+    const auto [batch, samples] = next();
     const autograd::Var loss = executor_->evaluate(batch);
     losses.add(loss.defined() ? loss.value() : tensor::Tensor(),
-               engine::loss_weight(config_, device(), batch));
+               engine::evaluation_weight(config_, device(), batch, samples));
     if (loss.defined()) item(loss);  // a GPU is not to be given more than one of them
     update_->require_finite(global_steps());
   }
@@ -241,16 +254,24 @@ double Engine::eval_batches(const std::function<tensor::Batch()>& next, std::int
 engine::MetricMeans Engine::evaluate(
     const std::function<tensor::Batch()>& next, std::int64_t count,
     const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+  return evaluate(whole(next, train_micro_batch_size_per_gpu()), count, run);
+}
+
+engine::MetricMeans Engine::evaluate(
+    const std::function<data::CountedBatch()>& next, std::int64_t count,
+    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
   require(count > 0, "evaluate() needs batches, not ", count);
   engine::MetricSums sums(device());
   for (std::int64_t i = 0; i < count; ++i) {
-    const tensor::Batch batch = next();
+    const data::CountedBatch counted = next();
+    const tensor::Batch& batch = counted.batch;
     sums.next_batch();
     evaluate([&](autograd::Tape& tape) {
       tape.enter(model_->scope());  // parameters outside of blocks
       run(tape, batch, sums);
       tape.leave(model_->scope());
     });
+    if (counted.samples == 0) sums.drop_batch();
     update_->require_finite(global_steps());
   }
   return sums.means(data_ranks(), groups().group(comm::Axis::pipeline));
@@ -259,9 +280,7 @@ engine::MetricMeans Engine::evaluate(
 engine::MetricMeans Engine::evaluate(
     data::Loader& loader,
     const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
-  const std::int64_t before = loader.position(),
-                     together = train_micro_batch_size_per_gpu() * data_ranks().size(),
-                     batches = (loader.samples_per_epoch() + together - 1) / together;
+  const std::int64_t before = loader.position();
   // Also where `run` throws: training may go on by this loader.
   struct Back {
     data::Loader& loader;
@@ -269,7 +288,7 @@ engine::MetricMeans Engine::evaluate(
     ~Back() { loader.seek(position); }
   } const back{loader, before};
   loader.seek(0);
-  return evaluate([&] { return loader.next(); }, batches, run);
+  return evaluate([&] { return loader.next_of_pass(); }, loader.batches_per_epoch(), run);
 }
 
 tensor::Tensor Engine::predict(

@@ -10,6 +10,7 @@
 #include "autograd/tape.h"
 #include "comm/process_groups.h"
 #include "config/config.h"
+#include "data/loader.h"
 #include "device/device.h"
 #include "engine/distributed.h"
 #include "engine/metric_sums.h"
@@ -22,11 +23,6 @@
 #include "sharding/sharded_model.h"
 
 namespace sherd {
-
-namespace data {
-class Loader;
-struct LoaderRank;
-}  // namespace data
 
 namespace engine {
 
@@ -131,6 +127,9 @@ class Engine {
   /// The same over `count` batches of each rank, as many on all. Losses are gathered once, and added in the
   /// global order of batches, so that the bits do not depend on how many ranks share them.
   double eval_batches(const std::function<tensor::Batch()>& next, std::int64_t count);
+  /// The same of batches of which a part may not count: the mean over each sample of a pass over a loader
+  /// (data::Loader::next_of_pass(), batches_per_epoch()), whatever the number of ranks.
+  double eval_batches(const std::function<data::CountedBatch()>& next, std::int64_t count);
   /// Runs `run` on a tape that records nothing, with dropout off: the model on inputs of any kind, generation
   /// (models::generate()). Parameters are gathered ahead of use, as in an evaluation. All ranks run the same.
   void evaluate(const std::function<void(autograd::Tape&)>& run);
@@ -142,7 +141,12 @@ class Engine {
   engine::MetricMeans evaluate(
       const std::function<tensor::Batch()>& next, std::int64_t count,
       const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
-  /// The same over one epoch of `loader`, from its beginning; its position is then what it was.
+  /// The same of batches of which a part may not count; of one without any nothing is added.
+  engine::MetricMeans evaluate(
+      const std::function<data::CountedBatch()>& next, std::int64_t count,
+      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  /// The same over one epoch of `loader`, from its beginning, each sample once; its position is then what it
+  /// was.
   engine::MetricMeans evaluate(
       data::Loader& loader,
       const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);

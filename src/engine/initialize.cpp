@@ -25,11 +25,14 @@ Initialized initialize(const InitializeOptions& options) {
   if (options.training_data) {
     engine::require_same({{"number of training samples", std::to_string(options.training_data->size())}},
                          *options.dist);
-    auto loader = std::make_unique<data::SampleLoader>(options.training_data, out.engine->loader_rank(),
-                                                       options.loader_options, out.engine->device());
+    data::SampleLoaderOptions how = options.loader_options;
+    how.drop_last = how.drop_last || config.batch.drop_last;
+    auto loader = std::make_unique<data::SampleLoader>(options.training_data, out.engine->loader_rank(), how,
+                                                       out.engine->device());
     if (config.parallel.pipeline > 1 && !loader->batches_are_whole())
       fail(ErrorKind::config, "a pipeline takes micro-batches of one shape, and the last one of an epoch of ",
-           counted(options.training_data->size(), "sample"), " is smaller: set loader_options.drop_last");
+           counted(options.training_data->size(), "sample"),
+           " is smaller: set loader_options.drop_last, or dataloader_drop_last");
     out.loader = std::move(loader);
     out.engine->set_training_data(*out.loader);
   } else if (config.data) {

@@ -35,6 +35,8 @@ class MetricSums {
 
   /// What comes belongs to the next batch.
   void next_batch() { batches_.emplace_back(); }
+  /// Nothing of it counts.
+  void drop_batch() { batches_.back().clear(); }
   /// The means over all batches of all `ranks`, which have as many; sums are added in the global order of
   /// batches (all ranks' first, then all ranks' second …), so that the bits do not depend on how many ranks
   /// share them. Of the ranks of `stages`, which hold a model's stages, the last one's count; a count of 0

@@ -8,13 +8,30 @@ namespace sherd::engine {
 
 using tensor::Tensor;
 
-double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch) {
+namespace {
+/// How many targets a language model's batch has, where it says so.
+std::optional<double> targets_of(const config::Config& config, device::Device& device,
+                                 const tensor::Batch& batch) {
   const auto targets = batch.find("target_tokens");
-  if (targets == batch.end() || !config.model || device.kind() == device::Kind::meta ||
-      config.training.loss_average == config::LossAverage::micro_batches)
-    return 1;
-  return *targets->second.data<std::int32_t>() /
+  if (targets == batch.end() || !config.model || device.kind() == device::Kind::meta) return {};
+  return *targets->second.data<std::int32_t>();
+}
+}  // namespace
+
+double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch) {
+  const std::optional<double> targets = targets_of(config, device, batch);
+  if (!targets || config.training.loss_average == config::LossAverage::micro_batches) return 1;
+  return *targets /
          (static_cast<double>(config.batch.micro_batch_size) * static_cast<double>(config.model->seq_length));
+}
+
+double evaluation_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch,
+                         std::int64_t samples) {
+  const std::optional<double> targets = targets_of(config, device, batch);
+  if (samples == 0 || targets == 0.0) return 0;
+  if (targets && config.training.loss_average != config::LossAverage::micro_batches)
+    return loss_weight(config, device, batch);
+  return static_cast<double>(samples) / static_cast<double>(config.batch.micro_batch_size);
 }
 
 Tensor StepLoss::room(std::int64_t losses, DType dtype) const {

@@ -20,6 +20,11 @@ namespace sherd::engine {
 /// micro_batches`, DeepSpeed's mean of means.
 double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch);
 
+/// The same of an evaluation's micro-batch, of which `samples` count: nothing where none of them has a
+/// target; its share of samples where targets are not what weighs.
+double evaluation_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch,
+                         std::int64_t samples);
+
 /// The mean loss of some micro-batches, and what they weigh together: their number where each weighs 1.
 struct MeanLoss {
   double value = 0;  ///< 0 where they weigh nothing

@@ -210,9 +210,7 @@ std::unique_ptr<data::Loader> TokenData::training_loader(const data::LoaderRank&
 std::unique_ptr<data::Loader> TokenData::validation_loader(const data::LoaderRank& rank, std::int64_t samples,
                                                            device::Device& device) const {
   require(validation != nullptr, "this dataset has no validation split");
-  const std::int64_t round = rank.micro_batch * rank.world;
-  const std::int64_t there = std::max(round, validation->samples_per_round() / round * round);
-  return std::make_unique<data::TokenLoader>(validation, rank, device, std::min(samples, there));
+  return std::make_unique<data::TokenLoader>(validation, rank, device, samples);
 }
 
 }  // namespace sherd::engine

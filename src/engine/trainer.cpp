@@ -39,6 +39,12 @@ std::function<tensor::Batch()> batches_of(data::Loader& loader) {
   return with_signals(std::function<tensor::Batch()>([&loader] { return loader.next(); }));
 }
 
+/// The same for an evaluation.
+std::function<data::CountedBatch()> pass_over(data::Loader& loader) {
+  loader.seek(0);
+  return with_signals(std::function<data::CountedBatch()>([&loader] { return loader.next_of_pass(); }));
+}
+
 }  // namespace
 
 Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
@@ -66,10 +72,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::require_validation() const {
   if (options_.validation) {
-    if (validation_batches() == 0)
-      fail(ErrorKind::config, "validation has ", counted(options_.validation->samples_per_epoch(), "sample"),
-           ", fewer than the ", engine_.train_micro_batch_size_per_gpu() * engine_.data_ranks().size(),
-           " that all ranks take at once: give it more");
+    if (options_.validation->samples_per_epoch() < 1) fail(ErrorKind::config, "validation has no sample");
     return;
   }
   if (!settings().keep_best && settings().patience == 0) return;
@@ -236,20 +239,11 @@ void Trainer::add_up_step() {
   }
 }
 
-/// Of all ranks; what is left over is not looked at.
-std::int64_t Trainer::validation_batches() const {
-  return options_.validation->samples_per_epoch() /
-         (engine_.train_micro_batch_size_per_gpu() * engine_.data_ranks().size());
-}
-
 void Trainer::evaluate() {
-  const auto next = batches_of(*options_.validation);
-  options_.validation->seek(0);
-  val_loss_ = engine_.eval_batches(next, validation_batches());
-  if (options_.metrics) {
-    options_.validation->seek(0);
-    means_ = engine_.evaluate(next, validation_batches(), options_.metrics);
-  }
+  data::Loader& validation = *options_.validation;
+  val_loss_ = engine_.eval_batches(pass_over(validation), validation.batches_per_epoch());
+  if (options_.metrics)
+    means_ = engine_.evaluate(pass_over(validation), validation.batches_per_epoch(), options_.metrics);
   best_->see(engine_.global_steps(), *val_loss_);
   engine_.groups().reset_traffic();
 }

@@ -92,7 +92,6 @@ class Trainer {
   void train_step();
   void add_up_step();
   void evaluate();
-  std::int64_t validation_batches() const;
   bool save_is_due() const;
   void save(bool async);
   void note_saved();

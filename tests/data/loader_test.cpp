@@ -132,6 +132,44 @@ TEST_F(TokenLoading, AWindowRepeats) {
   EXPECT_EQ(loader.tokens_before(13), 13 * 8);
 }
 
+/// Each of ten samples counts once, however many ranks take how many at a time; what is beyond has no target.
+TEST_F(TokenLoading, APassCountsEachSampleOnce) {
+  const auto packed = samples(8, false);
+  std::vector<std::vector<std::int32_t>> labels;
+  Row row;
+  for (std::int64_t i = 0; i < 10; ++i) packed->load(i, row), labels.push_back(row.labels);
+  for (const int world : {1, 2, 3, 7})
+    for (const std::int64_t micro : {1, 2, 4, 16}) {
+      std::vector<std::vector<std::int32_t>> seen;
+      for (int rank = 0; rank < world; ++rank) {
+        TokenLoader loader(packed, {micro, rank, world}, *device_, 10);
+        for (int pass = 0; pass < 2; ++pass) {
+          loader.seek(0);
+          for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
+            const auto [batch, counted] = loader.next_of_pass();
+            const std::vector<std::int32_t> all = values(batch.at("labels"));
+            ASSERT_EQ(std::ssize(all), micro * 8);
+            EXPECT_EQ(values(batch.at("target_tokens"))[0], 8 * counted);
+            EXPECT_EQ(batch.contains("filling"), counted < micro);
+            for (std::int64_t i = 0; i < micro; ++i) {
+              const std::vector<std::int32_t> one(all.begin() + 8 * i, all.begin() + 8 * (i + 1));
+              if (i >= counted) {
+                EXPECT_EQ(one, std::vector<std::int32_t>(8, no_label));
+                EXPECT_EQ(values(batch.at("filling"))[static_cast<std::size_t>(i)], 8);
+              } else if (pass == 1) {
+                seen.push_back(one);
+              }
+            }
+          }
+        }
+      }
+      std::sort(seen.begin(), seen.end());
+      auto want = labels;
+      std::sort(want.begin(), want.end());
+      EXPECT_EQ(seen, want) << world << " ranks of " << micro;
+    }
+}
+
 TEST_F(TokenLoading, AForLoopRunsToTheEndOfTheEpoch) {
   TokenLoader loader(samples(), {.micro_batch = 4}, *device_);
   for (const std::int64_t epoch : {1, 2}) {
@@ -224,6 +262,34 @@ TEST_F(SampleLoading, RanksTakeSlices) {
   EXPECT_EQ(epoch(13, 2, 2, {.shuffle = false, .drop_last = true}),
             (Batches{{{0, 1}, {4, 5}, {8, 9}}, {{2, 3}, {6, 7}, {10, 11}}}));
   EXPECT_EQ(epoch(1, 2, 3, {.shuffle = false}), (Batches{{{0}}, {{0}}, {{0}}}));
+}
+
+/// In the same batches, whatever the number of ranks; a rank that is left without a sample has one that does
+/// not count.
+TEST_F(SampleLoading, APassCountsEachSampleOnce) {
+  for (const std::int64_t size : {1, 10, 12, 13})
+    for (const std::int64_t micro : {1, 2, 3}) {
+      Batches alone;
+      for (const int world : {1, 2, 4, 5}) {
+        std::vector<std::vector<std::int32_t>> together;
+        std::vector<SampleLoader> ranks;
+        for (int rank = 0; rank < world; ++rank)
+          ranks.emplace_back(numbers(size), LoaderRank{micro, rank, world},
+                             SampleLoaderOptions{.shuffle = false}, *device_);
+        for (std::int64_t b = 0; b < ranks[0].batches_per_epoch(); ++b)
+          for (SampleLoader& loader : ranks) {
+            const auto [batch, counted] = loader.next_of_pass();
+            EXPECT_EQ(batch.at("y").shape()[0], std::max<std::int64_t>(counted, 1));
+            if (counted > 0) together.push_back(values(batch.at("y")));
+          }
+        EXPECT_EQ(ranks[0].position() % ranks[0].samples_per_epoch(), 0);
+        if (world == 1) alone = {together};
+        EXPECT_EQ(together, alone[0]) << size << " samples, " << world << " ranks of " << micro;
+        std::size_t seen = 0;
+        for (const auto& batch : together) seen += batch.size();
+        EXPECT_EQ(seen, static_cast<std::size_t>(size));
+      }
+    }
 }
 
 TEST_F(SampleLoading, ShufflesEveryEpochAnew) {

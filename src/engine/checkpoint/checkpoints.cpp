@@ -27,12 +27,20 @@ Checkpoints::~Checkpoints() = default;
 
 void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens) {
   data_position_ = loader.shared_position();
+  counted_position_ = data_position_->samples();
   tokens_ = std::move(tokens);
   if (engine_.dist_->rank() != 0 || !tokens_) return;
   if (!data::model_file_of(tokens_->tokenizer).empty() && tokens_->tokenizer_model.empty())
     log_warning("the tokenizer model of '", tokens_->tokenizer,
                 "' cannot be read, so checkpoints will lack it and `sherd generate` will not know it: put it "
                 "back, or name it with data.tokenizer");
+}
+
+std::int64_t Checkpoints::samples_of_step() {
+  const std::int64_t whole = engine_.config_.batch.train_batch_size;
+  if (!data_position_) return whole;
+  const std::int64_t now = data_position_->samples(), moved = now - std::exchange(counted_position_, now);
+  return moved > 0 && moved < whole ? moved : whole;
 }
 
 Manifest Checkpoints::describe(const ClientState& client) const {

@@ -28,6 +28,9 @@ class Checkpoints {
   ~Checkpoints();
 
   void set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens);
+  /// What the training loader has moved since the last call, a step's samples over all ranks; where it is not
+  /// known, or has moved by hand, train_batch_size.
+  std::int64_t samples_of_step();
   void set_files(ExtraFiles files) { files_ = std::make_shared<const ExtraFiles>(std::move(files)); }
   void claim(const std::string& directory);
   void save(const std::string& directory, const SaveOptions& options);
@@ -68,6 +71,7 @@ class Checkpoints {
   bool said_too_large_ = false;             ///< that a snapshot does not fit
   std::shared_ptr<data::LoaderPosition>
       data_position_;                        ///< of the training loader; null: the engine knows of none
+  std::int64_t counted_position_ = 0;        ///< to which samples_of_step() has counted
   std::shared_ptr<const TokenData> tokens_;  ///< null: none, or samples of another kind
   std::shared_ptr<const ExtraFiles> files_;  ///< null: none
 };

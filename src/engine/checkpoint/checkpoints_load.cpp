@@ -104,6 +104,7 @@ void Checkpoints::restore_data(const CheckpointReader& reader) {
   const DataRecord& data = reader.manifest().data;
   const std::optional<std::int64_t>& position = data.position;
   if (data_position_ && position) data_position_->set(*position, data.epoch_samples);
+  if (data_position_) counted_position_ = data_position_->samples();
   if (engine_.dist_->rank() != 0) return;
   if (data_position_ && !position)
     log_warning("checkpoint ", reader.folder().string(),

@@ -91,9 +91,6 @@ GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
          "or give "
          "a second file with --config");
   const config::Model& model = *config.model;
-  if (model.vocab_size > 0 && model.vocab_size < vocabulary)
-    fail(ErrorKind::config, "model.vocab_size is ", model.vocab_size, ", but the dataset's tokenizer has ",
-         vocabulary, " ids: raise it or leave it out");
   GptOptions out;
   out.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocabulary;
   out.vocab_multiple = model.pad_vocab_to_multiple_of;

@@ -201,6 +201,29 @@ TEST_F(DocumentTraining, AStepThatEndsEarlyKeepsItsDivisor) {
   EXPECT_NEAR(norm(8), norm(2) / 4, 1e-6 * norm(2));
 }
 
+/// As of published models whose tokenizer got tokens for which the embedding has no rows: data without them
+/// are fine, and what uses one is refused where it comes.
+TEST_F(DocumentTraining, ATokenizerMayHaveMoreIdsThanTheModel) {
+  const auto open = [&](int vocabulary) {
+    config::Config of = config(0, 1, 1, "");
+    of.model->vocab_size = vocabulary;
+    return engine::open_token_data(of);
+  };
+  for (const char* name : {"a", "b"}) {
+    data::DatasetInfo info = *data::read_dataset_info((folder_ / name).string());
+    info.vocab_size = 40;
+    data::write_dataset_info((folder_ / name).string(), info);
+  }
+  data::Row row;
+  const auto plenty = open(29);
+  EXPECT_EQ(plenty->vocab_size, 29);
+  for (std::int64_t i = 0; i < 50; ++i) plenty->train->load(i, row);
+  expect_error(ErrorKind::data, "beyond the vocabulary of 12", [&] {
+    const auto few = open(12);
+    for (std::int64_t i = 0; i < 50; ++i) few->train->load(i, row);
+  });
+}
+
 TEST_F(DocumentTraining, MeansOfMeansAreAnotherLoss) {
   const std::string means = R"(, "training": {"loss_average": "micro_batches"})";
   const double tokens = train(1, config(0, 1, 8, ""))[0], of_means = train(1, config(0, 1, 8, means))[0];

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "cli/plot.h"
 #include "cli/train_run.h"
+#include "cli/weights.h"
 #include "engine/checkpoint.h"
 #include "engine/gemm_probe.h"
 #include "engine/make_device.h"
@@ -110,6 +111,9 @@ int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   const auto data = engine::open_token_data(request.config);
   engine::require_same_setup(request.config, *dist);
   engine::require_same_data(*data, *dist);
+  if (request.resume_or_start)
+    engine::require_same({{"checkpoint that --resume-or-start finds", request.resume ? "one" : "none"}},
+                         *dist);
   const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
   if (dist->rank() == 0 && sharing.ranks_here > 1)
     log_info(counted(dist->world_size(), "rank"), " run on ", counted(sharing.gpus, "GPU"),
@@ -155,6 +159,10 @@ int train(TrainRequest request) {
   std::exception_ptr unread;  // told to the others, who wait, once they are met
   try {
     request.config = request.reparse({});
+    const std::string& folder = request.config.training.save_dir;
+    if (request.resume_or_start && folder.empty())
+      fail(ErrorKind::config, "--resume-or-start looks into training.save_dir, which is not set");
+    request.resume = request.resume || (request.resume_or_start && holds_checkpoints(folder));
     options.timeout_seconds = request.config.parallel.timeout_seconds;
   } catch (const Error&) {
     if (!launched()) throw;

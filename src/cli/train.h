@@ -21,7 +21,8 @@ struct TrainRequest {
   std::string metrics;  ///< JSONL file; empty: none
   std::string plot;     ///< SVG of the losses, drawn at the end; empty: none
   bool resume = false;  ///< from training.save_dir's latest checkpoint
-  std::string resume_tag;  ///< another tag
+  std::string resume_tag;        ///< another tag
+  bool resume_or_start = false;  ///< `resume` where there is a checkpoint; train() finds out
 };
 
 /// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each

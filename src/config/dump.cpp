@@ -14,7 +14,7 @@ void put_batch(Json& out, const Batch& batch) {
   if (batch.micro_batch_size) out["train_micro_batch_size_per_gpu"] = batch.micro_batch_size;
   if (batch.gradient_accumulation_steps)
     out["gradient_accumulation_steps"] = batch.gradient_accumulation_steps;
-  if (batch.drop_last) out["dataloader_drop_last"] = true;
+  out["dataloader_drop_last"] = batch.drop_last;
 }
 
 Json params_of(const OptimizerRule& rule) {

@@ -172,7 +172,8 @@ Key<T> type_key() {
   describe(
       key,
       derived("type", "required; without the section the optimizer's rates stay",
-              "the schedule of rates; linear, cosine and constant_with_warmup are transformers'",
+              "the schedule of rates; linear, cosine and constant_with_warmup are transformers', but that "
+              "behind the last step rates stay where they are, where transformers' cosine rises again",
               "also takes PyTorch's; rates of groups keep their proportion under all types here, there under "
               "WarmupCosineLR alone"));
   return key;

@@ -57,6 +57,10 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
   options_.after_step = with_signals(std::move(options_.after_step));
   if (settings().steps < 1) fail(ErrorKind::config, "how long to train is not given: set training.steps");
   require_validation();
+  const std::int64_t step = engine_.config().batch.train_batch_size, all = training_.samples_per_epoch();
+  if (speaks() && step > all)
+    log_info("a step takes ", counted(step, "sample"), ", and the training data have ", all,
+             ": it sees some of them more than once");
   if (!settings().save_dir.empty()) {
     // An engine that has trained may have loaded one of them.
     if (!options_.resume && engine_.global_steps() == 0)

@@ -77,6 +77,31 @@ TEST_F(Launched, ResumesToTheSameLosses) {
   EXPECT_EQ(metric("parts.jsonl", "loss").size(), 6u);
 }
 
+/// One command for every start: begins, goes on, and ranks that do not see the same checkpoint do not train.
+TEST_F(Launched, ResumesOrStarts) {
+  const auto run = [&](const char* metrics, std::vector<std::string> more, const std::string& wrapper = "") {
+    more.insert(more.end(), {"--metrics", (folder_ / metrics).string(), "--resume-or-start"});
+    return wrapper.empty() ? sherd_launched(2, train(more)) : sherd_launched(2, train(more), wrapper);
+  };
+  ASSERT_EQ(run("whole.jsonl", {}).code, 0);
+  std::filesystem::remove_all(folder_ / "run");
+  const Outcome first = run("parts.jsonl", {"--steps", "3"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_EQ(count(first.err, "resumed from"), 0u);
+  const Outcome split = run("split.jsonl", {},
+                            R"(if [ $RANK = 1 ]; then set -- "$@" --set training.save_dir=)" +
+                                (folder_ / "elsewhere").string() + "; fi");
+  EXPECT_NE(split.code, 0);
+  const Outcome rest = run("parts.jsonl", {});
+  ASSERT_EQ(rest.code, 0) << rest.err;
+  EXPECT_THAT(rest.err, HasSubstr("resumed from"));
+  EXPECT_EQ(metric("parts.jsonl", "loss"), metric("whole.jsonl", "loss"));
+  EXPECT_EQ(sherd(train({"--resume", "--resume-or-start"})).code, 2);
+  const Outcome nowhere = sherd(train({"--resume-or-start", "--set", "training.save_dir=\"\""}));
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("--resume-or-start looks into training.save_dir, which is not set"));
+}
+
 TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
   const Outcome got =
       sherd_launched(3, train({"--set", "train_batch_size=6"}),

@@ -176,6 +176,14 @@ TEST_F(Train, WithoutAFolderItSaysThatNothingWillBeSaved) {
   EXPECT_EQ(count(saved.err, line), 0u) << saved.err;
 }
 
+TEST_F(Train, AStepThatSeesItsDataMoreThanOnceIsTold) {
+  const Outcome large = sherd(train({"--steps", "1", "--set", "train_batch_size=4000"}));
+  ASSERT_EQ(large.code, 0) << large.err;
+  EXPECT_THAT(large.err, HasSubstr("more than once"));
+  std::filesystem::remove_all(folder_ / "run");
+  EXPECT_EQ(count(sherd(train({"--steps", "1"})).err, "more than once"), 0u);
+}
+
 /// Smaller than what all ranks take at once, it is looked at all the same, each sample once.
 TEST_F(Train, AValidationSplitBelowABatchIsValidated) {
   const auto loss_on = [&](const char* ranks) {

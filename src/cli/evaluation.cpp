@@ -82,7 +82,7 @@ Example example_of(const Json& object, const std::string& where) {
     fail(ErrorKind::data, where, kinds == 0 ? " has none" : " has more than one",
          " of \"choices\", \"completion\" and \"text\", of which there must be one");
   out.task = text_at(object, "task", where);
-  if (!object.contains("context")) require_no_other_context(object, where);
+  if (!object.contains("context") && !object.contains("text")) require_no_other_context(object, where);
   out.context = text_at(object, "context", where);
   if (object.contains("choices")) {
     out.continuations = choices_of(object["choices"], where);
@@ -145,6 +145,8 @@ std::string unpacked(const std::filesystem::path& path) {
 
 std::vector<Example> read_examples(const std::filesystem::path& path) {
   std::istringstream lines(unpacked(path));
+  std::filesystem::path name = path.stem();  // of x.jsonl, and of x.jsonl.gz
+  if (name.extension() == ".jsonl") name = name.stem();
   std::vector<Example> out;
   std::map<std::string, std::string> kinds;  // of tasks, whose metrics mean one thing each
   std::string line;
@@ -154,7 +156,7 @@ std::vector<Example> read_examples(const std::filesystem::path& path) {
     const Json object = object_of(line, where);
     out.push_back(example_of(object, where));
     out.back().line = number;
-    if (out.back().task.empty()) out.back().task = path.stem().string();
+    if (out.back().task.empty()) out.back().task = name.string();
     const auto [kind, first] = kinds.try_emplace(out.back().task, kind_of(out.back()));
     if (!first && kind->second != kind_of(out.back()))
       fail(ErrorKind::data, where, " has a ", kind_of(out.back()), ", and task '", excerpt(out.back().task),
@@ -169,7 +171,7 @@ std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, c
   const std::string before = context.substr(0, without_end_spaces(context));
   std::vector<std::int32_t> tokens = prompt_of(tokenizer, before), whole;
   auto start = std::ssize(tokens);
-  if (before.empty()) {
+  if (before.empty() || tokenizer.encode(before).empty()) {
     tokenizer.encode(context + continuation, whole);
     // What begins texts stands in front once, also where the continuation spells it out.
     const bool spelled = context.empty() && whole.size() > 1 && whole.front() == tokens.front();
@@ -192,6 +194,8 @@ std::vector<models::ScoreRequest> text_windows(const data::Tokenizer& tokenizer,
   const std::vector<std::int32_t> all =
       tokenizer.begin_of_document() ? prompt_of(tokenizer, text) : tokenizer.encode(text);
   tokens.insert(tokens.end(), all.begin(), all.end());
+  if (tokens.size() < 2)
+    fail(ErrorKind::data, "nothing is left of '", excerpt(text), "' as tokens: there is nothing to score");
   return models::score_windows(tokens, 1, max_seq);
 }
 

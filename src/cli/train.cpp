@@ -108,12 +108,12 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
 /// not tells the others.
 int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check(request);
+  if (request.resume_or_start)  // of which parts of the configuration depend
+    engine::require_same({{"checkpoint that --resume-or-start finds", request.resume ? "one" : "none"}},
+                         *dist);
   const auto data = engine::open_token_data(request.config);
   engine::require_same_setup(request.config, *dist);
   engine::require_same_data(*data, *dist);
-  if (request.resume_or_start)
-    engine::require_same({{"checkpoint that --resume-or-start finds", request.resume ? "one" : "none"}},
-                         *dist);
   const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
   if (dist->rank() == 0 && sharing.ranks_here > 1)
     log_info(counted(dist->world_size(), "rank"), " run on ", counted(sharing.gpus, "GPU"),

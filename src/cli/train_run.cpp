@@ -68,11 +68,6 @@ void TrainRun::make_loaders() {
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*train_loader_, data_);
-  const std::int64_t step = batch.train_batch_size * request_.config.model->seq_length,
-                     all = data_->train->tokens();
-  if (speaks() && step > all)
-    log_info("a step of ", batch.train_batch_size, " samples takes ", counted(step, "token"),
-             ", and the training data have ", all, ": it sees them more than once");
   if (!data_->validation) return;
   validation_loader_ = data_->validation_loader(engine_->loader_rank(),
                                                 request_.config.training.eval_steps * batch.train_batch_size,

@@ -233,10 +233,16 @@ std::map<std::string, double> sampling_beside(const engine::CheckpointReader& re
   const auto object = nlohmann::json::parse(companion(reader, "generation_config.json"), nullptr,
                                             /*allow_exceptions=*/false);
   std::map<std::string, double> out;
+  if (!object.is_object()) return out;
+  const bool draws = object.contains("do_sample") && object["do_sample"] == true;
+  const auto is_of_draws = [](const std::string& key) {
+    return key == "temperature" || key.ends_with("_p") || key == "top_k";
+  };
   for (const auto& [key, neutral] :
        {std::pair{"repetition_penalty", 1.0}, std::pair{"temperature", 1.0}, std::pair{"top_k", 0.0},
         std::pair{"top_p", 1.0}, std::pair{"min_p", 0.0}, std::pair{"no_repeat_ngram_size", 0.0}})
-    if (object.is_object() && object.contains(key) && object[key].is_number() && object[key] != neutral)
+    if (object.contains(key) && object[key].is_number() && object[key] != neutral &&
+        (draws || !is_of_draws(key)))
       out.emplace(key, object[key].get<double>());
   return out;
 }

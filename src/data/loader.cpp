@@ -27,6 +27,11 @@ Loader::Loader(LoaderRank rank) : rank_(rank) {
   require(rank.world > 0 && rank.rank >= 0 && rank.rank < rank.world, "rank ", rank.rank, " of ", rank.world);
 }
 
+CountedBatch Loader::next_of_pass() {
+  const std::int64_t left = end_of_pass() - position() - rank_.rank * rank_.micro_batch;
+  return {next(), std::clamp<std::int64_t>(left, 0, rank_.micro_batch)};
+}
+
 Loader::Iterator::Iterator(Loader& loader, std::int64_t end) : loader_(&loader), end_(end) {
   ++*this;
 }
@@ -71,7 +76,18 @@ std::optional<std::int64_t> TokenLoader::tokens_before(std::int64_t position) co
 }
 
 CountedBatch TokenLoader::next_of_pass() {
-  return load((position() / samples_per_epoch() + 1) * samples_per_epoch());
+  const std::int64_t end = end_of_pass();
+  CountedBatch out = load(end);
+  if (position() > end) seek(end);
+  return out;
+}
+
+std::int64_t TokenLoader::samples_at_hand() const {
+  // Rows of whole documents are as many as they are; a stream's round may be several passes over it.
+  const std::int64_t there = samples_->keeps_documents_apart()
+                                 ? samples_->samples_per_round()
+                                 : std::max<std::int64_t>(1, samples_->tokens() / samples_->seq_length());
+  return std::min(there, samples_per_epoch());
 }
 
 CountedBatch TokenLoader::load(std::int64_t end) {

@@ -63,8 +63,9 @@ class Loader {
   /// This rank's next micro-batch (LoaderRank::reads); never ends.
   virtual tensor::Batch next() = 0;
   /// The same of an evaluation, which sees each sample of a pass once, however many ranks share it. What the
-  /// pass's last batches have beyond its end does not count, or is not there. Here: all of next() counts.
-  virtual CountedBatch next_of_pass() { return {next(), rank_.micro_batch}; }
+  /// pass's last batches have beyond its end does not count, or is not there. A loader of one's own whose
+  /// last batches are fuller than what counts of them by position overrides this. Begin a pass with seek(0).
+  virtual CountedBatch next_of_pass();
 
   /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same
   /// sample.
@@ -76,6 +77,8 @@ class Loader {
 
   /// Samples of one pass, over all ranks.
   virtual std::int64_t samples_per_epoch() const = 0;
+  /// Samples that the data make before one comes again; less than an epoch's where that joins several passes.
+  virtual std::int64_t samples_at_hand() const { return samples_per_epoch(); }
   /// Batches of each rank that hold them; the last may go beyond the pass's end.
   std::int64_t batches_per_epoch() const {
     return (samples_per_epoch() + global_batch() - 1) / global_batch();
@@ -103,7 +106,7 @@ class Loader {
     bool done_ = false;
     tensor::Batch batch_;
   };
-  Iterator begin() { return {*this, (position() / samples_per_epoch() + 1) * samples_per_epoch()}; }
+  Iterator begin() { return {*this, end_of_pass()}; }
   std::default_sentinel_t end() const { return {}; }
 
  protected:
@@ -113,6 +116,8 @@ class Loader {
   std::int64_t global_batch() const { return rank_.micro_batch * rank_.world; }
   void set_epoch_samples(std::int64_t samples) { position_->set_epoch_samples(samples); }
   void advance(std::int64_t samples) { seek(position() + samples); }
+  /// The position at which the present pass ends.
+  std::int64_t end_of_pass() const { return (position() / samples_per_epoch() + 1) * samples_per_epoch(); }
 
  private:
   LoaderRank rank_;
@@ -142,6 +147,7 @@ class TokenLoader final : public Loader {
   std::int64_t samples_per_epoch() const override {
     return window_ > 0 ? window_ : samples_->samples_per_round();
   }
+  std::int64_t samples_at_hand() const override;
   std::optional<std::int64_t> tokens_before(std::int64_t position) const override;
 
  private:

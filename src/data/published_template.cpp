@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "base/error.h"
@@ -11,12 +13,14 @@
 namespace sherd::data {
 namespace {
 
-// What stands for a message's parts in what a template writes. Spaces show whether a content is trimmed.
-constexpr std::string_view content_mark = " \x01 ", trimmed_mark = "\x01", role_mark = "\x02",
-                           unknown_mark = "\x03";
+// What stands for a message's parts in what a template writes, in characters that no template holds. A
+// content has white space of its own kind at its ends until it is trimmed.
+constexpr std::string_view content_mark = "\x1c\x01\x1c", role_mark = "\x02", unknown_mark = "\x03",
+                           begin_mark = "\x05";
+constexpr int most_parentheses = 32;  // within each other, of any template that people write
 
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view spaces = " \t\n\r\f\v";
+  constexpr std::string_view spaces = " \t\n\r\f\v\x1c";
   const std::size_t first = text.find_first_not_of(spaces);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(spaces) + 1 - first);
@@ -26,13 +30,26 @@ bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/// Names that were set, and what each would write.
-using Names = std::map<std::string, std::string, std::less<>>;
+/// What is known at a place of a template.
+struct Scope {
+  std::map<std::string, std::string> names;  ///< that were set, and what each would write
+  std::set<std::string> read;                ///< of those
+  std::vector<std::string> begins;           ///< tokens that begin documents, as texts
+
+  /// A text of the template's own.
+  std::string literal(std::string text) const {
+    for (const std::string& token : begins)
+      for (std::size_t at; (at = text.find(token)) != std::string::npos;)
+        text.replace(at, token.size(), names.at("bos_token"));
+    return text;
+  }
+};
 
 /// Reads an expression for what it writes: texts, roles and contents joined by + or ~. All else is unknown.
 class Expression {
  public:
-  Expression(std::string_view text, const Names& names) : rest_(text), names_(names) {}
+  Expression(std::string_view text, Scope& scope, int depth = 0)
+      : rest_(text), scope_(scope), depth_(depth) {}
 
   std::string written() {
     std::string out = term();
@@ -95,9 +112,10 @@ class Expression {
     skip_spaces();
     std::string value(unknown_mark), path;
     if (rest_.starts_with('\'') || rest_.starts_with('"')) {
-      value = string();
+      value = scope_.literal(string());
     } else if (take('(')) {
-      value = Expression(inside('(', ')'), names_).written();
+      const std::string within = inside('(', ')');
+      if (depth_ < most_parentheses) value = Expression(within, scope_, depth_ + 1).written();
     } else {
       path = name();
       value = of_name(path);
@@ -115,10 +133,10 @@ class Expression {
           value = inside('(', ')').empty() && key == "strip" ? std::string(trimmed(value))
                                                              : std::string(unknown_mark);
         else
-          value = names_.contains(path + "." + key) ? of_name(path + "." + key) : of_key(key);
+          value = scope_.names.contains(path + "." + key) ? of_name(path + "." + key) : of_key(key);
       } else if (take('|')) {
-        value = name() == "trim" ? std::string(trimmed(value)) : std::string(unknown_mark);
-        if (take('(')) inside('(', ')');
+        const bool trims = name() == "trim", plain = !take('(') || inside('(', ')').empty();
+        value = trims && plain ? std::string(trimmed(value)) : std::string(unknown_mark);
       } else if (take('(')) {
         inside('(', ')'), value = unknown_mark;
       } else {
@@ -127,25 +145,45 @@ class Expression {
     }
   }
 
-  std::string of_name(const std::string& name) const {
-    const auto found = names_.find(name);
-    return found != names_.end() ? found->second : std::string(unknown_mark);
+  std::string of_name(const std::string& name) {
+    const auto found = scope_.names.find(name);
+    if (found == scope_.names.end()) return std::string(unknown_mark);
+    scope_.read.insert(name);
+    return found->second;
   }
   static std::string of_key(const std::string& key) {
     return std::string(key == "content" ? content_mark : key == "role" ? role_mark : unknown_mark);
   }
 
   std::string_view rest_;
-  const Names& names_;
+  Scope& scope_;
+  int depth_;
 };
+
+/// Tokens that stand in front of a document, where they are not its end, too.
+std::vector<std::string> begin_tokens(const Tokenizer& tokenizer) {
+  std::vector<std::string> out{"<|begin_of_text|>", "<s>"};
+  if (const auto id = tokenizer.begin_of_document()) out.push_back(tokenizer.token(*id));
+  const std::string end = tokenizer.token(tokenizer.end_of_document());
+  std::erase_if(out, [&](const std::string& token) { return token.empty() || token == end; });
+  return out;
+}
 
 /// What a template writes from its first to its last line, with marks for what messages say.
 class Reading {
  public:
-  Reading(std::string_view jinja, const Tokenizer& tokenizer) : rest_(jinja) {
-    names_["bos_token"] = "", names_["eos_token"] = tokenizer.token(tokenizer.end_of_document());
+  Reading(std::string_view jinja, const Tokenizer& tokenizer) {
+    for (const char c : jinja)
+      if (c != '\r') text_ += c;
+    if (text_.ends_with('\n')) text_.pop_back();  // as jinja does
+    rest_ = text_;
+    scope_.begins = begin_tokens(tokenizer);
+    scope_.names = {{"bos_token", std::string(begin_mark)},
+                    {"eos_token", tokenizer.token(tokenizer.end_of_document())}};
     while (!rest_.empty()) read_next();
   }
+  Reading(const Reading&) = delete;  // rest_ lies in text_
+  Reading& operator=(const Reading&) = delete;
   const std::string& written() const { return out_; }
 
  private:
@@ -171,9 +209,9 @@ class Reading {
     const bool before = take(true), behind = take(false);
     write_text(rest_.substr(0, open), before, kind);
     rest_.remove_prefix(std::min(close + 2, rest_.size()));
-    if (kind == '{') out_ += Expression(trimmed(inner), names_).written();
+    if (kind == '{') out_ += Expression(trimmed(inner), scope_).written();
     if (kind == '%') read_statement(trimmed(inner));
-    trim_next_ = behind, line_end_goes_ = kind != '{';
+    trim_next_ = behind, line_end_goes_ = kind != '{', line_begins_ = false;
   }
 
   /// Where the tag's last two characters are; within quotes none are.
@@ -196,61 +234,86 @@ class Reading {
 
   /// Text between tags, as transformers sets jinja up: trim_blocks and lstrip_blocks.
   void write_text(std::string_view text, bool trim_end, char next) {
-    if (line_end_goes_ && text.starts_with('\n')) text.remove_prefix(1);
+    if (line_end_goes_ && text.starts_with('\n')) {
+      text.remove_prefix(1);
+      line_begins_ = true;
+    }
     if (trim_next_) text.remove_prefix(std::min(text.find_first_not_of(" \t\n\r"), text.size()));
     if (next != '{') {
       const std::size_t last = text.find_last_not_of(" \t");
       const std::size_t end = last == std::string_view::npos ? 0 : last + 1;
-      if (end == 0 || text[end - 1] == '\n') text = text.substr(0, end);
+      if (end > 0 ? text[end - 1] == '\n' : line_begins_) text = text.substr(0, end);
     }
     if (trim_end) {
       const std::size_t last = text.find_last_not_of(" \t\n\r");
       text = text.substr(0, last == std::string_view::npos ? 0 : last + 1);
     }
-    out_ += text;
+    out_ += scope_.literal(std::string(text));
+  }
+
+  /// A document's beginning is written in front of all messages, or with the first.
+  void mark_begin() {
+    const auto first = [](const std::string& condition) {
+      for (const char* part : {"loop.first", "loop.index0 == 0", "loop.index == 1"})
+        if (condition.find(part) != std::string::npos && condition.find("not ") == std::string::npos)
+          return true;
+      return false;
+    };
+    const bool in_loop = std::find(open_.begin(), open_.end(), "for") != open_.end();
+    scope_.names["bos_token"] =
+        !in_loop || std::any_of(open_.begin(), open_.end(), first) ? begin_mark : unknown_mark;
   }
 
   void read_statement(std::string_view text) {
     const auto is = [&](std::string_view word) {
       return text.starts_with(word) && (text.size() == word.size() || !is_letter(text[word.size()]));
     };
-    for (const char* word :
-         {"if", "elif", "else", "endif", "for", "endfor", "generation", "endgeneration", "break", "continue"})
+    for (const char* word : {"generation", "endgeneration", "break", "continue"})
       if (is(word)) return;
+    if (is("if") || is("for")) open_.emplace_back(is("if") ? text : "for");
+    if ((is("elif") || is("else")) && !open_.empty()) open_.back() = text;
+    if ((is("endif") || is("endfor")) && !open_.empty()) open_.pop_back();
+    for (const char* word : {"if", "elif", "else", "endif", "for", "endfor"})
+      if (is(word)) return mark_begin();
     const std::size_t equals = text.find('=');
     if (!is("set") || equals == std::string_view::npos) {
       out_ += unknown_mark;
       return;
     }
-    const std::string value = Expression(trimmed(text.substr(equals + 1)), names_).written();
+    const std::string value = Expression(trimmed(text.substr(equals + 1)), scope_).written();
     const std::string name(trimmed(text.substr(3, equals - 3)));
+    const auto [at, added] = scope_.names.emplace(name, value);
+    std::string& known = at->second;
+    if (added || known == value) return;
+    if (value == cat(begin_mark, known)) {  // with the first message
+      known = value;
+      return;
+    }
+    // A loop comes back to where it was read before.
+    if (scope_.read.contains(name) && known != cat(begin_mark, value)) out_ += unknown_mark;
     // Set twice to two texts, as the two branches of a condition do, it may be either.
-    const auto [at, added] = names_.emplace(name, value);
-    if (added || at->second == value || value.empty()) return;
-    at->second = at->second.empty() ? value : std::string(unknown_mark);
+    if (!value.empty()) known = known.empty() ? value : std::string(unknown_mark);
   }
 
+  std::string text_, out_;
   std::string_view rest_;
-  std::string out_;
-  Names names_;
-  bool trim_next_ = false, line_end_goes_ = false;
+  Scope scope_;
+  std::vector<std::string> open_;  ///< conditions and loops around the place
+  bool trim_next_ = false, line_end_goes_ = false, line_begins_ = true;
 };
 
-/// Tokens that begin documents are written by the tokenizer, whatever the template says.
-std::string without_begin(std::string text, const Tokenizer& tokenizer) {
-  std::vector<std::string> tokens{"<|begin_of_text|>", "<s>"};
-  if (const auto id = tokenizer.begin_of_document()) tokens.push_back(tokenizer.token(*id));
-  for (const std::string& token : tokens)
-    for (std::size_t at; !token.empty() && (at = text.find(token)) != std::string::npos;)
-      text.erase(at, token.size());
-  return text;
-}
-
-std::string flat(const std::vector<Segment>& segments, const Tokenizer& tokenizer) {
+/// What one of ours writes behind a document's beginning.
+std::string flat(std::span<const Segment> segments, const Tokenizer& tokenizer) {
+  const std::vector<std::string> begins = begin_tokens(tokenizer);
+  const auto is_begin = [&](const Segment& segment) {
+    return segment.kind == Segment::Kind::begin ||
+           std::find(begins.begin(), begins.end(), segment.text) != begins.end();
+  };
+  if (!segments.empty() && is_begin(segments.front())) segments = segments.subspan(1);
   std::string out;
   for (const Segment& segment : segments)
     out += segment.kind == Segment::Kind::end ? tokenizer.token(tokenizer.end_of_document()) : segment.text;
-  return without_begin(std::move(out), tokenizer);
+  return out;
 }
 
 /// What one of ours writes for a message of each kind, and in front of an answer.
@@ -304,7 +367,11 @@ struct Units {
 std::string shown(std::string_view written) {
   std::string out;
   for (const char c : written)
-    out += c == '\x01' ? "{content}" : c == '\x02' ? "{role}" : c == '\x03' ? "{…}" : std::string(1, c);
+    out += c == '\x1c' || c == '\x05' ? ""
+           : c == '\x01'              ? "{content}"
+           : c == '\x02'              ? "{role}"
+           : c == '\x03'              ? "{…}"
+                                      : std::string(1, c);
   return out;
 }
 
@@ -318,7 +385,8 @@ struct Match {
 /// The one of ours that goes furthest.
 Match closest(std::string_view jinja, const Tokenizer& tokenizer) {
   Match best;
-  best.written = without_begin(Reading(jinja, tokenizer).written(), tokenizer);
+  best.written = Reading(jinja, tokenizer).written();
+  if (best.written.starts_with(begin_mark)) best.written.erase(0, begin_mark.size());
   for (const ChatTemplate which :
        {ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::mistral, ChatTemplate::plain}) {
     if (jinja == jinja_of(which, tokenizer)) return {which, best.written.size(), best.written};
@@ -347,7 +415,9 @@ std::string published_template(std::string jinja_file, const std::string& tokeni
   if (found.is_string()) return found.get<std::string>();
   if (found.is_array())
     for (const nlohmann::json& named : found)
-      if (named.is_object() && named.value("name", "") == "default") return named.value("template", "");
+      if (named.is_object() && named.contains("name") && named["name"] == "default" &&
+          named.contains("template") && named["template"].is_string())
+        return named["template"].get<std::string>();
   return {};
 }
 

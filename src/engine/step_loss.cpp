@@ -123,7 +123,8 @@ MeanLoss StepLoss::add_up() const {
     for (std::int64_t rank = 0; rank < ranks_.size(); ++rank) {
       const std::int64_t at = rank * count_ + i;
       const double weighs = tensor::scalar_value(shared_.weights.range(at, at + 1));
-      sum += weighs * tensor::scalar_value(shared_.losses.range(at, at + 1));
+      // A micro-batch that does not count may have any loss, also none that is a number.
+      if (weighs > 0) sum += weighs * tensor::scalar_value(shared_.losses.range(at, at + 1));
       weight += weighs;
     }
   return {weight > 0 ? sum / weight : 0, weight, count_ * ranks_.size()};

@@ -50,9 +50,6 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
          data::info_path(config.data->sources.front().path).string(),
          " does not exist to tell it: set model.vocab_size or data.tokenizer, or make the dataset with "
          "`sherd prepare`");
-  if (asked > 0 && known > asked)
-    log_warning("model.vocab_size is ", asked, ", and the tokenizer of ", config.data->sources.front().path,
-                " has ", known, " ids: a text that uses one of the others will be refused where it comes");
   return asked > 0 ? asked : known;
 }
 

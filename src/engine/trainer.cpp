@@ -57,7 +57,7 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
   options_.after_step = with_signals(std::move(options_.after_step));
   if (settings().steps < 1) fail(ErrorKind::config, "how long to train is not given: set training.steps");
   require_validation();
-  const std::int64_t step = engine_.config().batch.train_batch_size, all = training_.samples_per_epoch();
+  const std::int64_t step = engine_.config().batch.train_batch_size, all = training_.samples_at_hand();
   if (speaks() && step > all)
     log_info("a step takes ", counted(step, "sample"), ", and the training data have ", all,
              ": it sees some of them more than once");

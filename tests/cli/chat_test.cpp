@@ -196,7 +196,7 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
     return json::parse(got.out)["finish"];
   };
   EXPECT_EQ(finish("imported"), "stop");
-  generation["eos_token_id"] = 700, generation["temperature"] = 0.6;
+  generation["eos_token_id"] = 700, generation["temperature"] = 0.6, generation["do_sample"] = true;
   write_text(folder_ / "hf/generation_config.json", generation.dump());
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("single")}).code, 0);
   EXPECT_EQ(finish("single"), "length") << "<|im_end|> is one token of many there";

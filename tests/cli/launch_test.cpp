@@ -92,6 +92,7 @@ TEST_F(Launched, ResumesOrStarts) {
                             R"(if [ $RANK = 1 ]; then set -- "$@" --set training.save_dir=)" +
                                 (folder_ / "elsewhere").string() + "; fi");
   EXPECT_NE(split.code, 0);
+  EXPECT_THAT(split.err, HasSubstr("checkpoint that --resume-or-start finds"));
   const Outcome rest = run("parts.jsonl", {});
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_THAT(rest.err, HasSubstr("resumed from"));

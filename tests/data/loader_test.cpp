@@ -144,7 +144,6 @@ TEST_F(TokenLoading, APassCountsEachSampleOnce) {
       for (int rank = 0; rank < world; ++rank) {
         TokenLoader loader(packed, {micro, rank, world}, *device_, 10);
         for (int pass = 0; pass < 2; ++pass) {
-          loader.seek(0);
           for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
             const auto [batch, counted] = loader.next_of_pass();
             const std::vector<std::int32_t> all = values(batch.at("labels"));

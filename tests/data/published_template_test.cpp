@@ -57,7 +57,7 @@ TEST(PublishedTemplate, IsOneOfOursWhereItWritesTheSame) {
   EXPECT_EQ(match_template("{# of {{ ours }} #}\n{% for m in messages %}\n{% if m['role'] == 'user' %}\n"
                            "<|im_start|>user\n{{ m['content'] }}<|im_end|>\n{% elif m.role == 'assistant' %}"
                            "<|im_start|>assistant\n{% generation %}{{ m['content'] }}<|im_end|>\n"
-                           "{% endgeneration %}{% endif %}{% endfor %}<|im_start|>assistant\n",
+                           "{% endgeneration %}{% endif %}{% endfor %}<|im_start|>assistant\n\n",
                            *qwen),
             ChatTemplate::chatml);
   EXPECT_EQ(
@@ -100,6 +100,25 @@ TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
        qwen);  // Zephyr
   none("", qwen);
   none("{{", qwen);
+  // One line end at a template's end is none of what it writes, and spaces within a line are.
+  none(
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor "
+      "%}<|im_start|>assistant\n",
+      qwen);
+  none(replaced(chatml, "\"\\n\" }}\n{%- endfor", "\"\\n\" }} {% endfor"), qwen);
+  // Spaces that it writes itself around a content that is trimmed.
+  none(replaced(replaced(chatml, "+ '\\n' +", "+ '\\n ' +"), "message.content + '",
+                "message.content | trim + ' "),
+       qwen);
+  none(replaced(llama3, "| trim", "| trim('\\n')"), llama);
+  // A beginning of each turn.
+  none(replaced(replaced(inst, "{{ bos_token }}", ""), "'[INST] '", "bos_token + '[INST] '"), mistral);
+  none(replaced(replaced(inst, "{{ bos_token }}", ""), "'[INST] '", "'<s>[INST] '"), mistral);
+  // What a loop finds set the second time.
+  none(replaced(replaced(chatml, "{{- '<|im_start|>' +", "{{- a.b + '<|im_start|>' +"), "{%- endfor",
+                "{% set a.b = 'X' %}{%- endfor"),
+       qwen);
+  none("{{ " + std::string(100000, '('), qwen);
   // Two texts in the branches of a condition: the one that the eye skips counts as well.
   none(replaced(
            chatml, "{%- for",
@@ -112,7 +131,7 @@ TEST(PublishedTemplate, RefusalsNameThePlaceAndTheWayOn) {
     expect_error(ErrorKind::config, part, [&] { require_template(jinja, *qwen, "the model"); });
   };
   const std::string phi = replaced(chatml, "'\\n'", "'<|im_sep|>'");
-  refused(phi, "it is closest to chatml, which does not write '<|im_start|>{role}<|im_sep|> {content} ");
+  refused(phi, "it is closest to chatml, which does not write '<|im_start|>{role}<|im_sep|>{content}<|im_end|>");
   refused(phi, "give --chat-template chatml (or another)");
   refused(replaced(chatml, "{%- if", "{{ 'Now!' }}{%- if"),
           "which does not write 'Now!<|im_start|>assistant");
@@ -125,7 +144,8 @@ TEST(PublishedTemplate, IsFoundInFiles) {
   EXPECT_EQ(published_template("", R"({"chat_template": [{"name": "tool_use", "template": "t"},
                                                          {"name": "default", "template": "d"}]})"),
             "d");
-  for (const char* none : {"", "{", "[]", "{}", R"({"chat_template": null})"})
+  for (const char* none : {"", "{", "[]", "{}", R"({"chat_template": null})",
+                           R"({"chat_template": [{"name": "default", "template": null}, {"name": null}]})"})
     EXPECT_EQ(published_template("", none), "") << none;
 }
 

@@ -2,10 +2,12 @@
 // micro-batches that share it: closed formulas, with samples left over behind the last whole batch.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <mutex>
 
 #include "autograd/ops.h"
 #include "engine/initialize.h"
+#include "engine/process_grid.h"
 #include "engine/trainer.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
@@ -114,6 +116,61 @@ TEST(Validation, DeepSpeedsKeyDropsTheRestOfAnEpoch) {
   };
   EXPECT_EQ(epoch_of(""), 10);
   EXPECT_EQ(epoch_of(R"(, "dataloader_drop_last": true)"), 8);
+}
+
+/// One sample on four ranks with two expert ranks: whole micro-batches of filling go through routers and
+/// experts.
+TEST(Validation, RanksWithoutASampleRunAlongThroughExperts) {
+  const config::Config config = config::parse_text(
+      R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD"}, "parallel": {"expert": 2},
+          "model": {"type": "llama", "num_layers": 2, "hidden_size": 16, "num_heads": 2, "seq_length": 8, "vocab_size": 64,
+                    "moe": {"experts": 4, "top_k": 2}}})");
+  const auto loss_on = [&](int ranks, const config::Config& of) {
+    double out = 0;
+    launch_ranks(ranks, [&](const DistributedPtr& dist) {
+      const auto groups = make_groups(dist, of);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(of, 64), layout_of(*groups, of)),
+                    of, nullptr, nullptr, groups);
+      const auto next = [&] {
+        Batch batch = synthetic_batch(engine.device(), 2, 8, 64, 0, 0, 0);
+        const bool has = engine.data_ranks().rank() == 0;
+        std::vector<std::int32_t> labels(16, -100), filling(2, 8);
+        const std::int32_t targets = has ? 8 : 0;
+        if (has) std::copy_n(batch.at("labels").data<std::int32_t>(), 8, labels.begin()), filling[0] = 0;
+        batch["labels"] = Tensor::of<std::int32_t>(engine.device(), {2, 8}, labels);
+        batch["filling"] = Tensor::of<std::int32_t>(engine.device(), {2}, filling);
+        batch["target_tokens"] = Tensor::of<std::int32_t>(engine.device(), {1}, std::span(&targets, 1));
+        return data::CountedBatch{batch, has ? 1 : 0};
+      };
+      const double loss = engine.eval_batches(std::function<data::CountedBatch()>(next), 1);
+      if (dist->rank() == 0) out = loss;
+    });
+    return out;
+  };
+  config::Config alone = config;
+  alone.parallel.expert = 1;
+  const double expected = loss_on(1, alone);
+  EXPECT_GT(expected, 1);
+  EXPECT_NEAR(loss_on(4, config), expected, 1e-5);
+}
+
+/// A rank that is left without a sample has one that does not count, whatever its loss is.
+TEST(Validation, WhatDoesNotCountMayHaveNoFiniteLoss) {
+  const auto host = device::make_cpu_device(1);
+  launch_ranks(2, [&](const DistributedPtr& dist) {
+    auto made = initialize({.dist = dist,
+                            .model = [] { return std::make_shared<Zero>(); },
+                            .config = config::parse_text(
+                                R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "SGD"}})"),
+                            .training_data = squares(*host, 4)});
+    Engine& engine = *made.engine;
+    const bool counts = dist->rank() == 0;
+    const float y = counts ? 3 : std::numeric_limits<float>::infinity();
+    const float x = 0;
+    const Batch batch{{"x", Tensor::of<float>(engine.device(), {1, 1}, std::span(&x, 1))},
+                      {"y", Tensor::of<float>(engine.device(), {1, 1}, std::span(&y, 1))}};
+    EXPECT_EQ(engine.eval_batches([&] { return data::CountedBatch{batch, counts ? 1 : 0}; }, 1), 9);
+  });
 }
 
 /// Micro-batches of a language model that have no target weigh nothing, in either mean.

@@ -351,8 +351,9 @@ TokenizerFile tokenizer_file_of(const json& object) {
 }  // namespace
 
 std::string TokenizerFile::token_of(std::int64_t id) const {
-  for (const AddedToken& token : added)
-    if (token.id == id) return token.content;
+  // The last of one id counts.
+  for (auto token = added.rbegin(); token != added.rend(); ++token)
+    if (token->id == id) return token->content;
   for (const auto& [token, of_token] : model.vocabulary)
     if (of_token == id) return token;
   return {};

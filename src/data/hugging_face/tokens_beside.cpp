@@ -35,7 +35,8 @@ json added_token(const std::string& content, bool special) {
 json token_of(const json& said, bool special) {
   if (said.is_string()) return added_token(said.get<std::string>(), special);
   if (!said.is_object() || !said.contains("content") || !said["content"].is_string()) return nullptr;
-  json token = added_token(said["content"].get<std::string>(), special || said.value("special", false));
+  json token = added_token(said["content"].get<std::string>(),
+                           special || (said.contains("special") && said["special"] == true));
   for (const char* key : {"normalized", "single_word", "lstrip", "rstrip"})
     if (said.contains(key) && said[key].is_boolean()) token[key] = said[key];
   return token;

@@ -228,8 +228,4 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, co
   return std::make_shared<SentencePieceTokenizer>(model_path, bytes);
 }
 
-std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path) {
-  return make_sentencepiece(read_model_file(model_path), model_path);
-}
-
 }  // namespace sherd::data

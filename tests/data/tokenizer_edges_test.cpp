@@ -82,6 +82,23 @@ TEST(TokenizerEdges, TakeTheIdOfThePostProcessor) {
   expect_error(ErrorKind::data, "with the id 9 in front of a text, which no token has", made);
 }
 
+/// transformers builds GPT-2's tokenizer by its setting; the package, and Sherd, go by the file.
+TEST(TokenizerEdges, TellOfAPrefixSpaceThatTheFileDoesNotHave) {
+  const TempFolder folder;
+  std::filesystem::copy_file(std::string(SHERD_SOURCE_DIR) + "/tests/data/tokenizers/gpt2.json",
+                             folder / "tokenizer.json");
+  const auto told = [&](const char* settings) {
+    write_text(folder / "tokenizer_config.json", settings);
+    ::testing::internal::CaptureStderr();
+    make_tokenizer("hf:" + folder.path().string());
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_NE(
+      told(R"({"eos_token": "<|endoftext|>", "add_prefix_space": true})").find("says add_prefix_space true"),
+      std::string::npos);
+  EXPECT_EQ(told(R"({"eos_token": "<|endoftext|>", "add_prefix_space": false})"), "");
+}
+
 TEST(TokenizerEdges, NameTheTypeOfAStepThatIsNotSupported) {
   const json file{{"model", {{"type", "BPE"}, {"vocab", {{"e", 0}}}, {"merges", json::array()}}},
                   {"normalizer", {{"type", "BertNormalizer"}, {"clean_text", true}}}};

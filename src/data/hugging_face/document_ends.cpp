@@ -44,8 +44,10 @@ DocumentEnds document_ends_beside(const std::filesystem::path& folder) {
     if (!of_tokenizer && (!out.end.empty() || out.end_id)) break;
     const json object = object_in(folder / name);
     read_end(object, out);
-    if (of_tokenizer && object.is_object())
-      out.without_begin = object.contains("add_bos_token") && object["add_bos_token"] == false;
+    if (!of_tokenizer || !object.is_object()) continue;
+    out.without_begin = object.contains("add_bos_token") && object["add_bos_token"] == false;
+    if (object.contains("add_prefix_space") && object["add_prefix_space"].is_boolean())
+      out.prefix_space = object["add_prefix_space"].get<bool>();
   }
   return out;
 }

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/log.h"
 #include "base/utf8.h"
 #include "data/hugging_face/tokenizer_file.h"
 #include "data/hugging_face/unicode.h"
@@ -147,10 +148,26 @@ class HuggingFaceTokenizer final : public Tokenizer {
   mutable Spaces spaces_;
 };
 
+/// transformers builds some tokenizers anew, by that setting; ids here are the file's.
+void tell_of_prefix_space(bool asked, const TokenizerFile& file) {
+  using Step = PreTokenizerStep;
+  const auto prefixes = [](const Step& step) {
+    return step.kind == Step::Kind::byte_level ? step.prefix_space : step.prepend != Step::Prepend::never;
+  };
+  const auto step = std::find_if(file.pre_tokenizer.begin(), file.pre_tokenizer.end(),
+                                 [](const Step& each) { return each.kind != Step::Kind::split; });
+  if (step == file.pre_tokenizer.end() || prefixes(*step) == asked) return;
+  log_warning(
+      "tokenizer_config.json says add_prefix_space ", asked ? "true" : "false",
+      ", and tokenizer.json does the opposite: ids are tokenizer.json's, where transformers' may differ "
+      "at the beginning of texts; save the tokenizer anew by transformers to have its");
+}
+
 /// What `spec` leaves open, of the file and those beside it.
 void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
   if (spec.end && spec.begin) return;
   const DocumentEnds ends = document_ends_beside(std::filesystem::path(spec.path).parent_path());
+  if (ends.prefix_space) tell_of_prefix_space(*ends.prefix_space, file);
   if (!spec.begin) spec.begin = ends.without_begin ? "" : file.begin;
   if (spec.end) return;
   spec.end = ends.end;

@@ -34,6 +34,7 @@ struct DocumentEnds {
   std::string end;                     ///< the token; empty: not told
   std::optional<std::int32_t> end_id;  ///< or its id
   bool without_begin = false;          ///< no token in front of a text, whatever the post-processor says
+  std::optional<bool> prefix_space;    ///< tokenizer_config.json's add_prefix_space, which is not followed
 };
 
 /// Asks tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json, in this

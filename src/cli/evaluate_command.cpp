@@ -106,6 +106,10 @@ class Evaluation {
   void ask(std::size_t question, std::int64_t max_text, std::vector<models::ScoreRequest>& windows,
            std::vector<std::size_t>& of, std::size_t& continuations) const {
     const auto add = [&](std::vector<models::ScoreRequest> more) {
+      for (const models::ScoreRequest& window : more)
+        require_rows(window.tokens, from_.tokenizer(), from_.config().model->vocab_size,
+                     questions_.dataset ? cat("document ", question)
+                                        : cat("line ", questions_.examples[question].line));
       of.insert(of.end(), more.size(), continuations++);
       std::move(more.begin(), more.end(), std::back_inserter(windows));
     };

@@ -68,9 +68,14 @@ std::vector<std::string> choices_of(const Json& choices, const std::string& wher
 /// A context that is called something else, also as public tasks call theirs, would be left out of what is
 /// scored.
 void require_no_other_context(const Json& object, const std::string& where) {
+  constexpr std::array others{"prompt",   "question", "query", "instruction", "input",
+                              "sentence", "passage",  "ctx",   "goal"};
+  const auto is_context = [&](const std::string& key) {
+    return std::find(others.begin(), others.end(), key) != others.end() ||
+           (key != "context" && !nearest(key, std::array<std::string, 1>{"context"}).empty());
+  };
   for (const auto& [key, value] : object.items())
-    if ((key == "prompt" && object.contains("completion")) || key == "question" || key == "ctx" ||
-        key == "goal" || key == "passage" || !nearest(key, std::array<std::string, 1>{"context"}).empty())
+    if (is_context(key))
       fail(ErrorKind::data, where, " has \"", excerpt(key),
            "\" and no \"context\": what a choice or a completion ", "is read behind is the \"context\"");
 }
@@ -82,8 +87,8 @@ Example example_of(const Json& object, const std::string& where) {
     fail(ErrorKind::data, where, kinds == 0 ? " has none" : " has more than one",
          " of \"choices\", \"completion\" and \"text\", of which there must be one");
   out.task = text_at(object, "task", where);
-  if (!object.contains("context") && !object.contains("text")) require_no_other_context(object, where);
   out.context = text_at(object, "context", where);
+  if (out.context.empty() && !object.contains("text")) require_no_other_context(object, where);
   if (object.contains("choices")) {
     out.continuations = choices_of(object["choices"], where);
     out.answer = answer_of(object, out.continuations, where);

@@ -152,9 +152,11 @@ void generate_command(const Arguments& arguments) {
     request.drop = data::before_answer(style->written, tokenizer);
     request.echo = false;
   }
-  for (const Prompt& prompt : prompts)
+  for (const Prompt& prompt : prompts) {
     request.prompts.push_back(chat ? question_of(inference, *style, prompt)
                                    : prompt_of(tokenizer, prompt.text));
+    require_rows(request.prompts.back(), tokenizer, inference.config().model->vocab_size, prompt.place);
+  }
   std::optional<CompletionsFile> completions;
   if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);
   Turns turns;

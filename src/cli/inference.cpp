@@ -118,6 +118,15 @@ std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std:
   return prompt;
 }
 
+void require_rows(std::span<const std::int32_t> ids, const data::Tokenizer& tokenizer, std::int64_t rows,
+                  const std::string& where) {
+  for (const std::int32_t id : ids)
+    if (rows > 0 && id >= rows)
+      fail(ErrorKind::data, where, where.empty() ? "" : ": ", "the text uses token ", id, " ('",
+           excerpt(tokenizer.token(id)), "'), and the model has ids 0 to ", rows - 1,
+           ": its tokenizer has tokens that it was never given; take that out of the text");
+}
+
 void add_inference_options(CommandLine& line) {
   line.value("checkpoint", "D", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("tag", "TAG", "of a run's checkpoints this one: global_stepN, best; not given: the latest")

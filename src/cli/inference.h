@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "cli/command_line.h"
@@ -30,6 +31,10 @@ std::int64_t prompt_index(const config::Adapter& adapter, const std::string& tas
 /// The ids of a text as the model saw documents begin: with the token that stands in front of all, where the
 /// text itself has none, or for an empty text behind the end of another. At least one.
 std::vector<std::int32_t> prompt_of(const data::Tokenizer& tokenizer, const std::string& text);
+
+/// Throws Error{data} that says `where` an id has no row in the model, naming the token.
+void require_rows(std::span<const std::int32_t> ids, const data::Tokenizer& tokenizer, std::int64_t rows,
+                  const std::string& where);
 
 /// The checkpoint that a command line names, whose files are as they were written, and how it runs.
 class Inference {

@@ -161,8 +161,9 @@ int train(TrainRequest request) {
     request.config = request.reparse({});
     const std::string& folder = request.config.training.save_dir;
     if (request.resume_or_start && folder.empty())
-      fail(ErrorKind::config, "--resume-or-start looks into training.save_dir, which is not set");
-    request.resume = request.resume || (request.resume_or_start && holds_checkpoints(folder));
+      fail(ErrorKind::config, "--resume-or-start looks into training.save_dir, which is not set: set it");
+    const bool found = !folder.empty() && (holds_checkpoints(folder) || !request.resume_tag.empty());
+    request.resume = request.resume || (request.resume_or_start && found);
     options.timeout_seconds = request.config.parallel.timeout_seconds;
   } catch (const Error&) {
     if (!launched()) throw;

@@ -32,7 +32,7 @@ void train_command(const Arguments& arguments) {
   if (line.all("config").empty()) throw UsageError("no --config given. See 'sherd train --help'");
   if (line.has("plot") && !line.has("metrics"))
     throw UsageError("--plot draws what --metrics wrote: give both");
-  if (line.has("tag") && !line.has("resume"))
+  if (line.has("tag") && !line.has("resume") && !line.has("resume-or-start"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
   if (line.has("resume") && line.has("resume-or-start"))
     throw UsageError(

@@ -44,6 +44,8 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
     trace_ = std::make_unique<engine::Trace>();
     engine_->set_trace(trace_.get());
   }
+  if (speaks() && request_.resume_or_start && !request_.resume)
+    log_info("there is no checkpoint in ", request_.config.training.save_dir, " yet: training begins");
   if (speaks()) announce();
 }
 
@@ -68,6 +70,9 @@ void TrainRun::make_loaders() {
   const config::Batch& batch = engine_->config().batch;
   train_loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*train_loader_, data_);
+  if (!data_->validation && speaks() && request_.config.data->split[1] > 0)
+    log_warning(
+        "no validation: its part of the data has no whole sample; give data.split a larger second part");
   if (!data_->validation) return;
   validation_loader_ = data_->validation_loader(engine_->loader_rank(),
                                                 request_.config.training.eval_steps * batch.train_batch_size,

@@ -192,7 +192,8 @@ Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const M
   for (const Message& message : messages)
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role),
-           "'; conversations are of system, user and assistant");
+           "'; conversations are of system, user and assistant: say it as one of these, or leave the line "
+           "out");
   Writer out{tokenizer, {}};
   switch (which) {
     case ChatTemplate::chatml:

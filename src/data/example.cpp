@@ -24,7 +24,8 @@ std::string keys_of(const json& object) {
 /// Keys without a value are those that a table of another line has.
 void check_keys(const json& object, std::span<const std::string_view> known, const char* what) {
   for (const auto& [key, value] : object.items()) {
-    if (value.is_null() || ((value.is_array() || value.is_object()) && value.empty())) continue;
+    if (value.is_null() || value == "" || ((value.is_array() || value.is_object()) && value.empty()))
+      continue;
     if (std::find(known.begin(), known.end(), key) != known.end()) continue;
     const std::string close = nearest(key, std::vector<std::string>(known.begin(), known.end()));
     fail(ErrorKind::data, what, " has '", excerpt(key), "'",
@@ -128,7 +129,11 @@ Example example_of(const json& object, const ExampleOptions& options) {
   if (text == object.end() || !text->is_string())
     fail(ErrorKind::data, "has no string '", excerpt(field), "'",
          options.text_field.empty() ? ", no 'messages' and no 'prompt' with 'completion'" : "",
-         "; name the field that holds the text (keys: ", keys_of(object), ")");
+         object.contains("conversations")
+             ? "; turns of 'conversations' are to be rewritten as 'messages', each with "
+               "'role' and 'content'"
+             : "; name the field that holds the text, by --json-field",
+         " (keys: ", keys_of(object), ")");
   return {{{text->get<std::string>(), true, Segment::Kind::text}}};
 }
 

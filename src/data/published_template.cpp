@@ -42,9 +42,10 @@ struct Units {
     question = flat(render_question(which, tokenizer, std::vector{says}), tokenizer).substr(user.size());
     both = write({system, says});
     messages = {user, answer, write({system}), both};
-    const auto with_role = [](std::string unit, std::string_view role) {
+    const auto with_role = [](const std::string& unit, std::string_view role) {
       const std::size_t at = unit.find(role);
-      return at == std::string::npos ? std::string() : unit.replace(at, role.size(), role_mark);
+      return at == std::string::npos ? std::string()
+                                     : cat(unit.substr(0, at), role_mark, unit.substr(at + role.size()));
     };
     any_role = with_role(user, "user");
     if (any_role != with_role(answer, "assistant")) any_role.clear();
@@ -54,7 +55,7 @@ struct Units {
               [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
   }
 
-  /// How much of `written` is made of units; all of it where it says the same, and leaves nothing out.
+  /// How much of `written` is as units say; all of it where it says the same, and leaves nothing out.
   std::size_t matched(std::string_view written) const {
     std::size_t at = 0;
     bool asks = false, replies = false;
@@ -70,18 +71,26 @@ struct Units {
         break;
       }
     }
-    return at < written.size() ? at : at - 1;
+    if (at == written.size()) return at - 1;  // nothing more comes, and something should
+    std::size_t alike = 0;
+    for (const std::string& unit : {user, answer, both, any_role, question}) {
+      std::size_t same = 0;
+      while (same < unit.size() && at + same < written.size() && unit[same] == written[at + same]) ++same;
+      alike = std::max(alike, same);
+    }
+    return std::min(at + alike, written.size() - 1);
   }
 };
 
 std::string shown(std::string_view written) {
   std::string out;
-  for (const char c : written)
-    out += c == '\x1c' || c == '\x05' ? ""
-           : c == '\x01'              ? "{content}"
-           : c == '\x02'              ? "{role}"
-           : c == '\x03'              ? "{…}"
-                                      : std::string(1, c);
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const char c = written[i];
+    if (c == '\x01')
+      out += i > 0 && written[i - 1] == '\x1c' ? "{content}" : "{content | trim}";
+    else if (c != '\x1c' && c != '\x05')
+      out += c == '\x02' ? std::string("{role}") : c == '\x03' ? std::string("{…}") : std::string(1, c);
+  }
   return out;
 }
 
@@ -141,11 +150,14 @@ ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer
   if (match.whole()) return match.which;
   const ChatTemplate near = kin_of(jinja).value_or(match.which);
   const std::size_t same = match.which == near ? match.matched : 0;
+  const std::string_view written = match.written;
+  const std::string before = shown(written.substr(0, same).substr(same > 40 ? same - 40 : 0));
   fail(ErrorKind::config, "the chat template that ", whose,
-       " came with is none of chatml, llama3, mistral and plain: it is closest to ", name_of(near),
-       ", which does not write '", excerpt(shown(std::string_view(match.written).substr(same)), 160),
-       "'; give --chat-template ", name_of(near),
-       " (or another) to have conversations written in that way all the same");
+       " came with is none of chatml, llama3, mistral and plain: it is closest to ", name_of(near), ", but ",
+       before.empty() ? "" : cat("behind '", excerpt(before), "' "), "writes '",
+       excerpt(shown(written.substr(same)), 120), "'; give --chat-template ", name_of(near),
+       " (or another) to have conversations written in that way all the same, or write texts of your own "
+       "(`prompt` and `completion`)");
 }
 
 }  // namespace sherd::data

@@ -174,6 +174,9 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   require_one_tokenizer(*config.data);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
+  // Now, and not after hours of training.
+  if (out->info && out->info->vocab_size > out->vocab_size)
+    for (const auto& dataset : out->datasets) dataset->check_all_ids(out->vocab_size);
   out->tokenizer_model = tokenizer_model(out->tokenizer);
   data::PackingOptions packing = packing_of(config, *out);
   packing.shuffle = config.data->shuffle;

@@ -211,6 +211,19 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
               HasSubstr("generation_config.json suggests --temperature 0.6; give them to have them"));
   EXPECT_EQ(count(told({"--temperature", "0"}), "suggests"), 0u);
 
+  // A token that the tokenizer has and the model does not is named with its place.
+  json more = json::parse(read_text(folder_ / "hf/tokenizer_config.json"));
+  more["pad_token"] = "[PAD]";
+  write_text(folder_ / "hf/tokenizer_config.json", more.dump());
+  ASSERT_EQ(sherd({"import", in("hf"), "--output", in("padded")}).code, 0);
+  write_text(folder_ / "prompts.jsonl",
+             json{{"prompt", "one"}}.dump() + "\n" + json{{"prompt", "a [PAD]"}}.dump() + "\n");
+  const Outcome padded = sherd({"generate", "--checkpoint", in("padded"), "--prompts", in("prompts.jsonl")});
+  EXPECT_EQ(padded.code, 1);
+  EXPECT_THAT(
+      padded.err,
+      HasSubstr("prompts.jsonl:2: the text uses token 705 ('[PAD]'), and the model has ids 0 to 704"));
+
   // Without such a file the model's own says it, as transformers takes it.
   fs::remove(folder_ / "hf/generation_config.json");
   json model = json::parse(read_text(folder_ / "hf/config.json"));

@@ -97,6 +97,17 @@ TEST_F(Launched, ResumesOrStarts) {
   ASSERT_EQ(rest.code, 0) << rest.err;
   EXPECT_THAT(rest.err, HasSubstr("resumed from"));
   EXPECT_EQ(metric("parts.jsonl", "loss"), metric("whole.jsonl", "loss"));
+  // Checkpoints without the file that names the newest are nobody's to begin among, nor to delete.
+  std::filesystem::remove(folder_ / "run/latest");
+  for (const char* how : {"--resume-or-start", "--steps"}) {
+    std::vector<std::string> again{"--set", "training.keep_last=1", how};
+    if (how == std::string("--steps")) again.emplace_back("7");
+    const Outcome among = sherd(train(again));
+    EXPECT_EQ(among.code, 1) << how;
+    EXPECT_THAT(among.err, HasSubstr("and no file `latest` that names the newest"));
+    EXPECT_TRUE(std::filesystem::exists(folder_ / "run/global_step6/manifest.json"));
+  }
+  EXPECT_EQ(sherd(train({"--resume-or-start", "--tag", "global_step6", "--steps", "7"})).code, 0);
   EXPECT_EQ(sherd(train({"--resume", "--resume-or-start"})).code, 2);
   const Outcome nowhere = sherd(train({"--resume-or-start", "--set", "training.save_dir=\"\""}));
   EXPECT_EQ(nowhere.code, 1);

@@ -113,16 +113,18 @@ TEST(Examples, NameFileLineAndCause) {
   };
   expect("{", "is no JSON");
   expect("[1]", "is no JSON object");
-  expect(R"({"prompt": "a", "body": "b"})",
-         "has no string 'text', no 'messages' and no 'prompt' with 'completion'; name the field that holds "
-         "the text "
-         "(keys: 'body', 'prompt')");
+  expect(
+      R"({"prompt": "a", "body": "b"})",
+      "has no string 'text', no 'messages' and no 'prompt' with 'completion'; name the field that holds the "
+      "text, by --json-field (keys: 'body', 'prompt')");
+  expect(R"({"conversations": []})", "turns of 'conversations' are to be rewritten as 'messages'");
   expect(R"({"messages": "a"})", "'messages' is no list");
   expect(R"({"messages": []})", "without messages");
   expect(R"({"messages": [1]})", "no object with a string 'role'");
   expect(R"({"messages": [{"role": "user"}]})", "no string 'content'");
   expect(R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})", "a part that is no text");
-  expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]})", "'tool_calls'");
+  expect(R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": 1}]}]})",
+         "'tool_calls'");
   expect(R"({"messages": [{"role": "assistant", "content": "", "weight": 0.5}]})",
          "'weight' is 0 or 1, not 0.5");
   expect(R"({"messages": [{"role": "assistant", "content": "", "wieght": 0}]})",

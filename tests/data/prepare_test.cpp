@@ -168,9 +168,9 @@ TEST_F(Preparing, RefusesJsonThatIsNotInLines) {
     expect(name, "{\n \"text\": \"one\"\n}\n", "is JSON whose objects go over several lines");
     expect(name, "{\n \"text\": \"one\"\n}\n{\n \"text\": \"two\"\n}\n", "is JSON whose objects go over");
   }
-  expect(
-      "in.json", "[1]",
-      "is a JSON array, and what is read here is JSON lines, one object in each; make such a file: jq -c '.[]' '");
+  expect("in.json", "[1]",
+         "is a JSON array, and what is read here is JSON lines, one object in each; make such a file: jq -c "
+         "'.[]' '");
   for (const char* name : {"in.json", "in.txt"}) {
     expect(name, "{\"text\": \"one\"}",
            "holds JSON lines, which are read as such only from a file whose name ends in .jsonl");

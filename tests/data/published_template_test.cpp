@@ -131,10 +131,11 @@ TEST(PublishedTemplate, RefusalsNameThePlaceAndTheWayOn) {
     expect_error(ErrorKind::config, part, [&] { require_template(jinja, *qwen, "the model"); });
   };
   const std::string phi = replaced(chatml, "'\\n'", "'<|im_sep|>'");
-  refused(phi, "it is closest to chatml, which does not write '<|im_start|>{role}<|im_sep|>{content}<|im_end|>");
+  refused(phi, "closest to chatml, but behind '<|im_start|>{role}' writes '<|im_sep|>{content}<|im_end|>");
   refused(phi, "give --chat-template chatml (or another)");
-  refused(replaced(chatml, "{%- if", "{{ 'Now!' }}{%- if"),
-          "which does not write 'Now!<|im_start|>assistant");
+  refused(replaced(chatml, "{%- if", "{{ 'Now!' }}{%- if"), "writes 'Now!<|im_start|>assistant");
+  refused(replaced(chatml, "message.content", "message.content | trim"),
+          "behind '<|im_start|>{role}\\n' writes '{content | trim}<|im_end|>");
   EXPECT_EQ(require_template(chatml, *qwen, "the model"), ChatTemplate::chatml);
 }
 

@@ -31,11 +31,9 @@ void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<
   tokens_ = std::move(tokens);
   if (engine_.dist_->rank() != 0 || !tokens_) return;
   if (tokens_->info && tokens_->info->vocab_size > tokens_->vocab_size)
-    log_warning(
-        "model.vocab_size is ", tokens_->vocab_size, ", and the data's tokenizer has ",
-        tokens_->info->vocab_size,
-        " ids: a text that uses one of the others is refused where it comes; a model from nothing may "
-        "have them all (leave model.vocab_size out)");
+    log_warning("model.vocab_size is ", tokens_->vocab_size, ", and the data's tokenizer has ",
+                tokens_->info->vocab_size,
+                " ids: none of these texts uses one of the others; a text that does is refused");
   if (!data::model_file_of(tokens_->tokenizer).empty() && tokens_->tokenizer_model.empty())
     log_warning("the tokenizer model of '", tokens_->tokenizer,
                 "' cannot be read, so checkpoints will lack it and `sherd generate` will not know it: put it "

@@ -41,18 +41,22 @@ constexpr const char* another =
     "take another checkpoint of the run, by its tag: `sherd checkpoint verify FOLDER --all` tells which are "
     "whole";
 
-/// The whole checkpoints in a folder, or the runs, for errors.
-std::string there_are(const fs::path& directory) {
+/// The folders in one that hold a file; "" where there are none.
+std::string folders_with(const fs::path& directory, const char* file) {
   std::string names;
   std::error_code error;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+    if (is_there(at->path() / file)) names += (names.empty() ? "" : ", ") + at->path().filename().string();
+  return names;
+}
+
+/// The whole checkpoints in a folder, or the runs, for errors.
+std::string there_are(const fs::path& directory) {
+  std::error_code error;
   if (!fs::is_directory(directory, error)) return "there is no such folder";
-  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
-    if (is_there(at->path() / latest_pointer))
-      names += (names.empty() ? "" : ", ") + at->path().filename().string();
-  if (!names.empty()) return "it is a folder of runs; name one of them: " + excerpt(names, 300);
-  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
-    if (is_there(at->path() / "manifest.json"))
-      names += (names.empty() ? "" : ", ") + at->path().filename().string();
+  if (const std::string runs = folders_with(directory, latest_pointer); !runs.empty())
+    return "it is a folder of runs; name one of them: " + excerpt(runs, 300);
+  const std::string names = folders_with(directory, "manifest.json");
   return names.empty() ? "no checkpoint was completed in this folder; check the path"
                        : "name one of those that are there: " + excerpt(names, 300);
 }
@@ -92,7 +96,14 @@ fs::path checkpoint_folder(const fs::path& directory, const std::string& tag) {
 
 void require_no_checkpoints(const fs::path& folder, const std::string& advice) {
   std::error_code error;
-  if (!fs::exists(folder / latest_pointer, error)) return;
+  if (!fs::exists(folder / latest_pointer, error)) {
+    // As after copying some of a run's by themselves: a run of its own would delete them by keep_last.
+    if (const std::string names = folders_with(folder, "manifest.json"); !names.empty())
+      fail(ErrorKind::config, "training.save_dir: '", folder.string(), "' holds checkpoints (",
+           excerpt(names, 300), "), and no file `latest` that names the newest: ", advice,
+           " from one of them, by its tag, or choose another folder");
+    return;
+  }
   fail(ErrorKind::config, "training.save_dir: '", folder.string(), "' holds checkpoints, the newest ",
        checkpoint_folder(folder).filename().string(), ": ", advice, ", or choose another folder");
 }

@@ -20,15 +20,6 @@ using Json = nlohmann::json;
 
 constexpr const char* spaces = " \t\n\r\f\v";  // of JSON lines
 
-/// What is in front of the white space at its end, as the harness, in Python, finds it.
-std::size_t without_end_spaces(std::string_view text) {
-  while (!text.empty() && data::is_python_space(data::last_character(text))) {
-    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
-    text.remove_suffix(1);
-  }
-  return text.size();
-}
-
 std::string text_at(const Json& object, const char* key, const std::string& where) {
   const auto found = object.find(key);
   if (found == object.end()) return {};
@@ -127,9 +118,7 @@ std::int64_t words_of(const std::string& text) {
   return words;
 }
 
-}  // namespace
-
-namespace {
+/// A line's object.
 Json object_of(const std::string& line, const std::string& where) {
   try {
     Json object = Json::parse(line);
@@ -140,12 +129,15 @@ Json object_of(const std::string& line, const std::string& where) {
   }
   fail(ErrorKind::data, where, " is no JSON object: '", excerpt(line), "'");
 }
+
+/// A file's text, unpacked where it is gzip or zstd.
 std::string unpacked(const std::filesystem::path& path) {
   data::InputStream in(path);
   std::string text, block(std::size_t{1} << 16, '\0');
   while (const std::size_t got = in.read(block.data(), block.size())) text.append(block, 0, got);
   return text;
 }
+
 }  // namespace
 
 std::vector<Example> read_examples(const std::filesystem::path& path) {
@@ -173,7 +165,7 @@ std::vector<Example> read_examples(const std::filesystem::path& path) {
 
 std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, const std::string& context,
                                              const std::string& continuation, std::int64_t max_seq) {
-  const std::string before = context.substr(0, without_end_spaces(context));
+  const std::string before(data::without_python_space_behind(context));
   std::vector<std::int32_t> tokens = prompt_of(tokenizer, before), whole;
   auto start = std::ssize(tokens);
   if (before.empty() || tokenizer.encode(before).empty()) {

@@ -18,11 +18,7 @@ std::string trimmed(std::string_view text) {
   std::string storage;
   text = valid_utf8(text, storage);
   while (!text.empty() && is_python_space(first_character(text))) text.remove_prefix(utf8_length(text));
-  while (!text.empty() && is_python_space(last_character(text))) {
-    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
-    text.remove_suffix(1);
-  }
-  return std::string(text);
+  return std::string(without_python_space_behind(text));
 }
 
 /// A conversation that is being written down.

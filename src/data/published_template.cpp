@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -138,11 +139,6 @@ std::string published_template(std::string jinja_file, const std::string& tokeni
           named.contains("template") && named["template"].is_string())
         return named["template"].get<std::string>();
   return {};
-}
-
-std::optional<ChatTemplate> match_template(std::string_view jinja, const Tokenizer& tokenizer) {
-  const Match match = closest(jinja, tokenizer);
-  return match.whole() ? std::optional(match.which) : std::nullopt;
 }
 
 ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer, const std::string& whose) {

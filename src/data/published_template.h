@@ -1,6 +1,5 @@
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,13 +14,10 @@ namespace sherd::data {
 std::string published_template(std::string jinja_file, const std::string& tokenizer_config);
 
 /// The one of ours that writes what `jinja` writes: the same texts around roles and contents, in the same
-/// order, white space and trimming included. What a tokenizer begins documents with may be missing in
-/// either. Conditions are not followed: what stands under any is taken to be written. nullopt: it writes
-/// something else, or is of a kind that is not read here (macros, calls, text inside of loops over tools).
-std::optional<ChatTemplate> match_template(std::string_view jinja, const Tokenizer& tokenizer);
-
-/// The same; throws Error{config} where there is none, saying which of ours comes closest, from where on it
-/// differs, and how to take it all the same. `whose`: "the model", "the tokenizer".
+/// order, white space and trimming included. What a tokenizer begins documents with may be missing in either.
+/// Conditions are not followed: what stands under any is taken to be written. Throws Error{config} where
+/// there is none (also for macros, calls, other filters), saying which of ours comes closest, from where on
+/// it differs, and how to take it all the same. `whose`: "the model", "the tokenizer".
 ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer, const std::string& whose);
 
 }  // namespace sherd::data

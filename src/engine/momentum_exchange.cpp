@@ -26,14 +26,11 @@ PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
     std::int64_t place = 0;
     const std::int64_t from = std::min(all, part * part_), to = std::min(all, from + part_);
     for (const sharding::Piece& piece : segment.layout().pieces(begin_ + from, begin_ + to))
-      runs_.push_back(
-          {piece.flat_begin,
-           piece.flat_begin + piece.count,
-           part,
-           place++,
-           std::clamp<std::int64_t>(
-               unpadded(*segment.layout().parameters()[piece.slot]) - piece.parameter_begin, 0, piece.count),
-           {}});
+      runs_.push_back({piece.flat_begin, piece.flat_begin + piece.count, part, place++,
+                       std::clamp<std::int64_t>(unpadded(*segment.layout().parameters()[piece.slot]) -
+                                                    piece.parameter_begin,
+                                                0, piece.count),
+                       {}});
     places_ = std::max(places_, (place + 1) / 2 * 2);  // words stay aligned
   }
   block_bytes_ = part_ / 8 + places_ * static_cast<std::int64_t>(sizeof(float));

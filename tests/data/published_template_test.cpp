@@ -43,6 +43,16 @@ const std::string inst =
     "'user' %}{{ '[INST] ' + message['content'] + ' [/INST]' }}{% elif message['role'] == 'assistant' %}"
     "{{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %}";
 
+/// None where it is refused.
+std::optional<ChatTemplate> match_template(const std::string& jinja, const Tokenizer& tokenizer) {
+  try {
+    return require_template(jinja, tokenizer, "the model");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::config);
+    return std::nullopt;
+  }
+}
+
 std::string replaced(std::string text, const std::string& what, const std::string& by) {
   const std::size_t at = text.find(what);
   EXPECT_NE(at, std::string::npos) << what;

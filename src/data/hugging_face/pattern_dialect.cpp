@@ -21,8 +21,7 @@ constexpr std::string_view other_than_space_set =
 constexpr std::string_view word_set = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
 /// What Oniguruma's \w also matches where it stands alone: of Latin-1, by a table of its own, superscripts
 /// and fractions.
-constexpr std::string_view lone_word_set =
-    R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+constexpr std::string_view more_of_a_lone_word = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 constexpr std::array categories{"C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",
                                 "Mc", "Me", "Mn", "N",  "Nd", "Nl", "No", "P",  "Pc", "Pd", "Pe", "Pf", "Pi",
@@ -245,7 +244,7 @@ class Translator {
     if (const std::optional<char32_t> c = escaped_character()) return emit(*c);
     for (const auto& [escape, open] : {std::pair{"\\w", "["}, std::pair{"\\W", "[^"}})
       if (take(escape)) {
-        out_ += cat(open, lone_word_set, "]");
+        out_ += cat(open, word_set, more_of_a_lone_word, "]");
         return;
       }
     out_ += "[";

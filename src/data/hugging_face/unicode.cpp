@@ -116,6 +116,14 @@ void append_utf8(char32_t character, std::string& text) {
   put(0x80 | (character & 0x3F));
 }
 
+std::string_view without_python_space_behind(std::string_view text) {
+  while (!text.empty() && is_python_space(last_character(text))) {
+    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
+    text.remove_suffix(1);
+  }
+  return text;
+}
+
 bool is_space(char32_t character) {
   return u_isUWhiteSpace(static_cast<UChar32>(character)) != 0;
 }

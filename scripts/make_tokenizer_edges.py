@@ -90,7 +90,8 @@ def main():
         ids = [made.encode(text, add_special_tokens=False).ids for text in TEXTS]
         lines.append({"files": {"tokenizer.json": state}, "texts": TEXTS, "ids": ids})
     for settings, others in of_folders():
-        files = {"tokenizer.json": tokenizer(), "tokenizer_config.json": json.dumps(settings),
+        added = [AddedToken("<y>", normalized=False)] if settings.get("pad_token") == "[PAD]" else []
+        files = {"tokenizer.json": tokenizer(added=added), "tokenizer_config.json": json.dumps(settings),
                  **{name: json.dumps(content) for name, content in others.items()}}
         with tempfile.TemporaryDirectory() as folder:
             for name, text in files.items():

@@ -129,6 +129,9 @@ TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
                 "{% set a.b = 'X' %}{%- endfor"),
        qwen);
   none("{{ " + std::string(100000, '('), qwen);
+  none(replaced(replaced(chatml, "'\\n'", "a"), "{%- for",
+                "{%- if x %}{% set a = 'X' %}{% else %}{% set a = '\\n' %}{% endif %}{%- for"),
+       qwen);
   // Two texts in the branches of a condition: the one that the eye skips counts as well.
   none(replaced(
            chatml, "{%- for",

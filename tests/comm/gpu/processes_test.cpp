@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include "support/gpu.h"
@@ -12,13 +13,19 @@
 namespace sherd::comm {
 namespace {
 
-std::string launch(int ranks) {
-  return cat(SHERD_SOURCE_DIR, "/tests/support/launch.sh ", ranks, ' ');
+/// The folder tests/ of the checkout: SHERD_TEST_SOURCE says where it is on a machine that did not compile.
+std::string tests() {
+  const char* elsewhere = std::getenv("SHERD_TEST_SOURCE");
+  return cat(elsewhere ? elsewhere : SHERD_SOURCE_DIR, "/tests");
 }
-/// Runs the processes, which `words` start.
+std::string launch(int ranks) {
+  return cat(tests(), "/support/launch.sh ", ranks, ' ');
+}
+/// Runs the processes, which `words` start, of the program that lies beside this one.
 void expect_success(const std::string& words, const std::string& arguments = "") {
-  const std::string command =
-      cat("SHERD_TEST_GPU=1 timeout 90 ", words, SHERD_COMM_PROCESSES, ' ', arguments);
+  const std::filesystem::path here = std::filesystem::canonical("/proc/self/exe").parent_path();
+  const std::string command = cat("SHERD_TEST_GPU=1 timeout 90 ", words,
+                                  (here / "comm/test_comm_processes").string(), ' ', arguments);
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 
@@ -48,7 +55,7 @@ class GpuDeath : public ::testing::TestWithParam<const char*> {
 };
 
 TEST_P(GpuDeath, IsNamedByTheOthers) {
-  expect_success(cat(SHERD_SOURCE_DIR, "/tests/comm/death.sh 3 ", GetParam(), ' ', launch(3)));
+  expect_success(cat(tests(), "/comm/death.sh 3 ", GetParam(), ' ', launch(3)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, GpuDeath,

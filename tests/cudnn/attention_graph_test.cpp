@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "support/full_suite.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
+#include "tensor/cuda/cudnn/plan_cache.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {
@@ -85,14 +88,14 @@ INSTANTIATE_TEST_SUITE_P(Gpu, AttentionGraph, ::testing::Bool(),
 TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
   if (cudnnGetVersion() < 90800)
     GTEST_SKIP() << "cuDNN " << cudnnGetVersion() << " plans for present GPUs only";
-  for (const Heads& h : {Heads{2, 1024, 8, 8, 64}, Heads{2, 1024, 8, 2, 128}, Heads{4, 512, 4, 1, 64},
-                         Heads{1, 1000, 2, 2, 80}})
+  for (const Heads& h : {Heads{2, 1024, 8, 8, 64}, Heads{2, 1024, 8, 2, 128}, Heads{1, 1024, 8, 2, 128},
+                         Heads{4, 512, 4, 1, 64}, Heads{1, 1000, 2, 2, 80}})
     for (const bool causal : {true, false}) {
       // Compiling takes seconds: each shape once on each GPU, causal on one of them, unless all is asked for.
       if (!test::full_suite() && causal != ((h.seq + h.dim + GetParam()) % 2 == 0)) continue;
       AttentionExtents e;
       e.batch = h.batch, e.seq = h.seq, e.heads = h.heads, e.kv_heads = h.kv_heads, e.dim = h.dim;
-      const Slice slice = slice_of(e);
+      const Slice slice = slice_of(e, regroups(e) && h.batch > 1);
       const std::string& gpu = GetParam() ? h200 : a100;
       std::int64_t workspace = 0;
       // What a dry run charges for it (workspace.h).
@@ -131,7 +134,7 @@ TEST(AttentionSlice, KnowsWhetherItsSuccessorsAreAligned) {
         for (const std::int64_t part : {4, 2}) {
           e.seq = seq, e.heads = heads, e.kv_heads = kv_heads;
           if (heads % kv_heads != 0) continue;
-          Slice slice = slice_of(e);
+          Slice slice = slice_of(e, false);
           slice.batch = std::min(slice.batch, part);
           bool all = true;  // lse has four bytes per row of a head
           for (std::int64_t row = 0; row < e.batch * heads * seq; row += slice.batch * slice.heads * seq)
@@ -144,10 +147,10 @@ TEST(AttentionSlice, KnowsWhetherItsSuccessorsAreAligned) {
   EXPECT_GT(odd, 0);
 }
 
-TEST(AttentionSlice, TakesGroupsForSequencesWhereQueryHeadsHaveNoOneStride) {
+TEST(AttentionSlice, HasOneStrideFromQueryHeadToQueryHead) {
   AttentionExtents e;
   e.batch = 3, e.seq = 100, e.heads = 6, e.kv_heads = 2, e.dim = 16;
-  const Slice grouped = slice_of(e);
+  const Slice grouped = slice_of(e, false);
   EXPECT_EQ(grouped.batch, 2);
   EXPECT_EQ(grouped.heads, 3);
   EXPECT_EQ(grouped.kv_heads, 1);
@@ -156,14 +159,65 @@ TEST(AttentionSlice, TakesGroupsForSequencesWhereQueryHeadsHaveNoOneStride) {
       EXPECT_EQ(g * grouped.batch_stride + r * grouped.head_stride, e.query_col(g, r));
   EXPECT_EQ(grouped.batch_stride, e.key_col(1) - e.key_col(0));
   EXPECT_EQ(grouped.out_batch_stride, 3 * 16);
+  const Slice by_kind = slice_of(e, true);
+  EXPECT_EQ(by_kind.batch, 3);
+  EXPECT_EQ(by_kind.heads, 6);
+  EXPECT_EQ(by_kind.kv_heads, 2);
+  EXPECT_EQ(by_kind.head_stride, 16);
+  EXPECT_EQ(by_kind.kv_stride, 16);
+  EXPECT_EQ(by_kind.batch_stride, 100 * e.width());
   e.kv_heads = 6;
-  const Slice whole = slice_of(e);
+  const Slice whole = slice_of(e, false);
   EXPECT_EQ(whole.batch, 3);
   EXPECT_EQ(whole.batch_stride, 100 * e.width());
   for (std::int64_t h = 0; h < 6; ++h) {
     EXPECT_EQ(h * whole.head_stride, e.query_col(h, 0));
     EXPECT_EQ(h * whole.kv_stride, e.key_col(h) - e.key_col(0));
   }
+}
+
+TEST(PlanCache, MakesEachPlanOnceForAllThreads) {
+  PlanCache<int, int> cache;
+  std::atomic<int> made = 0, refused = 0;
+  const auto find = [&](int key) {
+    return cache.find(
+        key,
+        [&] {
+          ++made;
+          std::this_thread::sleep_for(std::chrono::milliseconds(20));  // others come meanwhile
+          if (key < 0) fail(ErrorKind::io, "no kernel");
+          return std::make_unique<int>(key);
+        },
+        [&](const Error&) { ++refused; });
+  };
+  std::vector<std::thread> threads;
+  std::vector<const int*> found(8);
+  for (std::size_t i = 0; i < found.size(); ++i) threads.emplace_back([&, i] { found[i] = find(7); });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(made, 1);
+  ASSERT_NE(found[0], nullptr);
+  EXPECT_EQ(*found[0], 7);
+  for (const int* each : found) EXPECT_EQ(each, found[0]);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(find(-1), nullptr);
+  EXPECT_EQ(made, 2) << "what cannot be made is not tried again";
+  EXPECT_EQ(refused, 1) << "and said once";
+}
+
+TEST(PlanCache, KeepsNoErrorOfMemory) {
+  PlanCache<int, int> cache;
+  bool full = true;
+  const auto find = [&] {
+    return cache.find(
+        1,
+        [&] {
+          if (full) fail(ErrorKind::memory, "no room");
+          return std::make_unique<int>(1);
+        },
+        [](const Error&) { ADD_FAILURE(); });
+  };
+  EXPECT_THROW(find(), Error);
+  full = false;
+  EXPECT_NE(find(), nullptr);
 }
 
 }  // namespace

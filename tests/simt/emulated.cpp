@@ -5,6 +5,7 @@
 #include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
 #include "tensor/cuda/cuda_kernels.h"
+#include "tensor/cuda/regroup.h"
 
 namespace sherd::test {
 namespace {
@@ -22,6 +23,11 @@ std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device) {
 
 void check_emulated_data(tensor::Kernels& kernels) {
   static_cast<tensor::SHERD_CUDA::CudaKernels&>(kernels).check_data();
+}
+
+void emulated_regroup(const tensor::AttentionExtents& e, const void* from, void* to, std::int64_t rows,
+                      bool by_group, device::Device& device) {
+  tensor::SHERD_CUDA::regroup_heads(target_on(device), e, from, to, rows, by_group);
 }
 
 bool emulated_update(std::span<const optim::SpanUpdate> spans, const optim::Hyper& hyper, std::int64_t step,

@@ -6,7 +6,7 @@
 #include "optim/cuda/dispatch.h"
 #include "optim/update_rule.h"
 #include "simt/simt.h"
-#include "tensor/kernels.h"
+#include "tensor/extents.h"
 
 namespace sherd::test {
 
@@ -14,6 +14,10 @@ namespace sherd::test {
 std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device);
 /// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
 void check_emulated_data(tensor::Kernels& kernels);
+
+/// tensor/cuda/regroup.h by the emulated kernels.
+void emulated_regroup(const tensor::AttentionExtents& e, const void* from, void* to, std::int64_t rows,
+                      bool by_group, device::Device& device);
 
 /// optim/device_update.h by the emulated kernels.
 bool emulated_update(std::span<const optim::SpanUpdate> spans, const optim::Hyper& hyper, std::int64_t step,

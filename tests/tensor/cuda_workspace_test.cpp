@@ -164,9 +164,15 @@ TEST(CudaWorkspaceOfLibraries, FollowsTheirRules) {
   // gradient, cuDNN's own and those it is given.
   EXPECT_EQ(booked_for({2, 100, 3 * 4 * 64}, 4, 4, true), 2u * 4 * (128 * 128 * 2 + 100 * 4) + 256);
   EXPECT_EQ(booked_for({2, 100, 3 * 4 * 64}, 4, 4, false), 2u * 4 * 100 * 4 * (1 + 64 + 64) + 256);
-  // Groups take the place of sequences; each query head has gradients of keys and values of its own.
-  EXPECT_EQ(booked_for({5, 100, 8 * 64}, 4, 2, true),
+  // Each query head has gradients of keys and values of its own; of one sequence groups take the place of
+  // sequences, several are regrouped, with their gradient.
+  EXPECT_EQ(booked_for({1, 100, 8 * 64}, 4, 2, true),
             2u * 2 * (128 * 128 * 2 + 100 * 4 + 2 * 100 * 64 * 2) + 256);
+  EXPECT_EQ(booked_for({5, 100, 8 * 64}, 4, 2, true),
+            5u * 4 * (128 * 128 * 2 + 100 * 4 + 2 * 100 * 64 * 2) + 5u * 100 * 8 * 64 * 2 * 2 + 256);
+  // Scores of one sequence that fill the limit: one at a time, by groups.
+  EXPECT_EQ(booked_for({5, 4096, 48 * 64}, 32, 8, true),
+            std::uint64_t{8} * 4 * (4096u * 4096 * 2 + 4096 * 4 + 2 * 4096 * 64 * 2) + 256);
   // 16 sequences of 16 heads of 4096 x 4096 scores would take 8 GiB: two at a time fit.
   EXPECT_EQ(booked_for({16, 4096, 3 * 16 * 128}, 16, 16, true),
             std::uint64_t{2} * 16 * (4096u * 4096 * 2 + 4096 * 4) + 256);

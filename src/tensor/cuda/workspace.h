@@ -65,15 +65,25 @@ inline std::size_t mean_squared_error_backward_workspace(const Tensor& dx) {
 inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * sizeof(std::int64_t);
 
 /// Ceiling for cuDNN's gradient of attention, which holds rows of scores to be repeatable; more sequences
-/// than fit are taken in parts. A little more than 1 GiB, for cuDNN adds a few hundred bytes to what are
-/// powers of two.
-inline constexpr std::size_t most_attention_workspace = (std::size_t{1} << 30) + 4096;
+/// than fit are taken in parts. More than 1 GiB, for beside scores, which are often powers of two, are
+/// gradients of keys and values.
+inline constexpr std::size_t most_attention_workspace = (std::size_t{5} << 30) / 4;
 /// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout; nor is
 /// it with masks but that of whole causal sequences.
 inline bool attention_by_library(const AttentionExtents& e, const Attention& geometry, DType dtype) {
   const bool known_mask = !e.windowed() && (!e.causal() || e.seen.ahead == 1);
   return known_mask && size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 &&
          e.seq >= 2;
+}
+
+/// Whether no one stride leads from query head to query head as they lie (Attention): several of them in
+/// several groups. cuDNN then takes one sequence at a time, or several regrouped (cuda/regroup.h).
+inline bool regroups(const AttentionExtents& e) {
+  return e.group() > 1 && e.kv_heads > 1;
+}
+/// Bytes that `sequences` regrouped ones take: their projections, and backward their gradient.
+inline std::size_t regrouped_bytes(const AttentionExtents& e, std::int64_t sequences, bool backward) {
+  return static_cast<std::size_t>(sequences * e.seq * e.width()) * 2 * (backward ? 2 : 1);
 }
 
 /// What cuDNN itself wants for one call's gradient, at most, as version 9 counts it (tests/cudnn asks it):
@@ -87,9 +97,21 @@ inline std::size_t cudnn_backward_workspace(std::int64_t batch, std::int64_t hea
   return static_cast<std::size_t>(sums + (heads > kv_heads ? 2 * rows * dim * 2 : 0) + alignment);
 }
 
+/// How many sequences one call of cuDNN takes, of as many as there are, where `bytes_of(n)` is what n want
+/// beside the caller's.
+template <class BytesOf>
+std::int64_t sequences_within_limit(std::int64_t all, const BytesOf& bytes_of) {
+  while (bytes_of(all) > most_attention_workspace && all > 1) all = (all + 1) / 2;
+  return all;
+}
+
 inline std::size_t attention_workspace(const Tensor& qkv, const Attention& geometry) {
   const AttentionExtents e = attention_extents("attention", qkv, geometry);
-  return attention_by_library(e, geometry, qkv.dtype()) ? 256 : 0;
+  if (!attention_by_library(e, geometry, qkv.dtype())) return 0;
+  constexpr std::size_t own = 256;
+  const auto regrouped = [&](std::int64_t n) { return own + regrouped_bytes(e, n, false); };
+  const std::int64_t n = regroups(e) ? sequences_within_limit(e.batch, regrouped) : 1;
+  return n > 1 ? regrouped(n) : own;
 }
 
 /// By cuDNN where it is asked, else by the own kernels.
@@ -101,15 +123,21 @@ inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attenti
   };
   if (!attention_by_library(e, geometry, qkv.dtype()))
     return numbers(e.batch * e.heads * e.seq, compute_type(qkv.dtype()));
-  const bool whole = e.group() == 1 || e.kv_heads == 1;  // else groups take the place of sequences
-  std::int64_t batch = whole ? e.batch : e.kv_heads;
-  const std::int64_t heads = whole ? e.heads : e.group(), kv_heads = whole ? e.kv_heads : 1;
-  const auto library = [&] {
+  // Beside the library's the caller's: a sum per row, and fp32 gradients of the queries where atomics add up.
+  const auto callers = [&](std::int64_t heads) {
+    return numbers(heads * e.seq * (deterministic ? 1 : 1 + e.dim), DType::f32);
+  };
+  const auto library = [&](std::int64_t batch, std::int64_t heads, std::int64_t kv_heads) {
     return cudnn_backward_workspace(batch, heads, kv_heads, e.seq, e.dim, deterministic);
   };
-  while (library() > most_attention_workspace && batch > 1) batch = (batch + 1) / 2;
-  // Beside it the caller's: a sum per row, and fp32 gradients of the queries where atomics add them up.
-  return library() + numbers(batch * heads * e.seq * (deterministic ? 1 : 1 + e.dim), DType::f32);
+  const auto whole = [&](std::int64_t n) {
+    return library(n, e.heads, e.kv_heads) + (regroups(e) ? regrouped_bytes(e, n, true) : 0);
+  };
+  const std::int64_t n = sequences_within_limit(e.batch, whole);
+  if (n > 1 || !regroups(e)) return whole(n) + callers(n * e.heads);
+  const auto groups = [&](std::int64_t count) { return library(count, e.group(), 1); };
+  const std::int64_t count = sequences_within_limit(e.kv_heads, groups);
+  return groups(count) + callers(count * e.group());
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -1,5 +1,6 @@
 #include <cuda_runtime_api.h>
 #include <cudnn_graph.h>
+#include <nvrtc.h>
 
 #include <algorithm>
 #include <bit>
@@ -9,9 +10,13 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "device/cuda.h"
+#include "device/cuda/driver.h"
 #include "tensor/cuda/attention_library.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
+#include "tensor/cuda/cudnn/plan_cache.h"
+#include "tensor/cuda/regroup.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -22,6 +27,14 @@ using cudnn::Plan;
 using cudnn::Slice;
 using Count = std::int64_t;
 
+/// What cuDNN compiles its attention with. It looks for it by name alone, and finds what is loaded.
+device::cuda::LazyLibrary nvrtc_library({.title = "NVRTC",
+                                         .stem = "nvrtc",
+                                         .major = CUDART_VERSION / 1000,
+                                         .folder = SHERD_CUBLASLT_FOLDER,
+                                         .package = "CUDA's runtime compiler (libnvrtc)"});
+SHERD_LAZY_FUNCTION(nvrtc_library, nvrtcVersion);
+
 struct PlanKey {
   Slice slice;
   DType dtype;
@@ -29,107 +42,163 @@ struct PlanKey {
   auto operator<=>(const PlanKey&) const = default;
 };
 
-class CudnnAttention final : public AttentionLibrary, public std::enable_shared_from_this<CudnnAttention> {
+/// cuDNN on one GPU, for all ranks and kernels of the process: its handle, and the plans, which take seconds
+/// to compile. Never destroyed, for what is deferred may outlive everybody.
+class CudnnGpu {
  public:
-  explicit CudnnAttention(const device::SHERD_CUDA::Target& target) : target_(target) {
+  static CudnnGpu& of(int ordinal) {
+    static std::mutex mutex;
+    static auto& all = *new std::map<int, std::unique_ptr<CudnnGpu>>;  // guarded by mutex
+    std::lock_guard lock(mutex);
+    std::unique_ptr<CudnnGpu>& gpu = all[ordinal];
+    if (!gpu) gpu.reset(new CudnnGpu(ordinal));
+    return *gpu;
+  }
+
+  bool usable() const { return handle_ != nullptr; }
+  std::size_t version() const { return version_; }
+
+  /// The plan, or none where the library has no kernel; said once for every shape.
+  const Plan* find(const PlanKey& key) {
+    const auto make = [&] {
+      const device::cuda::OnGpu on(ordinal_);
+      const cudnnDataType_t type = key.dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
+      Graph graph = key.backward ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
+                                 : cudnn::forward_graph(key.slice, type, key.causal);
+      std::lock_guard lock(mutex_);
+      return std::make_unique<Plan>(handle_, std::move(graph), key.deterministic);
+    };
+    return plans_.find(key, make, [&](const Error& error) {
+      log_warning("attention", key.backward ? "'s gradient" : "", " for heads of ", key.slice.dim,
+                  ", sequences of ", key.slice.seq, " in ", name_of(key.dtype),
+                  ": Sherd's own kernels, which are many times slower, instead of cuDNN's: ", error.what(),
+                  no_compiler_.empty() ? "" : "; ", no_compiler_);
+    });
+  }
+
+  /// Runs a plan on `stream`, on whichever thread hands work over.
+  void run(const Plan& plan, const std::vector<Count>& ids, const std::vector<void*>& memory, void* workspace,
+           cudaStream_t stream) {
+    std::lock_guard lock(mutex_);
+    cudnn::check(cudnnSetStream(handle_, stream), "take a stream");
+    plan.run(handle_, ids, memory, workspace);
+  }
+
+ private:
+  explicit CudnnGpu(int ordinal) : ordinal_(ordinal) {
+    const device::cuda::OnGpu on(ordinal);
+    try {
+      int major = 0, minor = 0;
+      nvrtcVersion(&major, &minor);
+    } catch (const Error& error) {
+      no_compiler_ = error.what();  // cuDNN may know where it is
+    }
     try {
       version_ = cudnnGetVersion();
       cudnn::check(cudnnCreate(&handle_), "start");
     } catch (const Error& error) {
       handle_ = nullptr;
-      log_warning("attention: own kernels instead of cuDNN's: ", error.what());
+      log_warning("attention: Sherd's own kernels, which are many times slower, instead of cuDNN's: ",
+                  error.what());
     }
   }
-  ~CudnnAttention() override {
-    if (handle_) cudnnDestroy(handle_);
-  }
 
-  bool forward(const AttentionCall& call) override {
-    return takes(call) &&
-           run(call, {cudnn::slice_of(call.extents), call.qkv.dtype(), call.extents.causal(), false, true});
-  }
+  const int ordinal_;
+  std::size_t version_ = 0;
+  std::string no_compiler_;  ///< why NVRTC is not loaded
+  std::mutex mutex_;         // the handle serves one thread at a time
+  cudnnHandle_t handle_ = nullptr;
+  cudnn::PlanCache<PlanKey, Plan> plans_;
+};
+
+class CudnnAttention final : public AttentionLibrary {
+ public:
+  explicit CudnnAttention(const device::SHERD_CUDA::Target& target)
+      : target_(target), gpu_(CudnnGpu::of(device::as_cuda(target.device).ordinal())) {}
+
+  bool forward(const AttentionCall& call) override { return takes(call) && run(call, false, true); }
 
   bool backward(const AttentionCall& call, bool deterministic) override {
     // Up to 9.15 the last, partial tile of keys comes out wrong without a mask for padding; 9.11 and 9.12
     // take long heads on Hopper that they get wrong.
     const bool long_heads = call.extents.dim > 128, partial = call.extents.seq % 128 != 0;
-    if (!takes(call) || (version_ <= 91500 && partial)) return false;
-    if (version_ >= 91100 && version_ < 91300 && long_heads) return false;
-    return run(call,
-               {cudnn::slice_of(call.extents), call.qkv.dtype(), call.extents.causal(), true, deterministic});
+    const std::size_t version = gpu_.version();
+    if (!takes(call) || (version <= 91500 && partial)) return false;
+    if (version >= 91100 && version < 91300 && long_heads) return false;
+    return run(call, true, deterministic);
   }
 
  private:
   /// What is worth asking the library for.
   bool takes(const AttentionCall& call) const {
     const AttentionExtents& e = call.extents;
-    const bool known_good = version_ >= 90100 && version_ != 91000 && version_ != 91001;
-    if (!handle_ || !known_good || !attention_by_library(e, call.geometry, call.qkv.dtype())) return false;
+    const std::size_t version = gpu_.version();
+    const bool known_good = version >= 90100 && version != 91000 && version != 91001;
+    if (!gpu_.usable() || !known_good || !attention_by_library(e, call.geometry, call.qkv.dtype()))
+      return false;
     for (const Tensor* t : {&call.qkv, &call.out, &call.lse, &call.dout, &call.dqkv})
       if (*t && reinterpret_cast<std::uintptr_t>(t->raw()) % 16 != 0) return false;
     return true;
   }
 
-  /// The plan, or none where the library has no kernel; said once for every shape.
-  const Plan* find(const PlanKey& key) {
-    const auto [at, is_new] = plans_.try_emplace(key);
-    if (!is_new) return at->second.get();
-    std::lock_guard lock(mutex_);
-    try {
-      const cudnnDataType_t type = key.dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
-      Graph graph = key.backward ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
-                                 : cudnn::forward_graph(key.slice, type, key.causal);
-      at->second = std::make_unique<Plan>(handle_, std::move(graph), key.deterministic);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::memory) {  // says nothing about the shape
-        plans_.erase(at);
-        throw;
-      }
-      log_info("attention", key.backward ? "'s gradient" : "", " for heads of ", key.slice.dim,
-               ", sequences of ", key.slice.seq, " in ", name_of(key.dtype),
-               ": own kernels instead of cuDNN's (", error.what(), ")");
-    }
-    return at->second.get();
-  }
+  /// How a call is cut: `key` says what one run of the library takes.
+  struct Cut {
+    const Plan* whole = nullptr;  ///< none: the library has no kernel
+    PlanKey key{};
+    Count batch = 0;  ///< of the whole slice
+    bool regrouped = false;
+  };
 
-  /// The plan for as many of the slice's sequences at once as its workspace allows; `key` then says how many.
-  const Plan* find_within_limit(PlanKey& key) {
-    const Plan* plan = find(key);
-    while (plan && plan->workspace() > most_attention_workspace && key.slice.batch > 1) {
-      key.slice.batch = (key.slice.batch + 1) / 2;
-      plan = find(key);
-    }
-    return plan;
-  }
-
-  bool run(const AttentionCall& call, PlanKey key) {
-    const Count batch = key.slice.batch;
-    const Plan* whole = find_within_limit(key);
-    PlanKey last = key;
-    last.slice.batch = (batch - 1) % key.slice.batch + 1;
-    const Plan* rest = last == key ? whole : find(last);
-    if (!whole || !rest) return false;
-    if (!cudnn::stays_aligned(call.extents, key.slice)) return false;
-    // Parts run one after the other on the stream, so they share what they work in.
-    const Slice& s = key.slice;
-    const Work work{scratch(static_cast<Count>(std::max(whole->workspace(), rest->workspace()))),
-                    scratch(key.backward ? s.batch * s.heads * s.seq * 4 : 0),
-                    scratch(key.backward && !key.deterministic ? s.batch * s.heads * s.seq * s.dim * 4 : 0)};
+  /// Cuts a call as its workspace allows (workspace.h counts alike).
+  Cut cut(const AttentionCall& call, bool backward, bool deterministic) {
     const AttentionExtents& e = call.extents;
-    for (Count slice = 0; slice < e.batch * e.heads / (batch * s.heads); ++slice)
-      for (Count first = 0; first < batch; first += s.batch) {
+    const auto with = [&](bool regrouped) {
+      const PlanKey key{cudnn::slice_of(e, regrouped), call.qkv.dtype(), e.causal(), backward, deterministic};
+      Cut cut{nullptr, key, key.slice.batch, regrouped};
+      const auto bytes = [&] {
+        cut.whole = gpu_.find(cut.key);
+        const std::size_t beside = regrouped ? regrouped_bytes(e, cut.key.slice.batch, backward) : 0;
+        return cut.whole ? cut.whole->workspace() + beside : 0;
+      };
+      while (bytes() > most_attention_workspace && cut.key.slice.batch > 1)
+        cut.key.slice.batch = (cut.key.slice.batch + 1) / 2;
+      return cut;
+    };
+    if (regroups(e) && e.batch > 1)
+      if (const Cut several = with(true); several.whole && several.key.slice.batch > 1) return several;
+    return with(false);
+  }
+
+  bool run(const AttentionCall& call, bool backward, bool deterministic) {
+    const AttentionExtents& e = call.extents;
+    const Cut cut = this->cut(call, backward, deterministic);
+    const Slice& s = cut.key.slice;
+    PlanKey last = cut.key;
+    last.slice.batch = (cut.batch - 1) % s.batch + 1;
+    const Plan* rest = last == cut.key ? cut.whole : gpu_.find(last);
+    if (!cut.whole || !rest || !cudnn::stays_aligned(e, s)) return false;
+    // Parts run one after the other on the stream, so they share what they work in.
+    const Count regrouped = cut.regrouped ? s.batch * e.seq * e.width() * 2 : 0;
+    const Work work{scratch(static_cast<Count>(std::max(cut.whole->workspace(), rest->workspace()))),
+                    scratch(backward ? s.batch * s.heads * s.seq * 4 : 0),
+                    scratch(backward && !deterministic ? s.batch * s.heads * s.seq * s.dim * 4 : 0),
+                    scratch(regrouped), scratch(backward ? regrouped : 0)};
+    for (Count slice = 0; slice < e.batch * e.heads / (cut.batch * s.heads); ++slice)
+      for (Count first = 0; first < cut.batch; first += s.batch) {
         const Offsets at{slice * e.seq * e.width() + first * s.batch_stride,
                          slice * e.seq * e.heads * e.dim + first * s.out_batch_stride,
                          (slice * e.heads + first * s.heads) * e.seq};
-        if (work.sums && version_ < 90600) zero(work.sums);
-        run_part(call, key, batch - first < s.batch ? *rest : *whole, at, work);
+        if (work.sums && gpu_.version() < 90600) zero(work.sums);
+        const Count count = std::min(s.batch, cut.batch - first);
+        run_part(call, cut, count < s.batch ? *rest : *cut.whole, at, work, count);
       }
     return true;
   }
 
-  /// Memory of one call beside its tensors: cuDNN's own, row sums of dout·out, and dq in fp32.
+  /// Memory of one call beside its tensors: cuDNN's own, row sums of dout·out, dq in fp32, and projections
+  /// and their gradient by kind of head.
   struct Work {
-    Tensor workspace, delta, sums;
+    Tensor workspace, delta, sums, regrouped, gradient;
   };
   /// Elements from the beginning of the packed projections, the result and lse.
   struct Offsets {
@@ -151,58 +220,63 @@ class CudnnAttention final : public AttentionLibrary, public std::enable_shared_
     float scale = 1, masked = 0;
   };
 
-  void run_part(const AttentionCall& call, const PlanKey& key, const Plan& plan, const Offsets& from,
-                const Work& work) {
+  /// `count` sequences, or groups, of the call.
+  void run_part(const AttentionCall& call, const Cut& cut, const Plan& plan, const Offsets& from,
+                const Work& work, Count count) {
     const AttentionExtents& e = call.extents;
+    const bool backward = cut.key.backward;
     constexpr Count element = 2;
-    const Count columns[3] = {e.query_col(0, 0), e.key_col(0), e.value_col(0)};
+    std::byte* const packed = call.qkv.raw() + from.packed * element;
+    std::byte* const gradient = backward ? call.dqkv.raw() + from.packed * element : nullptr;
+    const Count heads = e.heads * e.dim;
+    const Count columns[3] = {0, cut.regrouped ? heads : e.key_col(0),
+                              cut.regrouped ? heads + e.kv_heads * e.dim : e.value_col(0)};
+    if (cut.regrouped) regroup_heads(target_, e, packed, work.regrouped.raw(), count * e.seq, false);
     Arguments arguments;
     arguments.scale = static_cast<float>(e.scale);
     arguments.workspace = work.workspace ? work.workspace.raw() : nullptr;
     // Older versions prefer a finite mask.
-    arguments.masked =
-        version_ < 91000 ? std::numeric_limits<float>::lowest() : -std::numeric_limits<float>::infinity();
+    arguments.masked = gpu_.version() < 91000 ? std::numeric_limits<float>::lowest()
+                                              : -std::numeric_limits<float>::infinity();
     const auto give = [&](int id, void* at) { arguments.ids.push_back(id), arguments.memory.push_back(at); };
-    for (int part = 0; part < 3; ++part)
-      give(cudnn::q_id + part, call.qkv.raw() + (from.packed + columns[part]) * element);
+    const auto give_heads = [&](int id, std::byte* at) {
+      for (int part = 0; part < 3; ++part) give(id + part, at + columns[part] * element);
+    };
+    give_heads(cudnn::q_id, cut.regrouped ? work.regrouped.raw() : packed);
     give(cudnn::out_id, call.out.raw() + from.result * element);
     give(cudnn::lse_id, call.lse.raw() + from.lse * 4);
-    if (key.backward) {
+    if (backward) {
       give(cudnn::dout_id, call.dout.raw() + from.result * element);
-      for (int part = 0; part < 3; ++part)
-        give(cudnn::dq_id + part, call.dqkv.raw() + (from.packed + columns[part]) * element);
+      give_heads(cudnn::dq_id, cut.regrouped ? work.gradient.raw() : gradient);
       give(cudnn::delta_id, work.delta.raw());
       if (work.sums) give(cudnn::dq_sums_id, work.sums.raw());
     }
+    queue(plan, std::move(arguments), cut.key.causal, backward);
+    if (cut.regrouped && backward)
+      regroup_heads(target_, e, work.gradient.raw(), gradient, count * e.seq, true);
+  }
+
+  void queue(const Plan& plan, Arguments arguments, bool causal, bool backward) {
     std::vector<void*> at = arguments.memory;
     at.push_back(arguments.workspace);
     at.push_back(reinterpret_cast<void*>(std::uintptr_t{std::bit_cast<std::uint32_t>(arguments.scale)}));
     target_.stream->call({&plan, std::as_bytes(std::span(at)),
-                          [self = shared_from_this(), &plan, arguments = std::move(arguments),
-                           causal = key.causal, backward = key.backward](void* stream) {
-                            self->queue(plan, arguments, causal, backward, static_cast<cudaStream_t>(stream));
+                          [&gpu = gpu_, &plan, given = std::move(arguments), causal, backward](void* stream) {
+                            float scale = given.scale, masked = given.masked, one = 1;
+                            std::vector<Count> ids = given.ids;
+                            std::vector<void*> memory = given.memory;
+                            const auto give = [&](int id, float& value) {
+                              ids.push_back(id), memory.push_back(&value);
+                            };
+                            give(cudnn::scale_id, scale);
+                            if (causal) give(cudnn::masked_id, masked);
+                            if (backward) give(cudnn::one_id, one);
+                            gpu.run(plan, ids, memory, given.workspace, static_cast<cudaStream_t>(stream));
                           }});
   }
 
-  /// On whichever thread hands work over.
-  void queue(const Plan& plan, const Arguments& given, bool causal, bool backward, cudaStream_t stream) {
-    float scale = given.scale, masked = given.masked, one = 1;
-    std::vector<Count> ids = given.ids;
-    std::vector<void*> memory = given.memory;
-    const auto give = [&](int id, float& value) { ids.push_back(id), memory.push_back(&value); };
-    give(cudnn::scale_id, scale);
-    if (causal) give(cudnn::masked_id, masked);
-    if (backward) give(cudnn::one_id, one);
-    std::lock_guard lock(mutex_);
-    cudnn::check(cudnnSetStream(handle_, stream), "take a stream");
-    plan.run(handle_, ids, memory, given.workspace);
-  }
-
   device::SHERD_CUDA::Target target_;
-  std::size_t version_ = 0;
-  std::mutex mutex_;                // the handle serves one thread at a time
-  cudnnHandle_t handle_ = nullptr;  // guarded by mutex_
-  std::map<PlanKey, std::unique_ptr<Plan>> plans_;
+  CudnnGpu& gpu_;
 };
 
 }  // namespace

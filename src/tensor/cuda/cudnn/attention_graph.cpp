@@ -2,14 +2,16 @@
 
 #include <cudnn_graph.h>
 
+#include "tensor/cuda/workspace.h"
+
 // Attention as a graph of cuDNN's operations, which its attention engines recognise and run as one kernel
 // each way. They do so by the shape of the graph: the operations, their order and which tensors have memory
 // are what cuDNN's own front end builds (its public documentation and sources say so), and should be changed
 // with care.
 //
 // Query heads lie beside the key and value head that they share. So with several heads in several groups no
-// one stride leads from query head to query head; groups then take the place of sequences, and sequences are
-// asked for one by one.
+// one stride leads from query head to query head: several sequences are regrouped by kind of head, and of one
+// the groups take the place of sequences.
 
 namespace sherd::tensor::SHERD_CUDA::cudnn {
 namespace {
@@ -63,15 +65,14 @@ void transposed_product(Graph& graph, const Slice& s, Enum type, const Node& row
 
 }  // namespace
 
-Slice slice_of(const AttentionExtents& e) {
+Slice slice_of(const AttentionExtents& e, bool regrouped) {
   const Count out_row = e.heads * e.dim;
-  if (e.group() == 1 || e.kv_heads == 1) {
-    const Count step = e.group() == 1 ? 3 * e.dim : e.dim;
-    return {e.batch, e.heads, e.kv_heads, e.seq,           e.dim,  e.seq * e.width(),
-            step,    step,    e.width(),  e.seq * out_row, out_row};
-  }
-  return {e.kv_heads, e.group(),         1,      e.seq, e.dim, (e.group() + 2) * e.dim, e.dim, e.dim,
-          e.width(),  e.group() * e.dim, out_row};
+  if (!regrouped && regroups(e))
+    return {e.kv_heads, e.group(),         1,      e.seq, e.dim, (e.group() + 2) * e.dim, e.dim, e.dim,
+            e.width(),  e.group() * e.dim, out_row};
+  const Count step = !regrouped && e.group() == 1 ? 3 * e.dim : e.dim;
+  return {e.batch, e.heads, e.kv_heads, e.seq,           e.dim,  e.seq * e.width(),
+          step,    step,    e.width(),  e.seq * out_row, out_row};
 }
 
 bool stays_aligned(const AttentionExtents& e, const Slice& slice) {

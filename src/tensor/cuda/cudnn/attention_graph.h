@@ -34,8 +34,10 @@ struct Slice {
   auto operator<=>(const Slice&) const = default;
 };
 
-/// How a call is cut: one slice, or one per sequence.
-Slice slice_of(const AttentionExtents& e);
+/// A call as one slice where heads lie as the graphs want them: `regrouped` by kind, or each query head
+/// beside a key head of its own, or one for all. Else one sequence of it, whose groups take the place of
+/// sequences.
+Slice slice_of(const AttentionExtents& e, bool regrouped);
 
 /// Whether `slice` and those that follow it until the call is done all begin at multiples of 16 bytes, as the
 /// graphs promise. Where there are several, their rows of lse may not.

@@ -109,7 +109,10 @@ class Training {
         << ", \"host_peak\": " << ledger.peak(Tier::host) << ", \"nvme_peak\": " << ledger.peak(Tier::nvme)
         << ", \"nvme_read\": " << engine_->io_bytes().read
         << ", \"nvme_written\": " << engine_->io_bytes().written;
+    const tensor::AttentionRoutes attention = engine_->kernels().attention_routes();
     if (engine_->device().kind() == device::Kind::cuda) {
+      out << ", \"attention_by_library\": " << attention.by_library
+          << ", \"attention_by_own_kernels\": " << attention.by_own;
       const device::CudaMemory memory = device::as_cuda(engine_->device()).memory();
       // Of all programs: with the driver's own and what the allocator keeps, which no ledger knows.
       out << ", \"gpu_in_use\": " << memory.total - memory.free << ", \"gpu_memory\": " << memory.total;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/gradients.h"
+#include "device/meta.h"
 #include "sharding/parallel/exchanges.h"
 #include "tensor/argument_checks.h"
 
@@ -27,6 +28,7 @@ struct Head {
   std::int32_t ignore_index;
   Shape x_shape, inner_shape, w_shape;
   DType dtype;
+  bool on_gpu;
 
   std::int64_t rows() const { return labels.numel(); }
   DType compute() const { return tensor::compute_type(dtype); }
@@ -36,10 +38,15 @@ struct Head {
   }
   /// Logits take no more memory than chunks would, which hold that gradient and the logits of one.
   bool keeps_logits() const { return rows() <= 2 * most_rows(); }
-  /// Tokens of a chunk: equal parts of what is there, but for the last.
+  /// Tokens of a chunk: equal parts of what is there, but for the last. Each chunk reads and writes the
+  /// gradient of the weight, so a GPU takes half a gigabyte of logits at once where that is more; whatever
+  /// part of the vocabulary a rank has, chunks are the same.
   std::int64_t chunk_rows() const {
     constexpr std::int64_t step = 64;  // what products like
-    const std::int64_t most = std::max(step, most_rows() / step * step);
+    constexpr std::int64_t gpu_logits = std::int64_t{512} << 20;
+    const std::int64_t whole_row = slice.ids * static_cast<std::int64_t>(size_of(dtype));
+    const std::int64_t limit = std::max(most_rows(), on_gpu ? gpu_logits / whole_row : 0);
+    const std::int64_t most = std::max(step, limit / step * step);
     const std::int64_t chunks = std::max<std::int64_t>(1, (rows() + most - 1) / most);
     return std::max(step, (rows() + chunks * step - 1) / (chunks * step) * step);
   }
@@ -65,7 +72,8 @@ Head checked(const Var& x, const Var& weight, const Tensor& labels, std::int64_t
           stream,
           inner,
           table,
-          x.dtype()};
+          x.dtype(),
+          device::stands_for(x.tape().device()) == device::Kind::cuda};
 }
 
 /// All tokens of this context rank, from its part of the stream.

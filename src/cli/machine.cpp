@@ -7,10 +7,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "base/error.h"
+#include "config/bytes.h"
 
 namespace sherd::cli {
 
@@ -39,6 +42,13 @@ std::string io_uring_state() {
 
 MemorySizes memory_sizes() {
   MemorySizes sizes;
+  if (const char* told = std::getenv("SHERD_MACHINE_MEMORY")) {
+    const auto bytes = config::bytes_of(told);
+    if (!bytes || *bytes == 0)
+      fail(ErrorKind::usage, "SHERD_MACHINE_MEMORY must be a size such as \"128GB\", not '", told, "'");
+    sizes.total = sizes.available = *bytes;
+    return sizes;
+  }
   std::ifstream in("/proc/meminfo");
   std::string key, unit;
   for (std::uint64_t kib = 0; in >> key >> kib; std::getline(in, unit)) {
@@ -51,6 +61,17 @@ MemorySizes memory_sizes() {
     if (std::ifstream(file) >> limit && limit < sizes.total) sizes.limit = limit;  // "max" is not a number
   }
   return sizes;
+}
+
+bool memory_may_grow() {
+  namespace fs = std::filesystem;
+  for (const char* driver :
+       {"/sys/bus/virtio/drivers/virtio_balloon", "/sys/bus/virtio/drivers/virtio_mem"}) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(driver, ignored))
+      if (entry.is_symlink(ignored)) return true;  // a device of it
+  }
+  return false;
 }
 
 ProcessorTimes processor_times() {

@@ -18,6 +18,17 @@
 #include "models/prompt_weights.h"
 
 namespace sherd::cli {
+namespace {
+
+/// Whose kernels attention ran on, on a GPU.
+std::string route_shown(const tensor::AttentionRoutes& attention) {
+  if (attention.by_own == 0) return "by cuDNN";
+  if (attention.by_library == 0) return "by Sherd's own kernels (see docs/gpu.md)";
+  return cat("by cuDNN, and ", attention.by_own, " of ", attention.by_library + attention.by_own,
+             " calls by Sherd's own kernels (see docs/gpu.md)");
+}
+
+}  // namespace
 
 TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
                    std::shared_ptr<const engine::TokenData> data, double gemm_rate,
@@ -240,6 +251,9 @@ void TrainRun::report() const {
                 skipped > 0 ? cat(", ", counted(skipped, "step"), " skipped").c_str() : "", median * 1e3,
                 static_cast<double>(totals.units) / static_cast<double>(steps) / median);
   }
+  if (const tensor::AttentionRoutes attention = engine_->kernels().attention_routes();
+      attention.by_library + attention.by_own > 0)
+    std::printf("attention: %s\n", route_shown(attention).c_str());
   if (data_->info)
     std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);
 }

@@ -1,28 +1,14 @@
-#include <cctype>
-#include <cstdlib>
-
+#include "config/bytes.h"
 #include "config/tables.h"
 
 namespace sherd::config {
 namespace {
 
-constexpr const char* bytes = "bytes, or a string with a unit such as \"512MiB\" or \"8GB\"";
-
 std::uint64_t read_bytes(const Value& value) {
   if (value.node.is(Node::Kind::integer) || value.node.is(Node::Kind::number))
     return static_cast<std::uint64_t>(value.integer(0));
-  static const std::vector<std::pair<std::string, double>> units = {
-      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},    {"TB", 1e12},
-      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
-  const std::string& text = value.node.text;
-  char* end = nullptr;
-  const double amount = std::strtod(text.c_str(), &end);
-  std::string unit(static_cast<const char*>(end));
-  while (!unit.empty() && std::isspace(static_cast<unsigned char>(unit.front()))) unit.erase(0, 1);
-  if (end != text.c_str() && amount >= 0)
-    for (const auto& [name, factor] : units)
-      if (unit == name && amount * factor < 0x1p63) return static_cast<std::uint64_t>(amount * factor);
-  value.error("must be ", bytes, ", not ", value.node.brief());
+  if (const auto bytes = bytes_of(value.node.text)) return *bytes;
+  value.error("must be ", bytes_form, ", not ", value.node.brief());
 }
 
 Table<Device> device_table() {
@@ -39,10 +25,10 @@ Table<Device> device_table() {
   table.keys.push_back(boolean("bind_cores", &T::bind_cores));
   table.keys.push_back(custom<T>("device_memory_limit", "\"512MiB\"", [](T& device, const Value& value) {
                          device.device_memory_limit = read_bytes(value);
-                       }).takes(bytes));
+                       }).takes(bytes_form));
   table.keys.push_back(custom<T>("host_memory_limit", "\"8GB\"", [](T& device, const Value& value) {
                          device.host_memory_limit = read_bytes(value);
-                       }).takes(bytes));
+                       }).takes(bytes_form));
   table.keys.push_back(boolean("tf32", &T::tf32));
   table.keys.push_back(boolean("fused_gelu", &T::fused_gelu));
   table.keys.push_back(boolean("deterministic_attention", &T::deterministic_attention));

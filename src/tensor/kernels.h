@@ -120,6 +120,12 @@ struct KeyStore {
   Tensor places;
 };
 
+/// Calls of attention, of both directions, by whose kernels they ran.
+struct AttentionRoutes {
+  std::uint64_t by_library = 0;  ///< cuDNN's
+  std::uint64_t by_own = 0;
+};
+
 /// The compute kernels of one device. Stateless but for caches; one object per rank, called from that rank's
 /// thread. All tensors are contiguous. Unless said otherwise floating dtypes fp32, bf16, fp16 and fp64 are
 /// taken, sums run in fp32 (fp64 for fp64), and a result rounds once to its tensor's dtype. Shapes are
@@ -241,6 +247,8 @@ class Kernels {
                          const Tensor& lse) = 0;
   virtual void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                   const Tensor& lse, const Tensor& dout, const Tensor& dqkv) = 0;
+  /// Calls of the two so far, where a device has more than one way; else zeros.
+  virtual AttentionRoutes attention_routes() const { return {}; }
 
   /// Causal attention of rows that continue texts: stores their keys and values, and with `out` defined lets
   /// each row see those of its text up to itself, the last `window` of them where there is one, row after row

@@ -132,6 +132,15 @@ TEST(Program, InfoKnowsThisMachine) {
   }
   EXPECT_GT(memory_sizes().total, 0u);
   EXPECT_GE(memory_sizes().total, memory_sizes().available);
+  const auto told = [](const char* size) {
+    ::setenv("SHERD_MACHINE_MEMORY", size, 1);
+    const Outcome outcome = run({"info"});
+    ::unsetenv("SHERD_MACHINE_MEMORY");
+    return outcome;
+  };
+  EXPECT_THAT(told("128GiB").out, HasSubstr("128 GiB, 128 GiB available"));
+  EXPECT_EQ(told("much").code, 2);
+  EXPECT_THAT(told("much").err, HasSubstr("a size such as \"128GB\", not 'much'"));
 }
 
 TEST(Program, InfoPrintsTheKeysAlone) {

@@ -100,6 +100,23 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
 // ---- for tests ----
 
+/// What this process has asked of its cards since it began. Work in graphs counts as their launches alone.
+struct Counts {
+  std::size_t kernels = 0;        ///< launched one by one
+  std::size_t library_calls = 0;  ///< of cuBLASLt
+  std::size_t graphs = 0;         ///< launched
+  std::size_t copies = 0, fills = 0;
+  std::size_t up = 0, down = 0, within = 0;  ///< bytes of copies to a card, to the host, and on cards
+  std::size_t events = 0;                    ///< recorded
+  std::size_t waits = 0;                     ///< of streams for events
+  std::size_t host_waits = 0;  ///< moments at which the host asked again for what it had seen not done
+  std::size_t blocks = 0;      ///< of memory, taken from the driver
+  std::size_t peers = 0;       ///< cards that were let into another's pool of memory
+
+  Counts operator-(const Counts& before) const;
+};
+Counts counts();
+
 /// Work that has run on all cards since the program began.
 std::size_t works_run();
 /// When that many more works have run all cards fail: every call that touches one answers

@@ -90,6 +90,17 @@ TEST(EmulatedGpu, is_begun_only_where_a_rank_works) {
   EXPECT_EQ(card::has_context(0), before);
 }
 
+TEST(EmulatedGpu, lets_other_cards_into_its_pool_of_memory) {
+  const auto let_in = [] {
+    const std::size_t before = card::counts().peers;
+    const auto device = device::make_cuda_device({.ordinal = 0, .threads = 1, .timeout_seconds = 60});
+    return card::counts().peers - before;
+  };
+  EXPECT_EQ(let_in(), 0u);
+  const Setting three("SHERD_EMULATED_GPUS", "3");
+  EXPECT_EQ(let_in(), 2u);
+}
+
 TEST(EmulatedGpu, without_pools_of_memory_trains_to_the_same_bits) {
   RunSpec spec = small();
   const RunResult expected = train_local(spec);

@@ -59,6 +59,7 @@ void copy_known(void* to, const void* from, std::size_t bytes) {
 }
 
 cudaError_t allocate(void** data, std::size_t bytes, Place place) {
+  ++state().counts.blocks;
   begin_context(current_card);
   *data = memory().allocate(bytes, place, current_card);
   if (!*data) {  // what streams have yet to free counts
@@ -97,6 +98,26 @@ bool is_reachable(const void* data) {
 
 }  // namespace
 
+Counts Counts::operator-(const Counts& before) const {
+  return {kernels - before.kernels,
+          library_calls - before.library_calls,
+          graphs - before.graphs,
+          copies - before.copies,
+          fills - before.fills,
+          up - before.up,
+          down - before.down,
+          within - before.within,
+          events - before.events,
+          waits - before.waits,
+          host_waits - before.host_waits,
+          blocks - before.blocks,
+          peers - before.peers};
+}
+Counts sherd::emulated_gpu::counts() {
+  const Lock lock(mutex());
+  return state().counts;
+}
+
 bool sherd::emulated_gpu::has_context(int card) {
   const Lock lock(mutex());
   return state().contexts.count(card) > 0;
@@ -111,6 +132,7 @@ void sherd::emulated_gpu::mend() {
 
 bool sherd::emulated_gpu::queue_on(void* stream, Work work) {
   const Lock lock(mutex());
+  ++state().counts.library_calls;
   return queue_other(static_cast<cudaStream_t>(stream), std::move(work)) == cudaSuccess;
 }
 
@@ -225,6 +247,20 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) {
   return cudaSuccess;
 }
+cudaError_t cudaDeviceCanAccessPeer(int* can, int card, int peer) {
+  return *can = card != peer, cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t, const cudaMemAccessDesc* access, std::size_t count) {
+  const Lock lock(mutex());
+  for (std::size_t i = 0; i < count; ++i) {
+    const bool whole = access[i].flags == cudaMemAccessFlagsProtReadWrite &&
+                       access[i].location.type == cudaMemLocationTypeDevice;
+    if (!whole || access[i].location.id < 0 || access[i].location.id >= cards())
+      return told(cudaErrorInvalidValue);
+    ++state().counts.peers;
+  }
+  return cudaSuccess;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {
   return cudaSuccess;
 }
@@ -288,7 +324,12 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
   if (broken()) return told(cudaErrorIllegalAddress);
   Queue* queue = queue_of(stream);
   if (!queue) return told(cudaErrorInvalidResourceHandle);
-  const bool to_known = memory().find(to), from_known = memory().find(from);
+  const Block *to_block = memory().find(to), *from_block = memory().find(from);
+  const auto on_card = [](const Block* block) { return block && block->place == Place::device; };
+  Counts& counts = state().counts;
+  ++counts.copies;
+  (on_card(to_block) ? on_card(from_block) ? counts.within : counts.up : counts.down) += bytes;
+  const bool to_known = to_block, from_known = from_block;
   if (to_known && from_known) return queue_other(stream, [=] { copy_known(to, from, bytes); });
   if (queue->captured) return told(cudaErrorStreamCaptureUnsupported);
   queue->run_all();
@@ -301,7 +342,11 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 cudaError_t cudaMemsetAsync(void* data, int value, std::size_t bytes, cudaStream_t stream) {
   const Lock lock(mutex());
   if (broken()) return told(cudaErrorIllegalAddress);
-  if (!memory().find(data)) return told(cudaErrorInvalidValue);
+  const Block* block = memory().find(data);
+  if (!block) return told(cudaErrorInvalidValue);
+  if (block->place != Place::device && queue_of(stream) && queue_of(stream)->captured)
+    return told(cudaErrorStreamCaptureUnsupported);
+  ++state().counts.fills;
   return queue_other(stream, [=] {
     memory().require_known(data, bytes, "a fill");
     std::memset(data, value, bytes);

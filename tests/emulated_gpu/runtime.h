@@ -30,6 +30,7 @@ struct State {
   std::map<cudaStream_t, std::shared_ptr<Queue>> streams;
   std::set<int> contexts;                     ///< cards on which this process has begun to work
   std::map<const void*, int> shared_allowed;  ///< bytes that kernels' launches were allowed
+  Counts counts;
 };
 State& state();
 

@@ -77,6 +77,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured) return told(cudaErrorInvalidResourceHandle);
   const EventState& seen = *state_of(event);
+  ++state().counts.waits;
   if (seen.queue) queue->add([other = seen.queue, position = seen.position] { other->run_to(position); });
   return cudaSuccess;
 }
@@ -100,6 +101,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   Queue* queue = queue_of(stream);
   if (!queue || queue->captured || queue->card() != state_of(event)->card)
     return told(cudaErrorInvalidResourceHandle);
+  ++state().counts.events;
   *state_of(event) = {queue->card(), queue->shared_from_this(), queue->size(), 0};
   return cudaSuccess;
 }
@@ -109,6 +111,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   EventState& seen = *state_of(event);
   if (!seen.queue) return cudaSuccess;
   // Never on the first look: whoever asks must cope with "not yet".
+  if (seen.looks == 1) ++state().counts.host_waits;
   if (seen.looks++ > 0) seen.queue->run_to(seen.position);
   if (broken()) return told(cudaErrorIllegalAddress);
   return seen.queue->done() >= seen.position ? cudaSuccess : told(cudaErrorNotReady);
@@ -144,7 +147,7 @@ cudaError_t cudaLaunchKernel(const void* entry, dim3 grid, dim3 block, void** ar
   if (queue->captured)
     queue->captured->nodes.push_back(std::make_unique<Node>(Node{std::move(kernel), nullptr}));
   else
-    queue->add([kernel = std::move(kernel)] { kernel->run(); });
+    ++state().counts.kernels, queue->add([kernel = std::move(kernel)] { kernel->run(); });
   return cudaSuccess;
 }
 
@@ -228,6 +231,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t stream) {
 cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
   const Lock lock(mutex());
   if (broken()) return told(cudaErrorIllegalAddress);
+  ++state().counts.graphs;
   std::vector<Node> nodes;
   for (const auto& [captured, runs] : ready_of(graph)->nodes) nodes.push_back(runs);
   return queue_other(stream, [nodes = std::move(nodes)] {

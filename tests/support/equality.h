@@ -136,6 +136,7 @@ struct RunResult {
   std::int64_t skipped = 0;
   std::vector<std::int64_t> early_updates;  ///< by step
   std::vector<device::GraphCounts> graphs;  ///< after each step, on GPUs
+  tensor::AttentionRoutes attention{};      ///< of the last engine
 
   /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
   std::vector<std::byte> bits() const;

@@ -18,11 +18,14 @@ using cuda::OnGpu;
 constexpr char operations[2] = {};
 constexpr const void *copies = operations, *zeros = operations + 1;
 
-/// Of memory that CUDA knows: its own, or registered with it.
-bool known_to_cuda(const void* data) {
+cudaMemoryType kind_of_memory(const void* data) {
   cudaPointerAttributes attributes{};
   check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
-  return attributes.type != cudaMemoryTypeUnregistered;
+  return attributes.type;
+}
+/// Of memory that CUDA knows: its own, or registered with it.
+bool known_to_cuda(const void* data) {
+  return kind_of_memory(data) != cudaMemoryTypeUnregistered;
 }
 
 /// Whether a failure to register memory says something of that memory, and not of the GPU.
@@ -124,11 +127,14 @@ class Gpu final : public CudaDevice {
   void zero(void* data, std::size_t bytes) override {
     if (bytes == 0) return;
     const OnGpu on(gpu_.ordinal);
-    if (known_to_cuda(data)) {
-      compute_.queue().call({zeros, bytes_of(data, bytes), [=](void* native) {
-                               check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(native)),
-                                          "cudaMemsetAsync");
-                             }});
+    const cudaMemoryType kind = kind_of_memory(data);
+    const auto run = [=](void* native) {
+      check_call(cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(native)), "cudaMemsetAsync");
+    };
+    if (kind == cudaMemoryTypeHost) {
+      run(compute_.native());  // a graph's fills are for memory of the device
+    } else if (kind != cudaMemoryTypeUnregistered) {
+      compute_.queue().call({zeros, bytes_of(data, bytes), run});
     } else {
       wait();
       std::memset(data, 0, bytes);
@@ -167,9 +173,8 @@ class Gpu final : public CudaDevice {
 
   bool in_gpu_memory(const void* data) const override {
     const OnGpu on(gpu_.ordinal);
-    cudaPointerAttributes attributes{};
-    check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
-    return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    const cudaMemoryType kind = kind_of_memory(data);
+    return kind == cudaMemoryTypeDevice || kind == cudaMemoryTypeManaged;
   }
 
   void end_sequence() override { compute_.queue().end_sequence(); }

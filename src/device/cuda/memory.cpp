@@ -16,6 +16,12 @@ std::size_t rounded(std::size_t bytes) {
   return (bytes + large_grain - 1) / large_grain * large_grain;
 }
 
+int gpu_count() {
+  int count = 0;
+  check_call(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  return count;
+}
+
 /// Null for "no memory left", which the cache answers; any other failure throws.
 std::byte* given(void* data, cudaError_t status, const char* call) {
   if (status == cudaErrorMemoryAllocation) {
@@ -41,6 +47,15 @@ class DeviceMemory final : public BlockSource {
     std::uint64_t keep = std::numeric_limits<std::uint64_t>::max();  // settle() returns it where it is missed
     check_call(cudaMemPoolSetAttribute(pool_, cudaMemPoolAttrReleaseThreshold, &keep),
                "cudaMemPoolSetAttribute");
+    // Ranks of one process that have a card each: NCCL reads and writes the others' memory in place.
+    for (int peer = 0; peer < gpu_count(); ++peer) {
+      int can = 0;
+      if (peer != ordinal_)
+        check_call(cudaDeviceCanAccessPeer(&can, peer, ordinal_), "cudaDeviceCanAccessPeer");
+      if (!can) continue;
+      const cudaMemAccessDesc access{{cudaMemLocationTypeDevice, peer}, cudaMemAccessFlagsProtReadWrite};
+      check_call(cudaMemPoolSetAccess(pool_, &access, 1), "cudaMemPoolSetAccess");
+    }
   }
   ~DeviceMemory() override {
     if (pool_) quietly_on(ordinal_, [this] { cudaMemPoolDestroy(pool_); });

@@ -11,6 +11,11 @@
 namespace sherd::device {
 namespace {
 
+/// A stream that waits must not hold up another: a rank has more of them than the 8 hardware queues that the
+/// driver gives unless it is told, once, before its first call; and the environment is set while there are no
+/// threads. What the user says stays.
+[[maybe_unused]] const int connections = ::setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+
 std::string version_text(int version) {
   return cat(version / 1000, ".", version % 1000 / 10);
 }

@@ -36,6 +36,7 @@ class CudaKernels final : public Kernels {
   /// Throws Error{data} for what a kernel that has finished met: an id or a target outside the
   /// vocabulary. Does not wait.
   void check_data() { errors_.check(); }
+  AttentionRoutes attention_routes() const override { return routes_; }
   /// Keeps a handle as long as the kernels live: check_data()'s registration with the device.
   void watch(std::shared_ptr<void> handle) { watch_ = std::move(handle); }
 
@@ -149,6 +150,7 @@ class CudaKernels final : public Kernels {
   RotaryAngles angles_;
   std::shared_ptr<MatmulLibrary> matmul_library_;  // made by the first call that needs it
   std::shared_ptr<AttentionLibrary> attention_library_;
+  AttentionRoutes routes_;
   std::shared_ptr<void> watch_;
 };
 

@@ -169,10 +169,13 @@ TEST_F(CudaDeviceTest, copies_and_zeros_come_out_of_graphs_as_in_order) {
     device->copy(b.data() + bytes / 2, a.data() + bytes / 2, bytes / 2);
     device->zero(a.data(), bytes / 2);
     device->copy(host.data(), b.data(), bytes);
+    device->zero(host.data() + bytes / 2, 2 * sizeof first);  // no work of a graph
     device->end_sequence();
     device->synchronize();
     const auto* out = reinterpret_cast<const float*>(host.data());
     EXPECT_EQ(out[0], 0);
+    EXPECT_EQ(out[bytes / 8], 0);
+    EXPECT_EQ(out[bytes / 8 + 2], values[bytes / 8 + 2]);
     EXPECT_EQ(out[bytes / 4 - 2], values[bytes / 4 - 2]);
     EXPECT_EQ(out[bytes / 4 - 1], first);
   }

@@ -10,6 +10,7 @@
 #include "support/full_suite.h"
 #include "support/gpu.h"
 #include "support/temp_folder.h"
+#include "tensor/library_version.h"
 
 namespace sherd::test {
 namespace {
@@ -223,6 +224,58 @@ TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
   RunSpec nudged = spec;
   nudged.nudge_step = 3;
   EXPECT_FALSE(train_local(nudged).bits() == expected) << "one ulp went unnoticed";
+}
+
+/// What cuDNN takes: bf16 without dropout. Of sequences that fill its tiles, so that it has kernels for their
+/// gradient, and of 200 tokens, that leave the last tile in part.
+class GpuTrainingByCudnn : public GpuTraining, public ::testing::WithParamInterface<std::tuple<bool, int>> {
+ protected:
+  RunSpec spec() const {
+    RunSpec made = on_gpu();
+    made.dropout = 0, made.layers = 2;
+    made.seq = on_emulated_gpu() ? 24 : std::get<1>(GetParam());  // which has no cuDNN
+    made.llama = std::get<0>(GetParam());
+    made.rows = 3, made.steps = on_emulated_gpu() ? 2 : 6;
+    if (made.llama) made.kv_heads = 2;  // grouped: sequences are regrouped by kind of head
+    return made;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Of, GpuTrainingByCudnn,
+                         ::testing::Combine(::testing::Bool(), ::testing::Values(128, 200)),
+                         [](const auto& test) {
+                           return cat(std::get<0>(test.param) ? "llama" : "gpt2", std::get<1>(test.param));
+                         });
+
+TEST_P(GpuTrainingByCudnn, has_the_same_bits_in_every_setting) {
+  if (in_part() && std::get<1>(GetParam()) != 128) GTEST_SKIP() << "no cuDNN here; see the other length";
+  const RunSpec plain = spec();
+  const RunResult expected = train_local(plain);
+  if (!on_emulated_gpu() && !tensor::cudnn_version().empty()) {
+    EXPECT_GT(expected.attention.by_library, 0u);
+    EXPECT_EQ(expected.attention.by_own, 0u);
+  }
+  const auto same = [&](const char* what, const auto& change) {
+    RunSpec other = plain;
+    change(other);
+    EXPECT_TRUE(train_local(other).bits() == expected.bits()) << what;
+  };
+  same("again", [](RunSpec&) {});
+  same("by graphs", [](RunSpec& s) { s.graphs = true; });
+  same("selective recompute", [](RunSpec& s) { s.recompute = "selective"; });
+  same("full recompute", [](RunSpec& s) { s.recompute = "full"; });
+  same("full recompute by graphs", [](RunSpec& s) { s.recompute = "full", s.graphs = true; });
+  same("optimizer off the card", [](RunSpec& s) { s.stage = 2, s.offload_optimizer = "cpu"; });
+  same("all off the card", [](RunSpec& s) { s.stage = 3, s.offload_optimizer = s.offload_param = "cpu"; });
+  same("resumed", [&](RunSpec& s) { s.resume_at = s.steps / 2, s.directory = folder.path(); });
+}
+
+TEST_P(GpuTrainingByCudnn, follows_the_processor) {
+  if (in_part() && std::get<1>(GetParam()) != 128) GTEST_SKIP() << "no cuDNN here; see the other length";
+  RunSpec cpu = spec();
+  cpu.device = "cpu";
+  const RunResult here = train_local(cpu), there = train_local(spec());
+  for (std::size_t i = 0; i < here.losses.size(); ++i)
+    EXPECT_NEAR(there.losses[i], here.losses[i], 5e-3 * here.losses[i]) << "step " << i;
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "device/cuda.h"
 #include "support/expect_error.h"
 
@@ -36,6 +38,13 @@ TEST(CudaOrdinal, ranks_take_gpus_in_turn_and_share_when_there_are_fewer) {
   EXPECT_EQ(cuda_ordinal_for(3, 2), 1);
   EXPECT_EQ(cuda_ordinal_for(7, 1), 0);
   sherd::testing::expect_error(ErrorKind::usage, "no GPU", [] { cuda_ordinal_for(0, 0); });
+}
+
+TEST(CudaStatus, AsksForMoreQueuesThanARankHasStreams) {
+  if (!cuda_status().built) GTEST_SKIP() << "built without CUDA";
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  ASSERT_NE(connections, nullptr);
+  EXPECT_STREQ(connections, "32");
 }
 
 }  // namespace

@@ -145,9 +145,9 @@ Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout) 
   geometry.scores = {.heads = layout.tensor_size() * e.heads,
                      .seq = layout.context_size() * e.seq,
                      .head = layout.tensor_rank() * e.heads};
-  const auto& documents = qkv.tape().documents;
-  if (layout.context_size() == 1) return autograd::attention(qkv, geometry, documents);
-  if (documents)
+  if (qkv.tape().documents) geometry.documents = qkv.tape().documents;
+  if (layout.context_size() == 1) return autograd::attention(qkv, geometry);
+  if (geometry.documents)
     fail(ErrorKind::config,
          "context ranks hold parts of sequences, and do not keep documents apart: set data.packing "
          "to \"stream\", or parallel.context to 1");

@@ -27,8 +27,8 @@ Var exchange_heads(const Var& qkv, const tensor::Attention& whole, const Layout&
 /// this rank's heads and tokens: qkv [batch, rows, (heads + 2·kv_heads)·head_dim], rows at
 /// layout.inner_positions(rows), gives [batch, rows, heads·head_dim]. geometry.heads and kv_heads are this
 /// tensor rank's, as many on each; geometry.scores is filled in here, so that dropout draws the mask of one
-/// rank's attention. Over one context rank this is autograd::attention(), document by document where the tape
-/// has documents; over several that throws Error{config}.
+/// rank's attention. Over one context rank this is autograd::attention(), of the tape's documents where it
+/// has some; over several these throw Error{config}.
 ///
 /// With the ring (sharding/parallel/ring.h) any number of heads will do. With Ulysses (Jacobs et al. 2023)
 /// two all-to-alls, of qkv and of the result, give each rank whole sequences of heads/c heads and back, and

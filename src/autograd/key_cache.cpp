@@ -47,6 +47,8 @@ std::size_t KeyCache::bytes() const {
 
 Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
   require(!tape.recording(), "a key cache is for passes that are not recorded");
+  require(!geometry.documents,
+          "attention over a key cache knows no documents: each sequence continues a text");
   const Shape& shape = qkv.shape();
   require(shape[0] == std::ssize(rows_) && shape[1] == width_, "attention got rows ", shape.str(),
           " in a pass of ", rows_.size(), " sequences of ", width_, " rows that a key cache was told of");

@@ -18,6 +18,7 @@
 
 namespace sherd::autograd {
 
+using tensor::Documents;
 using tensor::Shape;
 using tensor::Tensor;
 class KeyCache;
@@ -126,11 +127,6 @@ struct OutputGradient {
   Var output;
   Tensor gradient;
 };
-
-/// Where documents begin and end among all rows of a micro-batch's sequences, which lie behind each other: n
-/// + 1 numbers for n documents, from 0 to their number (cu_seqlens of variable-length attention). None goes
-/// from one sequence into the next.
-using Documents = std::vector<std::int64_t>;
 
 /// When the gradients of weights are computed that nothing later in backward needs: as backward passes, or in
 /// continue_weight_gradients(), so that a pipeline's next stage gets its gradients first (Qi et al. 2024,

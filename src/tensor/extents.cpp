@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 
 #include "tensor/argument_checks.h"
@@ -28,6 +29,17 @@ void number_scores(const char* kernel, const ScoreIndex& scores, AttentionExtent
     require(first >= 0 && first + e.seq <= e.score_seq, kernel, ": ", e.seq, " tokens from position ", first,
             " on are not in a sequence of ", e.score_seq);
   e.first_score = (scores.head * e.score_seq + scores.query) * e.score_seq + scores.key;
+}
+
+void check_documents(const char* kernel, const Documents& bounds, const AttentionExtents& e) {
+  const Count rows = e.batch * e.seq;
+  require(bounds.size() >= 2 && bounds.front() == 0 && bounds.back() == rows, kernel, ": ", bounds.size(),
+          " bounds of documents do not go from 0 to ", rows, " rows");
+  for (std::size_t i = 1; i < bounds.size(); ++i) {
+    const Count begin = bounds[i - 1], end = bounds[i];
+    require(begin <= end && (begin == end || begin / e.seq == (end - 1) / e.seq), kernel,
+            ": a document of the rows ", begin, " to ", end, " is not within a sequence of ", e.seq);
+  }
 }
 
 /// Rows that somebody reads, and with `apart` writes, lie within their tensor.
@@ -226,7 +238,33 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
           " is outside [0, 1)");
   number_scores(kernel, geometry.scores, e);
   e.seen = seen_keys(kernel, geometry, e.seq);
+  if (geometry.documents) check_documents(kernel, *geometry.documents, e);
   return e;
+}
+
+std::vector<AttentionPart> attention_parts(const AttentionExtents& e, const Attention& geometry) {
+  std::vector<AttentionPart> parts;
+  const auto add = [&](Count begin, Count end) {
+    if (begin == end) return;
+    const Count b = begin / e.seq, first = begin % e.seq;
+    AttentionPart part{e, begin, b * e.heads * e.seq + first, e.seq, geometry.key};
+    part.batch = 1, part.seq = end - begin;
+    part.seen = seen_keys("attention", geometry, part.seq);
+    if (geometry.documents)
+      part.key = geometry.key.at(static_cast<std::uint64_t>(b)),
+      part.first_score += first * (e.score_seq + 1);
+    else
+      part.first_score = e.first_score_of(b, 0);
+    parts.push_back(part);
+  };
+  if (!geometry.documents) {
+    for (Count b = 0; b < e.batch; ++b) add(b * e.seq, (b + 1) * e.seq);
+    return parts;
+  }
+  for (std::size_t i = 1; i < geometry.documents->size(); ++i)
+    add((*geometry.documents)[i - 1], (*geometry.documents)[i]);
+  std::ranges::stable_sort(parts, std::greater{}, &AttentionPart::seq);
+  return parts;
 }
 
 AttentionExtents check_attention(const char* kernel, const Tensor& qkv, const Attention& geometry,

@@ -96,6 +96,18 @@ struct AttentionExtents {
   std::int64_t value_col(std::int64_t g) const { return query_col(g, group() + 1); }
 };
 AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const Attention& geometry);
+
+/// Rows of a call that see each other and no others, a sequence or a document: extents and scores as if it
+/// were a call by itself.
+struct AttentionPart : AttentionExtents {
+  std::int64_t row = 0;                  ///< its first one among all of the call
+  std::int64_t first_lse = 0, step = 0;  ///< where the numbers of its head 0 begin in lse; from head to head
+  RandomKey key{};                       ///< of dropout
+  std::int64_t lse_of(std::int64_t head) const { return first_lse + head * step; }
+};
+/// All parts of a call that have rows; documents with the longest first.
+std::vector<AttentionPart> attention_parts(const AttentionExtents& e, const Attention& geometry);
+
 AttentionExtents check_attention(const char* kernel, const Tensor& qkv, const Attention& geometry,
                                  const Tensor& out, const Tensor& lse);
 AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv, const Attention& geometry,

@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/random.h"
 #include "tensor/arrays.h"
@@ -91,6 +92,11 @@ struct ScoreIndex {
   std::int64_t head = 0, query = 0, key = 0;
 };
 
+/// Where documents begin and end among all rows of a call's sequences, which lie behind each other: n + 1
+/// numbers for n documents, from 0 to the number of rows (cu_seqlens of variable-length attention). None goes
+/// from one sequence into the next.
+using Documents = std::vector<std::int64_t>;
+
 /// Geometry of causal self-attention over packed projections.
 ///
 /// qkv: [batch, seq, (heads + 2·kv_heads)·head_dim], grouped per key-value head: for group g the columns are
@@ -108,6 +114,9 @@ struct Attention {
   ScoreIndex scores{};        ///< with which b, h, i and j count, where this is a part of a larger attention
   Positions positions{};      ///< of the rows, for rotary()
   bool lengths_vary = false;  ///< from call to call: a library is not to prepare for this one
+  /// Set: queries see keys of their own document alone. Dropout then draws for sequence b what it would draw
+  /// for it alone with key.at(b).
+  std::shared_ptr<const Documents> documents{};
   std::int64_t head_dim(std::int64_t width) const { return width / (heads + 2 * kv_heads); }
 };
 
@@ -253,7 +262,8 @@ class Kernels {
   /// Causal attention of rows that continue texts: stores their keys and values, and with `out` defined lets
   /// each row see those of its text up to itself, the last `window` of them where there is one, row after row
   /// (so a capacity of `window` is enough; without a window it must hold all positions). out: [batch, rows,
-  /// heads·head_dim], zeros in rows that do not count. Neither dropout nor geometry.scores are looked at.
+  /// heads·head_dim], zeros in rows that do not count. Neither dropout nor geometry.scores or documents are
+  /// looked at.
   virtual void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
                              const Tensor& out) = 0;
 

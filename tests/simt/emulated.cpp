@@ -11,14 +11,14 @@ namespace sherd::test {
 namespace {
 
 // Few processors, so that loops that stride over the grid go round more than once.
-device::SHERD_CUDA::Target target_on(device::Device& device) {
-  return {device, nullptr, 1, simt::shared_limit()};
+device::SHERD_CUDA::Target target_on(device::Device& device, device::StreamQueue* stream = nullptr) {
+  return {device, stream, 1, simt::shared_limit()};
 }
 
 }  // namespace
 
-std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device) {
-  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(target_on(device));
+std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device, device::StreamQueue* stream) {
+  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(target_on(device, stream));
 }
 
 void check_emulated_data(tensor::Kernels& kernels) {

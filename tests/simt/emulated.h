@@ -10,8 +10,10 @@
 
 namespace sherd::test {
 
-/// The CUDA kernels on the emulator, over the memory of a CPU device, which must outlive them.
-std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device);
+/// The CUDA kernels on the emulator, over the memory of a CPU device, which must outlive them; they run at
+/// once, or go to `stream`.
+std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device,
+                                                       device::StreamQueue* stream = nullptr);
 /// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
 void check_emulated_data(tensor::Kernels& kernels);
 

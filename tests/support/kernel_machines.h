@@ -33,7 +33,7 @@ struct Machine {
                 [&](device::Device& on) { return std::make_unique<tensor::cpu::CpuKernels>(on, which); }) {}
   explicit Machine(simt::Order threads_run)
       : Machine(threads_run == simt::Order::ascending ? "emulator" : "emulator, backwards", "emulator",
-                device::make_cpu_device(1), make_emulated_kernels) {
+                device::make_cpu_device(1), [](device::Device& on) { return make_emulated_kernels(on); }) {
     order = threads_run;
   }
   explicit Machine(const std::shared_ptr<device::CudaDevice>& gpu)

@@ -5,54 +5,14 @@
 #include <string>
 #include <vector>
 
-#include "base/random.h"
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "tensor/attention_reference.h"
 
 namespace sherd::tensor {
 namespace {
 
-using Count = std::int64_t;
+using namespace test::attention;
 using test::Machine, test::one_of_each;
-using Values = std::vector<double>;
-
-struct Case {
-  Count batch, seq;
-  int heads, kv_heads;
-  Count dim;
-  bool causal = true;
-  float dropout = 0;
-  float scale = 0;
-  ScoreIndex scores{};
-  Count window = 0;
-
-  Count width() const { return (heads + 2 * kv_heads) * dim; }
-  Attention geometry() const {
-    return {.heads = heads,
-            .kv_heads = kv_heads,
-            .causal = causal,
-            .window = window,
-            .scale = scale,
-            .dropout = dropout,
-            .key = {11, 12},
-            .scores = scores};
-  }
-  bool sees(Count i, Count j) const {
-    const Count behind = scores.query + i - (scores.key + j);
-    return (!causal || behind >= 0) && (window == 0 || behind < window);
-  }
-  /// The number by which dropout knows a score.
-  std::uint64_t number(Count b, Count h, Count i, Count j) const {
-    const Count all_heads = scores.heads ? scores.heads : heads, all = scores.seq ? scores.seq : seq;
-    return static_cast<std::uint64_t>(((b * all_heads + scores.head + h) * all + scores.query + i) * all +
-                                      scores.key + j);
-  }
-  std::string str() const {
-    return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
-               causal ? ", causal" : ", full", ", dropout ", dropout, ", scale ", scale, ", score ",
-               number(0, 0, 0, 0), ", window ", window);
-  }
-};
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {{1, 1, 1, 1, 1},
@@ -89,119 +49,10 @@ const std::vector<Case>& cases() {
   return all;
 }
 
-struct Result {
-  Values out, lse, dqkv;
-};
-
-/// Attention by its definition, whole matrices in double.
-Result reference(const Case& c, const Values& qkv, const Values& dout) {
-  const auto size = [](Count n) { return static_cast<std::size_t>(n); };
-  Result r{Values(size(c.batch * c.seq * c.heads * c.dim)), Values(size(c.batch * c.heads * c.seq)),
-           Values(qkv.size())};
-  const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.dim));
-  const Count group = c.heads / c.kv_heads;
-  for (Count b = 0; b < c.batch; ++b)
-    for (Count h = 0; h < c.heads; ++h) {
-      const Count g = h / group;
-      const auto at = [&](Count i, Count col) { return size((b * c.seq + i) * c.width() + col); };
-      const Count q = (g * (group + 2) + h % group) * c.dim, k = (g * (group + 2) + group) * c.dim,
-                  v = k + c.dim;
-      for (Count i = 0; i < c.seq; ++i) {
-        Values p(size(c.seq)), kept(size(c.seq), 1.0);
-        double total = 0, delta = 0;
-        for (Count j = 0; j < c.seq; ++j) {
-          if (!c.sees(i, j)) continue;
-          double s = 0;
-          for (Count d = 0; d < c.dim; ++d) s += qkv[at(i, q + d)] * qkv[at(j, k + d)];
-          total += p[size(j)] = std::exp(s * scale);
-          if (c.dropout > 0)
-            kept[size(j)] =
-                uniform_at({11, 12}, c.number(b, h, i, j)) >= c.dropout ? 1 / (1 - double(c.dropout)) : 0;
-        }
-        r.lse[size((b * c.heads + h) * c.seq + i)] = std::log(total);
-        const std::size_t row = size(((b * c.seq + i) * c.heads + h) * c.dim);
-        for (Count j = 0; total > 0 && j < c.seq; ++j) {
-          p[size(j)] /= total;
-          for (Count d = 0; d < c.dim; ++d)
-            r.out[row + size(d)] += p[size(j)] * kept[size(j)] * qkv[at(j, v + d)];
-        }
-        for (Count d = 0; d < c.dim; ++d) delta += dout[row + size(d)] * r.out[row + size(d)];
-        for (Count j = 0; j < c.seq; ++j) {
-          double dp = 0;
-          for (Count d = 0; d < c.dim; ++d) dp += dout[row + size(d)] * qkv[at(j, v + d)];
-          const double ds = p[size(j)] * (dp * kept[size(j)] - delta) * scale;
-          for (Count d = 0; d < c.dim; ++d) {
-            r.dqkv[at(i, q + d)] += ds * qkv[at(j, k + d)];
-            r.dqkv[at(j, k + d)] += ds * qkv[at(i, q + d)];
-            r.dqkv[at(j, v + d)] += p[size(j)] * kept[size(j)] * dout[row + size(d)];
-          }
-        }
-      }
-    }
-  return r;
-}
-
-Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream) {
-  Tensor x = m.empty(shape, dtype);
-  m.kernels.fill_normal(x, {7, stream}, 0, 0.0, 1.0);
-  return x;
-}
-Values values(Machine& m, const Tensor& x) {
-  return test::values_of(m.host(x));
-}
-
-/// The tensors of one call of each direction.
-struct Pass {
-  Tensor qkv, dout, out, lse, dqkv;
-  Pass(Machine& m, const Case& c, DType dtype)
-      : qkv(random(m, {c.batch, c.seq, c.width()}, dtype, 1)),
-        dout(random(m, {c.batch, c.seq, c.heads * c.dim}, dtype, 2)),
-        out(random(m, {c.batch, c.seq, c.heads * c.dim}, dtype, 3)),
-        lse(random(m, {c.batch, c.heads, c.seq}, dtype == DType::f64 ? DType::f64 : DType::f32, 4)),
-        dqkv(random(m, {c.batch, c.seq, c.width()}, dtype, 5)) {
-    m.kernels.attention(qkv, c.geometry(), out, lse);
-    m.kernels.attention_backward(qkv, c.geometry(), out, lse, dout, dqkv);
-  }
-};
-
-/// Largest difference relative to the largest wanted value's magnitude.
-double worst(const Values& got, const Values& want) {
-  double difference = 0, magnitude = 1e-300;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    if (!std::isfinite(got[i])) return INFINITY;
-    difference = std::max(difference, std::abs(got[i] - want[i]));
-    magnitude = std::max(magnitude, std::abs(want[i]));
-  }
-  return difference / magnitude;
-}
-
 class AttentionOfDType : public ::testing::TestWithParam<DType> {
  protected:
-  void expect_definition(Machine& m, const Case& c) const {
-    SCOPED_TRACE(cat(c.str(), " on ", m.name()));
-    const Pass run(m, c, GetParam());
-    const Result want = reference(c, values(m, run.qkv), values(m, run.dout));
-    EXPECT_LE(worst(values(m, run.out), want.out), tolerance());
-    EXPECT_LE(worst(seen(values(m, run.lse), want.lse), seen(want.lse, want.lse)), tolerance());
-    EXPECT_LE(worst(values(m, run.dqkv), want.dqkv), tolerance());
-  }
-  /// Of queries that see no key the log-sum-exp is -inf; 0 where it is as it should be.
-  static Values seen(Values lse, const Values& want) {
-    for (std::size_t i = 0; i < lse.size(); ++i)
-      if (want[i] == -INFINITY && lse[i] == -INFINITY) lse[i] = 0;
-    return lse;
-  }
-  double tolerance() const {
-    switch (GetParam()) {
-      case DType::f64:
-        return 1e-13;
-      case DType::f32:
-        return 4e-6;
-      case DType::f16:
-        return 3e-3;
-      default:
-        return 2e-2;
-    }
+  static void expect_definition(Machine& m, const Case& c) {
+    test::attention::expect_definition(m, c, GetParam());
   }
 };
 

@@ -130,6 +130,22 @@ TEST_P(CudaWorkspace, OfAttentionByOwnKernelsAndOfRotary) {
   }
 }
 
+TEST_P(CudaWorkspace, OfAttentionThatIsNotTheLibrarys) {
+  const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  Attention documents{.heads = 4, .kv_heads = 2}, varying = documents;
+  documents.documents = std::make_shared<const Documents>(Documents{0, 3, 20, 40});
+  varying.lengths_vary = true;
+  for (const Attention& geometry : {documents, varying})
+    expect_alike(
+        [&](Kernels& k) {
+          const Tensor qkv = some(k, {2, 20, 64}, dtype), out = some(k, {2, 20, 32}, dtype),
+                       lse = some(k, {2, 4, 20}, compute);
+          k.attention(qkv, geometry, out, lse);
+          k.attention_backward(qkv, geometry, out, lse, out, some(k, qkv.shape(), dtype));
+        },
+        geometry.documents ? "documents" : "varying lengths");
+}
+
 TEST_P(CudaWorkspace, OfRotaryUpToTheLastPosition) {
   Attention geometry;
   for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},

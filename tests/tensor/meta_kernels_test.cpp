@@ -103,6 +103,21 @@ TEST_P(MetaKernels, BookTheWorkspaceOfAttention) {
       }
 }
 
+TEST_P(MetaKernels, BookTheWorkspaceOfTheLongestDocument) {
+  const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const Documents& bounds : {Documents{0, 100, 130}, {0, 30, 30, 130}, {0, 1, 65, 66, 130}}) {
+    Attention geometry{.heads = 4, .kv_heads = 2};
+    geometry.documents = std::make_shared<const Documents>(bounds);
+    const auto call = [&](Kernels& kernels) {
+      const Tensor qkv = some(kernels, {1, 130, 8 * 33}, dtype), out = some(kernels, {1, 130, 4 * 33}, dtype),
+                   lse = some(kernels, {1, 4, 130}, compute);
+      kernels.attention(qkv, geometry, out, lse);
+      kernels.attention_backward(qkv, geometry, out, lse, out, some(kernels, qkv.shape(), dtype));
+    };
+    expect_alike(call, cat(bounds.size() - 1, " documents"));
+  }
+}
+
 TEST_P(MetaKernels, BookTheAnglesUpToTheLastPosition) {
   Attention geometry;
   for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},

@@ -14,13 +14,14 @@ namespace sherd::tensor::cpu {
 namespace {
 
 using Extents = AttentionExtents;
+using Part = AttentionPart;
 
 // ---- fp64: numeric gradients are checked in it; one query row at a time ----
 
 struct HeadF64 {
-  const Extents& e;
+  const Part& e;
   const Attention& geometry;
-  Count b, g, r;
+  Count g, r;
 
   Count head() const { return g * e.group() + r; }
   Count first(Count i) const { return e.seen.first(i); }
@@ -28,10 +29,8 @@ struct HeadF64 {
   /// The factor that dropout puts on score (i, j).
   double kept(Count i, Count j) const {
     if (geometry.dropout == 0) return 1;
-    const auto index = static_cast<std::uint64_t>(e.first_score_of(b, head()) + i * e.score_seq + j);
-    return uniform_at(geometry.key, index) >= geometry.dropout
-               ? 1 / (1 - static_cast<double>(geometry.dropout))
-               : 0;
+    const auto index = static_cast<std::uint64_t>(e.first_score_of(0, head()) + i * e.score_seq + j);
+    return uniform_at(e.key, index) >= geometry.dropout ? 1 / (1 - static_cast<double>(geometry.dropout)) : 0;
   }
 };
 
@@ -42,7 +41,7 @@ double dot(const double* a, const double* b, Count n) {
 }
 
 void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) {
-  const Extents& e = h.e;
+  const Part& e = h.e;
   std::vector<double> scores(static_cast<std::size_t>(e.seq));
   for (Count i = 0; i < e.seq; ++i) {
     const Count first = h.first(i), end = h.end(i);
@@ -66,7 +65,7 @@ void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) 
 
 void backward_f64(const HeadF64& h, const double* qkv, const double* out, const double* lse,
                   const double* dout, double* dqkv) {
-  const Extents& e = h.e;
+  const Part& e = h.e;
   for (Count i = 0; i < e.seq; ++i) {
     const Count row = (i * e.heads + h.head()) * e.dim, query = i * e.width() + e.query_col(h.g, h.r);
     const double delta = dot(dout + row, out + row, e.dim);
@@ -98,11 +97,11 @@ const AttentionOps& ops_for(bool bf16_products) {
   return portable::attention_f32;
 }
 
-/// What the loops need of one call, and the conversion of rows between the tensors' dtype and the loops'
-/// elements.
+/// What the loops need of one part of a call, and the conversion of rows between the tensors' dtype and the
+/// loops' elements.
 class Heads {
  public:
-  Heads(Device& device, const IsaTable& isa, const Extents& e, const Attention& geometry, DType dtype)
+  Heads(Device& device, const IsaTable& isa, const Part& e, const Attention& geometry, DType dtype)
       : e_(e),
         geometry_(geometry),
         device_(device),
@@ -119,7 +118,7 @@ class Heads {
   Count dim() const { return dim_; }
   Count row() const { return attention_row(dim_); }
 
-  AttentionHead head(Count b, Count h) const {
+  AttentionHead head(Count h) const {
     AttentionHead out;
     out.seq = e_.seq, out.dim = dim_;
     out.scale = static_cast<float>(e_.scale);
@@ -127,8 +126,8 @@ class Heads {
     if (geometry_.dropout > 0) {
       out.threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(geometry_.dropout) * 0x1p24));
       out.factor = 1 / (1 - geometry_.dropout);
-      out.seed = geometry_.key.seed, out.stream = geometry_.key.stream;
-      out.first = static_cast<std::uint64_t>(e_.first_score_of(b, h)), out.score_row = e_.score_seq;
+      out.seed = e_.key.seed, out.stream = e_.key.stream;
+      out.first = static_cast<std::uint64_t>(e_.first_score_of(0, h)), out.score_row = e_.score_seq;
     }
     return out;
   }
@@ -149,11 +148,9 @@ class Heads {
   /// One head's rows as elements.
   Count matrix_bytes() const { return e_.seq * row_bytes(); }
   /// What one head's way there, and one group's way back, take of the workspace.
-  Count forward_bytes() const {
-    return ops().forward_scratch(head(0, 0)) + (direct() ? 0 : 4 * matrix_bytes());
-  }
+  Count forward_bytes() const { return ops().forward_scratch(head(0)) + (direct() ? 0 : 4 * matrix_bytes()); }
   Count backward_bytes() const {
-    return 2 * e_.seq * row() * 4 + 6 * matrix_bytes() + ops().backward_scratch(head(0, 0));
+    return 2 * e_.seq * row() * 4 + 6 * matrix_bytes() + ops().backward_scratch(head(0));
   }
 
   /// The tensor's rows as elements, dim() apart.
@@ -179,7 +176,7 @@ class Heads {
   }
 
  private:
-  const Extents& e_;
+  const Part& e_;
   const Attention& geometry_;
   Device& device_;
   bool bf16_;
@@ -188,15 +185,15 @@ class Heads {
   bool converts_;
 };
 
-void forward_head(const Heads& heads, const Extents& e, const Tensor& qkv, const Tensor& out,
-                  const Tensor& lse, Count b, Count h) {
+void forward_head(const Heads& heads, const Part& e, const Tensor& qkv, const Tensor& out, const Tensor& lse,
+                  Count h) {
   const Count g = h / e.group(), r = h % e.group(), element = heads.element(), out_stride = e.heads * e.dim;
-  const std::byte* rows = at(qkv, b * e.seq * e.width());
+  const std::byte* rows = at(qkv, e.row * e.width());
   const std::byte* from[3] = {rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
                               rows + e.value_col(g) * element};
-  std::byte* to = at(out, (b * e.seq * e.heads + h) * e.dim);
-  float* to_lse = lse.data<float>() + (b * e.heads + h) * e.seq;
-  AttentionHead head = heads.head(b, h);
+  std::byte* to = at(out, (e.row * e.heads + h) * e.dim);
+  float* to_lse = lse.data<float>() + e.lse_of(h);
+  AttentionHead head = heads.head(h);
   const AttentionOps& ops = heads.ops();
   const device::Storage scratch = heads.scratch(ops.forward_scratch(head));
   if (heads.direct({rows, to})) {
@@ -220,7 +217,7 @@ struct BackwardTensors {
 };
 
 /// The query heads of one key-value head in turn, so that its gradient has one order of sums.
-void backward_group(const Heads& heads, const Extents& e, const BackwardTensors& t, Count b, Count g) {
+void backward_group(const Heads& heads, const Part& e, const BackwardTensors& t, Count g) {
   const AttentionOps& ops = heads.ops();
   const Count element = heads.element(), sums = e.seq * heads.row(), matrix = heads.matrix_bytes();
   const Count out_stride = e.heads * e.dim;
@@ -228,24 +225,24 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
   auto* dk = reinterpret_cast<float*>(gradients.data());
   float* dv = dk + sums;
   std::fill_n(dk, 2 * sums, 0.0f);
-  const std::byte* rows = at(t.qkv, b * e.seq * e.width());
-  std::byte* drows = at(t.dqkv, b * e.seq * e.width());
+  const std::byte* rows = at(t.qkv, e.row * e.width());
+  std::byte* drows = at(t.dqkv, e.row * e.width());
   std::byte* copy = copies.data();
   const bool direct = heads.direct({rows, drows, t.out.raw(), t.dout.raw()});
   AttentionHead head;
   for (Count r = 0; r < e.group(); ++r) {
-    const Count h = g * e.group() + r, first = (b * e.seq * e.heads + h) * e.dim;
+    const Count h = g * e.group() + r, first = (e.row * e.heads + h) * e.dim;
     const std::byte* from[5] = {rows + e.query_col(g, r) * element, rows + e.key_col(g) * element,
                                 rows + e.value_col(g) * element, at(t.out, first), at(t.dout, first)};
-    head = heads.head(b, h);
+    head = heads.head(h);
     head.stride = direct ? e.width() : heads.dim(), head.out_stride = direct ? out_stride : heads.dim();
     const void** to[5] = {&head.q, &head.k, &head.v, &head.out, &head.dout};
     for (int i = 0; i < 5; ++i)
       *to[i] = direct ? from[i] : heads.copy_in(from[i], i < 3 ? e.width() : out_stride, copy + i * matrix);
     std::byte* dq = drows + e.query_col(g, r) * element;
     const device::Storage scratch = heads.scratch(ops.backward_scratch(head));
-    ops.backward(head, t.lse.data<float>() + (b * e.heads + h) * e.seq, direct ? dq : copy + 5 * matrix,
-                 head.stride, dk, dv, scratch.data());
+    ops.backward(head, t.lse.data<float>() + e.lse_of(h), direct ? dq : copy + 5 * matrix, head.stride, dk,
+                 dv, scratch.data());
     if (!direct) heads.copy_out(copy + 5 * matrix, dq, e.width());
   }
   const auto store = [&](const float* from, float factor, std::byte* to) {
@@ -257,12 +254,23 @@ void backward_group(const Heads& heads, const Extents& e, const BackwardTensors&
 }
 
 std::size_t workspace_of(Device& device, const Tensor& qkv, const Attention& geometry, bool backward) {
-  const Extents e = attention_extents("attention", qkv, geometry);
-  if (e.seq == 0 || qkv.dtype() == DType::f64) return 0;
-  const Heads heads(device, isa_table(cpu_isa()), e, geometry, qkv.dtype());
-  const Count tasks = e.batch * (backward ? e.kv_heads : e.heads);
+  const std::vector<Part> parts = attention_parts(attention_extents("attention", qkv, geometry), geometry);
+  if (parts.empty() || qkv.dtype() == DType::f64) return 0;
+  const Part& longest = parts.front();
+  const Heads heads(device, isa_table(cpu_isa()), longest, geometry, qkv.dtype());
+  const Count tasks = std::ssize(parts) * (backward ? longest.kv_heads : longest.heads);
   const Count bytes = backward ? heads.backward_bytes() : heads.forward_bytes();
   return static_cast<std::size_t>(std::min<Count>(device.arena().threads(), tasks) * bytes);
+}
+
+/// Calls body(part, i) for i in [0, count) of each part of a call, short parts side by side.
+template <class Body>
+void for_each_head(Device& device, const Extents& e, const Attention& geometry, Count count,
+                   const Body& body) {
+  const std::vector<Part> parts = attention_parts(e, geometry);
+  device.arena().parallel_for(std::ssize(parts) * count, 1, [&](Count item, Count) {
+    body(parts[static_cast<std::size_t>(item / count)], item % count);
+  });
 }
 
 }  // namespace
@@ -277,38 +285,29 @@ std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, cons
 void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                            const Tensor& lse) {
   const Extents e = check_attention("attention", qkv, geometry, out, lse);
-  if (e.seq == 0) return;
-  if (qkv.dtype() == DType::f64) {
-    return device_.arena().parallel_for(e.batch * e.heads, 1, [&](Count item, Count) {
-      const Count b = item / e.heads, h = item % e.heads;
-      forward_f64({e, geometry, b, h / e.group(), h % e.group()}, qkv.data<double>() + b * e.seq * e.width(),
-                  out.data<double>() + b * e.seq * e.heads * e.dim, lse.data<double>() + item * e.seq);
-    });
-  }
-  const Heads heads(device_, isa_, e, geometry, qkv.dtype());
-  device_.arena().parallel_for(e.batch * e.heads, 1, [&](Count item, Count) {
-    forward_head(heads, e, qkv, out, lse, item / e.heads, item % e.heads);
+  for_each_head(device_, e, geometry, e.heads, [&](const Part& part, Count h) {
+    if (qkv.dtype() == DType::f64)
+      return forward_f64(
+          {part, geometry, h / e.group(), h % e.group()}, qkv.data<double>() + part.row * e.width(),
+          out.data<double>() + part.row * e.heads * e.dim, lse.data<double>() + part.lse_of(h));
+    forward_head({device_, isa_, part, geometry, qkv.dtype()}, part, qkv, out, lse, h);
   });
 }
 
 void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                     const Tensor& lse, const Tensor& dout, const Tensor& dqkv) {
   const Extents e = check_attention_backward("attention_backward", qkv, geometry, out, lse, dout, dqkv);
-  if (e.seq == 0) return;
-  if (qkv.dtype() == DType::f64) {
-    fill(dqkv, 0);
-    return device_.arena().parallel_for(e.batch * e.kv_heads, 1, [&](Count item, Count) {
-      const Count b = item / e.kv_heads, g = item % e.kv_heads, rows = b * e.seq;
-      for (Count r = 0; r < e.group(); ++r)
-        backward_f64({e, geometry, b, g, r}, qkv.data<double>() + rows * e.width(),
-                     out.data<double>() + rows * e.heads * e.dim,
-                     lse.data<double>() + (b * e.heads + g * e.group() + r) * e.seq,
-                     dout.data<double>() + rows * e.heads * e.dim, dqkv.data<double>() + rows * e.width());
-    });
-  }
-  const Heads heads(device_, isa_, e, geometry, qkv.dtype());
-  device_.arena().parallel_for(e.batch * e.kv_heads, 1, [&](Count item, Count) {
-    backward_group(heads, e, {qkv, out, lse, dout, dqkv}, item / e.kv_heads, item % e.kv_heads);
+  if (qkv.dtype() == DType::f64) fill(dqkv, 0);
+  for_each_head(device_, e, geometry, e.kv_heads, [&](const Part& part, Count g) {
+    if (qkv.dtype() != DType::f64)
+      return backward_group({device_, isa_, part, geometry, qkv.dtype()}, part, {qkv, out, lse, dout, dqkv},
+                            g);
+    for (Count r = 0; r < e.group(); ++r)
+      backward_f64({part, geometry, g, r}, qkv.data<double>() + part.row * e.width(),
+                   out.data<double>() + part.row * e.heads * e.dim,
+                   lse.data<double>() + part.lse_of(g * e.group() + r),
+                   dout.data<double>() + part.row * e.heads * e.dim,
+                   dqkv.data<double>() + part.row * e.width());
   });
 }
 

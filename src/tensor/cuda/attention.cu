@@ -1,5 +1,8 @@
 #include "tensor/cuda/attention.cuh"
 
+#include <bit>
+#include <vector>
+
 #include "tensor/cuda/attention_library.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -17,51 +20,36 @@ __device__ C fold_columns(C value, Op op) {
 template <class C>
 constexpr C very_low = static_cast<C>(-1e30);
 
-/// A block's tile of queries or keys, one head of one sequence: tiles of the same place follow each other
-/// over heads and sequences. With a causal mask long ones come first, so that short ones fill the gaps at the
-/// end.
-struct TileIndex {
-  Count batch, first;
-  int head;
-
-  __device__ TileIndex(Count seq, int heads, int tile, bool last_first) {
-    const Count tiles = (seq + tile - 1) / tile, each = gridDim.x / tiles, at = blockIdx.x / each;
-    first = (last_first ? tiles - 1 - at : at) * tile;
-    head = static_cast<int>(blockIdx.x % each % heads);
-    batch = blockIdx.x % each / heads;
-  }
-};
-
 /// Forward: out and lse of one tile of queries.
-template <class Shape, class S>
-__global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionArguments<S> a) {
+template <class Shape, class Parts, class S>
+__global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionArguments<S> a, Parts parts) {
   using C = Compute<S>;
   constexpr int r = Shape::r, tile = Shape::tile;
   SHERD_DYNAMIC_SHARED(C, shared);
   C *queries = shared, *keys = queries + tile * a.row, *weights = keys + tile * a.row;
-  const TileIndex index(a.seq, a.heads, tile, a.seen.ahead < a.seq);
-  const Count q0 = index.first, head = index.batch * a.heads + index.head,
-              numbered = a.first_score_of(index.batch, index.head);
+  const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
+  if (index.empty) return;
+  const Count q0 = index.first, seq = index.seq, numbered = index.score(a, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
-  const S* rows = a.qkv + index.batch * a.seq * a.width;
-  load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, a.seq - q0, queries);
+  const S* rows = a.qkv + index.row(a) * a.width;
+  load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, seq - q0, queries);
   C top[r], total[r];
   for (int i = 0; i < r; ++i) top[i] = very_low<C>, total[i] = 0;
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.seen.end(q0 + tile - 1, a.seq);
+  const Count end = a.seen.end(q0 + tile - 1, seq);
   for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     __syncthreads();
-    load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, seq - k0, keys);
     __syncthreads();
     C scores[r][r];
     dot_tiles<Shape>(queries, keys, a.row, dim, scores);
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const SeenRange seen = a.seen_by(query);
+      const SeenRange seen = a.seen_by(query, seq);
       C high = top[i];
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
@@ -79,7 +67,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
       total[i] = total[i] * fade + fold_columns(sum, device::SHERD_CUDA::Plus{});
       top[i] = high;
       if (a.threshold) {
-        const unsigned kept = kept_scores<r>(a, numbered, query, first);
+        const unsigned kept = kept_scores<r>(a, index.key, numbered, query, first);
         SHERD_UNROLL
         for (int c = 0; c < r; ++c) scores[i][c] = kept >> c & 1u ? scores[i][c] * a.factor : C{0};
       }
@@ -91,17 +79,17 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
     }
     store_scores<Shape>(scores, weights);
     __syncthreads();
-    load_tile<Shape, true>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, keys);
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.value_col(g), a.width, seq - k0, keys);
     __syncthreads();
     sums.add_product(weights, keys, a.row, dim);
   }
   const Count out_row = Count{a.heads} * a.dim;
-  sums.store(a.to + (index.batch * a.seq + q0) * out_row + index.head * a.dim, out_row, a.seq - q0, a.dim,
+  sums.store(a.to + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, seq - q0, a.dim,
              [&](int i) { return total[i] == C{0} ? C{0} : C{1} / total[i]; });
   SHERD_UNROLL
   for (int i = 0; i < r; ++i)
-    if (tx == 0 && q0 + ty * r + i < a.seq)
-      a.lse[head * a.seq + q0 + ty * r + i] = top[i] + static_cast<C>(::log(total[i]));
+    if (tx == 0 && q0 + ty * r + i < seq)
+      a.lse[index.numbers(a, index.head) + q0 + ty * r + i] = top[i] + static_cast<C>(::log(total[i]));
 }
 
 /// delta[b, h, i] = Σ dout·out; a warp per row.
@@ -132,49 +120,51 @@ __device__ ScoreGradient<C> differentiate(C score, C product, C lse, C delta, bo
 }
 
 /// Gradient of one tile of queries.
-template <class Shape, class S>
-__global__ void __launch_bounds__(attention_threads) attention_dq_kernel(AttentionArguments<S> a) {
+template <class Shape, class Parts, class S>
+__global__ void __launch_bounds__(attention_threads)
+    attention_dq_kernel(AttentionArguments<S> a, Parts parts) {
   using C = Compute<S>;
   constexpr int r = Shape::r, tile = Shape::tile;
   SHERD_DYNAMIC_SHARED(C, shared);
   C *queries = shared, *douts = queries + tile * a.row, *keys = douts + tile * a.row,
     *slopes = keys + tile * a.row;
-  const TileIndex index(a.seq, a.heads, tile, a.seen.ahead < a.seq);
-  const Count q0 = index.first, head = index.batch * a.heads + index.head, out_row = Count{a.heads} * a.dim;
-  const Count numbered = a.first_score_of(index.batch, index.head);
+  const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
+  if (index.empty) return;
+  const Count q0 = index.first, seq = index.seq, numbers = index.numbers(a, index.head),
+              numbered = index.score(a, index.head), out_row = Count{a.heads} * a.dim;
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
-  const S* rows = a.qkv + index.batch * a.seq * a.width;
+  const S* rows = a.qkv + index.row(a) * a.width;
   const Count own = q0 * a.width + a.query_col(index.head);
-  load_tile<Shape, false>(a, rows + own, a.width, a.seq - q0, queries);
-  load_tile<Shape, false>(a, a.dout + (index.batch * a.seq + q0) * out_row + index.head * a.dim, out_row,
-                          a.seq - q0, douts);
+  load_tile<Shape, false>(a, rows + own, a.width, seq - q0, queries);
+  load_tile<Shape, false>(a, a.dout + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, seq - q0,
+                          douts);
   C lse[r], delta[r];
   for (int i = 0; i < r; ++i) {
     const Count query = q0 + ty * r + i;
-    lse[i] = query < a.seq ? a.lse[head * a.seq + query] : C{0};
-    delta[i] = query < a.seq ? a.delta[head * a.seq + query] : C{0};
+    lse[i] = query < seq ? a.lse[numbers + query] : C{0};
+    delta[i] = query < seq ? a.delta[numbers + query] : C{0};
   }
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.seen.end(q0 + tile - 1, a.seq);
+  const Count end = a.seen.end(q0 + tile - 1, seq);
   for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     const S* tile_rows = rows + k0 * a.width;
     C scores[r][r], products[r][r];
     __syncthreads();
-    load_tile<Shape, true>(a, tile_rows + a.value_col(g), a.width, a.seq - k0, keys);
+    load_tile<Shape, true>(a, tile_rows + a.value_col(g), a.width, seq - k0, keys);
     __syncthreads();
     dot_tiles<Shape>(douts, keys, a.row, dim, products);
     __syncthreads();
-    load_tile<Shape, true>(a, tile_rows + a.key_col(g), a.width, a.seq - k0, keys);
+    load_tile<Shape, true>(a, tile_rows + a.key_col(g), a.width, seq - k0, keys);
     __syncthreads();
     dot_tiles<Shape>(queries, keys, a.row, dim, scores);
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const SeenRange seen = a.seen_by(query);
-      const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
+      const SeenRange seen = a.seen_by(query, seq);
+      const unsigned kept = a.threshold ? kept_scores<r>(a, index.key, numbered, query, first) : ~0u;
       SHERD_UNROLL
       for (int c = 0; c < r; ++c)
         scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
@@ -185,51 +175,52 @@ __global__ void __launch_bounds__(attention_threads) attention_dq_kernel(Attenti
     __syncthreads();
     sums.add_product(slopes, keys, a.row, dim);
   }
-  sums.store(a.dqkv + index.batch * a.seq * a.width + own, a.width, a.seq - q0, a.dim,
-             [&](int) { return a.scale; });
+  sums.store(a.dqkv + index.row(a) * a.width + own, a.width, seq - q0, a.dim, [&](int) { return a.scale; });
 }
 
 /// Gradients of one tile of keys and of its values: the query heads of the group in turn, and their tiles in
 /// order, so that the sums have one order. Tiles of scores are transposed: keys in rows.
-template <class Shape, class S>
-__global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(AttentionArguments<S> a) {
+template <class Shape, class Parts, class S>
+__global__ void __launch_bounds__(attention_threads)
+    attention_dkv_kernel(AttentionArguments<S> a, Parts parts) {
   using C = Compute<S>;
   constexpr int r = Shape::r, tile = Shape::tile;
   SHERD_DYNAMIC_SHARED(C, shared);
   C *keys = shared, *values = keys + tile * a.row, *queries = values + tile * a.row,
     *weights = queries + tile * a.row;
-  const TileIndex index(a.seq, a.kv_heads, tile, false);
-  const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
+  const TileIndex index = parts.find(a, a.kv_heads, tile, false);
+  if (index.empty) return;
+  const Count k0 = index.first, seq = index.seq, out_row = Count{a.heads} * a.dim;
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head, dim = static_cast<int>(a.dim);
-  const S* rows = a.qkv + index.batch * a.seq * a.width;
-  load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
-  load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, values);
-  const Count end = a.seen.end_query(k0 + tile - 1, a.seq);
+  const S* rows = a.qkv + index.row(a) * a.width;
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, seq - k0, keys);
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, seq - k0, values);
+  const Count end = a.seen.end_query(k0 + tile - 1, seq);
   RowSums<Shape, C> dk, dv;
   dk.clear(), dv.clear();
   for (int own = g * a.group(); own < (g + 1) * a.group(); ++own) {
-    const Count head = index.batch * a.heads + own, numbered = a.first_score_of(index.batch, own);
+    const Count numbers = index.numbers(a, own), numbered = index.score(a, own);
     for (Count q0 = a.seen.first_query(k0) / tile * tile; q0 < end; q0 += tile) {
       const S* query_rows = rows + q0 * a.width + a.query_col(own);
       C scores[r][r], products[r][r];
       __syncthreads();
-      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
+      load_tile<Shape, true>(a, query_rows, a.width, seq - q0, queries);
       __syncthreads();
       dot_tiles<Shape>(keys, queries, a.row, dim, scores);
       __syncthreads();
-      load_tile<Shape, true>(a, a.dout + (index.batch * a.seq + q0) * out_row + own * a.dim, out_row,
-                             a.seq - q0, queries);
+      load_tile<Shape, true>(a, a.dout + (index.row(a) + q0) * out_row + own * a.dim, out_row, seq - q0,
+                             queries);
       __syncthreads();
       dot_tiles<Shape>(values, queries, a.row, dim, products);
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
         const Count query = q0 + tx * r + c, first = k0 + ty * r;
-        const SeenRange seen = a.seen_by(query);
-        const C lse = query < a.seq ? a.lse[head * a.seq + query] : C{0};
-        const C delta = query < a.seq ? a.delta[head * a.seq + query] : C{0};
-        const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
+        const SeenRange seen = a.seen_by(query, seq);
+        const C lse = query < seq ? a.lse[numbers + query] : C{0};
+        const C delta = query < seq ? a.delta[numbers + query] : C{0};
+        const unsigned kept = a.threshold ? kept_scores<r>(a, index.key, numbered, query, first) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < r; ++i) {
           const ScoreGradient<C> made =
@@ -243,14 +234,14 @@ __global__ void __launch_bounds__(attention_threads) attention_dkv_kernel(Attent
       dv.add_product(weights, queries, a.row, dim);
       __syncthreads();
       store_scores<Shape>(products, weights);
-      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
+      load_tile<Shape, true>(a, query_rows, a.width, seq - q0, queries);
       __syncthreads();
       dk.add_product(weights, queries, a.row, dim);
     }
   }
-  S* to = a.dqkv + (index.batch * a.seq + k0) * a.width;
-  dk.store(to + a.key_col(g), a.width, a.seq - k0, a.dim, [&](int) { return a.scale; });
-  dv.store(to + a.value_col(g), a.width, a.seq - k0, a.dim, [](int) { return C{1}; });
+  S* to = a.dqkv + (index.row(a) + k0) * a.width;
+  dk.store(to + a.key_col(g), a.width, seq - k0, a.dim, [&](int) { return a.scale; });
+  dv.store(to + a.value_col(g), a.width, seq - k0, a.dim, [](int) { return C{1}; });
 }
 
 constexpr int longest_head = 256;
@@ -288,10 +279,37 @@ std::size_t shared_bytes(const AttentionArguments<S>& a, int tiles) {
          sizeof(Compute<S>);
 }
 
-unsigned tile_blocks(const AttentionExtents& e, Count heads, int tile) {
-  const Count blocks = (e.seq + tile - 1) / tile * heads * e.batch;
+unsigned grid_of(Count blocks) {
   require(blocks <= 0x7fffffff, "attention: ", blocks, " tiles are more than a grid holds");
   return static_cast<unsigned>(blocks);
+}
+
+/// As many, or up to a quarter more, of which there are few for one shape: calls whose documents are about as
+/// many take one grid, and work that is a graph stays one.
+constexpr Count steady(Count tiles) {
+  const auto step = static_cast<Count>(std::bit_floor(static_cast<std::uint64_t>(tiles)) / 4);
+  return step > 1 ? (tiles + step - 1) / step * step : tiles;
+}
+
+/// Calls launch(rows, blocks) for the grids that together have each tile of each part of a call for each of
+/// `heads`: one, but where there are more documents than a table holds.
+template <class Launch>
+void over_tiles(const AttentionCall& call, Count heads, int tile, const Launch& launch) {
+  const AttentionExtents& e = call.extents;
+  const auto tiles_of = [&](Count rows) { return (rows + tile - 1) / tile; };
+  if (!call.geometry.documents) return launch(WholeSequences{}, grid_of(tiles_of(e.seq) * e.batch * heads));
+  require(e.batch * e.seq <= 0x7fffffff, "attention: documents of ", e.batch * e.seq, " rows in one call");
+  const std::vector<AttentionPart> parts = attention_parts(e, call.geometry);
+  for (std::size_t first = 0; first < parts.size(); first += DocumentTable::most) {
+    DocumentTable table{};
+    for (std::size_t i = first; i < parts.size() && table.count < DocumentTable::most; ++i, ++table.count) {
+      table.row[table.count] = static_cast<int>(parts[i].row);
+      table.seq[table.count] = static_cast<int>(parts[i].seq);
+      table.tile[table.count] = table.tiles;
+      table.tiles += static_cast<int>(tiles_of(parts[i].seq));
+    }
+    launch(table, grid_of(steady(table.tiles) * heads));
+  }
 }
 
 /// Calls f with the first shape for heads of up to `most_dim` elements, of `rows` per thread, half as many
@@ -315,12 +333,14 @@ template <class S>
 constexpr int most_rows = sizeof(Compute<S>) == 4 ? 4 : 2;
 
 template <class S>
-void run_forward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+void run_forward(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a) {
   constexpr int tiles = 2, rows = most_rows<S>;
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);
-    launch(attention_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
-           shared_bytes<Shape>(a, tiles), target.stream, a);
+    over_tiles(call, a.heads, Shape::tile, [&](const auto& parts, unsigned blocks) {
+      launch(attention_kernel<Shape, std::decay_t<decltype(parts)>, S>, blocks, attention_threads,
+             shared_bytes<Shape>(a, tiles), target.stream, a, parts);
+    });
   };
   if (a.dim <= 64)
     with_rows<64, rows, rows>(target, a, tiles, run);
@@ -331,14 +351,19 @@ void run_forward(const Target& target, const AttentionExtents& e, const Attentio
 }
 
 template <class S>
-void run_backward(const Target& target, const AttentionExtents& e, const AttentionArguments<S>& a) {
+void run_backward(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a) {
   constexpr int tiles = 3, rows = most_rows<S>;
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);
-    launch(attention_dq_kernel<Shape, S>, tile_blocks(e, e.heads, Shape::tile), attention_threads,
-           shared_bytes<Shape>(a, tiles), target.stream, a);
-    launch(attention_dkv_kernel<Shape, S>, tile_blocks(e, e.kv_heads, Shape::tile), attention_threads,
-           shared_bytes<Shape>(a, tiles), target.stream, a);
+    const std::size_t shared = shared_bytes<Shape>(a, tiles);
+    over_tiles(call, a.heads, Shape::tile, [&](const auto& parts, unsigned blocks) {
+      launch(attention_dq_kernel<Shape, std::decay_t<decltype(parts)>, S>, blocks, attention_threads, shared,
+             target.stream, a, parts);
+    });
+    over_tiles(call, a.kv_heads, Shape::tile, [&](const auto& parts, unsigned blocks) {
+      launch(attention_dkv_kernel<Shape, std::decay_t<decltype(parts)>, S>, blocks, attention_threads, shared,
+             target.stream, a, parts);
+    });
   };
   if (a.dim <= 64)
     with_rows<64, rows, rows>(target, a, tiles, run);
@@ -351,7 +376,7 @@ void run_backward(const Target& target, const AttentionExtents& e, const Attenti
 void own_forward(const Target& target, const AttentionCall& call) {
   with_floating(call.qkv.dtype(), [&](auto type) {
     using S = decltype(type);
-    run_forward<S>(target, call.extents, arguments<S>(call));
+    run_forward<S>(target, call, arguments<S>(call));
   });
 }
 
@@ -366,7 +391,7 @@ void own_backward(const Target& target, const AttentionCall& call) {
     launch(attention_delta_kernel<S>,
            blocks_for(e.batch * e.seq * e.heads, attention_threads / 32, target.processors),
            attention_threads, 0, target.stream, a);
-    run_backward<S>(target, e, a);
+    run_backward<S>(target, call, a);
   });
 }
 
@@ -378,7 +403,7 @@ void CudaKernels::attention(const Tensor& qkv, const Attention& geometry, const 
   if (qkv.numel() == 0) return;
   if (!attention_library_) attention_library_ = make_attention_library(target_);
   const AttentionCall call{e, geometry, qkv, out, lse};
-  if (geometry.lengths_vary || !attention_library_->forward(call)) own_forward(target_, call);
+  if (!attention_library_->forward(call)) own_forward(target_, call);
 }
 
 void CudaKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
@@ -388,8 +413,7 @@ void CudaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
   if (qkv.numel() == 0) return;
   if (!attention_library_) attention_library_ = make_attention_library(target_);
   const AttentionCall call{e, geometry, qkv, out, lse, dout, dqkv};
-  if (geometry.lengths_vary || !attention_library_->backward(call, options.deterministic_attention))
-    own_backward(target_, call);
+  if (!attention_library_->backward(call, options.deterministic_attention)) own_backward(target_, call);
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

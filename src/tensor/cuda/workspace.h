@@ -69,8 +69,10 @@ inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * 
 /// gradients of keys and values.
 inline constexpr std::size_t most_attention_workspace = (std::size_t{5} << 30) / 4;
 /// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout; nor is
-/// it with masks but that of whole causal sequences.
+/// it with masks but that of whole causal sequences, or for what it would have to prepare for again and
+/// again.
 inline bool attention_by_library(const AttentionExtents& e, const Attention& geometry, DType dtype) {
+  if (geometry.documents || geometry.lengths_vary) return false;
   const bool known_mask = !e.windowed() && (!e.causal() || e.seen.ahead == 1);
   return known_mask && size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 &&
          e.seq >= 2;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "autograd/attention.h"
+#include "autograd/key_cache.h"
 #include "models/gpt.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
@@ -114,6 +115,19 @@ TEST_F(DocumentsTest, DrawDropoutOfTheirOwn) {
   for (std::size_t i = 0; i < 4; ++i)
     masks.emplace(out.begin() + static_cast<long>(i) * 32, out.begin() + static_cast<long>(i + 1) * 32);
   EXPECT_EQ(masks.size(), 4u);
+}
+
+TEST_F(DocumentsTest, AreNotForKeyCaches) {
+  autograd::Tape tape(*cpu_.kernels);
+  tape.training = false;
+  autograd::KeyCache cache(1, 4);
+  tape.key_cache = &cache;
+  cache.begin(*cpu_.device, {{0, 0, 4}}, 4);
+  const autograd::Var qkv = tape.input(cpu_.normal({1, 4, 6}, 1, DType::f32));
+  expect_error(ErrorKind::usage, "knows no documents", [&] {
+    autograd::attention(qkv, {.heads = 1},
+                        std::make_shared<const autograd::Documents>(autograd::Documents{0, 4}));
+  });
 }
 
 TEST_F(DocumentsTest, RefuseBoundsThatAreNone) {

@@ -282,6 +282,14 @@ class LazyKernels final : public tensor::Kernels {
   static void note(Key& key, const tensor::Softmax& args) {
     note(key, args.scale), note(key, args.log), note(key, args.seen), note(key, args.causal_rows);
   }
+  static void note(Key& key, const Attention& geometry) {
+    note(key, geometry.heads), note(key, geometry.kv_heads);
+    note(key, geometry.causal), note(key, geometry.window);
+    note(key, geometry.scale), note(key, geometry.dropout), note(key, geometry.key);
+    note(key, geometry.scores), note(key, geometry.positions), note(key, geometry.lengths_vary);
+    if (geometry.documents)
+      for (const std::int64_t bound : *geometry.documents) note(key, bound);
+  }
   static void note(Key& key, const tensor::KeyStore& store) {
     note(key, store.keys), note(key, store.values), note(key, store.places);
   }

@@ -39,7 +39,7 @@ Case three_hundred() {
   std::vector<Count> lengths = many(150, 5);
   const Count seq = sum(lengths);
   lengths.insert(lengths.end(), lengths.begin(), lengths.end());
-  return {2, seq, 2, 1, 6, true, 0.1f, 0, {}, 0, of_lengths(lengths)};
+  return {2, seq, 1, 1, 4, true, 0.1f, 0, {}, 0, of_lengths(lengths)};
 }
 
 const std::vector<Case>& cases() {
@@ -98,8 +98,10 @@ Tensor rows_of(const Tensor& x, Count begin, Count end) {
 
 /// Each document's bits are those of a call of its own, told where its scores lie in the sequence.
 TEST_P(DocumentsOfDType, HaveTheBitsOfCallsOfTheirOwn) {
+  const Case whole{2, 140, 4, 2, 12, true, 0.3f, 0, {}, 0, of_lengths({65, 1, 74, 3, 137})},
+      part{2, 66, 2, 1, 8, true, 0.4f, 0, {6, 66, 2}, 20, of_lengths({65, 1, 30, 36})};
   for (const auto& m : one_of_each())
-    for (const Case& c : cases()) {
+    for (const Case& c : {whole, part}) {
       SCOPED_TRACE(cat(c.str(), " on ", m->name()));
       const Pass all(*m, c, GetParam());
       const Values lse = values(*m, all.lse);
@@ -176,11 +178,7 @@ struct Counted {
     const auto device = device::make_cpu_device(1);
     test::CountingQueue queue;
     const auto kernels = test::make_emulated_kernels(*device, &queue);
-    const auto some = [&](const Shape& shape) {
-      const Tensor out = Tensor::empty(*device, shape, DType::f32);
-      std::fill_n(out.data<float>(), out.numel(), 0.5f);
-      return out;
-    };
+    const auto some = [&](const Shape& shape) { return Tensor::empty(*device, shape, DType::f32); };
     const Tensor qkv = some({c.batch, c.seq, c.width()}), out = some({c.batch, c.seq, c.heads * c.dim}),
                  lse = some({c.batch, c.heads, c.seq});
     kernels->attention(qkv, c.geometry(), out, lse);

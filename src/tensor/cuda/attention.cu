@@ -29,27 +29,27 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   C *queries = shared, *keys = queries + tile * a.row, *weights = keys + tile * a.row;
   const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
   if (index.empty) return;
-  const Count q0 = index.first, seq = index.seq, numbered = index.score(a, index.head);
+  const Count q0 = index.first, numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
-  load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, seq - q0, queries);
+  load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, a.seq - q0, queries);
   C top[r], total[r];
   for (int i = 0; i < r; ++i) top[i] = very_low<C>, total[i] = 0;
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.seen.end(q0 + tile - 1, seq);
+  const Count end = a.seen.end(q0 + tile - 1, a.seq);
   for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     __syncthreads();
-    load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, seq - k0, keys);
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
     __syncthreads();
     C scores[r][r];
     dot_tiles<Shape>(queries, keys, a.row, dim, scores);
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const SeenRange seen = a.seen_by(query, seq);
+      const SeenRange seen = a.seen_by(query);
       C high = top[i];
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
       total[i] = total[i] * fade + fold_columns(sum, device::SHERD_CUDA::Plus{});
       top[i] = high;
       if (a.threshold) {
-        const unsigned kept = kept_scores<r>(a, index.key, numbered, query, first);
+        const unsigned kept = kept_scores<r>(a, numbered, query, first);
         SHERD_UNROLL
         for (int c = 0; c < r; ++c) scores[i][c] = kept >> c & 1u ? scores[i][c] * a.factor : C{0};
       }
@@ -79,17 +79,17 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
     }
     store_scores<Shape>(scores, weights);
     __syncthreads();
-    load_tile<Shape, true>(a, rows + k0 * a.width + a.value_col(g), a.width, seq - k0, keys);
+    load_tile<Shape, true>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, keys);
     __syncthreads();
     sums.add_product(weights, keys, a.row, dim);
   }
   const Count out_row = Count{a.heads} * a.dim;
-  sums.store(a.to + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, seq - q0, a.dim,
+  sums.store(a.to + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, a.seq - q0, a.dim,
              [&](int i) { return total[i] == C{0} ? C{0} : C{1} / total[i]; });
   SHERD_UNROLL
   for (int i = 0; i < r; ++i)
-    if (tx == 0 && q0 + ty * r + i < seq)
-      a.lse[index.numbers(a, index.head) + q0 + ty * r + i] = top[i] + static_cast<C>(::log(total[i]));
+    if (tx == 0 && q0 + ty * r + i < a.seq)
+      a.lse[index.number(a, index.head, q0 + ty * r + i)] = top[i] + static_cast<C>(::log(total[i]));
 }
 
 /// delta[b, h, i] = Σ dout·out; a warp per row.
@@ -119,9 +119,9 @@ __device__ ScoreGradient<C> differentiate(C score, C product, C lse, C delta, bo
   return {kept ? p * factor : C{0}, p * ((kept ? product * factor : C{0}) - delta)};
 }
 
-/// Gradient of one tile of queries.
+/// Gradient of one tile of queries. Of short heads two blocks share a multiprocessor, by their registers too.
 template <class Shape, class Parts, class S>
-__global__ void __launch_bounds__(attention_threads)
+__global__ void __launch_bounds__(attention_threads, Shape::parts == 1 ? 2 : 0)
     attention_dq_kernel(AttentionArguments<S> a, Parts parts) {
   using C = Compute<S>;
   constexpr int r = Shape::r, tile = Shape::tile;
@@ -130,41 +130,41 @@ __global__ void __launch_bounds__(attention_threads)
     *slopes = keys + tile * a.row;
   const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
   if (index.empty) return;
-  const Count q0 = index.first, seq = index.seq, numbers = index.numbers(a, index.head),
-              numbered = index.score(a, index.head), out_row = Count{a.heads} * a.dim;
+  const Count q0 = index.first, out_row = Count{a.heads} * a.dim;
+  const Count numbered = a.first_score_of(index.batch, index.head);
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   const Count own = q0 * a.width + a.query_col(index.head);
-  load_tile<Shape, false>(a, rows + own, a.width, seq - q0, queries);
-  load_tile<Shape, false>(a, a.dout + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, seq - q0,
+  load_tile<Shape, false>(a, rows + own, a.width, a.seq - q0, queries);
+  load_tile<Shape, false>(a, a.dout + (index.row(a) + q0) * out_row + index.head * a.dim, out_row, a.seq - q0,
                           douts);
   C lse[r], delta[r];
   for (int i = 0; i < r; ++i) {
     const Count query = q0 + ty * r + i;
-    lse[i] = query < seq ? a.lse[numbers + query] : C{0};
-    delta[i] = query < seq ? a.delta[numbers + query] : C{0};
+    lse[i] = query < a.seq ? a.lse[index.number(a, index.head, query)] : C{0};
+    delta[i] = query < a.seq ? a.delta[index.number(a, index.head, query)] : C{0};
   }
   RowSums<Shape, C> sums;
   sums.clear();
-  const Count end = a.seen.end(q0 + tile - 1, seq);
+  const Count end = a.seen.end(q0 + tile - 1, a.seq);
   for (Count k0 = a.seen.first(q0) / tile * tile; k0 < end; k0 += tile) {
     const S* tile_rows = rows + k0 * a.width;
     C scores[r][r], products[r][r];
     __syncthreads();
-    load_tile<Shape, true>(a, tile_rows + a.value_col(g), a.width, seq - k0, keys);
+    load_tile<Shape, true>(a, tile_rows + a.value_col(g), a.width, a.seq - k0, keys);
     __syncthreads();
     dot_tiles<Shape>(douts, keys, a.row, dim, products);
     __syncthreads();
-    load_tile<Shape, true>(a, tile_rows + a.key_col(g), a.width, seq - k0, keys);
+    load_tile<Shape, true>(a, tile_rows + a.key_col(g), a.width, a.seq - k0, keys);
     __syncthreads();
     dot_tiles<Shape>(queries, keys, a.row, dim, scores);
     SHERD_UNROLL
     for (int i = 0; i < r; ++i) {
       const Count query = q0 + ty * r + i, first = k0 + tx * r;
-      const SeenRange seen = a.seen_by(query, seq);
-      const unsigned kept = a.threshold ? kept_scores<r>(a, index.key, numbered, query, first) : ~0u;
+      const SeenRange seen = a.seen_by(query);
+      const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
       SHERD_UNROLL
       for (int c = 0; c < r; ++c)
         scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(attention_threads)
     __syncthreads();
     sums.add_product(slopes, keys, a.row, dim);
   }
-  sums.store(a.dqkv + index.row(a) * a.width + own, a.width, seq - q0, a.dim, [&](int) { return a.scale; });
+  sums.store(a.dqkv + index.row(a) * a.width + own, a.width, a.seq - q0, a.dim, [&](int) { return a.scale; });
 }
 
 /// Gradients of one tile of keys and of its values: the query heads of the group in turn, and their tiles in
@@ -190,37 +190,37 @@ __global__ void __launch_bounds__(attention_threads)
     *weights = queries + tile * a.row;
   const TileIndex index = parts.find(a, a.kv_heads, tile, false);
   if (index.empty) return;
-  const Count k0 = index.first, seq = index.seq, out_row = Count{a.heads} * a.dim;
+  const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
   const int ty = static_cast<int>(threadIdx.x) / attention_side,
             tx = static_cast<int>(threadIdx.x) % attention_side;
   const int g = index.head, dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
-  load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, seq - k0, keys);
-  load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, seq - k0, values);
-  const Count end = a.seen.end_query(k0 + tile - 1, seq);
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);
+  load_tile<Shape, false>(a, rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, values);
+  const Count end = a.seen.end_query(k0 + tile - 1, a.seq);
   RowSums<Shape, C> dk, dv;
   dk.clear(), dv.clear();
   for (int own = g * a.group(); own < (g + 1) * a.group(); ++own) {
-    const Count numbers = index.numbers(a, own), numbered = index.score(a, own);
+    const Count numbers = index.number(a, own, 0), numbered = a.first_score_of(index.batch, own);
     for (Count q0 = a.seen.first_query(k0) / tile * tile; q0 < end; q0 += tile) {
       const S* query_rows = rows + q0 * a.width + a.query_col(own);
       C scores[r][r], products[r][r];
       __syncthreads();
-      load_tile<Shape, true>(a, query_rows, a.width, seq - q0, queries);
+      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
       __syncthreads();
       dot_tiles<Shape>(keys, queries, a.row, dim, scores);
       __syncthreads();
-      load_tile<Shape, true>(a, a.dout + (index.row(a) + q0) * out_row + own * a.dim, out_row, seq - q0,
+      load_tile<Shape, true>(a, a.dout + (index.row(a) + q0) * out_row + own * a.dim, out_row, a.seq - q0,
                              queries);
       __syncthreads();
       dot_tiles<Shape>(values, queries, a.row, dim, products);
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
         const Count query = q0 + tx * r + c, first = k0 + ty * r;
-        const SeenRange seen = a.seen_by(query, seq);
-        const C lse = query < seq ? a.lse[numbers + query] : C{0};
-        const C delta = query < seq ? a.delta[numbers + query] : C{0};
-        const unsigned kept = a.threshold ? kept_scores<r>(a, index.key, numbered, query, first) : ~0u;
+        const SeenRange seen = a.seen_by(query);
+        const C lse = query < a.seq ? a.lse[numbers + query] : C{0};
+        const C delta = query < a.seq ? a.delta[numbers + query] : C{0};
+        const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < r; ++i) {
           const ScoreGradient<C> made =
@@ -234,14 +234,14 @@ __global__ void __launch_bounds__(attention_threads)
       dv.add_product(weights, queries, a.row, dim);
       __syncthreads();
       store_scores<Shape>(products, weights);
-      load_tile<Shape, true>(a, query_rows, a.width, seq - q0, queries);
+      load_tile<Shape, true>(a, query_rows, a.width, a.seq - q0, queries);
       __syncthreads();
       dk.add_product(weights, queries, a.row, dim);
     }
   }
   S* to = a.dqkv + (index.row(a) + k0) * a.width;
-  dk.store(to + a.key_col(g), a.width, seq - k0, a.dim, [&](int) { return a.scale; });
-  dv.store(to + a.value_col(g), a.width, seq - k0, a.dim, [](int) { return C{1}; });
+  dk.store(to + a.key_col(g), a.width, a.seq - k0, a.dim, [&](int) { return a.scale; });
+  dv.store(to + a.value_col(g), a.width, a.seq - k0, a.dim, [](int) { return C{1}; });
 }
 
 constexpr int longest_head = 256;
@@ -255,7 +255,7 @@ AttentionArguments<S> arguments(const AttentionCall& call) {
   AttentionArguments<S> a{};
   a.qkv = in<S>(call.qkv), a.out = in<S>(call.out), a.to = out<S>(call.out), a.lse = out<C>(call.lse);
   if (call.dout) a.dout = in<S>(call.dout), a.dqkv = out<S>(call.dqkv);
-  a.batch = e.batch, a.seq = e.seq, a.dim = e.dim, a.width = e.width();
+  a.batch = e.batch, a.seq = a.step = e.seq, a.dim = e.dim, a.width = e.width();
   a.heads = static_cast<int>(e.heads), a.kv_heads = static_cast<int>(e.kv_heads);
   a.row = (static_cast<int>(e.dim) + vec - 1) / vec * vec + vec;
   a.scale = static_cast<C>(e.scale), a.seen = e.seen;
@@ -301,7 +301,7 @@ void over_tiles(const AttentionCall& call, Count heads, int tile, const Launch& 
   require(e.batch * e.seq <= 0x7fffffff, "attention: documents of ", e.batch * e.seq, " rows in one call");
   const std::vector<AttentionPart> parts = attention_parts(e, call.geometry);
   for (std::size_t first = 0; first < parts.size(); first += DocumentTable::most) {
-    DocumentTable table{};
+    DocumentTable table;
     for (std::size_t i = first; i < parts.size() && table.count < DocumentTable::most; ++i, ++table.count) {
       table.row[table.count] = static_cast<int>(parts[i].row);
       table.seq[table.count] = static_cast<int>(parts[i].seq);

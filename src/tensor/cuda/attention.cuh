@@ -32,8 +32,9 @@ struct AttentionArguments {
   const S *qkv, *out, *dout;
   S *to, *dqkv;
   Compute<S>*lse, *delta;
-  Count batch, seq, dim, width;  ///< rows of a sequence; width of a packed row
-  int heads, kv_heads, row;      ///< row: elements from row to row of a tile in shared memory
+  Count batch, step, dim, width;  ///< step: rows of a sequence; width: of a packed row
+  Count seq;                      ///< rows that see each other
+  int heads, kv_heads, row;       ///< row: elements from row to row of a tile in shared memory
   Compute<S> scale;
   SeenKeys seen;
   bool packs;               ///< rows can be read by four elements
@@ -46,9 +47,9 @@ struct AttentionArguments {
   __device__ Count query_col(int head) const {
     return (Count{head / group()} * (group() + 2) + head % group()) * dim;
   }
-  /// Of `rows` that see each other; none for what lies behind them.
-  __device__ SeenRange seen_by(Count query, Count rows) const {
-    return {seen.first(query), query < rows ? seen.end(query, rows) : 0};
+  /// None for rows behind the last one.
+  __device__ SeenRange seen_by(Count query) const {
+    return {seen.first(query), query < seq ? seen.end(query, seq) : 0};
   }
   __device__ Count key_col(int g) const { return (Count{g} * (group() + 2) + group()) * dim; }
   __device__ Count value_col(int g) const { return key_col(g) + dim; }
@@ -59,27 +60,20 @@ struct AttentionArguments {
 
 /// What a block works on: a tile of queries or keys of one head, in rows that see each other and no others.
 struct TileIndex {
-  Count batch, begin, seq;  ///< these rows: of which sequence, from which one on, how many
-  Count first;              ///< the tile's first one among them
+  Count batch, begin;  ///< these rows: of which sequence, from which one on
+  Count first;         ///< the tile's first one among them
   int head;
-  Count drawn_as;      ///< the sequence as which they draw dropout
-  RandomKey key;       ///< and the stream
   bool empty = false;  ///< there is no such tile
 
-  /// Their first row among all of the call.
+  /// Their first one among all of the call.
   template <class S>
   __device__ Count row(const AttentionArguments<S>& a) const {
-    return batch * a.seq + begin;
+    return batch * a.step + begin;
   }
-  /// Where a head's numbers of them begin in lse and delta.
+  /// Where lse and delta have the number of one of them, for a head.
   template <class S>
-  __device__ Count numbers(const AttentionArguments<S>& a, int of) const {
-    return (batch * a.heads + of) * a.seq + begin;
-  }
-  /// The number of a head's first score.
-  template <class S>
-  __device__ Count score(const AttentionArguments<S>& a, int of) const {
-    return a.first_score_of(drawn_as, of) + begin * (a.score_seq + 1);
+  __device__ Count number(const AttentionArguments<S>& a, int of, Count query) const {
+    return (batch * a.heads + of) * a.step + begin + query;
   }
 };
 
@@ -91,37 +85,34 @@ struct WholeSequences {
     const Count tiles = (a.seq + tile - 1) / tile, each = gridDim.x / tiles, at = blockIdx.x / each;
     const Count first = (last_first ? tiles - 1 - at : at) * tile;
     const int head = static_cast<int>(blockIdx.x % each % heads);
-    const Count batch = blockIdx.x % each / heads;
-    return {batch, 0, a.seq, first, head, batch, a.key};
+    return {blockIdx.x % each / heads, 0, first, head};
   }
 };
 
-/// Documents, and the tiles of one after the other, each for all heads. An argument of kernels, which have 4
-/// KiB for them.
+/// Documents, and the tiles of one after the other, each for all heads.
 struct DocumentTable {
   static constexpr int most = 256;
-  int count, tiles;                      ///< documents, and tiles of them all
-  int row[most], seq[most], tile[most];  ///< first row among all of the call, rows, and first tile of each
+  int count = 0, tiles = 0;                    ///< documents, and tiles of them all
+  int row[most]{}, seq[most]{}, tile[most]{};  ///< first row among all of the call, rows, and first tile
 
+  /// Makes a block's arguments those of its document, too.
   template <class S>
-  __device__ TileIndex find(const AttentionArguments<S>& a, int heads, int rows_per_tile,
-                            bool last_first) const {
+  __device__ TileIndex find(AttentionArguments<S>& a, int heads, int rows_per_tile, bool last_first) const {
     const int at = static_cast<int>(blockIdx.x) / heads;
     int i = 0;  // the last one whose tiles do not begin behind this
-    for (int step = most / 2; step >= 1; step /= 2)
-      if (i + step < count && tile[i + step] <= at) i += step;
+    for (int half = most / 2; half >= 1; half /= 2)
+      if (i + half < count && tile[i + half] <= at) i += half;
     const int end = i + 1 < count ? tile[i + 1] : tiles, place = last_first ? end - 1 - at : at - tile[i];
-    const Count batch = row[i] / a.seq;
-    return {batch,
-            row[i] % a.seq,
-            seq[i],
-            Count{place} * rows_per_tile,
-            static_cast<int>(blockIdx.x) % heads,
-            0,
-            a.key.at(static_cast<std::uint64_t>(batch)),
-            at >= tiles};
+    const Count batch = row[i] / a.step, begin = row[i] % a.step;
+    a.seq = seq[i];
+    a.key = a.key.at(static_cast<std::uint64_t>(batch));
+    // Every sequence draws what it would draw alone.
+    a.first_score += begin * (a.score_seq + 1) - batch * a.score_heads * a.score_seq * a.score_seq;
+    const int head = static_cast<int>(blockIdx.x) % heads;
+    return {batch, begin, Count{place} * rows_per_tile, head, at >= tiles};
   }
 };
+static_assert(sizeof(DocumentTable) + sizeof(AttentionArguments<double>) <= 4096, "a kernel's arguments");
 
 /// a·b + c rounded once, on the device and on the emulator.
 __device__ inline float fused(float a, float b, float c) {
@@ -258,15 +249,14 @@ struct RowSums {
 /// Bit c tells whether dropout keeps the score of `query` and key `key` + c, for c < n <= 4. `first`: the
 /// number of the head's first score.
 template <int n, class S>
-__device__ unsigned kept_scores(const AttentionArguments<S>& a, RandomKey stream, Count first, Count query,
-                                Count key) {
+__device__ unsigned kept_scores(const AttentionArguments<S>& a, Count first, Count query, Count key) {
   const auto index = static_cast<std::uint64_t>(first + query * a.score_seq + key);
   const unsigned shift = static_cast<unsigned>(index % 4);
-  const auto words = philox(stream, index / 4);
+  const auto words = philox(a.key, index / 4);
   unsigned bits = 0;
   for (unsigned w = 0; w < 4; ++w) bits |= (words[w] >> 8 >= a.threshold ? 1u : 0u) << w;
   if (shift + n > 4) {
-    const auto more = philox(stream, index / 4 + 1);
+    const auto more = philox(a.key, index / 4 + 1);
     for (unsigned w = 0; w < 4; ++w) bits |= (more[w] >> 8 >= a.threshold ? 1u : 0u) << (4 + w);
   }
   return bits >> shift;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "device/cuda.h"
@@ -56,6 +57,7 @@ struct Variant {
   float scale = 0, dropout = 0;
   double factor = 0.5;
   RandomKey key{3, 4};
+  Documents documents{0, 5, 16, 32};
 };
 void PrintTo(const Variant& variant, std::ostream* out) {
   *out << variant.name;
@@ -93,6 +95,9 @@ class Machine {
     kernels_->attention(x_.qkv[v.qkv], geometry, x_.out[v.out], x_.lse[v.lse]);
     kernels_->attention_backward(x_.qkv[v.qkv], geometry, x_.out[v.out], x_.lse[v.lse], x_.dout[v.dout],
                                  x_.dqkv[v.dqkv]);
+    Attention apart = geometry;
+    apart.documents = std::make_shared<const Documents>(v.documents);
+    kernels_->attention(x_.qkv[v.qkv], apart, x_.out[v.out], x_.lse[v.lse]);
     if (v.zeroed) device_->zero(x_.after.raw(), 64);
     kernels_->copy(x_.c[v.c], x_.after);
     kernels_->scale(x_.after, v.factor, x_.after);
@@ -155,6 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                Variant{"attention_scale", [](Variant& v) { v.scale = 0.7f; }},
                Variant{"attention_mask", [](Variant& v) { v.causal = false; }},
                Variant{"attention_dropout", [](Variant& v) { v.dropout = 0.1f; }},
+               Variant{"documents", [](Variant& v) { v.documents = {0, 9, 16, 32}; }},
                Variant{
                    "random_key",
                    [](Variant& v) {

@@ -119,7 +119,7 @@ TEST_F(DocumentsTest, DrawDropoutOfTheirOwn) {
 
 TEST_F(DocumentsTest, AreNotForKeyCaches) {
   autograd::Tape tape(*cpu_.kernels);
-  tape.training = false;
+  const autograd::Tape::NoGrad pause(tape);
   autograd::KeyCache cache(1, 4);
   tape.key_cache = &cache;
   cache.begin(*cpu_.device, {{0, 0, 4}}, 4);

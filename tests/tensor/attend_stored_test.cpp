@@ -57,6 +57,25 @@ std::vector<Case> cases() {
           {1, 1, 8, 2, 20, 30, {{6, {{1, 0, 6}, {0, 0, 2}}}, {1, {{1, 6, 1}}}}}};
 }
 
+/// Texts of more keys than a block of a GPU takes at once (workspace.h): 128 for each row of a call.
+std::vector<Case> long_cases() {
+  const auto begun = [](Count rows) { return Call{rows, {{1, 0, rows}, {0, 0, rows / 2}}, true}; };
+  const Call none{1, {{1, 400, 0}, {0, 200, 1}}};  // a row that does not count
+  return {{8, 2, 16, 3, 700, 0, {begun(640), {1, {{0, 320, 1}, {1, 640, 1}}}, {1, {{1, 641, 1}}}}},
+          {5, 1, 24, 2, 500, 0, {begun(400), none, {1, {{1, 400, 1}, {0, 201, 1}}}}, 0.3f},
+          {2, 2, 33, 2, 402, 0, {begun(385), {1, {{0, 192, 1}, {1, 385, 1}}}}},
+          {8, 1, 64, 2, 290, 0, {begun(256), {1, {{0, 128, 1}, {1, 256, 1}}}, {1, {{0, 127, 1}}}}},
+          {3, 1, 128, 2, 300, 0, {begun(260), {1, {{0, 130, 1}, {1, 260, 1}}}}},
+          {1, 1, 256, 2, 300, 0, {begun(260), {1, {{0, 130, 1}, {1, 260, 1}}}}},
+          // Rings, which more rows fill than they have, and of which blocks see both ends.
+          {4, 2, 8, 2, 300, 300, {begun(600), {1, {{1, 600, 1}, {0, 300, 1}}}, {1, {{1, 601, 1}}}}},
+          {2, 1, 20, 2, 400, 280, {begun(500), {1, {{1, 500, 1}, {0, 250, 1}}}, {1, {{0, 251, 1}}}}},
+          // Several rows: each sees those before it, and keys whose places later ones take.
+          {4, 2, 8, 2, 700, 0, {begun(600), {2, {{1, 600, 2}, {0, 300, 1}}}, {3, {{0, 301, 3}}}}},
+          {2, 1, 5, 2, 600, 600, {begun(599), {2, {{1, 599, 2}, {0, 299, 0}}}, {4, {{1, 601, 4}}}}},
+          {2, 2, 16, 1, 9, 9, {{9, {{0, 0, 9}}}, {30, {{0, 9, 25}}}, {1, {{0, 34, 1}}}}}};
+}
+
 /// Everything in double, from what all calls so far stored.
 Values expected(const Case& c, std::size_t call, DType dtype) {
   std::vector<std::vector<Values>> keys(static_cast<std::size_t>(c.texts)),
@@ -77,12 +96,14 @@ Values expected(const Case& c, std::size_t call, DType dtype) {
         };
         Values& own_keys = keys[text].back();
         Values& own_values = values[text].back();
+        own_keys.clear(), own_values.clear();  // of a text that was taken back
         for (Count g = 0; g < c.kv_heads; ++g)
           for (Count d = 0; d < c.dim; ++d) {
             const Count at = (g * (c.group() + 2) + c.group()) * c.dim + d;
             own_keys.push_back(qkv[static_cast<std::size_t>(row + at)]);
             own_values.push_back(qkv[static_cast<std::size_t>(row + at + c.dim)]);
           }
+        if (k < call) continue;
         const Count first = c.window > 0 ? std::max<Count>(0, position + 1 - c.window) : 0;
         for (Count h = 0; h < c.heads; ++h) {
           const Count g = h / c.group();
@@ -114,45 +135,85 @@ class AttendStored : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(All, AttendStored, ::testing::ValuesIn(floating_dtypes),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-TEST_P(AttendStored, SeesTheKeysOfItsTextAlone) {
-  const DType dtype = GetParam();
+/// What a case's calls give on one machine.
+std::vector<Tensor> run(Machine& m, const Case& c, DType dtype) {
+  const Shape shape{c.texts, c.kv_heads, c.capacity, c.dim};
+  KeyStore store{m.empty(shape, dtype), m.empty(shape, dtype), {}};
+  // Nobody reads what nobody stored.
+  m.kernels.fill(store.keys, std::numeric_limits<double>::quiet_NaN());
+  m.kernels.fill(store.values, std::numeric_limits<double>::quiet_NaN());
+  std::vector<Tensor> outs;
+  for (std::size_t k = 0; k < c.calls.size(); ++k) {
+    const Call& call = c.calls[k];
+    std::vector<std::int32_t> places;
+    for (const Rows& r : call.rows)
+      for (const Count n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
+    const Count batch = std::ssize(call.rows);
+    store.places = m.ids({batch, 3}, places);
+    const Tensor qkv = m.of({batch, call.seq, c.width()}, dtype, c.input(k, dtype));
+    const Tensor out = call.stores_only ? Tensor() : m.empty({batch, call.seq, c.heads * c.dim}, dtype);
+    m.kernels.attend_stored(qkv, c.geometry(), store, out);
+    if (out) outs.push_back(out);
+  }
+  return outs;
+}
+
+void expect_right(const std::vector<Case>& cases, DType dtype) {
   const double tolerance = dtype == DType::f32 ? 4e-6 : dtype == DType::f64 ? 1e-13 : 4 * roundoff(dtype);
-  for (const Case& c : cases()) {
+  for (const Case& c : cases) {
     SCOPED_TRACE(cat(c.heads, "/", c.kv_heads, " of ", c.dim, ", window ", c.window));
-    on_every_machine(
-        [&](Machine& m) {
-          const Shape shape{c.texts, c.kv_heads, c.capacity, c.dim};
-          KeyStore store{m.empty(shape, dtype), m.empty(shape, dtype), {}};
-          m.kernels.fill(store.keys,
-                         std::numeric_limits<double>::quiet_NaN());  // nobody reads what nobody stored
-          m.kernels.fill(store.values, std::numeric_limits<double>::quiet_NaN());
-          std::vector<Tensor> outs;
-          for (std::size_t k = 0; k < c.calls.size(); ++k) {
-            const Call& call = c.calls[k];
-            std::vector<std::int32_t> places;
-            for (const Rows& r : call.rows)
-              for (const Count n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
-            const Count batch = std::ssize(call.rows);
-            store.places = m.ids({batch, 3}, places);
-            const Tensor qkv = m.of({batch, call.seq, c.width()}, dtype, c.input(k, dtype));
-            const Tensor out =
-                call.stores_only ? Tensor() : m.empty({batch, call.seq, c.heads * c.dim}, dtype);
-            m.kernels.attend_stored(qkv, c.geometry(), store, out);
-            if (out) outs.push_back(out);
-          }
-          return outs;
-        },
-        [&](const std::vector<Tensor>& got) {
-          std::size_t at = 0;
-          for (std::size_t k = 0; k < c.calls.size(); ++k) {
-            if (c.calls[k].stores_only) continue;
-            const Values want = expected(c, k, dtype), values = values_of(got[at++]);
-            ASSERT_EQ(values.size(), want.size());
-            for (std::size_t i = 0; i < want.size(); ++i)
-              ASSERT_NEAR(values[i], want[i], tolerance) << "call " << k << ", element " << i;
-          }
-        });
-    if (HasFatalFailure()) return;
+    on_every_machine([&](Machine& m) { return run(m, c, dtype); },
+                     [&](const std::vector<Tensor>& got) {
+                       std::size_t at = 0;
+                       for (std::size_t k = 0; k < c.calls.size(); ++k) {
+                         if (c.calls[k].stores_only) continue;
+                         const Values want = expected(c, k, dtype), values = values_of(got[at++]);
+                         ASSERT_EQ(values.size(), want.size());
+                         for (std::size_t i = 0; i < want.size(); ++i)
+                           ASSERT_NEAR(values[i], want[i], tolerance) << "call " << k << ", element " << i;
+                       }
+                     });
+    if (::testing::Test::HasFatalFailure()) return;
+  }
+}
+
+TEST_P(AttendStored, SeesTheKeysOfItsTextAlone) {
+  expect_right(cases(), GetParam());
+}
+
+TEST_P(AttendStored, SeesLongTexts) {
+  expect_right(long_cases(), GetParam());
+}
+
+/// How a batch is cut into blocks is nothing that a text's bits may show.
+TEST_P(AttendStored, GivesATextTheSameBitsInAnyBatch) {
+  const DType dtype = GetParam();
+  const Count seq = 700, width = 8 * 16;
+  const Attention geometry{.heads = 4, .kv_heads = 2, .key = {}};
+  for (const auto& m : one_of_each()) {
+    SCOPED_TRACE(m->name());
+    const Shape shape{5, 2, seq, 16};
+    const KeyStore store{m->of(shape, dtype, normals_in(dtype, shape.numel(), 1)),
+                         m->of(shape, dtype, normals_in(dtype, shape.numel(), 2)),
+                         {}};
+    const auto rows = [&](Count first, Count batch) {
+      std::vector<std::int32_t> places;
+      for (Count b = first; b < first + batch; ++b)
+        places.insert(places.end(),
+                      {static_cast<std::int32_t>(b), static_cast<std::int32_t>(140 * b + 138), 1});
+      const Values all = normals_in(dtype, 5 * width, 3);
+      const Tensor qkv = m->of({batch, 1, width}, dtype,
+                               Values(all.begin() + first * width, all.begin() + (first + batch) * width));
+      const Tensor out = m->empty({batch, 1, 4 * 16}, dtype);
+      m->kernels.attend_stored(qkv, geometry, {store.keys, store.values, m->ids({batch, 3}, places)}, out);
+      return bytes(*m, out);
+    };
+    std::vector<std::byte> alone;
+    for (Count b = 0; b < 5; ++b) {
+      const std::vector<std::byte> one = rows(b, 1);
+      alone.insert(alone.end(), one.begin(), one.end());
+    }
+    EXPECT_TRUE(rows(0, 5) == alone);
   }
 }
 

@@ -146,6 +146,27 @@ TEST_P(CudaWorkspace, OfAttentionThatIsNotTheLibrarys) {
         geometry.documents ? "documents" : "varying lengths");
 }
 
+TEST_P(CudaWorkspace, OfAttentionToStoredKeys) {
+  struct Case {
+    std::int64_t seq, capacity, window;
+  };
+  for (const Case& c : {Case{1, 128, 0}, Case{1, 129, 0}, Case{1, 1000, 0}, Case{1, 1000, 128},
+                        Case{1, 1000, 300}, Case{1, 200, 5000}, Case{3, 384, 0}, Case{3, 1000, 0}})
+    for (const bool store_only : {false, true})
+      expect_alike(
+          [&](Kernels& k) {
+            Attention geometry;
+            geometry.heads = 4, geometry.kv_heads = 2, geometry.window = c.window;
+            const DType dtype = GetParam();
+            const Tensor qkv = some(k, {1, c.seq, 8 * 6}, dtype), out = some(k, {1, c.seq, 4 * 6}, dtype);
+            const Shape stored{2, 2, c.capacity, 6};
+            k.attend_stored(qkv, geometry,
+                            {some(k, stored, dtype), some(k, stored, dtype), some(k, {1, 3}, DType::i32)},
+                            store_only ? Tensor() : out);
+          },
+          cat(c.seq, " rows, ", c.capacity, " keys, window ", c.window, store_only ? ", store only" : ""));
+}
+
 TEST_P(CudaWorkspace, OfRotaryUpToTheLastPosition) {
   Attention geometry;
   for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},
@@ -163,6 +184,26 @@ TEST_P(CudaWorkspace, OfRotaryUpToTheLastPosition) {
 INSTANTIATE_TEST_SUITE_P(All, CudaWorkspace,
                          ::testing::Values(DType::f32, DType::bf16, DType::f16, DType::f64),
                          [](const auto& test) { return std::string(name_of(test.param)); });
+
+TEST(CudaWorkspaceOfStoredKeys, IsOneNumberPerElementAndTwoPerHead) {
+  // Of each 128 keys, of a row that sees 1000 at most; with more rows of as many times more.
+  const auto device = device::make_meta_gpu(1);
+  const auto kernels = make_kernels(*device);
+  const Tensor store = Tensor::empty(*device, {3, 2, 1000, 6}, DType::bf16);
+  const auto booked = [&](std::int64_t batch, std::int64_t seq) {
+    const Tensor qkv = Tensor::empty(*device, {batch, seq, 8 * 6}, DType::bf16),
+                 out = Tensor::empty(*device, {batch, seq, 4 * 6}, DType::bf16);
+    device->ledger().reset_peaks();
+    kernels->attend_stored(qkv, {.heads = 4, .kv_heads = 2, .key = {}},
+                           {store, store, Tensor::empty(*device, {batch, 3}, DType::i32)}, out);
+    return device->ledger().peak(Tier::device, Category::workspace);
+  };
+  EXPECT_EQ(booked(2, 1), 2u * 4 * 8 * (6 + 2) * 4);
+  EXPECT_EQ(booked(2, 3), 2u * 3 * 4 * 3 * (6 + 2) * 4);
+  EXPECT_EQ(booked(2, 8), 0u);
+  EXPECT_EQ(booked(0, 1), 0u);
+  EXPECT_EQ(booked(2, 0), 0u);
+}
 
 /// The workspace that a GPU's backward attention is booked, in bytes.
 std::uint64_t booked_for(const Shape& qkv, int heads, int kv_heads, bool deterministic) {

@@ -114,14 +114,6 @@ struct DocumentTable {
 };
 static_assert(sizeof(DocumentTable) + sizeof(AttentionArguments<double>) <= 4096, "a kernel's arguments");
 
-/// a·b + c rounded once, on the device and on the emulator.
-__device__ inline float fused(float a, float b, float c) {
-  return ::fmaf(a, b, c);
-}
-__device__ inline double fused(double a, double b, double c) {
-  return ::fma(a, b, c);
-}
-
 /// Brings rows [0, count) of a matrix whose rows are `stride` apart to shared memory, in compute type; zeros
 /// in the columns behind dim and in the rows behind count. With `spread`, row j goes to place (j mod r)·16 +
 /// j/r: the columns of a thread's scores are then r consecutive rows.

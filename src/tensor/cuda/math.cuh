@@ -12,6 +12,14 @@ using device::SHERD_CUDA::bits_as;
 using device::SHERD_CUDA::fast_exp2;
 using device::SHERD_CUDA::fast_reciprocal;
 
+/// a·b + c rounded once, on the device and on the emulator.
+__device__ inline float fused(float a, float b, float c) {
+  return ::fmaf(a, b, c);
+}
+__device__ inline double fused(double a, double b, double c) {
+  return ::fma(a, b, c);
+}
+
 /// True where T's results may be off by a few units of fp32.
 template <class S>
 constexpr bool rounds_to_16 = sizeof(S) == 2;

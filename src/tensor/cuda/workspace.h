@@ -142,4 +142,28 @@ inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attenti
   return groups(count) + callers(count * e.group());
 }
 
+/// How attend_stored() cuts the keys that a row sees: each block attends to a chunk. A function of what a
+/// text takes and of the call's rows, so that sums have one order on every GPU and beside any other texts.
+/// More rows make longer chunks: there are blocks enough, and what chunks give takes less than rows·heads and
+/// the keys' chunks of one row.
+struct StoredChunks {
+  std::int64_t most_keys, keys, count;  ///< that a row sees; of a chunk; chunks
+
+  explicit StoredChunks(const StoredExtents& e)
+      : most_keys(std::min({e.window, e.capacity, std::int64_t{0x7fffffff}})),
+        keys(std::min(most_keys, 128 * std::max<std::int64_t>(1, e.seq))),
+        count((most_keys + keys - 1) / keys) {}
+  /// Numbers that the chunks of all rows give: sums of values, the largest score, the sum of the weights.
+  std::int64_t numbers(const StoredExtents& e) const {
+    return e.batch * e.seq * e.heads * count * (e.dim + 2);
+  }
+};
+inline std::size_t attend_stored_workspace(const Tensor& qkv, const Attention& geometry,
+                                           const KeyStore& store, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+  const StoredChunks cut(e);
+  return out && cut.count > 1 ? static_cast<std::size_t>(cut.numbers(e)) * size_of(compute_type(qkv.dtype()))
+                              : 0;
+}
+
 }  // namespace sherd::tensor::SHERD_CUDA

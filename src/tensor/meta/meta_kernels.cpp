@@ -64,8 +64,8 @@ void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
 
 void MetaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
                                 const Tensor& out) {
-  const std::size_t workspace = cpu::attend_stored_workspace(device_, qkv, geometry, store, out);
-  if (!gpu_) charge(workspace);
+  charge(gpu_ ? cuda::attend_stored_workspace(qkv, geometry, store, out)
+              : cpu::attend_stored_workspace(device_, qkv, geometry, store, out));
 }
 
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,

@@ -92,21 +92,34 @@ struct StoredRow {
   }
 };
 
-/// A lane's elements of one head: packs number lane, lane + lanes, … of it; zeros behind its end.
+/// A lane's elements of one head: packs number lane, lane + lanes, … of it; zeros behind its end. Pairs of
+/// bf16 are kept as words, of which a shift or a mask makes fp32.
 template <class S, int width>
 struct LanePacks {
   static constexpr int count = lane_elements / width;
-  Pack<S, width> pack[count];
+  static constexpr bool words = std::is_same_v<S, bf16> && width > 1;
+  using Kept = std::conditional_t<words, std::uint32_t, S>;
+  static constexpr int kept_width = words ? width / 2 : width;
+  Pack<Kept, kept_width> pack[count];
 
   __device__ static int first(const StoredArguments<S>& a, int p) {
     return ((p << a.lane_bits) + a.lane()) * width;
   }
   __device__ void load(const StoredArguments<S>& a, const S* head) {
     SHERD_UNROLL
-    for (int p = 0; p < count; ++p)
-      pack[p] = first(a, p) < a.dim ? load_pack<width>(head + first(a, p)) : Pack<S, width>{};
+    for (int p = 0; p < count; ++p) {
+      pack[p] = {};
+      if (first(a, p) < a.dim)
+        pack[p] = load_pack<kept_width>(reinterpret_cast<const Kept*>(head + first(a, p)));
+    }
   }
-  __device__ Compute<S> at(int element) const { return widen(pack[element / width].at[element % width]); }
+  __device__ Compute<S> at(int element) const {
+    const Kept kept = pack[element / width].at[element % width * kept_width / width];
+    if constexpr (words)
+      return bits_as<float>(element % 2 == 0 ? kept << 16 : kept & 0xffff0000u);
+    else
+      return widen(kept);
+  }
 };
 
 /// What a team has found for each of `heads` queries: the softmax over its keys, not divided yet.

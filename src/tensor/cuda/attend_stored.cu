@@ -7,9 +7,8 @@
 #include "tensor/cuda/workspace.h"
 
 // Flash-decoding (Dao et al. 2023): a block attends to a chunk of a text's keys, for query heads that share
-// them, and what chunks give is merged. Rows of the call are read from qkv, and the store has but earlier
-// calls' until all rows have been attended to: so no row of a call takes a place in the ring whose key an
-// earlier row needs.
+// them, and what chunks give is merged. Keys of the call itself are read from qkv. They are stored when all
+// its rows have been attended to, for in a ring they take the places of keys that rows before them see.
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -56,9 +55,7 @@ struct StoredRow {
         counting(a.places[3 * sequence + 2]),
         begin(a.places[3 * sequence + 1]),
         position(begin + index),
-        count(index >= counting        ? 0
-              : position < a.most_keys ? position + 1
-                                       : a.most_keys),
+        count(index < counting ? std::min(position + 1, a.most_keys) : 0),
         first(position + 1 - count),
         old(begin > first ? begin - first : 0),
         // Positions have 31 bits, so those of a larger store never come round.
@@ -152,7 +149,7 @@ __device__ inline Partial<C, heads> attend_keys(const StoredArguments<S>& a, con
     SHERD_UNROLL
     for (int u = 0; u < at_once; ++u) {  // behind the end the last one, which gets no weight there
       const int n = mine + u * teams;
-      const auto pair = row.at(a, n < end ? n : end - 1);
+      const auto pair = row.at(a, std::min(n, end - 1));
       keys[u].load(a, pair.key), values[u].load(a, pair.value);
     }
     C scores[heads][at_once]{};
@@ -214,8 +211,7 @@ __global__ void __launch_bounds__(stored_threads, width > 1 ? 2 : 1)
   const int teams = a.teams(), padded = a.lanes() * lane_elements, thread = static_cast<int>(threadIdx.x);
   C *tops = values + heads * teams * padded, *sums = tops + heads * teams;  // [head, team]
   const int tiles = (a.group() + heads - 1) / heads, tile = static_cast<int>(blockIdx.y) % tiles;
-  const int g = static_cast<int>(blockIdx.y) / tiles, left = a.group() - tile * heads;
-  const int present = left < heads ? left : heads;
+  const int g = static_cast<int>(blockIdx.y) / tiles, present = std::min(heads, a.group() - tile * heads);
   const Count first_head = Count{blockIdx.x} * a.heads + g * a.group() + tile * heads;
   const StoredRow<S> row(a, g);
   if (row.count == 0) {
@@ -228,12 +224,12 @@ __global__ void __launch_bounds__(stored_threads, width > 1 ? 2 : 1)
   SHERD_UNROLL
   for (int h = 0; h < heads; ++h) {  // behind the last head that one, for nobody
     LanePacks<S, width> query;
-    query.load(a, row.queries + (tile * heads + (h < present ? h : present - 1)) * a.dim);
+    query.load(a, row.queries + (tile * heads + std::min(h, present - 1)) * a.dim);
     SHERD_UNROLL
     for (int e = 0; e < lane_elements; ++e) queries[h][e] = query.at(e) * a.scale;
   }
   for (int c = static_cast<int>(blockIdx.z); c < row.chunks(a); c += static_cast<int>(gridDim.z)) {
-    const int begin = c * a.chunk, end = row.count - begin < a.chunk ? row.count : begin + a.chunk;
+    const int begin = c * a.chunk, end = std::min(row.count - begin, a.chunk) + begin;
     const Partial<C, heads> mine = attend_keys<width>(a, row, queries, begin, end);
     __syncthreads();  // until everyone has read what is shared of the chunk before
     SHERD_UNROLL
@@ -319,6 +315,7 @@ void attend_chunks(const Target& target, unsigned rows, const StoredArguments<S>
   const int group = a.heads / a.kv_heads, tiles = (group + heads - 1) / heads;
   if constexpr (heads > 1)
     if (group <= heads / 2) return attend_chunks<width, heads / 2>(target, rows, a);
+  // However many blocks share the chunks out, each chunk's sums are its own.
   const Count columns = Count{rows} * a.kv_heads * tiles;
   const Count blocks = blocks_for(columns * a.chunks, 1, target.processors);
   const dim3 grid(rows, static_cast<unsigned>(a.kv_heads * tiles),
@@ -356,10 +353,9 @@ void CudaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, co
     if (out) a.out = SHERD_CUDA::out<S>(out);
     if (found) a.parts = SHERD_CUDA::out<C>(found), a.tops = a.parts + parts * e.dim, a.sums = a.tops + parts;
     a.width = e.width(), a.capacity = e.capacity, a.scale = static_cast<C>(e.scale);
-    const auto narrow_to = [](int& to, Count from) { to = static_cast<int>(from); };
-    narrow_to(a.seq, e.seq), narrow_to(a.heads, e.heads), narrow_to(a.kv_heads, e.kv_heads);
-    narrow_to(a.dim, e.dim), narrow_to(a.most_keys, cut.most_keys);
-    narrow_to(a.chunk, cut.keys), narrow_to(a.chunks, cut.count);
+    const auto whole = [](Count n) { return static_cast<int>(n); };
+    a.seq = whole(e.seq), a.heads = whole(e.heads), a.kv_heads = whole(e.kv_heads), a.dim = whole(e.dim);
+    a.most_keys = whole(cut.most_keys), a.chunk = whole(cut.keys), a.chunks = whole(cut.count);
     a.lane_bits = std::bit_width(static_cast<unsigned>((e.dim - 1) / lane_elements));
     const auto rows = static_cast<unsigned>(e.batch * e.seq);
     const bool packs = e.dim % pack_width<S> == 0 && aligned_for_packs(a.qkv, a.keys, a.values);

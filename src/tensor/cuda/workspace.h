@@ -142,10 +142,10 @@ inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attenti
   return groups(count) + callers(count * e.group());
 }
 
-/// How attend_stored() cuts the keys that a row sees: each block attends to a chunk. A function of what a
-/// text takes and of the call's rows, so that sums have one order on every GPU and beside any other texts.
-/// More rows make longer chunks: there are blocks enough, and what chunks give takes less than rows·heads and
-/// the keys' chunks of one row.
+/// How attend_stored() cuts the keys that a row sees into chunks, of which a block attends to one at a time.
+/// A function of the store and of the call's rows alone, so that sums have one order on every GPU and in any
+/// batch. With more rows there are blocks enough, so that chunks grow with them: a sequence's rows have
+/// together no more chunks than one row alone would have, and one more each.
 struct StoredChunks {
   std::int64_t most_keys, keys, count;  ///< that a row sees; of a chunk; chunks
 

@@ -59,10 +59,13 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
     tape.kernels().attend_stored(qkv, geometry, store, out);
     return out;
   }
-  // Texts that begin see nothing but each other's rows: the kernel for many rows.
+  // Texts that begin see nothing but each other's rows: the kernel for many rows, of another length each
+  // time.
+  tensor::Attention of_this_length = geometry;
+  of_this_length.lengths_vary = true;
   const Tensor lse =
       tape.empty({shape[0], geometry.heads, shape[1]}, qkv.dtype() == DType::f64 ? DType::f64 : DType::f32);
-  tape.kernels().attention(qkv, geometry, out, lse);
+  tape.kernels().attention(qkv, of_this_length, out, lse);
   tape.kernels().attend_stored(qkv, geometry, store, {});
   return out;
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "device/meta.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 
@@ -223,6 +224,26 @@ TEST_F(KeyCacheTest, WhatDoesNotFitIsRefused) {
   expect_error(ErrorKind::usage, "5 positions", [&] { cache.begin(*cpu_.device, {{0, 5, 1}}, 1); });
   cache.begin(*cpu_.device, {{0, 0, 2}}, 2);
   expect_error(ErrorKind::usage, "told of", [&] { model.next_logits(tape, one); });
+}
+
+/// cuDNN, which would take seconds to compile for each length, is not asked for a prompt: on a GPU its
+/// workspace would be booked.
+TEST(KeyCachePrompt, AsksNoLibraryToPrepareForItsLength) {
+  const auto device = device::make_meta_gpu(1);
+  const auto kernels = tensor::make_kernels(*device);
+  autograd::Tape tape(*kernels);
+  const autograd::Tape::NoGrad no_grad(tape);
+  const tensor::Attention geometry{.heads = 2, .kv_heads = 2};
+  const Tensor qkv = Tensor::empty(*device, {1, 32, 3 * 2 * 64}, DType::bf16);
+  const auto booked = [&](const auto& attend) {
+    device->ledger().reset_peaks();
+    attend();
+    return device->ledger().peak(device::Tier::device, device::Category::workspace);
+  };
+  EXPECT_GT(booked([&] { kernels->attention(qkv, geometry, {}, {}); }), 0u);
+  KeyCache cache(1, 64);
+  cache.begin(*device, {{0, 0, 32}}, 32);
+  EXPECT_EQ(booked([&] { cache.attend(tape, qkv, geometry); }), 0u);
 }
 
 }  // namespace

@@ -403,7 +403,9 @@ void CudaKernels::attention(const Tensor& qkv, const Attention& geometry, const 
   if (qkv.numel() == 0) return;
   if (!attention_library_) attention_library_ = make_attention_library(target_);
   const AttentionCall call{e, geometry, qkv, out, lse};
-  if (!attention_library_->forward(call)) own_forward(target_, call);
+  const bool by_library = attention_library_->forward(call);
+  ++(by_library ? routes_.by_library : routes_.by_own);
+  if (!by_library) own_forward(target_, call);
 }
 
 void CudaKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
@@ -413,7 +415,9 @@ void CudaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
   if (qkv.numel() == 0) return;
   if (!attention_library_) attention_library_ = make_attention_library(target_);
   const AttentionCall call{e, geometry, qkv, out, lse, dout, dqkv};
-  if (!attention_library_->backward(call, options.deterministic_attention)) own_backward(target_, call);
+  const bool by_library = attention_library_->backward(call, options.deterministic_attention);
+  ++(by_library ? routes_.by_library : routes_.by_own);
+  if (!by_library) own_backward(target_, call);
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -291,7 +291,7 @@ constexpr Count steady(Count tiles) {
   return step > 1 ? (tiles + step - 1) / step * step : tiles;
 }
 
-/// Calls launch(rows, blocks) for the grids that together have each tile of each part of a call for each of
+/// Calls launch(parts, blocks) for the grids that together have each tile of each part of a call for each of
 /// `heads`: one, but where there are more documents than a table holds.
 template <class Launch>
 void over_tiles(const AttentionCall& call, Count heads, int tile, const Launch& launch) {

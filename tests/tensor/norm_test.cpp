@@ -46,6 +46,27 @@ Gradients jacobian_gradients(const std::vector<double>& x, const std::vector<dou
   return out;
 }
 
+/// The same in time that grows with the rows' widths, by dx = rstd·(g - c·mean(g) - x̂·mean(g·x̂)), g = dy·w.
+Gradients direct_gradients(const std::vector<double>& x, const std::vector<double>& w,
+                           const std::vector<double>& dy, std::int64_t width, double eps, bool centre) {
+  const auto n = static_cast<std::size_t>(width);
+  Gradients out{std::vector<double>(x.size()), std::vector<double>(n), std::vector<double>(n)};
+  for (std::size_t begin = 0; begin < x.size(); begin += n) {
+    const Row row = statistics(x.data() + begin, width, eps, centre);
+    const auto normal = [&](std::size_t i) { return (x[begin + i] - row.mean) * row.rstd; };
+    double mean = 0, slope = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      out.dweight[i] += dy[begin + i] * normal(i);
+      out.dbias[i] += dy[begin + i];
+      mean += dy[begin + i] * w[i] / static_cast<double>(n);
+      slope += dy[begin + i] * w[i] * normal(i) / static_cast<double>(n);
+    }
+    for (std::size_t i = 0; i < n; ++i)
+      out.dx[begin + i] = row.rstd * (dy[begin + i] * w[i] - (centre ? mean : 0) - normal(i) * slope);
+  }
+  return out;
+}
+
 class Norm : public ::testing::TestWithParam<std::tuple<DType, bool>> {};
 INSTANTIATE_TEST_SUITE_P(All, Norm,
                          ::testing::Combine(::testing::ValuesIn(floating_dtypes), ::testing::Bool()),
@@ -112,6 +133,70 @@ TEST_P(Norm, forward_and_backward_agree_with_double_arithmetic_and_across_machin
           for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += want.dweight[i];
           expect_close(values_of(got[7]), sum, type, 8, 400 + spread * (4 + terms),
                        "dweight added to what was there");
+        });
+    if (HasFatalFailure()) return;
+  }
+}
+
+/// Rows that a warp takes, that a block takes, and that do not fit into its registers, by packs and element
+/// by element; and groups of them that are whole and that are not. dweight and dbias of two dtypes.
+TEST_P(Norm, rows_of_any_length_and_number_have_the_gradients_of_double_arithmetic) {
+  const auto [type, centre] = GetParam();
+  const bool layer = centre;
+  const DType dtype = type, compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const Shape& shape : {Shape{1, 768}, Shape{21, 256}, Shape{4613, 8}, Shape{9, 1024}, Shape{11, 777},
+                             Shape{9, 1031}, Shape{3, 4096}, Shape{9, 8200}, Shape{1, 20000}}) {
+    SCOPED_TRACE(shape.str());
+    const std::int64_t width = shape.back(), rows = shape.rows();
+    const bool many = rows > 1000 || width > 4000;  // which takes the emulator its time
+    const std::vector<double> x = normals_in(dtype, rows * width, 1, 2), w = normals_in(dtype, width, 2),
+                              dy = normals_in(dtype, rows * width, 4), old = normals_in(dtype, width, 5);
+    on_every_machine(
+        [&](Machine& m) {
+          const Tensor tx = m.of(shape, dtype, x), tw = m.of({width}, dtype, w), tdy = m.of(shape, dtype, dy),
+                       mean = m.empty({rows}, compute), rstd = m.empty({rows}, compute);
+          m.kernels.fill(mean, 0);
+          if (layer)
+            m.kernels.layer_norm(tx, tw, {}, 1e-5, m.empty(shape, dtype), mean, rstd);
+          else
+            m.kernels.rms_norm(tx, tw, 1e-5, m.empty(shape, dtype), rstd);
+          std::vector<Tensor> out;
+          const auto differentiate = [&](bool to_x, bool to_weight, bool to_bias, bool accumulate) {
+            const Tensor dx = to_x ? m.empty(shape, dtype) : Tensor(),
+                         dw = to_weight ? m.of({width}, dtype, old) : Tensor(),
+                         db = to_bias && layer ? m.of({width}, compute, old) : Tensor();
+            if (layer)
+              m.kernels.layer_norm_backward(tx, tw, mean, rstd, tdy, dx, dw, db, accumulate);
+            else
+              m.kernels.rms_norm_backward(tx, tw, rstd, tdy, dx, dw, accumulate);
+            for (const Tensor& each : {dx, dw, db})
+              if (each) out.push_back(each);
+          };
+          differentiate(true, true, true, true);
+          if (many) return out;
+          differentiate(true, true, true, false);
+          differentiate(true, false, false, false);
+          differentiate(false, true, false, false);
+          differentiate(false, false, true, false);
+          return out;
+        },
+        [&](const std::vector<Tensor>& got) {
+          const Gradients want = direct_gradients(x, w, dy, width, 1e-5, layer);
+          const double terms = 20 * (4 + static_cast<double>(rows));
+          const auto plus_old = [&](std::vector<double> sums) {
+            for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += old[i];
+            return sums;
+          };
+          const std::size_t all = layer ? 3 : 2;
+          expect_close(values_of(got[0]), want.dx, dtype, 16, 100, "dx");
+          expect_close(values_of(got[1]), plus_old(want.dweight), dtype, 8, terms, "dweight, accumulated");
+          if (layer) expect_close(values_of(got[2]), plus_old(want.dbias), compute, 8, terms, "dbias, too");
+          if (many) return;
+          expect_close(values_of(got[all + 1]), want.dweight, dtype, 8, terms, "dweight");
+          if (layer) expect_close(values_of(got[all + 2]), want.dbias, compute, 8, terms, "dbias");
+          EXPECT_EQ(values_of(got[all]), values_of(got[0]));
+          for (std::size_t i = 0; i < all; ++i)
+            EXPECT_EQ(values_of(got[2 * all + i]), values_of(got[all + i]));
         });
     if (HasFatalFailure()) return;
   }

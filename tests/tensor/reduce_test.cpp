@@ -89,8 +89,8 @@ TEST(Fold, takes_fp64_and_names_what_does_not_fit) {
 TEST(SumRows, adds_rows_within_rounding) {
   for (const DType dtype : floating_dtypes)
     for (const bool wide : {false, true})
-      for (const Shape& shape :
-           {Shape{1, 1}, Shape{3, 33}, Shape{517, 40}, Shape{2, 300, 7}, Shape{20000, 3}, Shape{0, 5}}) {
+      for (const Shape& shape : {Shape{1, 1}, Shape{3, 33}, Shape{517, 40}, Shape{2, 300, 7}, Shape{130, 520},
+                                 Shape{20000, 3}, Shape{0, 5}}) {
         const DType out_type = wide && dtype != DType::f64 ? DType::f32 : dtype;
         const std::int64_t n = shape.back(), rows = shape.rows();
         const std::vector<double> x = normals_in(dtype, shape.numel(), 1), old = normals_in(out_type, n, 2);

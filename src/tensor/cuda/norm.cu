@@ -1,4 +1,4 @@
-#include "tensor/cuda/families.cuh"
+#include "tensor/cuda/join_parts.cuh"
 #include "tensor/cuda/workspace.h"
 #include "tensor/extents.h"
 
@@ -7,18 +7,24 @@ namespace {
 
 /// Packs of a row that a thread keeps in registers between the passes over it.
 constexpr int held = 4;
-constexpr unsigned most_threads = 512;
-constexpr unsigned most_backward_threads = 256;  ///< that each have registers for what they hold
+/// Threads of a block at most, and its warps where each takes a row of its own.
+constexpr unsigned most_threads = 512, forward_warps = 4;
+constexpr unsigned most_backward_threads = 256, backward_warps = 8;
 
-/// How blocks share rows: a warp per row and four rows per block where rows are short, else a block per row.
+/// Blocks that a processor has registers for at least; what widens fp16 takes too many.
+template <class S>
+constexpr int backward_blocks = std::is_same_v<S, f16> ? 1 : 2;
+
+/// How blocks share rows: a warp per row and `warps` rows per block where rows are short, else a block per
+/// row.
 struct RowLayout {
   dim3 threads;
   bool fits;  ///< a thread's share of a row fits into `held` packs
-  RowLayout(Count packs, Count most) {
+  RowLayout(Count packs, Count most, unsigned warps) {
     const bool short_rows = packs <= 32 * held;
     Count width = 32;
     while (!short_rows && width < most && width * held < packs) width *= 2;
-    threads = short_rows ? dim3(32, 4) : dim3(static_cast<unsigned>(width));
+    threads = short_rows ? dim3(32, warps) : dim3(static_cast<unsigned>(width));
     fits = packs <= width * held;
   }
   Count rows_at_once() const { return threads.y; }
@@ -30,22 +36,48 @@ __device__ C row_sum(C value) {
   return blockDim.x == 32 ? warp_sum(value) : block_sum(value);
 }
 
+/// A pack as it lies in registers: two of 16 bits to a word, where a struct's elements would take one each.
+template <class S, int width>
+using Kept = std::conditional_t<sizeof(S) * width == 16, Pack<std::uint32_t, 4>, Pack<S, width>>;
+
+template <class S, int width>
+__device__ Kept<S, width> load_kept(const S* from) {
+  return bits_as<Kept<S, width>>(load_pack<width>(from));
+}
+template <class S, int width>
+__device__ Pack<S, width> unpacked(const Kept<S, width>& kept) {
+  if constexpr (sizeof(S) == 2 && width == 8) {
+    Pack<S, width> out;
+    SHERD_UNROLL
+    for (int k = 0; k < width; ++k) out.at[k].bits = static_cast<std::uint16_t>(kept.at[k / 2] >> k % 2 * 16);
+    return out;
+  } else {
+    return bits_as<Pack<S, width>>(kept);
+  }
+}
+
 /// A row as the threads that share it see it: packs threadIdx.x, threadIdx.x + blockDim.x, …, of which the
 /// first `held` stay in registers where all do (`fits`).
 template <class S, int width, bool fits>
 struct Row {
   const S* from;
-  Count packs;
-  Pack<S, width> kept[fits ? held : 1];
+  std::conditional_t<fits, unsigned, Count> packs;
+  Kept<S, width> kept[fits ? held : 1];
 
-  __device__ Row(const S* row, Count n) : from(row), packs(n / width) {
+  __device__ Row(const S* row, Count n) : from(row), packs(static_cast<decltype(packs)>(n / width)) {
     if constexpr (fits) {
       SHERD_UNROLL
       for (int h = 0; h < held; ++h) {
-        const Count pack = threadIdx.x + Count{h} * blockDim.x;
-        if (pack < packs) kept[h] = load_pack<width>(from + pack * width);
+        const unsigned index = threadIdx.x + h * blockDim.x;
+        if (index < packs) kept[h] = load_kept<S, width>(from + index * width);
       }
     }
+  }
+  __device__ Pack<S, width> pack(Count at, int h) const {
+    if constexpr (fits)
+      return unpacked<S, width>(kept[h]);
+    else
+      return load_pack<width>(from + at);
   }
   /// f(pack's elements, index of the first)
   template <class Fn>
@@ -53,12 +85,12 @@ struct Row {
     if constexpr (fits) {
       SHERD_UNROLL
       for (int h = 0; h < held; ++h) {
-        const Count pack = threadIdx.x + Count{h} * blockDim.x;
-        if (pack < packs) f(kept[h], pack * width, h);
+        const unsigned index = threadIdx.x + h * blockDim.x;
+        if (index < packs) f(pack(index * width, h), index * width, h);
       }
     } else {
-      for (Count pack = threadIdx.x; pack < packs; pack += blockDim.x)
-        f(load_pack<width>(from + pack * width), pack * width, 0);
+      for (Count index = threadIdx.x; index < packs; index += blockDim.x)
+        f(pack(index * width, 0), index * width, 0);
     }
   }
 };
@@ -83,14 +115,14 @@ __global__ void __launch_bounds__(most_threads) norm_kernel(NormArguments<S> a) 
     C mean = 0;
     if constexpr (centre) {
       C sum = 0;
-      row.each([&](const Pack<S, width>& x, Count, int) {
+      row.each([&](const Pack<S, width>& x, auto, int) {
         SHERD_UNROLL
         for (int k = 0; k < width; ++k) sum += widen(x.at[k]);
       });
       mean = row_sum(sum) / n;
     }
     C squares = 0;
-    row.each([&](const Pack<S, width>& x, Count, int) {
+    row.each([&](const Pack<S, width>& x, auto, int) {
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C d = widen(x.at[k]) - mean;
@@ -98,7 +130,7 @@ __global__ void __launch_bounds__(most_threads) norm_kernel(NormArguments<S> a) 
       }
     });
     const C root = static_cast<C>(::sqrt(row_sum(squares) / n + a.eps)), rstd = C{1} / root;
-    row.each([&](const Pack<S, width>& x, Count at, int) {
+    row.each([&](const Pack<S, width>& x, auto at, int) {
       Pack<S, width> weight{}, bias{}, y;
       if (a.weight) weight = load_pack<width>(a.weight + at);
       if (a.bias) bias = load_pack<width>(a.bias + at);
@@ -125,25 +157,54 @@ struct NormBackwardArguments {
   S* dx;
   Compute<S>*weight_sums, *bias_sums;  ///< [groups, n] where asked for
   Count rows, n, group;
+
+  Count groups() const { return (rows + group - 1) / group; }
 };
 
-/// dx row by row, and where rows are held in registers, the sums that dweight and dbias are made of: those of
-/// group blockIdx.x·blockDim.y + threadIdx.y, whose rows its threads take in order.
+/// Writes to[n], the sums of a block's rows of threads: where there are several, added up in order.
+template <int width, class C>
+__device__ void write_block_sums(const Pack<C, width> (&sums)[held], Count n, C* to) {
+  using Sums = Pack<C, width>;
+  SHERD_SHARED(Sums, shared, backward_warps * 32 * held);
+  const bool several = blockDim.y > 1;
+  const auto packs = static_cast<unsigned>(n / width);
+  if (several) __syncthreads();  // until what was here before has been read
+  SHERD_UNROLL
+  for (int h = 0; h < held; ++h) {
+    const unsigned index = threadIdx.x + h * blockDim.x;
+    if (index >= packs) continue;
+    if (several)
+      shared[threadIdx.y * packs + index] = sums[h];
+    else
+      store_pack(to + index * width, sums[h]);
+  }
+  if (!several) return;
+  __syncthreads();
+  for (unsigned index = threadIdx.y * 32 + threadIdx.x; index < packs; index += 32 * backward_warps) {
+    Sums sum = shared[index];
+    for (unsigned y = 1; y < backward_warps; ++y)
+      for (int k = 0; k < width; ++k) sum.at[k] += shared[y * packs + index].at[k];
+    store_pack(to + index * width, sum);
+  }
+}
+
+/// dx of the rows of group blockIdx.x, which the block's rows of threads take in turns, and where they are
+/// held in registers, the sums over the group that dweight and dbias are made of.
 template <class S, int width, bool fits, bool centre>
-__global__ void __launch_bounds__(most_backward_threads) norm_backward_kernel(NormBackwardArguments<S> a) {
+__global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
+    norm_backward_kernel(NormBackwardArguments<S> a) {
   using C = Compute<S>;
-  const Count group = Count{blockIdx.x} * blockDim.y + threadIdx.y, first = group * a.group;
+  const Count first = blockIdx.x * a.group;
   const Count end = first + a.group < a.rows ? first + a.group : a.rows;
-  if (first >= a.rows) return;  // whole warps, or the whole block
-  C weight_sums[fits ? held : 1][width] = {}, bias_sums[fits ? held : 1][width] = {};
-  for (Count r = first; r < end; ++r) {
+  Pack<C, width> weight_sums[fits ? held : 1] = {}, bias_sums[fits ? held : 1] = {};
+  for (Count r = first + threadIdx.y; r < end; r += blockDim.y) {
     const Row<S, width, fits> x(a.x + r * a.n, a.n), dy(a.dy + r * a.n, a.n);
     const C mean = centre ? a.mean[r] : C{0}, rstd = a.rstd[r];
     C sum = 0, product = 0;
-    dy.each([&](const Pack<S, width>& pack, Count at, int h) {
-      const Pack<S, width> from = fits ? x.kept[h] : load_pack<width>(x.from + at);
+    dy.each([&](const Pack<S, width>& pack, auto at, int h) {
+      const Pack<S, width> from = x.pack(at, h);
       Pack<S, width> weight{};
-      if (a.weight) weight = load_pack<width>(a.weight + at);
+      if (a.weight) weight = unpacked<S, width>(load_kept<S, width>(a.weight + at));
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
@@ -151,18 +212,18 @@ __global__ void __launch_bounds__(most_backward_threads) norm_backward_kernel(No
         if constexpr (centre) sum += g;
         product += g * normal;
         if constexpr (fits) {
-          weight_sums[h][k] += d * normal;
-          if constexpr (centre) bias_sums[h][k] += d;
+          weight_sums[h].at[k] += d * normal;
+          if constexpr (centre) bias_sums[h].at[k] += d;
         }
       }
     });
     if (!a.dx) continue;
     const C scale = C{1} / static_cast<C>(a.n);
     const C average = centre ? row_sum(sum) * scale : C{0}, slope = row_sum(product) * scale;
-    dy.each([&](const Pack<S, width>& pack, Count at, int h) {
-      const Pack<S, width> from = fits ? x.kept[h] : load_pack<width>(x.from + at);
+    dy.each([&](const Pack<S, width>& pack, auto at, int h) {
+      const Pack<S, width> from = x.pack(at, h);
       Pack<S, width> weight{}, dx;
-      if (a.weight) weight = load_pack<width>(a.weight + at);
+      if (a.weight) weight = unpacked<S, width>(load_kept<S, width>(a.weight + at));
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
@@ -173,64 +234,31 @@ __global__ void __launch_bounds__(most_backward_threads) norm_backward_kernel(No
     });
   }
   if constexpr (fits) {
-    const Count packs = a.n / width;
-    SHERD_UNROLL
-    for (int h = 0; h < held; ++h) {
-      const Count pack = threadIdx.x + Count{h} * blockDim.x;
-      if (pack >= packs) continue;
-      for (int k = 0; k < width; ++k) {
-        const Count at = group * a.n + pack * width + k;
-        if (a.weight_sums) a.weight_sums[at] = weight_sums[h][k];
-        if (a.bias_sums) a.bias_sums[at] = bias_sums[h][k];
-      }
-    }
+    if (a.weight_sums) write_block_sums(weight_sums, a.n, a.weight_sums + blockIdx.x * a.n);
+    if (a.bias_sums) write_block_sums(bias_sums, a.n, a.bias_sums + blockIdx.x * a.n);
   }
 }
 
-/// The sums of group blockIdx.y, for rows too long to be held: a thread per column.
-template <class S>
+/// The sums of group blockIdx.y, for rows too long to be held: a thread per `width` columns.
+template <class S, int width>
 __global__ void norm_columns_kernel(NormBackwardArguments<S> a) {
   using C = Compute<S>;
-  const Count at = grid_thread(), first = Count{blockIdx.y} * a.group;
+  const Count at = grid_thread() * width, first = Count{blockIdx.y} * a.group;
   const Count end = first + a.group < a.rows ? first + a.group : a.rows;
   if (at >= a.n) return;
-  C weight_sum = 0, bias_sum = 0;
+  Pack<C, width> weight_sums{}, bias_sums{};
   for (Count r = first; r < end; ++r) {
-    const C mean = a.mean ? a.mean[r] : C{0}, d = widen(a.dy[r * a.n + at]);
-    weight_sum += d * ((widen(a.x[r * a.n + at]) - mean) * a.rstd[r]);
-    bias_sum += d;
+    const Pack<S, width> x = load_pack<width>(a.x + r * a.n + at), dy = load_pack<width>(a.dy + r * a.n + at);
+    const C mean = a.mean ? a.mean[r] : C{0}, rstd = a.rstd[r];
+    SHERD_UNROLL
+    for (int k = 0; k < width; ++k) {
+      const C d = widen(dy.at[k]);
+      weight_sums.at[k] += d * ((widen(x.at[k]) - mean) * rstd);
+      bias_sums.at[k] += d;
+    }
   }
-  if (a.weight_sums) a.weight_sums[blockIdx.y * a.n + at] = weight_sum;
-  if (a.bias_sums) a.bias_sums[blockIdx.y * a.n + at] = bias_sum;
-}
-
-constexpr unsigned combine_columns = 32, combine_parts = 8;
-
-/// to[i] (+)= the sum of sums[g, i] over g: each of eight threads takes every eighth group, then the eight in
-/// order.
-template <class C, class T>
-__global__ void combine_kernel(const C* sums, Count groups, Count n, T* to, bool accumulate) {
-  SHERD_SHARED(C, parts, combine_columns * combine_parts);
-  const Count at = Count{blockIdx.x} * combine_columns + threadIdx.x;
-  C sum = 0;
-  if (at < n)
-    for (Count g = threadIdx.y; g < groups; g += combine_parts) sum += sums[g * n + at];
-  parts[threadIdx.y * combine_columns + threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || at >= n) return;
-  for (unsigned part = 1; part < combine_parts; ++part) sum += parts[part * combine_columns + threadIdx.x];
-  to[at] = narrow<T>(accumulate ? widen(to[at]) + sum : sum);
-}
-
-template <class C>
-void combine(const Target& target, const C* sums, Count groups, const Tensor& to, bool accumulate) {
-  const Count n = to.numel();
-  with_floating(to.dtype(), [&](auto type) {
-    using T = decltype(type);
-    if constexpr (std::is_same_v<Compute<T>, C>)
-      launch(combine_kernel<C, T>, static_cast<unsigned>((n + combine_columns - 1) / combine_columns),
-             dim3(combine_columns, combine_parts), 0, target.stream, sums, groups, n, out<T>(to), accumulate);
-  });
+  if (a.weight_sums) store_pack(a.weight_sums + blockIdx.y * a.n + at, weight_sums);
+  if (a.bias_sums) store_pack(a.bias_sums + blockIdx.y * a.n + at, bias_sums);
 }
 
 /// Rows of the pointers that are given can be taken by packs of 16 bytes.
@@ -253,7 +281,7 @@ void with_layout(bool packs, const RowLayout& layout, const Fn& pick) {
 template <class S, bool centre>
 void norm_forward(const Target& target, NormArguments<S> a) {
   const bool packs = rows_in_packs<S>(a.n, a.x, a.y, a.weight, a.bias);
-  const RowLayout layout(packs ? a.n / pack_width<S> : a.n, most_threads);
+  const RowLayout layout(packs ? a.n / pack_width<S> : a.n, most_threads, forward_warps);
   with_layout<S>(packs, layout, [&](auto width, auto fits) {
     launch(norm_kernel<S, width.value, fits.value, centre>,
            blocks_for(a.rows, layout.rows_at_once(), target.processors, 32), layout.threads, 0, target.stream,
@@ -265,26 +293,24 @@ template <class S, bool centre>
 void norm_backward(const Target& target, NormBackwardArguments<S> a, const Tensor& sums,
                    const Tensor& dweight, const Tensor& dbias, bool accumulate) {
   const bool packs = rows_in_packs<S>(a.n, a.x, a.dy, a.dx, a.weight);
-  const RowLayout layout(packs ? a.n / pack_width<S> : a.n, most_backward_threads);
-  const Count groups = (a.rows + a.group - 1) / a.group;
-  if (sums) {
-    auto* at = out<Compute<S>>(sums);
-    if (dweight) a.weight_sums = at, at += groups * a.n;
-    if (dbias) a.bias_sums = at;
-    if (!layout.fits && groups > 0)
-      launch(norm_columns_kernel<S>,
-             dim3(static_cast<unsigned>((a.n + element_threads - 1) / element_threads),
-                  static_cast<unsigned>(groups)),
-             element_threads, 0, target.stream, a);
-  }
-  if (groups > 0 && (a.dx || layout.fits))
+  const RowLayout layout(packs ? a.n / pack_width<S> : a.n, most_backward_threads, backward_warps);
+  const Count groups = a.groups();
+  auto* parts = sums ? out<Compute<S>>(sums) : nullptr;
+  if (dweight) a.weight_sums = parts;
+  if (dbias) a.bias_sums = parts + (dweight ? groups * a.n : 0);
+  if (groups > 0)
     with_layout<S>(packs, layout, [&](auto width, auto fits) {
-      launch(norm_backward_kernel<S, width.value, fits.value, centre>,
-             static_cast<unsigned>((groups + layout.rows_at_once() - 1) / layout.rows_at_once()),
-             layout.threads, 0, target.stream, a);
+      const Count column_threads = a.n / width.value;
+      const auto blocks = static_cast<unsigned>(groups);
+      if (sums && !fits.value)
+        launch(norm_columns_kernel<S, width.value>,
+               dim3(static_cast<unsigned>((column_threads + element_threads - 1) / element_threads), blocks),
+               element_threads, 0, target.stream, a);
+      if (a.dx || fits.value)
+        launch(norm_backward_kernel<S, width.value, fits.value, centre>, blocks, layout.threads, 0,
+               target.stream, a);
     });
-  if (dweight) combine<Compute<S>>(target, a.weight_sums, groups, dweight, accumulate);
-  if (dbias) combine<Compute<S>>(target, a.bias_sums, groups, dbias, accumulate);
+  if (sums) join_parts(target, parts, groups, a.n, {dweight, dbias}, accumulate);
 }
 
 template <class T>

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "tensor/cuda/families.cuh"
+#include "tensor/cuda/join_parts.cuh"
 #include "tensor/cuda/workspace.h"
 #include "tensor/int8_blocks.h"
 
@@ -33,17 +33,6 @@ __global__ void part_sums_kernel(const S* x, Count rows, Count columns, Count pe
     C total = mine[k];
     for (unsigned y = 1; y < row_lanes; ++y) total = total + mine[y * column_lanes * width + k];
     parts[blockIdx.y * columns + column + k] = total;
-  }
-}
-
-template <class Out>
-__global__ void join_parts_kernel(const Compute<Out>* parts, Count columns, unsigned count, Out* out,
-                                  bool accumulate) {
-  for (Count i = grid_thread(); i < columns; i += grid_threads()) {
-    Compute<Out> sum = parts[i];
-    for (unsigned part = 1; part < count; ++part) sum = sum + parts[part * columns + i];
-    if (accumulate) sum = widen(out[i]) + sum;
-    out[i] = narrow<Out>(sum);
   }
 }
 
@@ -217,12 +206,7 @@ void CudaKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) 
                     static_cast<unsigned>(parts));
     launch(packs ? part_sums_kernel<width, S> : part_sums_kernel<1, S>, grid, dim3(column_lanes, row_lanes),
            0, target_.stream, in<S>(x), rows, columns, per_part, SHERD_CUDA::out<Compute<S>>(sums));
-  });
-  with_floating(out.dtype(), [&](auto type) {
-    using Out = decltype(type);
-    launch(join_parts_kernel<Out>, blocks_for(columns, element_threads, target_.processors), element_threads,
-           0, target_.stream, in<Compute<Out>>(sums), columns, static_cast<unsigned>(parts),
-           SHERD_CUDA::out<Out>(out), accumulate);
+    join_parts(target_, in<Compute<S>>(sums), parts, columns, {out}, accumulate);
   });
 }
 

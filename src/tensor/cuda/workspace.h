@@ -29,10 +29,10 @@ inline std::size_t sum_rows_workspace(const Tensor& x, const Tensor& out) {
   return static_cast<std::size_t>((rows + part - 1) / part * out.numel()) * size_of(compute_type(x.dtype()));
 }
 
-/// Rows whose contributions to dweight and dbias one block of a norm sums, in order: sixteen or more, and no
-/// more than 512 such groups. Depends on the shape alone.
+/// Rows whose contributions to dweight and dbias one block of a norm sums: eight, a warp's each where they
+/// are short, or more, and no more than 512 such groups. Depends on the shape alone.
 inline std::int64_t rows_per_group(std::int64_t rows) {
-  return std::max<std::int64_t>(16, (rows + 511) / 512);
+  return std::max<std::int64_t>(8, (rows + 511) / 512);
 }
 /// layer_norm_backward and rms_norm_backward.
 inline std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, const Tensor& dbias) {

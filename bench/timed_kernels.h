@@ -154,17 +154,19 @@ class TimedKernels final : public tensor::Kernels {
   }
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
                            const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                           bool accumulate) override {
-    time(Family::norm,
-         [&] { inner_.layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate); });
+                           bool accumulate, bool onto_dx) override {
+    time(Family::norm, [&] {
+      inner_.layer_norm_backward(x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx);
+    });
   }
   void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                 const Tensor& rstd) override {
     time(Family::norm, [&] { inner_.rms_norm(x, weight, eps, y, rstd); });
   }
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                         const Tensor& dx, const Tensor& dweight, bool accumulate) override {
-    time(Family::norm, [&] { inner_.rms_norm_backward(x, weight, rstd, dy, dx, dweight, accumulate); });
+                         const Tensor& dx, const Tensor& dweight, bool accumulate, bool onto_dx) override {
+    time(Family::norm,
+         [&] { inner_.rms_norm_backward(x, weight, rstd, dy, dx, dweight, accumulate, onto_dx); });
   }
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                  const tensor::VocabSlice& slice) override {

@@ -13,6 +13,16 @@ Tensor row_statistic(Tape& tape, const Tensor& x) {
   return tape.empty({x.shape().rows()}, compute_dtype(x.dtype()));
 }
 
+/// Where the gradient of a norm's input goes: onto what has been gathered of it, or into memory of its own.
+struct InputGradient {
+  Tensor to;
+  bool onto;
+
+  InputGradient(Tape& tape, const GradRef& dx, const Tensor& x) : to(tape.take_gathered(dx)), onto(to) {
+    if (dx && !onto) to = tape.empty(x.shape(), x.dtype());
+  }
+};
+
 struct LayerNormBackward {
   Saved x, weight;
   Tensor mean, rstd;
@@ -20,23 +30,24 @@ struct LayerNormBackward {
 
   void operator()(Tape& tape, const Tensor& dy) const {
     const Tensor input = x.get(tape), scale = weight.get(tape);
-    Tensor grad = dx ? tape.empty(input.shape(), input.dtype()) : Tensor();
+    InputGradient grad(tape, dx, input);
     auto run = [&](const Tensor& to_x, const Tensor& to_weight, const Tensor& to_bias, bool add) {
-      tape.kernels().layer_norm_backward(input, scale, mean, rstd, dy, to_x, to_weight, to_bias, add);
+      tape.kernels().layer_norm_backward(input, scale, mean, rstd, dy, to_x, to_weight, to_bias, add,
+                                         grad.onto);
     };
     write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add_weight) {
-      if (!dbias) return run(grad, dw, Tensor(), add_weight);
+      if (!dbias) return run(grad.to, dw, Tensor(), add_weight);
       write_kernel_grad(tape, dbias, scale.shape(), scale.dtype(), [&](const Tensor& db, bool add_bias) {
-        if (add_weight == add_bias) return run(grad, dw, db, add_weight);
-        run(grad, dw, Tensor(), add_weight);
+        if (add_weight == add_bias) return run(grad.to, dw, db, add_weight);
+        run(grad.to, dw, Tensor(), add_weight);
         run(Tensor(), Tensor(), db, add_bias);
       });
     });
     if (!dweight && dbias)
       write_kernel_grad(tape, dbias, scale.shape(), scale.dtype(),
-                        [&](const Tensor& db, bool add) { run(grad, Tensor(), db, add); });
-    if (!dweight && !dbias) run(grad, Tensor(), Tensor(), false);
-    tape.accumulate(dx, std::move(grad));
+                        [&](const Tensor& db, bool add) { run(grad.to, Tensor(), db, add); });
+    if (!dweight && !dbias) run(grad.to, Tensor(), Tensor(), false);
+    tape.accumulate(dx, std::move(grad.to));
   }
 };
 
@@ -47,14 +58,15 @@ struct RmsNormBackward {
 
   void operator()(Tape& tape, const Tensor& dy) const {
     const Tensor input = x.get(tape), scale = weight.get(tape);
-    Tensor grad = dx ? tape.empty(input.shape(), input.dtype()) : Tensor();
+    InputGradient grad(tape, dx, input);
+    const auto run = [&](const Tensor& dw, bool add) {
+      tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad.to, dw, add, grad.onto);
+    };
     if (dweight)
-      write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), [&](const Tensor& dw, bool add) {
-        tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad, dw, add);
-      });
+      write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), run);
     else
-      tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad, Tensor(), false);
-    tape.accumulate(dx, std::move(grad));
+      run(Tensor(), false);
+    tape.accumulate(dx, std::move(grad.to));
   }
 };
 

@@ -169,6 +169,11 @@ void Tape::accumulate(const GradRef& ref, Tensor grad) {
   }
 }
 
+Tensor Tape::take_gathered(const GradRef& ref) {
+  if (!ref || ref->parameter || !ref->grad.defined() || !ref->grad.storage().unique()) return {};
+  return std::move(ref->grad);
+}
+
 void Tape::write_grad(const GradRef& ref, const Shape& shape, DType dtype,
                       const std::function<void(const Tensor&, bool)>& write) {
   if (!ref) return;

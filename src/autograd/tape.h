@@ -202,6 +202,9 @@ class Tape {
   /// Error{usage} naming the operation whose backward runs unless `grad` has the value's shape and dtype; a
   /// parameter's may have any floating dtype.
   void accumulate(const GradRef& ref, Tensor grad);
+  /// Takes out what `ref` has gathered, for a kernel that adds to it where it lies; accumulate() gives it
+  /// back. Undefined where nothing has been gathered, where somebody else reads it too, and for a parameter.
+  Tensor take_gathered(const GradRef& ref);
   /// Runs `compute`, which writes the gradient of `weight` and nothing else: at once, or where backward puts
   /// weight gradients off and `weight` is a parameter, in continue_weight_gradients(). It owns what it reads,
   /// and reads no parameter.

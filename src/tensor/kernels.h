@@ -216,14 +216,17 @@ class Kernels {
   /// mean, rstd: [rows] in the compute type (fp32, or fp64 for fp64)
   virtual void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
                           const Tensor& y, const Tensor& mean, const Tensor& rstd) = 0;
-  /// Any of dx, dweight, dbias may be undefined. `accumulate` concerns dweight and dbias.
+  /// Any of dx, dweight, dbias may be undefined. `accumulate` concerns dweight and dbias. With `onto_dx` the
+  /// gradient is rounded and added to what dx holds: the bits of writing it elsewhere and of add() to dx.
   virtual void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                                    const Tensor& rstd, const Tensor& dy, const Tensor& dx,
-                                   const Tensor& dweight, const Tensor& dbias, bool accumulate) = 0;
+                                   const Tensor& dweight, const Tensor& dbias, bool accumulate,
+                                   bool onto_dx = false) = 0;
   virtual void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                         const Tensor& rstd) = 0;
   virtual void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                                 const Tensor& dx, const Tensor& dweight, bool accumulate) = 0;
+                                 const Tensor& dx, const Tensor& dweight, bool accumulate,
+                                 bool onto_dx = false) = 0;
 
   // ---- embeddings and positions ----
   /// ids: int32 [rows]; table: [vocab, width], whose row 0 is that of id slice.first; out: [rows, width]. Ids

@@ -154,16 +154,16 @@ class LazyKernels final : public tensor::Kernels {
   }
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
                            const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                           bool add) override {
-    later(&Kernels::layer_norm_backward, x, weight, mean, rstd, dy, dx, dweight, dbias, add);
+                           bool add, bool onto_dx) override {
+    later(&Kernels::layer_norm_backward, x, weight, mean, rstd, dy, dx, dweight, dbias, add, onto_dx);
   }
   void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                 const Tensor& rstd) override {
     later(&Kernels::rms_norm, x, weight, eps, y, rstd);
   }
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                         const Tensor& dx, const Tensor& dweight, bool add) override {
-    later(&Kernels::rms_norm_backward, x, weight, rstd, dy, dx, dweight, add);
+                         const Tensor& dx, const Tensor& dweight, bool add, bool onto_dx) override {
+    later(&Kernels::rms_norm_backward, x, weight, rstd, dy, dx, dweight, add, onto_dx);
   }
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                  const tensor::VocabSlice& slice) override {

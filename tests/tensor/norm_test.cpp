@@ -202,6 +202,49 @@ TEST_P(Norm, rows_of_any_length_and_number_have_the_gradients_of_double_arithmet
   }
 }
 
+/// Rows of every layout on the emulator, and all that the CPU's loops have tails for.
+TEST_P(Norm, a_gradient_onto_another_has_the_bits_of_writing_and_adding) {
+  const auto [type, centre] = GetParam();
+  const bool layer = centre;
+  const DType dtype = type, compute = dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const Shape& shape : {Shape{1, 1}, Shape{3, 5}, Shape{19, 72}, Shape{2, 768}, Shape{3, 1031},
+                             Shape{2, 4096}, Shape{1, 20000}})
+    for (const bool weighted : {false, true})
+      for (const auto& machine : all_machines()) {
+        Machine& m = *machine;
+        simt::set_order(m.order);
+        SCOPED_TRACE(cat(m.name(), ", ", shape.str(), weighted ? ", weighted" : ""));
+        const std::int64_t width = shape.back(), rows = shape.rows(), n = shape.numel();
+        std::vector<double> old = normals_in(dtype, n, 3);
+        old[0] = std::nan("");
+        const Tensor x = m.of(shape, dtype, normals_in(dtype, n, 1, 2)), mean = m.empty({rows}, compute),
+                     rstd = m.empty({rows}, compute), dy = m.of(shape, dtype, normals_in(dtype, n, 2)),
+                     w = weighted ? m.of({width}, dtype, normals_in(dtype, width, 4)) : Tensor(),
+                     apart = m.empty(shape, dtype), sum = m.of(shape, dtype, old),
+                     onto = m.of(shape, dtype, old), alone = m.of(shape, dtype, old),
+                     dw = width < 2000 ? m.empty({width}, dtype) : Tensor(),
+                     dw_too = dw ? m.empty({width}, dtype) : Tensor();
+        m.kernels.fill(mean, 0.25);
+        m.kernels.fill(rstd, 0.75);
+        const auto differentiate = [&](const Tensor& dx, const Tensor& dweight, bool onto_dx) {
+          if (layer)
+            m.kernels.layer_norm_backward(x, w, mean, rstd, dy, dx, dweight, {}, false, onto_dx);
+          else
+            m.kernels.rms_norm_backward(x, w, rstd, dy, dx, dweight, false, onto_dx);
+        };
+        differentiate(apart, dw, false);
+        m.kernels.add(sum, apart, sum);
+        differentiate(onto, dw_too, true);
+        differentiate(alone, {}, true);
+        EXPECT_EQ(bytes(m, onto), bytes(m, sum));
+        EXPECT_EQ(bytes(m, alone), bytes(m, sum));
+        if (dw) {
+          EXPECT_EQ(bytes(m, dw_too), bytes(m, dw));
+        }
+        if (HasFailure()) return;
+      }
+}
+
 TEST(NormVariants, weights_are_optional_and_rows_may_be_normalised_in_place) {
   for (const DType dtype : floating_dtypes)
     on_every_machine(

@@ -51,11 +51,11 @@ class CpuKernels final : public Kernels {
                   const Tensor& mean, const Tensor& rstd) override;
   void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
                            const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                           bool accumulate) override;
+                           bool accumulate, bool onto_dx) override;
   void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                 const Tensor& rstd) override;
   void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                         const Tensor& dx, const Tensor& dweight, bool accumulate) override;
+                         const Tensor& dx, const Tensor& dweight, bool accumulate, bool onto_dx) override;
   void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
                           const VocabSlice& slice, std::optional<DType> fold) override;

@@ -34,7 +34,8 @@ void norm_row_f64(const double* x, const double* weight, const double* bias, dou
 }
 
 void norm_backward_row_f64(const double* x, const double* weight, double mean, double rstd, bool centre,
-                           const double* dy, double* dx, double* dweight, double* dbias, Count n) {
+                           const double* dy, double* dx, bool onto_dx, double* dweight, double* dbias,
+                           Count n) {
   double sum = 0, product = 0;
   for (Count i = 0; i < n; ++i) {
     const double normal = (x[i] - mean) * rstd, g = dy[i] * (weight ? weight[i] : 1);
@@ -46,7 +47,8 @@ void norm_backward_row_f64(const double* x, const double* weight, double mean, d
   const double average = centre ? sum / static_cast<double>(n) : 0, slope = product / static_cast<double>(n);
   for (Count i = 0; i < n; ++i) {
     const double g = dy[i] * (weight ? weight[i] : 1);
-    dx[i] = (g - average - (x[i] - mean) * rstd * slope) * rstd;
+    const double value = (g - average - (x[i] - mean) * rstd * slope) * rstd;
+    dx[i] = onto_dx ? dx[i] + value : value;
   }
 }
 
@@ -121,7 +123,8 @@ void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor&
 
 void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                                      const Tensor& rstd, const Tensor& dy, const Tensor& dx,
-                                     const Tensor& dweight, const Tensor& dbias, bool accumulate) {
+                                     const Tensor& dweight, const Tensor& dbias, bool accumulate,
+                                     bool onto_dx) {
   constexpr const char* name = "layer_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
   const Count rows = x.shape().rows(), width = x.shape().back();
@@ -133,14 +136,14 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
           norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
                                 mean.data<double>()[r], rstd.data<double>()[r], true,
                                 dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
-                                weight_sums, bias_sums, width);
+                                onto_dx, weight_sums, bias_sums, width);
         });
   const auto op = isa_.norm[storage_index(x)].layer_norm_backward;
   backward_rows<float>(device_, isa_, rows, width, dweight, dbias, accumulate,
                        [&](Count r, float* weight_sums, float* bias_sums) {
                          op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r],
                             rstd.data<float>()[r], at(dy, r * width), dx ? at(dx, r * width) : nullptr,
-                            weight_sums, bias_sums, width);
+                            onto_dx, weight_sums, bias_sums, width);
                        });
 }
 
@@ -165,8 +168,8 @@ void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, con
 }
 
 void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
-                                   const Tensor& dy, const Tensor& dx, const Tensor& dweight,
-                                   bool accumulate) {
+                                   const Tensor& dy, const Tensor& dx, const Tensor& dweight, bool accumulate,
+                                   bool onto_dx) {
   constexpr const char* name = "rms_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, {});
   const Count rows = x.shape().rows(), width = x.shape().back();
@@ -175,13 +178,14 @@ void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const 
         device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {
           norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0,
                                 rstd.data<double>()[r], false, dy.data<double>() + r * width,
-                                dx ? dx.data<double>() + r * width : nullptr, weight_sums, nullptr, width);
+                                dx ? dx.data<double>() + r * width : nullptr, onto_dx, weight_sums, nullptr,
+                                width);
         });
   const auto op = isa_.norm[storage_index(x)].rms_norm_backward;
   backward_rows<float>(device_, isa_, rows, width, dweight, {}, accumulate,
                        [&](Count r, float* weight_sums, float*) {
                          op(at(x, r * width), raw_or_null(weight), rstd.data<float>()[r], at(dy, r * width),
-                            dx ? at(dx, r * width) : nullptr, weight_sums, width);
+                            dx ? at(dx, r * width) : nullptr, onto_dx, weight_sums, width);
                        });
 }
 

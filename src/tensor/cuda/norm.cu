@@ -155,8 +155,10 @@ struct NormBackwardArguments {
   const S *x, *weight, *dy;
   const Compute<S>*mean, *rstd;
   S* dx;
+  bool onto_dx;
   Compute<S>*weight_sums, *bias_sums;  ///< [groups, n] where asked for
   Count rows, n, group;
+  Compute<S> scale = Compute<S>{1} / static_cast<Compute<S>>(n);
 
   Count groups() const { return (rows + group - 1) / group; }
 };
@@ -218,8 +220,7 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
       }
     });
     if (!a.dx) continue;
-    const C scale = C{1} / static_cast<C>(a.n);
-    const C average = centre ? row_sum(sum) * scale : C{0}, slope = row_sum(product) * scale;
+    const C average = centre ? row_sum(sum) * a.scale : C{0}, slope = row_sum(product) * a.scale;
     dy.each([&](const Pack<S, width>& pack, auto at, int h) {
       const Pack<S, width> from = x.pack(at, h);
       Pack<S, width> weight{}, dx;
@@ -229,6 +230,11 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
         const C g = a.weight ? d * widen(weight.at[k]) : d;
         dx.at[k] = narrow<S>((g - average - normal * slope) * rstd);
+      }
+      if (a.onto_dx) {
+        const Pack<S, width> old = unpacked<S, width>(load_kept<S, width>(a.dx + r * a.n + at));
+        SHERD_UNROLL
+        for (int k = 0; k < width; ++k) dx.at[k] = narrow<S>(widen(old.at[k]) + widen(dx.at[k]));
       }
       store_pack(a.dx + r * a.n + at, dx);
     });
@@ -334,7 +340,7 @@ void any_norm(const Target& target, const Tensor& x, const Tensor& weight, const
 template <bool centre>
 void any_norm_backward(const Target& target, const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& dx, const Tensor& dweight,
-                       const Tensor& dbias, bool accumulate) {
+                       const Tensor& dbias, bool accumulate, bool onto_dx) {
   const Count rows = x.shape().rows(), width = x.shape().back(), group = rows_per_group(rows);
   const Count parts = (dweight ? 1 : 0) + (dbias ? 1 : 0);
   if (width == 0 || (parts == 0 && !dx)) return;
@@ -347,7 +353,7 @@ void any_norm_backward(const Target& target, const Tensor& x, const Tensor& weig
     using C = Compute<S>;
     norm_backward<S, centre>(target,
                              {in<S>(x), in_or_null<S>(weight), in<S>(dy), in_or_null<C>(mean), in<C>(rstd),
-                              dx ? out<S>(dx) : nullptr, nullptr, nullptr, rows, width, group},
+                              dx ? out<S>(dx) : nullptr, onto_dx, nullptr, nullptr, rows, width, group},
                              sums, dweight, dbias, accumulate);
   });
 }
@@ -364,11 +370,12 @@ void CudaKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor
 
 void CudaKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
                                       const Tensor& rstd, const Tensor& dy, const Tensor& dx,
-                                      const Tensor& dweight, const Tensor& dbias, bool accumulate) {
+                                      const Tensor& dweight, const Tensor& dbias, bool accumulate,
+                                      bool onto_dx) {
   constexpr const char* name = "layer_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
   require_vector(name, "mean", mean, x.shape().rows(), compute_type(x.dtype()));
-  any_norm_backward<true>(target_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate);
+  any_norm_backward<true>(target_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx);
 }
 
 void CudaKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
@@ -380,9 +387,9 @@ void CudaKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, co
 
 void CudaKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                     const Tensor& dy, const Tensor& dx, const Tensor& dweight,
-                                    bool accumulate) {
+                                    bool accumulate, bool onto_dx) {
   check_norm_backward("rms_norm_backward", x, weight, rstd, dy, dx, dweight, {});
-  any_norm_backward<false>(target_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate);
+  any_norm_backward<false>(target_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate, onto_dx);
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -27,13 +27,13 @@ void MetaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, con
 
 void MetaKernels::layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor& dweight,
-                                      const Tensor& dbias, bool) {
+                                      const Tensor& dbias, bool, bool) {
   charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, dbias)
               : cpu::norm_backward_workspace(x, dweight, dbias));
 }
 
 void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
-                                    const Tensor&, const Tensor& dweight, bool) {
+                                    const Tensor&, const Tensor& dweight, bool, bool) {
   charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
 }
 

@@ -46,10 +46,10 @@ class MetaKernels : public Kernels {
   void layer_norm(const Tensor&, const Tensor&, const Tensor&, double, const Tensor&, const Tensor&,
                   const Tensor&) override {}
   void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                           const Tensor&, const Tensor& dweight, const Tensor& dbias, bool) override;
+                           const Tensor&, const Tensor& dweight, const Tensor& dbias, bool, bool) override;
   void rms_norm(const Tensor&, const Tensor&, double, const Tensor&, const Tensor&) override {}
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor& dweight, bool) override;
+                         const Tensor& dweight, bool, bool) override;
   void embedding(const Tensor&, const Tensor&, const Tensor&, const VocabSlice&) override {}
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool, const VocabSlice&,
                           std::optional<DType>) override;

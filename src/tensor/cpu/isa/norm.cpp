@@ -13,6 +13,26 @@ struct Loops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
   static S* out(void* x) { return static_cast<S*>(x); }
 
+  /// What is stored as S and read again.
+  SHERD_INLINE static F rounded(F f) {
+    if constexpr (same_type<S, Bf16>)
+      return (F)(round_to_bf16(f) & 0xffff0000u);
+    else if constexpr (same_type<S, F16>)
+      return from_f16(to_f16(f));
+    else
+      return f;
+  }
+
+  /// to[i] = f(xs[i]...), or with `onto` that, rounded, added to to[i].
+  template <class Fn, class... In>
+  SHERD_INLINE static void write(Count n, S* to, bool onto, Fn f, const In*... xs) {
+    if (onto)
+      map(
+          n, to, [=](F old, auto... x) { return old + rounded(f(x...)); }, static_cast<const S*>(to), xs...);
+    else
+      map(n, to, f, xs...);
+  }
+
   static void layer_norm(const void* x, const void* weight, const void* bias, float eps, void* y,
                          float* mean_out, float* rstd_out, Count n) {
     const S* row = in(x);
@@ -45,7 +65,7 @@ struct Loops {
   }
 
   static void layer_norm_backward(const void* x, const void* weight, float mean, float rstd, const void* dy,
-                                  void* dx, float* dweight, float* dbias, Count n) {
+                                  void* dx, bool onto_dx, float* dweight, float* dbias, Count n) {
     if (dweight)
       map(
           n, dweight, [=](F s, F u, F g) { return s + g * ((u - mean) * rstd); },
@@ -67,15 +87,15 @@ struct Loops {
       for_each_32(
           n, [&](int p, I, F u, F g, F w) { collect(p, u, g * w); }, in(x), in(dy), in(weight));
       const float average = sum.total() * scale, slope = product.total() * scale;
-      map(
-          n, out(dx), [=](F u, F g, F w) { return finish(u, g * w, average, slope); }, in(x), in(dy),
+      write(
+          n, out(dx), onto_dx, [=](F u, F g, F w) { return finish(u, g * w, average, slope); }, in(x), in(dy),
           in(weight));
     } else {
       for_each_32(
           n, [&](int p, I, F u, F g) { collect(p, u, g); }, in(x), in(dy));
       const float average = sum.total() * scale, slope = product.total() * scale;
-      map(
-          n, out(dx), [=](F u, F g) { return finish(u, g, average, slope); }, in(x), in(dy));
+      write(
+          n, out(dx), onto_dx, [=](F u, F g) { return finish(u, g, average, slope); }, in(x), in(dy));
     }
   }
 
@@ -94,7 +114,7 @@ struct Loops {
   }
 
   static void rms_norm_backward(const void* x, const void* weight, float rstd, const void* dy, void* dx,
-                                float* dweight, Count n) {
+                                bool onto_dx, float* dweight, Count n) {
     if (dweight)
       map(
           n, dweight, [=](F s, F u, F g) { return s + g * (u * rstd); }, static_cast<const float*>(dweight),
@@ -107,15 +127,15 @@ struct Loops {
           n, [&](int p, I, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, in(x), in(dy),
           in(weight));
       const float slope = product.total() * scale;
-      map(
-          n, out(dx), [=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, in(x), in(dy),
-          in(weight));
+      write(
+          n, out(dx), onto_dx, [=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, in(x),
+          in(dy), in(weight));
     } else {
       for_each_32(
           n, [&](int p, I, F u, F g) { product.part[p] += g * (u * rstd); }, in(x), in(dy));
       const float slope = product.total() * scale;
-      map(
-          n, out(dx), [=](F u, F g) { return (g - u * rstd * slope) * rstd; }, in(x), in(dy));
+      write(
+          n, out(dx), onto_dx, [=](F u, F g) { return (g - u * rstd * slope) * rstd; }, in(x), in(dy));
     }
   }
 };

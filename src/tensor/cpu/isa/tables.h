@@ -71,12 +71,12 @@ struct ConvertOps {
 struct NormOps {
   void (*layer_norm)(const void* x, const void* weight, const void* bias, float eps, void* y, float* mean,
                      float* rstd, Count n);
-  /// Adds dy·x̂ to dweight[n] and dy to dbias[n].
+  /// Adds dy·x̂ to dweight[n] and dy to dbias[n], and with `onto_dx` the rounded gradient of x to dx[n].
   void (*layer_norm_backward)(const void* x, const void* weight, float mean, float rstd, const void* dy,
-                              void* dx, float* dweight, float* dbias, Count n);
+                              void* dx, bool onto_dx, float* dweight, float* dbias, Count n);
   void (*rms_norm)(const void* x, const void* weight, float eps, void* y, float* rstd, Count n);
   void (*rms_norm_backward)(const void* x, const void* weight, float rstd, const void* dy, void* dx,
-                            float* dweight, Count n);
+                            bool onto_dx, float* dweight, Count n);
 };
 
 struct SoftmaxOps {

@@ -189,6 +189,18 @@ class Block {
     return warp.values[row];
   }
 
+  void start_copy(void* to, const void* from, std::size_t bytes, const void* code) {
+    Copy copy{to, bytes, {}};
+    if (from) races.access(from, bytes, false, false, code), std::memcpy(copy.value, from, bytes);
+    races.access(to, bytes, true, false, code), std::memset(to, 0xff, bytes);
+    copies_[thread_].push_back(copy);
+  }
+  void finish_copies(const void* code) {
+    for (const Copy& copy : copies_[thread_])
+      races.access(copy.to, copy.bytes, true, false, code), std::memcpy(copy.to, copy.value, copy.bytes);
+    copies_[thread_].clear();
+  }
+
   int lane() const { return static_cast<int>(thread_ % 32); }
   void* shared() { return shared_.data(); }
   void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block) {
@@ -206,6 +218,12 @@ class Block {
   struct Waiting {
     Fiber* fiber;
     std::size_t thread;
+  };
+  /// One that nobody has waited for.
+  struct Copy {
+    void* to;
+    std::size_t bytes;
+    std::byte value[16];
   };
   struct alignas(16) Chunk {
     std::byte bytes[16];
@@ -245,6 +263,7 @@ class Block {
   std::vector<std::vector<Waiting>> warp_queues_;
   std::vector<Warp> warps_;
   std::deque<Waiting> ready_;
+  std::vector<std::vector<Copy>> copies_;  // of each thread
   std::vector<Chunk> shared_;
   std::uint64_t serial_ = 0;
 };
@@ -280,7 +299,7 @@ void Block::work() {
 void Block::begin(std::uint64_t index, Dim3 size, std::size_t shared_bytes) {
   threads_ = size.count(), begun_ = done_ = at_barrier_ = 0;
   votes_[0] = votes_[1] = vote_row_ = 0;
-  barrier_queue_.clear(), ready_.clear();
+  barrier_queue_.clear(), ready_.clear(), copies_.assign(threads_, {});
   warp_queues_.resize((threads_ + 31) / 32), warps_.assign((threads_ + 31) / 32, {});
   for (auto& queue : warp_queues_) queue.clear();
   shared_.resize((shared_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
@@ -422,6 +441,12 @@ void* dynamic_shared() {
 }
 void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block) {
   this_block().begin_shared(elements, bytes, block);
+}
+void start_copy(void* to, const void* from, std::size_t bytes) {
+  this_block().start_copy(to, from, bytes, __builtin_return_address(0));
+}
+void finish_copies() {
+  this_block().finish_copies(__builtin_return_address(0));
 }
 void note_atomic(void* memory, std::size_t bytes) {
   this_block().races.access(memory, bytes, true, true, __builtin_return_address(0));

@@ -70,6 +70,10 @@ struct MemoryLookup {
 };
 MemoryLookup& memory_lookup();
 
+/// Copies 4 or 16 bytes, or zeros where `from` is null; they come when the same thread next calls
+/// finish_copies(), and until then there is nothing of meaning.
+void start_copy(void* to, const void* from, std::size_t bytes);
+void finish_copies();
 /// One access of an atomic operation.
 void note_atomic(void* memory, std::size_t bytes);
 /// Throws Error{usage} for an address that a device cannot access at once.

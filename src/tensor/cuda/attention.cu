@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tensor/cuda/attention_library.h"
+#include "tensor/cuda/attention_mma.cuh"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -332,8 +333,23 @@ void with_rows(const Target& target, const AttentionArguments<S>& a, int tiles, 
 template <class S>
 constexpr int most_rows = sizeof(Compute<S>) == 4 ? 4 : 2;
 
+/// Runs these kernels by tensor cores, one after the other, where those take the call; else returns false.
+template <class S>
+bool run_mma(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a,
+             std::initializer_list<MmaKernel> kernels) {
+  if constexpr (rounds_to_16<S>) {
+    if (!mma_takes(target, a)) return false;
+    for (const MmaKernel kernel : kernels)
+      over_tiles(call, kernel == MmaKernel::dkv ? a.kv_heads : a.heads, mma_tile,
+                 [&](const auto& parts, unsigned blocks) { launch_mma(kernel, target, a, parts, blocks); });
+    return true;
+  }
+  return false;
+}
+
 template <class S>
 void run_forward(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a) {
+  if (run_mma(target, call, a, {MmaKernel::forward})) return;
   constexpr int tiles = 2, rows = most_rows<S>;
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);
@@ -352,6 +368,7 @@ void run_forward(const Target& target, const AttentionCall& call, const Attentio
 
 template <class S>
 void run_backward(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a) {
+  if (run_mma(target, call, a, {MmaKernel::dq, MmaKernel::dkv})) return;
   constexpr int tiles = 3, rows = most_rows<S>;
   const auto run = [&](auto shape) {
     using Shape = decltype(shape);

@@ -159,7 +159,7 @@ __device__ void store_rows(const float (&sums)[Shape::columns][4], const float (
   }
 }
 
-/// What the lane's two rows see, or are seen by, of the rows that a warp goes through.
+/// What the lane's two rows see, or are seen by, of the rows that a warp goes through: of up to 2^30.
 struct SeenByRows {
   int first[2], end[2];
   int warp_first, warp_end;  ///< for all 16 rows of the warp
@@ -225,11 +225,6 @@ __device__ unsigned kept_by_keys(const AttentionArguments<S>& a, Count first, Co
   return (bits & 1u) | (bits >> 3 & 2u) | (bits >> 6 & 4u) | (bits >> 9 & 8u);
 }
 
-inline constexpr float log2_e = 0x1.715476p0f, ln_2 = 0x1.62e43p-1f;
-
-/// A log-sum-exp for 2^x; of a row that sees no key, 0.
-__device__ inline float lse_of_2(float lse) {
-  return lse < -0x1p127f ? 0.0f : lse * log2_e;
-}
+inline constexpr float log2_e = 0x1.715476p0f;
 
 }  // namespace sherd::tensor::SHERD_CUDA

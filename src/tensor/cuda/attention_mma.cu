@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
   __syncthreads();
   const LeftRows<Shape, true, S> queries(values);
   const SeenByRows seen = SeenByRows::keys(a, q0);
-  const float scale = a.scale * log2_e;  // powers are of 2
+  const float scale = a.scale * log2_e;  // positive; powers are of 2
   float top[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, sums[Shape::columns][4];
   clear(sums);
   for (; k0 < end; k0 += tile) {
@@ -56,18 +56,17 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
       SHERD_UNROLL
       for (int i = 0; i < 2 * count; ++i) {
         float& score = scores[i / 2][2 * half + i % 2];
-        score = score * scale;
         if (!all && !seen.has(half, at + i / 2 * 8 + 2 * lane_pair() + i % 2)) score = -INFINITY;
         high = score > high ? score : high;
       }
       high = fold_pairs(high, device::SHERD_CUDA::Larger{});
-      const float fade = fast_exp2(top[half] - high);
+      const float fade = fast_exp2((top[half] - high) * scale), shift = -high * scale;
       top[half] = high;
       float sum = 0;
       SHERD_UNROLL
       for (int i = 0; i < 2 * count; ++i) {
         float& score = scores[i / 2][2 * half + i % 2];
-        score = fast_exp2(score - high);
+        score = fast_exp2(fused(score, scale, shift));
         sum += score;
       }
       total[half] = fused(total[half], fade, sum);
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
     times[half] = all == 0.0f ? 0.0f : a.factor / all;
     const Count query = q0 + lane_row(half);
     if (lane_pair() == 0 && query < a.seq)
-      a.lse[index.number(a, index.head, query)] = top[half] * ln_2 + static_cast<float>(::log(all));
+      a.lse[index.number(a, index.head, query)] = top[half] * a.scale + static_cast<float>(::log(all));
   }
   const Count out_row = Count{a.heads} * a.dim;
   store_rows<Shape>(sums, times, a.to + (index.row(a) + q0) * out_row + index.head * a.dim, out_row,
@@ -123,26 +122,28 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
   SHERD_UNROLL
   for (int half = 0; half < 2; ++half) {
     const Count query = q0 + lane_row(half), number = index.number(a, index.head, query);
-    lse[half] = query < a.seq ? lse_of_2(a.lse[number]) : 0.0f;
+    lse[half] = query < a.seq ? a.lse[number] * log2_e : 0.0f;
     delta[half] = query < a.seq ? a.delta[number] : 0.0f;
   }
   const SeenByRows seen = SeenByRows::keys(a, q0);
   const float scale = a.scale * log2_e;
   float sums[Shape::columns][4];
   clear(sums);
-  const auto start = [&](Count first, S* keys) {
+  const auto start = [&](Count first, int turn) {
     const S* from = rows + first * a.width;
-    start_tile<Shape, tile>(from + a.key_col(g), a.width, a.seq - first, dim, keys);
-    start_tile<Shape, tile>(from + a.value_col(g), a.width, a.seq - first, dim, keys + area);
+    S* to = shared + turn * 2 * area;
+    start_tile<Shape, tile>(from + a.key_col(g), a.width, a.seq - first, dim, to);
+    start_tile<Shape, tile>(from + a.value_col(g), a.width, a.seq - first, dim, to + area);
   };
   Count k0 = a.seen.first(q0) / tile * tile;
   const Count end = a.seen.end(q0 + mma_tile - 1, a.seq);
-  S *keys = shared, *next = shared + 2 * area;
-  if (k0 < end) start(k0, keys);
-  for (; k0 < end; k0 += tile) {
+  int turn = 0;
+  if (k0 < end) start(k0, turn);
+  for (; k0 < end; k0 += tile, turn ^= 1) {
     finish_copies();
     __syncthreads();
-    if (k0 + tile < end) start(k0 + tile, next);
+    if (k0 + tile < end) start(k0 + tile, turn ^ 1);
+    const S* keys = shared + turn * 2 * area;
     for (int c = 0; c < tile; c += chunk) {
       const int at = static_cast<int>(k0) + c;
       if (!seen.any(at, chunk)) continue;
@@ -163,8 +164,6 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
       }
       add_rows<Shape>(scores, keys, c, sums);
     }
-    S* const other = next;
-    next = keys, keys = other;
   }
   const float times[2] = {a.scale, a.scale};
   store_rows<Shape>(sums, times, a.dqkv + index.row(a) * a.width + own, a.width, a.seq - q0, dim);
@@ -177,8 +176,8 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
   constexpr int tile = Shape::tile, chunk = Shape::chunk, count = chunk / 8, area = tile * Shape::row;
   SHERD_DYNAMIC_SHARED(S, shared);
   S *tile_keys = shared, *tile_values = tile_keys + mma_tile * Shape::row,
-    *queries = tile_values + mma_tile * Shape::row, *next = queries + 2 * area;
-  auto *numbers = reinterpret_cast<float*>(next + 2 * area), *next_numbers = numbers + 2 * tile;
+    *tiles = tile_values + mma_tile * Shape::row;
+  auto* row_numbers = reinterpret_cast<float*>(tiles + 4 * area);
   const TileIndex index = parts.find(a, a.kv_heads, mma_tile, false);
   if (index.empty) return;
   const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
@@ -193,28 +192,31 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
   const float scale = a.scale * log2_e;
   float dk[Shape::columns][4], dv[Shape::columns][4];
   clear(dk), clear(dv);
-  const auto start = [&](int own, Count first, S* to, float* numbers_to) {
+  const auto start = [&](int own, Count first, int turn) {
+    S* to = tiles + turn * 2 * area;
     start_tile<Shape, tile>(rows + first * a.width + a.query_col(own), a.width, a.seq - first, dim, to);
     start_tile<Shape, tile>(a.dout + (index.row(a) + first) * out_row + own * a.dim, out_row, a.seq - first,
                             dim, to + area);
     const int i = static_cast<int>(threadIdx.x);
     if (i < 2 * tile)
-      device::SHERD_CUDA::start_copy(numbers_to + i,
+      device::SHERD_CUDA::start_copy(row_numbers + turn * 2 * tile + i,
                                      (i < tile ? a.lse : a.delta) + index.number(a, own, first + i % tile),
                                      first + i % tile < a.seq);
   };
   const Count begin = a.seen.first_query(k0) / tile * tile, end = a.seen.end_query(k0 + mma_tile - 1, a.seq);
-  const int behind = begin < end ? (g + 1) * a.group() : 0;  // all heads of the group
-  int own = g * a.group();
+  int own = g * a.group(), turn = 0;
+  const int behind = begin < end ? own + a.group() : own;  // all heads of the group
   Count q0 = begin;
-  if (own < behind) start(own, q0, queries, numbers);
-  while (own < behind) {
+  if (own < behind) start(own, q0, turn);
+  for (; own < behind; turn ^= 1) {
     const bool same = q0 + tile < end;
     const int next_own = same ? own : own + 1;
     const Count next_q0 = same ? q0 + tile : begin;
     finish_copies();
     __syncthreads();
-    if (next_own < behind) start(next_own, next_q0, next, next_numbers);
+    if (next_own < behind) start(next_own, next_q0, turn ^ 1);
+    const S* queries = tiles + turn * 2 * area;
+    const float* numbers = row_numbers + turn * 2 * tile;
     const Count numbered = a.first_score_of(index.batch, own);
     for (int c = 0; c < tile; c += chunk) {
       const int at = static_cast<int>(q0) + c;
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
         SHERD_UNROLL
         for (int i = 0; i < 4; ++i) {
           const bool keep = (kept >> i & 1u) != 0;
-          float weight = fast_exp2(fused(scores[n][i], scale, -lse_of_2(lse.at[i % 2])));
+          float weight = fast_exp2(fused(scores[n][i], scale, -lse.at[i % 2] * log2_e));
           if (!all && !seen.has(i / 2, at + 8 * n + 2 * lane_pair() + i % 2)) weight = 0;
           scores[n][i] = keep ? weight : 0.0f;
           products[n][i] = weight * fused(keep ? products[n][i] : 0.0f, a.factor, -delta.at[i % 2]);
@@ -240,10 +242,6 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
       add_rows<Shape>(scores, queries + area, c, dv);
       add_rows<Shape>(products, queries, c, dk);
     }
-    S* const other = next;
-    next = queries, queries = other;
-    float* const other_numbers = next_numbers;
-    next_numbers = numbers, numbers = other_numbers;
     own = next_own, q0 = next_q0;
   }
   S* to = a.dqkv + (index.row(a) + k0) * a.width;
@@ -265,7 +263,7 @@ auto with_mma_shape(Count dim, const Fn& f) {
 
 template <class S>
 bool mma_takes(const Target& target, const AttentionArguments<S>& a) {
-  if (a.dim % 16 != 0 || a.dim > longest_mma_head || a.seq > 0x7fffffff - mma_tile ||
+  if (a.dim % 16 != 0 || a.dim > longest_mma_head || a.seq > 1 << 30 ||
       !aligned_for_packs(a.qkv, a.dout, a.to, a.dqkv))
     return false;
   return with_mma_shape<S>(a.dim, [&](auto shape) {

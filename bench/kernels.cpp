@@ -6,6 +6,7 @@
 //   bench_kernels [--device cpu|cuda] [--threads N] [--rounds 15] [--summary] [FILTER]
 //
 // With one thread of the processor its CPU time is taken, which other processes disturb less.
+#include <array>
 #include <cstdio>
 
 #include "base/arena.h"
@@ -191,13 +192,43 @@ class KernelCases {
     std::string name;
     std::int64_t batch, seq;
     int heads;
-    std::int64_t window = 0;
+    std::int64_t window = 0, document = 0;  ///< rows of each document; 0: whole sequences
+    float dropout = 0;
+    int shared_by = 1;  ///< query heads that share a key head
   };
 
   void attention(DType dtype) {
     attention(dtype, {"attention", tokens_ / seq_, seq_, heads_});
     attention(dtype, {"attention_4096", 1, 4096, 2});
     attention(dtype, {"attention_4096_window_512", 1, 4096, 2, 512});
+    const std::int64_t batch = tokens_ / seq_;
+    attention(dtype,
+              {.name = "attention_grouped", .batch = batch, .seq = seq_, .heads = heads_, .shared_by = 4});
+    attention(dtype,
+              {.name = "attention_dropout", .batch = batch, .seq = seq_, .heads = heads_, .dropout = 0.1f});
+    attention(
+        dtype,
+        {.name = "attention_documents", .batch = batch, .seq = seq_, .heads = heads_, .document = seq_ / 4});
+    decode(dtype);
+  }
+
+  /// A token of one text of 4096, with 8B Llama's heads.
+  void decode(DType dtype) {
+    constexpr std::int64_t heads = 32, kv_heads = 8, dim = 128, keys = 4096;
+    const Tensor qkv = r_.make({1, 1, (heads + 2 * kv_heads) * dim}, dtype);
+    const Tensor stored[2] = {r_.make({1, kv_heads, keys, dim}, dtype),
+                              r_.make({1, kv_heads, keys, dim}, dtype)};
+    const Tensor out = r_.make({1, 1, heads * dim}, dtype);
+    const Tensor places =
+        Tensor::of<std::int32_t>(r_.device(), {1, 3}, std::array<std::int32_t, 3>{0, keys - 1, 1});
+    const tensor::Attention geometry{.heads = heads, .kv_heads = kv_heads, .key = {}};
+    r_.measure({"attend_stored_4096",
+                {stored[0], stored[1]},
+                {out},
+                [&] {
+                  k_.attend_stored(qkv, geometry, {stored[0], stored[1], places}, out);
+                }},
+               dtype);
   }
 
   void attention(DType dtype, const AttentionCase& c) {
@@ -205,15 +236,21 @@ class KernelCases {
                       fast = backward + "_fast";
     if (!r_.wanted(forward, dtype) && !r_.wanted(backward, dtype) && !r_.wanted(fast, dtype)) return;
     const std::int64_t dim = width_ / heads_;
-    const tensor::Attention geometry{
-        .heads = c.heads, .kv_heads = c.heads, .window = c.window, .key = {1, 2}};
-    const Tensor qkv = r_.make({c.batch, c.seq, 3 * c.heads * dim}, dtype),
+    const int kv_heads = c.heads / c.shared_by;
+    tensor::Attention geometry{
+        .heads = c.heads, .kv_heads = kv_heads, .window = c.window, .dropout = c.dropout, .key = {1, 2}};
+    if (c.document > 0) {
+      tensor::Documents bounds;
+      for (std::int64_t row = 0; row <= c.batch * c.seq; row += c.document) bounds.push_back(row);
+      geometry.documents = std::make_shared<const tensor::Documents>(std::move(bounds));
+    }
+    const Tensor qkv = r_.make({c.batch, c.seq, (c.heads + 2 * kv_heads) * dim}, dtype),
                  dout = r_.make({c.batch, c.seq, c.heads * dim}, dtype);
     const Tensor out = r_.make(dout.shape(), dtype), dqkv = r_.make(qkv.shape(), dtype);
     const Tensor lse = r_.make({c.batch, c.heads, c.seq}, DType::f32);
     // What the mask leaves of two products, and of five: keys by query.
-    const std::int64_t window = c.window ? c.window : c.seq;
-    const std::int64_t seen = window * (window + 1) / 2 + (c.seq - window) * window;
+    const std::int64_t length = c.document ? c.document : c.seq, window = c.window ? c.window : length;
+    const std::int64_t seen = c.seq / length * (window * (window + 1) / 2 + (length - window) * window);
     const auto product = static_cast<double>(2 * c.batch * c.heads * seen * dim);
     k_.attention(qkv, geometry, out, lse);  // the backward pass reads its result
     r_.measure_products(forward, dtype, 2 * product, [&] { k_.attention(qkv, geometry, out, lse); });

@@ -19,18 +19,19 @@ struct Asked {
 
   static Asked of(const card::Counts& counts) {
     const auto number = [](std::size_t n) { return static_cast<long>(n); };
-    return {number(counts.kernels), number(counts.library_calls), number(counts.copies),
-            number(counts.fills),   number(counts.up),            number(counts.down)};
+    return {number(counts.kernels), number(counts.library_calls), number(counts.copies), number(counts.fills),
+            number(counts.up),      number(counts.down)};
   }
   Asked minus(const Asked& other, long times = 1) const {
-    return {kernels - times * other.kernels, products - times * other.products, copies - times * other.copies,
-            fills - times * other.fills,     up - times * other.up,             down - times * other.down};
+    return {kernels - times * other.kernels, products - times * other.products,
+            copies - times * other.copies,   fills - times * other.fills,
+            up - times * other.up,           down - times * other.down};
   }
   bool operator==(const Asked&) const = default;
 };
 void PrintTo(const Asked& a, std::ostream* out) {
-  *out << "{" << a.kernels << ", " << a.products << ", " << a.copies << ", " << a.fills << ", " << a.up << ", "
-       << a.down << "}";
+  *out << "{" << a.kernels << ", " << a.products << ", " << a.copies << ", " << a.fills << ", " << a.up
+       << ", " << a.down << "}";
 }
 
 /// What the second step asks for, and how often the host waits in it.
@@ -72,16 +73,37 @@ TEST_P(GpuBudget, IsWhatAStepAsksFor) {
 
 INSTANTIATE_TEST_SUITE_P(
     Of, GpuBudget,
-    ::testing::Values(
-        Budget{"gpt2", [](RunSpec&) {}, {}, {}, 0},
-        Budget{"llama", [](RunSpec& s) { s.llama = true, s.kv_heads = 2; }, {}, {}, 0},
-        Budget{"experts",
-               [](RunSpec& s) { s.moe = R"("experts": 4, "top_k": 2, "ffn_hidden_size": 64)"; }, {}, {}, 0},
-        Budget{"gpt2_recomputed", [](RunSpec& s) { s.recompute = "full"; }, {}, {}, 0},
-        Budget{"gpt2_stage_3", [](RunSpec& s) { s.stage = 3; }, {}, {}, 0},
-        Budget{"gpt2_optimizer_on_host", [](RunSpec& s) { s.stage = 2, s.offload_optimizer = "cpu"; }, {}, {}, 0},
-        Budget{"gpt2_all_on_host",
-               [](RunSpec& s) { s.stage = 3, s.offload_optimizer = s.offload_param = "cpu"; }, {}, {}, 0}),
+    ::testing::Values(Budget{"gpt2", [](RunSpec&) {}, {24, 12, 0, 0, 0, 0}, {22, 3, 7, 2, 136, 212}, 4},
+                      Budget{"llama",
+                             [](RunSpec& s) { s.llama = true, s.kv_heads = 2; },
+                             {18, 12, 0, 0, 0, 0},
+                             {20, 3, 7, 2, 136, 212},
+                             4},
+                      Budget{"experts",
+                             [](RunSpec& s) { s.moe = R"("experts": 4, "top_k": 2, "ffn_hidden_size": 64)"; },
+                             {66, 33, 13, 1, 272, 640},
+                             {22, 3, 7, 2, 136, 212},
+                             10},
+                      Budget{"gpt2_recomputed",
+                             [](RunSpec& s) { s.recompute = "full"; },
+                             {30, 16, 0, 0, 0, 0},
+                             {22, 3, 7, 2, 136, 212},
+                             4},
+                      Budget{"gpt2_stage_3",
+                             [](RunSpec& s) { s.stage = 3; },
+                             {24, 12, 0, 0, 0, 0},
+                             {22, 3, 7, 2, 136, 212},
+                             4},
+                      Budget{"gpt2_optimizer_on_host",
+                             [](RunSpec& s) { s.stage = 2, s.offload_optimizer = "cpu"; },
+                             {23, 12, 14, 0, 363520, 727040},
+                             {20, 3, 15, 2, 37512, 74964},
+                             9},
+                      Budget{"gpt2_all_on_host",
+                             [](RunSpec& s) { s.stage = 3, s.offload_optimizer = s.offload_param = "cpu"; },
+                             {23, 12, 3, 0, 727040, 363520},
+                             {20, 3, 15, 2, 148616, 37588},
+                             15}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

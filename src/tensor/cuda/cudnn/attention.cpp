@@ -71,7 +71,7 @@ class CudnnGpu {
     return plans_.find(key, make, [&](const Error& error) {
       log_warning("attention", key.backward ? "'s gradient" : "", " for heads of ", key.slice.dim,
                   ", sequences of ", key.slice.seq, " in ", name_of(key.dtype),
-                  ": Sherd's own kernels, which are many times slower, instead of cuDNN's: ", error.what(),
+                  ": Sherd's own kernels, which are slower, instead of cuDNN's: ", error.what(),
                   no_compiler_.empty() ? "" : "; ", no_compiler_);
     });
   }
@@ -98,7 +98,7 @@ class CudnnGpu {
       cudnn::check(cudnnCreate(&handle_), "start");
     } catch (const Error& error) {
       handle_ = nullptr;
-      log_warning("attention: Sherd's own kernels, which are many times slower, instead of cuDNN's: ",
+      log_warning("attention: Sherd's own kernels, which are slower, instead of cuDNN's: ",
                   error.what());
     }
   }

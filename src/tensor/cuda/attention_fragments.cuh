@@ -24,6 +24,7 @@ struct MmaShape {
   static constexpr int row = dim + 8;  ///< from row to row in shared memory: eight of them meet all banks
   static constexpr int tile = dim <= 64 ? 64 : 32;   ///< rows of the tiles that a gradient goes through
   static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< those of them at a time whose scores fit registers
+  static constexpr int blocks = dim <= 64 ? 3 : 2;   ///< that registers let a processor hold, of one sum
   static constexpr bool held = dim <= 64;            ///< a gradient of keys has registers for keys and values
 
   static constexpr std::size_t forward_bytes = 2 * mma_tile * row * sizeof(S);
@@ -50,13 +51,14 @@ __device__ inline int lane_row(int half) {
 /// and in the rows behind `count`.
 template <class Shape, int rows, class S>
 __device__ void start_tile(const S* from, Count stride, Count count, int dim, S* to) {
-  constexpr int width = pack_width<S>, packs = Shape::dim / width;
-  for (int item = static_cast<int>(threadIdx.x); item < rows * packs; item += mma_threads) {
-    const int j = item / packs, d = item % packs * width;
-    device::SHERD_CUDA::start_copy(reinterpret_cast<Pack<S, width>*>(to + j * Shape::row + d),
-                                   reinterpret_cast<const Pack<S, width>*>(from + j * stride + d),
-                                   j < count && d < dim);
-  }
+  constexpr int width = pack_width<S>, packs = Shape::dim / width, step = mma_threads / packs;
+  const int first = static_cast<int>(threadIdx.x) / packs, d = static_cast<int>(threadIdx.x) % packs * width;
+  const int there = d < dim ? static_cast<int>(count < rows ? count : rows) : 0;
+  from += first * stride + d, to += first * Shape::row + d;
+  for (int j = 0; j < rows; j += step, from += step * stride, to += step * Shape::row)
+    if ((step * packs == mma_threads || first < step) && (rows % step == 0 || first + j < rows))
+      device::SHERD_CUDA::start_copy(reinterpret_cast<Pack<S, width>*>(to),
+                                     reinterpret_cast<const Pack<S, width>*>(from), first + j < there);
 }
 
 /// A warp's 16 rows of a tile as left operands, `steps` of 16 columns: in registers, or read each time anew.

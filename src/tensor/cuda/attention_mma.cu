@@ -17,20 +17,21 @@ __device__ float fold_pairs(float value, Op op) {
 /// Forward: out and lse of one tile of queries. Values come while scores are formed, and the next keys while
 /// values are added up.
 template <class Shape, class Parts, class S>
-__global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArguments<S> a, Parts parts) {
+__global__ void __launch_bounds__(mma_threads, Shape::blocks)
+    mma_forward_kernel(AttentionArguments<S> a, Parts parts) {
   constexpr int tile = mma_tile, count = tile / 8;
   SHERD_DYNAMIC_SHARED(S, keys);
   S* values = keys + tile * Shape::row;
   const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
   if (index.empty) return;
-  const Count q0 = index.first, numbered = a.first_score_of(index.batch, index.head);
-  const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
+  const Count numbered = a.first_score_of(index.batch, index.head);
+  const int q0 = static_cast<int>(index.first), g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
-  const auto start = [&](Count first, Count col, S* to) {
+  const auto start = [&](int first, Count col, S* to) {
     start_tile<Shape, tile>(rows + first * a.width + col, a.width, a.seq - first, dim, to);
   };
-  Count k0 = a.seen.first(q0) / tile * tile;
-  const Count end = a.seen.end(q0 + tile - 1, a.seq);
+  int k0 = static_cast<int>(a.seen.first(q0)) / tile * tile;
+  const int end = static_cast<int>(a.seen.end(q0 + tile - 1, a.seq));
   start(q0, a.query_col(index.head), values);
   start(k0, a.key_col(g), keys);
   finish_copies();
@@ -48,15 +49,14 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
     finish_copies();
     __syncthreads();
     if (k0 + tile < end) start(k0 + tile, a.key_col(g), keys);
-    const int at = static_cast<int>(k0);
-    const bool all = seen.all(at, tile);
+    const bool all = seen.all(k0, tile);
     SHERD_UNROLL
     for (int half = 0; half < 2; ++half) {
       float high = top[half];
       SHERD_UNROLL
       for (int i = 0; i < 2 * count; ++i) {
         float& score = scores[i / 2][2 * half + i % 2];
-        if (!all && !seen.has(half, at + i / 2 * 8 + 2 * lane_pair() + i % 2)) score = -INFINITY;
+        if (!all && !seen.has(half, k0 + i / 2 * 8 + 2 * lane_pair() + i % 2)) score = -INFINITY;
         high = score > high ? score : high;
       }
       high = fold_pairs(high, device::SHERD_CUDA::Larger{});
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
   for (int half = 0; half < 2; ++half) {
     const float all = fold_pairs(total[half], device::SHERD_CUDA::Plus{});
     times[half] = all == 0.0f ? 0.0f : a.factor / all;
-    const Count query = q0 + lane_row(half);
+    const int query = q0 + lane_row(half);
     if (lane_pair() == 0 && query < a.seq)
       a.lse[index.number(a, index.head, query)] = top[half] * a.scale + static_cast<float>(::log(all));
   }
@@ -100,14 +100,14 @@ __global__ void __launch_bounds__(mma_threads) mma_forward_kernel(AttentionArgum
 
 /// Gradient of one tile of queries. The next keys and values come while these are worked on.
 template <class Shape, class Parts, class S>
-__global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<S> a, Parts parts) {
+__global__ void __launch_bounds__(mma_threads, Shape::blocks)
+    mma_dq_kernel(AttentionArguments<S> a, Parts parts) {
   constexpr int tile = Shape::tile, chunk = Shape::chunk, count = chunk / 8, area = tile * Shape::row;
   SHERD_DYNAMIC_SHARED(S, shared);
   const TileIndex index = parts.find(a, a.heads, mma_tile, a.seen.ahead < a.seq);
   if (index.empty) return;
-  const Count q0 = index.first, out_row = Count{a.heads} * a.dim;
-  const Count numbered = a.first_score_of(index.batch, index.head);
-  const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
+  const Count out_row = Count{a.heads} * a.dim, numbered = a.first_score_of(index.batch, index.head);
+  const int q0 = static_cast<int>(index.first), g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   const Count own = q0 * a.width + a.query_col(index.head);
   S* staged = shared + mma_tile * Shape::row;
@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
   float lse[2], delta[2];
   SHERD_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const Count query = q0 + lane_row(half), number = index.number(a, index.head, query);
+    const int query = q0 + lane_row(half);
+    const Count number = index.number(a, index.head, query);
     lse[half] = query < a.seq ? a.lse[number] * log2_e : 0.0f;
     delta[half] = query < a.seq ? a.delta[number] : 0.0f;
   }
@@ -129,15 +130,14 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
   const float scale = a.scale * log2_e;
   float sums[Shape::columns][4];
   clear(sums);
-  const auto start = [&](Count first, int turn) {
+  const auto start = [&](int first, int turn) {
     const S* from = rows + first * a.width;
     S* to = shared + turn * 2 * area;
     start_tile<Shape, tile>(from + a.key_col(g), a.width, a.seq - first, dim, to);
     start_tile<Shape, tile>(from + a.value_col(g), a.width, a.seq - first, dim, to + area);
   };
-  Count k0 = a.seen.first(q0) / tile * tile;
-  const Count end = a.seen.end(q0 + mma_tile - 1, a.seq);
-  int turn = 0;
+  const int end = static_cast<int>(a.seen.end(q0 + mma_tile - 1, a.seq));
+  int k0 = static_cast<int>(a.seen.first(q0)) / tile * tile, turn = 0;
   if (k0 < end) start(k0, turn);
   for (; k0 < end; k0 += tile, turn ^= 1) {
     finish_copies();
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
     if (k0 + tile < end) start(k0 + tile, turn ^ 1);
     const S* keys = shared + turn * 2 * area;
     for (int c = 0; c < tile; c += chunk) {
-      const int at = static_cast<int>(k0) + c;
+      const int at = k0 + c;
       if (!seen.any(at, chunk)) continue;
       float scores[count][4], products[count][4];
       dot_rows(queries, keys, c, scores);
@@ -153,8 +153,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dq_kernel(AttentionArguments<
       const bool all = seen.all(at, chunk);
       SHERD_UNROLL
       for (int n = 0; n < count; ++n) {
-        const unsigned kept =
-            a.threshold ? kept_by_queries(a, numbered, q0 + warp_row(), k0 + c + 8 * n) : ~0u;
+        const unsigned kept = a.threshold ? kept_by_queries(a, numbered, q0 + warp_row(), at + 8 * n) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < 4; ++i) {
           float weight = fast_exp2(fused(scores[n][i], scale, -lse[i / 2]));
@@ -180,8 +179,8 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
   auto* row_numbers = reinterpret_cast<float*>(tiles + 4 * area);
   const TileIndex index = parts.find(a, a.kv_heads, mma_tile, false);
   if (index.empty) return;
-  const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
-  const int g = index.head, dim = static_cast<int>(a.dim);
+  const Count out_row = Count{a.heads} * a.dim;
+  const int k0 = static_cast<int>(index.first), g = index.head, dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   start_tile<Shape, mma_tile>(rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, dim, tile_keys);
   start_tile<Shape, mma_tile>(rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, dim, tile_values);
@@ -192,7 +191,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
   const float scale = a.scale * log2_e;
   float dk[Shape::columns][4], dv[Shape::columns][4];
   clear(dk), clear(dv);
-  const auto start = [&](int own, Count first, int turn) {
+  const auto start = [&](int own, int first, int turn) {
     S* to = tiles + turn * 2 * area;
     start_tile<Shape, tile>(rows + first * a.width + a.query_col(own), a.width, a.seq - first, dim, to);
     start_tile<Shape, tile>(a.dout + (index.row(a) + first) * out_row + own * a.dim, out_row, a.seq - first,
@@ -203,15 +202,14 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
                                      (i < tile ? a.lse : a.delta) + index.number(a, own, first + i % tile),
                                      first + i % tile < a.seq);
   };
-  const Count begin = a.seen.first_query(k0) / tile * tile, end = a.seen.end_query(k0 + mma_tile - 1, a.seq);
-  int own = g * a.group(), turn = 0;
+  const int begin = static_cast<int>(a.seen.first_query(k0)) / tile * tile,
+            end = static_cast<int>(a.seen.end_query(k0 + mma_tile - 1, a.seq));
+  int own = g * a.group(), q0 = begin, turn = 0;
   const int behind = begin < end ? own + a.group() : own;  // all heads of the group
-  Count q0 = begin;
   if (own < behind) start(own, q0, turn);
   for (; own < behind; turn ^= 1) {
     const bool same = q0 + tile < end;
-    const int next_own = same ? own : own + 1;
-    const Count next_q0 = same ? q0 + tile : begin;
+    const int next_own = same ? own : own + 1, next_q0 = same ? q0 + tile : begin;
     finish_copies();
     __syncthreads();
     if (next_own < behind) start(next_own, next_q0, turn ^ 1);
@@ -219,7 +217,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
     const float* numbers = row_numbers + turn * 2 * tile;
     const Count numbered = a.first_score_of(index.batch, own);
     for (int c = 0; c < tile; c += chunk) {
-      const int at = static_cast<int>(q0) + c;
+      const int at = q0 + c;
       if (!seen.any(at, chunk)) continue;
       float scores[count][4], products[count][4];
       dot_rows(keys, queries, c, scores);
@@ -229,7 +227,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
       for (int n = 0; n < count; ++n) {
         const int column = c + 8 * n + 2 * lane_pair();
         const auto lse = load_pack<2>(numbers + column), delta = load_pack<2>(numbers + tile + column);
-        const unsigned kept = a.threshold ? kept_by_keys(a, numbered, q0 + c + 8 * n, k0 + warp_row()) : ~0u;
+        const unsigned kept = a.threshold ? kept_by_keys(a, numbered, at + 8 * n, k0 + warp_row()) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < 4; ++i) {
           const bool keep = (kept >> i & 1u) != 0;

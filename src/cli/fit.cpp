@@ -320,7 +320,10 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
   if (missing.empty()) return;
   std::string text;
   for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());
-  if (memory_may_grow())
+  const auto of_host = [](const Shortfall& shortfall) {
+    return shortfall.what.starts_with("the memory of this machine");
+  };
+  if (std::any_of(missing.begin(), missing.end(), of_host) && memory_may_grow())
     text += "; where this machine's memory grows as it is used, SHERD_MACHINE_MEMORY=128GB tells its size";
   const Remedy remedy = cheapest_remedy(reparse, vocabulary, world, machine);
   const bool uses_nvme = config.zero.offload_optimizer.device == config::OffloadDevice::nvme ||

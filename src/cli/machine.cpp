@@ -42,19 +42,18 @@ std::string io_uring_state() {
 
 MemorySizes memory_sizes() {
   MemorySizes sizes;
-  if (const char* told = std::getenv("SHERD_MACHINE_MEMORY")) {
-    const auto bytes = config::bytes_of(told);
-    if (!bytes || *bytes == 0)
-      fail(ErrorKind::usage, "SHERD_MACHINE_MEMORY must be a size such as \"128GB\", not '", told, "'");
-    sizes.total = sizes.available = *bytes;
-    return sizes;
-  }
   std::ifstream in("/proc/meminfo");
   std::string key, unit;
   for (std::uint64_t kib = 0; in >> key >> kib; std::getline(in, unit)) {
     if (key == "MemTotal:") sizes.total = kib * 1024;
     if (key == "MemAvailable:") sizes.available = kib * 1024;
     if (key == "SwapFree:") sizes.swap = kib * 1024;
+  }
+  if (const char* told = std::getenv("SHERD_MACHINE_MEMORY")) {
+    const auto bytes = config::bytes_of(told);
+    if (!bytes || *bytes == 0)
+      fail(ErrorKind::usage, "SHERD_MACHINE_MEMORY must be a size such as \"128GB\", not '", told, "'");
+    sizes.total = sizes.available = *bytes, sizes.swap = 0;
   }
   for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     std::uint64_t limit = 0;

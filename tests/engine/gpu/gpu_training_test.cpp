@@ -250,10 +250,10 @@ TEST_P(GpuTrainingByCudnn, has_the_same_bits_in_every_setting) {
   if (in_part() && std::get<1>(GetParam()) != 128) GTEST_SKIP() << "no cuDNN here; see the other length";
   const RunSpec plain = spec();
   const RunResult expected = train_local(plain);
-  if (!on_emulated_gpu() && !tensor::cudnn_version().empty()) {
-    EXPECT_GT(expected.attention.by_library, 0u);
-    EXPECT_EQ(expected.attention.by_own, 0u);
-  }
+  // Up to 9.15 it gets gradients wrong whose last tile is in part.
+  const std::size_t cudnn = on_emulated_gpu() ? 0 : tensor::loaded_cudnn();
+  if (cudnn > 0) EXPECT_GT(expected.attention.by_library, 0u) << "see the warnings: is there no NVRTC?";
+  if (cudnn > 91500 || (cudnn > 0 && plain.seq % 128 == 0)) EXPECT_EQ(expected.attention.by_own, 0u);
   const auto same = [&](const char* what, const auto& change) {
     RunSpec other = plain;
     change(other);

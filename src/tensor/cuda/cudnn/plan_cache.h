@@ -28,6 +28,9 @@ class PlanCache {
         throw;
       }
       refused(error);
+    } catch (...) {
+      plans_.erase(at);
+      throw;
     }
     return at->second.get();
   }

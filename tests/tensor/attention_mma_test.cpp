@@ -127,6 +127,12 @@ const std::vector<Case>& cases() {
       {1, 131, 2, 1, 48, true, 0, 0, {}, 31},
       {1, 200, 1, 1, 32, true, 0.1f, 0, {}, 64},
       {1, 200, 1, 1, 128, true, 0, 0, {}, 65},
+      // Tiles of which all rows of a lane see all but the last or the first row.
+      {1, 63, 1, 1, 16, false},
+      {1, 140, 1, 1, 32, true, 0, 0, {}, 57},
+      {1, 100, 1, 1, 128, true, 0, 0, {}, 57},
+      {1, 90, 1, 1, 32, true, 0, 0, {1, 300, 0, 71, 64}},
+      {1, 90, 1, 1, 128, true, 0, 0, {1, 300, 0, 71, 64}},
       // Parts of larger ones: of which heads, all keys, the end of other keys, or none.
       {2, 33, 4, 2, 16, true, 0.2f, 0, {6, 101, 2, 64, 64}},
       {1, 75, 2, 1, 32, false, 0.1f, 0, {4, 151, 1, 76, 3}},

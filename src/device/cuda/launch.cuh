@@ -2,7 +2,7 @@
 
 // The one door from kernels to CUDA. Sources with kernels (*.cu) include this header and the repository's
 // own, nothing else of CUDA; tests/simt has a header of the same name that runs them on the CPU. So what is
-// used of CUDA, here and in kernels, must be there too.
+// used of CUDA, here and in kernels, must be there too. tensor_cores.cuh is the part of it that some need.
 //
 // Flags of these sources: -fmad=false -ftz=true -prec-div=true -prec-sqrt=true, so that fp32 arithmetic gives
 // the CPU's bits; --expt-relaxed-constexpr, so that constexpr functions of base run on the device.

@@ -1,6 +1,7 @@
 #include "tensor/cuda/attention.cuh"
 
 #include <bit>
+#include <initializer_list>
 #include <vector>
 
 #include "tensor/cuda/attention_library.h"
@@ -338,11 +339,12 @@ template <class S>
 bool run_mma(const Target& target, const AttentionCall& call, const AttentionArguments<S>& a,
              std::initializer_list<MmaKernel> kernels) {
   if constexpr (rounds_to_16<S>) {
-    if (!mma_takes(target, a)) return false;
-    for (const MmaKernel kernel : kernels)
-      over_tiles(call, kernel == MmaKernel::dkv ? a.kv_heads : a.heads, mma_tile,
-                 [&](const auto& parts, unsigned blocks) { launch_mma(kernel, target, a, parts, blocks); });
-    return true;
+    if (mma_takes(target, a)) {
+      for (const MmaKernel kernel : kernels)
+        over_tiles(call, kernel == MmaKernel::dkv ? a.kv_heads : a.heads, mma_tile,
+                   [&](const auto& parts, unsigned blocks) { launch_mma(kernel, target, a, parts, blocks); });
+      return true;
+    }
   }
   return false;
 }

@@ -10,7 +10,6 @@
 #include <mutex>
 
 #include "base/log.h"
-#include "device/cuda.h"
 #include "device/cuda/driver.h"
 #include "tensor/cuda/attention_library.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
@@ -43,16 +42,16 @@ struct PlanKey {
 };
 
 /// cuDNN on one GPU, for all ranks and kernels of the process: its handle, and the plans, which take seconds
-/// to compile. Never destroyed, for what is deferred may outlive everybody.
+/// to compile. One that is usable is never destroyed; else it is tried again for whoever comes next.
 class CudnnGpu {
  public:
-  static CudnnGpu& of(int ordinal) {
+  static std::shared_ptr<CudnnGpu> of(int ordinal) {
     static std::mutex mutex;
-    static auto& all = *new std::map<int, std::unique_ptr<CudnnGpu>>;  // guarded by mutex
+    static auto& all = *new std::map<int, std::shared_ptr<CudnnGpu>>;  // guarded by mutex
     std::lock_guard lock(mutex);
-    std::unique_ptr<CudnnGpu>& gpu = all[ordinal];
-    if (!gpu) gpu.reset(new CudnnGpu(ordinal));
-    return *gpu;
+    std::shared_ptr<CudnnGpu>& gpu = all[ordinal];
+    if (!gpu || !gpu->usable()) gpu.reset(new CudnnGpu(ordinal));
+    return gpu;
   }
 
   bool usable() const { return handle_ != nullptr; }
@@ -86,7 +85,6 @@ class CudnnGpu {
 
  private:
   explicit CudnnGpu(int ordinal) : ordinal_(ordinal) {
-    const device::cuda::OnGpu on(ordinal);
     try {
       int major = 0, minor = 0;
       nvrtcVersion(&major, &minor);
@@ -95,11 +93,11 @@ class CudnnGpu {
     }
     try {
       version_ = cudnnGetVersion();
+      const device::cuda::OnGpu on(ordinal);
       cudnn::check(cudnnCreate(&handle_), "start");
     } catch (const Error& error) {
       handle_ = nullptr;
-      log_warning("attention: Sherd's own kernels, which are slower, instead of cuDNN's: ",
-                  error.what());
+      log_warning("attention: Sherd's own kernels, which are slower, instead of cuDNN's: ", error.what());
     }
   }
 
@@ -114,7 +112,7 @@ class CudnnGpu {
 class CudnnAttention final : public AttentionLibrary {
  public:
   explicit CudnnAttention(const device::SHERD_CUDA::Target& target)
-      : target_(target), gpu_(CudnnGpu::of(device::as_cuda(target.device).ordinal())) {}
+      : target_(target), gpu_(CudnnGpu::of(target.ordinal)) {}
 
   bool forward(const AttentionCall& call) override { return takes(call) && run(call, false, true); }
 
@@ -122,7 +120,7 @@ class CudnnAttention final : public AttentionLibrary {
     // Up to 9.15 the last, partial tile of keys comes out wrong without a mask for padding; 9.11 and 9.12
     // take long heads on Hopper that they get wrong.
     const bool long_heads = call.extents.dim > 128, partial = call.extents.seq % 128 != 0;
-    const std::size_t version = gpu_.version();
+    const std::size_t version = gpu_->version();
     if (!takes(call) || (version <= 91500 && partial)) return false;
     if (version >= 91100 && version < 91300 && long_heads) return false;
     return run(call, true, deterministic);
@@ -132,9 +130,9 @@ class CudnnAttention final : public AttentionLibrary {
   /// What is worth asking the library for.
   bool takes(const AttentionCall& call) const {
     const AttentionExtents& e = call.extents;
-    const std::size_t version = gpu_.version();
+    const std::size_t version = gpu_->version();
     const bool known_good = version >= 90100 && version != 91000 && version != 91001;
-    if (!gpu_.usable() || !known_good || !attention_by_library(e, call.geometry, call.qkv.dtype()))
+    if (!gpu_->usable() || !known_good || !attention_by_library(e, call.geometry, call.qkv.dtype()))
       return false;
     for (const Tensor* t : {&call.qkv, &call.out, &call.lse, &call.dout, &call.dqkv})
       if (*t && reinterpret_cast<std::uintptr_t>(t->raw()) % 16 != 0) return false;
@@ -156,7 +154,7 @@ class CudnnAttention final : public AttentionLibrary {
       const PlanKey key{cudnn::slice_of(e, regrouped), call.qkv.dtype(), e.causal(), backward, deterministic};
       Cut cut{nullptr, key, key.slice.batch, regrouped};
       const auto bytes = [&] {
-        cut.whole = gpu_.find(cut.key);
+        cut.whole = gpu_->find(cut.key);
         const std::size_t beside = regrouped ? regrouped_bytes(e, cut.key.slice.batch, backward) : 0;
         return cut.whole ? cut.whole->workspace() + beside : 0;
       };
@@ -175,7 +173,7 @@ class CudnnAttention final : public AttentionLibrary {
     const Slice& s = cut.key.slice;
     PlanKey last = cut.key;
     last.slice.batch = (cut.batch - 1) % s.batch + 1;
-    const Plan* rest = last == cut.key ? cut.whole : gpu_.find(last);
+    const Plan* rest = last == cut.key ? cut.whole : gpu_->find(last);
     if (!cut.whole || !rest || !cudnn::stays_aligned(e, s)) return false;
     // Parts run one after the other on the stream, so they share what they work in.
     const Count regrouped = cut.regrouped ? s.batch * e.seq * e.width() * 2 : 0;
@@ -188,7 +186,7 @@ class CudnnAttention final : public AttentionLibrary {
         const Offsets at{slice * e.seq * e.width() + first * s.batch_stride,
                          slice * e.seq * e.heads * e.dim + first * s.out_batch_stride,
                          (slice * e.heads + first * s.heads) * e.seq};
-        if (work.sums && gpu_.version() < 90600) zero(work.sums);
+        if (work.sums && gpu_->version() < 90600) zero(work.sums);
         const Count count = std::min(s.batch, cut.batch - first);
         run_part(call, cut, count < s.batch ? *rest : *cut.whole, at, work, count);
       }
@@ -236,8 +234,8 @@ class CudnnAttention final : public AttentionLibrary {
     arguments.scale = static_cast<float>(e.scale);
     arguments.workspace = work.workspace ? work.workspace.raw() : nullptr;
     // Older versions prefer a finite mask.
-    arguments.masked = gpu_.version() < 91000 ? std::numeric_limits<float>::lowest()
-                                              : -std::numeric_limits<float>::infinity();
+    arguments.masked = gpu_->version() < 91000 ? std::numeric_limits<float>::lowest()
+                                               : -std::numeric_limits<float>::infinity();
     const auto give = [&](int id, void* at) { arguments.ids.push_back(id), arguments.memory.push_back(at); };
     const auto give_heads = [&](int id, std::byte* at) {
       for (int part = 0; part < 3; ++part) give(id + part, at + columns[part] * element);
@@ -261,7 +259,7 @@ class CudnnAttention final : public AttentionLibrary {
     at.push_back(arguments.workspace);
     at.push_back(reinterpret_cast<void*>(std::uintptr_t{std::bit_cast<std::uint32_t>(arguments.scale)}));
     target_.stream->call({&plan, std::as_bytes(std::span(at)),
-                          [&gpu = gpu_, &plan, given = std::move(arguments), causal, backward](void* stream) {
+                          [gpu = gpu_, &plan, given = std::move(arguments), causal, backward](void* stream) {
                             float scale = given.scale, masked = given.masked, one = 1;
                             std::vector<Count> ids = given.ids;
                             std::vector<void*> memory = given.memory;
@@ -271,12 +269,12 @@ class CudnnAttention final : public AttentionLibrary {
                             give(cudnn::scale_id, scale);
                             if (causal) give(cudnn::masked_id, masked);
                             if (backward) give(cudnn::one_id, one);
-                            gpu.run(plan, ids, memory, given.workspace, static_cast<cudaStream_t>(stream));
+                            gpu->run(plan, ids, memory, given.workspace, static_cast<cudaStream_t>(stream));
                           }});
   }
 
   device::SHERD_CUDA::Target target_;
-  CudnnGpu& gpu_;
+  std::shared_ptr<CudnnGpu> gpu_;
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "device/stream.h"
 #include "simt/counting_queue.h"
 #include "support/expect_error.h"
+#include "support/full_suite.h"
 #include "tensor/attention_reference.h"
 
 namespace sherd::tensor {
@@ -65,9 +66,13 @@ const std::vector<Case>& cases() {
 
 class DocumentsOfDType : public ::testing::TestWithParam<DType> {};
 
+/// In part, each case in one dtype of 16 bits and in a wider one: the emulator takes its time.
 TEST_P(DocumentsOfDType, EqualTheDefinitionForwardAndBackward) {
+  const bool all = test::full_suite() || test::gpu_run();
+  const std::size_t first = GetParam() == DType::bf16 || GetParam() == DType::f64 ? 1 : 0;
   for (const auto& m : one_of_each())
-    for (const Case& c : cases()) expect_definition(*m, c, GetParam());
+    for (std::size_t i = all ? 0 : first; i < cases().size(); i += all ? 1 : 2)
+      expect_definition(*m, cases()[i], GetParam());
 }
 
 TEST_P(DocumentsOfDType, FitCardsWithLittleSharedMemory) {

@@ -8,6 +8,7 @@
 
 #include "device/stream.h"
 #include "simt/counting_queue.h"
+#include "support/full_suite.h"
 #include "tensor/attention_reference.h"
 
 namespace sherd::tensor {
@@ -151,10 +152,13 @@ const std::vector<Case>& cases() {
 
 class AttentionByTensorCores : public ::testing::TestWithParam<DType> {};
 
+/// In part, each case in one of the two dtypes: the emulator takes its time.
 TEST_P(AttentionByTensorCores, IsAsNearToTheDefinitionAsRoundingsLetItBe) {
+  const bool all = test::full_suite() || test::gpu_run();
   for (const auto& m : one_of_each())
     if (m->family != "cpu")
-      for (const Case& c : cases()) expect_near_definition(*m, c, GetParam());
+      for (std::size_t i = all || GetParam() == DType::bf16 ? 0 : 1; i < cases().size(); i += all ? 1 : 2)
+        expect_near_definition(*m, cases()[i], GetParam());
 }
 
 TEST_P(AttentionByTensorCores, FitsSmallCardsOrLeavesTheCallToOthers) {

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "device/cuda.h"
+#include "device/trace_range.h"
 
 namespace sherd::bench {
 

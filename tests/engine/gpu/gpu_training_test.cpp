@@ -20,7 +20,7 @@ RunSpec on_gpu() {
   spec.device = "cuda";
   spec.ranks = 1;
   spec.steps = on_emulated_gpu() ? 4 : 10;
-  spec.hidden = 64;
+  spec.hidden = 64, spec.layers = on_emulated_gpu() ? 2 : 3;
   return spec;
 }
 

@@ -131,7 +131,8 @@ def print_rows(a, contenders, rounds):
             line += f", peak {facts['report']['device_peak'] / 2 ** 30:.1f} GiB"
         own = facts["report"].get("attention_by_own_kernels", 0)
         if own:
-            line += f", attention not by cuDNN in {own} of {own + facts['report']['attention_by_library']} calls"
+            calls = own + facts["report"]["attention_by_library"]
+            line += f", attention not by cuDNN in {own} of {calls} calls"
         print(f"{title}, {contender.name}: {line}")
     for contender in contenders[1:]:
         if contender.name not in taken or "sherd" not in taken:

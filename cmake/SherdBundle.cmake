@@ -22,7 +22,7 @@ target_link_options(sherd_one PRIVATE LINKER:--disable-new-dtags)
 set_target_properties(sherd_one PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH $ORIGIN)
 
 get_property(bundled GLOBAL PROPERTY SHERD_GPU_TARGETS)
-list(APPEND bundled sherd_program bench_train_step bench_kernels test_comm_processes)
+list(APPEND bundled sherd_program test_comm_processes)
 list(REMOVE_DUPLICATES bundled)
 foreach(target IN LISTS bundled)
   add_dependencies(${target} sherd_one)

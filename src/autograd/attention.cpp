@@ -47,10 +47,9 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
                      });
 }
 
-Var attention(const Var& qkv, tensor::Attention geometry, std::shared_ptr<const Documents> documents) {
+Var attention(const Var& qkv, tensor::Attention geometry) {
   check("attention", qkv.shape(), geometry);
   Tape& tape = qkv.tape();
-  if (documents) geometry.documents = std::move(documents);
   if (!tape.training) geometry.dropout = 0.0f;
   if (tape.key_cache) return tape.record(tape.key_cache->attend(tape, qkv.value(), geometry), {qkv}, nullptr);
   auto [out, lse] = attend(tape, qkv.value(), geometry);

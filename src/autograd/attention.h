@@ -12,10 +12,8 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
 /// Self-attention over packed projections; layout and options in tensor::Attention, whose key names the
 /// dropout mask. Nothing is dropped out unless the tape is training. qkv: [batch, seq, (heads +
 /// 2·kv_heads)·head_dim]; the result: [batch, seq, heads·head_dim]. Keeps qkv, the result and one number per
-/// head and row; selective recompute makes the result again. `documents`, where given, are
-/// geometry.documents: queries see keys of their own document alone. With Tape::key_cache the rows continue
-/// texts, and see the keys that these have there; it knows no documents.
-Var attention(const Var& qkv, tensor::Attention geometry,
-              std::shared_ptr<const Documents> documents = nullptr);
+/// head and row; selective recompute makes the result again. With Tape::key_cache the rows continue texts,
+/// and see the keys that these have there; it knows no documents.
+Var attention(const Var& qkv, tensor::Attention geometry);
 
 }  // namespace sherd::autograd

@@ -103,14 +103,14 @@ TEST_F(DocumentsTest, HaveTheLossesAndGradientsOfEachAlone) {
 }
 
 TEST_F(DocumentsTest, DrawDropoutOfTheirOwn) {
-  const tensor::Attention geometry{.heads = 2, .kv_heads = 2, .dropout = 0.5f, .key = {1, 2}};
+  tensor::Attention geometry{.heads = 2, .kv_heads = 2, .dropout = 0.5f, .key = {1, 2}};
+  geometry.documents = std::make_shared<const autograd::Documents>(autograd::Documents{0, 4, 8, 12, 16});
   const Tensor qkv = cpu_.normal({2, 8, 24}, 1, DType::f32);
   // Both rows hold the same, and so do the documents of a row.
   const Tensor first = qkv.range(0, 4 * 24);
   for (int i = 1; i < 4; ++i) cpu_.kernels->copy(first, qkv.range(i * 4 * 24, (i + 1) * 4 * 24));
   autograd::Tape tape(*cpu_.kernels);
-  const auto documents = std::make_shared<const autograd::Documents>(autograd::Documents{0, 4, 8, 12, 16});
-  const auto out = cpu_.values(autograd::attention(tape.input(qkv), geometry, documents).value());
+  const auto out = cpu_.values(autograd::attention(tape.input(qkv), geometry).value());
   std::set<std::vector<double>> masks;
   for (std::size_t i = 0; i < 4; ++i)
     masks.emplace(out.begin() + static_cast<long>(i) * 32, out.begin() + static_cast<long>(i + 1) * 32);
@@ -124,18 +124,18 @@ TEST_F(DocumentsTest, AreNotForKeyCaches) {
   tape.key_cache = &cache;
   cache.begin(*cpu_.device, {{0, 0, 4}}, 4);
   const autograd::Var qkv = tape.input(cpu_.normal({1, 4, 6}, 1, DType::f32));
-  expect_error(ErrorKind::usage, "knows no documents", [&] {
-    autograd::attention(qkv, {.heads = 1},
-                        std::make_shared<const autograd::Documents>(autograd::Documents{0, 4}));
-  });
+  tensor::Attention geometry{.heads = 1};
+  geometry.documents = std::make_shared<const autograd::Documents>(autograd::Documents{0, 4});
+  expect_error(ErrorKind::usage, "knows no documents", [&] { autograd::attention(qkv, geometry); });
 }
 
 TEST_F(DocumentsTest, RefuseBoundsThatAreNone) {
-  const tensor::Attention geometry{.heads = 1, .kv_heads = 1};
   autograd::Tape tape(*cpu_.kernels);
   const autograd::Var qkv = tape.input(cpu_.normal({2, 4, 6}, 1, DType::f32));
   const auto attend = [&](autograd::Documents bounds) {
-    autograd::attention(qkv, geometry, std::make_shared<const autograd::Documents>(std::move(bounds)));
+    tensor::Attention geometry{.heads = 1, .kv_heads = 1};
+    geometry.documents = std::make_shared<const autograd::Documents>(std::move(bounds));
+    autograd::attention(qkv, geometry);
   };
   expect_error(ErrorKind::usage, "do not go from 0 to 8 rows", [&] { attend({0, 4}); });
   expect_error(ErrorKind::usage, "do not go from 0 to 8 rows", [&] { attend({}); });

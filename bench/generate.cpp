@@ -7,7 +7,7 @@
 
 #include "autograd/key_cache.h"
 #include "base/error.h"
-#include "models/generate.h"
+#include "models/inference/generate.h"
 #include "options.h"
 #include "support/plain_parameters.h"
 

@@ -11,7 +11,7 @@
 #include "nn/linear.h"
 #include "options.h"
 #include "serving.h"
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/experts/moe.h"
 #include "support/plain_parameters.h"
 #include "timed_kernels.h"
 

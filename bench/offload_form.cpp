@@ -8,7 +8,7 @@
 
 #include "cli/bench/rounds.h"
 #include "config/config.h"
-#include "engine/update_pipeline.h"
+#include "engine/update/update_pipeline.h"
 #include "serving.h"
 
 namespace sherd::bench {

@@ -1,5 +1,5 @@
 # The umbrella target, and what `cmake --install` puts where: the program, the rooms' libraries, their public headers
-# (those that lie directly in a room's folder) and the package that find_package(Sherd) reads.
+# (those that lie in a room's folder and its FOLDERS) and the package that find_package(Sherd) reads.
 get_property(rooms GLOBAL PROPERTY SHERD_ROOMS)
 list(REMOVE_ITEM rooms cli)  # the program's own
 
@@ -40,7 +40,12 @@ endfunction()
 foreach(room IN LISTS rooms)
   get_property(folder GLOBAL PROPERTY SHERD_ROOM_FOLDER_${room})
   get_property(path GLOBAL PROPERTY SHERD_ROOM_PATH_${room})
-  sherd_install_headers(${folder} sherd/${path})
+  get_property(folders GLOBAL PROPERTY SHERD_ROOM_FOLDERS_${room})
+  foreach(below IN LISTS folders)
+    cmake_path(SET from NORMALIZE ${folder}/${below})
+    cmake_path(SET to NORMALIZE sherd/${path}/${below})
+    sherd_install_headers(${from} ${to})
+  endforeach()
 endforeach()
 sherd_install_headers(${PROJECT_SOURCE_DIR}/src/sherd sherd)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -32,13 +32,14 @@ endfunction()
 set(SHERD_STANDARD_HEADERS <algorithm> <atomic> <chrono> <condition_variable> <cstdint> <filesystem> <functional> <map> <memory>
     <mutex> <optional> <set> <span> <sstream> <string> <string_view> <thread> <utility> <vector>)
 
-# sherd_room(NAME [COLD] [DEPENDS rooms and libraries...] [PRIVATE libraries...])
-# One static library `sherd_NAME` (alias sherd::NAME) from all sources directly in the current folder;
-# a folder adds the sources of its sub-folders itself with target_sources(). COLD: nothing of it runs more than a few times per
+# sherd_room(NAME [COLD] [FOLDERS folders...] [DEPENDS rooms and libraries...] [PRIVATE libraries...])
+# One static library `sherd_NAME` (alias sherd::NAME) from all sources directly in the current folder and in its FOLDERS, whose
+# headers are installed; a folder adds other sources itself with target_sources(). COLD: nothing of it runs more than a few times per
 # step, and it is compiled in three quarters of the time without the optimiser's last efforts.
 function(sherd_room name)
-  cmake_parse_arguments(ROOM "COLD" "" "DEPENDS;PRIVATE" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  cmake_parse_arguments(ROOM "COLD" "" "FOLDERS;DEPENDS;PRIVATE" ${ARGN})
+  list(TRANSFORM ROOM_FOLDERS APPEND /*.cpp OUTPUT_VARIABLE patterns)
+  file(GLOB sources CONFIGURE_DEPENDS *.cpp ${patterns})
   list(FILTER sources EXCLUDE REGEX "/main\\.cpp$")  # a program's, not the library's
   add_library(sherd_${name} STATIC ${sources})
   set_target_properties(sherd_${name} PROPERTIES LINKER_LANGUAGE CXX)
@@ -62,6 +63,7 @@ function(sherd_room name)
   endif()
   set_property(GLOBAL APPEND PROPERTY SHERD_ROOMS ${name})
   set_property(GLOBAL PROPERTY SHERD_ROOM_FOLDER_${name} ${CMAKE_CURRENT_SOURCE_DIR})
+  set_property(GLOBAL PROPERTY SHERD_ROOM_FOLDERS_${name} . ${ROOM_FOLDERS})
   # How #include lines call it: "nn", "sharding/parallel".
   file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR})
   string(REGEX REPLACE "^src/" "" path ${path})

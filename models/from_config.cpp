@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "config/hugging_face.h"
-#include "models/adapters.h"
+#include "models/adapters/adapters.h"
 
 namespace sherd::models {
 namespace {

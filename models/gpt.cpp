@@ -7,7 +7,7 @@
 #include "autograd/key_cache.h"
 #include "autograd/linear.h"
 #include "base/excerpt.h"
-#include "models/adapters.h"
+#include "models/adapters/adapters.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/loss.h"
 #include "sharding/parallel/sequence.h"

@@ -7,8 +7,8 @@
 #include "autograd/tape.h"
 #include "config/adapter.h"
 #include "config/model.h"
-#include "sharding/parallel/bottleneck.h"
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/adapters/bottleneck.h"
+#include "sharding/parallel/experts/moe.h"
 
 namespace sherd::models {
 
@@ -46,7 +46,7 @@ struct ExpertsOptions {
   }
 };
 
-/// What is trained beside a model's own weights, which stay as they are (models/adapters.h).
+/// What is trained beside a model's own weights, which stay as they are (models/adapters/adapters.h).
 struct AdapterOptions {
   config::AdapterType type = config::AdapterType::none;
   std::int64_t rank = 8;
@@ -102,7 +102,7 @@ struct GptOptions {
   /// The longest text that fits behind a prompt.
   std::int64_t max_text() const { return max_seq - adapter.virtual_tokens; }
   /// The ids that stand in front of every text, from padded_vocab() on. Throws Error{usage} where there are
-  /// several prompts: TaskPrompt (models/prompt_weights.h) makes a model with one of them.
+  /// several prompts: TaskPrompt (models/adapters/prompt_weights.h) makes a model with one of them.
   std::vector<std::int32_t> prompt() const;
 
   // ---- of resolved options ----

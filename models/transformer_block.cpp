@@ -4,7 +4,7 @@
 #include "autograd/attention.h"
 #include "autograd/elementwise.h"
 #include "autograd/norm.h"
-#include "models/adapters.h"
+#include "models/adapters/adapters.h"
 
 namespace sherd::models {
 namespace {

@@ -2,10 +2,10 @@
 
 #include "models/gpt_options.h"
 #include "nn/layers.h"
+#include "sharding/parallel/adapters/bottleneck.h"
 #include "sharding/parallel/attention.h"
-#include "sharding/parallel/bottleneck.h"
+#include "sharding/parallel/experts/moe.h"
 #include "sharding/parallel/linear.h"
-#include "sharding/parallel/moe.h"
 
 namespace sherd::models {
 

@@ -38,7 +38,7 @@ BLOCKS = ("fixed", "left", "right", "extra", "up", "down")
 VOCAB, HIDDEN, FFN, ROWS, SEQ, STEPS, MOST = 11, 6, 7, 8, 4, 8, 12
 LOUD = 2.0**24  # what multiplies the loss of a micro-batch whose fp16 gradients must overflow
 
-# ---- the model: Replayed in tests/engine/oracle_test.cpp ----
+# ---- the model: Replayed in tests/engine/oracle/oracle_test.cpp ----
 
 
 def shapes(run):

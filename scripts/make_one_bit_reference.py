@@ -4,7 +4,7 @@
 The algorithms are those of Tang et al., "1-bit Adam" (2021), Algorithm 1, and Li et al., "1-bit LAMB" (2022), Algorithm
 1, with DeepSpeed's updates (no bias correction, weight decay added to the direction), in NumPy, fp32 but for the sums
 of squares and 1-bit LAMB's coefficients (double). Workers' gradients and the first weights come from formulas that the
-test has too (tests/engine/one_bit_oracle_test.cpp), so that the file holds results alone: `CASE.STEP.KIND`, fp32, of
+test has too (tests/engine/oracle/one_bit_oracle_test.cpp), so that the file holds results alone: `CASE.STEP.KIND`, fp32, of
 both parameters one after the other (worker_error with a row per worker). A case is a
 number of workers (replicas) and of shards into which each replica's states are cut; what one worker serves is an
 equal part of a shard, and a scale belongs to what that part has of one parameter. In the cases called packed the first

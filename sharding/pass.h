@@ -6,9 +6,9 @@
 
 #include "autograd/tape.h"
 #include "device/trace_range.h"
-#include "sharding/gradients.h"
+#include "sharding/gradients/gradients.h"
 #include "sharding/instruction.h"
-#include "sharding/unit.h"
+#include "sharding/units/unit.h"
 
 namespace sherd::sharding {
 

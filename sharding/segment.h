@@ -7,10 +7,10 @@
 
 #include "device/stream.h"
 #include "optim/description.h"
-#include "sharding/frozen.h"
 #include "sharding/layout.h"
 #include "sharding/placement.h"
 #include "sharding/state.h"
+#include "sharding/units/frozen.h"
 #include "tensor/int8_blocks.h"
 
 namespace sherd::sharding {

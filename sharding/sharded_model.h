@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "nn/layered_model.h"
-#include "sharding/gradients.h"
+#include "sharding/gradients/gradients.h"
 #include "sharding/instruction.h"
 #include "sharding/ownership.h"
 #include "sharding/pass.h"
 #include "sharding/placement.h"
-#include "sharding/publisher.h"
-#include "sharding/residency.h"
+#include "sharding/units/publisher.h"
+#include "sharding/units/residency.h"
 
 namespace sherd::sharding {
 

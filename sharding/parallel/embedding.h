@@ -1,8 +1,8 @@
 #pragma once
 
 #include "nn/module.h"
+#include "sharding/parallel/adapters/prompts.h"
 #include "sharding/parallel/layout.h"
-#include "sharding/parallel/prompts.h"
 
 namespace sherd::parallel {
 

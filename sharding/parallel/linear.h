@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "nn/linear.h"
-#include "sharding/parallel/adapters.h"
+#include "sharding/parallel/adapters/adapters.h"
 #include "sharding/parallel/layout.h"
 
 // Linear layers that the tensor-parallel ranks of a layout share (Shoeybi et al. 2019, "Megatron-LM"; with

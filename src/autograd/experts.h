@@ -6,7 +6,7 @@
 
 #include "autograd/linear.h"
 
-// What layers of experts are made of (sharding/parallel/moe.h puts them together).
+// What layers of experts are made of (sharding/parallel/experts/moe.h puts them together).
 namespace sherd::autograd {
 
 /// x·wᵀ + b in fp32 (fp64 for fp64), whatever their dtype: a router's logits. x: [tokens, in]; w: [experts,

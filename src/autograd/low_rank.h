@@ -5,7 +5,7 @@
 
 #include "autograd/tape.h"
 
-// What adapters of linear layers are made of (sharding/parallel/adapters.h).
+// What adapters of linear layers are made of (sharding/parallel/adapters/adapters.h).
 namespace sherd::autograd {
 
 /// y + x·wᵀ. y: [..., out]; x: [..., in]; w: [out, in]; as many rows in both. Takes y's memory, which nobody

@@ -47,8 +47,8 @@ struct Packing {
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
-/// parameter's unit (sharding/unit.h); `grad` only while the unit collects gradients. Touched by the owning
-/// rank's thread alone, but for `stored`.
+/// parameter's unit (sharding/units/unit.h); `grad` only while the unit collects gradients. Touched by the
+/// owning rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
   tensor::Shape shape;  ///< of what this rank's layers compute with

@@ -9,9 +9,9 @@
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "device/device.h"
-#include "engine/checkpoint.h"
-#include "engine/report.h"
-#include "engine/weights.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/report/report.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;

@@ -6,7 +6,7 @@
 #include "cli/config_files.h"
 #include "cli/estimate_report.h"
 #include "cli/program.h"
-#include "engine/process_grid.h"
+#include "engine/setup/process_grid.h"
 #include "engine/token_data.h"
 #include "models/from_config.h"
 

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
-#include "engine/process_grid.h"
+#include "engine/setup/process_grid.h"
 
 namespace sherd::cli {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "cli/evaluation.h"
-#include "cli/inference.h"
+#include "cli/inference/evaluation.h"
+#include "cli/inference/inference.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "data/dataset_info.h"

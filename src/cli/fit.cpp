@@ -15,9 +15,9 @@
 #include "cli/machine.h"
 #include "comm/gpu_memory.h"
 #include "device/cuda.h"
-#include "engine/make_device.h"
-#include "engine/process_grid.h"
-#include "engine/stage_layout.h"
+#include "engine/pipeline/stage_layout.h"
+#include "engine/setup/make_device.h"
+#include "engine/setup/process_grid.h"
 #include "models/from_config.h"
 
 namespace sherd::cli {

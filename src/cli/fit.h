@@ -9,7 +9,7 @@
 
 #include "config/config.h"
 #include "engine/estimate.h"
-#include "engine/gpu_sharing.h"
+#include "engine/setup/gpu_sharing.h"
 
 namespace sherd::cli {
 
@@ -94,7 +94,7 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                                int rank);
 /// Of the rank of each stage that has the place of `rank` in its own; without one, of the stage's first rank,
 /// or its last replica's where that takes more of the device (they have other numbers of buckets under way:
-/// sharding/turns.h).
+/// sharding/gradients/turns.h).
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
                                std::optional<int> rank = {});
 

@@ -5,11 +5,11 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "cli/chat.h"
 #include "cli/command_line.h"
-#include "cli/generate_request.h"
+#include "cli/inference/chat.h"
+#include "cli/inference/generate_request.h"
+#include "cli/inference/prompts_file.h"
 #include "cli/program.h"
-#include "cli/prompts_file.h"
 #include "cli/weights.h"
 
 namespace sherd::cli {

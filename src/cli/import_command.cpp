@@ -7,7 +7,7 @@
 #include "cli/weights.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
-#include "engine/report.h"
+#include "engine/report/report.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 

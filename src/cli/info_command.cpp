@@ -17,8 +17,8 @@
 #include "comm/library_version.h"
 #include "config/keys.h"
 #include "device/peak_rate.h"
-#include "engine/gemm_probe.h"
-#include "engine/report.h"
+#include "engine/report/gemm_probe.h"
+#include "engine/report/report.h"
 #include "tensor/library_version.h"
 
 namespace sherd::cli {

@@ -9,8 +9,8 @@
 #include "cli/program.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
-#include "engine/report.h"
-#include "engine/status_line.h"
+#include "engine/report/report.h"
+#include "engine/report/status_line.h"
 
 namespace sherd::cli {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "cli/fit.h"
-#include "engine/process_grid.h"
-#include "engine/train_schedule.h"
+#include "engine/pipeline/train_schedule.h"
+#include "engine/setup/process_grid.h"
 
 namespace sherd::cli {
 namespace {

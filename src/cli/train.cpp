@@ -15,10 +15,10 @@
 #include "cli/plot.h"
 #include "cli/train_run.h"
 #include "cli/weights.h"
-#include "engine/checkpoint.h"
-#include "engine/gemm_probe.h"
-#include "engine/make_device.h"
-#include "engine/same_setup.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/report/gemm_probe.h"
+#include "engine/setup/make_device.h"
+#include "engine/setup/same_setup.h"
 
 namespace sherd::cli {
 namespace {

@@ -7,15 +7,15 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "cli/inference.h"
+#include "cli/inference/inference.h"
 #include "cli/weights.h"
 #include "device/cuda.h"
 #include "engine/gather_records.h"
 #include "engine/gather_results.h"
-#include "engine/process_grid.h"
-#include "engine/report.h"
+#include "engine/report/report.h"
+#include "engine/setup/process_grid.h"
+#include "models/adapters/prompt_weights.h"
 #include "models/from_config.h"
-#include "models/prompt_weights.h"
 
 namespace sherd::cli {
 namespace {

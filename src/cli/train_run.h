@@ -6,7 +6,7 @@
 #include <string>
 
 #include "cli/train.h"
-#include "engine/trace.h"
+#include "engine/report/trace.h"
 #include "engine/trainer.h"
 #include "models/gpt.h"
 

@@ -8,11 +8,11 @@
 #include "base/read_file.h"
 #include "config/hugging_face.h"
 #include "data/hugging_face/tokens_beside.h"
-#include "data/published_template.h"
+#include "data/templates/published_template.h"
 #include "engine/checkpoint/same_data.h"
-#include "models/adapters.h"
-#include "models/hugging_face_weights.h"
-#include "models/prompt_weights.h"
+#include "models/adapters/adapters.h"
+#include "models/adapters/prompt_weights.h"
+#include "models/hub/hugging_face_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;

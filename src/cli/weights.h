@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/chat_template.h"
+#include "data/templates/chat_template.h"
 #include "data/tokenizer.h"
-#include "engine/checkpoint.h"
-#include "engine/weights.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
 #include "models/gpt_options.h"
 #include "nn/weight_source.h"
 

@@ -184,7 +184,7 @@ struct Device {
 };
 
 /// Sections `tensorboard` and `csv_monitor`: what every step's scalars go to, from rank 0
-/// (engine/monitor.h).
+/// (engine/report/monitor.h).
 struct Monitor {
   bool enabled = false;
   std::string output_path;                    ///< folder; empty: the one in which the run was started

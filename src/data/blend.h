@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "data/samples.h"
+#include "data/packing/samples.h"
 
 namespace sherd::data {
 

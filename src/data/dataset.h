@@ -5,8 +5,8 @@
 #include <memory>
 #include <span>
 
-#include "data/legacy_random.h"
 #include "data/loader.h"
+#include "data/packing/legacy_random.h"
 #include "tensor/tensor.h"
 
 namespace sherd::data {

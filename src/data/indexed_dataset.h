@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "data/random_access_file.h"
+#include "data/text/random_access_file.h"
 
 namespace sherd::data {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <optional>
 
-#include "data/samples.h"
+#include "data/packing/samples.h"
 #include "tensor/tensor.h"
 
 namespace sherd::data {

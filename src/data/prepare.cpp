@@ -13,8 +13,8 @@
 #include "base/read_file.h"
 #include "base/utf8.h"
 #include "data/dataset_builder.h"
-#include "data/example.h"
-#include "data/published_template.h"
+#include "data/templates/published_template.h"
+#include "data/text/example.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/dataset_info.h"
-#include "data/text_source.h"
+#include "data/text/text_source.h"
 
 namespace sherd::data {
 

@@ -13,10 +13,10 @@
 #include "data/loader.h"
 #include "device/device.h"
 #include "engine/distributed.h"
-#include "engine/metric_sums.h"
+#include "engine/pipeline/stage_layout.h"
 #include "engine/scheduler.h"
-#include "engine/stage_layout.h"
-#include "engine/step_report.h"
+#include "engine/step/metric_sums.h"
+#include "engine/step/step_report.h"
 #include "nn/module.h"
 #include "nn/weight_source.h"
 #include "optim/loss_scaler.h"
@@ -184,13 +184,13 @@ class Engine {
   config::Schedule schedule() const;
   /// Is told of every instruction of training from here on, until null is given; must outlive its use.
   void set_observer(engine::InstructionObserver* observer);
-  /// Records training from here on, on this thread (engine/trace.h), in place of another observer; null: no
-  /// more. Must outlive its use.
+  /// Records training from here on, on this thread (engine/report/trace.h), in place of another observer;
+  /// null: no more. Must outlive its use.
   void set_trace(engine::Trace* trace);
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
-  // ---- checkpoints (engine/checkpoint.h) ----
+  // ---- checkpoints (engine/checkpoint/checkpoint.h) ----
   /// The data that training reads. From here on checkpoints hold where `loader` is, so that load_checkpoint()
   /// puts it back there; and of `tokens`, which may be null, the tokenizer, and by what the dataset is known
   /// again. initialize() calls this. The loader may go before the engine.

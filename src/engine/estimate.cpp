@@ -4,9 +4,9 @@
 
 #include "device/meta.h"
 #include "engine/checkpoint/snapshot.h"
-#include "engine/make_device.h"
-#include "engine/process_grid.h"
-#include "engine/train_schedule.h"
+#include "engine/pipeline/train_schedule.h"
+#include "engine/setup/make_device.h"
+#include "engine/setup/process_grid.h"
 #include "nn/layered_model.h"
 
 namespace sherd::engine {

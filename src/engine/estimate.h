@@ -8,7 +8,7 @@
 #include "config/config.h"
 #include "engine/engine.h"
 #include "engine/model_source.h"
-#include "engine/report.h"
+#include "engine/report/report.h"
 
 namespace sherd::engine {
 

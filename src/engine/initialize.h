@@ -8,8 +8,8 @@
 #include "data/dataset.h"
 #include "engine/engine.h"
 #include "engine/model_source.h"
-#include "engine/parameter_groups.h"
-#include "engine/process_grid.h"
+#include "engine/setup/process_grid.h"
+#include "engine/update/parameter_groups.h"
 
 namespace sherd {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/optimizer.h"
+#include "engine/update/optimizer.h"
 #include "optim/lr_schedule.h"
 
 namespace sherd::engine {

@@ -11,8 +11,8 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "data/blend.h"
-#include "data/document_packing.h"
-#include "data/packing.h"
+#include "data/packing/document_packing.h"
+#include "data/packing/packing.h"
 #include "data/tokenizer.h"
 
 namespace sherd::engine {

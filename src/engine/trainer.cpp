@@ -10,12 +10,12 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "data/loader.h"
-#include "engine/best_loss.h"
-#include "engine/checkpoint.h"
-#include "engine/monitor.h"
-#include "engine/progress.h"
+#include "engine/checkpoint/best_loss.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/report/monitor.h"
+#include "engine/report/progress.h"
 #include "engine/stop_signals.h"
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/experts/moe.h"
 
 namespace sherd {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/metrics.h"
+#include "engine/report/metrics.h"
 
 namespace sherd {
 

@@ -61,7 +61,7 @@ TEST(ArrowsTest, AnUpwardIncludeIsFound) {
               ElementsAre("src/base/x.h:3: tensor/tensor.h: no arrow leads from 'base' to 'tensor'"));
   EXPECT_THAT(violations_with("src/nn/deep/x.cpp", "  #  include   \"comm/communicator.h\" // why not\n"),
               ElementsAre(HasSubstr("src/nn/deep/x.cpp:1:")));
-  EXPECT_THAT(violations_with("sharding/parallel/x.cpp", "#include \"sharding/unit.h\"\n"),
+  EXPECT_THAT(violations_with("sharding/parallel/x.cpp", "#include \"sharding/units/unit.h\"\n"),
               ElementsAre(HasSubstr("no arrow leads from 'parallel' to 'sharding'")));
   EXPECT_THAT(violations_with("sharding/x.cpp", "#include \"sharding/parallel/layout.h\"\n"),
               ElementsAre(HasSubstr("no arrow leads from 'sharding' to 'parallel'")));

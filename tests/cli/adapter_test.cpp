@@ -1,6 +1,6 @@
 // Adapters as a person trains, exports and uses them.
 #include "cli/adapter_fixture.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 namespace sherd::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "cli/train_fixture.h"
-#include "data/conversation.h"
+#include "data/templates/conversation.h"
 
 namespace sherd::cli {
 namespace {

@@ -1,5 +1,5 @@
 // `sherd evaluate`: its files, its metrics, and the program as a person runs it.
-#include "cli/evaluation.h"
+#include "cli/inference/evaluation.h"
 
 #include <cmath>
 #include <nlohmann/json.hpp>

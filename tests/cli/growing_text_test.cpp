@@ -1,8 +1,8 @@
-#include "cli/growing_text.h"
+#include "cli/inference/growing_text.h"
 
 #include <gtest/gtest.h>
 
-#include "cli/prompts_file.h"
+#include "cli/inference/prompts_file.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
 

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "cli/train_fixture.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "tensor/safetensors.h"
 
 namespace sherd::cli {

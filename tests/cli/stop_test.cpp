@@ -7,7 +7,7 @@
 
 #include "base/thread_signals.h"
 #include "cli/train_fixture.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 namespace sherd::cli {
 namespace {

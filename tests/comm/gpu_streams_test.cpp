@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "comm/exchange/gpu_route.h"
+#include "comm/exchange/gpu/gpu_route.h"
 #include "comm/local/local.h"
 #include "tests/comm/emulated_reduce.h"
 #include "tests/comm/lazy_gpus.h"

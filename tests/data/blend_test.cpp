@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "data/packing.h"
+#include "data/packing/packing.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 

@@ -9,9 +9,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "data/conversation.h"
-#include "data/example.h"
 #include "data/prepare.h"
+#include "data/templates/conversation.h"
+#include "data/text/example.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 #include "support/places.h"

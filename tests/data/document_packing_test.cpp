@@ -1,4 +1,4 @@
-#include "data/document_packing.h"
+#include "data/packing/document_packing.h"
 
 #include <gtest/gtest.h>
 

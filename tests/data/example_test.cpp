@@ -1,11 +1,11 @@
 // Conversations and completions: how they are written down, and which of their tokens are targets.
-#include "data/example.h"
+#include "data/text/example.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "data/loader.h"
-#include "data/packing.h"
+#include "data/packing/packing.h"
 #include "data/prepare.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

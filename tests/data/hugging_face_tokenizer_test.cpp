@@ -3,12 +3,12 @@
 #include <sstream>
 #include <thread>
 
-#include "data/example.h"
 #include "data/hugging_face/pattern.h"
 #include "data/hugging_face/unicode.h"
 #include "data/hugging_face/word_cache.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
+#include "data/text/example.h"
 #include "data/tokenizer.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

@@ -1,4 +1,4 @@
-#include "data/input_stream.h"
+#include "data/text/input_stream.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include <map>
 
 #include "data/dataset.h"
-#include "data/packing.h"
+#include "data/packing/packing.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 

@@ -1,4 +1,4 @@
-#include "data/packing.h"
+#include "data/packing/packing.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include <numeric>
 #include <set>
 
-#include "data/legacy_random.h"
+#include "data/packing/legacy_random.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 

@@ -1,13 +1,13 @@
 // Which of our templates a published one is, by what it writes; and what conversations may not hold.
-#include "data/published_template.h"
+#include "data/templates/published_template.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
-#include "data/example.h"
 #include "data/prepare.h"
+#include "data/text/example.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 #include "support/places.h"

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "autograd/loss.h"
-#include "engine/process_grid.h"
-#include "sharding/parallel/moe.h"
+#include "engine/setup/process_grid.h"
+#include "sharding/parallel/experts/moe.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"

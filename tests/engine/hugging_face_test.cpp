@@ -8,13 +8,13 @@
 #include <filesystem>
 
 #include "config/hugging_face.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/initialize.h"
-#include "engine/process_grid.h"
-#include "engine/weights.h"
+#include "engine/setup/process_grid.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
-#include "models/hugging_face_weights.h"
+#include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/hugging_face_dict.h"

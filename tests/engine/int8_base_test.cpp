@@ -5,9 +5,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "engine/checkpoint.h"
-#include "engine/weights.h"
-#include "models/adapters.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
+#include "models/adapters/adapters.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"

@@ -7,14 +7,14 @@
 #include <set>
 #include <utility>
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
-#include "tensor/safetensors.h"
 #include "engine/estimate.h"
 #include "support/expect_error.h"
 #include "support/full_suite.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
+#include "tensor/safetensors.h"
 #include "tests/engine/cut_runs.h"
 
 namespace sherd::test {

@@ -6,11 +6,11 @@
 #include <numeric>
 #include <tuple>
 
-#include "engine/checkpoint.h"
-#include "engine/metrics.h"
-#include "engine/report.h"
-#include "engine/step_states.h"
-#include "engine/weights.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/report/metrics.h"
+#include "engine/report/report.h"
+#include "engine/step/step_states.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"

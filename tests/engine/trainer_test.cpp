@@ -16,7 +16,7 @@
 
 #include "autograd/ops.h"
 #include "base/thread_signals.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/initialize.h"
 #include "nn/layers.h"
 #include "support/expect_error.h"

@@ -7,7 +7,7 @@
 
 #include "autograd/ops.h"
 #include "engine/initialize.h"
-#include "engine/process_grid.h"
+#include "engine/setup/process_grid.h"
 #include "engine/trainer.h"
 #include "models/from_config.h"
 #include "models/gpt.h"

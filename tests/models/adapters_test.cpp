@@ -1,11 +1,11 @@
 // Adapters that PEFT wrote against what it makes of them (support/peft_reference.h).
-#include "models/adapters.h"
+#include "models/adapters/adapters.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "models/merged_weights.h"
+#include "models/adapters/merged_weights.h"
 #include "support/expect_error.h"
 #include "support/peft_reference.h"
 #include "support/temp_folder.h"

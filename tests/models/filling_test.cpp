@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/experts/moe.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 

@@ -1,4 +1,4 @@
-#include "models/generate.h"
+#include "models/inference/generate.h"
 
 #include <gtest/gtest.h>
 

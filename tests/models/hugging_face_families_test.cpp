@@ -11,7 +11,7 @@
 #include "config/hugging_face.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
-#include "models/hugging_face_weights.h"
+#include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/hugging_face_dict.h"

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "models/prompt_weights.h"
+#include "models/adapters/prompt_weights.h"
 #include "support/prompt_reference.h"
 #include "support/temp_folder.h"
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <numeric>
 
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/experts/moe.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 #include "tests/sharding/parallel/ranks.h"

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "autograd/dropout.h"
-#include "sharding/parallel/moe.h"
+#include "sharding/parallel/experts/moe.h"
 #include "support/plain_parameters.h"
 
 namespace sherd::parallel {

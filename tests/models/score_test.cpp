@@ -1,4 +1,4 @@
-#include "models/score.h"
+#include "models/inference/score.h"
 
 #include <gtest/gtest.h>
 

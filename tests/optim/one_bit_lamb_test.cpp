@@ -1,5 +1,6 @@
 // What 1-bit LAMB does behind its freeze_step, against plain loops over scalars, and the same bits from every
-// instruction set, however spans are cut. Whole runs are judged by tests/engine/one_bit_oracle_test.cpp.
+// instruction set, however spans are cut. Whole runs are judged by
+// tests/engine/oracle/one_bit_oracle_test.cpp.
 #include "optim/one_bit_lamb.h"
 
 #include <gtest/gtest.h>

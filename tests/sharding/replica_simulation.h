@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "sharding/gradients/turns.h"
 #include "sharding/schedule/check_lists.h"
-#include "sharding/turns.h"
 
 namespace sherd::sharding {
 

@@ -1,4 +1,4 @@
-#include "sharding/residency_plan.h"
+#include "sharding/units/residency_plan.h"
 
 #include <gtest/gtest.h>
 

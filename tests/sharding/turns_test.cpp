@@ -1,6 +1,6 @@
 // The order of what replicas exchange: turns by hand, and all ranks of many layouts, which never wait for
 // each other in a ring.
-#include "sharding/turns.h"
+#include "sharding/gradients/turns.h"
 
 #include <gtest/gtest.h>
 

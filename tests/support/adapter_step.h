@@ -8,11 +8,11 @@
 #include <functional>
 
 #include "config/hugging_face.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/initialize.h"
-#include "engine/process_grid.h"
-#include "engine/weights.h"
-#include "models/adapters.h"
+#include "engine/setup/process_grid.h"
+#include "models/adapters/adapters.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/temp_folder.h"

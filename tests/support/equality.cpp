@@ -10,7 +10,7 @@
 #include "base/arena.h"
 #include "base/random.h"
 #include "config/config.h"
-#include "engine/process_grid.h"
+#include "engine/setup/process_grid.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/lazy_kernels.h"

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "config/config.h"
-#include "data/samples.h"
+#include "data/packing/samples.h"
 #include "engine/engine.h"
-#include "engine/instruction_observer.h"
+#include "engine/step/instruction_observer.h"
 
 /// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that
 /// settings can be compared. Runs on local ranks here, or inside an MPI job

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "models/hugging_face.h"
+#include "models/hub/hugging_face.h"
 #include "tensor/host_values.h"
 
 // Parameters of Gpt from and to tensors of a Hugging Face state dict, whole and in memory, values only moved.

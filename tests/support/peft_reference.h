@@ -8,10 +8,10 @@
 #include <filesystem>
 
 #include "config/hugging_face.h"
-#include "models/adapters.h"
+#include "models/adapters/adapters.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
-#include "models/hugging_face_weights.h"
+#include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/hugging_face_dict.h"
 #include "support/places.h"

@@ -5,8 +5,8 @@
 
 #include "base/cpu_isa.h"
 #include "base/error.h"
-#include "engine/gemm_probe.h"
-#include "engine/report.h"
+#include "engine/report/gemm_probe.h"
+#include "engine/report/report.h"
 #include "optim/one_bit.h"
 #include "optim/quantized.h"
 #include "tensor/exact_sum.h"

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "cli/machine.h"
-#include "engine/report.h"
+#include "engine/report/report.h"
 
 namespace sherd::cli {
 namespace {

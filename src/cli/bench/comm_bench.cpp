@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "engine/gemm_probe.h"
-#include "engine/report.h"
+#include "engine/report/gemm_probe.h"
+#include "engine/report/report.h"
 
 namespace sherd::cli {
 namespace {

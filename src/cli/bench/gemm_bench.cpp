@@ -10,7 +10,7 @@
 #include "base/cpu_isa.h"
 #include "base/error.h"
 #include "cli/bench/register_peak.h"
-#include "engine/gemm_probe.h"
+#include "engine/report/gemm_probe.h"
 #include "tensor/kernels.h"
 #include "tensor/library_version.h"
 

@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "cli/bench/disk_traffic.h"
-#include "engine/report.h"
+#include "engine/report/report.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;

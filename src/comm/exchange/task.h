@@ -9,7 +9,7 @@
 
 #include "comm/communicator.h"
 #include "comm/exchange/call.h"
-#include "comm/exchange/gpu_order.h"
+#include "comm/exchange/gpu/gpu_order.h"
 #include "comm/exchange/siblings.h"
 #include "device/trace_range.h"
 

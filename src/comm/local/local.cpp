@@ -12,7 +12,7 @@
 #include "base/stack.h"
 #include "base/thread_signals.h"
 #include "comm/exchange/exchange.h"
-#include "comm/exchange/gpu_worker.h"
+#include "comm/exchange/gpu/gpu_worker.h"
 #include "comm/local/local.h"
 
 namespace sherd::comm {

@@ -4,7 +4,7 @@
 
 #include "comm/communicator.h"
 #include "comm/cuda/reduce.h"
-#include "comm/exchange/gpu_worker.h"
+#include "comm/exchange/gpu/gpu_worker.h"
 
 namespace sherd::comm {
 

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "comm/exchange/gpu_route.h"
+#include "comm/exchange/gpu/gpu_route.h"
 
 namespace sherd::comm {
 

@@ -14,10 +14,10 @@
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/checkpoint/writer.h"
-#include "engine/executor.h"
 #include "engine/gather_records.h"
 #include "engine/gather_results.h"
-#include "engine/step_states.h"
+#include "engine/step/executor.h"
+#include "engine/step/step_states.h"
 
 namespace sherd::engine {
 

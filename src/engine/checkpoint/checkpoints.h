@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/frozen_files.h"
 #include "engine/engine.h"
 

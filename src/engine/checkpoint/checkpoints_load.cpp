@@ -13,9 +13,9 @@
 #include "engine/checkpoint/load_states.h"
 #include "engine/checkpoint/same_data.h"
 #include "engine/checkpoint/same_model.h"
-#include "engine/executor.h"
 #include "engine/gather_results.h"
-#include "engine/step_states.h"
+#include "engine/step/executor.h"
+#include "engine/step/step_states.h"
 
 namespace sherd::engine {
 

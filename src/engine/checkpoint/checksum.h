@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-#include "engine/manifest.h"
+#include "engine/checkpoint/manifest.h"
 
 namespace sherd::engine {
 

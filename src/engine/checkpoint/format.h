@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "engine/manifest.h"
+#include "engine/checkpoint/manifest.h"
 #include "tensor/safetensors.h"
 #include "tensor/slice.h"
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/distributed.h"
 #include "sharding/sharded_model.h"
 

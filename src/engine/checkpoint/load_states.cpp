@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "engine/checkpoint/same_model.h"
-#include "engine/step_states.h"
-#include "engine/weights.h"
+#include "engine/checkpoint/weights.h"
+#include "engine/step/step_states.h"
 
 namespace sherd::engine {
 

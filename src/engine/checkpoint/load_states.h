@@ -1,6 +1,6 @@
 #pragma once
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/states.h"
 #include "nn/weight_source.h"
 

@@ -8,7 +8,7 @@
 #include "base/crc32c.h"
 #include "base/excerpt.h"
 #include "engine/checkpoint/format.h"
-#include "engine/manifest.h"
+#include "engine/checkpoint/manifest.h"
 #include "optim/loss_scaler.h"
 #include "optim/lr_schedule.h"
 

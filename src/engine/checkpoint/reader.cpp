@@ -4,7 +4,7 @@
 #include <sstream>
 
 #include "base/excerpt.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"

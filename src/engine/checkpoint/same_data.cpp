@@ -8,8 +8,8 @@
 #include "base/crc32c.h"
 #include "base/excerpt.h"
 #include "data/tokenizer.h"
-#include "engine/checkpoint.h"
-#include "engine/process_grid.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/setup/process_grid.h"
 
 namespace sherd::engine {
 DataRecord DataRecord::of(const TokenData& tokens) {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/token_data.h"
 
 namespace sherd::engine {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "nn/module.h"
 
 namespace sherd::engine {

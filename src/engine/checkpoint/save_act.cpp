@@ -1,7 +1,7 @@
 #include "engine/checkpoint/save_act.h"
 
 #include "base/atomic_file.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 namespace sherd::engine {
 

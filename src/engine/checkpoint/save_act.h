@@ -5,10 +5,10 @@
 #include <span>
 #include <string>
 
+#include "engine/checkpoint/manifest.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/writer.h"
 #include "engine/engine.h"
-#include "engine/manifest.h"
 
 namespace sherd::engine {
 

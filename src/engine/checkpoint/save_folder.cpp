@@ -17,7 +17,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 
 namespace sherd::engine {

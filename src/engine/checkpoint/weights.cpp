@@ -1,4 +1,4 @@
-#include "engine/weights.h"
+#include "engine/checkpoint/weights.h"
 
 #include <algorithm>
 #include <functional>

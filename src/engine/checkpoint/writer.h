@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/manifest.h"
 #include "engine/checkpoint/states.h"
-#include "engine/manifest.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {

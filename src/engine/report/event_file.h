@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/monitor.h"
 #include "engine/report/append_file.h"
+#include "engine/report/monitor.h"
 
 namespace sherd::engine {
 

@@ -1,4 +1,4 @@
-#include "engine/gemm_probe.h"
+#include "engine/report/gemm_probe.h"
 
 #include <algorithm>
 #include <chrono>
@@ -67,7 +67,8 @@ namespace {
 
 std::string key_of(int threads, DType dtype) {
   return cat(cpu_model(), " | ", threads, " threads | ", name_of(dtype), " | ", name_of(cpu_isa()),
-             cpu_has_bf16_products() ? "+bf16" : "", cpu_has_bf16_tiles() ? "+tiles" : "", " | ", tensor::matmul_library(), " | Sherd ", version());
+             cpu_has_bf16_products() ? "+bf16" : "", cpu_has_bf16_tiles() ? "+tiles" : "", " | ",
+             tensor::matmul_library(), " | Sherd ", version());
 }
 
 fs::path file_of(const fs::path& folder, const std::string& key) {

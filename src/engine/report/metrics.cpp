@@ -1,4 +1,4 @@
-#include "engine/metrics.h"
+#include "engine/report/metrics.h"
 
 #include <array>
 #include <charconv>

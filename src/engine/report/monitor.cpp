@@ -1,4 +1,4 @@
-#include "engine/monitor.h"
+#include "engine/report/monitor.h"
 
 #include "base/error.h"
 #include "base/log.h"

@@ -1,4 +1,4 @@
-#include "engine/report.h"
+#include "engine/report/report.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "engine/trace.h"
+#include "engine/report/trace.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -2,8 +2,8 @@
 #include <cstdio>
 
 #include "base/excerpt.h"
-#include "engine/report.h"
-#include "engine/trace.h"
+#include "engine/report/report.h"
+#include "engine/report/trace.h"
 
 namespace sherd::engine {
 namespace {

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/log.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
 #include "support/expect_error.h"

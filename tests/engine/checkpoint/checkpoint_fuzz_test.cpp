@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/sample_manifest.h"
 #include "support/mutate.h"
 #include "support/temp_folder.h"

@@ -1,6 +1,6 @@
 // What can go wrong with a folder of checkpoints: other runs, damage, failures of one rank, files of older
 // versions.
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "models/from_config.h"
 #include "models/gpt.h"

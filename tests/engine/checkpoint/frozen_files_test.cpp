@@ -10,11 +10,11 @@
 #include <thread>
 
 #include "base/log.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/weights.h"
 #include "engine/checkpoint/writer.h"
-#include "engine/weights.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/forbid.h"

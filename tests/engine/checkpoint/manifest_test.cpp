@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/sample_manifest.h"
 #include "support/expect_error.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "support/temp_folder.h"

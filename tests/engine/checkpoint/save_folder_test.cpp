@@ -1,5 +1,5 @@
 #include "engine/checkpoint/save_folder.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "base/log.h"
-#include "engine/checkpoint.h"
+#include "engine/checkpoint/checkpoint.h"
 #include "engine/initialize.h"
 #include "models/from_config.h"
 #include "models/gpt.h"

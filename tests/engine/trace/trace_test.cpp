@@ -1,5 +1,5 @@
 // What ranks record of their steps: bubbles against the formulas of the papers, and the file.
-#include "engine/trace.h"
+#include "engine/report/trace.h"
 
 #include <gtest/gtest.h>
 

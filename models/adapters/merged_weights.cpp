@@ -1,0 +1,104 @@
+#include "models/adapters/merged_weights.h"
+
+#include <algorithm>
+
+#include "models/adapters/adapters.h"
+
+namespace sherd::models {
+
+using tensor::Shape;
+
+/// A layer's adapter, whole, and what it does to each row of the weight.
+struct MergedWeights::Layer {
+  std::string name;  ///< "blocks.0.attention.qkv"; empty: nothing is held
+  bool adapted = false;
+  std::int64_t columns = 0;
+  std::vector<float> a, b, factors;
+  bool of_inputs = false;
+  /// Of each row of the weight, which of lora_B or of the factors it has, and which target's lora_A; -1:
+  /// none.
+  std::vector<std::int64_t> row_of, target_of;
+
+  void merge(std::int64_t row, std::int64_t first, std::int64_t end, std::int64_t rank, float scale,
+             float* to) const;
+};
+
+MergedWeights::MergedWeights(nn::WeightSource& source, const GptOptions& options, device::Device& device)
+    : source_(source), options_(options.resolved()), device_(device), layer_(std::make_unique<Layer>()) {}
+MergedWeights::~MergedWeights() = default;
+
+void MergedWeights::check(const std::vector<nn::ParameterPtr>&) const {}
+
+std::vector<float> MergedWeights::whole(const std::string& name, const Shape& shape) {
+  const tensor::Tensor values = tensor::Tensor::empty(device_, {shape.numel()}, DType::f32,
+                                                      device::Category::workspace, device_.processor_tier());
+  source_.read(name, tensor::Slice::whole(shape), 0, values);
+  return {values.data<float>(), values.data<float>() + shape.numel()};
+}
+
+/// The adapter of the layer whose weight or bias that is; null where it has none.
+const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
+  const std::string layer = name.substr(0, name.rfind('.'));
+  if (layer_->name == layer) return layer_->adapted ? layer_.get() : nullptr;
+  *layer_ = {};
+  layer_->name = layer;
+  const AdapterOptions& o = options_.adapter;
+  const auto [weight, tensors, of_inputs] = adapted_weight(options_, layer);
+  if (tensors.empty()) return nullptr;
+  Layer& out = *layer_;
+  out.adapted = true, out.columns = weight.columns, out.of_inputs = of_inputs;
+  std::int64_t held = 0;
+  for (const PublishedParameter::Rows& run : weight.rows) {
+    const auto target = std::find(tensors.begin(), tensors.end(), run.tensor);
+    for (std::int64_t i = 0; i < run.rows; ++i) {
+      out.row_of.push_back(target == tensors.end() ? -1 : held++);
+      out.target_of.push_back(target == tensors.end() ? -1 : target - tensors.begin());
+    }
+  }
+  const std::string at = layer + ".adapter.";
+  if (o.type == config::AdapterType::lora) {
+    out.a = whole(at + "lora_A", {std::ssize(tensors) * o.rank, weight.columns});
+    out.b = whole(at + "lora_B", {held, o.rank});
+  } else {
+    out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
+  }
+  return &out;
+}
+
+/// Elements [first, end) of a row, of which `to` is element 0.
+void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int64_t end, std::int64_t rank,
+                                 float scale, float* to) const {
+  const std::int64_t held = row_of[static_cast<std::size_t>(row)];
+  if (held < 0) return;
+  if (!factors.empty()) {
+    for (std::int64_t c = first; c < end; ++c)
+      to[c] *= factors[static_cast<std::size_t>(of_inputs ? c : held)];
+    return;
+  }
+  const float* of_b = b.data() + held * rank;
+  const float* of_a = a.data() + target_of[static_cast<std::size_t>(row)] * rank * columns;
+  std::vector<float> sum(static_cast<std::size_t>(end - first));
+  for (std::int64_t k = 0; k < rank; ++k)
+    for (std::int64_t c = first; c < end; ++c)
+      sum[static_cast<std::size_t>(c - first)] += of_b[k] * of_a[k * columns + c];
+  for (std::int64_t c = first; c < end; ++c) to[c] += scale * sum[static_cast<std::size_t>(c - first)];
+}
+
+void MergedWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+                         const tensor::Tensor& to) {
+  source_.read(name, slice, begin, to);
+  const Layer* layer = layer_of(name);
+  if (!layer) return;
+  const bool bias = name.ends_with(".bias");
+  if (bias && (layer->factors.empty() || layer->of_inputs)) return;
+  require(to.dtype() == DType::f32 && slice.is_whole(), "weights are merged whole, in fp32");
+  const std::int64_t columns = bias ? 1 : layer->columns;
+  for (std::int64_t i = 0; i < to.numel();) {
+    const std::int64_t first = (begin + i) % columns, end = std::min(columns, first + to.numel() - i);
+    layer->merge((begin + i) / columns, first, end, options_.adapter.rank,
+                 static_cast<float>(options_.adapter.scale), to.data<float>() + i - first);
+    i += end - first;
+  }
+}
+
+}  // namespace sherd::models

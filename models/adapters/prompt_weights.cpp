@@ -1,0 +1,132 @@
+#include "models/adapters/prompt_weights.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "models/adapters/adapters.h"
+#include "models/gpt.h"
+#include "tensor/host_values.h"
+
+namespace sherd::models {
+
+using tensor::Shape;
+using tensor::Tensor;
+
+void PromptSource::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+                        const Tensor& to) {
+  if (name != prompt_parameter) return source_.read(name, slice, begin, to);
+  if (vectors_.empty()) vectors_ = make();
+  require(slice.logical().numel() == std::ssize(vectors_), "a prompt of ", vectors_.size(), " elements, not ",
+          slice.logical().str());
+  const std::size_t size = size_of(to.dtype());
+  slice.for_each_run(
+      begin, begin + to.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+        const std::span from(vectors_.data() + logical, static_cast<std::size_t>(count));
+        tensor::convert_values(std::as_bytes(from), DType::f32,
+                               std::span(to.raw() + static_cast<std::size_t>(local - begin) * size,
+                                         static_cast<std::size_t>(count) * size),
+                               to.dtype());
+      });
+}
+
+std::vector<float> PromptSource::read_source(const std::string& name, const Shape& shape, std::int64_t begin,
+                                             std::int64_t count) const {
+  const Tensor values =
+      Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
+  source_.read(name, tensor::Slice::whole(shape), begin, values);
+  return {values.data<float>(), values.data<float>() + count};
+}
+
+TaskPrompt::TaskPrompt(nn::WeightSource& source, const GptOptions& of_source, std::int64_t prompt,
+                       device::Device& device)
+    : PromptSource(source, device), options_(of_source.resolved()), prompt_(prompt) {
+  require(prompt >= 0 && prompt < options_.adapter.prompts && options_.adapter.virtual_tokens > 0, "prompt ",
+          prompt, " of ", options_.adapter.prompts);
+}
+
+GptOptions TaskPrompt::options(const GptOptions& of_source) {
+  GptOptions out = of_source;
+  out.adapter.type = config::AdapterType::prompt_tuning;
+  out.adapter.prompts = 1, out.adapter.encoder_hidden = 0;
+  return out;
+}
+
+void TaskPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
+  Gpt model(options_);
+  model.assign_names();
+  const bool whole = std::any_of(parameters.begin(), parameters.end(),
+                                 [](const nn::ParameterPtr& p) { return !is_adapter(p->name); });
+  source().check(whole ? model.parameters() : adapter_parameters(model.parameters()));
+  const Shape has{options_.adapter.virtual_tokens, options_.hidden};
+  for (const nn::ParameterPtr& p : parameters)
+    if (p->name == prompt_parameter && p->logical_slice().logical() != has)
+      fail(ErrorKind::config, "training.adapter.virtual_tokens and the hidden size make a prompt ",
+           p->logical_slice().logical().str(), ", and the one to begin with is ", has.str());
+}
+
+std::vector<float> TaskPrompt::layer(const std::vector<float>& x, const char* name, std::int64_t in,
+                                     std::int64_t out, bool relu) const {
+  const std::string at = cat("tokens.adapter.", name);
+  const std::vector<float> w = read_source(at + ".weight", {out, in}, 0, out * in),
+                           b = read_source(at + ".bias", {out}, 0, out);
+  std::vector<float> y;
+  for (auto row = x.begin(); row != x.end(); row += in)
+    for (std::int64_t o = 0; o < out; ++o) {
+      const double sum =
+          std::inner_product(row, row + in, w.begin() + o * in, 0.0) + double{b[static_cast<std::size_t>(o)]};
+      y.push_back(static_cast<float>(relu ? std::max(sum, 0.0) : sum));
+    }
+  return y;
+}
+
+std::vector<float> TaskPrompt::make() {
+  const AdapterOptions& adapter = options_.adapter;
+  const std::int64_t width = options_.hidden, hidden = adapter.encoder_hidden,
+                     elements = adapter.virtual_tokens * width;
+  const bool encoded = adapter.type == config::AdapterType::p_tuning;
+  const std::vector<float> own =
+      read_source(encoded ? "tokens.adapter.embedding" : prompt_parameter,
+                  {adapter.prompts * adapter.virtual_tokens, width}, prompt_ * elements, elements);
+  if (!encoded) return own;
+  return layer(layer(layer(own, "mlp_0", width, hidden, true), "mlp_2", hidden, hidden, true), "mlp_4",
+               hidden, width, false);
+}
+
+VocabularyPrompt::VocabularyPrompt(nn::WeightSource& base, const GptOptions& options,
+                                   std::vector<std::int32_t> ids, device::Device& device)
+    : PromptSource(base, device), options_(options.resolved()), ids_(std::move(ids)) {
+  for (const std::int32_t id : ids_)
+    require(id >= 0 && id < options_.vocab_size, "a prompt begins as the vector of id ", id, " of ",
+            options_.vocab_size);
+}
+
+void VocabularyPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
+  const auto rows = std::ssize(ids_);
+  for (const nn::ParameterPtr& p : parameters)
+    require(p->name == prompt_parameter && p->logical_slice().logical() == Shape{rows, options_.hidden},
+            "ids of ", rows, " vectors for ", p->name, " ", p->logical_slice().logical().str());
+}
+
+/// In ascending order of ids, as sources are asked.
+std::vector<float> VocabularyPrompt::make() {
+  const std::int64_t width = options_.hidden;
+  std::vector<std::size_t> order(ids_.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ids_[a] < ids_[b]; });
+  std::vector<float> out(ids_.size() * static_cast<std::size_t>(width));
+  for (const std::size_t i : order) {
+    const std::vector<float> row =
+        read_source("tokens.weight", {options_.padded_vocab(), width}, ids_[i] * width, width);
+    std::copy(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(i) * width);
+  }
+  return out;
+}
+
+std::vector<std::int32_t> repeated(const std::vector<std::int32_t>& ids, std::int64_t count) {
+  require(!ids.empty(), "a prompt cannot begin as a text without tokens");
+  std::vector<std::int32_t> out(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = ids[i % ids.size()];
+  return out;
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,96 @@
+#include <algorithm>
+
+#include "models/hub/hugging_face_weights.h"
+#include "tensor/host_values.h"
+
+namespace sherd::models {
+namespace {
+
+using tensor::Tensor;
+
+/// Reads a parameter row by row and writes its tensors.
+class Exporter {
+ public:
+  Exporter(tensor::SafetensorsFolderWriter& files, nn::WeightSource& weights, device::Device& device,
+           DType dtype)
+      : files_(files), weights_(weights), device_(device), dtype_(dtype) {}
+
+  void write(const std::string& name, const tensor::Slice& whole, const PublishedParameter& parameter) {
+    for (std::size_t i = 0; i < parameter.tensors.size(); ++i) {
+      const PublishedTensor& tensor = parameter.tensors[i];
+      std::vector<std::byte> matrix;  // of a transposed tensor
+      if (tensor.transposed) matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
+      for (const PublishedParameter::Rows& rows : parameter.rows)
+        if (rows.tensor == static_cast<int>(i))
+          write_rows(name, whole, parameter.columns, rows, tensor, matrix);
+      if (!tensor.transposed) continue;
+      std::vector<std::byte> turned(matrix.size());
+      tensor::transpose_values(matrix.data(), tensor.shape[1], tensor.shape[0], size_of(dtype_),
+                               turned.data());
+      matrix = {};
+      files_.write(tensor.name, 0, turned);
+    }
+  }
+
+ private:
+  void write_rows(const std::string& name, const tensor::Slice& whole, std::int64_t columns,
+                  const PublishedParameter::Rows& rows, const PublishedTensor& tensor,
+                  std::vector<std::byte>& matrix) {
+    constexpr std::int64_t most = std::int64_t{1} << 20;
+    const std::int64_t count = rows.rows * columns, first = rows.row * columns,
+                       to = rows.tensor_row * columns;
+    for (std::int64_t done = 0; done < count; done += most) {
+      const std::int64_t n = std::min(most, count - done);
+      const std::span<const std::byte> part = converted(name, whole, first + done, n);
+      if (matrix.empty())
+        files_.write(tensor.name, to + done, part);
+      else
+        std::copy(part.begin(), part.end(),
+                  matrix.begin() +
+                      static_cast<std::ptrdiff_t>(to + done) * static_cast<std::ptrdiff_t>(size_of(dtype_)));
+    }
+  }
+
+  /// Elements from logical index `first` on, in the dtype that is written; until the next call.
+  std::span<const std::byte> converted(const std::string& name, const tensor::Slice& whole,
+                                       std::int64_t first, std::int64_t count) {
+    if (!values_ || values_.numel() < count)
+      values_ =
+          Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
+    const Tensor part = values_.range(0, count);
+    weights_.read(name, whole, first, part);
+    bytes_.resize(static_cast<std::size_t>(count) * size_of(dtype_));
+    tensor::convert_values({part.raw(), static_cast<std::size_t>(count) * sizeof(float)}, DType::f32, bytes_,
+                           dtype_);
+    return bytes_;
+  }
+
+  tensor::SafetensorsFolderWriter& files_;
+  nn::WeightSource& weights_;
+  device::Device& device_;
+  DType dtype_;
+  Tensor values_;
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+std::size_t export_to_hugging_face(const std::filesystem::path& folder, const HuggingFaceLayout& layout,
+                                   const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
+                                   device::Device& device, const ExportOptions& options) {
+  std::vector<tensor::SafetensorsSpec> specs;
+  for (const nn::ParameterPtr& parameter : parameters)
+    for (const PublishedTensor& tensor : layout.published(parameter->name).tensors) {
+      const auto dims = tensor.shape.dims();
+      specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});
+    }
+  tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);
+  Exporter exporter(files, weights, device, options.dtype);
+  for (const nn::ParameterPtr& parameter : parameters)
+    exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()),
+                   layout.published(parameter->name));
+  files.finish();
+  return files.shards();
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,187 @@
+#include "models/hub/hugging_face_weights.h"
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "base/excerpt.h"
+#include "tensor/host_values.h"
+
+namespace sherd::models {
+namespace {
+
+using tensor::SafetensorsEntry;
+using tensor::Shape;
+
+bool is_weight_type(const std::optional<DType>& dtype) {
+  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
+}
+
+std::string shape_of(const SafetensorsEntry& entry) {
+  return Shape{std::span<const std::int64_t>(entry.shape)}.str();
+}
+
+/// Tensors of older files that are made, not trained: causal masks, and frequencies of rotary positions.
+bool is_buffer(const std::string& name, const SafetensorsEntry& entry) {
+  if (name.ends_with(".attn.bias"))
+    return entry.shape.size() == 4 && entry.shape[0] == 1 && entry.shape[1] == 1 &&
+           entry.shape[2] == entry.shape[3];
+  if (name.ends_with(".attn.masked_bias")) return entry.numel() == 1;
+  if (name.ends_with("rotary_emb.inv_freq")) return entry.shape.size() == 1;
+  return false;
+}
+
+/// The first of many, and how many more.
+void list(std::string& out, const char* what, const std::vector<std::string>& names) {
+  constexpr std::size_t most = 12;
+  if (names.empty()) return;
+  out += cat(out.empty() ? "" : "; ", what, " ");
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
+    out += (i > 0 ? ", " : "") + excerpt(names[i], 120);
+  if (names.size() > most) out += cat(" and ", names.size() - most, " more");
+}
+
+constexpr const char* head_name = "lm_head.weight";
+constexpr std::size_t part_bytes = std::size_t{4} << 20;
+
+}  // namespace
+
+HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout,
+                                       const std::string& stem)
+    : files_(std::move(folder), stem), layout_(std::move(layout)) {
+  const std::vector<std::string> names = files_.names();
+  prefixed_ = std::any_of(names.begin(), names.end(),
+                          [&](const std::string& name) { return name.starts_with(layout_.prefix()); });
+  // A tied table may be stored as the head alone.
+  const std::string own = layout_.published("tokens.weight").tensors[0].name;
+  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(head_name)) table_is_head_ = own;
+}
+
+std::string HuggingFaceWeights::found_as(const std::string& name) const {
+  if (name == table_is_head_) return head_name;
+  const std::string prefix = layout_.prefix();
+  return !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+}
+
+void HuggingFaceWeights::require_tied(const std::string& head, const std::string& table) const {
+  const SafetensorsEntry &one = *files_.find(head), &other = *files_.find(table);
+  // Some files have the head in another type than the table.
+  const bool widens = one.dtype_name != other.dtype_name;
+  const auto values = [&](const std::string& name, const SafetensorsEntry& entry, std::int64_t at,
+                          std::int64_t count) {
+    const std::uint64_t size = entry.bytes / static_cast<std::uint64_t>(entry.numel());
+    std::vector<std::byte> out(static_cast<std::size_t>(count) * size);
+    files_.read_bytes(name, static_cast<std::uint64_t>(at) * size, out);
+    if (!widens) return out;
+    std::vector<std::byte> wide(static_cast<std::size_t>(count) * size_of(DType::f32));
+    tensor::convert_values(out, *entry.dtype, wide, DType::f32);
+    return wide;
+  };
+  bool same =
+      one.shape == other.shape && (!widens || (is_weight_type(one.dtype) && is_weight_type(other.dtype)));
+  constexpr std::int64_t most = std::int64_t{1} << 20;
+  for (std::int64_t at = 0; same && at < one.numel(); at += most) {
+    const std::int64_t count = std::min(most, one.numel() - at);
+    same = values(head, one, at, count) == values(table, other, at, count);
+  }
+  if (!same)
+    fail(ErrorKind::data, files_.path().string(), ": ", head, " differs from ", table,
+         ", and config.json says that they are one (tie_word_embeddings): set it to false there, or remove ",
+         head);
+}
+
+void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) const {
+  std::vector<std::string> missing, misshapen, types, unexpected;
+  std::set<std::string> expected;
+  for (const nn::ParameterPtr& parameter : parameters)
+    for (const PublishedTensor& tensor : layout_.published(parameter->name).tensors) {
+      const std::string name = found_as(tensor.name);
+      expected.insert(name);
+      const SafetensorsEntry* entry = files_.find(name);
+      if (!entry)
+        missing.push_back(name);
+      else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.shape)
+        misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.shape.str()));
+      else if (!is_weight_type(entry->dtype))
+        types.push_back(cat(name, " (", entry->dtype_name, ")"));
+    }
+  const std::string head = head_name, table = found_as(layout_.published("tokens.weight").tensors[0].name);
+  const bool tied = !expected.contains(head) && files_.find(head) && files_.find(table);
+  for (const std::string& name : files_.names())
+    if (!expected.contains(name) && !is_buffer(name, *files_.find(name)) && !(tied && name == head))
+      unexpected.push_back(name);
+  std::string problems;
+  list(problems, "missing are", missing);
+  list(problems, "of another shape than the model's are", misshapen);
+  list(problems, "of a type that Sherd does not read are", types);
+  list(problems, "not the model's are", unexpected);
+  if (!problems.empty())
+    fail(ErrorKind::data, "the tensors in ", files_.path().string(), " are not the weights of this model (",
+         config::name_of(layout_.family()), "): ", problems);
+  if (tied) require_tied(head, table);
+}
+
+/// The tensor as rows of the parameter. Stays until another one is asked for.
+const std::vector<std::byte>& HuggingFaceWeights::turned(const PublishedTensor& tensor) {
+  if (turned_name_ == tensor.name) return turned_;
+  turned_name_.clear();
+  const std::string name = found_as(tensor.name);
+  const SafetensorsEntry& entry = *files_.find(name);
+  part_.resize(entry.bytes), turned_.resize(entry.bytes);
+  files_.read_bytes(name, 0, part_);
+  tensor::transpose_values(part_.data(), tensor.shape[0], tensor.shape[1], size_of(*entry.dtype),
+                           turned_.data());
+  part_ = {};
+  turned_name_ = tensor.name;
+  return turned_;
+}
+
+void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64_t first,
+                                       std::span<std::byte> to, DType dtype) {
+  const std::string name = found_as(tensor.name);
+  const SafetensorsEntry* entry = files_.find(name);
+  require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no weights '", name,
+          "'");
+  const std::size_t size = size_of(*entry->dtype), to_size = size_of(dtype);
+  const std::size_t offset = static_cast<std::size_t>(first) * size;
+  if (tensor.transposed)
+    return tensor::convert_values(std::span(turned(tensor)).subspan(offset, to.size() / to_size * size),
+                                  *entry->dtype, to, dtype);
+  if (entry->dtype == dtype) return files_.read_bytes(name, offset, to);
+  const std::size_t most = part_bytes / size, count = to.size() / to_size;
+  for (std::size_t done = 0; done < count; done += most) {
+    const std::size_t n = std::min(most, count - done);
+    part_.resize(std::max(part_.size(), n * size));
+    const std::span<std::byte> part = std::span(part_).first(n * size);
+    files_.read_bytes(name, offset + done * size, part);
+    tensor::convert_values(part, *entry->dtype, to.subspan(done * to_size, n * to_size), dtype);
+  }
+}
+
+void HuggingFaceWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+                              const tensor::Tensor& to) {
+  const PublishedParameter parameter = layout_.published(name);
+  const std::size_t size = size_of(to.dtype());
+  const std::int64_t columns = parameter.columns;
+  const auto place = [&](std::int64_t local, std::int64_t count) {
+    return std::span(to.raw() + static_cast<std::size_t>(local - begin) * size,
+                     static_cast<std::size_t>(count) * size);
+  };
+  const auto read_run = [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+    auto rows = std::upper_bound(parameter.rows.begin(), parameter.rows.end(), logical / columns,
+                                 [](std::int64_t row, const auto& run) { return row < run.row; });
+    for (--rows; count > 0; ++rows) {
+      const std::int64_t n = std::min(count, (rows->row + rows->rows) * columns - logical);
+      const std::span<std::byte> part = place(local, n);
+      if (rows->tensor < 0)
+        std::memset(part.data(), 0, part.size());
+      else
+        read_elements(parameter.tensors[static_cast<std::size_t>(rows->tensor)],
+                      logical + (rows->tensor_row - rows->row) * columns, part, to.dtype());
+      local += n, logical += n, count -= n;
+    }
+  };
+  slice.for_each_run(begin, begin + to.numel(), read_run);
+}
+
+}  // namespace sherd::models

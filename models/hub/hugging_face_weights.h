@@ -1,0 +1,58 @@
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "models/hub/hugging_face.h"
+#include "nn/weight_source.h"
+#include "tensor/safetensors_folder.h"
+
+namespace sherd::models {
+
+/// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
+/// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
+/// small part of it.
+class HuggingFaceWeights : public nn::WeightSource {
+ public:
+  /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them. `stem`: of the files'
+  /// names, "adapter_model" of an adapter's parameters as PEFT keeps them.
+  HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout,
+                     const std::string& stem = "model");
+
+  /// Beside what WeightSource says, tensors that are not the model's are an error, but for buffers that
+  /// older files carry (attn.bias, attn.masked_bias, rotary_emb.inv_freq), and for a head that is stored
+  /// beside the table that it is tied to, which must be equal to it.
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override;
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override;
+
+ private:
+  std::string found_as(const std::string& name) const;
+  void read_elements(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
+  const std::vector<std::byte>& turned(const PublishedTensor& tensor);
+  void require_tied(const std::string& head, const std::string& table) const;
+
+  tensor::SafetensorsFolder files_;
+  HuggingFaceLayout layout_;
+  bool prefixed_ = false;
+  std::string table_is_head_;    ///< the published table's name, where the files have the head in its place
+  std::vector<std::byte> part_;  ///< as the file has it
+  std::string turned_name_;
+  std::vector<std::byte> turned_;  ///< of the transposed tensor of this name, in the file's dtype
+};
+
+/// How export_to_hugging_face() writes.
+struct ExportOptions {
+  DType dtype = DType::bf16;  ///< fp32, bf16 or fp16
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;
+  std::string stem = "model";  ///< of the files' names
+};
+
+/// Writes the weights of `parameters`, all of a Gpt's in their order, or all of its adapter's, as
+/// model.safetensors or shards of it into a folder that is there; of a tied table once. Holds one matrix at a
+/// time, twice, where it is transposed, else a part of it. Returns the number of shards.
+std::size_t export_to_hugging_face(const std::filesystem::path& folder, const HuggingFaceLayout& layout,
+                                   const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
+                                   device::Device& device, const ExportOptions& options = {});
+
+}  // namespace sherd::models

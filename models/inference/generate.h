@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "models/gpt.h"
+#include "models/inference/sampling.h"
+
+namespace sherd::models {
+
+/// A text to continue.
+struct TextRequest {
+  std::vector<std::int32_t> prompt;  ///< at least one token
+  std::int64_t max_tokens = 0;       ///< at most so many follow
+  RandomKey key{};                   ///< in the place of Sampling::key
+};
+
+/// What generating took.
+struct GenerationStats {
+  std::int64_t prompt_tokens = 0;  ///< that were read, those of texts that were read again included
+  std::int64_t tokens = 0;         ///< that were made
+  std::int64_t decoded = 0;        ///< of these, by passes over one token of each text
+  std::int64_t reread = 0;         ///< times that a text had filled max_seq and was read again
+  double prefill_seconds = 0, decode_seconds = 0;
+  std::int64_t prefill_passes = 0, decode_passes = 0;
+  std::size_t cache_bytes = 0;  ///< keys and values on this rank
+};
+
+/// Runs what it is given on a tape that neither records nor drops out: sharding::Pass::evaluate(), for one.
+using RunPass = std::function<void(const std::function<void(Tape&)>&)>;
+/// Told of each token of each text as it comes; false ends the text.
+using OnToken = std::function<bool(std::size_t text, std::int32_t token)>;
+
+/// Continues texts, up to `batch` at a time: a pass reads the prompts of those that begin, and each other
+/// pass gives one token to all that are under way; where a text ends, the next one takes its place. A text's
+/// tokens depend on its prompt, its key and `sampling` alone, not on the texts beside it.
+///
+/// Where a text with its continuation is longer than max_seq tokens, it is read again whenever it has filled
+/// them: its last max_seq/2 tokens, from position 0 on, then grow to max_seq. (A prompt of more tokens than
+/// max_seq begins with its last max_seq.) So a token sees the max_seq/2 before it at least. Of a model with
+/// virtual tokens (GptOptions::prompt()) these stand in front of all that, and max_text() is what they leave.
+///
+/// All ranks of a sharded model call this alike, and on_token answers alike on all. Throws Error{usage} for
+/// an empty prompt, a batch below 1 and what sample_token() refuses.
+GenerationStats generate_texts(Gpt& model, const RunPass& run, std::span<const TextRequest> texts,
+                               std::int64_t batch, const Sampling& sampling, const OnToken& on_token);
+
+/// One text, on a tape: continues `prompt` by up to `max_tokens` tokens and returns those. `on_token`, when
+/// given, sees each token as it comes and ends the text by returning false. The tape is left as it was.
+std::vector<std::int32_t> generate(Gpt& model, autograd::Tape& tape, std::span<const std::int32_t> prompt,
+                                   std::int64_t max_tokens, const Sampling& sampling,
+                                   const std::function<bool(std::int32_t)>& on_token = nullptr);
+
+}  // namespace sherd::models

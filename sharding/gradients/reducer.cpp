@@ -1,0 +1,326 @@
+#include "sharding/gradients/reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sherd::sharding {
+
+/// Not of the pool, whose users take and give back at the same points on all ranks; replicas keep a bucket
+/// for different times.
+Tensor Reducer::sums_of(const Segment& segment) const {
+  return Tensor::empty(kernels_.device(), {segment.layout().shard()}, DType::f32,
+                       device::Category::communication);
+}
+
+void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last,
+                     std::span<const Segment::Range> apart) {
+  const Tensor own = segment.own_gradients();
+  const int shards = segment.groups().shards();
+  const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
+  if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
+  if (segment.gradient_groups().alone()) {                                    // the one rank's fold
+    const Tensor from = full ? *full : own;
+    const std::int64_t padded = segment.layout().padded();
+    if (full || (options_.rounding != own.dtype() && !summed))
+      for (std::int64_t at = 0; at < from.numel(); at += padded)
+        for (const auto& [begin, end] : apart)
+          kernels_.fold(from.range(at + begin, at + end), options_.rounding, own.range(begin, end),
+                        accumulate || at > 0);
+    if (last) complete_.push_back(&segment);
+    return;
+  }
+  Item item{&segment, std::move(full), {}, accumulate, last, Agreement::none};
+  if (last && groups_.replica) item.agreement = chained() && !accumulate ? Agreement::fold : Agreement::add;
+  const bool in_place = !item.full;
+  if (in_place) item.full = std::make_shared<const Tensor>(segment.gradients().tensor());
+  // Between replicas sums travel in fp32, in memory of the device, and beside gradients that are still to be
+  // folded.
+  if (item.agreement == Agreement::fold &&
+      (in_place || own.dtype() != DType::f32 || segment.gradients().tier() != device::Tier::device))
+    item.sums = sums_of(segment);
+  push(std::move(item));
+}
+
+void Reducer::submit_sum(Segment& segment) {
+  if (groups_.replica) push({&segment, nullptr, {}, true, true, Agreement::add});
+}
+
+void Reducer::push(Item item) {
+  if (item.agreement == Agreement::add && chained()) item.sums = sums_of(*item.segment);
+  Queue& queue = queue_of(*item.segment);
+  if (!queue.items.empty() && queue.items.back().last != item.last) send_buckets(queue);  // one kind to each
+  queue.elements += item.segment->layout().padded() * item.segment->sources();
+  queue.items.push_back(std::move(item));
+  while (queue.elements >= bucket_limit(queue)) send_bucket(queue);
+}
+
+Reducer::Queue& Reducer::queue_of(const Segment& segment) {
+  for (Queue& queue : queues_)
+    if (&queue.shard == segment.groups().shard) return queue;
+  return queues_.emplace_back(*segment.groups().shard);
+}
+
+void Reducer::send_buckets(Queue& queue) {
+  while (!queue.items.empty()) send_bucket(queue);
+}
+
+void Reducer::settle() {
+  for (Queue& queue : queues_) send_buckets(queue);
+  if (!groups_.replica ||
+      std::none_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return flight.last; }))
+    drain();
+}
+
+void Reducer::finish() {
+  for (Queue& queue : queues_) send_buckets(queue);
+  if (chained()) send_end();
+  drain();
+  if (chained() && options_.compare_replicas) compare_replicas();
+}
+
+void Reducer::compare_replicas() {
+  const Tensor nothing = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
+  comm::CallOptions options;
+  options.label = "gradients of replicas" + agreed_on_;
+  options.scalar = true;
+  groups_.replica->all_reduce(nothing, comm::ReduceOp::sum, 1, options).wait();
+}
+
+void Reducer::abandon() {
+  for (Queue& queue : queues_) queue.items.clear(), queue.elements = 0;
+  if (failed_) {
+    settled_ += flights_.size();
+    flights_.clear();
+    turns_.drain();
+    failed_ = false;
+  }
+  drain();
+  summed_.clear();
+}
+
+std::int64_t Reducer::bucket_limit(const Queue& queue) const {
+  const Segment* front = queue.items.empty() ? nullptr : queue.items.front().segment;
+  const std::int64_t least = layout_alignment * queue.shard.size() * (front ? front->sources() : 1);
+  if (options_.bucket_elements == 0)
+    return front ? std::max(least, front->layout().padded() * front->sources()) : least;
+  return std::max(least, options_.bucket_elements);
+}
+
+namespace {
+/// Names every block of a bucket: ranks that ran different ones must not add up each other's gradients.
+std::string gradients_of(const std::vector<std::string>& names) {
+  std::string label;
+  for (const std::string& name : names) label += (label.empty() ? "" : ", ") + name;
+  return label + " gradients";
+}
+}  // namespace
+
+void Reducer::send_bucket(Queue& queue) {
+  const std::int64_t limit = bucket_limit(queue);
+  const int ranks = queue.shard.size();
+  Flight flight;
+  flight.last = queue.items.front().last;
+  flight.shard = &queue.shard;
+  std::vector<std::string> names;
+  std::int64_t elements = 0;
+  while (!queue.items.empty()) {
+    Item& item = queue.items.front();
+    const std::int64_t shard = item.segment->layout().shard(), given = ranks * item.segment->sources();
+    const std::int64_t room = (limit - elements) / given / layout_alignment * layout_alignment;
+    if (room == 0) break;
+    const std::int64_t count = std::min(shard - item.sent, room);
+    flight.parts.push_back({item, item.sent, item.sent + count});
+    if (names.empty() || names.back() != item.segment->name()) names.push_back(item.segment->name());
+    elements += count * given;
+    item.sent += count;
+    if (item.sent < shard) continue;
+    flight.complete.push_back(item.segment);
+    queue.items.pop_front();
+  }
+  queue.elements -= elements;
+  flight.label = gradients_of(names);
+  stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
+  if (flight.last && groups_.replica) agreed_on_ += "; " + flight.label;
+  launch(std::move(flight));
+}
+
+/// Behind a replica's last bucket goes a transfer of a size that no part of a bucket has: replicas that
+/// reduce different numbers of buckets find that their calls do not match, instead of waiting for what never
+/// comes.
+void Reducer::send_end() {
+  Flight flight;
+  flight.end = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
+  flight.label = "the end of the gradients";
+  launch(std::move(flight));
+}
+
+void Reducer::launch(Flight flight) {
+  if (flight.last && chained() && !first())
+    transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
+  flights_.push_back(std::move(flight));
+  take(turns_.launch());
+  if (!groups_.replica) tell_complete();  // replicas are some buckets apart until all have come
+}
+
+void Reducer::drain() {
+  take(turns_.drain());
+  tell_complete();
+}
+
+void Reducer::tell_complete() {
+  complete_.insert(complete_.end(), summed_.begin(), summed_.end());
+  summed_.clear();
+}
+
+void Reducer::take(const std::vector<Turn>& turns) {
+  try {
+    for (const Turn& turn : turns) take(turn);
+  } catch (...) {
+    failed_ = true;
+    throw;
+  }
+}
+
+void Reducer::take(const Turn& turn) {
+  Flight& flight = flights_[turn.bucket - settled_];
+  switch (turn.op) {
+    case Turn::Op::issue:
+      return issue(flight);
+    case Turn::Op::pass_on:
+      return pass_on(flight);
+    case Turn::Op::pass_back:
+      return pass_back(flight);
+    case Turn::Op::settle:
+      settle(flight);
+      flights_.pop_front();
+      ++settled_;
+  }
+}
+
+comm::CallOptions Reducer::options_for(const Flight& flight) const {
+  comm::CallOptions options;
+  options.label = flight.label;
+  options.async = options_.overlap;
+  options.reduction = options_.reduction;
+  return options;
+}
+
+/// The fold over the shard group.
+void Reducer::issue(Flight& flight) {
+  for (comm::Work& work : flight.incoming) work.wait();
+  std::vector<comm::ReducePiece> pieces;
+  for (const Part& part : flight.parts) {
+    if (!part.item.full) continue;
+    const bool chain = part.item.agreement == Agreement::fold;
+    const Tensor shard = chain ? part.shard() : part.item.segment->own_gradients();
+    const bool onto = part.item.accumulate || (chain && !first());
+    if (part.item.segment->sources() > 1) {
+      flight.by_source.push_back(send_sources(part, shard, onto, flight));
+      continue;
+    }
+    pieces.push_back({*part.item.full, shard, part.begin, part.end, onto ? shard : Tensor()});
+  }
+  if (!pieces.empty()) {
+    flight.reduced = flight.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(flight));
+    ++stats_.buckets;
+    stats_.overlapped += options_.overlap;
+  }
+  if (!groups_.replica) gather_sums(flight);
+}
+
+/// What each rank has of several sources goes to the owners, who fold it in order.
+Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, bool onto,
+                                        const Flight& flight) {
+  const SegmentLayout& layout = part.item.segment->layout();
+  const std::int64_t ranks = layout.ranks(), sources = part.item.segment->sources(),
+                     n = part.end - part.begin;
+  const auto room = [&] {
+    return Tensor::empty(kernels_.device(), {ranks * sources * n}, options_.rounding,
+                         device::Category::communication);
+  };
+  BySource out{room(), room(), shard.range(part.begin, part.end), onto, {}};
+  for (std::int64_t i = 0; i < ranks * sources; ++i) {
+    const std::int64_t from = i % sources * layout.padded() + i / sources * layout.shard() + part.begin;
+    kernels_.copy(part.item.full->range(from, from + n), out.sent.range(i * n, (i + 1) * n));
+  }
+  out.work = flight.shard->all_to_all(out.sent, out.received, {}, {}, options_for(flight));
+  return out;
+}
+
+/// The fold over the shard group has ended.
+void Reducer::finish_sums(Flight& flight) {
+  flight.reduced.wait();
+  for (BySource& part : std::exchange(flight.by_source, {})) {
+    part.work.wait();
+    const std::int64_t n = part.sums.numel();
+    Tensor sums = part.sums;
+    if (sums.dtype() != DType::f32) {  // which rounds once
+      sums = Tensor::empty(kernels_.device(), {n}, DType::f32, device::Category::communication);
+      if (part.onto) kernels_.copy(part.sums, sums);
+    }
+    for (std::int64_t at = 0; at < part.received.numel(); at += n)
+      kernels_.fold(part.received.range(at, at + n), options_.rounding, sums, part.onto || at > 0);
+    if (sums.dtype() != part.sums.dtype()) kernels_.copy(sums, part.sums);
+  }
+}
+
+void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
+  const comm::CallOptions options{.label = flight.label, .async = true};
+  const auto add = [&](const Tensor& sums) {
+    works.push_back(way == Way::send ? groups_.replica->send(sums, replica, options)
+                                     : groups_.replica->receive(sums, replica, options));
+  };
+  for (const Part& part : flight.parts) add(part.sums());
+  if (flight.end.defined()) add(flight.end);
+}
+
+/// This replica's sums go to the next one.
+void Reducer::pass_on(Flight& flight) {
+  if (!groups_.replica) return;
+  finish_sums(flight);
+  for (Part& part : flight.parts) part.item.full.reset();  // read; results may be long in coming
+  if (!flight.last) return;
+  if (!chained()) {
+    for (const Part& part : flight.parts)
+      flight.results.push_back(
+          groups_.replica->all_reduce(part.sums(), comm::ReduceOp::sum, 1, options_for(flight)));
+    return;
+  }
+  for (const Part& part : flight.parts) {
+    if (part.item.agreement != Agreement::add) continue;
+    const Tensor own = part.item.segment->own_gradients().range(part.begin, part.end);
+    kernels_.fold(own, own.dtype(), part.sums(), !first());
+  }
+  if (last()) return;
+  transfer(Way::send, groups_.replica_index() + 1, flight, flight.outgoing);
+  transfer(Way::receive, groups_.replica_index() + 1, flight, flight.results);
+}
+
+/// The last replica's sums come back.
+void Reducer::pass_back(Flight& flight) {
+  for (comm::Work& work : flight.results) work.wait();
+  if (flight.last && chained() && !first())
+    transfer(Way::send, groups_.replica_index() - 1, flight, flight.outgoing);
+}
+
+void Reducer::settle(Flight& flight) {
+  finish_sums(flight);
+  for (comm::Work& work : flight.outgoing) work.wait();
+  for (const Part& part : flight.parts)
+    if (part.item.sums.defined())
+      kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
+  if (groups_.replica && flight.last) gather_sums(flight);
+  flight.gathered.wait();
+  if (flight.last) summed_.insert(summed_.end(), flight.complete.begin(), flight.complete.end());
+}
+
+/// Where every rank updates everything, it needs the whole sum.
+void Reducer::gather_sums(Flight& flight) {
+  std::vector<comm::GatherPiece> gathers;
+  for (const Segment* segment : flight.complete)
+    if (segment->optimizer_replicated() && flight.shard->size() > 1)
+      gathers.push_back({segment->own_gradients(), segment->gradients().tensor()});
+  if (!gathers.empty()) flight.gathered = flight.shard->all_gather(std::move(gathers), options_for(flight));
+}
+
+}  // namespace sherd::sharding

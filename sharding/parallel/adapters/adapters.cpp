@@ -1,0 +1,230 @@
+#include "sharding/parallel/adapters/adapters.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/arrays.h"
+#include "autograd/elementwise.h"
+#include "autograd/linear.h"
+#include "sharding/parallel/collectives.h"
+#include "sharding/parallel/slices.h"
+
+namespace sherd::parallel {
+
+using autograd::SpreadRows;
+using tensor::Range;
+using tensor::Shape;
+using tensor::Slice;
+
+namespace {
+
+using Cut = AdaptedLayer::Cut;
+
+/// Rows of [..., rows, features], over which the stream is cut.
+constexpr int row_dim = -2;
+
+/// A target's rows of the weight, and where they lie among those of all targets.
+struct TargetRows {
+  Range rows;
+  std::int64_t at;
+  std::int64_t target;
+};
+
+std::vector<TargetRows> in_order(const AdaptedLayer& layer) {
+  std::vector<TargetRows> out;
+  for (std::size_t i = 0; i < layer.targets.size(); ++i)
+    for (const Range& rows : layer.targets[i]) out.push_back({rows, 0, static_cast<std::int64_t>(i)});
+  std::sort(out.begin(), out.end(),
+            [](const TargetRows& a, const TargetRows& b) { return a.rows.begin < b.rows.begin; });
+  std::int64_t at = 0;
+  for (TargetRows& rows : out) rows.at = std::exchange(at, at + rows.rows.size());
+  return out;
+}
+
+/// Of the targets' rows those that this rank has.
+struct HeldRows {
+  std::int64_t all = 0;      ///< rows of all targets, over all ranks
+  std::int64_t outputs = 0;  ///< of the layer, on this rank
+  bool even = true;          ///< each rank has as many; else all hold all of them
+  std::vector<Range> held;   ///< of `all`
+  std::vector<SpreadRows> runs;
+
+  /// The parameter's rows are the outputs, in order.
+  bool is_plain() const { return even && runs.size() == 1 && runs[0].count == outputs; }
+  void append(const SpreadRows& run) {
+    SpreadRows* last = runs.empty() ? nullptr : &runs.back();
+    const bool joins = last && last->column == run.column && last->to + last->count == run.to &&
+                       last->from + last->count == run.from;
+    if (joins)
+      last->count += run.count;
+    else
+      runs.push_back(run);
+  }
+};
+
+/// Whether tensor ranks, of which each has the part of each block that this one's `own` is, have as many of
+/// the targets' rows.
+bool shares_evenly(const std::vector<Range>& own, const std::vector<TargetRows>& targets,
+                   const AdaptedLayer& layer, const Layout& layout) {
+  const auto rows_of = [&](int rank) {
+    std::int64_t rows = 0;
+    for (const Range& range : own)
+      for (const TargetRows& target : targets) {
+        const std::int64_t begin = range.begin + (rank - layout.tensor_rank()) * range.size();
+        rows += std::max<std::int64_t>(
+            0, std::min(begin + range.size(), target.rows.end) - std::max(begin, target.rows.begin));
+      }
+    return rows;
+  };
+  if (layer.cut == Cut::inputs) return true;
+  for (int rank = 1; rank < layout.tensor_size(); ++rank)
+    if (rows_of(rank) != rows_of(0)) return false;
+  return true;
+}
+
+HeldRows held_rows(const AdaptedLayer& layer, const std::string& what, const Layout& layout) {
+  HeldRows out;
+  std::vector<Range> own{{0, layer.out}};
+  if (layer.cut == Cut::outputs) own = tensor_slice(what, {layer.out}, 0, layout, layer.blocks).blocks()[0];
+  for (const Range& range : own) out.outputs += range.size();
+  const std::vector<TargetRows> targets = in_order(layer);
+  out.even = shares_evenly(own, targets, layer, layout);
+  std::int64_t from = 0;
+  for (const TargetRows& target : targets) {
+    out.all += target.rows.size();
+    std::int64_t local = 0;
+    for (const Range& range : own) {
+      const std::int64_t begin = std::max(range.begin, target.rows.begin),
+                         count = std::min(range.end, target.rows.end) - begin;
+      if (count > 0) {
+        const std::int64_t first = target.at + begin - target.rows.begin;
+        out.held.push_back({first, first + count});
+        if (!out.even) from = first;
+        out.append({from, local + begin - range.begin, count, target.target});
+        from += count;
+      }
+      local += range.size();
+    }
+  }
+  if (!out.even) out.held = {{0, out.all}};
+  return out;
+}
+
+/// The targets by their rows among those of all, as each is published; of one target alone nothing.
+autograd::Packing packing_of(const AdaptedLayer& layer) {
+  autograd::Packing out;
+  if (layer.targets.size() == 1) return out;
+  out.tensors.resize(layer.targets.size());
+  for (const TargetRows& target : in_order(layer))
+    out.tensors[static_cast<std::size_t>(target.target)].push_back(
+        {target.at, target.at + target.rows.size()});
+  return out;
+}
+
+std::string described(const char* what, const AdaptedLayer& layer) {
+  return cat(what, " of a linear layer from ", layer.in, " to ", layer.out, " features");
+}
+
+void hold(const nn::ParameterPtr& parameter, Slice slice) {
+  if (!slice.is_whole()) parameter->slice = std::move(slice);
+}
+
+}  // namespace
+
+Var LinearAdapter::input(Tape&, const Var& x) {
+  return x;
+}
+
+Var LinearAdapter::output(Tape&, const Var&, const Var& y) {
+  return y;
+}
+
+Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
+    : layer_(std::move(layer)),
+      options_(options),
+      layout_(layout),
+      dropout_(add("dropout", std::make_shared<nn::Dropout>(options.dropout))) {
+  require(options.rank > 0 && !layer_.targets.empty(), "LoRA needs a rank, and targets");
+  const std::string what = described("LoRA", layer_);
+  const std::int64_t r = options.rank, targets = std::ssize(layer_.targets);
+  const bool by_inputs = layer_.cut == Cut::inputs;
+  const Slice a = by_inputs ? tensor_slice(what, {targets * r, layer_.in}, 1, layout)
+                            : Slice::whole({targets * r, layer_.in});
+  const double bound = 1.0 / std::sqrt(static_cast<double>(layer_.in));
+  hold(a_ = declare("lora_A", a.shape(), nn::Init::uniform(-bound, bound)), a);
+  const HeldRows rows = held_rows(layer_, what, layout);
+  const Slice b({rows.all, r}, {rows.held, {{0, r}}});
+  hold(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
+  (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream();
+  if (!rows.even) b_->partial_gradient = true;
+  for (std::int64_t i = 0; targets > 1 && i < targets; ++i)
+    a_->packing.tensors.push_back({{i * r, (i + 1) * r}});
+  b_->packing = packing_of(layer_);
+  plain_ = targets == 1 && rows.is_plain();
+  runs_ = rows.runs;
+  held_out_ = rows.outputs;
+}
+
+/// What the first product gives, on its way to where the second one is computed.
+Var Lora::exchanged(const Var& x) const {
+  comm::Communicator* group = layout_.tensor;
+  const std::string label = cat(path(), " low-rank rows");
+  if (layer_.cut == Cut::outputs)
+    return layout_.cuts_stream() ? all_gather(x, row_dim, group, label) : copy_to(x, group, label);
+  return layout_.cuts_stream() ? reduce_scatter(x, row_dim, group, label) : all_reduce(x, group, label);
+}
+
+/// Which elements of the layer's whole input this rank has.
+Slice Lora::elements(const Shape& x) const {
+  if (layer_.cut == Cut::outputs) return layout_.stream_slice(x);
+  Layout inner = layout_;
+  inner.tensor = nullptr;
+  const Slice rows = inner.stream_slice(x);
+  Slice::Blocks blocks = rows.blocks();
+  blocks[2] = a_->logical_slice().blocks()[1];
+  return {{rows.logical()[0], rows.logical()[1], layer_.in}, std::move(blocks)};
+}
+
+Var Lora::output(Tape& tape, const Var& x, const Var& y) {
+  const bool drops = options_.dropout > 0 && tape.training;
+  const Var in = drops ? dropout_->apply(tape, x, elements(x.shape())) : x;
+  const Var low = exchanged(autograd::linear(in, tape.parameter(a_)));
+  Var b = tape.parameter(b_);
+  if (!plain_) b = autograd::spread(b, runs_, held_out_, std::ssize(layer_.targets), 0);
+  return autograd::linear_onto(y, autograd::scale(low, options_.scale), b);
+}
+
+Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(of_inputs) {
+  const std::string what = described("IA³", layer);
+  HeldRows rows = held_rows(layer, what, layout);
+  Slice factors({rows.all}, {rows.held});
+  if (of_inputs)
+    factors = layer.cut == Cut::inputs ? tensor_slice(what, {layer.in}, 0, layout) : Slice::whole({layer.in});
+  hold(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
+  if (!of_inputs) factors_->packing = packing_of(layer);
+  // What the stream is multiplied by, all ranks have, and each sees its part of the stream.
+  const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;
+  factors_->partial_gradient = on_stream ? layout.cuts_stream() : !of_inputs && !rows.even;
+  held_out_ = rows.outputs;
+  // One column of factors, whichever target they are of.
+  for (SpreadRows& run : rows.runs) run.column = 0;
+  plain_ = rows.is_plain();
+  runs_ = std::move(rows.runs);
+}
+
+Var Ia3::input(Tape& tape, const Var& x) {
+  return of_inputs_ ? autograd::scale_columns(x, tape.parameter(factors_)) : x;
+}
+
+Var Ia3::output(Tape& tape, const Var&, const Var& y) {
+  if (of_inputs_) return y;
+  Var factors = tape.parameter(factors_);
+  if (!plain_) {
+    const std::int64_t held = factors.shape().numel();
+    factors = autograd::spread(autograd::reshape(factors, {held, 1}), runs_, held_out_, 1, 1);
+    factors = autograd::reshape(factors, {held_out_});
+  }
+  return autograd::scale_columns(y, factors);
+}
+
+}  // namespace sherd::parallel

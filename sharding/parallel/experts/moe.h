@@ -1,0 +1,105 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/step_state.h"
+#include "sharding/parallel/experts/experts.h"
+#include "sharding/parallel/experts/router_losses.h"
+
+namespace sherd::parallel {
+
+/// A layer of experts.
+struct MoeOptions : ExpertOptions {
+  tensor::Routing routing;
+  RouterLosses losses;
+  /// Where the losses are those of all layers together (BalanceLoss::pooled): what these share.
+  std::shared_ptr<PooledChoices> pooled;
+  /// An expert takes at most ⌈tokens·top_k/experts · this⌉ choices of a micro-batch, others are dropped: that
+  /// part of the token's output is 0. 0: all are taken.
+  double capacity_factor = 0;
+  Drop drop = Drop::by_weight;
+  /// What a router reads is multiplied by numbers of [1 − jitter, 1 + jitter] in training.
+  double jitter = 0;
+  /// By how much a bias per expert, which counts for the choice alone, moves with each step: up where the
+  /// expert had less than the mean of the step's choices, down where it had more (Wang et al. 2024,
+  /// "Auxiliary-loss-free load balancing"). 0: there is none.
+  double bias_update = 0;
+};
+
+/// What a router has done: on this rank so far, or on all in a step.
+struct RoutingTotals {
+  std::vector<std::int64_t> per_expert;  ///< choices of each expert, before any were dropped
+  std::int64_t choices = 0, dropped = 0;
+  std::int64_t micro_batches = 0;  ///< of ranks that share one, the first counts it
+  /// Sums over micro-batches of the losses, without their factors; of ranks that share one, shares. The
+  /// pooled loss is the mean of what its layers tell.
+  double balance = 0, z = 0;
+
+  /// The most loaded expert's choices over the mean; 0 without choices.
+  void add(const RoutingTotals& more);
+  double imbalance() const;
+  double dropped_share() const;
+};
+
+/// Experts, feed-forward networks of which a router chooses a few for each token, and adds up what they make
+/// of it by the weights of the choice (Shazeer et al. 2017, "Outrageously large neural networks").
+///
+/// Parameters: "router.weight" [experts, hidden], which all ranks have, and "experts" (Experts). x and the
+/// result: this rank's part of the stream, [..., hidden] (Layout). Losses and capacities are those of the
+/// micro-batch's tokens on all tensor and context ranks. Expert ranks exchange the rows of chosen tokens.
+/// What fills sequences up (Tape::filling) is no token: it takes no expert, the result is 0 there, and it
+/// counts nowhere.
+class Moe : public nn::Layer, public nn::StepState {
+ public:
+  /// Throws Error{config} for options that do not fit each other.
+  explicit Moe(const MoeOptions& options, const Layout& layout = {});
+  const MoeOptions& options() const { return options_; }
+  /// Takes what was counted in training since the last call, or the end of a step.
+  RoutingTotals take_totals();
+  /// Of all ranks and micro-batches, in the step that ended last.
+  const RoutingTotals& last_step() const { return last_step_; }
+  /// Of each expert; empty without bias_update.
+  const std::vector<float>& bias() const { return bias_; }
+
+  std::vector<double> counted() const override;
+  void end_step(std::span<const double> sums, bool applied) override;
+  void drop_step() override;
+  std::vector<float> saved() const override { return bias_; }
+  void restore(std::span<const float> values) override;
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  struct MicroBatch;
+
+  Var router_input(Tape& tape, const Var& rows, const tensor::Shape& inner) const;
+  tensor::Tensor bias_tensor(Tape& tape, DType dtype) const;
+  std::vector<bool> filling_of(const Tape& tape, const tensor::Shape& inner) const;
+  std::int64_t tokens_of(const Tape& tape, std::int64_t rows) const;
+  autograd::Routed route(Tape& tape, const Var& logits, const std::vector<bool>& filling);
+  autograd::RouterLossFactors loss_factors(const MicroBatch& of);
+  std::vector<double> balance_weights(const MicroBatch& of) const;
+  void count(Tape& tape, const Var& logits, const autograd::Routed& routed, const std::vector<bool>& filling,
+             MicroBatch& of);
+  std::vector<std::int64_t> over_context(Tape& tape, std::vector<std::int64_t> counts) const;
+  std::vector<bool> dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const;
+
+  MoeOptions options_;
+  Layout layout_;
+  int layer_ = 0;  ///< of those that share options_.pooled
+  std::shared_ptr<nn::Linear> router_;
+  std::shared_ptr<Experts> experts_;
+  std::vector<float> bias_;
+  RoutingTotals totals_, last_step_;
+};
+
+/// Choices that an expert takes; see MoeOptions::capacity_factor. -1: all.
+std::int64_t expert_capacity(const MoeOptions& options, std::int64_t tokens);
+
+/// The layers of experts of a model and below, by path.
+std::vector<std::pair<std::string, Moe*>> layers_of_experts(nn::Module& model);
+
+}  // namespace sherd::parallel

@@ -1,0 +1,100 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "sharding/segment.h"
+#include "sharding/units/parameter_reader.h"
+
+namespace sherd::sharding {
+
+class Residency;
+struct GroupMemory;
+
+/// One block's parameters: the grain of gathering, of sending gradients off, and of recompute.
+///
+/// Whoever reads the full parameters holds a lease; the last lease to go lets them be released. Used from the
+/// rank's thread.
+class Unit {
+ public:
+  /// Keeps the unit's full parameters readable (Parameter::value) while it lives. Movable, not copyable.
+  /// Taking the first lease on a sharded unit is a collective.
+  class Lease {
+   public:
+    Lease() = default;
+    explicit Lease(Unit& unit) : unit_(&unit) { unit.hold(); }
+    Lease(Lease&& other) noexcept : unit_(std::exchange(other.unit_, nullptr)) {}
+    Lease& operator=(Lease&& other) noexcept {
+      std::swap(unit_, other.unit_);
+      return *this;
+    }
+    ~Lease() {
+      if (unit_) unit_->let_go();
+    }
+
+   private:
+    Unit* unit_ = nullptr;
+  };
+
+  Unit(int index, std::string name, Residency& residency, bool on_demand)
+      : index_(index), name_(std::move(name)), residency_(residency), on_demand_(on_demand) {}
+
+  int index() const { return index_; }
+  const std::string& name() const { return name_; }
+  std::vector<std::unique_ptr<Segment>>& segments() { return segments_; }
+  const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+  /// Passes may leave it out (nn::Module::mark_on_demand()): no plan has it.
+  bool on_demand() const { return on_demand_; }
+  bool trainable() const;
+  /// Elements that a gather brings in; 0 when everything is resident anyway.
+  std::int64_t gathered_elements() const;
+  /// Segments whose parameters live on NVMe, of those sharded over `group`.
+  std::vector<const Segment*> stored_segments(const comm::Communicator& group) const;
+
+  /// The one door to the full parameters.
+  Lease gather() { return Lease(*this); }
+  bool leased() const { return leases_ > 0; }
+  /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
+  /// same point of the program on all ranks.
+  bool outdated() const { return outdated_; }
+  /// Of an outdated unit, on this rank alone: none of its stored parameters has changed yet; all parameters
+  /// have, and what stores them reads the new ones.
+  bool unchanged() const { return outdated_ && !touched_; }
+  bool changed() const { return segments_to_change_ == 0; }
+
+ private:
+  friend class Residency;
+  friend class Lease;
+  enum class State : std::uint8_t { absent, under_way, resident };
+
+  void hold();
+  void let_go();
+  void start_gather(std::deque<GroupMemory>& memories, bool async);
+  /// Waits until the gather no longer needs what was read for it.
+  void settle();
+  void finish_gather();
+  void drop();
+
+  int index_;
+  std::string name_;
+  Residency& residency_;
+  bool on_demand_, stays_ = false;
+  std::vector<std::unique_ptr<Segment>> segments_;
+  int leases_ = 0;
+  State state_ = State::absent;
+  bool outdated_ = false, touched_ = false;
+  int segments_to_change_ = 0;
+  std::vector<std::shared_ptr<const Tensor>>
+      gathered_;  ///< by segment; null where its parameters are not sharded
+  /// One group's part of a gather under way, and what was read for it.
+  struct Gathering {
+    ParameterReader::Staged staged;
+    comm::Work work;
+  };
+  std::vector<Gathering> gathering_;
+};
+
+}  // namespace sherd::sharding

@@ -1,0 +1,130 @@
+#include "cli/inference/chat.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+
+namespace sherd::cli {
+namespace {
+
+std::vector<data::Message> begun(const ChatStyle& style) {
+  if (style.system.empty()) return {};
+  return {{"system", style.system}};
+}
+
+std::vector<std::int32_t> ids_of(const Inference& from, const ChatStyle& style,
+                                 const std::vector<data::Message>& messages, const std::string& place) {
+  data::Question question = data::encode_question(from.tokenizer(), style.written, messages, style.room);
+  if (question.left_out > 0)
+    log_info(place, "the conversation is too long for model.seq_length: its first ",
+             counted(static_cast<std::int64_t>(question.left_out), "message"), " are left out");
+  if (std::ssize(question.ids) >= style.positions)
+    fail(ErrorKind::data, "the question has ", question.ids.size(), " tokens, and the model reads ",
+         style.positions, " (model.seq_length), with the answer: ask shorter");
+  if (std::ssize(question.ids) > style.room)
+    log_warning(place, "a question of ", question.ids.size(),
+                " tokens has place for few behind it: the model "
+                "reads ",
+                style.positions, " (model.seq_length), and may forget its beginning");
+  return std::move(question.ids);
+}
+
+/// Standard input, turn by turn, on the rank that reads it.
+class Reader {
+ public:
+  Reader(const Inference& from, const ChatStyle& style)
+      : from_(from), style_(style), terminal_(::isatty(STDIN_FILENO) == 1), messages_(begun(style)) {
+    if (terminal_)
+      std::fputs("a line is a question; /reset forgets what was said, /exit ends the conversation\n", stderr);
+  }
+
+  std::optional<std::vector<std::int32_t>> next() {
+    std::string line;
+    for (;;) {
+      if (terminal_) std::fputs("> ", stderr);
+      if (!std::getline(std::cin, line)) return std::nullopt;
+      if (line.ends_with('\r')) line.pop_back();
+      if (line == "/exit") return std::nullopt;
+      if (line == "/reset") messages_ = begun(style_);
+      if (line == "/reset" || line.find_first_not_of(" \t") == std::string::npos) continue;
+      messages_.push_back({"user", line});
+      try {
+        return ids_of(from_, style_, messages_, "");
+      } catch (const Error& error) {
+        if (!terminal_ || error.kind() != ErrorKind::data) throw;
+        std::fprintf(stderr, "%s\n", error.what());  // the person types another
+        messages_.pop_back();
+      }
+    }
+  }
+
+  void answered(const std::string& answer) { messages_.push_back({"assistant", answer}); }
+
+ private:
+  const Inference& from_;
+  const ChatStyle& style_;
+  bool terminal_;
+  std::vector<data::Message> messages_;
+};
+
+}  // namespace
+
+std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& style, const Prompt& prompt) {
+  std::vector<data::Message> messages = prompt.messages;
+  if (messages.empty()) messages.push_back({"user", prompt.text});
+  if (messages.front().role != "system") {
+    const std::vector<data::Message> first = begun(style);
+    messages.insert(messages.begin(), first.begin(), first.end());
+  }
+  const std::string place = prompt.place.empty() ? "" : prompt.place + ": ";
+  try {
+    return ids_of(from, style, messages, place);
+  } catch (const Error& error) {
+    fail(error.kind(), place, error.what());
+  }
+}
+
+void Turns::put(std::optional<std::vector<std::int32_t>> question) {
+  const std::lock_guard lock(mutex_);
+  if (question)
+    questions_.push_back(std::move(*question));
+  else
+    over_ = true;
+  come_.notify_all();
+}
+
+std::optional<std::vector<std::int32_t>> Turns::take(std::size_t number) {
+  std::unique_lock lock(mutex_);
+  come_.wait(lock, [&] { return over_ || number < questions_.size(); });
+  if (number < questions_.size()) return questions_[number];
+  return std::nullopt;
+}
+
+void converse(const Request& like, const ChatStyle& style, Turns& turns, const DistributedPtr& dist) {
+  struct Ends {  // whatever happens to the rank that reads, nobody waits for it
+    Turns* turns;
+    ~Ends() {
+      if (turns) turns->put(std::nullopt);
+    }
+  };
+  InferenceModel from(like.from.reader(), like.from.config(), dist);
+  const Ends ends{dist->rank() == 0 ? &turns : nullptr};
+  std::optional<Reader> reader;
+  if (dist->rank() == 0) reader.emplace(like.from, style);
+  for (std::size_t number = 0;; ++number) {
+    if (reader) turns.put(reader->next());
+    std::optional<std::vector<std::int32_t>> question = turns.take(number);
+    if (!question) return;
+    Request request = like;
+    request.prompts = {std::move(*question)};
+    if (number > 0) request.sampling.key = like.sampling.key.at(number);
+    const std::string answer = generate_one(request, from, dist);
+    if (reader) reader->answered(answer);
+  }
+}
+
+}  // namespace sherd::cli

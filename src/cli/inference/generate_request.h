@@ -1,0 +1,31 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/inference/inference.h"
+#include "cli/inference/prompts_file.h"
+
+namespace sherd::cli {
+
+/// What generates, and how.
+struct Request {
+  const Inference& from;
+  std::vector<std::vector<std::int32_t>> prompts;
+  std::vector<std::int32_t> end_ids;  ///< each ends a text, and is not shown
+  std::vector<std::string> stops;     ///< as each of these does
+  std::int64_t max_tokens, batch;
+  models::Sampling sampling;
+  bool echo = true;       ///< of one prompt: print it before what continues it
+  std::string drop = {};  ///< is taken off a text that begins with it
+  /// Null: one prompt, whose text is printed as it comes.
+  CompletionsFile* completions = nullptr;
+};
+
+/// One rank's part of a request: all ranks take the same tokens, and rank 0 writes, and says what it took.
+void generate(const Request& request, const DistributedPtr& dist);
+
+/// The same of one prompt and a model that is there; returns what continues it, on every rank.
+std::string generate_one(const Request& request, InferenceModel& from, const DistributedPtr& dist);
+
+}  // namespace sherd::cli

@@ -1,0 +1,78 @@
+#include "cli/inference/prompts_file.h"
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "data/text/example.h"
+#include "data/text/text_source.h"
+
+namespace sherd::cli {
+namespace {
+
+Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number) {
+  const std::string where = cat(path.string(), ":", number);
+  const auto object = nlohmann::json::parse(line, nullptr, false);
+  if (object.is_object() && object.contains("messages")) {
+    Prompt prompt{"", data::read_messages(line, path, static_cast<std::int64_t>(number)), where};
+    if (prompt.messages.empty()) fail(ErrorKind::data, where, " is a conversation without messages");
+    return prompt;
+  }
+  const auto found = object.is_object() ? object.find("prompt") : object.end();
+  if (!object.is_object() || found == object.end() || !found->is_string())
+    fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
+         excerpt(line), "'");
+  return {found->get<std::string>(), {}, where};
+}
+
+nlohmann::ordered_json described(const Prompt& prompt) {
+  if (prompt.messages.empty()) return {{"prompt", prompt.text}};
+  auto messages = nlohmann::ordered_json::array();
+  for (const data::Message& message : prompt.messages)
+    messages.push_back({{"role", message.role}, {"content", message.content}});
+  return {{"messages", messages}};
+}
+
+}  // namespace
+
+std::vector<Prompt> read_prompts(const std::filesystem::path& path) {
+  data::TextSource source(data::find_inputs({path.string()}), data::DocumentRule::line);
+  std::vector<Prompt> out;
+  std::string line;
+  for (data::TextPiece piece; source.next(piece);) {
+    line += piece.text;
+    if (!piece.last) continue;  // of a long line
+    const std::filesystem::path& file = source.files()[piece.file].path;
+    if (line.find_first_not_of(" \t") != std::string::npos)
+      out.push_back(piece.json ? prompt_of(line, file, static_cast<std::size_t>(piece.line))
+                               : Prompt{line, {}, cat(file.string(), ":", piece.line)});
+    line.clear();
+  }
+  if (out.empty()) fail(ErrorKind::data, path.string(), " holds no prompts: each is a line");
+  return out;
+}
+
+CompletionsFile::CompletionsFile(const std::filesystem::path& path, const std::vector<Prompt>& prompts)
+    : path_(path), prompts_(prompts), stdout_(std::cout) {
+  if (path_.empty()) return;
+  file_.open(path_, std::ios::binary | std::ios::trunc);
+  if (!file_) fail(ErrorKind::io, "cannot write ", path_.string(), ": is its folder there and writable?");
+}
+
+void CompletionsFile::add(std::size_t prompt, Completion completion) {
+  waiting_.emplace(prompt, std::move(completion));
+  for (auto at = waiting_.find(next_); at != waiting_.end(); at = waiting_.find(++next_)) {
+    nlohmann::ordered_json line = described(prompts_[next_]);
+    line["completion"] = at->second.text;
+    line["tokens"] = at->second.tokens;
+    line["finish"] = at->second.finish;
+    out() << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
+    if (!out())
+      fail(ErrorKind::io, "writing ", path_.empty() ? "stdout" : path_.string(),
+           " failed: is the disk full?");
+    waiting_.erase(at);
+  }
+}
+
+}  // namespace sherd::cli

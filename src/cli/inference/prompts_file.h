@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "data/templates/chat_template.h"
+
+namespace sherd::cli {
+
+/// A text to continue, or a conversation to answer.
+struct Prompt {
+  std::string text;                     ///< "prompt"
+  std::vector<data::Message> messages;  ///< or "messages"; empty: it is a text
+  std::string place;                    ///< file and line, for errors
+};
+
+/// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl
+/// holds a JSON object with a string "prompt" or a list "messages" in each line, any other a prompt in each
+/// line. Empty lines hold none. Throws Error{io} where it cannot be read, Error{data} that names the line for
+/// one that is no such object, and for a file without prompts.
+std::vector<Prompt> read_prompts(const std::filesystem::path& path);
+
+/// What became of a prompt.
+struct Completion {
+  std::string text;
+  std::size_t tokens = 0;
+  const char* finish = "length";  ///< or "stop": a stop string or an end-of-text id came
+};
+
+/// Writes completions as lines of JSON, {"prompt" or "messages", "completion", "tokens", "finish"}, in the
+/// order of the prompts, each as soon as all before it are there.
+class CompletionsFile {
+ public:
+  /// An empty path: stdout. Replaces the file. Throws Error{io}.
+  CompletionsFile(const std::filesystem::path& path, const std::vector<Prompt>& prompts);
+  /// Throws Error{io}.
+  void add(std::size_t prompt, Completion completion);
+
+ private:
+  std::ostream& out() { return path_.empty() ? stdout_ : file_; }
+
+  std::filesystem::path path_;
+  const std::vector<Prompt>& prompts_;
+  std::ofstream file_;
+  std::ostream& stdout_;
+  std::map<std::size_t, Completion> waiting_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace sherd::cli

@@ -1,0 +1,177 @@
+#include "data/packing/packing.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "data/packing/legacy_random.h"
+
+namespace sherd::data {
+namespace {
+
+constexpr std::int64_t stride = 64;  // sequences per entry of the running sum
+
+}  // namespace
+
+std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions) {
+  std::vector<SequenceRange> ranges;
+  double sum = 0;
+  std::int64_t begin = 0;
+  for (const double fraction : fractions) {
+    if (!(fraction >= 0)) fail(ErrorKind::config, "data.split: the fraction ", fraction, " is negative");
+    sum += fraction;
+    if (sum > 1 + 1e-9) fail(ErrorKind::config, "data.split: the fractions sum to ", sum, ", more than 1");
+    const double bound = std::nearbyint(std::min(sum, 1.0) * static_cast<double>(sequences));
+    const std::int64_t end = std::min(sequences, static_cast<std::int64_t>(bound));
+    ranges.push_back({begin, end});
+    begin = end;
+  }
+  if (!(sum > 0)) fail(ErrorKind::config, "data.split: the fractions are all 0");
+  return ranges;
+}
+
+struct PackedSamples::Round {
+  IndexList sequences;            // empty: in the range's order
+  IndexList samples;              // empty: in order
+  std::vector<std::int64_t> sum;  // tokens in front of every stride-th sequence of the order
+};
+
+PackedSamples::PackedSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range,
+                             PackingOptions options, std::string what)
+    : dataset_(std::move(dataset)), range_(range), options_(options) {
+  require(range.begin >= 0 && range.begin <= range.end && range.end <= dataset_->sequences(), "sequences ",
+          range.begin, " to ", range.end, " of ", dataset_->sequences());
+  const std::int64_t s = options_.seq_length = options.seq_length - options.prompt.count;
+  if (s < 1)
+    fail(ErrorKind::config, "the sequence length must be at least 1, not ", options.seq_length,
+         options.prompt.count > 0 ? cat(" with ", options.prompt.count, " virtual tokens") : "");
+  for (std::int64_t i = range.begin; i < range.end; ++i) tokens_ += dataset_->length(i);
+  if (tokens_ < s + 1)
+    fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ", counted(tokens_, "token"),
+         " in ", counted(range.size(), "sequence"), ", fewer than the ", s + 1,
+         " of one sample; give it a larger part in data.split, prepare more ",
+         "text, or shorten the model's sequence length");
+  if (options.total_samples > 0)
+    epochs_ = std::max<std::int64_t>(1, (options.total_samples * s + tokens_) / tokens_);
+  samples_ = (epochs_ * tokens_ - 1) / s;
+  if (epochs_ > 1) {
+    const std::int64_t before_last = ((epochs_ - 1) * tokens_ - 1) / s, per_epoch = (tokens_ - 1) / s;
+    last_epoch_apart_ = options.total_samples - before_last < per_epoch * 4 / 5;
+  }
+}
+
+PackedSamples::~PackedSamples() = default;
+
+void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
+  LegacyRandom random(seed);
+  const std::int64_t count = range_.size();
+  const std::int64_t first = last_epoch_apart_ ? epochs_ - 1 : epochs_;
+  round.sequences = IndexList(range_.begin, count, epochs_);
+  round.sequences.shuffle(random, 0, first * count);
+  if (last_epoch_apart_) round.sequences.shuffle(random, first * count, epochs_ * count);
+  const std::int64_t first_samples =
+      last_epoch_apart_ ? (first * tokens_ - 1) / options_.seq_length : samples_;
+  round.samples = IndexList(0, samples_);
+  round.samples.shuffle(random, 0, first_samples);
+  if (last_epoch_apart_) round.samples.shuffle(random, first_samples, samples_);
+}
+
+std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64_t index) const {
+  auto round = std::make_shared<Round>();
+  if (options_.shuffle)
+    shuffle_round(*round, static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
+  const std::int64_t count = range_.size() * epochs_;
+  std::int64_t sum = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (i % stride == 0) round->sum.push_back(sum);
+    sum += dataset_->length(options_.shuffle ? round->sequences[i] : range_.begin + i % range_.size());
+  }
+  return round;
+}
+
+std::shared_ptr<const PackedSamples::Round> PackedSamples::round(std::int64_t index) const {
+  if (!options_.shuffle) index = 0;  // all rounds are the same
+  return rounds_.get(index, [&] { return make_round(index); });
+}
+
+/// Calls visit(sequence, offset, count) for the parts that make up a sample, in order.
+template <class Visit>
+void PackedSamples::for_each_part(std::int64_t position, Visit&& visit) const {
+  require(position >= 0, "sample position ", position);
+  const auto at = round(position / samples_);
+  const std::int64_t place = position % samples_;
+  const std::int64_t sample = options_.shuffle ? at->samples[place] : place;
+  std::int64_t token = sample * options_.seq_length, left = options_.seq_length + 1;
+  const auto entry = std::upper_bound(at->sum.begin(), at->sum.end(), token) - at->sum.begin() - 1;
+  token -= at->sum[static_cast<std::size_t>(entry)];
+  for (std::int64_t i = entry * stride; left > 0; ++i) {
+    const std::int64_t sequence = options_.shuffle ? at->sequences[i] : range_.begin + i % range_.size();
+    const std::int64_t length = dataset_->length(sequence);
+    if (token < length) {
+      const std::int64_t count = std::min(left, length - token);
+      visit(sequence, token, count);
+      left -= count;
+      token = 0;
+    } else {
+      token -= length;
+    }
+  }
+}
+
+void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) const {
+  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
+          options_.seq_length + 1, " tokens, not ", out.size());
+  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
+    const auto part = out.first(static_cast<std::size_t>(count));
+    dataset_->read(sequence, offset, part);
+    if (options_.vocab_size > 0) dataset_->check_ids(part, sequence, offset, options_.vocab_size);
+    out = out.subspan(part.size());
+  });
+}
+
+void PackedSamples::load(std::int64_t position, Row& row) const {
+  const auto text = static_cast<std::size_t>(options_.seq_length),
+             places = static_cast<std::size_t>(seq_length());
+  std::vector<std::int32_t> ids(text + 1);
+  std::vector<std::uint8_t> targets(ids.size(), 1);
+  read(position, ids);
+  if (dataset_->has_mask()) read_mask(position, targets);
+  row.tokens.resize(places), row.labels.resize(places);
+  write_text(options_.prompt, ids, targets, row.tokens, row.labels);
+  row.ends.clear();
+}
+
+/// For each of the tokens that read() gives, whether it is a target: 1, else 0.
+void PackedSamples::read_mask(std::int64_t position, std::span<std::uint8_t> out) const {
+  require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
+          options_.seq_length + 1, " tokens, not ", out.size());
+  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
+    dataset_->read_mask(sequence, offset, out.first(static_cast<std::size_t>(count)));
+    out = out.subspan(static_cast<std::size_t>(count));
+  });
+}
+
+void PackedSamples::will_need(std::int64_t position) const {
+  for_each_part(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t count) {
+    dataset_->will_need(sequence, offset, count);
+  });
+}
+
+std::int64_t PackedSamples::sample_at(std::int64_t position) const {
+  require(position >= 0, "sample position ", position);
+  return options_.shuffle ? round(position / samples_)->samples[position % samples_] : position % samples_;
+}
+
+std::vector<std::int64_t> PackedSamples::sequence_order(std::int64_t index) const {
+  const auto at = round(index);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(range_.size() * epochs_));
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const auto place = static_cast<std::int64_t>(i);
+    order[i] = options_.shuffle ? at->sequences[place] : range_.begin + place % range_.size();
+  }
+  return order;
+}
+
+}  // namespace sherd::data

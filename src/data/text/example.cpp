@@ -1,0 +1,316 @@
+#include "data/text/example.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+
+namespace sherd::data {
+namespace {
+
+using nlohmann::json;
+
+std::string keys_of(const json& object) {
+  std::string keys;
+  for (const auto& [key, value] : object.items()) keys += (keys.empty() ? "'" : ", '") + excerpt(key) + "'";
+  return keys.empty() ? "none" : keys;
+}
+
+/// Refuses what a template would have to write and none here does, so that nothing that was said is dropped.
+/// Keys without a value are those that a table of another line has.
+void check_keys(const json& object, std::span<const std::string_view> known, const char* what) {
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_null() || value == "" || ((value.is_array() || value.is_object()) && value.empty()))
+      continue;
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const std::string close = nearest(key, std::vector<std::string>(known.begin(), known.end()));
+    fail(ErrorKind::data, what, " has '", excerpt(key), "'",
+         close.empty() ? cat(", which no template here writes; take it out, or write it into 'content'")
+                       : cat("; did you mean '", close, "'?"));
+  }
+}
+
+/// A string, or the texts of a list of parts ({"type": "text", "text": …}).
+std::string content_of(const json& message) {
+  const auto content = message.find("content");
+  if (content != message.end() && content->is_string()) return content->get<std::string>();
+  if (content == message.end() || !content->is_array())
+    fail(ErrorKind::data, "a message has no string 'content'");
+  std::string text;
+  for (const json& part : *content) {
+    if (!part.is_object() || !part.contains("text") || !part["text"].is_string() ||
+        part.value("type", json("text")) != "text")
+      fail(ErrorKind::data, "a message's 'content' has a part that is no text; models here read text alone");
+    check_keys(part, std::array<std::string_view, 2>{"type", "text"}, "a part of a message's 'content'");
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+/// Whether a message says that it is to be learned: OpenAI's `weight`, and what other trainers call it.
+bool says_learned(const json& message) {
+  bool learned = true;
+  if (const auto weight = message.find("weight"); weight != message.end() && !weight->is_null()) {
+    if (!weight->is_number() || (*weight != 0 && *weight != 1))
+      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
+    learned = *weight == 1;
+  }
+  for (const char* key : {"train", "loss"})
+    if (const auto said = message.find(key); said != message.end() && !said->is_null()) {
+      if (!said->is_boolean())
+        fail(ErrorKind::data, "a message's '", key, "' is true or false, not ", excerpt(said->dump()));
+      learned = learned && said->get<bool>();
+    }
+  return learned;
+}
+
+Message message_of(const json& message, bool learned) {
+  if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
+    fail(ErrorKind::data, "a message is no object with a string 'role'");
+  check_keys(message, std::array<std::string_view, 5>{"role", "content", "weight", "train", "loss"},
+             "a message");
+  return {message["role"].get<std::string>(), content_of(message), says_learned(message) && learned};
+}
+
+/// What a line says beside its messages and a template would write.
+void check_beside(const json& object) {
+  for (const char* key : {"tools", "functions", "documents", "chat_template_kwargs"})
+    if (const auto found = object.find(key); found != object.end() && !found->empty())
+      fail(ErrorKind::data, "has '", key,
+           "' beside its messages, which no template here writes; take it out");
+}
+
+void append_messages(const json& list, bool learned, std::vector<Message>& messages) {
+  for (const json& message : list) messages.push_back(message_of(message, learned));
+}
+
+Example conversation(const std::vector<Message>& messages, const ExampleOptions& options) {
+  if (!options.no_template.empty()) fail(ErrorKind::config, "is a conversation: ", options.no_template);
+  return {render(options.chat_template, options.tokenizer, messages), true, true};
+}
+
+Example completion(const json& object, const ExampleOptions& options) {
+  const json &prompt = object["prompt"], &answer = object["completion"];
+  if (prompt.is_string() && answer.is_string()) {
+    Example example;
+    example.marked = true;
+    example.segments = {{prompt.get<std::string>(), false, Segment::Kind::text},
+                        {answer.get<std::string>(), true, Segment::Kind::text},
+                        {"", true, Segment::Kind::end}};
+    return example;
+  }
+  if (!prompt.is_array() || !answer.is_array())
+    fail(ErrorKind::data, "'prompt' and 'completion' are neither two strings nor two lists of messages");
+  check_beside(object);
+  std::vector<Message> messages;
+  append_messages(prompt, false, messages);
+  append_messages(answer, true, messages);
+  return conversation(messages, options);
+}
+
+Example example_of(const json& object, const ExampleOptions& options) {
+  if (!object.is_object()) fail(ErrorKind::data, "is no JSON object");
+  const auto list = object.find("messages");
+  if (options.text_field.empty() && list != object.end()) {
+    if (!list->is_array()) fail(ErrorKind::data, "'messages' is no list");
+    std::vector<Message> messages;
+    check_beside(object);
+    append_messages(*list, true, messages);
+    return conversation(messages, options);
+  }
+  if (options.text_field.empty() && object.contains("prompt") && object.contains("completion"))
+    return completion(object, options);
+  const std::string field = options.text_field.empty() ? "text" : options.text_field;
+  const auto text = object.find(field);
+  if (text == object.end() || !text->is_string())
+    fail(ErrorKind::data, "has no string '", excerpt(field), "'",
+         options.text_field.empty() ? ", no 'messages' and no 'prompt' with 'completion'" : "",
+         object.contains("conversations")
+             ? "; turns of 'conversations' are to be rewritten as 'messages', each with "
+               "'role' and 'content'"
+             : "; name the field that holds the text, by --json-field",
+         " (keys: ", keys_of(object), ")");
+  return {{{text->get<std::string>(), true, Segment::Kind::text}}};
+}
+
+std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const Segment& segment) {
+  switch (segment.kind) {
+    case Segment::Kind::control:
+      return tokenizer.token_id(segment.text);
+    case Segment::Kind::begin:
+      return tokenizer.begin_of_document();
+    case Segment::Kind::end:
+      return tokenizer.end_of_document();
+    case Segment::Kind::text:
+      break;
+  }
+  return std::nullopt;
+}
+
+/// Encodes texts of segments. Special tokens that a conversation spells out are text; a vocabulary may match
+/// the template's own without calling them special, and those are kept from matching by a cut inside.
+class TextEncoder {
+ public:
+  TextEncoder(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled)
+      : tokenizer_(tokenizer), spelled_(spelled) {
+    if (spelled == SpelledTokens::tokens) return;
+    for (const Segment& segment : segments)
+      if (segment.kind == Segment::Kind::control) add_control(tokenizer.token_id(segment.text));
+    add_control(tokenizer.begin_of_document());
+    add_control(tokenizer.end_of_document());
+  }
+
+  void encode(std::string_view text, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids) const {
+    const std::size_t first = ids.size();
+    const bool special = spelled_ == SpelledTokens::tokens;
+    tokenizer_.encode(text, {behind, special}, ids);
+    if (!has_control(ids, first)) return;
+    ids.resize(first);
+    for (std::size_t at = 0; at < text.size(); behind = EncodeOptions::Behind::text) {
+      const std::size_t end = inside_control(text, at);
+      tokenizer_.encode(text.substr(at, end - at), {behind, special}, ids);
+      at = end;
+    }
+    if (has_control(ids, first))
+      fail(ErrorKind::data, "a message's text becomes a token that ends a turn or a text, or begins one: '",
+           excerpt(text), "'; take that out of the message");
+  }
+
+ private:
+  void add_control(std::optional<std::int32_t> id) {
+    if (!id) return;
+    if (std::string written = tokenizer_.token(*id); !written.empty())
+      controls_.emplace(std::move(written), *id);
+  }
+  bool has_control(const std::vector<std::int32_t>& ids, std::size_t first) const {
+    return std::any_of(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), [&](std::int32_t id) {
+      return std::any_of(controls_.begin(), controls_.end(), [&](const auto& c) { return c.second == id; });
+    });
+  }
+  /// The first place behind `at` that lies behind the first byte of a control token's text, else the end.
+  std::size_t inside_control(std::string_view text, std::size_t at) const {
+    std::size_t first = text.size();
+    for (const auto& [control, id] : controls_)
+      first = std::min(first, std::min(text.find(control, at), text.size() - 1) + 1);
+    return first;
+  }
+
+  const Tokenizer& tokenizer_;
+  SpelledTokens spelled_;
+  std::map<std::string, std::int32_t> controls_;
+};
+
+/// Text between two tokens of the template, with the places at which what is learned changes.
+struct Run {
+  std::string text;
+  std::vector<std::pair<std::size_t, bool>> parts;  // where each ends, whether it is learned
+
+  void append(const Segment& segment) {
+    text += segment.text;
+    if (!parts.empty() && parts.back().second == segment.learned)
+      parts.back().first = text.size();
+    else
+      parts.emplace_back(text.size(), segment.learned);
+  }
+
+  void encode(const TextEncoder& encoder, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids,
+              std::vector<std::uint8_t>& learned) {
+    if (text.empty()) return;
+    const std::size_t first = ids.size();
+    encoder.encode(text, behind, ids);
+    const std::span<const std::int32_t> all = std::span(ids).subspan(first);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const bool last = i + 1 == parts.size();
+      const std::size_t end = last ? all.size() : border(encoder, behind, all, parts[i]);
+      learned.resize(std::max(learned.size(), first + end), parts[i].second ? 1 : 0);
+    }
+    text.clear(), parts.clear();
+  }
+
+ private:
+  /// Tokens of `all` up to the end of a part, with the one that crosses it where the part is learned.
+  std::size_t border(const TextEncoder& encoder, EncodeOptions::Behind behind,
+                     std::span<const std::int32_t> all, std::pair<std::size_t, bool> part) const {
+    std::vector<std::int32_t> side;
+    encoder.encode(std::string_view(text).substr(0, part.first), behind, side);
+    const auto same = static_cast<std::size_t>(
+        std::mismatch(side.begin(), side.end(), all.begin(), all.end()).first - side.begin());
+    if (same == side.size() || !part.second) return same;
+    side.clear();  // those that are the next part's alone are the last
+    encoder.encode(std::string_view(text).substr(part.first), EncodeOptions::Behind::text, side);
+    const auto rest = static_cast<std::size_t>(
+        std::mismatch(side.rbegin(), side.rend(), all.rbegin(), all.rend()).first - side.rbegin());
+    return std::max(same, all.size() - rest);
+  }
+};
+
+/// What `read` makes of a line; its errors name the place.
+template <class F>
+auto at_line(const std::filesystem::path& file, std::int64_t line_number, const F& read) {
+  const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };
+  try {
+    return read();
+  } catch (const json::exception& error) {
+    fail(ErrorKind::data, place(), "is no JSON: ", excerpt(error.what(), 300),
+         "; a .jsonl file holds one object per line");
+  } catch (const Error& error) {
+    fail(error.kind(), place(), error.what());
+  }
+}
+
+}  // namespace
+
+bool Example::teaches() const {
+  return std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.learned; });
+}
+
+Example read_example(const std::string& line, const ExampleOptions& options,
+                     const std::filesystem::path& file, std::int64_t line_number) {
+  return at_line(file, line_number, [&] { return example_of(json::parse(line), options); });
+}
+
+std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
+                                   std::int64_t line_number) {
+  return at_line(file, line_number, [&] {
+    const json object = json::parse(line);
+    if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
+      fail(ErrorKind::data, "has no list 'messages'");
+    check_beside(object);
+    std::vector<Message> messages;
+    append_messages(object["messages"], true, messages);
+    return messages;
+  });
+}
+
+std::string text_of(const Example& example) {
+  std::string text;
+  for (const Segment& segment : example.segments)
+    if (segment.kind == Segment::Kind::text) text += segment.text;
+  return text;
+}
+
+void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
+                     std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
+  using Behind = EncodeOptions::Behind;
+  const TextEncoder encoder(tokenizer, segments, spelled);
+  Run run;
+  Behind behind = Behind::nothing;
+  for (const Segment& segment : segments) {
+    const std::optional<std::int32_t> id = id_of(tokenizer, segment);
+    if (!id) {
+      run.append(segment);
+      continue;
+    }
+    run.encode(encoder, behind, ids, learned);
+    behind = Behind::token;
+    ids.push_back(*id);
+    learned.push_back(segment.learned);
+  }
+  run.encode(encoder, behind, ids, learned);
+}
+
+}  // namespace sherd::data

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/templates/chat_template.h"
+
+namespace sherd::data {
+
+/// How a line of a .jsonl file is read.
+struct ExampleOptions {
+  /// The key of the text; empty: what the line's keys say: `messages` (a conversation), `prompt` with
+  /// `completion` (two texts, or two lists of messages), or `text`.
+  std::string text_field;
+  ChatTemplate chat_template = ChatTemplate::plain;
+  const Tokenizer& tokenizer;    ///< which is to encode the examples
+  std::string no_template = {};  ///< why conversations are refused; empty: they are not
+};
+
+/// What a line holds.
+struct Example {
+  std::vector<Segment> segments;
+  bool marked = false;        ///< a conversation or completion, of which a part alone is to be learned
+  bool conversation = false;  ///< written down by the template
+  bool teaches() const;       ///< something is to be learned
+};
+
+/// Reads one line, a JSON object. Of a text everything is to be learned, of a completion that and the end of
+/// the document, of a conversation what render() says. Throws Error{data} naming file, line and cause.
+Example read_example(const std::string& line, const ExampleOptions& options,
+                     const std::filesystem::path& file, std::int64_t line_number);
+
+/// The texts of the segments, without the template's own tokens.
+std::string text_of(const Example& example);
+
+/// The list `messages` of such a line. Throws as read_example(), also where the line has none.
+std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
+                                   std::int64_t line_number);
+
+/// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
+/// are not: nobody who is quoted in one can end a turn or speak for another.
+enum class SpelledTokens { tokens, text };
+
+/// Appends the ids of the segments to `ids` and, for each, 1 to `learned` where it is a target, else 0. What
+/// lies between two tokens of the template is encoded as one text, as transformers does; a token that crosses
+/// into a part that is learned, or out of one, is learned, too. Throws Error{data} where a text of a
+/// conversation becomes a token of the template, or one that begins or ends documents, whatever is done.
+void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
+                     std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
+
+}  // namespace sherd::data

@@ -1,0 +1,102 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "comm/communicator.h"
+#include "engine/pipeline/stage_layout.h"
+#include "engine/pipeline/value_header.h"
+
+namespace sherd::engine {
+
+/// One direction of what the stages of a pipeline pass on: a ring of ranks, each of which receives from one
+/// neighbour and sends to the other. Transfers are under way beside the rank's thread, which waits where it
+/// needs a value. Used from that thread.
+///
+/// Values carry no name: they are matched by order, and both neighbours list them in one. All values of a
+/// chunk have one shape within a step, which travels ahead of the first.
+class StageChannel {
+ public:
+  /// Which value of the step: micro-batch, and the chunk of this rank that gives or takes it.
+  using Key = std::pair<std::int64_t, int>;
+
+  /// `what` the values are, for errors and labels: "activation". `group`: its own, so that nothing else
+  /// delays it; must outlive this, as the device. `absent`: the form of what comes for a chunk of this rank,
+  /// on a meta device, to which nobody tells it.
+  StageChannel(const char* what, device::Device& device, comm::Communicator& group, int from, int to,
+               std::function<ValueForm(int chunk)> absent)
+      : what_(what), device_(device), group_(group), from_(from), to_(to), absent_(std::move(absent)) {}
+  /// Waits for what is under way.
+  ~StageChannel() { abandon(); }
+  StageChannel(const StageChannel&) = delete;
+  StageChannel& operator=(const StageChannel&) = delete;
+
+  /// The value begins to go; its memory is kept until it has gone. Throws Error{usage} for one of another
+  /// shape or dtype than the chunk's first one of this step.
+  void send(const Key& key, const tensor::Tensor& value);
+  /// The next value begins to come, or does so once its shape has come.
+  void receive(const Key& key);
+  /// The value that receive() was called for; waits for it.
+  tensor::Tensor take(const Key& key);
+  /// Waits until all that was sent has gone: the next value is the first of a step.
+  void finish();
+  /// Forgets all, after an exception; waits for what is under way, or until that has failed.
+  void abandon() noexcept;
+
+ private:
+  struct Arrival {
+    Key key;
+    tensor::Tensor header;   ///< that comes first, where the chunk's form is not known
+    tensor::Tensor value{};  ///< defined once it is on its way
+    bool asked = false;      ///< for the header
+    comm::Work work{};       ///< of the header, then of the value
+  };
+  struct Departure {
+    tensor::Tensor value;
+    comm::Work work;
+  };
+  void begin_arrivals(const Key* needed);
+  void collect_departures();
+  comm::CallOptions options(const Key& key, bool header) const;
+
+  const char* what_;
+  device::Device& device_;
+  comm::Communicator& group_;
+  int from_, to_;
+  std::function<ValueForm(int chunk)> absent_;
+  std::map<int, ValueForm> sent_, received_;  ///< by chunk, of this step
+  std::set<int> announced_;                   ///< chunks whose form has come or will
+  std::deque<Arrival> arrivals_;
+  std::deque<Departure> departures_;
+};
+
+/// What connects a stage of a pipeline with its neighbours: activations go up from stage to stage, and from
+/// the last to the first, which has the next chunk; gradients come down. Two communicators, so that neither
+/// waits for the other.
+class StageLink {
+ public:
+  /// `pipeline`: the ranks that hold the stages of one model, in order; `activations` and `gradients`: split
+  /// from it. All must outlive this, as the device and the layout.
+  StageLink(device::Device& device, const StageLayout& layout, comm::Communicator& pipeline,
+            comm::Communicator& activations, comm::Communicator& gradients);
+
+  StageChannel& activations() { return activations_; }
+  StageChannel& gradients() { return gradients_; }
+  /// After the last transfer of a step.
+  void finish();
+  /// After an exception in the middle of a step: breaks `pipeline`, so that the other stages, whom nothing
+  /// reaches any more, stop waiting and say why.
+  void abandon(const std::string& reason) noexcept;
+
+ private:
+  comm::Communicator& pipeline_;
+  StageChannel activations_, gradients_;
+};
+
+}  // namespace sherd::engine

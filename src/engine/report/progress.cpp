@@ -1,0 +1,190 @@
+#include "engine/report/progress.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "base/error.h"
+#include "engine/report/report.h"
+#include "engine/report/status_line.h"
+#include "engine/report/terminal_cursor.h"
+
+namespace sherd::engine {
+namespace {
+
+std::string printed(const char* format, double value) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+double share_of(const ProgressState& state) {
+  if (state.total_steps <= 0) return 0;
+  return std::clamp(static_cast<double>(state.step) / static_cast<double>(state.total_steps), 0.0, 1.0);
+}
+
+std::string bar(double share, int width, bool unicode) {
+  if (!unicode) {
+    const int full = static_cast<int>(share * (width - 2));
+    return '[' + std::string(static_cast<std::size_t>(full), '#') +
+           std::string(static_cast<std::size_t>(width - 2 - full), '.') + ']';
+  }
+  constexpr std::array<const char*, 8> eighths{"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
+  const int parts = static_cast<int>(share * width * 8);
+  std::string out;
+  for (int i = 0; i < width; ++i) {
+    const int here = std::clamp(parts - 8 * i, 0, 8);
+    out += here == 8 ? "█" : here > 0 ? eighths[static_cast<std::size_t>(here)] : "░";
+  }
+  return out;
+}
+
+/// A figure on the line; higher `rank` goes first when space is short.
+struct Field {
+  int rank;
+  std::string text;
+};
+
+std::vector<Field> fields_of(const ProgressState& state) {
+  std::vector<Field> fields{{1, printed("loss %.4f", state.loss)}};
+  if (state.val_loss) fields.push_back({4, printed("val %.4f", *state.val_loss)});
+  fields.push_back({3, human_count(state.per_s) + " " + state.unit});
+  if (state.mfu) fields.push_back({5, printed("MFU %.0f%%", *state.mfu * 100)});
+  if (state.seconds_left >= 0) fields.push_back({2, "ETA " + human_seconds(state.seconds_left)});
+  return fields;
+}
+
+int length_of(const std::vector<Field>& fields) {
+  std::size_t length = 0;
+  for (const Field& field : fields) length += 2 + field.text.size();  // ASCII only
+  return static_cast<int>(length);
+}
+
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"})
+    if (const char* value = std::getenv(name); value && *value)
+      return std::strstr(value, "UTF-8") || std::strstr(value, "utf8") || std::strstr(value, "UTF8") ||
+             std::strstr(value, "utf-8");
+  return false;
+}
+
+constexpr char clear_line[] = "\r\x1b[K";
+}  // namespace
+
+std::string format_bar(const ProgressState& state, int width, bool unicode) {
+  constexpr int shortest_bar = 10, longest_bar = 40;
+  const std::string counter = cat(state.step, '/', state.total_steps);
+  const double share = share_of(state);
+  const std::string percent = printed(" %3.0f%%", std::floor(share * 100));
+  const int fixed = static_cast<int>(counter.size() + percent.size());
+  std::vector<Field> fields = fields_of(state);
+  // The bar matters more than validation loss and MFU, and less than the rest.
+  constexpr int bar_rank = 3;
+  bool with_bar = true;
+  const auto room = [&] { return width - fixed - length_of(fields); };
+  while (room() < (with_bar ? shortest_bar + 1 : 0)) {
+    const auto least = std::max_element(fields.begin(), fields.end(),
+                                        [](const Field& a, const Field& b) { return a.rank < b.rank; });
+    if (with_bar && (least == fields.end() || least->rank <= bar_rank))
+      with_bar = false;
+    else if (least != fields.end())
+      fields.erase(least);
+    else
+      break;
+  }
+  std::string line = counter;
+  if (with_bar) line += ' ' + bar(share, std::min(longest_bar, room() - 1), unicode);
+  line += percent;
+  for (const Field& field : fields) line += "  " + field.text;
+  if (room() < 0)
+    line.resize(static_cast<std::size_t>(std::max(0, width)));  // a very narrow window: all ASCII by now
+  return line;
+}
+
+std::string format_plain(const ProgressState& state) {
+  std::string line = cat("step ", state.step, '/', state.total_steps, printed("  loss %.5f", state.loss));
+  if (state.val_loss) line += printed("  val_loss %.5f", *state.val_loss);
+  for (const auto& [name, value] : state.metrics) line += "  " + name + printed(" %.5f", value);
+  line += printed("  lr %.3e", state.lr);
+  for (std::size_t i = 0; state.lrs.size() > 1 && i < state.lrs.size(); ++i)
+    line += printed(i == 0 ? "  lrs %.3e" : ",%.3e", state.lrs[i]);
+  line += printed("  grad_norm %.3f", state.grad_norm);
+  line += "  " + human_count(state.per_s) + " " + state.unit;
+  if (state.mfu) line += printed("  mfu %.3f", *state.mfu);
+  if (state.seconds_left >= 0) line += "  eta " + human_seconds(state.seconds_left);
+  return line;
+}
+
+Progress::Progress(int descriptor, std::int64_t total_steps, std::int64_t every)
+    : descriptor_(descriptor),
+      total_steps_(total_steps),
+      every_(std::max<std::int64_t>(1, every)),
+      terminal_(is_terminal(descriptor)),
+      unicode_(locale_is_utf8()) {}
+
+Progress::~Progress() {
+  try {
+    finish();
+  } catch (...) {
+    show_cursor();
+  }
+}
+
+double Progress::seconds_left(std::int64_t step) {
+  const auto now = Clock::now();
+  if (last_step_ >= 0 && step > last_step_) {
+    const double pace =
+        std::chrono::duration<double>(now - last_step_time_).count() / static_cast<double>(step - last_step_);
+    seconds_per_step_ = seconds_per_step_ == 0 ? pace : 0.9 * seconds_per_step_ + 0.1 * pace;
+  }
+  last_step_ = step, last_step_time_ = now;
+  return seconds_per_step_ == 0
+             ? -1
+             : seconds_per_step_ * static_cast<double>(std::max<std::int64_t>(0, total_steps_ - step));
+}
+
+void Progress::update(ProgressState state, bool evaluated) {
+  state.total_steps = total_steps_;
+  const double left = seconds_left(state.step);
+  if (state.seconds_left < 0) state.seconds_left = left;
+  state_ = state;
+  if (!terminal_) {
+    if (!evaluated)
+      state.val_loss.reset(), state.metrics.clear();  // an old figure on a new line of a log misleads
+    if (evaluated || state.step % every_ == 0 || state.step == total_steps_) put(format_plain(state) + '\n');
+    return;
+  }
+  if (!drawn_ || Clock::now() - last_draw_ >= std::chrono::milliseconds(100)) draw();
+}
+
+void Progress::draw() {
+  std::string text;
+  if (!drawn_) text = hide_cursor(descriptor_);
+  // One column less than there are: a full line makes some terminals wrap.
+  text += clear_line + format_bar(state_, terminal_width(descriptor_) - 1, unicode_);
+  put(text);
+  drawn_ = true, last_draw_ = Clock::now();
+}
+
+void Progress::message(const std::string& line) {
+  put((drawn_ ? clear_line : "") + line + '\n');
+  if (drawn_) draw();
+}
+
+void Progress::finish() {
+  if (!drawn_) return;
+  draw();
+  put('\n' + show_cursor());
+  drawn_ = false;
+}
+
+// A terminal that is gone must not end hours of training.
+void Progress::put(const std::string& text) {
+  write_terminal(descriptor_, text);
+}
+
+}  // namespace sherd::engine

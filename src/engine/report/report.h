@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/process_groups.h"
+#include "device/device.h"
+#include "sharding/parallel/experts/moe.h"
+
+namespace sherd::engine {
+
+/// "0 B", "512 B", "1.50 KiB", "12.3 MiB", "139 GiB": three digits, powers of 1024.
+std::string human_bytes(std::uint64_t bytes);
+/// "7", "12.3k", "1.50M", "139G": three digits, powers of 1000.
+std::string human_count(double count);
+/// "8.2s", "2:05", "1:02:05", "3d 04h".
+std::string human_seconds(double seconds);
+
+/// Rows of cells in columns as wide as they need, the first flush left, the others flush right; a rule under
+/// the first row. Ends with a newline. Widths count code points.
+std::string format_table(const std::vector<std::vector<std::string>>& rows);
+
+/// One rank's ledger at one time, as plain numbers that can travel between ranks.
+struct MemoryReport {
+  struct TierMemory {
+    std::array<std::uint64_t, device::category_count> current{}, peak{};
+    std::uint64_t total_current = 0, total_peak = 0, limit = 0;
+  };
+  std::array<TierMemory, device::tier_count> tiers{};
+  /// Of the processor's memory, the most so far: what is tracked (on CPUs of the tiers device and host),
+  /// and what the allocator keeps between blocks for later ones.
+  std::uint64_t held = 0;
+  static MemoryReport of(device::Device& device);
+};
+
+/// Tier × category, current and peak. With several ranks, the largest of each cell over the ranks. Tiers and
+/// categories that never held a byte are left out; a total's peak is the peak of the sum, not the sum of the
+/// peaks.
+std::string memory_table(std::span<const MemoryReport> ranks);
+
+/// Bytes by collective, in all and per step, as rank 0 (or whoever's `traffic` it is) sent them. Collectives
+/// that moved nothing are left out.
+std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& traffic, std::int64_t steps);
+
+/// What routers have done, by the path of each layer of experts: the share of the choices that the least and
+/// the most loaded expert have, the latter over the mean, the share dropped, and mean losses.
+std::string experts_table(const std::vector<std::pair<std::string, parallel::RoutingTotals>>& layers);
+
+}  // namespace sherd::engine

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <memory>
+
+#include "comm/process_groups.h"
+#include "engine/engine.h"
+#include "engine/setup/process_grid.h"
+
+namespace sherd::engine {
+
+/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
+/// stores on NVMe. One per engine.
+class Resources {
+ public:
+  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved,
+  /// and sizes that a grid of the caller's own has.
+  Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
+            std::unique_ptr<tensor::Kernels> kernels, std::shared_ptr<comm::ProcessGroups> groups);
+  ~Resources() { set_trace(nullptr); }
+  Resources(const Resources&) = delete;
+  Resources& operator=(const Resources&) = delete;
+
+  device::Device& device() const { return *device_; }
+  tensor::Kernels& kernels() const { return *kernels_; }
+  comm::ProcessGroups& groups() const { return *groups_; }
+  /// For the states of a model whose parameters lie so.
+  sharding::StateSources sources(const StateGroups& groups_of) const;
+  /// For activations on NVMe; null where none go there.
+  offload::Store* activation_store() const { return activation_store_.get(); }
+  IoBytes io_bytes() const;
+  /// Is told of all transfers of NVMe, and of this thread's ranges; null: nobody.
+  void set_trace(Trace* trace);
+
+ private:
+  void open_stores(const config::Config& config, int rank);
+
+  std::shared_ptr<device::Device> device_;
+  std::shared_ptr<comm::ProcessGroups> groups_;
+  std::unique_ptr<tensor::Kernels> kernels_;
+  /// For what lies on NVMe; null without, and one where several share a folder.
+  std::shared_ptr<offload::Store> parameter_store_, optimizer_store_, activation_store_;
+  Trace* trace_ = nullptr;
+};
+
+}  // namespace sherd::engine

@@ -1,0 +1,398 @@
+#include "engine/step/executor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <iterator>
+#include <utility>
+
+#include "device/trace_range.h"
+
+namespace sherd::engine {
+namespace {
+
+/// Adds the wall time of its life to `total`, in milliseconds, and names it for profilers.
+class PhaseTimer {
+ public:
+  PhaseTimer(double& total, const char* name)
+      : range_(name), total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~PhaseTimer() {
+    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+  }
+  PhaseTimer(const PhaseTimer&) = delete;
+  PhaseTimer& operator=(const PhaseTimer&) = delete;
+
+ private:
+  device::TraceRange range_;
+  double& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+autograd::Recompute recompute_for(const config::Config& config) {
+  if (config.training.recompute_micro_batches == 0) return autograd::Recompute::none;
+  switch (config.training.recompute) {
+    case config::Recompute::full:
+      return autograd::Recompute::full;
+    case config::Recompute::selective:
+      return autograd::Recompute::selective;
+    case config::Recompute::none:
+      break;
+  }
+  return autograd::Recompute::none;
+}
+
+void set_up(autograd::Tape& tape, const config::Config& config, autograd::CheckpointKeeper* keeper) {
+  tape.recompute = recompute_for(config);
+  tape.checkpoint_keeper = keeper;
+  tape.input_dtype = config.precision.compute;
+  tape.checkpoints_in_host = config.training.cpu_checkpointing;
+}
+
+std::string reason_of(const std::exception_ptr& what) {
+  try {
+    std::rethrow_exception(what);
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception of an unknown type";
+  }
+}
+
+}  // namespace
+
+Executor::Executor(const Parts& parts)
+    : parts_(parts),
+      whole_(whole_model(parts.model)),
+      link_(parts.stages.size() > 1 ? std::make_unique<StageLink>(parts.device, parts.layout, parts.stages,
+                                                                  *parts.activations, *parts.gradients)
+                                    : nullptr),
+      in_stages_(link_ ? std::make_unique<ModelStages>(dynamic_cast<nn::LayeredModel&>(parts.model),
+                                                       parts.layout, parts.stages)
+                       : nullptr),
+      chunks_({parts.model, parts.sharded, link_.get()},
+              [this](autograd::Tape& tape) { set_up(tape, parts_.config, parts_.checkpoint_keeper); }),
+      evaluation_(parts.sharded),
+      run_ahead_(parts.device),
+      loss_(parts.device, parts.data_ranks, parts.stages) {
+  set_up(evaluation_.tape(), parts.config, nullptr);
+}
+
+bool Executor::is_boundary() const {
+  return boundary_.value_or(accumulated_ + 1 >= parts_.config.batch.gradient_accumulation_steps);
+}
+
+/// Random streams go by the global order of micro-batches, so that they do not depend on how many ranks share
+/// them.
+RandomKey Executor::random_key(std::int64_t micro_batch) const {
+  return RandomKey{parts_.config.training.seed, 0}
+      .at(static_cast<std::uint64_t>(parts_.counters.global_steps))
+      .at(static_cast<std::uint64_t>(micro_batch * parts_.data_ranks.size() + parts_.data_ranks.rank()));
+}
+
+/// Where times by phase are asked for, phases end when the device has done their work.
+void Executor::end_phase() {
+  if (parts_.config.wall_clock_breakdown) parts_.device.synchronize();
+}
+
+/// What a failed backward has left of the gradients is of no use, and ranks may be at different places.
+void Executor::require_not_failed(const char* call) const {
+  require(!failed(), call, " after a backward() that failed: go on with load_checkpoint()");
+}
+
+// ---- the calls of a micro-batch ----
+
+autograd::Var Executor::forward(const tensor::Batch& batch) {
+  parts_.update.require_whole_weights("forward()");
+  require_not_failed("forward()");
+  require(idle(), "forward() was called again before backward() and step()");
+  require(!link_, "forward() on a pipeline of ", parts_.stages.size(),
+          " stages, each of which has a part of the model: call train_batch(), or eval_batch()");
+  set_list(sharding::accumulate(accumulated_, is_boundary(), StepUpdate::may_begin_early(parts_.config)),
+           whole_);
+  batches_.emplace(accumulated_, batch);
+  try {
+    run_next();
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  return std::exchange(loss_of_forward_, {});
+}
+
+void Executor::backward(const autograd::Var& loss) {
+  parts_.update.require_whole_weights("backward()");
+  require_not_failed("backward()");
+  require(!idle() && !next_is(Op::count), "backward() needs the loss of a forward() in train() mode, once");
+  for (const Instruction& each : list_)
+    if (each.op == Op::begin_update) parts_.sharded.require_no_leases();  // so that it can be tried again
+  chunks_.set_loss(list_.front(), loss);
+  try {
+    while (!next_is(Op::count)) run_next();
+  } catch (...) {
+    if (failed()) {
+      give_up();
+      loss_.clear();
+    }
+    throw;
+  }
+  failed_ = false;
+}
+
+bool Executor::step() {
+  require_not_failed("step()");
+  require(next_is(Op::count), "step() follows backward(), once per micro-batch");
+  const bool updates = list_.size() > 1;
+  if (updates) {
+    parts_.sharded.require_no_leases();  // before anything counts, so that it can be tried again
+    parts_.update.require_finite(parts_.counters.global_steps);
+  }
+  while (!idle()) run_next();
+  return updates;
+}
+
+// ---- a step at once ----
+
+void Executor::run(const std::vector<Instruction>& list, const StageLayout& layout, const Next& next) {
+  parts_.update.require_usable_weights("train_batch()");
+  require_not_failed("train_batch()");
+  require(idle() && accumulated_ == 0, "train_batch() between forward() and step()");
+  parts_.sharded.require_no_leases();
+  set_list(list, layout);
+  next_ = next;
+  if (!ends_late_) parts_.update.complete();
+  try {
+    begin_gathers(list);
+    while (!next_is(Op::update)) run_next();
+    chunks_.finish();
+    parts_.sharded.end_list();
+    failed_ = false;
+    parts_.update.require_finite(parts_.counters.global_steps);
+  } catch (...) {
+    give_up();
+    if (link_) link_->abandon(reason_of(std::current_exception()));
+    if (failed())
+      loss_.clear();
+    else
+      drop_accumulated();
+    throw;
+  }
+  while (!idle()) run_next();
+}
+
+// ---- the list ----
+
+void Executor::set_list(const std::vector<Instruction>& list, const StageLayout& layout) {
+  list_.assign(list.begin(), list.end());
+  const auto update =
+      std::find_if(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::update; });
+  last_ = update == list.end() ? -1 : update->micro_batch;
+  ends_late_ =
+      std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::update_chunk; });
+  layout_ = &layout;
+  next_ = nullptr;
+  batches_.clear();
+  weights_.clear();
+  batches_read_ = 0;
+  chunks_.begin(layout, last_);
+}
+
+void Executor::begin_gathers(const std::vector<Instruction>& list) {
+  std::vector<Instruction> gathers;
+  std::copy_if(list.begin(), list.end(), std::back_inserter(gathers),
+               [](const Instruction& i) { return i.op == Op::gather || i.op == Op::release; });
+  std::vector<sharding::Chunk> chunks;
+  for (int c = 0; c < layout_->own_chunks(); ++c) chunks.push_back(layout_->own(c));
+  chunks_.recover();
+  parts_.sharded.begin_list(gathers, chunks);
+}
+
+void Executor::run_next() {
+  const Instruction instruction = list_.front();
+  if (observer_) observer_->begin(instruction);
+  try {
+    parts_.update.guard(coming_step(), [&] {
+      execute(instruction);
+      parts_.update.poll();
+    });
+  } catch (...) {
+    if (instruction.op == Op::update) list_.clear(), drop_accumulated();
+    throw;
+  }
+  list_.pop_front();
+  const double waited = chunks_.take_waited();
+  if (observer_) observer_->end(instruction, waited);
+}
+
+void Executor::execute(const Instruction& instruction) {
+  switch (instruction.op) {
+    case Op::forward:
+      return run_forward(instruction);
+    case Op::backward:
+    case Op::backward_input:
+      return run_backward(instruction);
+    case Op::weight_gradients:
+      return run_weight_gradients(instruction);
+    case Op::receive_activation:
+    case Op::send_activation:
+    case Op::receive_gradient:
+    case Op::send_gradient:
+      return chunks_.transfer(instruction);
+    case Op::gather:
+      return chunks_.gather(instruction);
+    case Op::release:
+      chunks_.release(instruction);
+      return hand_over_complete();
+    case Op::share_loss:
+      return loss_.share();
+    case Op::begin_update:
+      return parts_.update.begin();
+    case Op::reduce:
+      return reduce(instruction);
+    case Op::count:
+      return count();
+    case Op::update:
+      return run_update();
+    case Op::update_chunk:
+      return parts_.update.update_units(parts_.sharded.units_of(layout_->own(instruction.chunk)));
+  }
+}
+
+const tensor::Batch& Executor::batch_of(std::int64_t micro_batch) {
+  for (; next_ && batches_read_ <= micro_batch; ++batches_read_) batches_.emplace(batches_read_, next_());
+  return batches_.at(micro_batch);
+}
+
+void Executor::run_forward(const Instruction& i) {
+  PhaseTimer timer(times_.forward, "forward");
+  run_ahead_.begin(layout_->own_chunks());
+  const tensor::Batch& batch = batch_of(i.micro_batch);
+  weights_.try_emplace(i.micro_batch, loss_weight(parts_.config, parts_.device, batch));
+  loss_of_forward_ = chunks_.forward(i, batch, random_key(i.micro_batch));
+  run_ahead_.end();
+  if (i.chunk + 1 == layout_->own_chunks()) {
+    loss_.add(layout_->has_last(i.chunk) ? loss_of_forward_.value() : tensor::Tensor(),
+              weights_.at(i.micro_batch));
+    batches_.erase(i.micro_batch);
+  }
+  end_phase();
+}
+
+void Executor::run_backward(const Instruction& i) {
+  PhaseTimer timer(times_.backward, "backward");
+  run_ahead_.begin(layout_->own_chunks());
+  chunks_.begin_backward(i, parts_.update.seed() * weights_.at(i.micro_batch));
+  failed_ = true;  // until all has ended well: from here on it cannot be tried again
+  // Where all gradients are needed before any weight changes, none of them is taken up here.
+  while (chunks_.continue_backward(i)) hand_over_complete();
+  if (i.micro_batch == last_) report_.early_updates = parts_.update.updated_chunks();
+  chunks_.end_backward(i);
+  run_ahead_.end();
+  end_phase();
+}
+
+void Executor::run_weight_gradients(const Instruction& i) {
+  PhaseTimer timer(times_.backward, "weight gradients");
+  while (chunks_.continue_weight_gradients(i)) hand_over_complete();
+  chunks_.end_weight_gradients(i);
+  end_phase();
+}
+
+void Executor::reduce(const Instruction& i) {
+  PhaseTimer timer(times_.backward, "reduce");
+  if (i.micro_batch == last_) parts_.sharded.finish_gradients();
+  hand_over_complete();
+  end_phase();
+}
+
+/// To an update that has begun; those of chunks that the list holds wait for their release.
+void Executor::hand_over_complete() {
+  std::vector<sharding::Segment*> ready;
+  for (sharding::Segment* segment : parts_.sharded.gradients().take_complete()) complete_.push_back(segment);
+  const auto held =
+      std::stable_partition(complete_.begin(), complete_.end(),
+                            [&](const sharding::Segment* segment) { return !chunks_.holds(*segment); });
+  ready.assign(complete_.begin(), held);
+  complete_.erase(complete_.begin(), held);
+  parts_.update.gradients_complete(ready, [this] { return loss_.mean(); });
+}
+
+void Executor::count() {
+  ++parts_.counters.micro_steps;
+  ++accumulated_;
+  report_.applied = false;
+}
+
+void Executor::run_update() {
+  {
+    PhaseTimer timer(times_.update, "update");
+    report_.applied = parts_.update.finish(loss_.mean(), coming_step(), report_, ends_late_);
+  }
+  parts_.states.end_step(report_.applied);
+  Counters& counters = parts_.counters;
+  if (!report_.applied) ++counters.skipped_steps;
+  counters.global_samples += parts_.config.batch.train_batch_size;
+  report_.step = ++counters.global_steps;
+  drop_accumulated();
+  {
+    PhaseTimer timer(times_.update, "update");
+    end_phase();
+  }
+  report_.times = std::exchange(times_, {});
+}
+
+/// What an exception has left of the list.
+void Executor::give_up() {
+  list_.clear();
+  batches_.clear();
+  complete_.clear();
+  loss_of_forward_ = {};
+  chunks_.drop();
+}
+
+/// The coming micro-batch is the first of a step.
+void Executor::drop_accumulated() {
+  accumulated_ = 0;
+  complete_.clear();
+  loss_.clear();
+  parts_.states.drop_step();
+  parts_.sharded.gradients().clear();
+}
+
+// ---- evaluation ----
+
+void Executor::evaluate(const std::function<void(autograd::Tape&)>& run) {
+  const device::TraceRange range("evaluation");
+  parts_.update.require_whole_weights("evaluation");
+  require_not_failed("evaluation");
+  // Between forward() and backward() the gathered units belong to that micro-batch.
+  require(idle() || next_is(Op::count),
+          "evaluation between forward() and backward(): finish the micro-batch first");
+  chunks_.recover();  // from a forward that has failed
+  evaluation_.tape().random = random_key(accumulated_);
+  try {
+    evaluation_.evaluate(run);
+  } catch (...) {
+    // Stages that wait for this one would take the next evaluation's values for this one's.
+    if (link_) link_->abandon(reason_of(std::current_exception()));
+    throw;
+  }
+}
+
+autograd::Var Executor::evaluate(const tensor::Batch& batch) {
+  autograd::Var loss;
+  evaluate([&](autograd::Tape& tape) { loss = parts_.model(tape, batch); });
+  end_phase();
+  return loss;
+}
+
+void Executor::abandon_failed() {
+  if (failed()) parts_.sharded.abandon_passes();
+}
+
+void Executor::reset() {
+  give_up();
+  failed_ = false;
+  drop_accumulated();
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sherd::engine {
+
+/// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is
+/// updated while backward runs counts there. A GPU may be behind: unless wall_clock_breakdown asks for phases
+/// that wait for it, its time counts where the thread has to wait, mostly in the update.
+struct StepTimes {
+  double forward = 0, backward = 0, update = 0;
+  double total() const { return forward + backward + update; }
+};
+
+/// What the last optimizer step did, the same on every rank.
+struct StepReport {
+  std::int64_t step = 0;    ///< its number, from 1; 0: this engine has made none
+  bool applied = false;     ///< false when the update was skipped: gradients overflowed, or had no targets
+  bool has_targets = true;  ///< false: none of the step's tokens is a target of the loss
+  double loss = 0;          ///< mean over ranks and micro-batches, of the unscaled loss; NaN without targets
+  double grad_norm = 0;     ///< global L2 norm of the averaged gradients, unscaled, before clipping; NaN on
+                            ///< overflow
+  double loss_scale = 1;    ///< that the step's gradients were computed with
+  std::vector<double> lr;   ///< used by the step, one per parameter group
+  std::int64_t early_updates = 0;  ///< chunks of this rank's states that were updated before backward ended
+  StepTimes times;
+};
+
+/// How far training has come, as DeepSpeed counts it.
+struct Counters {
+  std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
+};
+
+}  // namespace sherd::engine

@@ -1,7 +1,7 @@
 set(SHERD_WARNINGS -Wall -Wextra -Wpedantic -Wshadow=local -Wno-psabi)
 
 # Flags shared by every target of the project: no implicit contraction, so that a sum means the same
-# in every translation unit and instruction set (docs/architecture.md, "Equal to the bit").
+# in every translation unit and instruction set (docs/guarantees.md, "Equal to the bit").
 add_library(sherd_build_flags INTERFACE)
 set_target_properties(sherd_build_flags PROPERTIES EXPORT_NAME build_flags)
 target_compile_features(sherd_build_flags INTERFACE cxx_std_20)

@@ -12,7 +12,7 @@
 
 namespace sherd::testing {
 
-/// The house's rules (docs/architecture.md, "The house"), and a reader of #include lines that checks sources
+/// The house's rules (docs/tour.md, "Rooms"), and a reader of #include lines that checks sources
 /// against them.
 
 /// Room → rooms that it may include directly; what those may include, it may too.

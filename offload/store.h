@@ -1,5 +1,15 @@
 #pragma once
 
+// This folder keeps model states on NVMe, asynchronously. It knows no ranks and no modules. docs/offload.md,
+// "How the store works", tells what keeps it right.
+//
+// To change, look at:
+// - the interface, and memory that is lent to transfers: store.h; buffers: buffer_pool.h
+// - how transfers are cut, ordered and watched: queue/ (piece.h cuts, transfer_queue.h orders, io_thread.h
+//   runs, page_checksums.h checks)
+// - the file, its lock and its space: file/swap_file.h
+// - who moves bytes: io_backend.h; uring/ (with a stub/), threads/
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>

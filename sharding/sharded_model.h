@@ -1,5 +1,34 @@
 #pragma once
 
+// This folder shards a model over ranks: which rank keeps which part of each parameter, gradient and
+// optimizer state, when parameters are gathered, and how gradients are summed.
+//
+// A *unit* is one block's parameters (nn::Module::mark_block(); by default each child of a layer list). One
+// more unit holds the rest, of the model or of each of its parts (nn::LayeredModel). A unit lies in flat
+// *segments*, keyed by what their parameters share (SegmentKey): whether they train, whether they stay
+// gathered, their shard group, replica group and update rule. Rates, decay and betas are no keys: the
+// optimizer takes a segment parameter by parameter, each with its group's values. Gradients are sums
+// everywhere; the update takes the mean.
+//
+// States are sharded inside a shard group (context and data ranks) and equal on every rank of a replica group
+// (parallel.shard_size; MiCS, Zhang et al. 2022). A parameter that all tensor ranks hold has a copy on each,
+// which finds the same gradient; where each finds a part of it (Parameter::partial_gradient), the shard group
+// spans tensor ranks, and sums. A rank stores what its parts of the model use. A table that several pipeline
+// stages use has copies that are replicas, which add their sums as a step ends. Norms and files take a copy
+// once (RankGroups::holder()). The shard group of experts that expert ranks share out
+// (Parameter::expert_rank) is the ranks with the same ones, and each rank finds the gradients of all its
+// expert ranks' micro-batches (RankGroups::sources).
+//
+// To change, look at:
+// - what a ZeRO stage or an offload keeps where: make_placements(), placement.cpp; nothing else asks for the
+//   stage
+// - what forms a unit or a segment: ownership.cpp; SegmentKey, segment.h
+// - one micro-batch's tape, its blocks' leases and open gradients: pass.cpp
+// - scales of 8-bit moments, fp32 in checkpoints: Segment::scales(), read_state(), write_state(), state.h
+// - when a unit is gathered and released: units/; how gradients are summed: gradients/
+// - the order of a step: schedule/, made of the instructions of instruction.h
+// - layers that ranks share: parallel/, which knows no units
+
 #include <deque>
 #include <functional>
 #include <memory>

@@ -1,5 +1,23 @@
 #pragma once
 
+// This folder sums the gradients of a step: over micro-batches, over the shard group, and over replicas.
+//
+// Backward writes a segment's gradients where open() says. Once a block's backward is through, close() gives
+// them to the Reducer, which sends buckets off while backward goes on. Each rank's part is rounded alone to
+// the communication type and added in fp32, in rank order, onto what was summed before. Each micro-batch's
+// gradient is formed from zero and folded so, in the global order of micro-batches; that is why the number of
+// ranks changes no bit (docs/guarantees.md, "Equal to the bit").
+//
+// To change, look at:
+// - buckets, and what is sent when: reducer.cpp; the sum itself: comm/exchange/reductions.cpp, comm/isa/
+// - when a bucket is folded, passed from replica to replica, and comes back, and why nobody waits for ever:
+//   turns.h; tests/sharding/replica_simulation.h runs all ranks of a layout without their work
+// - the exact norm: Gradients::sum_of_squares(); clipping: optim/clipping.h
+// - gradients that a rank finds of several ranks' micro-batches (experts): Segment::sources(),
+//   Reducer::send_sources()
+// - replicas that exchange momentum instead: set_keeps_own()
+// - gradients that leave a GPU beside backward: gradient_traffic.h
+
 #include <deque>
 #include <functional>
 #include <map>

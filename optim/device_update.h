@@ -21,14 +21,14 @@ class FiniteCheck {
   /// Waits for the series where it was given to a GPU, not for later work, and begins anew. False when an
   /// updated weight, its 16-bit form or a moment became NaN or infinite (update_rule.h).
   bool finite();
-  /// What the processor found: something is not finite.
+  /// The processor has found something that is not finite.
   void fail();
 
  private:
   friend void update(std::span<const SpanUpdate>, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
   device::Device& device_;
   device::Storage memory_;
-  device::Event done_;  ///< of what was given to a GPU
+  device::Event done_;  ///< behind all that was given to a GPU
 };
 
 /// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:

@@ -55,7 +55,7 @@ struct SpanUpdate {
   double grad_factor = 1;          ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
   bool decay = true;               ///< false: weight decay leaves this span alone
   double trust = 1;                ///< trust_ratio() of the parameter, for rules that take one
-  bool measures = false;           ///< what trust_ratio() takes a norm of comes in place of the weight
+  bool measures = false;           ///< the vector that trust_ratio() measures comes in place of the weight
   bool agreed = false;             ///< momentum comes in place of the gradient (optim/one_bit.h)
 };
 

@@ -23,7 +23,7 @@ struct Streams {
   static constexpr bool has_param = !same_type<P, float>;
 };
 
-/// What rules take from here.
+/// Functions that rules take from here.
 struct Math {
   SHERD_INLINE static F root(F x) {
 #if defined(SHERD_ISA_avx512)

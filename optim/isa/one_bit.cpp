@@ -114,7 +114,7 @@ SHERD_INLINE double average_block(const std::uint64_t* const* signs, const float
   return sum.total();
 }
 
-/// Of a last block that is not full, the elements that are not there.
+/// Clears the elements that a last block which is not full does not have.
 SHERD_INLINE void clear_after(float* x, std::int64_t n) {
   for (std::int64_t i = n; i < block; ++i) x[i] = 0;
 }
@@ -144,7 +144,7 @@ void settle(float* error, float scale, std::int64_t n) {
       n, error, [&](F e) SHERD_ALWAYS { return settled(e, scale); }, error);
 }
 
-/// What a turn of the update has beside the chunk.
+/// The agreed momentum, which a turn of the update has beside the chunk.
 struct Agreed {
   const std::uint64_t* signs;
   float scale;

@@ -277,7 +277,7 @@ class Blocks {
   float factor_;
   Updated updated_[2];
   int now_ = 0;  ///< the one to be updated next
-  Codes spare_;  ///< of a block that never was
+  Codes spare_;  ///< take the codes of a block that never was
   Tops tops_;
 };
 

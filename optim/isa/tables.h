@@ -28,13 +28,13 @@ struct Chunk {
   void* second;  ///< its second
   void* param;
   std::int64_t n;
-  float factor;  ///< of gradients
+  float factor;  ///< gradients are multiplied by it
   bool stream;   ///< write the 16-bit copy past the caches (it is 64-byte aligned and will not be read soon)
   std::uint64_t noise_seed, noise_stream;  ///< bf16 moments: the key of the rounding bits
   std::int64_t first_element;              ///< bf16 moments: the first element's index in that stream
 };
 
-/// The largest magnitudes written, as bit patterns: what the caller compares with the limits of the formats.
+/// The largest magnitudes written, as bit patterns, which the caller compares with the limits of the formats.
 struct Extremes {
   std::uint32_t weight = 0, moment = 0;
 };
@@ -56,8 +56,8 @@ struct SplitTable {
 
 /// A run that FrozenLamb takes.
 struct FrozenRun {
-  const void* source;  ///< of the new momentum: agreed signs, or gradients
-  float factor;        ///< the signs' scale, or of gradients
+  const void* source;  ///< makes the new momentum: agreed signs, or gradients
+  float factor;        ///< the signs' scale, or the gradients' factor
   float* error;        ///< with signs: this replica's, of which `settled` has travelled
   float settled;
   float* momentum;

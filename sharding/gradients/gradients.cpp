@@ -93,7 +93,7 @@ void Gradients::close(Segment& segment, Open open, bool last, std::span<const Se
   if (last) agreed_.insert(&segment), complete_.push_back(&segment);
 }
 
-/// Of what several stages share; or of a block that has run in an earlier micro-batch and not in the last,
+/// For what several stages share; or for a block that has run in an earlier micro-batch and not in the last,
 /// which is when replicated gradients are reduced, and replicas agree.
 void Gradients::agree(Segment& segment) {
   Reducer& reducer = reducer_of(segment);
@@ -115,8 +115,8 @@ void Gradients::finish() {
   fill_missing();
 }
 
-/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that
-/// began early.
+/// A gradient that no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an
+/// update that began early.
 void Gradients::fill_missing() {
   for (Segment* segment : segments_) {
     if (has_sum(*segment)) continue;

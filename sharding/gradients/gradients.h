@@ -58,7 +58,7 @@ class Gradients {
   struct Open {
     /// Where backward writes, each source's by itself unless operations fold them; null: where they last.
     std::shared_ptr<const Tensor> full;
-    std::shared_ptr<const Tensor> sum;  ///< of gradients that leave a GPU: what goes back; may be `full`
+    std::shared_ptr<const Tensor> sum;  ///< goes back where gradients leave a GPU, else null; may be `full`
     bool onto = false;                  ///< the step has a sum already
     std::optional<DType> fold;          ///< operations may fold theirs, rounded so, into where they last;
                                         ///< of several sources they do
@@ -66,7 +66,7 @@ class Gradients {
     /// share the memory.
     std::vector<Written> written;
     bool shared = false;
-    std::int64_t turn = 0;  ///< of all that were opened for the segment in this step
+    std::int64_t turn = 0;  ///< its number among all that were opened for the segment in this step
     bool in_place() const { return full == sum; }
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
@@ -116,13 +116,13 @@ class Gradients {
   ReducerStats stats_;
   std::vector<Segment*> segments_;
   std::deque<Reducer> reducers_;              ///< by groups, in the order in which segments name them
-  std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
+  std::unique_ptr<GradientTraffic> traffic_;  ///< for one rank whose gradients leave its GPU, else null
   std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
   std::vector<Segment*> complete_;
   struct Turns {
     std::int64_t opened = 0, closed = 0;
   };
-  std::map<const Segment*, Turns> turns_;  ///< of this step
+  std::map<const Segment*, Turns> turns_;  ///< counted within this step
   std::function<bool(const Segment&)> keeps_own_;
   std::set<const Segment*> agreed_;  ///< closed for the step
 };

@@ -75,7 +75,7 @@ class Unit {
   /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
   /// same point of the program on all ranks.
   bool outdated() const { return outdated_; }
-  /// Of an outdated unit, on this rank alone: none of its stored parameters has changed yet; all parameters
+  /// On this rank alone: none of an outdated unit's stored parameters has changed yet; all its parameters
   /// have, and what stores them reads the new ones.
   bool unchanged() const { return outdated_ && !touched_; }
   bool changed() const { return segments_to_change_ == 0; }

@@ -12,7 +12,7 @@
 
 namespace sherd::data {
 
-/// What a finished dataset holds.
+/// The contents of a finished dataset, in numbers.
 struct DatasetCounts {
   std::int64_t tokens = 0, sequences = 0, documents = 0;
   std::int64_t masked = 0;  ///< tokens that are no targets of the loss

@@ -193,7 +193,7 @@ SHERD_INLINE void step_agreed(const Chunk& c, std::int64_t i, const OneBitAdam& 
 
 template <class P>
 Extremes update(const Chunk& c, const void* given, float* error, float settled) {
-  using S = Streams<float, P, float, OneBitAdam>;
+  using S = Streams<P, float, OneBitAdam>;
   const OneBitAdam rule = *static_cast<const OneBitAdam*>(given);
   Agreed agreed{static_cast<const std::uint64_t*>(c.grad), c.factor, error, settled};
   Tops tops;
@@ -207,7 +207,7 @@ Extremes update(const Chunk& c, const void* given, float* error, float settled) 
   if (i < c.n) {
     const std::int64_t n = c.n - i;
     Chunk rest = c;
-    rest.grad = error;  // any memory: a tail copies a gradient, too
+    rest.grad = error, rest.grad_type = grad_f32;  // any memory: a tail copies a gradient, too
     Tail<S> tail(rest, i, n);
     Copy<float> errors(error + i, n);
     const std::uint64_t signs = agreed.signs[i / block] >> (i % block);

@@ -24,6 +24,7 @@ struct Chunk {
   float* master;
   std::uint16_t* low;
   const void* grad;
+  GradIndex grad_type;
   void* first;   ///< the rule's first state, if it has one
   void* second;  ///< its second
   void* param;
@@ -42,7 +43,7 @@ struct Extremes {
 /// One pass of a rule, given as its struct, over a chunk.
 using RuleLoop = Extremes (*)(const Chunk&, const void* rule);
 struct RuleLoops {
-  RuleLoop loop[grad_count][master_count][moment_count];
+  RuleLoop loop[master_count][moment_count];
 };
 /// In the order of Rules.
 struct UpdateTable {
@@ -91,9 +92,8 @@ struct QuantizedTable {
   void (*quantize[2])(const DynamicMap& map, const float* values, std::uint8_t* codes, float* scales,
                       std::int64_t n);
   /// One pass of Adam, given as its struct, over codes of its states.
-  Extremes (*update[grad_count][master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
-                                               const DynamicMap& sizes, float* first_scales,
-                                               float* second_scales);
+  Extremes (*update[master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
+                                   const DynamicMap& sizes, float* first_scales, float* second_scales);
 };
 
 namespace portable {

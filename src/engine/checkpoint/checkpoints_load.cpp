@@ -8,12 +8,12 @@
 
 #include "base/log.h"
 #include "base/read_file.h"
+#include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/load_states.h"
 #include "engine/checkpoint/same_data.h"
 #include "engine/checkpoint/same_model.h"
-#include "engine/gather_results.h"
 #include "engine/step/executor.h"
 #include "engine/step/step_states.h"
 
@@ -135,7 +135,7 @@ void Checkpoints::forget_errors() {
 /// The checkpoint, looked at by all ranks: each verifies its share of the files.
 CheckpointReader Checkpoints::open(const std::string& directory, const std::string& tag) {
   std::optional<CheckpointReader> reader;
-  const auto read = gather_results(*engine_.dist_, "checkpoint opened", [&] {
+  const auto read = comm::gather_results(engine_.dist_->world(), "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_prompts(*reader, engine_.config_.training.adapter);
@@ -167,7 +167,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   const std::exception_ptr failed = end_failed_pass();
   finish();
   end_late_update();
-  gather_results(*engine_.dist_, "weights checked", [&] {
+  comm::gather_results(engine_.dist_->world(), "weights checked", [&] {
     source.check(engine_.model_->parameters());
     require_step_states(*engine_.model_, source.step_states());
     if (failed) std::rethrow_exception(failed);
@@ -176,7 +176,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   });
   engine_.update_->poison("loading weights has ended half-way");
   frozen_.forget();
-  gather_results(*engine_.dist_, "weights read", [&] {
+  comm::gather_results(engine_.dist_->world(), "weights read", [&] {
     read_weights(source, engine_.sharded(), engine_.device());
     return true;
   });
@@ -196,14 +196,14 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
   // What can be wrong with the checkpoint is found before anything of the engine changes.
   const CheckpointReader reader = open(directory, tag);
-  gather_results(*engine_.dist_, "checkpoint verified", [&] {
+  comm::gather_results(engine_.dist_->world(), "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);
     drop_step();
     return true;
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
   frozen_.forget();
-  const auto found = gather_results(*engine_.dist_, "checkpoint read", [&] {
+  const auto found = comm::gather_results(engine_.dist_->world(), "checkpoint read", [&] {
     read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
     engine_.optimizer_->norms().restore(reader.learned());
     keep_tokenizer(reader, tokens_);

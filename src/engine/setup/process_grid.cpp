@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "base/random.h"
-#include "engine/gather_results.h"
+#include "comm/gather.h"
 #include "engine/setup/same_setup.h"
 #include "optim/description.h"
 
@@ -153,7 +153,7 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
     look();
     return layout;
   }
-  const auto views = gather_results(dist, "stages of the model", look);
+  const auto views = comm::gather_results(dist.world(), "stages of the model", look);
   for (std::size_t rank = 0; rank < views.size(); ++rank)
     if (views[rank].cut != views[0].cut || views[rank].parts != views[0].parts)
       fail(ErrorKind::config, "rank ", rank, " has ",
@@ -244,7 +244,8 @@ void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Dis
     cut_of(model, size);
     return;
   }
-  const auto cuts = gather_results(dist, "slices of the model", [&] { return cut_of(model, size); });
+  const auto cuts =
+      comm::gather_results(dist.world(), "slices of the model", [&] { return cut_of(model, size); });
   const auto tensor_rank = [&](std::size_t rank) {
     return groups.grid().coordinate(Axis::tensor, static_cast<int>(rank));
   };

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "comm/gather.h"
 #include "device/meta.h"
 #include "device/trace_range.h"
-#include "engine/gather_lists.h"
 #include "engine/update/packed_tensors.h"
 
 namespace sherd::engine {
@@ -343,7 +343,7 @@ const WholeMatrices::Slices& WholeMatrices::slices_of(const Segment& segment, De
     return out;
   }
   for (const auto& numbers :
-       gather_lists(group, device, numbers_of(own), cat(segment.name(), " slices of matrices")))
+       comm::gather_lists(group, device, numbers_of(own), cat(segment.name(), " slices of matrices")))
     out.push_back(slices_from(numbers, own));
   return out;
 }

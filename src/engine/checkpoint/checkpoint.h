@@ -84,9 +84,9 @@ void point_best(const std::filesystem::path& directory, const std::string& tag);
 
 /// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one, and that
 /// which DIR/best names. By the order of saving that manifests tell, not by step: after going back to an
-/// earlier checkpoint, higher steps are the old ones. (Those of earlier versions tell none: they are the
-/// oldest, by step.) Each disappears under its name at once. What cannot be removed is a warning. For the run
-/// that saves there (Engine::claim_save_folder).
+/// earlier checkpoint, higher steps are the old ones. (Those that
+/// tell none are the oldest, by step.) Each disappears under its name at once. What cannot be removed is a
+/// warning. For the run that saves there (Engine::claim_save_folder).
 void remove_old_checkpoints(const std::filesystem::path& directory, std::size_t keep,
                             const std::string& newest);
 

@@ -39,15 +39,14 @@ struct DataRecord {
 
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
-  int format = 3;      ///< of the files, as they were read; what is written has the newest
   int world_size = 0;  ///< number of ranks that saved, each of which wrote a file
-  /// The sizes of the layout that they formed, by axis ("data", …); empty in formats before 3.
+  /// The sizes of the layout that they formed, by axis ("data", …).
   std::map<std::string, std::int64_t> grid;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
-  /// Which of the acts of saving in its folder, from 1; 0: of an earlier version, or of no run's.
+  /// Which of the acts of saving in its folder, from 1; 0: of no run's.
   std::int64_t ordinal = 0;
-  std::string save_id;    ///< of the act of saving; empty in checkpoints of format 1
+  std::string save_id;    ///< of the act of saving
   std::string frozen_id;  ///< of frozen files, as save_id of the others; empty: there are none
   /// Rates set by the caller, by parameter group; else the configuration of the resumed run decides. Empty:
   /// none is.
@@ -65,10 +64,10 @@ struct Manifest {
   /// Which of the files is the tokenizer's; empty: none.
   std::string tokenizer_copy() const;
 
-  /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
+  /// With its checksum. Throws Error{usage} where a string is not UTF-8.
   std::string to_json() const;
-  /// Reads this format and those before, of which the first had no checksum. Throws Error{data} naming `path`
-  /// where the text is not as it was written, or holds a value that no run can have.
+  /// Throws Error{data} naming `path` where the text is of another format, is not as it was written, or holds
+  /// a value that no run can have.
   static Manifest from_json(const std::string& text, const std::filesystem::path& path);
 };
 

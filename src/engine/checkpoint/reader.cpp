@@ -5,7 +5,6 @@
 
 #include "base/excerpt.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"
 #include "engine/checkpoint/save_folder.h"

@@ -5,7 +5,6 @@
 #include <span>
 
 #include "base/atomic_file.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
 #include "engine/checkpoint/save_folder.h"

@@ -13,8 +13,8 @@
 #include "engine/setup/process_grid.h"
 #include "engine/setup/resources.h"
 #include "engine/step/executor.h"
-#include "engine/step/nvme_checkpoints.h"
 #include "engine/step/partial_recompute.h"
+#include "engine/step/saved_inputs_on_nvme.h"
 #include "engine/step/step_loss.h"
 #include "engine/step/step_states.h"
 #include "engine/update/companion_groups.h"
@@ -59,7 +59,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
               engine::StepUpdate::may_end_late(config_, this->device()));
   const std::int64_t blocks = engine::choose_blocks(*model_, config_.training, stages_);
   if (offload::Store* store = resources_->activation_store())
-    activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
+    activations_ = std::make_unique<engine::SavedInputsOnNvme>(this->kernels(), *store);
   const auto link = [&] {
     return stages_.stages > 1 ? &this->groups().another(comm::Axis::pipeline) : nullptr;
   };

@@ -30,7 +30,7 @@ class Checkpoints;
 class Executor;
 class Resources;
 class InstructionObserver;
-class NvmeCheckpoints;
+class SavedInputsOnNvme;
 class StepStates;
 class StepUpdate;
 class Trace;
@@ -271,9 +271,9 @@ class Engine {
   std::int64_t skipped_in_a_row_ = 0;          ///< of this engine's steps
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
-  std::unique_ptr<engine::StepStates> states_;             ///< that modules have beside their parameters
-  std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
-  std::unique_ptr<engine::NvmeCheckpoints> activations_;   ///< null where they are not on NVMe
+  std::unique_ptr<engine::StepStates> states_;              ///< that modules have beside their parameters
+  std::unique_ptr<const engine::TrainSchedule> schedule_;   ///< of train_batch()
+  std::unique_ptr<engine::SavedInputsOnNvme> activations_;  ///< null where they are not on NVMe
   std::unique_ptr<engine::Executor> executor_;
   std::unique_ptr<engine::Checkpoints> checkpoints_;
   engine::Counters counters_;

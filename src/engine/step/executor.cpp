@@ -41,11 +41,11 @@ autograd::Recompute recompute_for(const config::Config& config) {
   return autograd::Recompute::none;
 }
 
-void set_up(autograd::Tape& tape, const config::Config& config, autograd::CheckpointKeeper* keeper) {
+void set_up(autograd::Tape& tape, const config::Config& config, autograd::SavedInputs* keeper) {
   tape.recompute = recompute_for(config);
-  tape.checkpoint_keeper = keeper;
+  tape.saved_inputs = keeper;
   tape.input_dtype = config.precision.compute;
-  tape.checkpoints_in_host = config.training.cpu_checkpointing;
+  tape.saved_inputs_in_host = config.training.cpu_checkpointing;
 }
 
 std::string reason_of(const std::exception_ptr& what) {
@@ -70,7 +70,7 @@ Executor::Executor(const Parts& parts)
                                                        parts.layout, parts.stages)
                        : nullptr),
       chunks_({parts.model, parts.sharded, link_.get()},
-              [this](autograd::Tape& tape) { set_up(tape, parts_.config, parts_.checkpoint_keeper); }),
+              [this](autograd::Tape& tape) { set_up(tape, parts_.config, parts_.saved_inputs); }),
       evaluation_(parts.sharded),
       run_ahead_(parts.device),
       loss_(parts.device, parts.data_ranks, parts.stages) {

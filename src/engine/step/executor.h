@@ -33,9 +33,9 @@ class Executor {
     comm::Communicator& stages;  ///< the ranks that hold the stages of this one's model, in order
     const StageLayout& layout;   ///< of these stages
     StepUpdate& update;
-    StepStates& states;                                       ///< that modules have beside their parameters
-    Counters& counters;                                       ///< of which it counts micro-batches and steps
-    autograd::CheckpointKeeper* checkpoint_keeper = nullptr;  ///< for full recompute, where not on the device
+    StepStates& states;                             ///< that modules have beside their parameters
+    Counters& counters;                             ///< of which it counts micro-batches and steps
+    autograd::SavedInputs* saved_inputs = nullptr;  ///< for full recompute, where not on the device
     /// Split from `stages`, for what these pass to each other; null with one stage.
     comm::Communicator *activations = nullptr, *gradients = nullptr;
   };

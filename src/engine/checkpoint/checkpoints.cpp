@@ -17,6 +17,7 @@
 #include "engine/checkpoint/writer.h"
 #include "engine/step/executor.h"
 #include "engine/step/step_states.h"
+#include "engine/update/rules/parameter_norms.h"
 
 namespace sherd::engine {
 

@@ -16,6 +16,7 @@
 #include "engine/checkpoint/same_model.h"
 #include "engine/step/executor.h"
 #include "engine/step/step_states.h"
+#include "engine/update/rules/parameter_norms.h"
 
 namespace sherd::engine {
 

@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "base/excerpt.h"
-#include "engine/update/packed_tensors.h"
 #include "engine/update/parameter_groups.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"
 

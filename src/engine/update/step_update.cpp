@@ -21,7 +21,7 @@ UpdatePipelineOptions pipeline_options(const config::Config& config, const Optim
 StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources)
     : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {
   parts_.model.set_finish_changes([this] { complete(); });
-  parts_.optimizer.prepare_exchanges(parts_.model.trainable_segments(), parts_.device);
+  parts_.optimizer.prepare(parts_.model, parts_.device);
   parts_.model.gradients().set_keeps_own([this](const sharding::Segment& segment) {
     return parts_.optimizer.exchanges_momentum(segment, parts_.optimizer.steps() + 1);
   });
@@ -30,7 +30,7 @@ StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources
 StepUpdate::~StepUpdate() {
   parts_.model.set_finish_changes(nullptr);
   parts_.model.gradients().set_keeps_own(nullptr);
-  parts_.optimizer.end_exchanges();
+  parts_.optimizer.release();
 }
 
 namespace {

@@ -42,6 +42,8 @@ class WholeMatrices {
   /// Directions of the segment's update range; memory of the tier, made where there is none yet. On a GPU all
   /// segments of a batch have one tier.
   const tensor::Tensor& of(const sharding::Segment& segment, device::Device& device, device::Tier tier);
+  /// The same where there is one.
+  const tensor::Tensor& at(const sharding::Segment& segment) const { return directions_.at(&segment); }
   /// Orthogonalises everything there is. Each matrix comes to one rank of those that together hold it
   /// (RankGroups::holders_of_all()), is worked on there, and goes back: about 2 bytes per element each way, 4
   /// where the model computes in fp32; what all shards hold comes once, and goes back to all. Collective over
@@ -49,8 +51,8 @@ class WholeMatrices {
   void orthogonalize(const std::function<const optim::Hyper&(const autograd::Parameter&)>& hyper_of,
                      tensor::Kernels& kernels);
   /// Its update has ended.
-  void drop(const sharding::Segment& segment) { kept_.erase(&segment); }
-  void clear() { kept_.clear(), order_.clear(); }
+  void drop(const sharding::Segment& segment) { directions_.erase(&segment); }
+  void clear() { directions_.clear(), order_.clear(); }
 
  private:
   /// What each rank of its group holds of a segment's parameters, by rank and slot; of those that are not cut
@@ -59,7 +61,7 @@ class WholeMatrices {
   const Slices& slices_of(const sharding::Segment& segment, device::Device& device);
 
   std::map<const sharding::Segment*, Slices> slices_;
-  std::map<const sharding::Segment*, tensor::Tensor> kept_;
+  std::map<const sharding::Segment*, tensor::Tensor> directions_;
   std::vector<const sharding::Segment*> order_;  ///< of the batch, as they came
   device::Tier tier_ = device::Tier::device;
 };

@@ -1,4 +1,4 @@
-#include "engine/update/parameter_norms.h"
+#include "engine/update/rules/parameter_norms.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,9 +1,10 @@
-#include "engine/update/momentum_exchange.h"
+#include "engine/update/rules/momentum_exchange.h"
 
 #include <algorithm>
 #include <span>
 
-#include "engine/update/packed_tensors.h"
+#include "device/trace_range.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "engine/update/update_staging.h"
 
 namespace sherd::engine {
@@ -152,10 +153,23 @@ void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
   });
 }
 
-PackedMomentum& MomentumExchange::of(const Segment& segment, device::Device& device) {
-  std::unique_ptr<PackedMomentum>& packed = packed_[&segment];
-  if (!packed) packed = std::make_unique<PackedMomentum>(segment, device);
-  return *packed;
+void MomentumExchange::prepare(const Segment& segment, device::Device& device) {
+  if (segment.can_exchange_momentum())
+    packed_.emplace(&segment, std::make_unique<PackedMomentum>(segment, device));
+}
+
+void MomentumExchange::compress(const UpdateView& view, const optim::SpanUpdate& span, std::int64_t begin,
+                                double beta1, tensor::Kernels& kernels) {
+  optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, beta1};
+  packs.momentum = static_cast<const float*>(span.moments[0]);
+  packs.error = view.moments.back().data<float>() + (begin - view.begin);
+  packs.n = span.n;
+  packed_.at(view.segment)->compress(begin, packs, kernels);
+}
+
+void MomentumExchange::exchange(Segment& segment, tensor::Kernels& kernels) {
+  const device::TraceRange range("exchange momentum", segment.name());
+  packed_.at(&segment)->exchange(segment, kernels);
 }
 
 }  // namespace sherd::engine

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/update/packed_tensors.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "optim/one_bit_lamb.h"
 #include "sharding/sharded_model.h"
 

@@ -66,6 +66,8 @@ class ShardedModel {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
+  /// What it was made with.
+  const StateSources& sources() const { return sources_; }
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
   /// Those of which this rank's parts use parameters; in the order of the model.

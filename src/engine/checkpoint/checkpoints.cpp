@@ -54,16 +54,16 @@ Manifest Checkpoints::describe(const ClientState& client) const {
   for (const Axis axis :
        {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica, Axis::pipeline, Axis::expert})
     out.grid[std::string(comm::name_of(axis))] = engine_.groups().grid().size(axis);
-  out.micro_steps = engine_.counters_.micro_steps;
-  out.global_steps = engine_.counters_.global_steps;
-  out.global_samples = engine_.counters_.global_samples;
-  out.skipped_steps = engine_.counters_.skipped_steps;
+  out.micro_steps = engine_.counters().micro_steps;
+  out.global_steps = engine_.counters().global_steps;
+  out.global_samples = engine_.counters().global_samples;
+  out.skipped_steps = engine_.counters().skipped_steps;
   out.optimizer_steps = engine_.optimizer_->steps();
   const std::vector<std::optional<double>>& own_lr = engine_.optimizer_->own_lr();
   if (std::any_of(own_lr.begin(), own_lr.end(), [](const auto& lr) { return lr.has_value(); }))
     out.lr = own_lr;
   if (engine_.scheduler_) out.scheduler = engine_.scheduler_->save();
-  if (engine_.scaler_) out.loss_scaler = engine_.scaler_->save();
+  if (optim::LossScaler* scaler = engine_.update_->scaler()) out.loss_scaler = scaler->save();
   out.compute_dtype = name_of(engine_.config_.precision.compute);
   out.config = config::dump(engine_.config_);
   out.client = client;

@@ -87,8 +87,8 @@ void restore_own_lr(const CheckpointReader& reader, const config::Optimizer& her
 
 void Checkpoints::restore_counters(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
-  engine_.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
-                       manifest.skipped_steps};
+  engine_.executor_->counters() = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
+                                   manifest.skipped_steps};
   // Whatever was under way, after a NaN loss for example, is over.
   engine_.executor_->reset();
   engine_.update_->restored();
@@ -98,7 +98,8 @@ void Checkpoints::restore_counters(const CheckpointReader& reader) {
   else if (!engine_.scheduler_)
     engine_.optimizer_->reset_lr();
   restore_own_lr(reader, engine_.config_.optimizer, *engine_.optimizer_, engine_.dist_->rank() == 0);
-  if (engine_.scaler_ && !manifest.loss_scaler.empty()) engine_.scaler_->restore(manifest.loss_scaler);
+  if (optim::LossScaler* scaler = engine_.update_->scaler(); scaler && !manifest.loss_scaler.empty())
+    scaler->restore(manifest.loss_scaler);
 }
 
 void Checkpoints::restore_data(const CheckpointReader& reader) {

@@ -10,6 +10,16 @@
 #include "device/device.h"
 #include "sharding/parallel/experts/moe.h"
 
+// This folder holds what a run tells.
+//
+//   report.h         numbers as text, tables, and the reports of memory, traffic and experts
+//   step_log.h       a line of the log per step
+//   metrics.h        what --metrics writes, and its keys; append_file.h: lines that survive a crash
+//   monitor.h        TensorBoard and CSV: what they are told; event_file.h, csv_files.h: on disk
+//   trace.h          what --trace records; trace_table.cpp: the table at the end
+//   progress.h       the line on a terminal; status_line.h, terminal_cursor.h: how it is drawn and removed
+//   gemm_probe.h     how fast this machine multiplies, for utilisation
+
 namespace sherd::engine {
 
 /// "0 B", "512 B", "1.50 KiB", "12.3 MiB", "139 GiB": three digits, powers of 1024.

@@ -17,12 +17,8 @@ namespace sherd::engine {
 class ChunkRunner {
  public:
   /// All must outlive it. `link`: null with one stage.
-  struct Parts {
-    nn::Model& model;
-    sharding::ShardedModel& sharded;
-    StageLink* link;
-  };
-  ChunkRunner(const Parts& parts, std::function<void(autograd::Tape&)> prepare_tape);
+  ChunkRunner(nn::Model& model, sharding::ShardedModel& sharded, StageLink* link,
+              std::function<void(autograd::Tape&)> prepare_tape);
 
   using Instruction = sharding::Instruction;
   /// Before a list. `last`: the step's last micro-batch; −1 where another list has it. `layout` must outlive
@@ -72,7 +68,9 @@ class ChunkRunner {
   autograd::Var run(autograd::Tape& tape, const sharding::Chunk& chunk, const autograd::Var& input,
                     const tensor::Batch& batch) const;
 
-  Parts parts_;
+  nn::Model& model_;
+  sharding::ShardedModel& sharded_;
+  StageLink* link_;
   nn::LayeredModel* layered_;  ///< the model, where it has parts
   Flights flights_;
   const StageLayout* layout_ = nullptr;

@@ -11,6 +11,25 @@
 #include "engine/update/update_plan.h"
 #include "sharding/sharded_model.h"
 
+// This folder takes complete gradients to new parameters. A chunk's way:
+//
+//   step_update.h       decides: overflow, norm, scale, clipping; whether the update begins beside backward,
+//                       or ends beside the next step; what is left of the weights where one fails
+//   update_plan.h       what is done, as a list: reads, passes over elements, exchanges, writes;
+//   update_chunk.h:
+//                       how segments are cut
+//   update_pipeline.h   runs that list; late_update.cpp: what is left for beside the next step
+//   update_buffers.h    host memory through which chunks on NVMe pass
+//   rule_update.h       what a pass does: moments, masters and compute parameters of a view in one go, with
+//                       the masters rounded by optim/ (UpdateContext: by which rates)
+//   pass_runner.h       where it is done: on the processor, on a GPU, or on the processor beside a GPU, to
+//                       which gradients come in parts (update_staging.h)
+//   optimizer.h         rules, rates and counts; parameter_groups.h: whose they are; companion_groups.h: what
+//                       Muon and 8-bit AdamW leave to AdamW
+//   rules/              what some rules need beside that one pass (rules/rule_updates.h)
+//
+// To add an optimizer: a rule in optim/rules/ and its keys; nothing here, unless it needs more than elements.
+
 namespace sherd::engine {
 
 /// How the pipeline is dimensioned; the names are those of `zero_optimization` and its `offload_optimizer`.

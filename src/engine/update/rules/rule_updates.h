@@ -6,7 +6,14 @@
 #include "engine/update/rules/parameter_norms.h"
 #include "engine/update/rules/whole_matrices.h"
 
-// The rules that need more than a pass over elements, of which make_rule_update() chooses.
+// This folder holds what some rules do beside one pass over elements; whoever follows Adam need not look
+// here.
+//
+//   rule_updates.h       TrustUpdate and the others, each a RuleUpdate, of which make_rule_update() chooses
+//   parameter_norms.h    norms of published tensors over all ranks, and trust ratios (LAMB, LARS)
+//   whole_matrices.h     who orthogonalises which matrix, and its way there and back (Muon)
+//   momentum_exchange.h  momentum that replicas exchange in place of gradients (1-bit Adam, 1-bit LAMB)
+//   packed_tensors.h     the tensors that a stored parameter packs, and its padding
 
 namespace sherd::engine {
 

@@ -8,7 +8,7 @@
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/pipeline/train_schedule.h"
-#include "engine/report/step_log.h"
+#include "engine/report/report.h"
 #include "engine/report/trace.h"
 #include "engine/setup/process_grid.h"
 #include "engine/setup/resources.h"
@@ -164,7 +164,7 @@ void Engine::after_update() {
   if (prints && dist_->rank() == 0) engine::log_step(*this);
 }
 
-/// What changes nothing again and again is no training. All ranks find the same.
+/// Steps that change nothing again and again are no training. All ranks find the same.
 void Engine::tell_of_skips() {
   const StepReport& step = last_step();
   skipped_in_a_row_ = step.applied ? 0 : skipped_in_a_row_ + 1;

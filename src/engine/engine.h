@@ -167,8 +167,8 @@ class Engine {
   engine::MetricMeans evaluate(
       data::Loader& loader,
       const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
-  /// What `run` gives of the batch without gradients and dropout, a model's predictions, where the processor
-  /// can read it: each rank's own, on all stages of a pipeline what the last one gives.
+  /// The result of `run` on the batch without gradients and dropout, a model's predictions, where the
+  /// processor can read it: each rank's own, on all stages of a pipeline what the last one gives.
   tensor::Tensor predict(const tensor::Batch& batch,
                          const std::function<autograd::Var(autograd::Tape&, const tensor::Batch&)>& run);
   /// The number behind a loss, on this rank. Waits for the device.
@@ -257,7 +257,7 @@ class Engine {
   comm::ProcessGroups& groups() const;
   /// How the model's parts lie on the ranks of a pipeline.
   const engine::StageLayout& stages() const { return stages_; }
-  /// What this rank's loaders are to give.
+  /// The part of the data that this rank's loaders are to give.
   data::LoaderRank loader_rank() const;
   /// On a meta device, whose other stages are not there to tell it: what each part of the model gives. Before
   /// the first step.

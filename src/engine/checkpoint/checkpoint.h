@@ -71,13 +71,14 @@ class CheckpointReader {
   /// `dtype`.
   void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                      std::int64_t begin, std::int64_t end, DType dtype) const;
-  /// What KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not there.
+  /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not
+  /// there.
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
   /// All that it holds, each once, by name.
   std::vector<CheckpointTensor> tensors() const;
-  /// What optimizers had learned of whole parameters, by name, as ParameterNorms::save() gave it.
+  /// The memories of optimizers of whole parameters, by name, as ParameterNorms::save() gave it.
   std::map<std::string, std::string> learned() const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
   /// processor. Of the files, those that hold them are read; of those in 8 bits the values, in fp32. Throws

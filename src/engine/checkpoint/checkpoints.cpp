@@ -11,7 +11,6 @@
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
-#include "engine/checkpoint/save_act.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/checkpoint/writer.h"
@@ -256,7 +255,7 @@ bool Checkpoints::agree(const char* label) {
   const std::vector<Told> all = comm::gather_records(engine_.dist_->world(), mine, label);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Told& t) { return t.outcome.failed; });
   if (failed != all.end()) {
-    give_up();
+    abort();
     if (error) std::rethrow_exception(error);
     failed->outcome.rethrow(static_cast<std::size_t>(failed - all.begin()));
   }
@@ -267,7 +266,7 @@ bool Checkpoints::agree(const char* label) {
 }
 
 /// On all ranks: none writes when rank 0 removes the folder.
-void Checkpoints::give_up() {
+void Checkpoints::abort() {
   saving_->cancel();
   comm::gather_records(engine_.dist_->world(), char{}, "checkpoint given up");
   saving_->remove_partial();

@@ -1,4 +1,4 @@
-// What Checkpoints does to load one.
+// Checkpoints' part that loads.
 #include "engine/checkpoint/checkpoints.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
   tokens = std::move(with_copy);
 }
 
-/// What the checkpoint holds beside ranks' files and the tokenizer of its data; null: nothing.
+/// The files that the checkpoint holds beside ranks' and the tokenizer of its data; null: none.
 std::shared_ptr<const ExtraFiles> files_in(const CheckpointReader& reader) {
   auto out = std::make_shared<ExtraFiles>();
   for (const auto& [name, checksum] : reader.manifest().files)
@@ -52,7 +52,7 @@ std::vector<std::vector<std::string>> patterns_of(const config::Optimizer& optim
   return out;
 }
 
-/// Of the run that saved. A configuration of an older program, or none, tells of group 0 alone.
+/// The groups of the run that saved. Where its configuration cannot be read, it tells of group 0 alone.
 std::vector<std::vector<std::string>> saved_patterns(const Manifest& manifest) {
   try {
     return patterns_of(config::parse_text(manifest.config, "the checkpoint's configuration").optimizer);
@@ -124,7 +124,7 @@ void Checkpoints::restore_data(const CheckpointReader& reader) {
     log_info("resuming ", reader.folder().string(), ": ", change);
 }
 
-/// What work queued before may still find wrong, with its data or in what it writes, is of the past.
+/// Errors that work queued before may still find, in its data or in what it writes, are of the past.
 void Checkpoints::forget_errors() {
   try {
     engine_.device().synchronize();
@@ -196,7 +196,7 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
       log_warning("what was being saved is lost, and another checkpoint is loaded: ", error.what());
   }
   end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
-  // What can be wrong with the checkpoint is found before anything of the engine changes.
+  // All that can be wrong with the checkpoint is found before anything of the engine changes.
   const CheckpointReader reader = open(directory, tag);
   comm::gather_results(engine_.dist_->world(), "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);

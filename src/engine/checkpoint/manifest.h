@@ -22,9 +22,9 @@ inline constexpr const char* tokenizer_json_file = "tokenizer.json";
 /// The name of the copy by the tokenizer's spec.
 const char* tokenizer_file_of(const std::string& spec);
 
-/// What a checkpoint says of the data that its run read.
+/// The data that a checkpoint's run read.
 struct DataRecord {
-  /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
+  /// The training loader's position (LoaderPosition); none: the engine knew of no loader.
   std::optional<std::int64_t> position;
   std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
   std::string tokenizer;           ///< a spec of data::make_tokenizer(), its path that run's; empty: unknown
@@ -56,7 +56,7 @@ struct Manifest {
   std::string config;  ///< config::dump of the run
   ClientState client;
   DataRecord data;
-  /// What modules have beside their parameters (nn::StepState), by path; at most 4096 values each.
+  /// The values that modules have beside their parameters (nn::StepState), by path; at most 4096 values each.
   std::map<std::string, std::vector<float>> step_states;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;

@@ -208,7 +208,7 @@ std::int64_t SaveFolder::next_ordinal() const {
 void SaveFolder::publish(const fs::path& partial, const std::string& tag, bool best) const {
   const fs::path final_name = path_ / tag;
   require_replaceable(final_name);
-  // What DIR/best names must not become another checkpoint that is not.
+  // The checkpoint that DIR/best names must not become another that is not the best.
   std::error_code ignored;
   if (!best && pointed_at(path_ / best_pointer) == tag) fs::remove(path_ / best_pointer, ignored);
   std::error_code absent;

@@ -76,9 +76,9 @@ class StageChannel {
   std::deque<Departure> departures_;
 };
 
-/// What connects a stage of a pipeline with its neighbours: activations go up from stage to stage, and from
-/// the last to the first, which has the next chunk; gradients come down. Two communicators, so that neither
-/// waits for the other.
+/// Connects a stage of a pipeline with its neighbours: activations go up from stage to stage, and from the
+/// last to the first, which has the next chunk; gradients come down. Two communicators, so that neither waits
+/// for the other.
 class StageLink {
  public:
   /// Between the ranks of the pipeline's group, which hold the stages of one model in order. All must outlive

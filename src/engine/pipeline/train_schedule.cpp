@@ -120,7 +120,7 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
 
 namespace {
 
-/// Of the first stage.
+/// The shape as the first stage has it.
 sharding::ScheduleShape shape_of(const TrainSchedule& schedule, const config::Config& config) {
   sharding::ScheduleShape shape;
   shape.stages = schedule.layout.stages;

@@ -123,7 +123,7 @@ sharding::RankGroups StateGroups::of(const autograd::Parameter& parameter) const
 
 namespace {
 
-/// What a rank's model looks like to a pipeline, for comparing.
+/// A rank's model as a pipeline sees it, for comparing.
 struct PipelineView {
   std::uint64_t cut = 0;    ///< which parts form chunks
   std::uint64_t parts = 0;  ///< names and logical shapes of their parameters
@@ -165,7 +165,7 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
 
 namespace {
 
-/// What a tensor rank's model looks like, for comparing.
+/// A tensor rank's model, for comparing.
 struct Cut {
   std::uint64_t shapes = 0;  ///< of all parameters: names, local and logical shapes
   std::uint64_t slices = 0;  ///< of those that are cut, which of them

@@ -18,7 +18,7 @@
 
 namespace sherd::engine {
 
-/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
+/// All that an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
 /// stores on NVMe. One per engine.
 class Resources {
  public:

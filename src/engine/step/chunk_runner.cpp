@@ -33,7 +33,7 @@ void ChunkRunner::finish() {
   if (link_) link_->finish();
 }
 
-/// What another chunk has given: on this rank, or through a channel.
+/// Takes what another chunk has given: on this rank, or through a channel.
 Tensor ChunkRunner::value_of(std::map<Key, Tensor>& given, const Key& giver, StageChannel* channel,
                              const Key& taker) {
   if (!channel) {

@@ -31,7 +31,7 @@ class ChunkRunner {
   /// Runs the chunk; what it gives, the loss at the model's end. Waits for its input where that comes from
   /// another stage.
   autograd::Var forward(const Instruction& instruction, const tensor::Batch& batch, const RandomKey& random);
-  /// What the backward of the micro-batch is to begin from, instead of the model's own loss.
+  /// Says what the backward of the micro-batch is to begin from, instead of the model's own loss.
   void set_loss(const Instruction& instruction, const autograd::Var& loss);
   /// `seed`: d loss.
   void begin_backward(const Instruction& instruction, double seed);
@@ -75,7 +75,8 @@ class ChunkRunner {
   Flights flights_;
   const StageLayout* layout_ = nullptr;
   std::int64_t last_ = -1;
-  /// What chunks have given and nobody has taken, by who gave it: values, and gradients of their inputs.
+  /// Values that chunks have given and nobody has taken, by who gave them: values, and gradients of their
+  /// inputs.
   std::map<Key, tensor::Tensor> outputs_, input_gradients_;
   struct Gathered {
     std::vector<sharding::Unit*> units;

@@ -102,7 +102,7 @@ void Executor::end_phase() {
   if (config_.wall_clock_breakdown) device_.synchronize();
 }
 
-/// What a failed backward has left of the gradients is of no use, and ranks may be at different places.
+/// Gradients that a failed backward has left are of no use, and ranks may be at different places.
 void Executor::require_not_failed(const char* call) const {
   require(!failed(), call, " after a backward() that failed: go on with load_checkpoint()");
 }
@@ -347,7 +347,7 @@ void Executor::run_update() {
   report_.times = std::exchange(times_, {});
 }
 
-/// What an exception has left of the list.
+/// Ends what an exception has left of the list.
 void Executor::abort() {
   list_.clear();
   batches_.clear();

@@ -10,10 +10,10 @@
 #include "engine/pipeline/model_stages.h"
 #include "engine/setup/resources.h"
 #include "engine/step/chunk_runner.h"
-#include "engine/step/instruction_observer.h"
 #include "engine/step/run_ahead.h"
 #include "engine/step/saved_inputs_on_nvme.h"
 #include "engine/step/step_loss.h"
+#include "engine/step/step_report.h"
 #include "engine/step/step_states.h"
 #include "engine/update/step_update.h"
 #include "nn/module.h"
@@ -58,7 +58,7 @@ class Executor {
   /// that throws. On several stages the others are told why then, and no transfer works any more.
   void run(const std::vector<sharding::Instruction>& list, const StageLayout& layout, const Next& next);
 
-  /// Of the last step; `applied` is false again from the next micro-batch on.
+  /// The last step's; `applied` is false again from the next micro-batch on.
   const StepReport& report() const { return report_; }
   /// How far training has come.
   Counters& counters() { return counters_; }

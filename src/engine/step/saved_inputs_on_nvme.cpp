@@ -95,7 +95,7 @@ class SavedInputsOnNvme::Pool {
  private:
   device::Device& device() const { return kernels_.device(); }
 
-  /// What the last forward and backward wanted, in order, is what this one will want.
+  /// This forward and backward will want what the last one wanted, in its order.
   void begin_round() {
     if (wanted_.size() == inputs_.size()) order_ = wanted_;
     inputs_.clear();

@@ -1,4 +1,5 @@
-// What an update has left for beside the next step: units get their new parameters when their turn comes.
+// Ends what an update has left for beside the next step: units get their new parameters when their turn
+// comes.
 
 #include <algorithm>
 

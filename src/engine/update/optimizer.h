@@ -25,7 +25,7 @@ class Optimizer {
 
   /// Parameter groups: 0 is that of the section itself, then follow those of `optimizer.groups`.
   int groups() const { return static_cast<int>(hyper_.size()); }
-  /// What the groups' rules keep and need, each once. Groups of one rule share segments, whatever their
+  /// The groups' rules, each once: what they keep and need. Groups of one rule share segments, whatever their
   /// rates.
   const std::vector<optim::Description>& rules() const { return rules_; }
   /// How a model is sharded that this is to update: with a segment's worth of states for each of rules().
@@ -33,11 +33,11 @@ class Optimizer {
 
   /// Learning rates, one per parameter group.
   std::vector<double> lr() const { return rates_of(hyper_); }
-  /// Of all groups, or of one. Holds from the next step on until a scheduler moves; checkpoints keep it.
-  /// Throws Error{usage} where there is no such group.
+  /// Sets the rate of all groups, or of one. Holds from the next step on until a scheduler moves; checkpoints
+  /// keep it. Throws Error{usage} where there is no such group.
   void set_lr(double lr);
   void set_lr(int group, double lr);
-  /// What set_lr() was given, by group, unless a scheduler has moved since.
+  /// The rates that set_lr() was given, by group, unless a scheduler has moved since.
   const std::vector<std::optional<double>>& own_lr() const { return own_lr_; }
   /// The rates of the configuration.
   void reset_lr();
@@ -84,7 +84,7 @@ class Optimizer {
   void prepare(const sharding::ShardedModel& model, device::Device& device);
   /// Gives back all memory of rules, before the device goes; no update follows.
   void release() { updates_.clear(); }
-  /// What is kept of whole parameters, for checkpoints: see ParameterNorms::save(), restore().
+  /// The memory of whole parameters, for checkpoints: see ParameterNorms::save(), restore().
   ParameterNorms& norms() { return *norms_; }
 
  private:

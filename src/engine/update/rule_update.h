@@ -11,7 +11,7 @@
 
 namespace sherd::engine {
 
-/// What holds for the update under way, whatever the rules.
+/// The facts of the update under way, whatever the rules.
 struct UpdateContext {
   std::uint64_t seed = 0;  ///< of the stochastic rounding of 16-bit states
   GroupOf group_of;        ///< parameters that are not in group 0
@@ -88,8 +88,8 @@ class RuleUpdate {
 class ParameterNorms;
 class WholeMatrices;
 
-/// What rules of one optimizer share: norms are added up once for all, and matrices of neighbouring segments
-/// exchanged together, whatever their rules.
+/// The parts that rules of one optimizer share: norms are added up once for all, and matrices of neighbouring
+/// segments exchanged together, whatever their rules.
 struct SharedByRules {
   std::shared_ptr<ParameterNorms> norms;
   std::shared_ptr<WholeMatrices> matrices;

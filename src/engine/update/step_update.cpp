@@ -63,7 +63,7 @@ optim::AverageScale StepUpdate::average_scale() const {
   return optim::AverageScale::over(config_.batch.gradient_accumulation_steps * data_ranks_.size());
 }
 
-/// Of a step with fewer micro-batches than it should have, or more, the divisor stays that of a whole one, as
+/// The divisor of a step with fewer micro-batches than it should have, or more, stays that of a whole one, as
 /// DeepSpeed has it.
 double StepUpdate::rest_of(const MeanLoss& mean) const {
   const auto whole = static_cast<double>(config_.batch.gradient_accumulation_steps * data_ranks_.size());
@@ -75,7 +75,7 @@ void StepUpdate::begin() {
   taken_up_ = false;
   if (!may_begin_early(config_)) return pipeline_.begin(optimizer_, std::nullopt);
   optimizer_.begin_step();
-  // What micro-batches weigh is known with the loss, before any gradient is taken up.
+  // The weights of micro-batches are known with the loss, before any gradient is taken up.
   pipeline_.begin(optimizer_, 1.0);
 }
 

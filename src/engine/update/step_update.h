@@ -30,13 +30,13 @@ class StepUpdate {
 
   /// Whether an update needs nothing that is known only after backward, and has transfers to hide behind it.
   static bool may_begin_early(const config::Config& config);
-  /// What the loss is multiplied with before backward.
+  /// The factor by which the loss is multiplied before backward.
   double seed() const { return loss_scale() * average_scale().seed; }
   /// Null without loss scaling.
   optim::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
-  /// What is left of the step before is ended; then, where nothing but the loss decides about the update,
-  /// opens it beside backward, with the rates of this moment; else only starts to read what it needs.
+  /// Ends what is left of the step before; then, where nothing but the loss decides about the update, opens
+  /// it beside backward, with the rates of this moment; else only starts to read what it needs.
   void begin();
   /// These segments' gradients will not change any more; begins to update them where an update is open,
   /// unless `mean_loss()` is NaN or infinite, which ends it.

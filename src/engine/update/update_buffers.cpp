@@ -34,7 +34,7 @@ std::size_t room_for(std::int64_t elements, DType dtype) {
   return (static_cast<std::size_t>(elements) * size_of(dtype) + page - 1) / page * page;
 }
 
-/// What the largest chunk keeps in the given store.
+/// Bytes of the largest chunk in the given store.
 std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChunk> chunks) {
   std::size_t most = 0;
   for (const UpdateChunk& chunk : chunks) {

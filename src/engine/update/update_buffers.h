@@ -33,7 +33,7 @@ class UpdateBuffers {
   /// Waits for all that is under way, at most the store's deadline.
   void drop() noexcept;
 
-  /// What one chunk takes while it is in memory; 0 when everything always is.
+  /// Bytes that one chunk takes while it is in memory; 0 when everything always is.
   std::size_t bytes() const { return bytes_; }
 
  private:

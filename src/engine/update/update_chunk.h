@@ -15,7 +15,7 @@ struct UpdateChunk {
   std::int64_t begin, end;
   bool stored;  ///< some of its states live on NVMe and pass through a buffer
   bool last;    ///< of its segment
-  /// What its rule does, in order; lives with the rules.
+  /// The phases of its rule, in order; they live with the rules.
   std::span<const optim::Phase> phases = elementwise_only;
   /// Segments whose matrices are exchanged together have a number, from 1 on; others, 0.
   int batch = 0;
@@ -37,8 +37,8 @@ struct UpdateView {
   UpdateView part(std::int64_t from, std::int64_t to) const;
 };
 
-/// What is done to a segment in step number `step` by its rule, one of `rules` (SegmentKey::rule); lives with
-/// these.
+/// The phases of a segment's update in step number `step` by its rule, one of `rules` (SegmentKey::rule);
+/// they live with these.
 std::span<const optim::Phase> phases_of(const sharding::Segment& segment,
                                         std::span<const optim::Description> rules, std::int64_t step);
 

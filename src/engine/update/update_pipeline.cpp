@@ -197,7 +197,8 @@ void UpdatePipeline::pass(const UpdateInstruction& instruction) {
     step_->unpublished.push_back(chunk.segment);
 }
 
-/// What is left for later is gathered once it is new: by this pass, or behind the write that begins now.
+/// Weights that are left for later are gathered once they are new: by this pass, or behind the write that
+/// begins now.
 void UpdatePipeline::note_change(const UpdateInstruction& instruction) {
   const UpdateChunk& chunk = chunks_[instruction.chunk];
   if (step_->late && phase_of(instruction) == Phase::elementwise)

@@ -20,7 +20,7 @@ namespace {
 
 using Op = UpdateInstruction::Op;
 
-/// What is done to the chunks of that batch `left` phases before their last one, without transfers.
+/// Adds what is done to the chunks of that batch `left` phases before their last one, without transfers.
 void add_phase(std::span<const UpdateChunk> chunks, std::size_t left, int batch,
                std::vector<UpdateInstruction>& out) {
   for (std::size_t i = 0; i < chunks.size(); ++i) {

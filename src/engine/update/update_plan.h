@@ -13,8 +13,8 @@ bool is_pass(optim::Phase phase);
 /// Whether such a pass changes anything.
 bool writes(optim::Phase phase);
 
-/// What the pipeline does, one after the other. Reads and writes only start; a pass waits for its reads, and
-/// a read for the writes that still need its buffer.
+/// One of the things that the pipeline does, one after the other. Reads and writes only start; a pass waits
+/// for its reads, and a read for the writes that still need its buffer.
 struct UpdateInstruction {
   enum class Op : std::uint8_t {
     read,

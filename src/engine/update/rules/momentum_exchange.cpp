@@ -54,7 +54,7 @@ std::uint64_t* PackedMomentum::signs(const Run& run, std::int64_t element) const
   return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / word;
 }
 
-/// Of the word that signs() points to.
+/// The element's bit in the word that signs() points to.
 int PackedMomentum::bit(const Run& run, std::int64_t element) const {
   return static_cast<int>((element - begin_ - run.part * part_) % word);
 }
@@ -90,7 +90,7 @@ void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& spa
   }
 }
 
-/// Of a run of this replica's part: the mean of what all have sent, in place of its own.
+/// Takes the mean of what all have sent of a run of this replica's part, in place of its own.
 void PackedMomentum::serve(Run& run, const Tensor& errors, tensor::Kernels& kernels) {
   const std::int64_t n = run.end - run.begin, first = run.begin - begin_ - run.part * part_;
   const optim::SentMomentum sent{reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / word,

@@ -58,7 +58,7 @@ void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& dev
       sums_[found->second].ratio = here.data<float>()[i];
 }
 
-/// What was kept of all tensors of a parameter together is where each of them begins.
+/// A memory of all tensors of a parameter together is where each of them begins.
 void ParameterNorms::part_memories() {
   if (memories_.empty()) return;
   for (const auto& [name, tensor] : mine_) {

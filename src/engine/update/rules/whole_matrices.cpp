@@ -119,7 +119,7 @@ class MatrixExchange {
     });
     if (group_.size() > 1) group_.all_to_all(own, theirs, gives, takes, {.label = label_}).wait();
 
-    // What goes back is as much, but where all shards have the same: each gets its own then.
+    // As much goes back, but where all shards have the same: each gets its own then.
     const auto hold = [&](std::size_t i) { return held(i, me); };
     const Counts returns = counts_by_rank([&](std::size_t i, int rank) { return held(i, rank); });
     const Counts comes = counts_by_owner(hold);
@@ -141,7 +141,7 @@ class MatrixExchange {
     for_each_part(matrices_[matrix], rank, [&](const Part& part) { count += part.numel(); });
     return count;
   }
-  /// Those of them that its owner needs: of what all shards hold, its own shard's.
+  /// How many of them its owner needs: of what all shards hold, its own shard's.
   std::int64_t given(std::size_t matrix, int rank, int owner) const {
     return replicated_ && rank / cuts_ != owner / cuts_ ? 0 : held(matrix, rank);
   }
@@ -219,7 +219,7 @@ class MatrixExchange {
   }
 
   const Tensor& directions_of(const Matrix& matrix) const { return directions_.at(matrix.segment); }
-  /// What this rank updates of a matrix, to where `to` has room for it, and back.
+  /// Moves what this rank updates of a matrix to where `to` has room for it, and back.
   void pack(const Matrix& matrix, const Tensor& to, std::int64_t at) const {
     for_each_part(matrix, group_.rank(), [&](const Part& part) {
       copy(directions_of(matrix), part.flat - matrix.segment->update_begin(), to, at, part.numel());
@@ -314,7 +314,7 @@ std::vector<std::int64_t> numbers_of(const std::vector<tensor::Slice>& slices) {
   return out;
 }
 
-/// What numbers_of() has of other slices of the same tensors.
+/// Makes slices of the same tensors of what numbers_of() gave.
 std::vector<tensor::Slice> slices_from(std::span<const std::int64_t> numbers,
                                        const std::vector<tensor::Slice>& like) {
   std::vector<tensor::Slice> out;

@@ -228,7 +228,8 @@ struct OffloadForm::Parts {
         view.moments.push_back(range(segment.moments()[i]));
         view.scales.push_back(segment.scales(i, chunk.begin, chunk.end));
       }
-      require(side.optimizer.update(view, 1, *kernels_), "the update overflowed");
+      require(side.optimizer.update_of(segment).pass(optim::Phase::elementwise, view, 1, *kernels_),
+              "the update overflowed");
       if (chunk.last) ++index;
     }
   }

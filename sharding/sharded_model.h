@@ -95,6 +95,8 @@ class ShardedModel {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
+  /// What it was made with.
+  const StateSources& sources() const { return sources_; }
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
   /// The units whose parameters this rank's parts use; in the order of the model.

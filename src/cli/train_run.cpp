@@ -9,9 +9,8 @@
 #include "base/random.h"
 #include "cli/inference/inference.h"
 #include "cli/weights.h"
+#include "comm/gather.h"
 #include "device/cuda.h"
-#include "engine/gather_records.h"
-#include "engine/gather_results.h"
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
@@ -204,7 +203,7 @@ std::vector<std::int32_t> TrainRun::prompt_ids() const {
 void TrainRun::begin_from(const std::string& folder) {
   const config::Config& config = engine_->config();
   Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter, prompt_ids());
-  engine::gather_results(*dist_, "weights verified", [&] {
+  comm::gather_results(dist_->world(), "weights verified", [&] {
     weights.verify_share(dist_->rank(), dist_->world_size());
     return true;
   });
@@ -220,7 +219,7 @@ void TrainRun::report_trace() {
   if (!trace_) return;
   engine_->set_trace(nullptr);
   const std::vector<engine::TraceTotals> all =
-      engine::gather_records(*dist_, trace_->totals(), "totals of the trace");
+      comm::gather_records(dist_->world(), trace_->totals(), "totals of the trace");
   engine::write_trace(*dist_, *trace_, request_.trace);
   if (speaks())
     std::printf("\n%s",
@@ -229,7 +228,7 @@ void TrainRun::report_trace() {
 
 void TrainRun::report() const {
   const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device());
-  const std::vector<engine::MemoryReport> all = engine::gather_records(*dist_, mine, "memory report");
+  const std::vector<engine::MemoryReport> all = comm::gather_records(dist_->world(), mine, "memory report");
   if (!speaks()) return;
   const Trainer::Totals& totals = trainer_->totals();
   const auto steps = static_cast<std::int64_t>(totals.step_seconds.size());

@@ -11,7 +11,7 @@
 #include "config/config.h"
 #include "data/packing/samples.h"
 #include "engine/engine.h"
-#include "engine/step/instruction_observer.h"
+#include "engine/step/step_report.h"
 
 /// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that
 /// settings can be compared. Runs on local ranks here, or inside an MPI job

@@ -54,7 +54,7 @@ ParameterShapes shapes_of(const std::vector<nn::ParameterPtr>& parameters) {
 
 namespace {
 
-/// Of the `model` section, those that decide which parameters there are.
+/// Keys of the `model` section that decide which parameters there are.
 Keys model_keys(const config::Config& config) {
   constexpr std::array others{"model.dropout",    "model.attention_dropout", "model.embedding_dropout",
                               "model.init_std",   "model.norm_epsilon",      "model.rotary_base",

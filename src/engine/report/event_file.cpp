@@ -112,7 +112,7 @@ std::optional<std::uint64_t> take_varint(std::string_view& data) {
   return {};
 }
 
-/// What trimming asks of an event.
+/// The parts of an event that trimming asks for.
 struct Outline {
   std::int64_t step = 0;
   bool is_summary = false, starts_session = false;

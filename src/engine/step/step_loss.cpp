@@ -136,7 +136,7 @@ void StepLoss::clear() {
       try {
         each->wait();  // its memory is about to go
       } catch (const Error&) {
-        // What ended the step tells of it.
+        // Whatever ended the step tells of it.
       }
     }
   mine_ = {};

@@ -7,7 +7,7 @@ namespace {
 
 using tensor::Tensor;
 
-/// Those of a model, by path.
+/// The step states of a model, by path.
 std::map<std::string, nn::StepState*> states_of(nn::Module& model) {
   std::map<std::string, nn::StepState*> out;
   model.for_each([&](nn::Module& module) {

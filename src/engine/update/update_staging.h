@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "device/cuda.h"
-#include "engine/update/optimizer.h"
+#include "engine/update/update_chunk.h"
 
 namespace sherd::engine {
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/update/rules/parameter_norms.h"
 #include "engine/update/update_pipeline.h"
 #include "nn/linear.h"
 #include "support/places.h"

@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/update/rule_update.h"
 #include "optim/one_bit.h"
-#include "sharding/segment.h"
 
 namespace sherd::engine {
 
@@ -44,7 +44,7 @@ class PackedMomentum {
  private:
   struct Run {
     std::int64_t begin, end;   ///< flat elements
-    std::int64_t part, place;  ///< of whom, and which of the part's scales
+    std::int64_t part, place;  ///< who serves it, and which of the part's scales it has
     std::int64_t counted;      ///< elements from its beginning on that are no padding
     tensor::ExactSum squares;  ///< of what this replica sends
     float sent_scale = 0, agreed_scale = 0;
@@ -65,17 +65,49 @@ class PackedMomentum {
   tensor::Tensor packed_, received_;  ///< a block for each part, and from each replica
 };
 
-/// What replicas exchange in place of gradients, of every segment whose rule says so.
+/// The momenta of a rule's segments that replicas exchange in place of gradients behind its freeze_step.
 class MomentumExchange {
  public:
-  /// Of a segment that can exchange momentum; made where it is not there yet.
-  PackedMomentum& of(const sharding::Segment& segment, device::Device& device);
+  /// Both must outlive it.
+  MomentumExchange(const optim::Description& rule, const UpdateContext& context)
+      : rule_(rule), context_(context) {}
+
+  /// Whether replicas exchange the segment's momentum in the open step.
+  bool exchanges(const sharding::Segment& segment) const {
+    return rule_.exchanges_momentum(context_.step) && segment.can_exchange_momentum();
+  }
+  /// By what its gradients are multiplied: a replica that keeps its own takes the mean over its own ranks.
+  double factor_of(const sharding::Segment& segment, double factor) const {
+    return exchanges(segment) ? factor * segment.groups().replicas() : factor;
+  }
+  /// Makes what is packed of a segment, where it can exchange momentum.
+  void prepare(const sharding::Segment& segment, device::Device& device);
   /// Opens a step: forgets what one that was abandoned has packed.
   void begin() {
     for (auto& [segment, packed] : packed_) packed->begin();
   }
+  /// Packs a span of the view, which begins at flat element `begin`; the error is the last of its states.
+  void compress(const UpdateView& view, const optim::SpanUpdate& span, std::int64_t begin, double beta1,
+                tensor::Kernels& kernels);
+  /// Replicas agree on what was packed of the segment. Collective over them.
+  void exchange(sharding::Segment& segment, tensor::Kernels& kernels);
+  /// Calls visit(run of the span, what was agreed on there, its first element in the span); no run has a
+  /// gradient.
+  template <class Visit>
+  void for_each_agreed(const UpdateView& view, const optim::SpanUpdate& span, std::int64_t begin,
+                       const Visit& visit) const {
+    float* error = view.moments.back().data<float>() + (begin - view.begin);
+    const auto each = [&](std::int64_t from, std::int64_t to, const optim::AgreedMomentum& agreed) {
+      optim::SpanUpdate run = optim::part_of(span, from - begin, to - from);
+      run.grad = nullptr;
+      visit(run, agreed, from - begin);
+    };
+    packed_.at(view.segment)->for_each_run(begin, begin + span.n, error, each);
+  }
 
  private:
+  const optim::Description& rule_;
+  const UpdateContext& context_;
   std::unordered_map<const sharding::Segment*, std::unique_ptr<PackedMomentum>> packed_;
 };
 

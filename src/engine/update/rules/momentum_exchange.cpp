@@ -1,9 +1,10 @@
-#include "engine/update/momentum_exchange.h"
+#include "engine/update/rules/momentum_exchange.h"
 
 #include <algorithm>
 #include <span>
 
-#include "engine/update/packed_tensors.h"
+#include "device/trace_range.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "engine/update/update_staging.h"
 
 namespace sherd::engine {
@@ -53,7 +54,7 @@ std::uint64_t* PackedMomentum::signs(const Run& run, std::int64_t element) const
   return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / word;
 }
 
-/// Of the word that signs() points to.
+/// The element's bit in the word that signs() points to.
 int PackedMomentum::bit(const Run& run, std::int64_t element) const {
   return static_cast<int>((element - begin_ - run.part * part_) % word);
 }
@@ -89,7 +90,7 @@ void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& spa
   }
 }
 
-/// Of a run of this replica's part: the mean of what all have sent, in place of its own.
+/// Takes the mean of what all have sent of a run of this replica's part, in place of its own.
 void PackedMomentum::serve(Run& run, const Tensor& errors, tensor::Kernels& kernels) {
   const std::int64_t n = run.end - run.begin, first = run.begin - begin_ - run.part * part_;
   const optim::SentMomentum sent{reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / word,
@@ -152,10 +153,23 @@ void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
   });
 }
 
-PackedMomentum& MomentumExchange::of(const Segment& segment, device::Device& device) {
-  std::unique_ptr<PackedMomentum>& packed = packed_[&segment];
-  if (!packed) packed = std::make_unique<PackedMomentum>(segment, device);
-  return *packed;
+void MomentumExchange::prepare(const Segment& segment, device::Device& device) {
+  if (segment.can_exchange_momentum())
+    packed_.emplace(&segment, std::make_unique<PackedMomentum>(segment, device));
+}
+
+void MomentumExchange::compress(const UpdateView& view, const optim::SpanUpdate& span, std::int64_t begin,
+                                double beta1, tensor::Kernels& kernels) {
+  optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, beta1};
+  packs.momentum = static_cast<const float*>(span.moments[0]);
+  packs.error = view.moments.back().data<float>() + (begin - view.begin);
+  packs.n = span.n;
+  packed_.at(view.segment)->compress(begin, packs, kernels);
+}
+
+void MomentumExchange::exchange(Segment& segment, tensor::Kernels& kernels) {
+  const device::TraceRange range("exchange momentum", segment.name());
+  packed_.at(&segment)->exchange(segment, kernels);
 }
 
 }  // namespace sherd::engine

@@ -1,12 +1,12 @@
-#include "engine/update/whole_matrices.h"
+#include "engine/update/rules/whole_matrices.h"
 
 #include <algorithm>
 #include <numeric>
 
+#include "comm/gather.h"
 #include "device/meta.h"
 #include "device/trace_range.h"
-#include "engine/gather_lists.h"
-#include "engine/update/packed_tensors.h"
+#include "engine/update/rules/packed_tensors.h"
 
 namespace sherd::engine {
 
@@ -82,20 +82,20 @@ namespace {
 /// The way of a batch's matrices to their ranks, and back.
 class MatrixExchange {
  public:
-  using Kept = std::map<const Segment*, Tensor>;
+  using Directions = std::map<const Segment*, Tensor>;
   using Slices = std::vector<std::vector<tensor::Slice>>;
 
   /// `slices`: of each segment, by rank and slot.
-  MatrixExchange(const std::vector<const Segment*>& segments, Kept& kept,
+  MatrixExchange(const std::vector<const Segment*>& segments, Directions& directions,
                  std::map<const Segment*, const Slices*> slices, tensor::Kernels& kernels)
-      : kept_(kept),
+      : directions_(directions),
         slices_(std::move(slices)),
         kernels_(kernels),
         device_(kernels.device()),
         group_(segments.front()->groups().holders_of_all()),
         cuts_(group_.size() / segments.front()->groups().shards()),
         replicated_(segments.front()->optimizer_replicated()),
-        dtype_(kept.at(segments.front()).dtype()),
+        dtype_(directions.at(segments.front()).dtype()),
         label_(cat(segments.front()->name(), " to ", segments.back()->name(), " matrices")) {
     std::vector<double> work;
     for (const Segment* segment : segments)
@@ -119,7 +119,7 @@ class MatrixExchange {
     });
     if (group_.size() > 1) group_.all_to_all(own, theirs, gives, takes, {.label = label_}).wait();
 
-    // What goes back is as much, but where all shards have the same: each gets its own then.
+    // As much goes back, but where all shards have the same: each gets its own then.
     const auto hold = [&](std::size_t i) { return held(i, me); };
     const Counts returns = counts_by_rank([&](std::size_t i, int rank) { return held(i, rank); });
     const Counts comes = counts_by_owner(hold);
@@ -141,7 +141,7 @@ class MatrixExchange {
     for_each_part(matrices_[matrix], rank, [&](const Part& part) { count += part.numel(); });
     return count;
   }
-  /// Those of them that its owner needs: of what all shards hold, its own shard's.
+  /// How many of them its owner needs: of what all shards hold, its own shard's.
   std::int64_t given(std::size_t matrix, int rank, int owner) const {
     return replicated_ && rank / cuts_ != owner / cuts_ ? 0 : held(matrix, rank);
   }
@@ -218,17 +218,17 @@ class MatrixExchange {
     if (part.rows > 0) visit(part);
   }
 
-  const Tensor& kept(const Matrix& matrix) const { return kept_.at(matrix.segment); }
-  /// What this rank updates of a matrix, to where `to` has room for it, and back.
+  const Tensor& directions_of(const Matrix& matrix) const { return directions_.at(matrix.segment); }
+  /// Moves what this rank updates of a matrix to where `to` has room for it, and back.
   void pack(const Matrix& matrix, const Tensor& to, std::int64_t at) const {
     for_each_part(matrix, group_.rank(), [&](const Part& part) {
-      copy(kept(matrix), part.flat - matrix.segment->update_begin(), to, at, part.numel());
+      copy(directions_of(matrix), part.flat - matrix.segment->update_begin(), to, at, part.numel());
       at += part.numel();
     });
   }
   void unpack(const Matrix& matrix, const Tensor& from, std::int64_t at) const {
     for_each_part(matrix, group_.rank(), [&](const Part& part) {
-      copy(from, at, kept(matrix), part.flat - matrix.segment->update_begin(), part.numel());
+      copy(from, at, directions_of(matrix), part.flat - matrix.segment->update_begin(), part.numel());
       at += part.numel();
     });
   }
@@ -290,7 +290,7 @@ class MatrixExchange {
     }
   }
 
-  Kept& kept_;
+  Directions& directions_;
   std::map<const Segment*, const Slices*> slices_;
   tensor::Kernels& kernels_;
   Device& device_;
@@ -314,7 +314,7 @@ std::vector<std::int64_t> numbers_of(const std::vector<tensor::Slice>& slices) {
   return out;
 }
 
-/// What numbers_of() has of other slices of the same tensors.
+/// Makes slices of the same tensors of what numbers_of() gave.
 std::vector<tensor::Slice> slices_from(std::span<const std::int64_t> numbers,
                                        const std::vector<tensor::Slice>& like) {
   std::vector<tensor::Slice> out;
@@ -343,13 +343,13 @@ const WholeMatrices::Slices& WholeMatrices::slices_of(const Segment& segment, De
     return out;
   }
   for (const auto& numbers :
-       gather_lists(group, device, numbers_of(own), cat(segment.name(), " slices of matrices")))
+       comm::gather_lists(group, device, numbers_of(own), cat(segment.name(), " slices of matrices")))
     out.push_back(slices_from(numbers, own));
   return out;
 }
 
 const Tensor& WholeMatrices::of(const Segment& segment, Device& device, device::Tier tier) {
-  Tensor& directions = kept_[&segment];
+  Tensor& directions = directions_[&segment];
   if (!directions) {
     tier_ = tier;
     directions =
@@ -367,7 +367,7 @@ void WholeMatrices::orthogonalize(const std::function<const optim::Hyper&(const 
   const bool beside_gpu = device::stands_for(device) == device::Kind::cuda && tier_ != device::Tier::device;
   std::map<const Segment*, Tensor> there;
   for (const Segment* segment : order_) {
-    Tensor& directions = there[segment] = kept_.at(segment);
+    Tensor& directions = there[segment] = directions_.at(segment);
     if (!beside_gpu) continue;
     const Tensor here = directions;
     directions = Tensor::empty(device, here.shape(), here.dtype(), Category::workspace);
@@ -379,7 +379,8 @@ void WholeMatrices::orthogonalize(const std::function<const optim::Hyper&(const 
     optim::orthogonalize(x, hyper_of(matrix.parameter()), kernels);
   });
   for (const Segment* segment : order_)
-    if (beside_gpu) device.copy(kept_.at(segment).raw(), there.at(segment).raw(), there.at(segment).bytes());
+    if (beside_gpu)
+      device.copy(directions_.at(segment).raw(), there.at(segment).raw(), there.at(segment).bytes());
   if (device.kind() == device::Kind::cuda) device.synchronize();  // the processor may read them
   order_.clear();
 }

@@ -1,5 +1,5 @@
 // Activations on NVMe: what comes back is what was kept, in whatever order, through few buffers.
-#include "engine/step/nvme_checkpoints.h"
+#include "engine/step/saved_inputs_on_nvme.h"
 
 #include <gtest/gtest.h>
 
@@ -18,11 +18,11 @@ namespace {
 using device::Category;
 using device::Tier;
 using tensor::Tensor;
-using Restore = autograd::CheckpointKeeper::Restore;
+using Restore = autograd::SavedInputs::Restore;
 
-class NvmeCheckpointsTest : public ::testing::Test {
+class SavedInputsOnNvmeTest : public ::testing::Test {
  protected:
-  NvmeCheckpointsTest() : device_(device::make_cpu_device(1)), kernels_(tensor::make_kernels(*device_)) {
+  SavedInputsOnNvmeTest() : device_(device::make_cpu_device(1)), kernels_(tensor::make_kernels(*device_)) {
     options_.folder = folder_.path();
     options_.timeout_seconds = 20;
   }
@@ -43,9 +43,9 @@ class NvmeCheckpointsTest : public ::testing::Test {
   offload::StoreOptions options_;
 };
 
-TEST_F(NvmeCheckpointsTest, BringBackWhatWasKeptThroughFewBuffers) {
+TEST_F(SavedInputsOnNvmeTest, BringBackWhatWasSavedThroughFewBuffers) {
   offload::Store store(options_, device_->ledger());
-  NvmeCheckpoints checkpoints(*kernels_, store, 3);
+  SavedInputsOnNvme inputs(*kernels_, store, 3);
   const std::uint64_t before = device_->ledger().current(Tier::host, Category::activations);
   constexpr int count = 12;
   std::uint64_t bytes = 0, nvme = 0;
@@ -56,8 +56,7 @@ TEST_F(NvmeCheckpointsTest, BringBackWhatWasKeptThroughFewBuffers) {
       [](int i) { return i; }, [](int i) { return i * 5 % count; }};
   for (const auto& order : orders) {
     std::vector<Restore> kept;
-    for (int i = 0; i < count; ++i)
-      kept.push_back(checkpoints.keep(value(i, rows(i)))), bytes += 4000 * rows(i);
+    for (int i = 0; i < count; ++i) kept.push_back(inputs.save(value(i, rows(i)))), bytes += 4000 * rows(i);
     for (int i = 0; i < count; ++i) {
       expect_value(kept[order(i)], order(i), rows(order(i)));
       kept[order(i)] = nullptr;
@@ -71,12 +70,12 @@ TEST_F(NvmeCheckpointsTest, BringBackWhatWasKeptThroughFewBuffers) {
   EXPECT_LE(store.bytes_read(), bytes);  // nothing is read twice
 }
 
-TEST_F(NvmeCheckpointsTest, ReadAheadOfTheirUse) {
+TEST_F(SavedInputsOnNvmeTest, ReadAheadOfTheirUse) {
   offload::Store store(options_, device_->ledger());
-  NvmeCheckpoints checkpoints(*kernels_, store, 4);
+  SavedInputsOnNvme inputs(*kernels_, store, 4);
   for (int round = 0; round < 2; ++round) {
     std::vector<Restore> kept;
-    for (int i = 0; i < 10; ++i) kept.push_back(checkpoints.keep(value(i, 2)));
+    for (int i = 0; i < 10; ++i) kept.push_back(inputs.save(value(i, 2)));
     for (int i = 0; i < 10; ++i) {
       const std::uint64_t read = store.bytes_read();
       expect_value(kept[i], i, 2);
@@ -92,15 +91,15 @@ TEST_F(NvmeCheckpointsTest, ReadAheadOfTheirUse) {
   }
 }
 
-TEST_F(NvmeCheckpointsTest, ALostWriteIsAnErrorThatNamesTheDrive) {
+TEST_F(SavedInputsOnNvmeTest, ALostWriteIsAnErrorThatNamesTheDrive) {
   const auto faults = std::make_shared<sherd::testing::Faults>([](const offload::IoRequest& request, int) {
     return sherd::testing::Fate{.error = request.write ? 5 : 0};
   });
   offload::Store store(
       options_, device_->ledger(),
       std::make_unique<sherd::testing::FaultyBackend>(offload::make_thread_backend(options_), faults));
-  NvmeCheckpoints checkpoints(*kernels_, store, 2);
-  const Restore kept = checkpoints.keep(value(1, 2));
+  SavedInputsOnNvme inputs(*kernels_, store, 2);
+  const Restore kept = inputs.save(value(1, 2));
   try {
     kept();
     ADD_FAILURE() << "nobody noticed";
@@ -110,13 +109,13 @@ TEST_F(NvmeCheckpointsTest, ALostWriteIsAnErrorThatNamesTheDrive) {
   }
 }
 
-TEST_F(NvmeCheckpointsTest, GoOnAfterHostMemoryWasShort) {
+TEST_F(SavedInputsOnNvmeTest, GoOnAfterHostMemoryWasShort) {
   offload::Store store(options_, device_->ledger());
-  NvmeCheckpoints checkpoints(*kernels_, store, 2);
+  SavedInputsOnNvme inputs(*kernels_, store, 2);
   device_->ledger().set_limit(Tier::host, device_->ledger().current(Tier::host) + 100);
-  for (int i = 0; i < 5; ++i) EXPECT_THROW((void)checkpoints.keep(value(i, 1)), Error);
+  for (int i = 0; i < 5; ++i) EXPECT_THROW((void)inputs.save(value(i, 1)), Error);
   device_->ledger().set_limit(Tier::host, 0);
-  const std::vector<Restore> kept{checkpoints.keep(value(1, 1)), checkpoints.keep(value(2, 1))};
+  const std::vector<Restore> kept{inputs.save(value(1, 1)), inputs.save(value(2, 1))};
   expect_value(kept[0], 1, 1);
   expect_value(kept[1], 2, 1);
 }

@@ -1,4 +1,4 @@
-#include "engine/update/packed_tensors.h"
+#include "engine/update/rules/packed_tensors.h"
 
 #include <algorithm>
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "engine/update/packed_tensors.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "optim/one_bit_lamb.h"
 #include "sharding/sharded_model.h"
 
@@ -36,11 +36,12 @@ class ParameterNorms {
   /// saved what it goes on from.
   bool refreshed(const MeasuredTensor& tensor) const;
 
-  /// What 1-bit LAMB keeps from step to step of each tensor that this rank has parts of, as text by the
+  /// 1-bit LAMB's memory from step to step of each tensor that this rank has parts of, as text by the
   /// tensor's name. Earlier versions kept one of all tensors of a parameter, by the parameter's name; from
   /// that each of them goes on.
   std::map<std::string, std::string> save() const;
-  /// Of any tensors, in place of what was there. Throws Error{data} for what save() has not written.
+  /// Takes back memories of any tensors, in place of what was there. Throws Error{data} for what save() has
+  /// not written.
   void restore(const std::map<std::string, std::string>& saved);
 
  private:

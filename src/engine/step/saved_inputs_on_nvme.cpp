@@ -1,4 +1,4 @@
-#include "engine/step/nvme_checkpoints.h"
+#include "engine/step/saved_inputs_on_nvme.h"
 
 #include <algorithm>
 #include <deque>
@@ -33,72 +33,72 @@ struct HostBuffer {
 
 }  // namespace
 
-/// A value that is kept: on NVMe, and in a buffer while it is written, read, or needed for nothing else.
-struct NvmeCheckpoints::Kept {
-  Kept(Pool& owner, const Tensor& value) : pool(owner), shape(value.shape()), dtype(value.dtype()) {}
-  ~Kept();
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
+/// A saved value: on NVMe, and in a buffer while it is written, read, or needed for nothing else.
+struct SavedInputsOnNvme::Input {
+  Input(Pool& owner, const Tensor& value) : pool(owner), shape(value.shape()), dtype(value.dtype()) {}
+  ~Input();
+  Input(const Input&) = delete;
+  Input& operator=(const Input&) = delete;
   std::size_t bytes() const { return static_cast<std::size_t>(shape.numel()) * size_of(dtype); }
   Tensor in_buffer() const { return Tensor::view_of(buffer->storage, buffer->begin, shape, dtype); }
 
   Pool& pool;
   tensor::Shape shape;
   DType dtype;
-  std::size_t number = 0;  ///< of all that were kept since none was
+  std::size_t number = 0;  ///< of all that were saved since none was
   offload::Span span;
   std::unique_ptr<HostBuffer> buffer;  ///< holds the value
   offload::Io io;                      ///< goes first: it uses the buffer
 };
 
-class NvmeCheckpoints::Pool {
+class SavedInputsOnNvme::Pool {
  public:
   Pool(tensor::Kernels& kernels, offload::Store& store, int buffers)
       : kernels_(kernels), store_(store), most_(static_cast<std::size_t>(std::max(2, buffers))) {}
 
-  std::shared_ptr<Kept> keep(const Tensor& value) {
+  std::shared_ptr<Input> save(const Tensor& value) {
     if (live_ == 0) begin_round();
-    auto kept = std::make_shared<Kept>(*this, value);
-    kept->number = kept_.size();
-    kept_.push_back(kept.get());
+    auto input = std::make_shared<Input>(*this, value);
+    input->number = inputs_.size();
+    inputs_.push_back(input.get());
     ++live_;
-    kept->span = take_span(kept->bytes());
-    kept->buffer = take_buffer(kept->bytes());
-    kernels_.copy(value, kept->in_buffer());
+    input->span = take_span(input->bytes());
+    input->buffer = take_buffer(input->bytes());
+    kernels_.copy(value, input->in_buffer());
     if (device().kind() == device::Kind::cuda) device().synchronize();  // the store is going to read it
-    kept->io = store_.write(kept->span, 0, kept->in_buffer().raw(), kept->bytes());
-    in_memory_.push_back(kept.get());
-    return kept;
+    input->io = store_.write(input->span, 0, input->in_buffer().raw(), input->bytes());
+    in_memory_.push_back(input.get());
+    return input;
   }
 
-  Tensor restore(Kept& kept) {
+  Tensor restore(Input& input) {
     const device::TraceRange range("read from NVMe", "activations");
-    if (!kept.buffer) read(kept, take_buffer(kept.bytes()));
-    kept.io.wait();
-    Tensor out = Tensor::empty(device(), kept.shape, kept.dtype, Category::activations);
-    kernels_.copy(kept.in_buffer(), out);
+    if (!input.buffer) read(input, take_buffer(input.bytes()));
+    input.io.wait();
+    Tensor out = Tensor::empty(device(), input.shape, input.dtype, Category::activations);
+    kernels_.copy(input.in_buffer(), out);
     if (device().kind() == device::Kind::cuda) device().synchronize();  // the buffer is going to be reused
-    wanted_.push_back(kept.number);
-    release_buffer(kept);
+    wanted_.push_back(input.number);
+    release_buffer(input);
     read_ahead();
     return out;
   }
 
-  void forget(Kept& kept) {
-    kept.io = {};
-    release_buffer(kept);
-    if (kept.span.bytes() > 0) spans_.emplace(kept.bytes(), kept.span);
-    kept_[kept.number] = nullptr;
+  void forget(Input& input) {
+    input.io = {};
+    release_buffer(input);
+    if (input.span.bytes() > 0) spans_.emplace(input.bytes(), input.span);
+    inputs_[input.number] = nullptr;
     --live_;
   }
 
  private:
   device::Device& device() const { return kernels_.device(); }
 
-  /// What the last forward and backward wanted, in order, is what this one will want.
+  /// This forward and backward will want what the last one wanted, in its order.
   void begin_round() {
-    if (wanted_.size() == kept_.size()) order_ = wanted_;
-    kept_.clear();
+    if (wanted_.size() == inputs_.size()) order_ = wanted_;
+    inputs_.clear();
     wanted_.clear();
   }
 
@@ -122,35 +122,35 @@ class NvmeCheckpoints::Pool {
     return buffer;
   }
 
-  Kept* victim() const {
+  Input* victim() const {
     const auto written = std::find_if(in_memory_.begin(), in_memory_.end(),
-                                      [&](const Kept* kept) { return !is_ahead(*kept); });
+                                      [&](const Input* input) { return !is_ahead(*input); });
     return written == in_memory_.end() ? in_memory_.back() : *written;
   }
-  bool is_ahead(const Kept& kept) const {
-    return std::find(ahead_.begin(), ahead_.end(), &kept) != ahead_.end();
+  bool is_ahead(const Input& input) const {
+    return std::find(ahead_.begin(), ahead_.end(), &input) != ahead_.end();
   }
 
-  void release_buffer(Kept& kept) {
-    std::erase(in_memory_, &kept);
-    std::erase(ahead_, &kept);
-    if (!kept.buffer) return;
-    kept.io.wait();
-    free_.push_back(std::move(kept.buffer));
+  void release_buffer(Input& input) {
+    std::erase(in_memory_, &input);
+    std::erase(ahead_, &input);
+    if (!input.buffer) return;
+    input.io.wait();
+    free_.push_back(std::move(input.buffer));
   }
 
-  void read(Kept& kept, std::unique_ptr<HostBuffer> buffer) {
-    kept.buffer = std::move(buffer);
-    in_memory_.push_back(&kept);
-    kept.io = store_.read(kept.span, 0, kept.in_buffer().raw(), kept.bytes());
+  void read(Input& input, std::unique_ptr<HostBuffer> buffer) {
+    input.buffer = std::move(buffer);
+    in_memory_.push_back(&input);
+    input.io = store_.read(input.span, 0, input.in_buffer().raw(), input.bytes());
   }
 
   /// As many as half of the buffers hold; what is still in memory counts.
   void read_ahead() {
     std::size_t ahead = 0;
     for (std::size_t i = wanted_.size(); i < order_.size() && ahead < most_ / 2; ++i, ++ahead) {
-      if (order_[i] >= kept_.size() || !kept_[order_[i]]) return;  // this round is another
-      Kept& next = *kept_[order_[i]];
+      if (order_[i] >= inputs_.size() || !inputs_[order_[i]]) return;  // this round is another
+      Input& next = *inputs_[order_[i]];
       if (is_ahead(next)) continue;
       ahead_.push_back(&next);
       if (!next.buffer) read(next, take_buffer(next.bytes()));
@@ -163,12 +163,12 @@ class NvmeCheckpoints::Pool {
   std::size_t live_ = 0, made_ = 0;
   std::vector<std::unique_ptr<HostBuffer>> free_;
   std::multimap<std::size_t, offload::Span> spans_;  ///< free ones, by size
-  std::deque<Kept*> in_memory_, ahead_;              ///< those with a buffer; of them those wanted next
-  std::vector<Kept*> kept_;                          ///< of this round, by number; null: gone
+  std::deque<Input*> in_memory_, ahead_;             ///< those with a buffer; of them those wanted next
+  std::vector<Input*> inputs_;                       ///< of this round, by number; null: gone
   std::vector<std::size_t> wanted_, order_;          ///< numbers, of this round and of the one before
 };
 
-NvmeCheckpoints::Kept::~Kept() {
+SavedInputsOnNvme::Input::~Input() {
   try {
     pool.forget(*this);
   } catch (const Error&) {
@@ -176,12 +176,12 @@ NvmeCheckpoints::Kept::~Kept() {
   }
 }
 
-NvmeCheckpoints::NvmeCheckpoints(tensor::Kernels& kernels, offload::Store& store, int buffers)
+SavedInputsOnNvme::SavedInputsOnNvme(tensor::Kernels& kernels, offload::Store& store, int buffers)
     : pool_(std::make_shared<Pool>(kernels, store, buffers)) {}
-NvmeCheckpoints::~NvmeCheckpoints() = default;
+SavedInputsOnNvme::~SavedInputsOnNvme() = default;
 
-autograd::CheckpointKeeper::Restore NvmeCheckpoints::keep(const Tensor& value) {
-  return [pool = pool_, kept = pool_->keep(value)] { return pool->restore(*kept); };
+autograd::SavedInputs::Restore SavedInputsOnNvme::save(const Tensor& value) {
+  return [pool = pool_, input = pool_->save(value)] { return pool->restore(*input); };
 }
 
 }  // namespace sherd::engine

@@ -38,7 +38,7 @@ struct MeasuredTensor {
   std::string name() const;
 };
 
-/// Those of a parameter.
+/// The measured tensors of a parameter.
 std::vector<MeasuredTensor> measured_tensors(const autograd::Parameter& parameter);
 
 /// Calls visit(begin, end, tensor) for the parts of local elements [begin, end) that are of one published

@@ -1,4 +1,4 @@
-#include "engine/update/parameter_norms.h"
+#include "engine/update/rules/parameter_norms.h"
 
 #include <algorithm>
 #include <charconv>
@@ -8,8 +8,8 @@
 
 #include "base/excerpt.h"
 #include "base/random.h"
+#include "comm/gather.h"
 #include "device/device.h"
-#include "engine/gather_lists.h"
 #include "optim/description.h"
 
 namespace sherd::engine {
@@ -37,8 +37,8 @@ void ParameterNorms::learn_names(sharding::ShardedModel& model, device::Device& 
   std::vector<std::int64_t> mine;
   for (const auto& [name, tensor] : mine_) mine.push_back(static_cast<std::int64_t>(name));
   std::set<std::uint64_t> all;
-  for (const std::vector<std::int64_t>& names :
-       gather_lists(model.gradients().model_ranks(), device, std::move(mine), "names of measured parameters"))
+  for (const std::vector<std::int64_t>& names : comm::gather_lists(
+           model.gradients().model_ranks(), device, std::move(mine), "names of measured parameters"))
     all.insert(names.begin(), names.end());
   names_.assign(all.begin(), all.end());
 }
@@ -58,7 +58,7 @@ void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& dev
       sums_[found->second].ratio = here.data<float>()[i];
 }
 
-/// What was kept of all tensors of a parameter together is where each of them begins.
+/// A memory of all tensors of a parameter together is where each of them begins.
 void ParameterNorms::part_memories() {
   if (memories_.empty()) return;
   for (const auto& [name, tensor] : mine_) {

@@ -149,7 +149,7 @@ void run(const Settings& s) {
     for (const double t : times) sum += t;
     return sum;
   }();
-  const double gemm = kernels.seconds(bench::Family::gemm);
+  const double gemm = kernels.seconds(tensor::KernelFamily::gemm);
   std::printf(
       "{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "
       "\"forward_s\": %.4f, \"optimizer_s\": %.4f, \"tokens_per_s\": %.1f, \"loss\": %.5f, \"gemm_share\": "
@@ -162,10 +162,10 @@ void run(const Settings& s) {
       static_cast<double>(cpu.device->ledger().peak(device::Tier::device, device::Category::activations)) /
           (1 << 20));
   double known = 0;
-  for (std::size_t i = 0; i < bench::family_names.size(); ++i) {
-    const double seconds = kernels.seconds(static_cast<bench::Family>(i));
+  for (std::size_t i = 0; i < tensor::kernel_families.size(); ++i) {
+    const double seconds = kernels.seconds(static_cast<tensor::KernelFamily>(i));
     known += seconds;
-    std::printf("\"%s\": %.4f, ", bench::family_names[i].data(), seconds / steps);
+    std::printf("\"%s\": %.4f, ", tensor::kernel_families[i].data(), seconds / steps);
   }
   // The optimizer's pass over its spans is no kernel; its norm is (reduction).
   std::printf("\"other\": %.4f}}\n", (total - known) / steps);

@@ -71,9 +71,9 @@ class Case {
     });
     std::ostringstream out;
     out << "{\"seconds\": " << seconds;
-    for (std::size_t i = 0; i < bench::family_names.size(); ++i)
-      if (const double part = kernels_.seconds(static_cast<bench::Family>(i)); part > 0)
-        out << ", \"" << bench::family_names[i] << "\": " << part;
+    for (std::size_t i = 0; i < tensor::kernel_families.size(); ++i)
+      if (const double part = kernels_.seconds(static_cast<tensor::KernelFamily>(i)); part > 0)
+        out << ", \"" << tensor::kernel_families[i] << "\": " << part;
     out << '}';
     return out.str();
   }

@@ -144,15 +144,15 @@ tensor::ExactSum Gradients::sum_of_squares() {
     copies = groups.copies;
   }
   std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
-  kernels_.sum_of_squares(counted, sums[0]);
+  kernels_.sums_of_squares(counted, sums[0]);
   for (const auto& [replicas, gradients] : own) {
     tensor::ExactSum of_own;
-    kernels_.sum_of_squares(gradients, of_own);
+    kernels_.sums_of_squares(gradients, of_own);
     for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
   }
   if (model_ranks_.size() == 1) return sums[0];
   if (copies) {
-    kernels_.sum_of_squares(copied, sums[1]);
+    kernels_.sums_of_squares(copied, sums[1]);
     for (int i = 0; copies->rank() == 0 && i < copies->size(); ++i) sums[2].add(sums[1]);
   }
   std::string label = "gradient norm";

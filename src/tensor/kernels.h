@@ -135,13 +135,13 @@ struct AttentionRoutes {
   std::uint64_t by_own = 0;
 };
 
-/// The compute kernels of one device. Stateless but for caches; one object per rank, called from that rank's
-/// thread. All tensors are contiguous. Unless said otherwise floating dtypes fp32, bf16, fp16 and fp64 are
-/// taken, sums run in fp32 (fp64 for fp64), and a result rounds once to its tensor's dtype. Shapes are
-/// checked; a mismatch throws Error{usage} naming the kernel. `accumulate` adds to the destination instead of
-/// overwriting it: the sum is formed in the compute type and rounded once. An elementwise output may be one
-/// of its inputs. Gradients of parameters (sum_rows' out, dweight, dbias, dtable) may be fp32 where the
-/// inputs are narrower.
+/// The compute kernels of one device, each declared here and listed in tensor/kernel_list.h. Stateless but
+/// for caches; one object per rank, called from that rank's thread. All tensors are contiguous. Unless said
+/// otherwise floating dtypes fp32, bf16, fp16 and fp64 are taken, sums run in fp32 (fp64 for fp64), and a
+/// result rounds once to its tensor's dtype. Shapes are checked; a mismatch throws Error{usage} naming the
+/// kernel. `accumulate` adds to the destination instead of overwriting it: the sum is formed in the compute
+/// type and rounded once. An elementwise output may be one of its inputs. Gradients of parameters (sum_rows'
+/// out, dweight, dbias, dtable) may be fp32 where the inputs are narrower.
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -149,9 +149,8 @@ class Kernels {
 
   // ---- data movement ----
   virtual void fill(const Tensor& x, double value) = 0;
-  virtual void copy(
-      const Tensor& from,
-      const Tensor& to) = 0;  ///< equal numel; converts between dtypes (also integers of one width)
+  /// Equal numel; converts between dtypes (also integers of one width).
+  virtual void copy(const Tensor& from, const Tensor& to) = 0;
 
   /// to (+)= from, for `rows` rows of `columns` elements each; converts between floating dtypes, rounding
   /// once. Integers are copied to their own dtype. The two must not overlap, nor rows of `to` each other.
@@ -347,12 +346,12 @@ class Kernels {
   virtual void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) = 0;
   /// Whether matmul() and embedding_backward() fold, which spares the way of a gradient through memory.
   virtual bool folds_gradients() const { return false; }
-  /// Adds the squares of all elements to `sum`: blocks of 64 elements, counted from each tensor's start, are
-  /// summed in double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was
-  /// cut at multiples of
-  /// 64. A NaN or infinity sets sum.non_finite. Waits for the device once.
-  virtual void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
-  void sum_of_squares(const Tensor& x, ExactSum& sum) { sum_of_squares(std::span(&x, 1), sum); }
+  /// Adds the squares of all elements of all these to `sum`: blocks of 64 elements, counted from each
+  /// tensor's start, are summed in double in a fixed order, the blocks exactly, so the total does not depend
+  /// on how a tensor was cut at multiples of 64. A NaN or infinity sets sum.non_finite. Waits for the device
+  /// once.
+  virtual void sums_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
+  void sum_of_squares(const Tensor& x, ExactSum& sum) { sums_of_squares(std::span(&x, 1), sum); }
   /// x[i] = mean + std·normal_at(key, first + i): initial values by global index, whatever the sharding.
   virtual void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) = 0;
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;

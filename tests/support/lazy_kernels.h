@@ -8,15 +8,16 @@
 #include <vector>
 
 #include "support/lazy_cuda.h"
-#include "tensor/kernels.h"
+#include "tensor/kernel_list.h"
 
 namespace sherd::testing {
 
 /// The CPU's kernels on a LazyCudaDevice: queued on its compute stream, over memory that may have been freed
 /// by then and is reused in that order, as on a GPU. What they find wrong with their data is thrown by the
 /// device's check().
-class LazyKernels final : public tensor::Kernels {
+class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
  public:
+  using Kernels = tensor::Kernels;
   using Tensor = tensor::Tensor;
   using Attention = tensor::Attention;
 
@@ -36,201 +37,25 @@ class LazyKernels final : public tensor::Kernels {
   /// Kernels that have run.
   int ran() const { return *ran_; }
 
-  void fill(const Tensor& x, double value) override { later(&Kernels::fill, x, value); }
   void copy(const Tensor& from, const Tensor& to) override {
     if (from.dtype() == to.dtype()) return device_.copy(to.raw(), from.raw(), from.bytes());
-    later(&Kernels::copy, from, to);
+    forward({}, &Kernels::copy, from, to);
   }
-  void copy_rows(const tensor::StridedRows& from, const tensor::StridedRows& to, std::int64_t rows,
-                 std::int64_t columns, bool add) override {
-    later(&Kernels::copy_rows, from, to, rows, columns, add);
-  }
-  void copy_strided(const Tensor& from, const tensor::Strides& strides, const Tensor& to) override {
-    later(&Kernels::copy_strided, from, strides, to);
-  }
-  void sum_axis(const Tensor& x, const tensor::Axis& axis, double factor, const Tensor& out,
-                bool add) override {
-    later(&Kernels::sum_axis, x, axis, factor, out, add);
-  }
-  void max_axis(const Tensor& x, const tensor::Axis& axis, const Tensor& out) override {
-    later(&Kernels::max_axis, x, axis, out);
-  }
-  void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const tensor::Axis& axis,
-                         const Tensor& dx) override {
-    later(&Kernels::max_axis_backward, x, y, dy, axis, dx);
-  }
-  void softmax(const Tensor& x, const tensor::Softmax& args, const Tensor& y) override {
-    later(&Kernels::softmax, x, args, y);
-  }
-  void softmax_backward(const Tensor& y, const Tensor& dy, const tensor::Softmax& args,
-                        const Tensor& dx) override {
-    later(&Kernels::softmax_backward, y, dy, args, dx);
-  }
-  void binary_cross_entropy(const Tensor& logits, const Tensor& targets, const Tensor& weights,
-                            const Tensor& total) override {
-    later(&Kernels::binary_cross_entropy, logits, targets, weights, total);
-  }
-  void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& weights,
-                                     const Tensor& factor, const Tensor& dx) override {
-    later(&Kernels::binary_cross_entropy_backward, logits, targets, weights, factor, dx);
-  }
-  void subtract(const Tensor& a, const Tensor& b, const Tensor& out) override {
-    later(&Kernels::subtract, a, b, out);
-  }
-  void divide(const Tensor& a, const Tensor& b, const Tensor& out) override {
-    later(&Kernels::divide, a, b, out);
-  }
-  void add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool add) override {
-    later(&Kernels::add_scaled, from, factor, to, add);
-  }
-  void quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) override {
-    later(&Kernels::quotient, a, b, factor, out);
-  }
-  void attend_stored(const Tensor& qkv, const Attention& geometry, const tensor::KeyStore& store,
-                     const Tensor& out) override {
-    later(&Kernels::attend_stored, qkv, geometry, store, out);
-  }
-  void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
-                       const Tensor& out, const Tensor& lse) override {
-    later(&Kernels::merge_attention, part, part_lse, first, begin, out, lse);
-  }
-  void route(const Tensor& logits, const Tensor& bias, const tensor::Routing& routing, const Tensor& scores,
-             const Tensor& chosen, const Tensor& weights) override {
-    later(&Kernels::route, logits, bias, routing, scores, chosen, weights);
-  }
-  void route_backward(const Tensor& logits, const tensor::Routing& routing, const Tensor& scores,
-                      const Tensor& chosen, const Tensor& dweights, const tensor::RouterLossGradients& losses,
-                      const Tensor& dlogits) override {
-    later(&Kernels::route_backward, logits, routing, scores, chosen, dweights, losses, dlogits);
-  }
-  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
-                    const Tensor& out) override {
-    later(&Kernels::combine_rows, rows, places, weights, out);
-  }
-  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
-                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override {
-    later(&Kernels::combine_rows_backward, rows, places, weights, dout, drows, dweights);
-  }
-  void matmul(const tensor::Matmul& args) override { later(&Kernels::matmul, args); }
-  void sum_rows(const Tensor& x, const Tensor& out, bool add) override {
-    later(&Kernels::sum_rows, x, out, add);
-  }
-  void add(const Tensor& a, const Tensor& b, const Tensor& out) override { later(&Kernels::add, a, b, out); }
-  void multiply(const Tensor& a, const Tensor& b, const Tensor& out) override {
-    later(&Kernels::multiply, a, b, out);
-  }
-  void scale(const Tensor& x, double factor, const Tensor& out) override {
-    later(&Kernels::scale, x, factor, out);
-  }
-  void activation(tensor::Activation kind, const Tensor& x, const Tensor& out) override {
-    later(&Kernels::activation, kind, x, out);
-  }
-  void activation_backward(tensor::Activation kind, const Tensor& x, const Tensor& dy,
-                           const Tensor& dx) override {
-    later(&Kernels::activation_backward, kind, x, dy, dx);
-  }
-  void tanh(const Tensor& x, const Tensor& out) override { later(&Kernels::tanh, x, out); }
-  void tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    later(&Kernels::tanh_backward, y, dy, dx);
-  }
-  void relu(const Tensor& x, const Tensor& out) override { later(&Kernels::relu, x, out); }
-  void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) override {
-    later(&Kernels::relu_backward, y, dy, dx);
-  }
-  void swiglu(const Tensor& x, const Tensor& out) override { later(&Kernels::swiglu, x, out); }
-  void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) override {
-    later(&Kernels::swiglu_backward, x, dy, dx);
-  }
-  void dropout(const Tensor& x, const Tensor& residual, float p, tensor::RandomElements random,
-               const Tensor& out) override {
-    later(&Kernels::dropout, x, residual, p, random, out);
-  }
-  void dropout_backward(const Tensor& dy, float p, tensor::RandomElements random, const Tensor& dx) override {
-    later(&Kernels::dropout_backward, dy, p, random, dx);
-  }
-  void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, const Tensor& y,
-                  const Tensor& mean, const Tensor& rstd) override {
-    later(&Kernels::layer_norm, x, weight, bias, eps, y, mean, rstd);
-  }
-  void layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
-                           const Tensor& dy, const Tensor& dx, const Tensor& dweight, const Tensor& dbias,
-                           bool add, bool onto_dx) override {
-    later(&Kernels::layer_norm_backward, x, weight, mean, rstd, dy, dx, dweight, dbias, add, onto_dx);
-  }
-  void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                const Tensor& rstd) override {
-    later(&Kernels::rms_norm, x, weight, eps, y, rstd);
-  }
-  void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
-                         const Tensor& dx, const Tensor& dweight, bool add, bool onto_dx) override {
-    later(&Kernels::rms_norm_backward, x, weight, rstd, dy, dx, dweight, add, onto_dx);
-  }
-  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
-                 const tensor::VocabSlice& slice) override {
-    later(&Kernels::embedding, ids, table, out, slice);
-  }
-  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool add,
-                          const tensor::VocabSlice& slice, std::optional<DType> fold) override {
-    later(&Kernels::embedding_backward, ids, dy, dtable, add, slice, fold);
-  }
-  void add_positions(const Tensor& x, const Tensor& table, const Tensor& out,
-                     const tensor::Positions& positions) override {
-    later(&Kernels::add_positions, x, table, out, positions);
-  }
-  void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool add,
-                              const tensor::Positions& positions) override {
-    later(&Kernels::add_positions_backward, dy, dtable, add, positions);
-  }
-  void rotary(const Tensor& qkv, const Attention& geometry, const tensor::Rotary& rotary, bool transposed,
-              const Tensor& out) override {
-    later(&Kernels::rotary, qkv, geometry, rotary, transposed, out);
-  }
-  void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
-                 const Tensor& lse) override {
-    later(&Kernels::attention, qkv, geometry, out, lse);
-  }
-  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
-                          const Tensor& dout, const Tensor& dqkv) override {
-    later(&Kernels::attention_backward, qkv, geometry, out, lse, dout, dqkv);
-  }
-  void cross_entropy(const Tensor& logits, const Tensor& targets, const tensor::VocabSlice& slice,
-                     std::int32_t ignored, const Tensor& lse, const Tensor& picked,
-                     const Tensor& most) override {
-    later(&Kernels::cross_entropy, logits, targets, slice, ignored, lse, picked, most);
-  }
-  void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
-                           std::int32_t ignored, const Tensor& lse_all, const Tensor& total,
-                           bool add) override {
-    later(&Kernels::cross_entropy_total, lse, picked, targets, ignored, lse_all, total, add);
-  }
-  void cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
-                              const tensor::VocabSlice& slice, std::int32_t ignored,
-                              const Tensor& factor) override {
-    later(&Kernels::cross_entropy_backward, logits, targets, lse, slice, ignored, factor);
-  }
-  void mean_squared_error(const Tensor& x, const Tensor& y, const Tensor& loss) override {
-    later(&Kernels::mean_squared_error, x, y, loss);
-  }
-  void mean_squared_error_backward(const Tensor& x, const Tensor& y, const Tensor& dloss,
-                                   const Tensor& dx) override {
-    later(&Kernels::mean_squared_error_backward, x, y, dloss, dx);
-  }
-  void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) override {
-    later(&Kernels::fold, from, rounding, to, accumulate);
-  }
-  using Kernels::sum_of_squares;
-  void sum_of_squares(std::span<const Tensor> all, tensor::ExactSum& sum) override {
+  /// A kernel whose result the processor has on return.
+  void forward(tensor::KernelFamily, void (Kernels::*kernel)(std::span<const Tensor>, tensor::ExactSum&),
+               std::span<const Tensor> all, tensor::ExactSum& sum) {
     device_.synchronize();
-    cpu_->sum_of_squares(all, sum);
+    (cpu_.get()->*kernel)(all, sum);
   }
-  void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) override {
-    later(&Kernels::fill_normal, x, key, first, mean, std);
-  }
-  void dequantize(const Tensor& blocks, const Tensor& out) override {
-    later(&Kernels::dequantize, blocks, out);
-  }
-  void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) override {
-    later(&Kernels::fill_uniform, x, key, first, low, high);
+  template <class... Params, class... Args>
+  void forward(tensor::KernelFamily, void (Kernels::*kernel)(Params...), Args&... args) {
+    Key key;
+    note(key, kernel);
+    (note(key, args), ...);
+    queue((changes(args) || ...) ? nullptr : &key,
+          [this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
+            std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
+          });
   }
 
  private:
@@ -309,16 +134,6 @@ class LazyKernels final : public tensor::Kernels {
   }
   static bool changes(const Attention& geometry) { return geometry.dropout > 0; }
 
-  template <class... Params, class... Args>
-  void later(void (Kernels::*kernel)(Params...), const Args&... args) {
-    Key key;
-    note(key, kernel);
-    (note(key, args), ...);
-    queue((changes(args) || ...) ? nullptr : &key,
-          [this, kernel, held = std::tuple<std::decay_t<Params>...>(bare(args)...)] {
-            std::apply([&](const auto&... each) { (cpu_.get()->*kernel)(each...); }, held);
-          });
-  }
   /// Without a key: work that is another each time.
   void queue(const Key* key, std::function<void()> work) {
     std::function<void()> counted = [work = std::move(work), found = found_, ran = ran_] {

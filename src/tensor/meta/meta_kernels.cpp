@@ -85,7 +85,7 @@ void MetaKernels::mean_squared_error_backward(const Tensor&, const Tensor&, cons
   if (gpu_) charge(cuda::mean_squared_error_backward_workspace(dx));
 }
 
-void MetaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum&) {
+void MetaKernels::sums_of_squares(std::span<const Tensor> all, ExactSum&) {
   if (!gpu_ || std::all_of(all.begin(), all.end(), [](const Tensor& x) { return x.numel() == 0; })) return;
   charge(cuda::sum_of_squares_workspace);
   charge(cuda::sum_of_squares_workspace, device::Tier::host);

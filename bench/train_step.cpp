@@ -17,7 +17,7 @@
 #include "base/excerpt.h"
 #include "cli/bench/rounds.h"
 #include "config/config.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 #include "engine/initialize.h"
 #include "engine/setup/gpu_sharing.h"
 #include "engine/token_data.h"
@@ -110,10 +110,10 @@ class Training {
         << ", \"nvme_read\": " << engine_->io_bytes().read
         << ", \"nvme_written\": " << engine_->io_bytes().written;
     const tensor::AttentionRoutes attention = engine_->kernels().attention_routes();
-    if (engine_->device().kind() == device::Kind::cuda) {
+    if (device::Accelerator* gpu = engine_->device().accelerator()) {
       out << ", \"attention_by_library\": " << attention.by_library
           << ", \"attention_by_own_kernels\": " << attention.by_own;
-      const device::CudaMemory memory = device::as_cuda(engine_->device()).memory();
+      const device::DeviceMemory memory = gpu->memory();
       // Of all programs: with the driver's own and what the allocator keeps, which no ledger knows.
       out << ", \"gpu_in_use\": " << memory.total - memory.free << ", \"gpu_memory\": " << memory.total;
     }
@@ -154,11 +154,10 @@ class Training {
   }
   /// The GPU's, as MFU counts it; 0 on a processor and where it is unknown.
   double peak() const {
-    if (engine_->device().kind() != device::Kind::cuda) return 0;
-    return engine::gpu_seat(config_, {device::as_cuda(engine_->device()).gpu()}, 0, "").peak;
+    return engine_->device().accelerator() ? engine::share_gpus_locally(config_, 1).peak : 0;
   }
   std::string device_name() const {
-    if (engine_->device().kind() == device::Kind::cuda) return device::as_cuda(engine_->device()).gpu().name;
+    if (const device::Accelerator* gpu = engine_->device().accelerator()) return gpu->name();
     return cat("cpu, ", counted(engine_->device().arena().threads(), "thread"), ", ", name_of(cpu_isa()));
   }
 

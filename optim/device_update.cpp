@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 #include "optim/split_master.h"
 
@@ -26,7 +25,7 @@ FiniteCheck::FiniteCheck(device::Device& device)
 bool FiniteCheck::finite() {
   try {
     if (const device::Event done = std::exchange(done_, {}))
-      done.wait(device::as_cuda(device_).deadline(), "the optimizer's update");
+      done.wait(device_.deadline(), "the optimizer's update");
   } catch (...) {
     *word_of(memory_) = 0;  // the next series shall not answer for this one
     throw;
@@ -50,7 +49,7 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
   }
   if (queued.empty()) return;
   update_on_gpu(device, queued, not_finite);
-  check.done_ = device::as_cuda(device).compute_stream().record();
+  check.done_ = device.record();
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "device/meta.h"
-
 namespace sherd::sharding {
 namespace {
 
@@ -26,7 +24,7 @@ void require_alike(const tensor::ExactSum& found, const tensor::ExactSum& expect
 
 Gradients::Gradients(tensor::Kernels& kernels, comm::Communicator& model_ranks, const ReducerOptions& options)
     : kernels_(kernels), model_ranks_(model_ranks), options_(options) {
-  if (model_ranks.size() == 1 && device::stands_for(kernels.device()) == device::Kind::cuda)
+  if (model_ranks.size() == 1 && kernels.device().has_own_memory())
     traffic_ = std::make_unique<GradientTraffic>(kernels.device());
 }
 

@@ -4,7 +4,6 @@
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
 #include "autograd/linear_parts.h"
-#include "device/meta.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::autograd {

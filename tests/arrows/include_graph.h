@@ -152,8 +152,16 @@ inline std::string complaint_about(const std::string& file, const Include& inclu
   return "";
 }
 
-/// Checks every source under `root`'s rooms. Returns one line per violation: "file:line: include: why".
-inline std::vector<std::string> check_includes(const std::filesystem::path& root, int* files_seen = nullptr) {
+/// What asks a device whether it is CUDA's, in a line of code; empty where nothing does.
+inline std::string question_of_cuda(const std::string& line) {
+  const std::string code = line.substr(0, line.find("//"));
+  for (const char* word : {"as_cuda(", "Kind::cuda"})
+    if (code.find(word) != std::string::npos) return word;
+  return "";
+}
+
+/// Checks every source under `root`'s rooms. Returns one line per violation: "file:line: what: why".
+inline std::vector<std::string> check_sources(const std::filesystem::path& root, int* files_seen = nullptr) {
   namespace fs = std::filesystem;
   std::vector<fs::path> tops{root / "src"};
   for (const auto& [room, below] : direct_arrows()) tops.push_back(root / room);
@@ -172,6 +180,13 @@ inline std::vector<std::string> check_includes(const std::filesystem::path& root
       for (const Include& include : includes_of(text.str()))
         if (const std::string why = complaint_about(file, include); !why.empty())
           violations.push_back(file + ":" + std::to_string(include.line) + ": " + include.path + ": " + why);
+      if (in_cuda_folder(file)) continue;
+      std::string line;
+      for (int number = 1; std::getline(text, line); ++number)
+        if (const std::string what = question_of_cuda(line); !what.empty())
+          violations.push_back(
+              file + ":" + std::to_string(number) + ": " + what +
+              ": only cuda/ and nccl/ folders ask for CUDA; others ask what the device does");
     }
   }
   return violations;

@@ -32,7 +32,7 @@ inline bool cpu_run() {
 }
 
 /// The first GPU, or nothing, and then the running test is marked as skipped.
-inline std::shared_ptr<device::CudaDevice> first_gpu_or_skip() {
+inline std::shared_ptr<device::Accelerator> first_gpu_or_skip() {
   const auto skip = [] { SHERD_NEEDS_GPU(); };
   skip();
   const device::CudaStatus status = device::cuda_status();

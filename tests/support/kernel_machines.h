@@ -36,8 +36,8 @@ struct Machine {
                 device::make_cpu_device(1), [](device::Device& on) { return make_emulated_kernels(on); }) {
     order = threads_run;
   }
-  explicit Machine(const std::shared_ptr<device::CudaDevice>& gpu)
-      : Machine(gpu->gpu().name, "cuda", gpu, tensor::make_kernels) {}
+  explicit Machine(const std::shared_ptr<device::Accelerator>& gpu)
+      : Machine(gpu->name(), "cuda", gpu, tensor::make_kernels) {}
 
   const std::string& name() const { return label; }
 
@@ -125,7 +125,7 @@ inline std::vector<std::unique_ptr<Machine>> all_machines() {
     return out;
   }
   std::vector<std::unique_ptr<Machine>> out;
-  if (const std::shared_ptr<device::CudaDevice> gpu = first_gpu_or_skip()) {
+  if (const std::shared_ptr<device::Accelerator> gpu = first_gpu_or_skip()) {
     out.push_back(std::make_unique<Machine>(CpuIsa::portable, 1));
     out.push_back(std::make_unique<Machine>(gpu));
   }

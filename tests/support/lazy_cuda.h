@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "device/cache/block_cache.h"
 #include "device/check_list.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda_device.h"
 #include "device/graph/graph_queue.h"
 
 namespace sherd::testing {
@@ -174,7 +174,7 @@ class LazyCudaDevice final : public device::CudaDevice {
   const device::CudaGpu& gpu() const override { return gpu_; }
   device::Stream& compute_stream() override { return compute_; }
   device::Stream make_stream(bool) override { return device::Stream(std::make_unique<LazyQueue>()); }
-  device::CudaMemory memory() override { return {1 << 30, 1 << 30}; }
+  device::DeviceMemory memory() override { return {1 << 30, 1 << 30}; }
   void make_current() override {}
   Deadline deadline() const override { return Deadline::after_seconds(60); }
   Arena& arena() override { return arena_; }

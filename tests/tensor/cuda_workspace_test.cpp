@@ -6,7 +6,6 @@
 
 #include <functional>
 
-#include "device/meta.h"
 #include "simt/emulated.h"
 #include "support/print_dtype.h"
 #include "tensor/cuda_options.h"

@@ -5,7 +5,6 @@
 
 #include "autograd/elementwise.h"
 #include "base/excerpt.h"
-#include "device/meta.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/linear.h"

@@ -9,7 +9,6 @@
 #include "autograd/dropout.h"
 #include "autograd/elementwise.h"
 #include "base/excerpt.h"
-#include "device/meta.h"
 #include "sharding/parallel/collectives.h"
 
 namespace sherd::parallel {

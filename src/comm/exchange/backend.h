@@ -8,7 +8,7 @@
 
 #include "comm/exchange/call.h"
 #include "comm/exchange/health.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 
 namespace sherd::comm {
 
@@ -64,7 +64,7 @@ class Backend {
   virtual bool one_process() const { return false; }
   /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For
   /// those of one process only.
-  virtual void use_gpu(const std::shared_ptr<device::CudaDevice>&) {
+  virtual void use_gpu(const std::shared_ptr<device::Accelerator>&) {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }
 

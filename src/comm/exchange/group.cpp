@@ -77,7 +77,7 @@ class Group final : public Communicator {
     throw_if_failed();
     drain();
     if (backend_->immediate()) return;
-    auto gpu = std::dynamic_pointer_cast<device::CudaDevice>(device);
+    auto gpu = std::dynamic_pointer_cast<device::Accelerator>(device);
     route_.reset(), order_.reset();
     route_ = guarded([&] { return make_gpu_route(*backend_, gpu); });
     if (gpu) order_ = std::make_shared<GpuOrder>(std::move(gpu));

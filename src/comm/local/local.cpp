@@ -116,7 +116,7 @@ class LocalExchange final : public Exchange {
   }
 
   bool one_process() const override { return true; }
-  void use_gpu(const std::shared_ptr<device::CudaDevice>& gpu) override {
+  void use_gpu(const std::shared_ptr<device::Accelerator>& gpu) override {
     use_gpu_worker(make_gpu_worker(gpu, options_.gpu_reduce, group_->events(), rank()));
   }
 

@@ -59,10 +59,10 @@ ncclUniqueId agree_on_id(Backend& host) {
 
 }  // namespace
 
-NcclComm::NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+NcclComm::NcclComm(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(host), gpu_(std::move(gpu)) {}
 
-std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   made->load();
   const ncclUniqueId id = agree_on_id(host);
@@ -76,7 +76,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   return made;
 }
 
-std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::Accelerator>& gpu,
                                               const void* id, int rank) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   gpu->make_current();

@@ -23,7 +23,7 @@ namespace {
 /// reductions inside the switch that NCCL knows on some machines.
 class NcclRoute final : public GpuRoute {
  public:
-  NcclRoute(Backend& backend, const std::shared_ptr<device::CudaDevice>& on, std::unique_ptr<NcclComm> comm)
+  NcclRoute(Backend& backend, const std::shared_ptr<device::Accelerator>& on, std::unique_ptr<NcclComm> comm)
       : GpuRoute(backend, on), comm_(std::move(comm)), transfers_(backend, on) {}
   std::string_view name() const override { return "NCCL"; }
   bool immediate() const override { return true; }
@@ -78,7 +78,7 @@ class NcclRoute final : public GpuRoute {
 
 /// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels
 /// reach.
-bool reaches_host(const Call& call, const device::CudaDevice& gpu) {
+bool reaches_host(const Call& call, const device::Accelerator& gpu) {
   const auto on_host = [&](const Tensor& x) { return x.defined() && !gpu.in_gpu_memory(x.storage().data()); };
   return on_host(call.x) || on_host(call.out) ||
          std::any_of(call.gathers.begin(), call.gathers.end(),
@@ -343,7 +343,7 @@ void NcclRoute::all_to_all(Call& call, std::uint64_t number) {
 
 }  // namespace
 
-std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   return std::make_unique<NcclRoute>(host, gpu, NcclComm::create(host, gpu));
 }
 

@@ -26,7 +26,7 @@ Greeting read(const Call& transfer) {
 
 }  // namespace
 
-NcclTransfers::NcclTransfers(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+NcclTransfers::NcclTransfers(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(host), gpu_(std::move(gpu)) {}
 
 NcclTransfers::Way& NcclTransfers::way_of(const Call& transfer) {

@@ -21,7 +21,7 @@ namespace sherd::comm {
 class NcclTransfers {
  public:
   /// `host` must outlive it.
-  NcclTransfers(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  NcclTransfers(Backend& host, std::shared_ptr<device::Accelerator> gpu);
 
   void start(Call& transfer);
   bool advance(Call& transfer);
@@ -41,7 +41,7 @@ class NcclTransfers {
   void queue(Call& transfer, Way& way);
 
   Backend& host_;
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
   std::map<std::pair<int, Collective>, Way> ways_;  ///< by peer and direction
 };
 

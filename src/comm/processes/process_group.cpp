@@ -78,7 +78,7 @@ class ProcessExchange final : public Exchange {
                            device::Tier tier) override {
     // Kernels of a GPU reach no window, and copies from one are slow: tensors of GPUs travel by routes of
     // their own.
-    if (device.kind() == device::Kind::cuda || topology().machines() == size())
+    if (device.accelerator() || topology().machines() == size())
       return device.allocate(bytes, category, tier);
     if (!here_.port) {  // others have machines together, and agree on their windows
       agree({0}, allocation_of(bytes));

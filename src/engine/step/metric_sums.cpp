@@ -3,7 +3,6 @@
 #include <bit>
 
 #include "comm/communicator.h"
-#include "device/meta.h"
 #include "engine/gather_lists.h"
 
 namespace sherd::engine {

@@ -65,7 +65,7 @@ class NvmeCheckpoints::Pool {
     kept->span = take_span(kept->bytes());
     kept->buffer = take_buffer(kept->bytes());
     kernels_.copy(value, kept->in_buffer());
-    if (device().kind() == device::Kind::cuda) device().synchronize();  // the store is going to read it
+    device().synchronize();  // the store is going to read it
     kept->io = store_.write(kept->span, 0, kept->in_buffer().raw(), kept->bytes());
     in_memory_.push_back(kept.get());
     return kept;
@@ -77,7 +77,7 @@ class NvmeCheckpoints::Pool {
     kept.io.wait();
     Tensor out = Tensor::empty(device(), kept.shape, kept.dtype, Category::activations);
     kernels_.copy(kept.in_buffer(), out);
-    if (device().kind() == device::Kind::cuda) device().synchronize();  // the buffer is going to be reused
+    device().synchronize();  // the buffer is going to be reused
     wanted_.push_back(kept.number);
     release_buffer(kept);
     read_ahead();

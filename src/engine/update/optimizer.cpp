@@ -152,7 +152,7 @@ bool Optimizer::measures() const {
 }
 
 Optimizer::OnGpu& Optimizer::on_gpu(device::Device& device) {
-  if (!gpu_) gpu_ = std::make_shared<OnGpu>(device::as_cuda(device));
+  if (!gpu_) gpu_ = std::make_shared<OnGpu>(*device.accelerator());
   return *gpu_;
 }
 
@@ -165,7 +165,7 @@ bool Optimizer::update(const UpdateView& view, double factor, tensor::Kernels& k
 bool Optimizer::move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (device.kind() == device::Kind::meta) {
-    if (device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
+    if (device.has_own_memory() && UpdateStaging::by_processor(*view.segment))
       UpdateStaging::book(device, view);
     return true;
   }
@@ -227,7 +227,7 @@ const PackedMomentum* Optimizer::agreed_of(const sharding::Segment& segment, dev
 
 void Optimizer::announce(const UpdateView& view, const device::Event& ready, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
-  if (device.kind() == device::Kind::cuda && UpdateStaging::by_processor(*view.segment))
+  if (device.accelerator() && UpdateStaging::by_processor(*view.segment))
     on_gpu(device).staging.announce(view, ready);
 }
 

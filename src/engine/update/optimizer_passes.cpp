@@ -9,7 +9,7 @@ namespace sherd::engine {
 
 void Optimizer::measure(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
-  const bool on_gpu_side = device::stands_for(device) == device::Kind::cuda;
+  const bool on_gpu_side = device.has_own_memory();
   const bool by_processor = on_gpu_side && UpdateStaging::by_processor(*view.segment);
   if (device.kind() == device::Kind::meta) {
     std::int64_t most = 0;
@@ -53,7 +53,7 @@ bool Optimizer::make_directions(const UpdateView& view, double factor, tensor::K
   const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside_gpu) UpdateStaging::book(device, view);
-    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
+    if (device.has_own_memory() && !beside_gpu)
       optim::book_directions(device, view.gradients.numel(), kept.dtype());
     return true;
   }
@@ -137,8 +137,7 @@ void Optimizer::refresh(const UpdateView& view, double factor, tensor::Kernels& 
   const bool beside_gpu = by_processor_beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside_gpu) UpdateStaging::book(device, view);
-    if (device::stands_for(device) == device::Kind::cuda && !beside_gpu)
-      optim::book_refresh(device, view.gradients.numel());
+    if (device.has_own_memory() && !beside_gpu) optim::book_refresh(device, view.gradients.numel());
     return;
   }
   const PackedMomentum* momentum =

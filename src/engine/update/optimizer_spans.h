@@ -1,6 +1,5 @@
 #pragma once
 
-#include "device/meta.h"
 #include "engine/update/optimizer.h"
 #include "engine/update/update_staging.h"
 #include "optim/device_update.h"
@@ -11,14 +10,14 @@ namespace sherd::engine {
 
 /// What updates on or beside a GPU need.
 struct Optimizer::OnGpu {
-  explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
+  explicit OnGpu(device::Accelerator& device) : check(device), staging(device) {}
   optim::FiniteCheck check;
   UpdateStaging staging;
 };
 
 /// Whether the processor updates what a GPU computes with.
 inline bool by_processor_beside_gpu(device::Device& device, const sharding::Segment& segment) {
-  return device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
+  return device.has_own_memory() && UpdateStaging::by_processor(segment);
 }
 
 /// Calls visit(run, first logical element) for the parts of a piece that are updated by themselves: all of

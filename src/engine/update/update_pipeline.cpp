@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "device/cuda.h"
-#include "device/meta.h"
 #include "device/trace_range.h"
 #include "engine/update/update_staging.h"
 
@@ -86,7 +84,7 @@ void UpdatePipeline::add_lane(offload::Store* store, int count) {
   for (int i = 0; i < count; ++i) {
     lane.buffers.push_back(lane.pool->try_acquire());
     require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");
-    if (kernels_.device().kind() != device::Kind::cuda) continue;
+    if (!kernels_.device().accelerator()) continue;
     lane.pins.push_back(kernels_.device().pin(lane.buffers.back().data(), bytes));
     if (!lane.pins.back())
       fail(ErrorKind::memory, "the system does not page-lock ", bytes,
@@ -123,20 +121,12 @@ UpdateView UpdatePipeline::bind(const UpdateChunk& chunk, int buffer) const {
   return out;
 }
 
-namespace {
-/// The point that the device's work has reached by now; empty where it is done on return.
-device::Event now(device::Device& device) {
-  return device.kind() == device::Kind::cuda ? device::as_cuda(device).compute_stream().record()
-                                             : device::Event();
-}
-}  // namespace
-
 /// From when on the segment may be updated; null when that is not known yet.
 const device::Event* UpdatePipeline::ready(const Segment& segment, bool wait) {
   const auto known = std::find_if(step_->complete.begin(), step_->complete.end(),
                                   [&](const Complete& c) { return c.segment == &segment; });
   if (known != step_->complete.end()) return &known->ready;
-  if (wait && !step_->all_complete) step_->all_complete = now(kernels_.device());
+  if (wait && !step_->all_complete) step_->all_complete = kernels_.device().record();
   return step_->all_complete ? &*step_->all_complete : nullptr;
 }
 
@@ -359,20 +349,20 @@ void UpdatePipeline::begin(Optimizer& optimizer, std::optional<double> factor) {
 }
 
 void UpdatePipeline::gradients_complete(const Segment& segment) {
-  step_->complete.push_back({&segment, now(kernels_.device())});
+  step_->complete.push_back({&segment, kernels_.device().record()});
   advance(false);
 }
 
 void UpdatePipeline::update_rest() {
   require(under_way(), "an update can only be finished after it began");
-  if (!step_->all_complete) step_->all_complete = now(kernels_.device());
+  if (!step_->all_complete) step_->all_complete = kernels_.device().record();
   advance(true);
 }
 
 void UpdatePipeline::finish() {
   require(under_way(), "an update can only be finished after it began");
   step_->publishes = true;
-  if (!step_->all_complete) step_->all_complete = now(kernels_.device());  // before what publishing adds
+  if (!step_->all_complete) step_->all_complete = kernels_.device().record();  // before what publishing adds
   for (Segment* segment : std::exchange(step_->unpublished, {})) publish(*segment);
   update_rest();
   for (Stage& stage : stages_) ended(stage.writes, true);
@@ -391,7 +381,7 @@ void UpdatePipeline::leave() {
     perform(plan_[step_->next], true);
   step_->late = true;
   step_->unpublished.clear();  // each unit is published when its turn comes
-  if (!step_->all_complete) step_->all_complete = now(kernels_.device());
+  if (!step_->all_complete) step_->all_complete = kernels_.device().record();
   model_.begin_changes();
   for (std::int64_t i = 0; i < step_->updated; ++i) {
     const UpdateChunk& chunk = chunks_[static_cast<std::size_t>(i)];

@@ -1,19 +1,18 @@
 #pragma once
 
-#include "device/meta.h"
 #include "tensor/cuda_options.h"
 #include "tensor/kernel_list.h"
 
 namespace sherd::tensor::meta {
 
 /// Kernels that read and write no tensor. Each charges for a moment the workspace that the kernel holds for
-/// which it stands, the CPU's with as many threads or a GPU's with `options` (device/meta.h), so that the
+/// which it stands, the CPU's with as many threads or a GPU's with `options` (make_meta_gpu()), so that the
 /// ledger's peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by
 /// its rules.
 class MetaKernels final : public ForwardingKernels<MetaKernels> {
  public:
   explicit MetaKernels(Device& device, const CudaOptions& options = {})
-      : device_(device), options_(options), gpu_(device::stands_for(device) == device::Kind::cuda) {}
+      : device_(device), options_(options), gpu_(device.has_own_memory()) {}
 
   Device& device() override { return device_; }
   bool folds_gradients() const override { return !gpu_; }

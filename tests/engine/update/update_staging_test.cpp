@@ -49,8 +49,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
     adam.lr = 0.01;
     Optimizer optimizer(adam, 7);
     std::unique_ptr<UpdateStaging> staging;
-    if (device.kind() == device::Kind::cuda)
-      staging = std::make_unique<UpdateStaging>(device::as_cuda(device), 4096);
+    if (device.accelerator()) staging = std::make_unique<UpdateStaging>(*device.accelerator(), 4096);
     for (int step = 0; step < 2; ++step) {
       optimizer.begin_step();
       for (sharding::Segment* segment : model.trainable_segments()) {
@@ -68,7 +67,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           ASSERT_TRUE(UpdateStaging::by_processor(*segment));
           const std::uint64_t held = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
-          staging->announce(view, device::as_cuda(device).compute_stream().record());
+          staging->announce(view, device.record());
           ASSERT_TRUE(staging->run([&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }));
           staging->join();
           const std::uint64_t taken = device.ledger().peak(Tier::host) - held;

@@ -6,7 +6,6 @@
 
 #include "autograd/linear.h"
 #include "autograd/loss.h"
-#include "device/meta.h"
 #include "sharding/parallel/dense_head.h"
 #include "support/expect_error.h"
 #include "support/lazy_kernels.h"

@@ -16,7 +16,7 @@ namespace sherd::comm {
 class GpuRoute {
  public:
   /// `host` must outlive it.
-  GpuRoute(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  GpuRoute(Backend& host, std::shared_ptr<device::Accelerator> gpu);
   virtual ~GpuRoute() = default;
   virtual std::string_view name() const { return "page-locked host memory"; }
   /// True when run() queues work on the caller's thread, so that its calls come in the order in which they
@@ -37,7 +37,7 @@ class GpuRoute {
 
  protected:
   Backend& host() { return *host_; }
-  const std::shared_ptr<device::CudaDevice>& gpu() const { return gpu_; }
+  const std::shared_ptr<device::Accelerator>& gpu() const { return gpu_; }
   device::Stream& stream() { return stream_; }
 
  private:
@@ -47,7 +47,7 @@ class GpuRoute {
   void copy(const Tensor& to, const Tensor& from);
 
   Backend* host_;
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
   device::Stream stream_;
 };
 
@@ -68,6 +68,6 @@ struct GpuPlan {
 GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process);
 
 /// Collective: the route of a group, chosen by plan_gpu_traffic(). Null where `gpu` is null on all ranks.
-std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu);
+std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::Accelerator>& gpu);
 
 }  // namespace sherd::comm

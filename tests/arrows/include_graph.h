@@ -32,7 +32,9 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"parallel", {"nn", "comm"}},
       {"models", {"nn", "parallel", "config"}},
       {"engine", {"sharding", "parallel", "optim", "offload", "comm", "data", "config"}},
-      {"cli", {"engine", "models"}},
+      {"bench", {"engine", "models", "support"}},
+      {"support", {"nn"}},  // of the tests, what benchmarks use of it
+      {"cli", {"bench", "engine", "models"}},
       {"sherd", {"engine", "models"}},  // the umbrella header
       {"examples", {"sherd"}},
   };
@@ -49,8 +51,9 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"tbb/", "oneapi/tbb"}, {"src/base/"}},
       {{"oneapi/dnnl/", "dnnl"}, {"src/tensor/"}},
       {{"Eigen/", "unsupported/Eigen"}, {"src/tensor/"}},
-      {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/"}},
-      {{"nlohmann/"}, {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/"}},
+      {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/", "bench/programs/"}},
+      {{"nlohmann/"},
+       {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/", "bench/"}},
       {{"sentencepiece", "zlib.h", "zstd.h"}, {"src/data/"}},
       {{"pcre2", "unicode/"}, {"src/data/hugging_face/"}},
       {{"cxxopts"}, {"src/cli/"}},

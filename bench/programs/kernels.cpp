@@ -13,7 +13,7 @@
 #include "base/cpu_isa.h"
 #include "bench/programs/kernel_rounds.h"
 #include "bench/programs/options.h"
-#include "tensor/cuda_options.h"
+#include "tensor/kernels.h"
 
 namespace {
 

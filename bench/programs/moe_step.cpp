@@ -7,11 +7,11 @@
 
 #include <sstream>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "bench/programs/options.h"
 #include "bench/programs/serving.h"
 #include "bench/programs/timed_kernels.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/parallel/experts/moe.h"
 #include "support/plain_parameters.h"
 

@@ -1,4 +1,4 @@
-#include "autograd/arrays.h"
+#include "autograd/ops.h"
 
 #include <algorithm>
 #include <numeric>

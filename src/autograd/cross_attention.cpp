@@ -1,9 +1,6 @@
-#include "autograd/cross_attention.h"
+#include "autograd/ops.h"
 
 #include <cmath>
-
-#include "autograd/arrays.h"
-#include "autograd/attention.h"
 
 namespace sherd::autograd {
 namespace {

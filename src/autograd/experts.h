@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "autograd/linear.h"
+#include "autograd/ops.h"
 
 // What layers of experts are made of (sharding/parallel/experts/moe.h puts them together).
 namespace sherd::autograd {

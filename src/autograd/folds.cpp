@@ -1,6 +1,5 @@
-#include "autograd/folds.h"
+#include "autograd/ops.h"
 
-#include "autograd/arrays.h"
 #include "autograd/gradients.h"
 
 namespace sherd::autograd {

@@ -1,7 +1,7 @@
 #include <array>
 
 #include "autograd/gradients.h"
-#include "autograd/norm.h"
+#include "autograd/ops.h"
 
 namespace sherd::autograd {
 namespace {

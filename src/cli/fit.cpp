@@ -11,8 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/problems.h"
-#include "comm/gpu_memory.h"
+#include "comm/memory.h"
 #include "device/cuda.h"
 #include "engine/pipeline/stage_layout.h"
 #include "engine/report/machine.h"

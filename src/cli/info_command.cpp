@@ -15,7 +15,7 @@
 #include "comm/communicator.h"
 #include "comm/library_version.h"
 #include "config/keys.h"
-#include "device/peak_rate.h"
+#include "device/cuda.h"
 #include "engine/report/gemm_probe.h"
 #include "engine/report/machine.h"
 #include "engine/report/report.h"

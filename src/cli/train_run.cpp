@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/atomic_file.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "cli/inference/inference.h"

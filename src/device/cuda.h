@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/dtype.h"
 #include "device/accelerator.h"
 
 namespace sherd::device {
@@ -54,5 +55,11 @@ struct CudaDeviceOptions {
 /// Throws Error{config} with cuda_status().why_not where there is no such GPU, Error{memory} when it has no
 /// room.
 std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions& options);
+
+/// The FLOP/s that `gpu` reaches at most in dense products of `dtype` summed in fp32, as its data sheet says:
+/// the denominator of MFU. bf16 and fp16 run on the tensor cores; fp32 does only with `tf32`. Of a part of a
+/// card (MIG) its share of the multiprocessors. A card that is not known counts as multiprocessors × clock ×
+/// what one does per cycle at its compute capability; 0 where that is not known either, and for other dtypes.
+double peak_flops(const CudaGpu& gpu, DType dtype, bool tf32 = false);
 
 }  // namespace sherd::device

@@ -14,9 +14,9 @@
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "models/inference/generate.h"
+#include "nn/layered_model.h"
 #include "nn/layers.h"
 #include "nn/module.h"
-#include "nn/sequential_model.h"
 #include "sharding/parallel/layers.h"
 
 namespace sherd {

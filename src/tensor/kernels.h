@@ -357,8 +357,18 @@ class Kernels {
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;
 };
 
-/// The kernels for `device`, which must outlive them. Those of a meta device read and write no tensor, find
-/// every sum and norm to be zero, and charge the workspace that the CPU's would hold.
+/// What the kernels of a CUDA device may trade for speed; the defaults keep every result repeatable and as
+/// accurate as elsewhere.
+struct CudaOptions {
+  bool tf32 = false;        ///< fp32 products may round their operands to TF32 (10 bits)
+  bool fused_gelu = false;  ///< GELU (tanh) on the unrounded sum inside the product; see cuda/matmul.cpp
+  bool deterministic_attention = true;  ///< cuDNN's backward pass without atomics
+};
+
+/// The kernels for `device`, which must outlive them; `options` are for GPUs, and for devices that stand for
+/// one. Those of a meta device read and write no tensor, find every sum and norm to be zero, and charge the
+/// workspace that the device's that it stands for would hold.
+std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options);
 std::unique_ptr<Kernels> make_kernels(Device& device);
 
 }  // namespace sherd::tensor

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/exchange/worker.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 
 namespace sherd::comm {
 

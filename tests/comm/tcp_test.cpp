@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "comm/tcp/socket.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/tcp_ranks.h"
 

@@ -13,7 +13,7 @@
 #include "engine/setup/process_grid.h"
 #include "models/from_config.h"
 #include "models/gpt.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 
 namespace sherd::test {
 

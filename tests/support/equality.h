@@ -84,7 +84,7 @@ struct RunSpec {
   bool bind_cores = false;
   double timeout_seconds = 60;  ///< of every wait
   std::string device = "cpu";   ///< device.type
-  bool lazy = false;    ///< on a device that does everything as late as it may (support/lazy_kernels.h)
+  bool lazy = false;    ///< on a device that does everything as late as it may (support/gpu/lazy_kernels.h)
   bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
   /// Called before each batch: for ranks that are to fail.
   std::function<void(int rank, int step)> before_batch = nullptr;

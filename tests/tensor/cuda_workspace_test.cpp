@@ -8,7 +8,7 @@
 
 #include "simt/emulated.h"
 #include "support/print_dtype.h"
-#include "tensor/cuda_options.h"
+#include "tensor/kernels.h"
 
 namespace sherd::tensor {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "base/excerpt.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"

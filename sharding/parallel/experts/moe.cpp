@@ -5,9 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "autograd/arrays.h"
-#include "autograd/dropout.h"
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "base/excerpt.h"
 #include "sharding/parallel/collectives.h"
 

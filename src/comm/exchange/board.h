@@ -12,11 +12,10 @@
 
 #include "base/deadline.h"
 #include "comm/exchange/announcements.h"
-#include "comm/exchange/backoff.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/descriptor.h"
 #include "comm/exchange/health.h"
-#include "comm/exchange/wait_word.h"
+#include "comm/exchange/waiting.h"
 
 namespace sherd::comm {
 

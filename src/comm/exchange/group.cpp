@@ -8,7 +8,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu/gpu_order.h"
 #include "comm/exchange/gpu/gpu_route.h"

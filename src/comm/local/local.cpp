@@ -9,8 +9,7 @@
 #include <tuple>
 
 #include "base/log.h"
-#include "base/stack.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/gpu/gpu_worker.h"
 #include "comm/local/local.h"

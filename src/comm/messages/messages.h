@@ -43,7 +43,7 @@ class Pauses {
 /// - A payload leaves when the receiver has asked for it, so it never lies at a peer that does not want it;
 /// but for the first
 ///   `eager_bytes` of a call from one rank to another, which leave at once. What of these waits at a rank is
-///   bounded (comm/host_memory.h), as no machine is further ahead than the ring allows.
+///   bounded (comm/memory.h), as no machine is further ahead than the ring allows.
 class Messages {
  public:
   static constexpr std::size_t longest_message = std::size_t{1} << 28, eager_bytes = std::size_t{4} << 10;

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "comm/exchange/backoff.h"
+#include "comm/exchange/waiting.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {

@@ -16,7 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/processes/process_group.h"
 
 namespace sherd::comm::mpi {

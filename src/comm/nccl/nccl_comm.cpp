@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {

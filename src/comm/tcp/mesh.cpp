@@ -13,7 +13,7 @@
 #include <new>
 
 #include "base/error.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace sherd::comm {
 namespace {

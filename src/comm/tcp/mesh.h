@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/exchange/backoff.h"
+#include "comm/exchange/waiting.h"
 #include "comm/tcp/rendezvous.h"
 
 namespace sherd::comm {

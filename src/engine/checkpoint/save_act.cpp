@@ -1,6 +1,6 @@
 #include "engine/checkpoint/save_act.h"
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "engine/checkpoint/checkpoint.h"
 
 namespace sherd::engine {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/crc32c.h"
-#include "tensor/safetensors.h"
+#include "base/files.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 

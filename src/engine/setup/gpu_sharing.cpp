@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/random.h"
-#include "device/peak_rate.h"
+#include "device/cuda.h"
 #include "engine/gather_records.h"
 #include "engine/setup/make_device.h"
 

@@ -4,8 +4,8 @@
 
 #include "device/cuda/target.h"
 #include "tensor/cuda/data_errors.h"
-#include "tensor/cuda_options.h"
 #include "tensor/kernel_list.h"
+#include "tensor/kernels.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor::SHERD_CUDA {

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "tensor/cuda_options.h"
 #include "tensor/kernel_list.h"
+#include "tensor/kernels.h"
 
 namespace sherd::tensor::meta {
 

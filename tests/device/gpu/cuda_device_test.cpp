@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "support/expect_error.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 
 namespace sherd::device {
 namespace {

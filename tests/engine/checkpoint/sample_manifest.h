@@ -10,7 +10,7 @@
 #include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "support/temp_folder.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "engine/update/update_pipeline.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "support/places.h"
 #include "support/reference_file.h"
 

@@ -5,9 +5,9 @@
 
 #include <cstring>
 
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/sharded_model.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 
 namespace sherd::engine {
 namespace {

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "device/cuda.h"
-#include "support/gpu.h"
-#include "tensor/cuda_options.h"
+#include "support/gpu/gpu.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor {

@@ -11,11 +11,11 @@
 
 #include "base/log.h"
 #include "device/cuda/driver.h"
-#include "tensor/cuda/attention_library.h"
+#include "tensor/cuda/attention/attention_library.h"
+#include "tensor/cuda/attention/regroup.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/cudnn/plan_cache.h"
-#include "tensor/cuda/regroup.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {

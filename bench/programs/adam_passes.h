@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "bench/suite/streaming_limit.h"
+#include "bench/suite/limits.h"
 
 namespace sherd::bench {
 

@@ -15,14 +15,14 @@ namespace {
 
 using namespace sherd;
 
-struct Settings {
+struct GenerateSettings {
   std::string mode = "bf16", style = "gpt2";
   int threads = 2, tokens = 128, rounds = 5, heads = 12;
   std::int64_t batch = 1, prompt = 32, seq = 1024, layers = 12, hidden = 768, vocab = 50257, afresh = 3;
 };
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+GenerateSettings parse(int argc, char** argv) {
+  GenerateSettings s;
   bench::Options(
       "bench_generate",
       "[--mode fp32|bf16] [--style gpt2|llama] [--threads 2] [--batch 1] [--prompt 32] [--tokens 128]\n"
@@ -59,9 +59,9 @@ double median(std::vector<double> times) {
 }
 
 /// Every word of every parameter, by all threads: as fast as memory gives them.
-class Reader {
+class WeightReader {
  public:
-  explicit Reader(device::Device& device) : device_(device) {}
+  explicit WeightReader(device::Device& device) : device_(device) {}
   void read(const std::vector<nn::ParameterPtr>& parameters) {
     for (const auto& p : parameters) {
       const auto words = static_cast<std::int64_t>(p->value.bytes() / 8);
@@ -83,7 +83,7 @@ class Reader {
 };
 
 int run(int argc, char** argv) {
-  const Settings s = parse(argc, argv);
+  const GenerateSettings s = parse(argc, argv);
   models::GptOptions o = s.style == "llama" ? models::GptOptions::llama() : models::GptOptions();
   o.vocab_size = s.vocab, o.max_seq = s.seq, o.hidden = s.hidden, o.layers = s.layers, o.heads = s.heads;
   test::Cpu cpu(s.threads);
@@ -99,7 +99,7 @@ int run(int argc, char** argv) {
     for (std::int64_t i = 0; i < s.prompt; ++i) text.prompt.push_back(id = (id * 17 + 3) % 1000);
     text.max_tokens = s.tokens;
   }
-  Reader reader(*cpu.device);
+  WeightReader reader(*cpu.device);
   std::vector<double> reads, decodes;
   models::GenerationStats stats;
   for (int round = -1; round < s.rounds; ++round) {

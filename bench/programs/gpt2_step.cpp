@@ -15,7 +15,7 @@ namespace {
 
 using namespace sherd;
 
-struct Settings {
+struct Gpt2Settings {
   std::string mode = "bf16", recompute = "none";
   int threads = 2, steps = 3, warmup = 1, heads = 12;
   std::int64_t batch = 4, seq = 512, layers = 12, hidden = 768, vocab = 50257, vocab_multiple = 128;
@@ -23,8 +23,8 @@ struct Settings {
   models::GptOptions options;
 };
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+Gpt2Settings parse(int argc, char** argv) {
+  Gpt2Settings s;
   bench::Options(
       "bench_gpt2_step",
       "[--mode fp32|bf16] [--style gpt2|llama] [--recompute none|selective|full] [--threads 2] [--steps 3]\n"
@@ -64,13 +64,13 @@ autograd::Recompute recompute_of(const std::string& name) {
 }
 
 /// AdamW on fp32 masters after clipping to norm 1, as the peer has it.
-class Optimizer {
+class AdamOptimizer {
  public:
-  Optimizer(tensor::Kernels& kernels, const std::vector<nn::ParameterPtr>& parameters)
+  AdamOptimizer(tensor::Kernels& kernels, const std::vector<nn::ParameterPtr>& parameters)
       : kernels_(kernels), parameters_(parameters) {
     hyper_.lr = 1e-4, hyper_.weight_decay = 0.01;
     for (const auto& p : parameters_) {
-      State state;
+      AdamState state;
       for (tensor::Tensor* moment : {&state.m, &state.v})
         *moment = tensor::Tensor::zeros(kernels.device(), p->shape, DType::f32, device::Category::optimizer);
       if (p->value.dtype() != DType::f32) {
@@ -89,7 +89,7 @@ class Optimizer {
     ++count_;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       const auto& p = parameters_[i];
-      const State& state = states_[i];
+      const AdamState& state = states_[i];
       optim::SpanUpdate span{.master = (state.master ? state.master : p->value).data<float>(),
                              .grad = p->grad.raw(),
                              .grad_dtype = p->grad.dtype(),
@@ -104,17 +104,17 @@ class Optimizer {
   }
 
  private:
-  struct State {
+  struct AdamState {
     tensor::Tensor master, m, v;
   };
   tensor::Kernels& kernels_;
   const std::vector<nn::ParameterPtr>& parameters_;
-  std::vector<State> states_;
+  std::vector<AdamState> states_;
   optim::Hyper hyper_;
   std::int64_t count_ = 0;
 };
 
-void run(const Settings& s) {
+void run(const Gpt2Settings& s) {
   test::Cpu cpu(s.threads);
   bench::TimedKernels kernels(*cpu.kernels);
   models::Gpt model(s.options);
@@ -122,7 +122,7 @@ void run(const Settings& s) {
   const auto vocab = static_cast<std::int32_t>(s.options.vocab_size);
   const tensor::Batch batch{{"tokens", cpu.ids({s.batch, s.seq}, 1, vocab)},
                             {"labels", cpu.ids({s.batch, s.seq}, 2, vocab)}};
-  Optimizer optimizer(kernels, parameters.all());
+  AdamOptimizer optimizer(kernels, parameters.all());
   std::vector<double> times, forward;
   double optimizing = 0;
   double loss = 0;

@@ -47,7 +47,7 @@ Tensor KernelRounds::ids(std::int64_t n, std::int32_t limit) {
 
 double KernelRounds::now() const {
   timespec time{};
-  // Of one thread its own time, which other processes disturb less.
+  // One thread is measured by its own time, which other processes disturb less.
   clock_gettime(!options_.cuda && options_.threads == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }

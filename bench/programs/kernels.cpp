@@ -248,7 +248,7 @@ class KernelCases {
                  dout = r_.make({c.batch, c.seq, c.heads * dim}, dtype);
     const Tensor out = r_.make(dout.shape(), dtype), dqkv = r_.make(qkv.shape(), dtype);
     const Tensor lse = r_.make({c.batch, c.heads, c.seq}, DType::f32);
-    // What the mask leaves of two products, and of five: keys by query.
+    // The part of two products, and of five, that the mask leaves: keys by query.
     const std::int64_t length = c.document ? c.document : c.seq, window = c.window ? c.window : length;
     const std::int64_t seen = c.seq / length * (window * (window + 1) / 2 + (length - window) * window);
     const auto product = static_cast<double>(2 * c.batch * c.heads * seen * dim);

@@ -19,7 +19,7 @@ namespace {
 
 using namespace sherd;
 
-struct Settings {
+struct MoeSettings {
   parallel::MoeOptions layer;
   std::int64_t batch = 4, seq = 512;
   int threads = available_cores();
@@ -53,7 +53,7 @@ class Dense : public nn::Layer {
 
 class Case {
  public:
-  Case(test::Cpu& cpu, const Settings& s, std::unique_ptr<nn::Layer> layer)
+  Case(test::Cpu& cpu, const MoeSettings& s, std::unique_ptr<nn::Layer> layer)
       : kernels_(*cpu.kernels),
         layer_(std::move(layer)),
         parameters_(kernels_, *layer_, DType::bf16, 1, *parse_dtype(s.grads)),
@@ -86,8 +86,8 @@ class Case {
   std::uint64_t step_ = 0;
 };
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+MoeSettings parse(int argc, char** argv) {
+  MoeSettings s;
   parallel::MoeOptions& o = s.layer;
   o.hidden = 768, o.ffn_hidden = 3072, o.experts = 8;
   o.routing = {.top_k = 2, .normalize = true};
@@ -110,8 +110,8 @@ Settings parse(int argc, char** argv) {
   return s;
 }
 
-/// Of the products that both layers have, in forward and backward.
-double flops(const Settings& s) {
+/// The work of the products that both layers have, in forward and backward.
+double flops(const MoeSettings& s) {
   const parallel::MoeOptions& o = s.layer;
   const std::int64_t multiply_adds = o.hidden * o.ffn_hidden * (o.gated ? 3 : 2) * o.routing.top_k;
   return 3 * 2.0 * static_cast<double>(s.batch * s.seq * multiply_adds);
@@ -121,7 +121,7 @@ double flops(const Settings& s) {
 
 int main(int argc, char** argv) {
   return bench::guarded("bench_moe_step", [&] {
-    const Settings s = parse(argc, argv);
+    const MoeSettings s = parse(argc, argv);
     test::Cpu cpu(s.threads);
     Case moe(cpu, s, std::make_unique<parallel::Moe>(s.layer));
     Case dense(cpu, s, std::make_unique<Dense>(s.layer));

@@ -16,24 +16,24 @@ namespace {
 using namespace sherd;
 using tensor::Tensor;
 
-struct Matrix {
+struct MuonMatrix {
   Tensor master, param, grad, momentum, direction;
 };
 
-class Block {
+class MuonBlock {
  public:
-  Block(std::int64_t hidden, int threads)
+  MuonBlock(std::int64_t hidden, int threads)
       : device_(device::make_cpu_device(threads)), kernels_(tensor::make_kernels(*device_)) {
     for (int i = 0; i < 4; ++i) add(hidden, hidden);
     add(4 * hidden, hidden), add(hidden, 4 * hidden);
   }
 
   void orthogonalize() {
-    for (Matrix& m : matrices_) optim::orthogonalize(m.direction, hyper_, *kernels_);
+    for (MuonMatrix& m : matrices_) optim::orthogonalize(m.direction, hyper_, *kernels_);
   }
   void step() {
     ++steps_;
-    for (Matrix& m : matrices_) {
+    for (MuonMatrix& m : matrices_) {
       optim::SpanUpdate span;
       span.master = m.master.data<float>(), span.grad = m.grad.raw(), span.grad_dtype = DType::bf16;
       span.moments[0] = m.momentum.raw(), span.param = m.param.raw(), span.param_dtype = DType::bf16;
@@ -49,7 +49,7 @@ class Block {
  private:
   void add(std::int64_t rows, std::int64_t columns) {
     const auto room = [&](DType dtype) { return Tensor::empty(*device_, {rows, columns}, dtype); };
-    Matrix m{room(DType::f32), room(DType::bf16), room(DType::bf16), room(DType::f32), room(DType::bf16)};
+    MuonMatrix m{room(DType::f32), room(DType::bf16), room(DType::bf16), room(DType::f32), room(DType::bf16)};
     kernels_->fill_normal(m.master, {1, 1}, 0, 0, 0.02);
     kernels_->fill_normal(m.grad, {1, 2}, 0, 0, 0.01);
     kernels_->fill(m.momentum, 0);
@@ -60,7 +60,7 @@ class Block {
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   optim::Hyper hyper_ = config::default_rule(config::OptimizerType::muon);
-  std::vector<Matrix> matrices_;
+  std::vector<MuonMatrix> matrices_;
   std::int64_t steps_ = 0;
 };
 
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
         .value("threads", threads)
         .parse(argc, argv);
     require(hidden > 0 && threads > 0, "numbers must be positive");
-    Block block(hidden, threads);
+    MuonBlock block(hidden, threads);
     bench::serve("{}", [&](const std::string& line) {
       require(line == "step" || line == "orthogonalize", "no case \"", line, "\"");
       return bench::seconds_of([&] { line == "step" ? block.step() : block.orthogonalize(); });

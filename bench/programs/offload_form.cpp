@@ -20,9 +20,9 @@ using sharding::StateBuffer;
 using tensor::Tensor;
 
 /// A block with the parameters of a GPT's, which is never run.
-class Block final : public nn::Module {
+class OffloadedBlock final : public nn::Module {
  public:
-  explicit Block(std::int64_t width) {
+  explicit OffloadedBlock(std::int64_t width) {
     const auto weights = nn::Init::normal(0, 0.02);
     for (const char* norm : {"norm1", "norm2"})
       declare(norm, {2 * width}, nn::Init::ones(), {.decay = false});
@@ -36,13 +36,13 @@ class Block final : public nn::Module {
   }
 };
 
-class Blocks final : public nn::Module {
+class OffloadedBlocks final : public nn::Module {
  public:
-  explicit Blocks(std::int64_t parameters) {
+  explicit OffloadedBlocks(std::int64_t parameters) {
     constexpr std::int64_t count = 8;
     const double width = std::sqrt(static_cast<double>(parameters) / (12.0 * count));
     for (std::int64_t i = 0; i < count; ++i)
-      add(std::to_string(i), std::make_shared<Block>(std::max(64L, std::lround(width / 64) * 64)));
+      add(std::to_string(i), std::make_shared<OffloadedBlock>(std::max(64L, std::lround(width / 64) * 64)));
   }
 };
 
@@ -71,10 +71,10 @@ config::Config configure(const OffloadSettings& s, const std::string& form, conf
 }
 
 /// A model with its states in one place, gradients in memory, and an optimizer.
-struct Side {
-  Side(const OffloadSettings& s, const config::Config& config, const sharding::StateSources& sources)
+struct UpdatedModel {
+  UpdatedModel(const OffloadSettings& s, const config::Config& config, const sharding::StateSources& sources)
       : optimizer(config.optimizer, 1),
-        model(std::make_shared<Blocks>(s.parameters), optimizer.sharding_options(config), sources) {
+        model(std::make_shared<OffloadedBlocks>(s.parameters), optimizer.sharding_options(config), sources) {
     std::uint64_t stream = 0;
     for (sharding::Segment* segment : model.trainable_segments())
       sources.kernels.fill_normal(segment->gradients().tensor(), RandomKey{7, ++stream}, 0, 0, 0.01);
@@ -158,7 +158,7 @@ struct OffloadForm::Parts {
         kernels_(tensor::make_kernels(device)),
         store_(store_options(s, name), device.ledger()) {
     const sharding::StateSources sources{group, *kernels_, &store_, &store_};
-    stored_ = std::make_unique<Side>(s, configure(s, name, config::OffloadDevice::nvme), sources);
+    stored_ = std::make_unique<UpdatedModel>(s, configure(s, name, config::OffloadDevice::nvme), sources);
     pipeline_ = std::make_unique<engine::UpdatePipeline>(
         stored_->model, sources, engine::UpdatePipelineOptions{s.sub_group, s.buffers, true, true});
     chunks_ = engine::cut_update(stored_->model.trainable_segments(), s.sub_group);
@@ -179,7 +179,7 @@ struct OffloadForm::Parts {
 
   void report(int rounds) {
     const sharding::StateSources sources{group_, *kernels_};
-    Side in_memory(s_, configure(s_, name_, config::OffloadDevice::cpu), sources);
+    UpdatedModel in_memory(s_, configure(s_, name_, config::OffloadDevice::cpu), sources);
     Transfers transfers(chunks_, pipeline_->plan(), store_, device_.ledger(), s_.buffers,
                         pipeline_->buffer_bytes());
     for (int warm_up = 0; warm_up < 2; ++warm_up) update(in_memory);  // as many steps as the other side
@@ -210,7 +210,7 @@ struct OffloadForm::Parts {
   }
 
   /// The same update, chunk by chunk, where all states are in memory.
-  void update(Side& side) {
+  void update(UpdatedModel& side) {
     side.optimizer.begin_step();
     const std::vector<sharding::Segment*> segments = side.model.trainable_segments();
     std::size_t index = 0;
@@ -234,7 +234,7 @@ struct OffloadForm::Parts {
   }
 
   /// Both sides have made the same steps.
-  void check_equal(Side& in_memory) {
+  void check_equal(UpdatedModel& in_memory) {
     const auto ours = stored_->model.trainable_segments(), theirs = in_memory.model.trainable_segments();
     for (std::size_t i = 0; i < ours.size(); ++i) {
       const std::int64_t count = std::min<std::int64_t>(ours[i]->update_end(), 1 << 16);
@@ -271,7 +271,7 @@ struct OffloadForm::Parts {
   comm::Communicator& group_;
   std::unique_ptr<tensor::Kernels> kernels_;
   offload::Store store_;
-  std::unique_ptr<Side> stored_;
+  std::unique_ptr<UpdatedModel> stored_;
   std::unique_ptr<engine::UpdatePipeline> pipeline_;
   std::vector<engine::UpdateChunk> chunks_;
   std::array<std::uint64_t, 2> moved_{};  // read and written by one step

@@ -13,7 +13,7 @@
 
 namespace sherd::bench {
 
-/// What bench_offload_step was asked for.
+/// The options of bench_offload_step.
 struct OffloadSettings {
   std::filesystem::path path;  ///< where the stores' files go
   std::int64_t parameters = 100'000'000, sub_group = 1 << 22;

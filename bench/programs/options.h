@@ -110,7 +110,8 @@ class Options {
   std::vector<std::string>* rest_ = nullptr;
 };
 
-/// What main() returns: 0, or 1 after an exception of `body` was printed as one line.
+/// Runs main()'s body and gives what main() returns: 0, or 1 after an exception of `body` was printed as one
+/// line.
 template <class Body>
 int guarded(const char* program, const Body& body) {
   try {

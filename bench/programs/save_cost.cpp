@@ -1,7 +1,7 @@
-// What saving a checkpoint costs training: the seconds of some steps, and of the same number of steps with a
-// save before them, beside training (training.save_async) and waiting for it, in alternating rounds of one
-// process. Prints one JSON object: medians, and the ratios of medians, of the clock and of the process's time
-// on processors, which other programs disturb less. One rank; random tokens.
+// The cost of saving a checkpoint to training: the seconds of some steps, and of the same number of steps
+// with a save before them, beside training (training.save_async) and waiting for it, in alternating rounds of
+// one process. Prints one JSON object: medians, and the ratios of medians, of the clock and of the process's
+// time on processors, which other programs disturb less. One rank; random tokens.
 //
 //   bench_save_cost --path DIR --config F [--config F] [--set a.b.c=V]... [--steps 10] [--rounds 5]
 //   [--warmup 2]
@@ -25,7 +25,7 @@ namespace {
 
 using namespace sherd;
 
-struct Settings {
+struct SaveCostSettings {
   std::string path;
   std::vector<std::string> files, overrides;
   int steps = 10, rounds = 5, warmup = 2;
@@ -33,7 +33,7 @@ struct Settings {
 
 class Saving {
  public:
-  Saving(const Settings& s, const DistributedPtr& dist)
+  Saving(const SaveCostSettings& s, const DistributedPtr& dist)
       : s_(s),
         config_(config::parse_files(s.files, s.overrides)),
         shape_(models::gpt_options(config_, engine::vocabulary_size(config_))),
@@ -64,7 +64,8 @@ class Saving {
     std::vector<double> call, left;
     for (int round = 0; round < s_.rounds; ++round) {
       plain.add([&] { steps(s_.steps); });
-      // What the thread that writes takes on processors after the steps is the save's, too; not on the clock.
+      // The time that the writing thread takes on processors after the steps is the save's, too; not on the
+      // clock.
       beside.add(
           [&] {
             call.push_back(bench::seconds_of([&] { save(true); }));
@@ -130,7 +131,7 @@ class Saving {
     return tensor::Tensor::of<std::int32_t>(engine_->device(), shape, ids);
   }
 
-  const Settings& s_;
+  const SaveCostSettings& s_;
   config::Config config_;
   models::GptOptions shape_;
   std::filesystem::path folder_;
@@ -138,8 +139,8 @@ class Saving {
   tensor::Batch batch_;
 };
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+SaveCostSettings parse(int argc, char** argv) {
+  SaveCostSettings s;
   bench::Options(
       "bench_save_cost",
       "--path DIR --config F [--config F] [--set a.b.c=V]... [--steps 10] [--rounds 5] [--warmup 2]")
@@ -161,7 +162,7 @@ Settings parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   return bench::guarded("bench_save_cost", [&] {
-    const Settings s = parse(argc, argv);
+    const SaveCostSettings s = parse(argc, argv);
     launch_ranks(1, [&](const DistributedPtr& dist) { Saving(s, dist).measure(); });
   });
 }

@@ -21,9 +21,9 @@ using namespace sherd;
 using namespace sherd::offload;
 using Clock = std::chrono::steady_clock;
 
-struct Settings {
+struct StoreSettings {
   StoreOptions store;
-  bench::Traffic mode = bench::Traffic::read;
+  bench::DiskTraffic mode = bench::DiskTraffic::read;
   double seconds = 3;
   std::size_t span_bytes = std::size_t{1} << 30, buffer_bytes = std::size_t{16} << 20;
   int buffers = 4;
@@ -36,14 +36,15 @@ StoreOptions::Backend backend_of(const std::string& name) {
   fail(ErrorKind::usage, "--backend is automatic, io_uring or threads, not ", name);
 }
 
-bench::Traffic traffic_of(const std::string& name) {
-  for (const bench::Traffic traffic : {bench::Traffic::read, bench::Traffic::write, bench::Traffic::mixed})
+bench::DiskTraffic traffic_of(const std::string& name) {
+  for (const bench::DiskTraffic traffic :
+       {bench::DiskTraffic::read, bench::DiskTraffic::write, bench::DiskTraffic::mixed})
     if (bench::name_of(traffic) == name) return traffic;
   fail(ErrorKind::usage, "--mode is read, write or mixed, not ", name);
 }
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+StoreSettings parse(int argc, char** argv) {
+  StoreSettings s;
   std::size_t mib = s.span_bytes >> 20, buffer_mib = s.buffer_bytes >> 20;
   bench::Options(
       "bench_store",
@@ -77,7 +78,7 @@ double cpu_seconds() {
   return seconds(use.ru_utime) + seconds(use.ru_stime);
 }
 
-void run(const Settings& s) {
+void run(const StoreSettings& s) {
   bench::StoreTraffic traffic(s.store, s.span_bytes, s.buffers, s.buffer_bytes);
   const double cpu_before = cpu_seconds();
   const auto start = Clock::now();

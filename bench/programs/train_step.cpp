@@ -30,16 +30,16 @@ namespace {
 using namespace sherd;
 using device::Tier;
 
-struct Settings {
+struct TrainSettings {
   std::vector<std::string> files, overrides;
   int ranks = 1, warmup = 2, steps = 5;
   bool serve = false;
 };
 
 /// A model in training, and what is asked about it.
-class Training {
+class TrainedModel {
  public:
-  Training(const Settings& s, const DistributedPtr& dist)
+  TrainedModel(const TrainSettings& s, const DistributedPtr& dist)
       : config_(config::parse_files(s.files, s.overrides)),
         shape_(models::gpt_options(config_, engine::vocabulary_size(config_))) {
     config_.data.reset();  // which random ids stand for
@@ -81,7 +81,7 @@ class Training {
     return cat("{\"forward_s\": ", forward, ", \"backward_s\": ", backward, ", \"update_s\": ", update, "}");
   }
 
-  /// What a reader of the times must know.
+  /// The facts that a reader of the times must know.
   std::string facts() const {
     const config::Batch& batch = engine_->config().batch;
     std::ostringstream out;
@@ -114,7 +114,8 @@ class Training {
       out << ", \"attention_by_library\": " << attention.by_library
           << ", \"attention_by_own_kernels\": " << attention.by_own;
       const device::DeviceMemory memory = gpu->memory();
-      // Of all programs: with the driver's own and what the allocator keeps, which no ledger knows.
+      // The numbers are of all programs: with the driver's own and what the allocator keeps, which no ledger
+      // knows.
       out << ", \"gpu_in_use\": " << memory.total - memory.free << ", \"gpu_memory\": " << memory.total;
     }
     out << "}";
@@ -168,7 +169,7 @@ class Training {
   tensor::Batch batch_;
 };
 
-std::string answer(Training& training, const std::string& line) {
+std::string answer(TrainedModel& training, const std::string& line) {
   std::istringstream in(line);
   std::string word;
   int count = 1;
@@ -179,7 +180,7 @@ std::string answer(Training& training, const std::string& line) {
   fail(ErrorKind::usage, "asked for '", line, "': steps N, phases and report are answered");
 }
 
-void measure(Training& training, const Settings& s) {
+void measure(TrainedModel& training, const TrainSettings& s) {
   if (s.warmup > 0) training.steps(training.told(s.warmup));
   std::vector<double> seconds(static_cast<std::size_t>(s.steps));
   for (double& step : seconds) step = training.steps(training.told(1));
@@ -192,8 +193,8 @@ void measure(Training& training, const Settings& s) {
             << ", \"report\": " << training.report() << "}" << std::endl;
 }
 
-Settings parse(int argc, char** argv) {
-  Settings s;
+TrainSettings parse(int argc, char** argv) {
+  TrainSettings s;
   bench::Options("bench_train_step",
                  "--config F [--config F] [--set a.b.c=V]... [--ranks 1] [--warmup 2] [--steps 5] [--serve]")
       .list("config", s.files)
@@ -212,9 +213,9 @@ Settings parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   return bench::guarded("bench_train_step", [&] {
-    const Settings s = parse(argc, argv);
+    const TrainSettings s = parse(argc, argv);
     launch_ranks(s.ranks, [&](const DistributedPtr& dist) {
-      Training training(s, dist);
+      TrainedModel training(s, dist);
       if (dist->rank() > 0) return training.follow();
       if (s.serve)
         bench::serve(training.facts(), [&](const std::string& line) { return answer(training, line); });

@@ -141,7 +141,7 @@ void AdamBench::add_cases() {
       [=, this] { norm_and_fused(span(bf16, Masters::split, bf16)); });
   add("path_moments8", "norm + split masters, bf16 gradients, moments in 8 bits", 16,
       [=, this] { norm_and_fused(span(bf16, Masters::split, DType::u8)); });
-  // What replicas do that exchange momentum, before and after the exchange.
+  // The work of replicas that exchange momentum, before and after the exchange.
   add("one_bit_pack", "1-bit Adam: bf16 gradients, momentum and error to signs", 14,
       [this] { pack_momentum(); });
   add("one_bit_update", "1-bit Adam: signs to error, momentum and split masters", 24,
@@ -168,10 +168,10 @@ BenchReport measure_adam(std::int64_t parameters, int threads, int rounds, const
                      {},
                      {}};
   for (const AdamCase& c : bench.cases()) {
-    std::vector<Field> row{{"case", "", c.name}, {"what", "state", c.what}};
+    std::vector<ReportField> row{{"case", "", c.name}, {"what", "state", c.what}};
     row.push_back({"bytes_per_parameter", "B/param", std::int64_t{c.bytes}});
     row.push_back({"gparam_per_s", "Gparam/s", n / times.median_seconds(c.name) * 1e-9});
-    for (Field& field :
+    for (ReportField& field :
          rate_fields(times, c.name, c.bytes * n, "limit", streamed_bytes * n, "gb_per_s", "GB/s"))
       row.push_back(std::move(field));
     report.rows.push_back(std::move(row));

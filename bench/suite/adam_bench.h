@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "bench/suite/bench_report.h"
+#include "bench/suite/limits.h"
 #include "bench/suite/rounds.h"
-#include "bench/suite/streaming_limit.h"
 #include "optim/update_rule.h"
 #include "tensor/kernels.h"
 
@@ -35,7 +35,7 @@ class AdamBench {
   /// body(begin, end) over all elements, on all threads.
   void each(const std::function<void(std::int64_t, std::int64_t)>& body);
 
-  /// What it allocates for each parameter.
+  /// The bytes that it allocates for each parameter.
   static constexpr int memory_per_parameter = 36;
 
  private:

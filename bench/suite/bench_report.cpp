@@ -25,7 +25,7 @@ std::string digits(double value) {
   return formatted(size >= 100 ? "%.0f" : size >= 10 ? "%.1f" : size >= 1 ? "%.2f" : "%.3f", value);
 }
 
-std::string text_of(const Field& field) {
+std::string text_of(const ReportField& field) {
   struct Visitor {
     std::string operator()(std::monostate) const { return "-"; }
     std::string operator()(const std::string& text) const { return text; }
@@ -36,7 +36,7 @@ std::string text_of(const Field& field) {
   return std::visit(Visitor(), field.value);
 }
 
-nlohmann::ordered_json json_of(const Field& field) {
+nlohmann::ordered_json json_of(const ReportField& field) {
   struct Visitor {
     nlohmann::ordered_json operator()(std::monostate) const { return nullptr; }
     nlohmann::ordered_json operator()(double value) const {
@@ -51,12 +51,12 @@ nlohmann::ordered_json json_of(const Field& field) {
 
 }  // namespace
 
-std::vector<Field> rate_fields(const Rounds& rounds, const std::string& name, double amount,
-                               const std::string& limit, double limit_amount, const std::string& key,
-                               const std::string& unit) {
+std::vector<ReportField> rate_fields(const Rounds& rounds, const std::string& name, double amount,
+                                     const std::string& limit, double limit_amount, const std::string& key,
+                                     const std::string& unit) {
   const double seconds = rounds.median_seconds(name);
-  std::vector<Field> fields{{"median_ms", "ms", seconds * 1e3}, {key, unit, amount / seconds * 1e-9}};
-  Field limit_rate{"limit_" + key, "limit " + unit, {}}, ratio{"of_limit", "of limit", {}};
+  std::vector<ReportField> fields{{"median_ms", "ms", seconds * 1e3}, {key, unit, amount / seconds * 1e-9}};
+  ReportField limit_rate{"limit_" + key, "limit " + unit, {}}, ratio{"of_limit", "of limit", {}};
   if (!limit.empty()) {
     limit_rate.value = limit_amount / rounds.median_seconds(limit) * 1e-9;
     ratio.value = amount / limit_amount * rounds.ratio(limit, name);
@@ -69,7 +69,7 @@ std::vector<Field> rate_fields(const Rounds& rounds, const std::string& name, do
 std::string as_table(const BenchReport& report) {
   std::string text = report.title + "\n";
   const char* separator = "";
-  for (const Field& fact : report.facts) {
+  for (const ReportField& fact : report.facts) {
     if (fact.heading.empty()) continue;
     text += cat(separator, fact.heading, " ", text_of(fact));
     separator = ", ";
@@ -79,7 +79,7 @@ std::string as_table(const BenchReport& report) {
     const bool first = cells.empty();
     if (first) cells.emplace_back();
     std::vector<std::string> line;
-    for (const Field& field : row) {
+    for (const ReportField& field : row) {
       if (field.heading.empty()) continue;
       if (first) cells[0].push_back(field.heading);
       line.push_back(text_of(field));
@@ -93,11 +93,11 @@ std::string as_table(const BenchReport& report) {
 
 std::string as_json(const BenchReport& report) {
   nlohmann::ordered_json object{{"bench", report.bench}, {"limit", report.limit}};
-  for (const Field& fact : report.facts) object[fact.key] = json_of(fact);
+  for (const ReportField& fact : report.facts) object[fact.key] = json_of(fact);
   auto& cases = object["cases"] = nlohmann::ordered_json::array();
   for (const auto& row : report.rows) {
     nlohmann::ordered_json one;
-    for (const Field& field : row) one[field.key] = json_of(field);
+    for (const ReportField& field : row) one[field.key] = json_of(field);
     cases.push_back(std::move(one));
   }
   object["notes"] = report.notes;

@@ -116,20 +116,21 @@ BenchReport comm_report(const Rounds& times, const CommBenchOptions& options, co
        {"barrier_us", "microseconds per barrier", barrier_us}},
       {},
       {}};
-  struct Row {
+  struct CollectiveRow {
     const char *name, *what;
     double crossing;  // bytes that leave or reach each rank, by those of the full tensor
   };
   const double share = static_cast<double>(ranks - 1) / ranks;
-  for (const Row& c :
-       {Row{"all_reduce", "all-reduce", 2 * share}, Row{"reduce_scatter", "reduce-scatter", share},
-        Row{"all_gather", "all-gather", share}, Row{"send", "send to the next rank", 1}})
+  for (const CollectiveRow& c :
+       {CollectiveRow{"all_reduce", "all-reduce", 2 * share},
+        CollectiveRow{"reduce_scatter", "reduce-scatter", share},
+        CollectiveRow{"all_gather", "all-gather", share}, CollectiveRow{"send", "send to the next rank", 1}})
     for (const char* suffix : {"", "_staged"}) {
       const std::string name = cat(c.name, suffix);
       if (!times.has(name)) continue;
-      std::vector<Field> row{{"case", "", name},
-                             {"what", "collective", cat(c.what, *suffix ? ", staged" : "")}};
-      for (Field& field : rate_fields(times, name, bytes, "memcpy", bytes, "gb_per_s", "GB/s"))
+      std::vector<ReportField> row{{"case", "", name},
+                                   {"what", "collective", cat(c.what, *suffix ? ", staged" : "")}};
+      for (ReportField& field : rate_fields(times, name, bytes, "memcpy", bytes, "gb_per_s", "GB/s"))
         row.push_back(std::move(field));
       row.push_back({"bus_gb_per_s", "bus GB/s", c.crossing * bytes / times.median_seconds(name) * 1e-9});
       report.rows.push_back(std::move(row));

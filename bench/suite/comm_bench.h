@@ -25,7 +25,7 @@ struct CommBenchOptions {
   std::function<std::vector<Contender>(const CollectiveBuffers&)> others{};
 };
 
-/// What each rank allocates.
+/// The bytes that each rank allocates.
 double comm_bench_memory(const CommBenchOptions& options, int ranks);
 
 /// All-reduce, reduce-scatter, all-gather and, between several ranks, a send and a receive beside a memcpy of

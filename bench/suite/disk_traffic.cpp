@@ -19,14 +19,14 @@ namespace sherd::bench {
 namespace {
 
 /// Where the i-th of `count` equal pieces lies and which way it goes.
-struct Place {
+struct FilePlace {
   bool write;
   std::uint64_t index;
 };
-Place place_of(Traffic traffic, std::uint64_t i, std::uint64_t count) {
-  if (traffic != Traffic::mixed) return {traffic == Traffic::write, i % count};
+FilePlace place_of(DiskTraffic traffic, std::uint64_t i, std::uint64_t count) {
+  if (traffic != DiskTraffic::mixed) return {traffic == DiskTraffic::write, i % count};
   const std::uint64_t half = count / 2, at = i / 2 % half;
-  return i % 2 == 0 ? Place{false, at} : Place{true, half + at};
+  return i % 2 == 0 ? FilePlace{false, at} : FilePlace{true, half + at};
 }
 
 /// Bytes that no disk compresses or recognises as zeros. A multiple of eight.
@@ -40,7 +40,7 @@ void fill(std::byte* memory, std::size_t bytes) {
 
 }  // namespace
 
-std::string_view name_of(Traffic traffic) {
+std::string_view name_of(DiskTraffic traffic) {
   constexpr std::array<std::string_view, 3> names{"read", "write", "mixed"};
   return names[static_cast<std::size_t>(traffic)];
 }
@@ -60,7 +60,7 @@ StoreTraffic::StoreTraffic(const offload::StoreOptions& options, std::uint64_t b
     fill(all.back().data(), buffer_bytes / 8 * 8);
   }
   all.clear();
-  run(Traffic::write, [&](std::uint64_t moved) { return moved < span_.bytes(); });
+  run(DiskTraffic::write, [&](std::uint64_t moved) { return moved < span_.bytes(); });
 }
 
 void StoreTraffic::start(bool write, std::uint64_t offset) {
@@ -76,12 +76,12 @@ void StoreTraffic::finish_first() {
   under_way_.pop_front();
 }
 
-std::uint64_t StoreTraffic::run(Traffic traffic, const std::function<bool(std::uint64_t)>& more) {
+std::uint64_t StoreTraffic::run(DiskTraffic traffic, const std::function<bool(std::uint64_t)>& more) {
   std::uint64_t moved = 0;
   const std::uint64_t pieces = span_.bytes() / pool_.bytes();
   for (std::uint64_t i = 0; more(moved); ++i, moved += pool_.bytes()) {
     if (under_way_.size() == static_cast<std::size_t>(pool_.count())) finish_first();
-    const Place place = place_of(traffic, i, pieces);
+    const FilePlace place = place_of(traffic, i, pieces);
     start(place.write, place.index * pool_.bytes());
   }
   while (!under_way_.empty()) finish_first();
@@ -143,7 +143,7 @@ void RawTraffic::reap(std::size_t* under_way) {
   }
 }
 
-void RawTraffic::run(Traffic traffic) {
+void RawTraffic::run(DiskTraffic traffic) {
   const std::uint64_t blocks = bytes_ / block_;
   std::size_t under_way = 0;
   std::vector<offload::IoRequest> batch;
@@ -152,7 +152,7 @@ void RawTraffic::run(Traffic traffic) {
     for (; next < blocks && under_way + batch.size() < depth_; ++next) {
       const std::uint64_t slot = free_.front();
       free_.pop_front();
-      const Place place = place_of(traffic, next, blocks);
+      const FilePlace place = place_of(traffic, next, blocks);
       batch.push_back({.write = place.write,
                        .offset = place.index * block_,
                        .memory = memory_ + slot * block_,

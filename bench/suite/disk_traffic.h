@@ -15,10 +15,10 @@
 
 namespace sherd::bench {
 
-/// What goes to and from a disk; `mixed` reads one half of the file while it writes the other, as an
+/// The traffic to and from a disk; `mixed` reads one half of the file while it writes the other, as an
 /// optimizer's step does in the end.
-enum class Traffic : std::uint8_t { read, write, mixed };
-std::string_view name_of(Traffic traffic);
+enum class DiskTraffic : std::uint8_t { read, write, mixed };
+std::string_view name_of(DiskTraffic traffic);
 
 /// A store's span and whole buffers of a pool to and from it in turn, with the next ones always under way.
 class StoreTraffic {
@@ -30,7 +30,7 @@ class StoreTraffic {
                std::size_t buffer_bytes);
 
   /// Moves buffers until more(bytes started so far) is false and returns the bytes, all of them done.
-  std::uint64_t run(Traffic traffic, const std::function<bool(std::uint64_t)>& more);
+  std::uint64_t run(DiskTraffic traffic, const std::function<bool(std::uint64_t)>& more);
 
   std::uint64_t bytes() const { return span_.bytes(); }
   const offload::Store& store() const { return store_; }
@@ -68,7 +68,7 @@ class RawTraffic {
 
   /// Moves `bytes` bytes once over. Throws Error{io} for a request that fails, is cut short, or does not end
   /// within the deadline.
-  void run(Traffic traffic);
+  void run(DiskTraffic traffic);
 
  private:
   void reap(std::size_t* under_way);

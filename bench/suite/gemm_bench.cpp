@@ -9,7 +9,7 @@
 
 #include "base/cpu_isa.h"
 #include "base/error.h"
-#include "bench/suite/register_peak.h"
+#include "bench/suite/limits.h"
 #include "engine/report/gemm_probe.h"
 #include "tensor/kernels.h"
 #include "tensor/library_version.h"
@@ -21,12 +21,12 @@ using tensor::Shape;
 using tensor::Tensor;
 using Count = std::int64_t;
 
-struct Layer {
+struct BenchProduct {
   const char* name;
   Count in, out;
 };
 
-std::array<Layer, 5> layers(const GemmBenchOptions& o) {
+std::array<BenchProduct, 5> layers(const GemmBenchOptions& o) {
   const Count h = o.hidden;
   return {{{"projection", h, h},
            {"qkv", h, 3 * h},
@@ -43,7 +43,7 @@ class GemmBench {
         device_(device::make_cpu_device(options.threads)),
         kernels_(tensor::make_kernels(*device_)) {}
 
-  std::vector<std::vector<Field>> run() {
+  std::vector<std::vector<ReportField>> run() {
     for (const DType dtype : {DType::bf16, DType::f32}) {
       peak_ = register_peak(dtype);
       for (const auto& [name, in, out] : layers(options_)) {
@@ -88,8 +88,8 @@ class GemmBench {
     if (peak_.loop)
       contenders.push_back({"peak", [&] { peak_flops = run_peak(peak_, device_->arena(), about); }});
     times.run(contenders);
-    std::vector<Field> row{{"case", "product", label}, {"shape", "shape", shape}};
-    for (Field& field :
+    std::vector<ReportField> row{{"case", "product", label}, {"shape", "shape", shape}};
+    for (ReportField& field :
          rate_fields(times, label, flops, peak_.loop ? "peak" : "", peak_flops, "gflop_per_s", "GFLOP/s"))
       row.push_back(std::move(field));
     rows_.push_back(std::move(row));
@@ -142,7 +142,7 @@ class GemmBench {
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   RegisterPeak peak_;
-  std::vector<std::vector<Field>> rows_;
+  std::vector<std::vector<ReportField>> rows_;
 };
 
 }  // namespace
@@ -150,7 +150,7 @@ class GemmBench {
 double gemm_bench_memory(const GemmBenchOptions& options) {
   double most = 0;
   const auto tokens = static_cast<double>(options.tokens);
-  for (const Layer& layer : layers(options)) {
+  for (const BenchProduct& layer : layers(options)) {
     const auto in = static_cast<double>(layer.in), out = static_cast<double>(layer.out);
     most = std::max(most, 4 * (tokens * in + in * out + tokens * out));
   }

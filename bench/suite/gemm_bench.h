@@ -10,7 +10,7 @@ namespace sherd::bench {
 
 struct GemmBenchOptions {
   int threads = 1, rounds = 5;
-  /// Of a GPT-2-shaped transformer: rows of every product, width, size of the vocabulary.
+  /// The shape of a GPT-2-like transformer: rows of every product, width, size of the vocabulary.
   std::int64_t tokens = 2048, hidden = 768, vocabulary = 50257;
   std::string only;  ///< cases whose name holds this text; empty: all
 };

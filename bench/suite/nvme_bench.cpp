@@ -17,20 +17,20 @@ using offload::StoreOptions;
 
 namespace {
 
-constexpr std::array traffics{Traffic::read, Traffic::write, Traffic::mixed};
+constexpr std::array traffics{DiskTraffic::read, DiskTraffic::write, DiskTraffic::mixed};
 constexpr double timeout_seconds = 120;
 
 /// folder/sherd-bench, and what the store makes there, go again unless another run uses them.
-class WorkFolder {
+class BenchFolder {
  public:
-  explicit WorkFolder(const fs::path& folder) : path_(folder / "sherd-bench") {}
-  ~WorkFolder() {
+  explicit BenchFolder(const fs::path& folder) : path_(folder / "sherd-bench") {}
+  ~BenchFolder() {
     std::error_code ignored;
     fs::remove(path_ / "sherd-swap", ignored);
     fs::remove(path_, ignored);
   }
-  WorkFolder(const WorkFolder&) = delete;
-  WorkFolder& operator=(const WorkFolder&) = delete;
+  BenchFolder(const BenchFolder&) = delete;
+  BenchFolder& operator=(const BenchFolder&) = delete;
   const fs::path& path() const { return path_; }
 
  private:
@@ -51,11 +51,11 @@ void check_folder(const NvmeBenchOptions& options) {
 
 /// How a file of about `bytes` bytes is cut for the store: buffers of whole blocks, and enough of them that
 /// one of them can be waited for while the others fill the queue.
-struct Cut {
+struct FileCut {
   std::size_t buffer_bytes;
   int buffers;
 };
-Cut cut_for(std::uint64_t bytes, const StoreOptions& options) {
+FileCut cut_for(std::uint64_t bytes, const StoreOptions& options) {
   constexpr std::uint64_t usual = std::uint64_t{16} << 20;
   const std::uint64_t block = options.block_size, depth = static_cast<std::uint64_t>(options.queue_depth);
   const std::uint64_t buffer = std::max(std::min(usual, bytes / 8) / block * block, block);
@@ -69,7 +69,7 @@ Cut cut_for(std::uint64_t bytes, const StoreOptions& options) {
 class Setting {
  public:
   Setting(const StoreOptions& options, std::uint64_t bytes) : options_(options) {
-    const Cut cut = cut_for(bytes, options);
+    const FileCut cut = cut_for(bytes, options);
     through_store_ = std::make_unique<StoreTraffic>(options, bytes, cut.buffers, cut.buffer_bytes);
     StoreOptions raw = options;
     raw.direct = !buffered();
@@ -91,7 +91,7 @@ class Setting {
       if (stopped && stopped()) fail(ErrorKind::interrupted, "interrupted");
     };
     std::vector<Contender> contenders;
-    for (const Traffic traffic : traffics) {
+    for (const DiskTraffic traffic : traffics) {
       const std::string name(name_of(traffic));
       contenders.push_back(
           {name,
@@ -105,20 +105,20 @@ class Setting {
     times_->run(contenders);
   }
 
-  std::vector<Field> row(Traffic traffic) const {
+  std::vector<ReportField> row(DiskTraffic traffic) const {
     const std::string name(name_of(traffic));
     const auto limit = std::min_element(raw_.begin(), raw_.end(), [&](const Raw& a, const Raw& b) {
       return times_->median_seconds(cat(name, " by ", a.name)) <
              times_->median_seconds(cat(name, " by ", b.name));
     });
     const auto amount = static_cast<double>(bytes());
-    std::vector<Field> row{{"case", "traffic", name},
-                           {"block_size", "", static_cast<std::int64_t>(options_.block_size)},
-                           {"block", "block", engine::human_bytes(options_.block_size)},
-                           {"queue_depth", "depth", std::int64_t{options_.queue_depth}},
-                           {"backend", "backend", through_store_->store().backend_name()},
-                           {"thread_count", "threads", threads()}};
-    for (Field& field :
+    std::vector<ReportField> row{{"case", "traffic", name},
+                                 {"block_size", "", static_cast<std::int64_t>(options_.block_size)},
+                                 {"block", "block", engine::human_bytes(options_.block_size)},
+                                 {"queue_depth", "depth", std::int64_t{options_.queue_depth}},
+                                 {"backend", "backend", through_store_->store().backend_name()},
+                                 {"thread_count", "threads", threads()}};
+    for (ReportField& field :
          rate_fields(*times_, name, amount, cat(name, " by ", limit->name), amount, "gb_per_s", "GB/s"))
       row.push_back(std::move(field));
     row.push_back({"limit_by", "limit by", limit->name});
@@ -135,7 +135,7 @@ class Setting {
     std::unique_ptr<RawTraffic> traffic;
   };
   /// Nothing where the backend has none.
-  decltype(Field::value) threads() const {
+  decltype(ReportField::value) threads() const {
     if (!through_store_->store().backend_name().starts_with("threads")) return {};
     return std::int64_t{options_.thread_count};
   }
@@ -182,7 +182,7 @@ std::vector<StoreOptions> combinations(const NvmeBenchOptions& options, const fs
 BenchReport measure_nvme(const NvmeBenchOptions& options, const std::function<bool()>& stopped,
                          const Tell& tell) {
   check_folder(options);
-  const WorkFolder work(options.folder);
+  const BenchFolder work(options.folder);
   BenchReport report{"nvme",
                      cat("Offload store in ", options.folder.string()),
                      "the same requests straight to the kernel, without the store, by io_uring or by as many "
@@ -200,7 +200,7 @@ BenchReport measure_nvme(const NvmeBenchOptions& options, const std::function<bo
   for (const StoreOptions& store : all) {
     Setting setting(store, options.bytes);
     setting.measure(options.rounds, stopped, tell);
-    for (const Traffic traffic : traffics) report.rows.push_back(setting.row(traffic));
+    for (const DiskTraffic traffic : traffics) report.rows.push_back(setting.row(traffic));
     buffered = setting.buffered();
     if (setting.mixed_rate() > most) most = setting.mixed_rate(), best = &store;
   }

@@ -1,4 +1,4 @@
-#include "bench/suite/register_peak.h"
+#include "bench/suite/limits.h"
 
 #include "base/cpu_isa.h"
 

@@ -1,4 +1,4 @@
-#include "bench/suite/streaming_limit.h"
+#include "bench/suite/limits.h"
 
 #include <bit>
 

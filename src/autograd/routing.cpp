@@ -16,7 +16,7 @@ Tensor in_type(Tape& tape, const Tensor& x, DType dtype) {
   return out;
 }
 
-/// What the processor knows of a choice. A dry run's tokens take all experts in turn.
+/// A choice as the processor knows it. A dry run's tokens take all experts in turn.
 std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, std::int64_t experts) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(chosen.numel()));
   if (device.kind() == device::Kind::meta) {

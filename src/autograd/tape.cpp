@@ -232,7 +232,7 @@ Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
   return there;
 }
 
-/// What brings an input of checkpoint() back.
+/// The function that brings an input of checkpoint() back.
 std::function<Tensor(Tape&)> Tape::keep(const Var& input) {
   if (checkpoint_keeper)
     return [restore = checkpoint_keeper->keep(input.value())](Tape&) { return restore(); };

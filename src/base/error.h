@@ -18,7 +18,7 @@ std::string cat(const Args&... args) {
   return std::move(out).str();
 }
 
-/// What went wrong, coarse enough to act on.
+/// The kinds of errors, coarse enough to act on.
 enum class ErrorKind {
   usage,       ///< a caller broke an interface's contract
   config,      ///< a configuration value is wrong or does not fit
@@ -71,7 +71,7 @@ std::string nearest(std::string_view word, const Range& candidates) {
   return best;
 }
 
-/// What is wrong with a configuration, gathered so that a person hears of all of it at once.
+/// The mistakes of a configuration, gathered so that a person hears of all of it at once.
 class Problems {
  public:
   /// Calls `check`; an Error{config} of it becomes a problem, and what comes next is checked too.

@@ -103,7 +103,7 @@ void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t by
 
 void AtomicFile::commit() {
   require(descriptor_ >= 0, "'", path_.string(), "' is already complete");
-  // What is no file may have nothing to sync.
+  // An entry that is no file may have nothing to sync.
   if (::fsync(descriptor_) != 0 && !(in_place_ && (errno == EINVAL || errno == EROFS || errno == ENOTSUP)))
     fail_errno("sync", partial_, errno);
   // Network file systems report a late failed write here.

@@ -5,7 +5,7 @@
 namespace sherd::comm {
 
 /// A ceiling, in bytes, for the memory of the host that a rank of a group of processes takes for exchanging,
-/// beside the tensors that it exchanges; it is on nobody's books. 0 for one rank. `ranks_of_machine`: of the
+/// beside the tensors that it exchanges; no ledger counts it. 0 for one rank. `ranks_of_machine`: of the
 /// group, on one machine.
 ///
 /// - Where several ranks share a machine, the rank's part of the board: its calls, the stage and the rings
@@ -17,7 +17,7 @@ namespace sherd::comm {
 std::uint64_t host_memory(int ranks, int ranks_of_machine);
 
 /// A ceiling, in bytes, for the memory of a GPU that NCCL takes for itself where every rank has a GPU of its
-/// own; it is on nobody's books. 0 for one rank.
+/// own; no ledger counts it. 0 for one rank.
 ///
 /// Sums travel as messages between every two ranks, so NCCL connects them all: on one machine with NVLink
 /// through as many as 32 channels per pair (`channels`), each with 10 MiB to receive into (FIFOs of its three
@@ -35,7 +35,7 @@ std::uint64_t nccl_memory(int ranks, int ranks_of_machine, int channels);
 std::uint64_t nccl_pairs_memory(int sends, int receives, bool one_machine, int channels);
 
 /// The channels that NCCL may use of a pair of ranks, at most 32: NCCL_MAX_P2P_NCHANNELS and NCCL_MAX_CTAS
-/// (or its older name NCCL_MAX_NCHANNELS) in the environment lower it, for NCCL and for what is booked.
+/// (or its older name NCCL_MAX_NCHANNELS) in the environment lower it, for NCCL and for what is charged.
 int nccl_channels();
 
 }  // namespace sherd::comm

@@ -28,7 +28,7 @@ class Accelerator : public Device {
   Tier processor_tier() const final { return Tier::host; }
   Event record() final { return compute_stream().record(); }
 
-  /// What its maker calls it.
+  /// The maker's name for it.
   virtual std::string name() const = 0;
   /// Its number among those of this process.
   virtual int ordinal() const = 0;
@@ -43,7 +43,7 @@ class Accelerator : public Device {
   virtual void copy_on(Stream& stream, void* to, const void* from, std::size_t bytes) = 0;
   /// True for memory of this or another GPU; false for any memory of the host.
   virtual bool in_gpu_memory(const void* data) const = 0;
-  /// What became of the compute stream's work where it is run as graphs; else zeros.
+  /// How the compute stream's work was run, where it is run as graphs; else zeros.
   virtual GraphCounts graph_counts() const { return {}; }
 
   /// Registers what synchronize() calls when all work has ended, and check() at any time, to throw what

@@ -25,7 +25,7 @@ struct CudaGpu {
       uuid{};  ///< the same in every process of the machine, of no other GPU; all zero: not known
 };
 
-/// What this build and this machine have of CUDA.
+/// CUDA as this build and this machine have it.
 struct CudaStatus {
   bool built = false;          ///< this build has CUDA
   std::string version;         ///< of the runtime that it was built with, "13.0"; empty without

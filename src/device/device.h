@@ -98,7 +98,7 @@ class Device {
   virtual void synchronize() {}
   /// After everything that the device was given so far; empty where that is done on return.
   virtual Event record();
-  /// Of a wait for this device that begins now.
+  /// The deadline of a wait for this device that begins now.
   virtual Deadline deadline() const;
   /// Throws what work that has ended by now found wrong with its data. Does not wait.
   virtual void check() {}
@@ -108,7 +108,7 @@ class Device {
 
   virtual Arena& arena() = 0;
   virtual Ledger& ledger() = 0;
-  /// Of the memory that allocate() has from the system for the processor's tiers, what is in no block now:
+  /// Bytes that allocate() has from the system for the processor's tiers and that are in no block now:
   /// free for blocks to come, and resident all the same. Beside the ledger, and subject to no limit.
   virtual std::uint64_t unused_bytes() const { return 0; }
 };

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -17,8 +16,8 @@ namespace {
 
 /// Tells streams apart for as long as anybody knows of them, so that no later one is taken for an earlier
 /// one.
-struct Identity {};
-using StreamId = std::shared_ptr<const Identity>;
+struct StreamTag {};
+using StreamId = std::shared_ptr<const StreamTag>;
 /// How many events of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988,
 /// Mattern 1988).
 using Clock = std::map<StreamId, std::uint64_t>;
@@ -31,13 +30,6 @@ void merge(Clock& into, const Clock& from) {
 }
 
 }  // namespace
-
-Event Device::record() {
-  return {};
-}
-Deadline Device::deadline() const {
-  return Deadline::after_seconds(std::numeric_limits<double>::max());
-}
 
 void StreamQueue::launch(const KernelLaunch&) {
   fail(ErrorKind::usage, "this stream runs no kernels");
@@ -76,7 +68,7 @@ void Event::wait(const Deadline& deadline, std::string_view what) const {
 
 struct Stream::State {
   std::unique_ptr<StreamQueue> queue;
-  StreamId id = std::make_shared<const Identity>();
+  StreamId id = std::make_shared<const StreamTag>();
   std::mutex mutex;
   std::uint64_t events = 0;  // guarded by mutex
   Clock past;                // guarded by mutex: of what is queued next

@@ -16,8 +16,8 @@ class Stages {
   /// undefined on ranks that do not have it. Gives it to the rank that has `part`; undefined elsewhere. On a
   /// tape that does not record. Collective over the two ranks.
   virtual Var cross(Tape& tape, std::size_t part, const Var& x) = 0;
-  /// What the rank with the last part has, on all stages; its shape and dtype need not be known elsewhere.
-  /// Collective.
+  /// The value of the rank with the last part, on all stages; its shape and dtype need not be known
+  /// elsewhere. Collective.
   virtual tensor::Tensor from_last(Tape& tape, const tensor::Tensor& value) = 0;
 };
 
@@ -73,13 +73,13 @@ class LayeredModel : public Model {
 /// calls PipelineModule(layers, loss_fn). Parameters are named as in PyTorch's nn.Sequential: "0.weight", ...
 class SequentialModel : public LayeredModel {
  public:
-  /// What the first layer takes of a batch, as tape.input(batch.at("x")).
+  /// The input of the first layer, from a batch, as tape.input(batch.at("x")).
   using Input = std::function<Var(Tape& tape, const tensor::Batch& batch)>;
   /// The mean loss, a scalar, of what the last layer gives.
   using Loss = std::function<Var(const Var& y, const tensor::Batch& batch)>;
   /// At least one layer.
   SequentialModel(const std::vector<std::shared_ptr<Layer>>& layers, Input input, Loss loss);
-  /// What the last layer gives, a prediction; undefined on a pipeline's stages but the last.
+  /// The output of the last layer, a prediction; undefined on a pipeline's stages but the last.
   Var outputs(Tape& tape, const tensor::Batch& batch);
 
  protected:

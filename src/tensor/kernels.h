@@ -172,12 +172,12 @@ class Kernels {
 
   // ---- folds along an axis ----
   /// out[o][i] (+)= factor·Σ_k x[o][k][i], in one order for a shape. out: any dtype with x's compute type.
-  virtual void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+  virtual void sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out,
                         bool accumulate) = 0;
   /// out[o][i] = the largest x[o][k][i]; a NaN if one is. out: x's dtype.
-  virtual void max_axis(const Tensor& x, const Axis& axis, const Tensor& out) = 0;
+  virtual void max_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out) = 0;
   /// dx = dy at the first k that has the value y, max_axis() of x; 0 elsewhere.
-  virtual void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
+  virtual void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const AxisExtents& axis,
                                  const Tensor& dx) = 0;
   /// y = softmax(scale·x) over the last extent, or its logarithm, of the columns that a row sees; 0 in the
   /// others, and where it sees none above -infinity. x: y's dtype or its compute type; y may be x.
@@ -186,7 +186,7 @@ class Kernels {
   virtual void softmax_backward(const Tensor& y, const Tensor& dy, const Softmax& args, const Tensor& dx) = 0;
 
   // ---- elementwise ----
-  // Of two operands either may be smaller than out, and repeats as NumPy has it (broadcast_strides()); such a
+  // Either of two operands may be smaller than out, and repeats as NumPy has it (broadcast_strides()); such a
   // one is not to be out.
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   virtual void subtract(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
@@ -302,8 +302,8 @@ class Kernels {
   // may share (Shoeybi et al. 2019, "Megatron-LM"): each finds what its columns give, all add up what all
   // found, and each makes its columns' gradient. One rank with all columns is a group of one.
 
-  /// What this rank's columns give. logits: [rows, n], the columns of ids [slice.first, slice.first + n), of
-  /// which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
+  /// The part of this rank's columns. logits: [rows, n], the columns of ids [slice.first, slice.first + n),
+  /// of which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
   /// vocabulary; lse, picked, most: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least
   /// finite value where no column takes part; picked[i] = the target's logit, 0 where another rank has it;
   /// most, where defined: the row's largest logit, the least finite value where no column takes part. All are
@@ -311,7 +311,7 @@ class Kernels {
   virtual void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
                              std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
                              const Tensor& most) = 0;
-  /// What all parts of the vocabulary give together. lse, picked: [parts, rows]; lse_all: [rows], which may
+  /// All parts of the vocabulary together. lse, picked: [parts, rows]; lse_all: [rows], which may
   /// be the first part's; total: fp64 [2], (+)= {sum of -log softmax, number of targets that count}. Parts
   /// and rows are taken in order, so that all ranks get the same bits.
   virtual void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
@@ -357,8 +357,8 @@ class Kernels {
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;
 };
 
-/// What the kernels of a CUDA device may trade for speed; the defaults keep every result repeatable and as
-/// accurate as elsewhere.
+/// The accuracy that kernels of a CUDA device may trade for speed; the defaults keep every result repeatable
+/// and as accurate as elsewhere.
 struct CudaOptions {
   bool tf32 = false;        ///< fp32 products may round their operands to TF32 (10 bits)
   bool fused_gelu = false;  ///< GELU (tanh) on the unrounded sum inside the product; see cuda/matmul.cpp

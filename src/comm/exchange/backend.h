@@ -76,8 +76,8 @@ class Backend {
   /// one, without waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who
   /// called what, where another rank is known to have begun another call at that number; who is told later
   /// fails the group then. One thread at a time.
-  virtual std::uint64_t announce(const Signature&) { return 0; }
-  /// Those of whom this rank could know that they have announced so many calls, and does not. From any
+  virtual std::uint64_t announce(const CallSignature&) { return 0; }
+  /// The ranks of which this one could know that they have announced so many calls, and does not. From any
   /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 

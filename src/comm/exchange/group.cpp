@@ -425,7 +425,7 @@ class Group final : public Communicator {
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
   std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
-  /// Of transfers that are queued and not finished. Guarded by mutex_.
+  /// The number of transfers that are queued and not finished. Guarded by mutex_.
   std::vector<std::shared_ptr<TransferDeadline>> open_;
   bool busy_ = false;      // guarded by mutex_
   bool stopping_ = false;  // guarded by mutex_

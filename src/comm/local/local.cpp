@@ -17,7 +17,7 @@
 namespace sherd::comm {
 namespace {
 
-/// What the threads of one group share: the board's memory, and the groups being split off.
+/// The state that the threads of one group share: the board's memory, and the groups being split off.
 class LocalGroup {
  public:
   explicit LocalGroup(std::vector<int> world_ranks)
@@ -78,7 +78,7 @@ struct LocalBoard {
 };
 
 /// One address space: peers see everything, and what its owner frees is gone for them too.
-class OneProcess final : public Memory {
+class OneProcess final : public PeerMemory {
  public:
   explicit OneProcess(std::shared_ptr<LocalGroup> group) : group_(std::move(group)) {}
   void enter() override { group_->inside().fetch_add(1); }
@@ -98,12 +98,13 @@ class OneProcess final : public Memory {
   std::shared_ptr<LocalGroup> group_;
 };
 
-class LocalExchange final : public Exchange {
+class LocalExchange final : public HostExchange {
  public:
   LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const LocalOptions& options)
-      : Exchange(std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
-                 {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
-                 options.comm.threads),
+      : HostExchange(
+            std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
+            {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
+            options.comm.threads),
         group_(local->group),
         world_size_(world_size),
         crowded_(crowded),

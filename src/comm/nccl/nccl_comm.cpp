@@ -202,8 +202,8 @@ void NcclComm::break_off(const std::string& reason) noexcept {
   comm_ = nullptr;
 }
 
-/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know
-/// more.
+/// The error message for a call, or a set-up, that has taken too long; empty where somebody else may still
+/// know more.
 std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds,
                               std::uint64_t number) {
   const std::string begin = cat(host_.name(), ": ", what, ": ");
@@ -286,7 +286,7 @@ void NcclComm::look_on() {
   }
 }
 
-/// What has befallen the oldest call under way, or empty.
+/// The trouble of the oldest call under way, or empty.
 std::string NcclComm::trouble(Watched& front) {
   if (std::string text = host_.failure(); !text.empty()) return text;
   {

@@ -23,7 +23,7 @@ cudaMemoryType kind_of_memory(const void* data) {
   check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
   return attributes.type;
 }
-/// Of memory that CUDA knows: its own, or registered with it.
+/// Whether CUDA knows this memory: its own, or registered with it.
 bool known_to_cuda(const void* data) {
   return kind_of_memory(data) != cudaMemoryTypeUnregistered;
 }

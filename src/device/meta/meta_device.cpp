@@ -31,7 +31,7 @@ std::byte* addresses(std::size_t bytes) {
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
 
-/// What the memory of a CPU device would look like: its heaps, without memory. Thread-safe.
+/// The memory of a CPU device as it would be: its heaps, without memory. Thread-safe.
 class MetaHeaps {
  public:
   std::uint64_t take(std::size_t bytes, HeapOf kind) {

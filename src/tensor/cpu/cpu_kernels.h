@@ -2,6 +2,7 @@
 
 #include "base/cpu_isa.h"
 #include "tensor/cpu/isa/tables.h"
+#include "tensor/extents.h"
 #include "tensor/kernel_list.h"
 
 namespace sherd::tensor::cpu {
@@ -20,12 +21,6 @@ class CpuKernels final : public Kernels {
   SHERD_KERNELS(SHERD_DECLARE_KERNEL)
 
  private:
-  /// Cosines and sines of what was last asked for: [seq, half] in the compute type, seq grown as needed.
-  struct RotaryAngles {
-    std::int64_t seq = 0, half = 0;
-    Rotary rotary;
-    Tensor cosine, sine;
-  };
   const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
 
   Device& device_;

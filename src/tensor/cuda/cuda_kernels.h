@@ -4,6 +4,7 @@
 
 #include "device/cuda/target.h"
 #include "tensor/cuda/data_errors.h"
+#include "tensor/extents.h"
 #include "tensor/kernel_list.h"
 #include "tensor/kernels.h"
 #include "tensor/tensor.h"
@@ -12,7 +13,7 @@ namespace sherd::tensor::SHERD_CUDA {
 
 using device::SHERD_CUDA::Target;
 
-/// What cuBLASLt (matmul.cpp) and cuDNN (cudnn/) hold between calls, known to their sources only.
+/// The state of cuBLASLt (matmul.cpp) and cuDNN (cudnn/) between calls, known to their sources only.
 class MatmulLibrary;
 class AttentionLibrary;
 
@@ -51,12 +52,6 @@ class CudaKernels final : public Kernels {
   template <class To, class From>
   void copy_narrowing(const Tensor& from, const Tensor& to);
 
-  /// Cosines and sines of positions·frequencies: [positions, d/2], kept for what was last asked for.
-  struct RotaryAngles {
-    std::int64_t seq = 0, half = 0;
-    Rotary rotary;
-    Tensor cosine, sine;
-  };
   const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
 
   Target target_;

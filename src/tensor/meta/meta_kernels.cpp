@@ -21,7 +21,7 @@ void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {
   charge(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
 }
 
-void MetaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out, bool) {
+void MetaKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out, bool) {
   if (sums_rows(x, axis, factor, out)) sum_rows(x.reshape({axis.extent, axis.inner}), out, false);
 }
 

@@ -7,7 +7,7 @@ namespace sherd::tensor::meta {
 
 /// Kernels that read and write no tensor. Each charges for a moment the workspace that the kernel holds for
 /// which it stands, the CPU's with as many threads or a GPU's with `options` (make_meta_gpu()), so that the
-/// ledger's peaks are those of a real run. What cuBLASLt takes is booked at its ceiling, what cuDNN takes by
+/// ledger's peaks are those of a real run. What cuBLASLt takes is charged at its ceiling, what cuDNN takes by
 /// its rules.
 class MetaKernels final : public ForwardingKernels<MetaKernels> {
  public:
@@ -22,7 +22,7 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
 
   void matmul(const Matmul& args) override;
   void sum_rows(const Tensor& x, const Tensor& out, bool) override;
-  void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out, bool) override;
+  void sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out, bool) override;
   void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                            const Tensor&, const Tensor& dweight, const Tensor& dbias, bool, bool) override;
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,

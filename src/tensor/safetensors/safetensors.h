@@ -86,7 +86,7 @@ class SafetensorsFile {
   std::unique_ptr<Content> content_;
 };
 
-/// What a SafetensorsWriter is told of a tensor before its elements come.
+/// A tensor as a SafetensorsWriter is told of it before its elements come.
 struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::f32;

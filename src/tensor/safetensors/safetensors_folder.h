@@ -24,7 +24,7 @@ class SafetensorsFolder {
   explicit SafetensorsFolder(std::filesystem::path folder, const std::string& stem = "model");
 
   const std::filesystem::path& path() const { return path_; }
-  /// Of all files, by name.
+  /// The tensors of all files, by name.
   std::vector<std::string> names() const;
   /// Null when there is no such tensor. As long as the folder object lives.
   const SafetensorsEntry* find(std::string_view name) const;

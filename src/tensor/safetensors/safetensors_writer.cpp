@@ -51,23 +51,23 @@ class Coverage {
   std::map<std::int64_t, std::int64_t> ranges_;
 };
 
-struct Slot {
+struct WrittenTensor {
   SafetensorsSpec spec;
   std::int64_t numel = 1;
   std::uint64_t offset = 0;
   Coverage written;
 };
 
-std::vector<Slot> lay_out(std::vector<SafetensorsSpec> specs) {
+std::vector<WrittenTensor> lay_out(std::vector<SafetensorsSpec> specs) {
   std::sort(specs.begin(), specs.end(), [](const SafetensorsSpec& a, const SafetensorsSpec& b) {
     return std::make_pair(type_rank(b.dtype), std::string_view(a.name)) <
            std::make_pair(type_rank(a.dtype), std::string_view(b.name));
   });
-  std::vector<Slot> slots;
+  std::vector<WrittenTensor> slots;
   std::uint64_t offset = 0;
   for (SafetensorsSpec& spec : specs) {
     require(spec.name != "__metadata__", "no tensor can be named __metadata__ in a safetensors file");
-    Slot slot;
+    WrittenTensor slot;
     for (const std::int64_t extent : spec.shape) {
       require(extent >= 0, "tensor '", spec.name, "' has the negative extent ", extent);
       slot.numel *= extent;
@@ -80,7 +80,8 @@ std::vector<Slot> lay_out(std::vector<SafetensorsSpec> specs) {
   return slots;
 }
 
-std::string header_of(const std::vector<Slot>& slots, const std::map<std::string, std::string>& metadata) {
+std::string header_of(const std::vector<WrittenTensor>& slots,
+                      const std::map<std::string, std::string>& metadata) {
   using Json = nlohmann::ordered_json;  // of small objects only: it takes quadratic time to fill
   std::string text;
   const auto add = [&](const std::string& name, const Json& value) {
@@ -88,7 +89,7 @@ std::string header_of(const std::vector<Slot>& slots, const std::map<std::string
   };
   try {
     if (!metadata.empty()) add("__metadata__", metadata);
-    for (const Slot& slot : slots) {
+    for (const WrittenTensor& slot : slots) {
       const std::uint64_t end =
           slot.offset + static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
       add(slot.spec.name, {{"dtype", safetensors_types[type_rank(slot.spec.dtype)].name},
@@ -110,13 +111,13 @@ std::string header_of(const std::vector<Slot>& slots, const std::map<std::string
 
 struct SafetensorsWriter::State {
   explicit State(fs::path path) : file(std::move(path)) {}
-  Slot& slot(std::string_view name);
-  void write(Slot& slot, std::int64_t first, std::int64_t count, const void* data);
+  WrittenTensor& slot(std::string_view name);
+  void write(WrittenTensor& slot, std::int64_t first, std::int64_t count, const void* data);
   void put(std::uint64_t offset, const void* data, std::size_t bytes);
   FileChecksum checksum() const;
 
   AtomicFile file;
-  std::vector<Slot> slots;
+  std::vector<WrittenTensor> slots;
   std::unordered_map<std::string_view, std::size_t> index;  // keys point into `slots`
   std::uint64_t payload = 0;                                // where the elements begin
   std::map<std::uint64_t, FileChecksum> sums;               // of what was written, by offset in the file
@@ -125,7 +126,7 @@ struct SafetensorsWriter::State {
 
 SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec> specs,
                                      const std::map<std::string, std::string>& metadata) {
-  std::vector<Slot> slots = lay_out(std::move(specs));
+  std::vector<WrittenTensor> slots = lay_out(std::move(specs));
   state_ = std::make_unique<State>(std::move(path));
   state_->slots = std::move(slots);
   for (std::size_t i = 0; i < state_->slots.size(); ++i)
@@ -135,7 +136,7 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec>
   const std::uint64_t length = header.size();
   state_->payload = sizeof length + length;
   std::uint64_t total = state_->payload;
-  for (const Slot& slot : state_->slots)
+  for (const WrittenTensor& slot : state_->slots)
     total += static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
   state_->file.reserve(total);
   state_->put(0, &length, sizeof length);
@@ -145,13 +146,14 @@ SafetensorsWriter::SafetensorsWriter(fs::path path, std::vector<SafetensorsSpec>
 SafetensorsWriter::~SafetensorsWriter() = default;
 SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 
-Slot& SafetensorsWriter::State::slot(std::string_view name) {
+WrittenTensor& SafetensorsWriter::State::slot(std::string_view name) {
   const auto found = index.find(name);
   require(found != index.end(), "tensor '", name, "' was not declared for '", file.path().string(), "'");
   return slots[found->second];
 }
 
-void SafetensorsWriter::State::write(Slot& slot, std::int64_t first, std::int64_t count, const void* data) {
+void SafetensorsWriter::State::write(WrittenTensor& slot, std::int64_t first, std::int64_t count,
+                                     const void* data) {
   require(first >= 0 && count >= 0 && first <= slot.numel - count, "tensor '", slot.spec.name, "' has ",
           slot.numel, " elements; [", first, ", ", first + count, ") reaches outside");
   if (count == 0) return;
@@ -181,14 +183,14 @@ FileChecksum SafetensorsWriter::State::checksum() const {
 }
 
 void SafetensorsWriter::write(std::string_view name, std::int64_t first, const Tensor& from) {
-  Slot& slot = state_->slot(name);
+  WrittenTensor& slot = state_->slot(name);
   require(slot.spec.dtype == from.dtype(), "tensor '", name, "' was declared as ", name_of(slot.spec.dtype),
           " and is written as ", name_of(from.dtype()));
   state_->write(slot, first, from.numel(), from.numel() ? from.raw() : nullptr);
 }
 
 void SafetensorsWriter::write(std::string_view name, std::int64_t first, std::span<const std::byte> data) {
-  Slot& slot = state_->slot(name);
+  WrittenTensor& slot = state_->slot(name);
   const std::size_t width = size_of(slot.spec.dtype);
   require(data.size() % width == 0, data.size(), " bytes are no whole number of ", name_of(slot.spec.dtype),
           " elements of tensor '", name, "'");
@@ -196,7 +198,7 @@ void SafetensorsWriter::write(std::string_view name, std::int64_t first, std::sp
 }
 
 FileChecksum SafetensorsWriter::finish() {
-  for (const Slot& slot : state_->slots)
+  for (const WrittenTensor& slot : state_->slots)
     require(slot.written.covers(slot.numel), "tensor '", slot.spec.name, "' is not complete in '",
             state_->file.path().string(), "': the element at ", slot.written.first_missing(), " of ",
             slot.numel, " was never written");

@@ -19,7 +19,7 @@
 
 namespace sherd::testing {
 
-/// What kernels will do whose arguments change from time to time, by number.
+/// The work of kernels whose arguments change from time to time, by number.
 class LazyWork {
  public:
   static std::uint64_t keep(std::function<void()> work) {

@@ -39,7 +39,7 @@ inline constexpr StepSetting step_settings[] = {
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
 
-/// What is trained, and what is known of it.
+/// A step of training, and what is known of it.
 struct KnownStep {
   config::Config of;  ///< the model and the adapter
   std::function<void(Engine&)> load;
@@ -81,7 +81,7 @@ inline void expect_step(const KnownStep& step, const StepSetting& setting) {
     EXPECT_NEAR(engine.train_batch([&] { return next(engine.device()); }).loss, step.loss, 1e-5);
     engine.synchronize();
     engine.save_checkpoint(saved.path().string(), "stepped");
-    // Of what stays as it is there is one copy and no more.
+    // There is one copy, and no more, of all that stays as it is.
     for (const auto& unit : engine.sharded().units())
       for (const auto& segment : unit->segments())
         if (!segment->key().trainable) {

@@ -106,7 +106,7 @@ struct PeftReference {
     weights.check(parameters.all());
     for (const auto& p : parameters.all()) weights.read(p->name, p->logical_slice(), 0, p->value);
   }
-  /// Of every row of `tokens`, without the vocabulary's padding.
+  /// The logits of every row of `tokens`, without the vocabulary's padding.
   std::vector<double> logits(models::Gpt& model, const tensor::Tensor& tokens) const {
     autograd::Tape tape(*cpu.kernels);
     autograd::Tape::NoGrad pause(tape);

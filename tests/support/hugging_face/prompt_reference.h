@@ -54,7 +54,7 @@ struct PromptReference : PeftReference {
   }
   /// Whether each prompt has its own of that parameter.
   static bool is_table(const std::string& parameter) { return in_encoder(parameter) == "embedding.weight"; }
-  /// What is trained, the reference's prompt as number `prompt` of `prompts`.
+  /// The trained model, the reference's prompt as number `prompt` of `prompts`.
   Given encoder(std::int64_t prompts = 1, std::int64_t prompt = 0) const {
     Given out;
     models::Gpt model(trained());

@@ -22,7 +22,7 @@ class GpuRoute {
   /// True when run() queues work on the caller's thread, so that its calls come in the order in which they
   /// are made.
   virtual bool immediate() const { return false; }
-  /// Of an immediate route: whether run() only queues this call, and meets nobody on the host for it.
+  /// Whether run() of an immediate route only queues this call, and meets nobody on the host for it.
   virtual bool queues(const Call&) const { return immediate(); }
 
   /// Runs a checked collective of which some tensor is the GPU's, after Call::ready; sets Call::done.
@@ -51,7 +51,7 @@ class GpuRoute {
   device::Stream stream_;
 };
 
-/// What a rank tells the others of its GPU.
+/// The facts about its GPU that a rank tells the others.
 struct GpuCard {
   bool present = false;
   bool nccl = false;       ///< its build has NCCL, which knows the GPU

@@ -67,11 +67,11 @@ struct StoredRow {
         latest(queries + a.group() * a.dim) {}
   __device__ int chunks(const StoredArguments<S>& a) const { return (count + a.chunk - 1) / a.chunk; }
 
-  struct Pair {
+  struct KeyPair {
     const S *key, *value;
   };
   /// The n-th key that it sees.
-  __device__ Pair at(const StoredArguments<S>& a, int n) const {
+  __device__ KeyPair at(const StoredArguments<S>& a, int n) const {
     unsigned place = first_place + static_cast<unsigned>(n);
     place -= place >= ring ? ring : 0;
     const bool stored = n < old;
@@ -95,9 +95,9 @@ template <class S, int width>
 struct LanePacks {
   static constexpr int count = lane_elements / width;
   static constexpr bool words = std::is_same_v<S, bf16> && width > 1;
-  using Kept = std::conditional_t<words, std::uint32_t, S>;
+  using KeyWords = std::conditional_t<words, std::uint32_t, S>;
   static constexpr int kept_width = words ? width / 2 : width;
-  Pack<Kept, kept_width> pack[count];
+  Pack<KeyWords, kept_width> pack[count];
 
   __device__ static int first(const StoredArguments<S>& a, int p) {
     return ((p << a.lane_bits) + a.lane()) * width;
@@ -107,11 +107,11 @@ struct LanePacks {
     for (int p = 0; p < count; ++p) {
       pack[p] = {};
       if (first(a, p) < a.dim)
-        pack[p] = load_pack<kept_width>(reinterpret_cast<const Kept*>(head + first(a, p)));
+        pack[p] = load_pack<kept_width>(reinterpret_cast<const KeyWords*>(head + first(a, p)));
     }
   }
   __device__ Compute<S> at(int element) const {
-    const Kept kept = pack[element / width].at[element % width * kept_width / width];
+    const KeyWords kept = pack[element / width].at[element % width * kept_width / width];
     if constexpr (words)
       return bits_as<float>(element % 2 == 0 ? kept << 16 : kept & 0xffff0000u);
     else
@@ -119,12 +119,12 @@ struct LanePacks {
   }
 };
 
-/// What a team has found for each of `heads` queries: the softmax over its keys, not divided yet.
+/// The result of a team for each of `heads` queries: the softmax over its keys, not divided yet.
 template <class C, int heads>
-struct Partial {
+struct PartialSoftmax {
   C top[heads], sum[heads], at[heads][lane_elements];
 
-  __device__ Partial() {
+  __device__ PartialSoftmax() {
     SHERD_UNROLL
     for (int h = 0; h < heads; ++h) {
       top[h] = std::numeric_limits<C>::lowest(), sum[h] = 0;
@@ -136,13 +136,13 @@ struct Partial {
 
 /// A team's share of the row's keys [begin, end). All threads of a block call.
 template <int width, int heads, class S, class C = Compute<S>>
-__device__ inline Partial<C, heads> attend_keys(const StoredArguments<S>& a, const StoredRow<S>& row,
-                                                const C (&queries)[heads][lane_elements], int begin,
-                                                int end) {
+__device__ inline PartialSoftmax<C, heads> attend_keys(const StoredArguments<S>& a, const StoredRow<S>& row,
+                                                       const C (&queries)[heads][lane_elements], int begin,
+                                                       int end) {
   // Keys on their way to a lane: as many bytes of them as leave registers for two blocks.
   constexpr int at_once = (heads > 1 ? 4 : 8) / static_cast<int>(sizeof(S));
   const int teams = a.teams();
-  Partial<C, heads> found;
+  PartialSoftmax<C, heads> found;
   for (int step = begin; step < end; step += teams * at_once) {
     const int mine = step + a.team();
     LanePacks<S, width> keys[at_once], values[at_once];
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(stored_threads, width > 1 ? 2 : 1)
   }
   for (int c = static_cast<int>(blockIdx.z); c < row.chunks(a); c += static_cast<int>(gridDim.z)) {
     const int begin = c * a.chunk, end = std::min(row.count - begin, a.chunk) + begin;
-    const Partial<C, heads> mine = attend_keys<width>(a, row, queries, begin, end);
+    const PartialSoftmax<C, heads> mine = attend_keys<width>(a, row, queries, begin, end);
     __syncthreads();  // until everyone has read what is shared of the chunk before
     SHERD_UNROLL
     for (int h = 0; h < heads; ++h) {

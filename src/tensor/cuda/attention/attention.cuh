@@ -26,7 +26,7 @@ struct SeenRange {
   __device__ bool has(Count key) const { return key >= first && key < end; }
 };
 
-/// What every kernel knows of its call.
+/// The arguments of every kernel of attention.
 template <class S>
 struct AttentionArguments {
   const S *qkv, *out, *dout;
@@ -58,7 +58,7 @@ struct AttentionArguments {
   }
 };
 
-/// What a block works on: a tile of queries or keys of one head, in rows that see each other and no others.
+/// The work of a block: a tile of queries or keys of one head, in rows that see each other and no others.
 struct TileIndex {
   Count batch, begin;  ///< these rows: of which sequence, from which one on
   Count first;         ///< the tile's first one among them

@@ -63,9 +63,9 @@ __device__ void start_tile(const S* from, Count stride, Count count, int dim, S*
 
 /// A warp's 16 rows of a tile as left operands, `steps` of 16 columns: in registers, or read each time anew.
 template <class Shape, bool held, class S>
-class LeftRows {
+class FragmentRows {
  public:
-  __device__ explicit LeftRows(const S* tile) {
+  __device__ explicit FragmentRows(const S* tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     from_ = tile + (warp_row() + lane % 16) * Shape::row + lane / 16 * 8;
     if constexpr (held) {
@@ -89,7 +89,7 @@ class LeftRows {
 
 /// scores[n] = the warp's rows times rows first + 8·n … first + 8·n + 7 of a tile.
 template <class Shape, int count, bool held, class S>
-__device__ void dot_rows(const LeftRows<Shape, held, S>& left, const S* tile, int first,
+__device__ void dot_rows(const FragmentRows<Shape, held, S>& left, const S* tile, int first,
                          float (&scores)[count][4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const S* from = tile + (first + lane / 16 * 8 + lane % 8) * Shape::row + lane / 8 % 2 * 8;
@@ -161,12 +161,13 @@ __device__ void store_rows(const float (&sums)[Shape::columns][4], const float (
   }
 }
 
-/// What the lane's two rows see, or are seen by, of the rows that a warp goes through: of up to 2^30.
+/// The part that the lane's two rows see, or are seen by, of the rows that a warp goes through: of up to
+/// 2^30.
 struct SeenByRows {
   int first[2], end[2];
   int warp_first, warp_end;  ///< for all 16 rows of the warp
 
-  /// Of queries `at` on: the keys that they see.
+  /// The keys that queries `at` on see.
   template <class S>
   static __device__ SeenByRows keys(const AttentionArguments<S>& a, Count at) {
     SeenByRows out;
@@ -179,7 +180,7 @@ struct SeenByRows {
     out.warp_end = static_cast<int>(a.seen.end(at + warp_row() + 15, a.seq));
     return out;
   }
-  /// Of keys `at` on: the queries that see them.
+  /// The queries that see keys `at` on.
   template <class S>
   static __device__ SeenByRows queries(const AttentionArguments<S>& a, Count at) {
     SeenByRows out;

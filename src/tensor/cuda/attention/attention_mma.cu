@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(mma_threads, Shape::blocks)
   start(k0, a.key_col(g), keys);
   finish_copies();
   __syncthreads();
-  const LeftRows<Shape, true, S> queries(values);
+  const FragmentRows<Shape, true, S> queries(values);
   const SeenByRows seen = SeenByRows::keys(a, q0);
   const float scale = a.scale * log2_e;  // positive; powers are of 2
   float top[2] = {-1e30f, -1e30f}, total[2] = {0, 0}, sums[Shape::columns][4];
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(mma_threads, Shape::blocks)
                               a.seq - q0, dim, staged);
   finish_copies();
   __syncthreads();
-  const LeftRows<Shape, true, S> queries(shared), douts(staged);
+  const FragmentRows<Shape, true, S> queries(shared), douts(staged);
   __syncthreads();
   float lse[2], delta[2];
   SHERD_UNROLL
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(mma_threads) mma_dkv_kernel(AttentionArguments
   start_tile<Shape, mma_tile>(rows + k0 * a.width + a.value_col(g), a.width, a.seq - k0, dim, tile_values);
   finish_copies();
   __syncthreads();
-  const LeftRows<Shape, Shape::held, S> keys(tile_keys), values(tile_values);
+  const FragmentRows<Shape, Shape::held, S> keys(tile_keys), values(tile_values);
   const SeenByRows seen = SeenByRows::queries(a, k0);
   const float scale = a.scale * log2_e;
   float dk[Shape::columns][4], dv[Shape::columns][4];

@@ -32,18 +32,18 @@ __device__ inline MergeRow merge_row(const MergeArguments<S>& a, Count item) {
           head * a.seq + a.first + r};
 }
 
-/// What two softmaxes over different keys weigh in the one over all of them. A part without keys changes
+/// The weights of two softmaxes over different keys in the one over all of them. A part without keys changes
 /// nothing, even where there were none before.
 template <class C>
-struct Shares {
+struct MergeShares {
   C old, part;
 };
 template <class C>
-__device__ inline Shares<C> shares_of(C old, C part) {
+__device__ inline MergeShares<C> shares_of(C old, C part) {
   if (part == none<C>) return {C{1}, C{0}};
   const C high = old > part ? old : part, low = old > part ? part : old;
   const C e = exp_for<C>(low - high), inverse = C{1} / (C{1} + e);
-  return old > part ? Shares<C>{inverse, e * inverse} : Shares<C>{e * inverse, inverse};
+  return old > part ? MergeShares<C>{inverse, e * inverse} : MergeShares<C>{e * inverse, inverse};
 }
 
 /// Threads of x take `width` elements of a row of one head, threads of y such rows. Leaves lse as it is.
@@ -54,11 +54,11 @@ __global__ void merge_rows_kernel(MergeArguments<S> a) {
        item += Count{gridDim.x} * blockDim.y) {
     const MergeRow row = merge_row(a, item);
     const C more = a.part_lse[row.part_lse];
-    const Shares<C> shares = shares_of(a.begin ? none<C> : a.lse[row.lse], more);
+    const MergeShares<C> shares = shares_of(a.begin ? none<C> : a.lse[row.lse], more);
     const bool empty = more == none<C>;
     if (empty && !a.begin) continue;
     for (Count at = Count{threadIdx.x} * width; at < a.dim; at += Count{blockDim.x} * width) {
-      // What has no weight may hold anything.
+      // A part without weight may hold anything.
       Pack<S, width> x{};
       Pack<C, width> sum{};
       if (!empty) x = load_pack<width>(a.part + row.part + at);

@@ -1,6 +1,9 @@
-#include <cstring>
-
 #include "device/device.h"
+
+#include <cstring>
+#include <limits>
+
+#include "device/stream.h"
 
 namespace sherd::device {
 
@@ -23,6 +26,14 @@ void Device::zero(void* data, std::size_t bytes) {
 
 std::shared_ptr<void> Device::pin(void*, std::size_t) {
   return nullptr;
+}
+
+Event Device::record() {
+  return {};
+}
+
+Deadline Device::deadline() const {
+  return Deadline::after_seconds(std::numeric_limits<double>::max());
 }
 
 }  // namespace sherd::device

@@ -4,6 +4,7 @@
 // initialize() and the Engine to train it, datasets to train it on, and Gpt, a transformer. Names that belong
 // to the contract live in sherd:: itself.
 
+#include "autograd/experts.h"
 #include "autograd/ops.h"
 #include "base/log.h"
 #include "data/dataset.h"

@@ -37,7 +37,7 @@ struct Machine {
     order = threads_run;
   }
   explicit Machine(const std::shared_ptr<device::Accelerator>& gpu)
-      : Machine(gpu->name(), "cuda", gpu, tensor::make_kernels) {}
+      : Machine(gpu->name(), "cuda", gpu, [](device::Device& on) { return tensor::make_kernels(on); }) {}
 
   const std::string& name() const { return label; }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "base/problems.h"
+#include "base/error.h"
 #include "models/transformer_block.h"
 #include "nn/layered_model.h"
 #include "sharding/parallel/embedding.h"

@@ -14,7 +14,7 @@ class Device;
 namespace sherd::optim {
 
 /// Whether this is memory of `device`, a GPU that runs kernels. False for every other device, also for a
-/// pretended GPU (tests/support/lazy_cuda.h), which has no multiprocessors and whose memory the processor
+/// pretended GPU (tests/support/gpu/lazy_cuda.h), which has no multiprocessors and whose memory the processor
 /// reads.
 bool on_gpu(device::Device& device, const void* memory);
 

@@ -8,9 +8,8 @@ namespace {
 constexpr std::int64_t opens_between = 3;
 }  // namespace
 
-GradientTraffic::GradientTraffic(device::Device& device) : device_(device) {
-  if (device.kind() != device::Kind::cuda) return;
-  gpu_ = &device::as_cuda(device);
+GradientTraffic::GradientTraffic(device::Device& device) : device_(device), gpu_(device.accelerator()) {
+  if (!gpu_) return;
   coming_ = gpu_->make_stream();
   going_ = gpu_->make_stream();
 }

@@ -25,8 +25,8 @@ class KeyCache;
 class Tape;
 class Var;
 
-/// What is kept between forward and backward: everything; all but what cheap operations and the attention
-/// core can make again (norms, activations, attention output); or only the inputs of blocks.
+/// The values that are kept between forward and backward: everything; all but what cheap operations and the
+/// attention core can make again (norms, activations, attention output); or only the inputs of blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that

@@ -1,10 +1,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/atomic_file.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
 #include "base/run_lock.h"
 #include "cli/command_line.h"
 #include "cli/inference/exported_tokenizer.h"

@@ -60,7 +60,7 @@ struct Shortfall {
 /// usual.
 inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
 
-/// What NCCL takes of a GPU for itself (comm/gpu_memory.h): 0 on CPUs, for one rank, and where ranks share
+/// What NCCL takes of a GPU for itself (comm/memory.h): 0 on CPUs, for one rank, and where ranks share
 /// GPUs, which they do without NCCL. The communicators of all ranks, and those of the pairs of pipeline
 /// stages.
 std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
@@ -73,7 +73,7 @@ std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const 
 inline constexpr std::uint64_t process_itself = std::uint64_t{12} << 20;
 
 /// What the processor's memory is to hold of one rank: all that its estimate tells of, what it exchanges with
-/// others through (comm/host_memory.h), and the process itself.
+/// others through (comm/memory.h), and the process itself.
 std::uint64_t resident_bytes(const engine::Estimate& estimate);
 
 /// What a rank of each stage of a pipeline needs, in the order of stages, which hold as many ranks each;

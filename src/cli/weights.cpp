@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
-#include "base/read_file.h"
+#include "base/files.h"
 #include "config/hugging_face.h"
 #include "data/hugging_face/tokens_beside.h"
 #include "data/templates/published_template.h"

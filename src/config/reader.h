@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/problems.h"
+#include "base/error.h"
 #include "config/json_tree.h"
 #include "config/keys.h"
 
@@ -29,7 +29,7 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 struct Context {
   std::vector<std::string> notes;
   Problems problems;
-  std::string advice = {};  ///< on unknown keys; empty: what is like them
+  std::string advice = {};      ///< on unknown keys; empty: what is like them
   std::set<std::string> given;  ///< keys that have a value, though another key may have said it
   std::map<std::string, std::string> given_as;  ///< of these, by the other key alone: that key
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "data/indexed_dataset.h"
 
 namespace sherd::data {

@@ -16,7 +16,7 @@ using autograd::Tape;
 using autograd::Var;
 using tensor::Shape;
 
-/// What a module says about a parameter beside name, shape and initialiser.
+/// All that a module says about a parameter beside name, shape and initialiser.
 struct Attributes {
   bool trainable = true;
   bool decay = true;

@@ -4,7 +4,7 @@
 
 #include "support/expect_error.h"
 #include "support/full_suite.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {

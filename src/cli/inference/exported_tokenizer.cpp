@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
 #include "cli/weights.h"
 #include "data/hugging_face/tokenizer.h"
 #include "data/templates/conversation.h"

@@ -86,13 +86,16 @@ std::string rate_text(DType dtype) {
 
 void info_command(const Arguments& arguments) {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
-                   "[--gemm | --keys]");
+                   "[--gemm | --keys | --schema]");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
   line.flag("keys", "print every key of the configuration instead: values, defaults, meanings (Markdown)");
+  line.flag("schema", "print the JSON Schema of configuration files instead, by which editors complete them");
   if (!line.parse(arguments)) return;
-  if (line.has("keys")) {
-    if (line.has("gemm")) throw UsageError("--keys and --gemm are two questions; ask one at a time");
-    std::fputs(config::keys_page().c_str(), stdout);
+  const bool keys = line.has("keys"), schema = line.has("schema");
+  if (keys + schema + line.has("gemm") > 1)
+    throw UsageError("--gemm, --keys and --schema are different questions; ask one at a time");
+  if (keys || schema) {
+    std::fputs((keys ? config::keys_page() : config::json_schema()).c_str(), stdout);
     return;
   }
   std::vector<std::pair<const char*, std::string>> facts{

@@ -147,7 +147,11 @@ TEST(Program, InfoPrintsTheKeysAlone) {
   const Outcome keys = run({"info", "--keys"});
   EXPECT_EQ(keys.code, 0) << keys.err;
   EXPECT_TRUE(keys.out == config::keys_page()) << keys.out.substr(0, 200);
+  const Outcome schema = run({"info", "--schema"});
+  EXPECT_EQ(schema.code, 0) << schema.err;
+  EXPECT_TRUE(schema.out == config::json_schema()) << schema.out.substr(0, 200);
   expect_failure({"info", "--keys", "--gemm"}, 2, "ask one at a time");
+  expect_failure({"info", "--keys", "--schema"}, 2, "ask one at a time");
 }
 
 TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {

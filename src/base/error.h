@@ -1,5 +1,16 @@
 #pragma once
 
+// This room is below all others: errors, the log, dtypes, random streams, threads, deadlines and files.
+//
+// To change, look at:
+// - error kinds and texts: fail(), require(), error.h, called where it goes wrong; exit codes:
+//   cli/program.cpp
+// - how fp32 masters round to bf16: round_master_to_bf16(), dtype.h
+// - random streams, which are counters: random.h
+// - signals, Sherd's own threads and alternate stacks: threads.h; every std::thread gets an own_thread(), and
+//   arenas' workers begin likewise
+// - files that appear whole or not at all: files.h; one run at a time: run_lock.h
+
 #include <functional>
 #include <sstream>
 #include <stdexcept>

@@ -61,7 +61,7 @@ bench::BenchReport watched(Measure&& measure) {
   return report;
 }
 
-/// What is measured now, on a terminal.
+/// Shows on a terminal what is measured now.
 class Status {
  public:
   explicit Status(std::string bench) : bench_(std::move(bench)) {}

@@ -126,7 +126,7 @@ const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
-/// What is exported, and how.
+/// The model that is exported, and how.
 struct Exported {
   const engine::CheckpointReader& reader;
   const config::Config& config;

@@ -42,7 +42,7 @@ std::uint64_t reclaimable(const char* file, std::initializer_list<std::string_vi
   return sum;
 }
 
-/// What the machine, and the control group's limit where there is one, have left. At least 1: 0 means
+/// Bytes that the machine, and the control group's limit where there is one, have left. At least 1: 0 means
 /// unknown.
 std::uint64_t memory_now() {
   const engine::MemorySizes sizes = engine::memory_sizes();
@@ -149,8 +149,8 @@ std::uint64_t Machine::sharing(const World& world) const {
 
 namespace {
 
-/// Of a stage between two others, which training sends to and receives from on a communicator for each way,
-/// and evaluation on a third. With two stages, one neighbour; the last one receives more.
+/// NCCL's memory on a stage between two others, which training sends to and receives from on a communicator
+/// for each way, and evaluation on a third. With two stages, one neighbour; the last one receives more.
 std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& world, int channels) {
   if (parallel.pipeline == 1) return 0;
   const bool one_neighbour = parallel.pipeline == 2 && parallel.virtual_stages == 1;

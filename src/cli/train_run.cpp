@@ -101,7 +101,7 @@ TrainerOptions TrainRun::trainer_options() {
   return options;
 }
 
-/// What the model computes, next to what the machine can.
+/// The model's operations per second, over those that the machine can do.
 std::optional<double> TrainRun::mfu(double tokens_per_second) {
   if (gemm_rate_ <= 0) return {};
   const double reached = tokens_per_second *
@@ -172,7 +172,7 @@ void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) con
                 data_->tokenizer, "': ids will mean other text than the weights were trained on");
 }
 
-/// Of all prompts' vectors the ids whose vectors they are at first; none: they are drawn.
+/// The ids whose vectors all prompts' vectors are at first; none: they are drawn.
 std::vector<std::int32_t> TrainRun::prompt_ids() const {
   const config::PromptKeys& prompt = request_.config.training.adapter.prompt;
   std::vector<std::int32_t> out;

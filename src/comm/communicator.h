@@ -1,5 +1,17 @@
 #pragma once
 
+// This room lets ranks exchange: which ranks form which groups, and collectives over them.
+//
+// To change, look at:
+// - the ranks' arithmetic: grid.h; a rank's groups: process_groups.h; who started the ranks: launcher.cpp
+// - collectives, written once over two transports: exchange/collectives.cpp, exchange/reductions.cpp; sums
+//   per instruction set: isa/
+// - how a collective times out: Board::diagnose(), exchange/board.cpp; between machines
+//   Messages::check_peers(), messages/messages.cpp; NCCL: NcclComm::overdue(); all waits:
+//   docs/communication.md, "Waits"
+// - add a communicator: for a network Port, messages/port.h; else Backend, exchange/backend.h
+// - memory that exchanging takes beside tensors: memory.h
+
 #include <chrono>
 #include <cstdint>
 #include <functional>

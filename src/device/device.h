@@ -1,5 +1,13 @@
 #pragma once
 
+// This room has memory and streams: what a rank's arrays lie in, and in which order work runs on them.
+//
+// To change, look at:
+// - how memory is tracked and limited: Ledger, ledger.h, charged by Device::allocate()
+// - streams, events and what is queued: stream.h; sequences that come again as graphs: graph/
+// - blocks on processors: heap/; blocks that are kept when they are freed: cache/
+// - an estimate's device, which has no memory: meta/; processors: cpu/; NVIDIA's cards: cuda/, with a stub/
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>

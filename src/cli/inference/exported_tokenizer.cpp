@@ -47,7 +47,7 @@ void set_begin(const fs::path& path, const data::HuggingFaceSpec& spec, std::opt
   write_file_atomically(path, file.dump() + "\n");
 }
 
-/// Of a run whose weights came without a tokenizer.
+/// Written for a run whose weights came without a tokenizer.
 void write_tokenizer_config(const data::Tokenizer& tokenizer, std::int64_t positions, const fs::path& to) {
   const data::HuggingFaceSpec spec = data::HuggingFaceSpec::parse(tokenizer.spec());
   const std::string begin = spec.begin.value_or("");

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 #include "optim/split_master.h"
 
@@ -23,7 +22,7 @@ bool FiniteCheck::finite() {
   if (memory_.bytes() == 0) return !failed;
   try {
     if (const device::Event done = std::exchange(done_, {}))
-      done.wait(device::as_cuda(device_).deadline(), "the optimizer's update");
+      done.wait(device_.deadline(), "the optimizer's update");
   } catch (...) {
     *word() = 0;  // the next series shall not answer for this one
     throw;
@@ -42,7 +41,7 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
   }
   if (queued.empty()) return;
   update_on_gpu(device, queued, check.word());
-  check.done_ = device::as_cuda(device).compute_stream().record();
+  check.done_ = device.record();
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {

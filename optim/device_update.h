@@ -21,7 +21,7 @@ class FiniteCheck {
   /// Waits for the series where it was given to a GPU, not for later work, and begins anew. False when an
   /// updated weight, its 16-bit form or a moment became NaN or infinite (update_rule.h).
   bool finite();
-  /// What the processor found: something is not finite.
+  /// The processor has found something that is not finite.
   void fail() { failed_ = true; }
 
  private:
@@ -31,7 +31,7 @@ class FiniteCheck {
   device::Device& device_;
   bool failed_ = false;     ///< on the processor
   device::Storage memory_;  ///< a word that a GPU writes; empty before it was given anything
-  device::Event done_;      ///< of what was given to a GPU
+  device::Event done_;      ///< behind all that was given to a GPU
 };
 
 /// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:

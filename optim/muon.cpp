@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 
 namespace sherd::optim {

@@ -1,5 +1,17 @@
 #pragma once
 
+// This room has the tape and the operations on it, each with its gradient beside it.
+//
+// To change, look at:
+// - add an operation: docs/recipes.md, "An operation, a layer"; elementwise.cpp is the shortest
+// - recompute, and what backward keeps: Saved, tape.cpp
+// - gradients of what repeats: broadcast_gradient(), gradients.cpp; gradients by source rank (experts):
+//   write_by_source() beside it
+// - what generation keeps of texts, positions of texts that go on: key_cache.h, asked by attention(),
+//   rotary() and add_positions()
+// - rows of experts: expert_rows.cpp; adapters of products: low_rank.cpp; norms of heads: head_norm.cpp
+// - parameters that are stored together and published apart: Packing, parameter.h
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -25,8 +37,8 @@ class KeyCache;
 class Tape;
 class Var;
 
-/// What is kept between forward and backward: everything; all but what cheap operations and the attention
-/// core can make again (norms, activations, attention output); or only the inputs of blocks.
+/// The values that are kept between forward and backward: everything; all but what cheap operations and the
+/// attention core can make again (norms, activations, attention output); or only the inputs of blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that

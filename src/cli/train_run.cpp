@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/atomic_file.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "cli/inference/inference.h"
 #include "cli/weights.h"
 #include "comm/gather.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
@@ -101,7 +101,7 @@ TrainerOptions TrainRun::trainer_options() {
   return options;
 }
 
-/// What the model computes, next to what the machine can.
+/// The model's operations per second, over those that the machine can do.
 std::optional<double> TrainRun::mfu(double tokens_per_second) {
   if (gemm_rate_ <= 0) return {};
   const double reached = tokens_per_second *
@@ -147,13 +147,13 @@ void TrainRun::announce() const {
            counted(shape_.max_seq, "token"), " each; data ", data_->name(), ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
-  if (engine_->device().kind() != device::Kind::cuda) return;
+  if (!engine_->device().accelerator()) return;
   if (gemm_rate_ > 0)
     log_info("MFU counts against ", engine::human_count(gemm_rate_),
              "FLOP/s: ", config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak",
              ", over all GPUs");
   else
-    log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
+    log_info("the peak of GPU '", engine_->device().accelerator()->name(),
              "' is not known, so MFU is not told: set device.peak_tflops");
 }
 
@@ -172,7 +172,7 @@ void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) con
                 data_->tokenizer, "': ids will mean other text than the weights were trained on");
 }
 
-/// Of all prompts' vectors the ids whose vectors they are at first; none: they are drawn.
+/// The ids whose vectors all prompts' vectors are at first; none: they are drawn.
 std::vector<std::int32_t> TrainRun::prompt_ids() const {
   const config::PromptKeys& prompt = request_.config.training.adapter.prompt;
   std::vector<std::int32_t> out;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -15,26 +16,41 @@ OptimizerType read_type(const Value& section) {
 /// What the section has beside `params`. read_optimizer() has read the type before, and reads groups later.
 Table<Optimizer> section_table() {
   const auto later = [](Optimizer&, const Value&) {};
-  Table<Optimizer> table;
-  table.keys.push_back(custom<Optimizer>("type", "\"SGD\"", later).one_of(optimizer_names()));
-  table.keys.push_back(custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
-                           .takes("list of sections"));
-  table.keys.push_back(
-      noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
-  describe(
-      table.keys,
-      {derived("type", "required; without the section AdamW with lr 1e-3, or what the caller brings",
-               "the rule of updates ([optimizers](optimizers.md))",
-               "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
-       derived(
-           "groups", "none",
-           "parameters with a rule of their own: `match` (required: a pattern of full parameter names, or a "
-           "list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and any key "
-           "of "
-           "that type's `params` beside them ([groups](config.md#optimizergroups))",
-           "are given to `initialize()`, not in the file"),
-       {"legacy_fusion", "an older kernel of fp16 Adam"}});
+  Table<Optimizer> table{
+      Auto::is_a_value,
+      {custom<Optimizer>("type", "\"SGD\"", later)
+           .one_of(optimizer_names())
+           .by_default("required; without the section AdamW with lr 1e-3, or what the caller brings")
+           .means("the rule of updates ([optimizers](optimizers.md))",
+                  "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
+       custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
+           .by_default("none")
+           .means(
+               "parameters with a rule of their own: `match` (required: a pattern of full parameter names, "
+               "or a list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and "
+               "any key of that type's `params` beside them ([groups](config.md#optimizergroups))",
+               "are given to `initialize()`, not in the file")}};
+  table.keys[1].is_list = true, table.keys[1].values = "list of sections";
+  for (const OptimizerType type : optimizer_types())
+    for (KeyInfo& key : infos(group_table(type))) {
+      std::vector<KeyInfo>& below = table.keys[1].below;
+      const auto same = [&](const KeyInfo& other) { return other.name == key.name; };
+      if (std::none_of(below.begin(), below.end(), same)) below.push_back(std::move(key));
+    }
+  append(table.keys, foreign_keys<Optimizer>("optimizer"));
   return table;
+}
+
+Node write_optimizer(const Config& config) {
+  const Optimizer& optimizer = config.optimizer;
+  if (!optimizer.given) return {};
+  Node out = node_of({{"type", node_of(name_of(optimizer.type))},
+                      {"params", written<OptimizerRule>(optimizer_params(optimizer.type), optimizer)}});
+  if (optimizer.groups.empty()) return out;
+  Node& groups = out.members.emplace_back("groups", list_of(std::vector<bool>())).second;
+  for (const OptimizerGroup& group : optimizer.groups)
+    groups.items.push_back(written(group_table(group.type), group));
+  return out;
 }
 
 void read_optimizer(Config& config, const Value& section) {
@@ -57,9 +73,6 @@ void read_optimizer(Config& config, const Value& section) {
     read_optimizer_groups(optimizer, {*groups->second, join(section.path, "groups"), section.context});
 }
 
-}  // namespace
-
-namespace {
 /// Where the matrices have a rate of their own, `lr` is that of the rest.
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
   if (const auto own = given.find("muon_lr"); own != given.end()) {
@@ -108,12 +121,10 @@ void check_replicas(Config& config, const Value& file) {
 }
 
 Key<Config> optimizer_key() {
-  Key<Config> key = custom<Config>("optimizer", "", read_optimizer);
-  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(section_table(), prefix, out);
-    for (const OptimizerType type : optimizer_types())
-      list_keys(optimizer_params(type), cat(prefix, "[", name_of(type), "].params"), out);
-  };
+  Key<Config> key = custom<Config>("optimizer", "", read_optimizer, write_optimizer);
+  key.below = infos(section_table());
+  for (const OptimizerType type : optimizer_types())
+    key.below.push_back({.name = "params", .below = infos(optimizer_params(type)), .type = name_of(type)});
   return key;
 }
 

@@ -1,3 +1,6 @@
+#include <algorithm>
+
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 // The optimizers that a configuration can name, each an entry of optimizers() below.
@@ -6,294 +9,213 @@ namespace sherd::config {
 namespace {
 
 using Rule = OptimizerRule;
-
-/// A key of `params`, and what dump() says of it.
-struct Param {
-  Key<Rule> key;
-  /// Null where the key has no effect; nothing where it is not set.
-  std::function<std::optional<ParamValue>(const Rule&)> value;
-};
+using Row = Key<Rule>;
 
 struct Entry {
   const char* name;  ///< `type`
   Rule defaults;
-  std::vector<Param> params;
+  std::vector<Row> own;  ///< its keys of `params` beside those that all types have
   /// Keys whose default is not DeepSpeed's, with what the log says where they are not given.
   std::vector<std::pair<const char*, const char*>> unlike_deepspeed = {};
+  Table<Rule> params = {};  ///< all of them; entries() fills it
 };
 
-Param number(const char* name, double Rule::*field, const char* example) {
-  return {real(name, field, example, 0), [field](const Rule& rule) { return rule.*field; }};
-}
-Param flag(const char* name, bool Rule::*field) {
-  return {boolean(name, field), [field](const Rule& rule) { return rule.*field; }};
-}
-Param steps(const char* name, std::int64_t Rule::*field, const char* example) {
-  return {integer(name, field, example, 1), [field](const Rule& rule) { return rule.*field; }};
-}
-Param without_effect(Key<Rule> key) {
-  return {std::move(key), nullptr};
+// ---- rows that several types have ----
+
+Row lr() {
+  return real("lr", &Rule::lr, "0.0003", 0).means("learning rate of a step, where no scheduler sets it");
 }
 
-/// Of every type that has the key.
-std::vector<Text> common_texts() {
-  return {
-      {"lr", "learning rate of a step, where no scheduler sets it"},
-      {"weight_decay", "decay of the weights, but of biases and of the gains and offsets of norms",
-       "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone"},
-      {"max_grad_norm", "largest norm of the gradients"},
-      {"maximize", "climb instead of descend"},
-      {"foreach", "PyTorch: one call for all parameters"},
-      {"fused", "PyTorch: one kernel per step"},
-      {"capturable", "PyTorch: a step that CUDA graphs can hold"},
-      {"differentiable", "PyTorch: a step with a gradient"},
-      {"betas",
-       "shares of the means of gradients and of their squares that stay with a step; Lion: of the momentum "
-       "in the "
-       "step, and of that which stays; Muon: of the AdamW beside it"},
-      {"eps",
-       "added to the root of the second moment; LARS: to its denominator; Muon: of the AdamW beside it"},
-      {"bias_correction", "moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"},
-      {"adam_w_mode", "decoupled decay, as AdamW's; false: L2, in the gradient"},
-      {"torch_adam", "takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
-       "takes PyTorch's Adam"},
-      {"amsgrad", "divide by the largest second moment so far"},
-      {"fp32_optimizer_states", "moments in fp32"},
-      {"momentum", "share of the momentum that stays with a step; Muon: below 1"},
-      {"nesterov", "look ahead along the momentum; needs a momentum above 0"},
-      {"dampening", "how little of the gradient enters the momentum"},
-      {"set_grad_none", "drop gradients rather than zero them"},
-      {"lr_decay", "the rate is divided by 1 + this for each step done"},
-      {"initial_accumulator_value", "the sum of squares begins at this"},
+Row weight_decay() {
+  return real("weight_decay", &Rule::weight_decay, "0.2", 0)
+      .means("decay of the weights, but of biases and of the gains and offsets of norms",
+             "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone");
+}
+
+Row betas() {
+  const auto read = [](Rule& rule, const Value& value) {
+    const auto both = read_numbers(value, 2, "two numbers such as [0.9, 0.999]", 0, 1);
+    for (std::size_t i = 0; i < 2; ++i)
+      if (both[i] == 1)
+        Value{value.node.items[i], cat(value.path, "[", i, "]"), value.context}.error("must be below 1");
+    rule.beta1 = both[0], rule.beta2 = both[1];
   };
+  return custom<Rule>("betas", "[0.9, 0.95]", read,
+                      [](const Rule& rule) {
+                        return list_of(std::array{rule.beta1, rule.beta2});
+                      })
+      .takes({"two numbers from 0 to below 1",
+              R"({"type": "array", "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1}, )"
+              R"("minItems": 2, "maxItems": 2})"})
+      .means(
+          "shares of the means of gradients and of their squares that stay with a step; Lion: of the "
+          "momentum in the step, and of that which stays; Muon: of the AdamW beside it");
 }
 
-/// Of few types.
-std::vector<Text> special_texts() {
-  return {
-      {"max_coeff", "largest trust ratio"},
-      {"min_coeff", "smallest trust ratio"},
-      {"eps_inside_sqrt", "add `eps` before the root is taken"},
-      {"normalize_above",
-       "gradients are divided by their global norm where that is larger; 1: apex's version"},
-      {"trust_coefficient", "factor of the trust ratio"},
-      {"clip", "the rate is at most `lr` (LARC)"},
-      {"freeze_step", "steps after which replicas exchange compressed momentum in place of gradients",
-       "counts one more than it updates"},
-      {"cuda_aware", "MPI that reads GPU memory"},
-      {"comm_backend_name", "library by which momentum travels"},
-      {"coeff_beta", "share of the mean of trust ratios that stays with a step; below 1"},
-      {"factor_max", "after `freeze_step`: largest factor on that mean"},
-      {"factor_min", "after `freeze_step`: smallest factor on that mean"},
-      {"factor_threshold", "after `freeze_step`: largest relative change of that factor in a step"},
-      {"ns_steps", "Newton–Schulz iterations", "5, always"},
-      {"ns_coefficients", "a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always"},
-      {"ns_eps", "what a matrix's norm is at least taken for; above 0", "1e-7, always"},
-      {"adjust_lr_fn",
-       "the step is multiplied by: original √max(1, rows/columns); match_rms_adamw 0.2·√max(rows, columns), "
-       "which "
-       "makes AdamW's rates fit; spectral_unclamped √(rows/columns)",
-       "original, always"},
-      derived("muon_lr", "`lr`", "rate of the matrices; then `lr` is that of the rest"),
-      derived("adam_lr", "`lr`", "rate of what Muon leaves to AdamW: embeddings, the head, norms, biases"),
-      {"ns_method", "how products are ordered: gram or standard"},
-  };
+Row eps() {
+  return real("eps", &Rule::eps, "1e-6", 0)
+      .means(
+          "added to the root of the second moment; LARS: to its denominator; Muon: of the AdamW beside it");
 }
 
-std::vector<Param> common_params() {
-  std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
-                            number("weight_decay", &Rule::weight_decay, "0.2")};
-  out.push_back(without_effect(
-      refused<Rule>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never)));
-  out.push_back(without_effect(refused<Rule>("maximize", "true", "training minimises the loss", is_false)));
-  for (const char* name : {"foreach", "fused", "capturable", "differentiable"})
-    out.push_back(without_effect(
-        noted<Rule>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused")));
-  return out;
+Row bias_correction() {
+  return boolean("bias_correction", &Rule::bias_correction)
+      .means("moments are divided by 1 − βᵗ", "Lamb corrects the rate instead");
 }
 
-void read_betas(Rule& rule, const Value& value) {
-  const std::vector<Node>& items = value.node.items;
-  if (!value.node.is(Node::Kind::array) || items.size() != 2)
-    value.error("must be a list of two numbers such as [0.9, 0.999], not ", value.node.brief());
-  const auto beta = [&](std::size_t i) {
-    const Value item{items[i], cat(value.path, "[", i, "]"), value.context};
-    const double number = item.real(0, 1);
-    if (number == 1) item.error("must be below 1");
-    return number;
-  };
-  rule.beta1 = beta(0), rule.beta2 = beta(1);
+Row momentum(const char* example = "0.9") {
+  return real("momentum", &Rule::momentum, example, 0)
+      .means("share of the momentum that stays with a step; Muon: below 1");
 }
 
-Param betas() {
-  return {custom<Rule>("betas", "[0.9, 0.95]", read_betas).takes("two numbers from 0 to below 1"),
-          [](const Rule& rule) { return std::pair(rule.beta1, rule.beta2); }};
+Row nesterov(const char* example = "true") {
+  Row row =
+      boolean("nesterov", &Rule::nesterov).means("look ahead along the momentum; needs a momentum above 0");
+  row.example = example;
+  return row;
 }
 
-Param no_amsgrad() {
-  return without_effect(
-      refused<Rule>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
+Row max_coeff() {
+  return real("max_coeff", &Rule::max_coeff, "5.0", 0).means("largest trust ratio");
+}
+Row min_coeff() {
+  return real("min_coeff", &Rule::min_coeff, "0.1", 0).means("smallest trust ratio");
 }
 
-Param fp32_states() {
-  return without_effect(refused<Rule>("fp32_optimizer_states", "false",
-                                      "give training.moments_dtype \"bf16\" instead",
-                                      [](const Value& value) { return value.boolean(); }));
+Row freeze_step() {
+  return integer("freeze_step", &Rule::freeze_step, "23000", 1)
+      .means("steps after which replicas exchange compressed momentum in place of gradients",
+             "counts one more than it updates");
 }
 
-Key<Rule> torch_adam_key() {
-  Key<Rule> key =
-      custom<Rule>("torch_adam", "true", [](Rule&, const Value& value) {
-        // DeepSpeed takes any word for true: "torch_impl".
-        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
-        value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
-      }).takes("true or false");
-  key.derived = "`false`";  // dump() tells the decay alone
-  return key;
+/// Nothing but a default depends on it; dump() tells the decay.
+Row torch_adam() {
+  return custom<Rule>("torch_adam", "true",
+                      [](Rule&, const Value& value) {
+                        // DeepSpeed takes any word for true: "torch_impl".
+                        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
+                        value.note(
+                            "Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken "
+                            "over");
+                      })
+      .takes({"true or false", R"({"type": ["boolean", "string"]})"})
+      .by_default("`false`")
+      .means("takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
+             "takes PyTorch's Adam");
 }
 
-std::vector<Param> adam_params(bool decouples_always) {
+// ---- rows of one type ----
+
+Row adam_w_mode() {
+  return boolean("adam_w_mode", &Rule::adam_w_mode)
+      .means("decoupled decay, as AdamW's; false: L2, in the gradient");
+}
+
+std::vector<Row> one_bit_lamb_params() {
   return {betas(),
-          number("eps", &Rule::eps, "1e-6"),
-          flag("bias_correction", &Rule::bias_correction),
-          decouples_always ? without_effect(noted<Rule>("adam_w_mode", Holds::boolean,
-                                                        "type AdamW decouples the decay whatever it says"))
-                           : flag("adam_w_mode", &Rule::adam_w_mode),
-          without_effect(torch_adam_key()),
-          no_amsgrad(),
-          fp32_states()};
+          eps(),
+          freeze_step(),
+          max_coeff(),
+          min_coeff(),
+          real("coeff_beta", &Rule::coeff_beta, "0.8", 0)
+              .means("share of the mean of trust ratios that stays with a step; below 1"),
+          real("factor_max", &Rule::factor_max, "3.0", 0)
+              .means("after `freeze_step`: largest factor on that mean"),
+          real("factor_min", &Rule::factor_min, "0.6", 0)
+              .means("after `freeze_step`: smallest factor on that mean"),
+          real("factor_threshold", &Rule::factor_threshold, "0.05", 0)
+              .means("after `freeze_step`: largest relative change of that factor in a step")};
 }
 
-std::vector<Param> one_bit_params(std::vector<Param> own = {}) {
-  std::vector<Param> out = {
-      betas(), number("eps", &Rule::eps, "1e-6"), steps("freeze_step", &Rule::freeze_step, "23000"),
-      without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
-      no_amsgrad()};
-  for (const auto& [name, holds] :
-       {std::pair{"bias_correction", Holds::boolean}, std::pair{"cuda_aware", Holds::boolean},
-        std::pair{"comm_backend_name", Holds::text}})
-    out.push_back(without_effect(noted<Rule>(
-        name, holds,
-        holds == Holds::text || name[0] == 'c' ? "momentum travels by the communicator that gradients do"
-                                               : "1-bit optimizers correct no bias, here as in DeepSpeed")));
-  std::move(own.begin(), own.end(), std::back_inserter(out));
-  return out;
-}
-
-void read_coefficients(Rule& rule, const Value& value) {
-  const std::vector<Node>& items = value.node.items;
-  if (!value.node.is(Node::Kind::array) || items.size() != 3)
-    value.error("must be a list of three numbers such as [3.4445, -4.775, 2.0315], not ", value.node.brief());
-  for (std::size_t i = 0; i < 3; ++i)
-    rule.ns_coefficients[i] = Value{items[i], cat(value.path, "[", i, "]"), value.context}.real();
-  if (rule.ns_coefficients[2] < 0) value.error("needs a last coefficient of 0 or more");
-}
-
-const std::vector<std::string> muon_scales = {"original", "match_rms_adamw", "spectral_unclamped"};
-
-std::vector<Param> muon_params() {
-  const auto read_scale = [](Rule& rule, const Value& value) {
-    rule.adjust_lr_fn = static_cast<MuonScale>(value.choice(muon_scales));
+Row ns_coefficients() {
+  const auto read = [](Rule& rule, const Value& value) {
+    const auto all = read_numbers(value, 3, "three numbers such as [3.4445, -4.775, 2.0315]");
+    rule.ns_coefficients = {all[0], all[1], all[2]};
+    if (all[2] < 0) value.error("needs a last coefficient of 0 or more");
   };
-  const auto read_nesterov = [](Rule& rule, const Value& value) { rule.nesterov = value.boolean(); };
-  // Sorted out by finish_rule(), whatever the order in which they stand.
-  const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
-  return {
-      number("momentum", &Rule::momentum, "0.9"),
-      {custom<Rule>("nesterov", "false", read_nesterov).takes("true or false"),  // true by default
-       [](const Rule& rule) { return rule.nesterov; }},
-      {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
-      {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients)
-           .takes("three numbers, the last >= 0"),
-       [](const Rule& rule) { return rule.ns_coefficients; }},
-      number("ns_eps", &Rule::ns_eps, "1e-6"),
-      {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale).one_of(muon_scales),
-       [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
-      without_effect(
-          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); }).takes(reals(0))),
-      {custom<Rule>("adam_lr", "0.0005", read_adam_lr).takes(reals(0)),
-       [](const Rule& rule) { return rule.adam_lr; }},
-      betas(),
-      number("eps", &Rule::eps, "1e-6"),
-      without_effect(refused<Rule>("adam_w_mode", "false",
-                                   "what Muon leaves goes to AdamW, whose decay is decoupled",
-                                   [](const Value& value) { return value.boolean(); })),
-      without_effect(
-          noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
+  return custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read,
+                      [](const Rule& rule) { return list_of(rule.ns_coefficients); })
+      .takes(numbers("three numbers, the last >= 0", 3))
+      .means("a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always");
 }
+
+std::vector<Row> muon_params() {
+  return {momentum(), nesterov("false"),
+          integer("ns_steps", &Rule::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always"),
+          ns_coefficients(),
+          real("ns_eps", &Rule::ns_eps, "1e-6", 0)
+              .means("what a matrix's norm is at least taken for; above 0", "1e-7, always"),
+          choice("adjust_lr_fn", &Rule::adjust_lr_fn, {"original", "match_rms_adamw", "spectral_unclamped"},
+                 "\"match_rms_adamw\"")
+              .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
+                     "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
+                     "√(rows/columns)",
+                     "original, always"),
+          // finish_rule() sorts the rates out, whatever the order in which they stand.
+          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
+              .takes(reals(0))
+              .by_default("`lr`")
+              .means("rate of the matrices; then `lr` is that of the rest"),
+          real("adam_lr", &Rule::adam_lr, "0.0005", 0)
+              .by_default("`lr`")
+              .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases"),
+          betas(), eps()};
+}
+
+// ---- the types ----
 
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
   return {
-      {"Adam", {.type = adam}, adam_params(false)},
-      {"AdamW", {.type = adamw}, adam_params(true)},
-      {"SGD",
-       {.type = sgd},
-       {number("momentum", &Rule::momentum, "0.9"), flag("nesterov", &Rule::nesterov),
-        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
+      {"Adam", {.type = adam}, {betas(), eps(), bias_correction(), adam_w_mode(), torch_adam()}},
+      {"AdamW", {.type = adamw}, {betas(), eps(), bias_correction(), torch_adam()}},
+      {"SGD", {.type = sgd}, {momentum(), nesterov()}},
       {"Lion",
        {.type = lion, .lr = 1e-4, .beta2 = 0.99},
-       {betas(), fp32_states(),
-        without_effect(
-            noted<Rule>("set_grad_none", Holds::boolean, "concerns PyTorch's buffers of gradients"))},
+       {betas()},
        {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
         {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
       {"Adagrad",
        {.type = adagrad, .lr = 1e-2, .eps = 1e-10},
-       {number("lr_decay", &Rule::lr_decay, "0.01"),
-        number("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1"),
-        number("eps", &Rule::eps, "1e-6"), no_amsgrad(), fp32_states()}},
-      {"Lamb",
-       {.type = lamb},
-       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
-        number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
-        without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
-        no_amsgrad()}},
+       {real("lr_decay", &Rule::lr_decay, "0.01", 0)
+            .means("the rate is divided by 1 + this for each step done"),
+        real("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1", 0)
+            .means("the sum of squares begins at this"),
+        eps()}},
+      {"Lamb", {.type = lamb}, {betas(), eps(), bias_correction(), max_coeff(), min_coeff()}},
       {"NVLamb",
        {.type = nvlamb},
-       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
-        number("normalize_above", &Rule::normalize_above, "1.0"), no_amsgrad()}},
+       {betas(), eps(), bias_correction(),
+        real("normalize_above", &Rule::normalize_above, "1.0", 0)
+            .means("gradients are divided by their global norm where that is larger; 1: apex's version")}},
       {"LARS",
        {.type = lars, .momentum = 0.9},
-       {number("momentum", &Rule::momentum, "0.8"), number("eps", &Rule::eps, "1e-6"),
-        number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
-        without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
-        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
-      {"OneBitAdam", {.type = onebitadam}, one_bit_params()},
-      {"OneBitLamb",
-       {.type = onebitlamb},
-       one_bit_params(
-           {number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
-            number("coeff_beta", &Rule::coeff_beta, "0.8"), number("factor_max", &Rule::factor_max, "3.0"),
-            number("factor_min", &Rule::factor_min, "0.6"),
-            number("factor_threshold", &Rule::factor_threshold, "0.05")})},
+       {momentum("0.8"), eps(),
+        real("trust_coefficient", &Rule::trust_coefficient, "0.02", 0).means("factor of the trust ratio"),
+        boolean("clip", &Rule::clip).means("the rate is at most `lr` (LARC)")}},
+      {"OneBitAdam", {.type = onebitadam}, {betas(), eps(), freeze_step()}},
+      {"OneBitLamb", {.type = onebitlamb}, one_bit_lamb_params()},
       {"Muon",
        {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
        muon_params(),
        {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
         {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
-      {"AdamW8bit", {.type = adamw8bit}, adam_params(true)}};
-}
-
-void describe(Entry& entry) {
-  for (const std::vector<Text>& texts : {common_texts(), special_texts()})
-    for (const Text& text : texts)
-      for (Param& param : entry.params)
-        if (param.key.name == text.name) config::describe(param.key, text);
-  for (Param& param : entry.params)
-    for (const auto& [key, note] : entry.unlike_deepspeed)
-      if (param.key.name == key) param.key.difference = note;
+      {"AdamW8bit", {.type = adamw8bit}, {betas(), eps(), bias_correction(), torch_adam()}}};
 }
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = [] {
     std::vector<Entry> out = optimizers();
     for (Entry& entry : out) {
-      std::vector<Param> params = common_params();
-      for (Param& param : entry.params) params.push_back(std::move(param));
-      entry.params = std::move(params);
-      describe(entry);
+      std::vector<Row> params = {lr(), weight_decay()};
+      append(params, foreign_keys<Rule>("optimizer.params"));
+      append(params, std::move(entry.own));
+      append(params, foreign_keys<Rule>("optimizer.params", entry.name));
+      for (Row& row : params)
+        for (const auto& [key, note] : entry.unlike_deepspeed)
+          if (row.name == key) row.difference = note;
+      entry.params = {Auto::needs_caller, std::move(params)};
     }
     return out;
   }();
@@ -339,8 +261,8 @@ std::vector<OptimizerType> optimizer_types() {
 }
 
 bool has_betas(OptimizerType type) {
-  const std::vector<Param>& params = entry_of(type).params;
-  return std::any_of(params.begin(), params.end(), [](const Param& p) { return p.key.name == "betas"; });
+  const std::vector<Row>& params = entry_of(type).params.keys;
+  return std::any_of(params.begin(), params.end(), [](const Row& row) { return row.name == "betas"; });
 }
 
 OptimizerType read_optimizer_type(const Value& type) {
@@ -353,18 +275,8 @@ OptimizerType read_optimizer_type(const Value& type) {
   return static_cast<OptimizerType>(type.choice(optimizer_names()));
 }
 
-Table<OptimizerRule> optimizer_params(OptimizerType type) {
-  Table<OptimizerRule> out{Auto::needs_caller, {}};
-  for (const Param& param : entry_of(type).params) out.keys.push_back(param.key);
-  return out;
-}
-
-std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule) {
-  std::vector<std::pair<std::string, ParamValue>> out;
-  for (const Param& param : entry_of(rule.type).params)
-    if (param.value)
-      if (const auto value = param.value(rule)) out.emplace_back(param.key.name, *value);
-  return out;
+const Table<OptimizerRule>& optimizer_params(OptimizerType type) {
+  return entry_of(type).params;
 }
 
 void note_other_defaults(OptimizerType type, const std::string& params, const Given& given,

@@ -4,7 +4,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/pipeline/train_schedule.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/meta.h"
+#include "device/device.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/make_device.h"

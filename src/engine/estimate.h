@@ -21,7 +21,7 @@ struct Estimate {
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
-  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
+  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/memory.h)
   /// Bytes of the host tier that copying states for a save in the background takes, where `sherd train` saves
   /// so: among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
   std::uint64_t snapshot = 0;

@@ -1,7 +1,6 @@
 // Every operation's gradient against central differences in fp64.
 #include <gtest/gtest.h>
 
-#include "autograd/low_rank.h"
 #include "autograd/ops.h"
 #include "support/numeric_gradient.h"
 

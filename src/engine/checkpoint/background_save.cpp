@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/arena.h"
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

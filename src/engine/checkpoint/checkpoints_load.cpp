@@ -6,8 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
 #include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/format.h"

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "engine/checkpoint/manifest.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {

@@ -8,7 +8,7 @@
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"
 #include "engine/checkpoint/save_folder.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

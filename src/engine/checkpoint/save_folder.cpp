@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"

@@ -4,7 +4,7 @@
 #include <functional>
 #include <span>
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
 #include "engine/checkpoint/save_folder.h"

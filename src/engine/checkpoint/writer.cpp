@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/crc32c.h"
+#include "base/files.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 

@@ -10,9 +10,9 @@
 #include <iterator>
 #include <string_view>
 
-#include "base/atomic_file.h"
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/files.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

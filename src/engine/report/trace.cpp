@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "comm/gather.h"
 

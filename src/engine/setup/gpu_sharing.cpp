@@ -8,7 +8,7 @@
 
 #include "base/random.h"
 #include "comm/gather.h"
-#include "device/peak_rate.h"
+#include "device/cuda.h"
 #include "engine/setup/make_device.h"
 
 namespace sherd::engine {

@@ -16,7 +16,7 @@ namespace sherd::engine {
 struct GpuSeat {
   std::array<std::uint8_t, 16> gpu{};  ///< which of all GPUs of the world; all zero: none
   std::uint64_t memory = 0;            ///< of it, bytes
-  double peak = 0;  ///< `device.peak_tflops` or its data sheet's (device/peak_rate.h), in FLOP/s; 0: unknown
+  double peak = 0;  ///< `device.peak_tflops` or its data sheet's (device/cuda.h), in FLOP/s; 0: unknown
   bool on_gpu() const { return gpu != std::array<std::uint8_t, 16>{}; }
 };
 

@@ -4,7 +4,6 @@
 
 #include "comm/communicator.h"
 #include "comm/gather.h"
-#include "device/meta.h"
 
 namespace sherd::engine {
 

@@ -65,7 +65,7 @@ class SavedInputsOnNvme::Pool {
     input->span = take_span(input->bytes());
     input->buffer = take_buffer(input->bytes());
     kernels_.copy(value, input->in_buffer());
-    if (device().kind() == device::Kind::cuda) device().synchronize();  // the store is going to read it
+    device().synchronize();  // the store is going to read it
     input->io = store_.write(input->span, 0, input->in_buffer().raw(), input->bytes());
     in_memory_.push_back(input.get());
     return input;
@@ -77,7 +77,7 @@ class SavedInputsOnNvme::Pool {
     input.io.wait();
     Tensor out = Tensor::empty(device(), input.shape, input.dtype, Category::activations);
     kernels_.copy(input.in_buffer(), out);
-    if (device().kind() == device::Kind::cuda) device().synchronize();  // the buffer is going to be reused
+    device().synchronize();  // the buffer is going to be reused
     wanted_.push_back(input.number);
     release_buffer(input);
     read_ahead();

@@ -1,7 +1,5 @@
 #include "engine/step/step_states.h"
 
-#include "device/meta.h"
-
 namespace sherd::engine {
 namespace {
 

@@ -1,23 +1,23 @@
 #include "engine/update/pass_runner.h"
 
-#include "device/meta.h"
+#include "device/accelerator.h"
 #include "engine/update/update_staging.h"
 
 namespace sherd::engine {
 
 struct PassRunner::OnGpu {
-  explicit OnGpu(device::CudaDevice& device) : check(device), staging(device) {}
+  explicit OnGpu(device::Accelerator& device) : check(device), staging(device) {}
   optim::FiniteCheck check;
   UpdateStaging staging;
 };
 
 PassRunner::OnGpu& PassRunner::on_gpu(device::Device& device) {
-  if (!gpu_) gpu_ = std::make_shared<OnGpu>(device::as_cuda(device));
+  if (!gpu_) gpu_ = std::make_shared<OnGpu>(*device.accelerator());
   return *gpu_;
 }
 
 bool PassRunner::beside_gpu(device::Device& device, const sharding::Segment& segment) {
-  return device::stands_for(device) == device::Kind::cuda && UpdateStaging::by_processor(segment);
+  return device.has_own_memory() && UpdateStaging::by_processor(segment);
 }
 
 bool PassRunner::run(const UpdateView& view, device::Device& device, const Pass& pass) {
@@ -25,7 +25,7 @@ bool PassRunner::run(const UpdateView& view, device::Device& device, const Pass&
   if (device.kind() == device::Kind::meta) {
     if (beside)
       UpdateStaging::book(device, view);
-    else if (device::stands_for(device) == device::Kind::cuda && pass.book_on_gpu)
+    else if (device.has_own_memory() && pass.book_on_gpu)
       pass.book_on_gpu();
     return true;
   }

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "base/excerpt.h"
-#include "device/meta.h"
 #include "engine/setup/resources.h"
 
 namespace sherd::engine {
@@ -119,7 +118,7 @@ bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& rep
     fail(ErrorKind::numerics, "the loss is ", mean_loss, " at step ", step,
          ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from "
          "the last checkpoint");
-  if (decided() && device_.kind() == device::Kind::cuda)
+  if (decided() && device_.accelerator())
     pipeline_.update_rest();  // before the norm, for which the thread waits until the GPU is through with
                               // backward
   const tensor::ExactSum squares = model_.gradients().sum_of_squares();
@@ -150,7 +149,7 @@ bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& rep
 // Beside a GPU the processor updates what the GPU hands it in an order of its own (UpdateStaging).
 bool StepUpdate::may_end_late(const config::Config& config, const device::Device& device) {
   const auto on_nvme = [](const config::Offload& o) { return o.device == config::OffloadDevice::nvme; };
-  return device::stands_for(device) != device::Kind::cuda &&
+  return !device.has_own_memory() &&
          (on_nvme(config.zero.offload_param) || on_nvme(config.zero.offload_optimizer));
 }
 

@@ -84,7 +84,7 @@ void UpdateBuffers::add_lane(offload::Store* store, std::span<const UpdateChunk>
   for (int i = 0; i < count; ++i) {
     lane.buffers.push_back(lane.pool->try_acquire());
     require(static_cast<bool>(lane.buffers.back()), "a new pool has no free buffer");
-    if (device_.kind() != device::Kind::cuda) continue;
+    if (!device_.accelerator()) continue;
     lane.pins.push_back(device_.pin(lane.buffers.back().data(), bytes));
     if (!lane.pins.back())
       fail(ErrorKind::memory, "the system does not page-lock ", bytes,

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "device/cuda.h"
 #include "device/trace_range.h"
 
 namespace sherd::engine {
@@ -19,12 +18,6 @@ int buffers_of(std::span<const UpdateInstruction> plan) {
   int count = 0;
   for (const UpdateInstruction& instruction : plan) count = std::max(count, instruction.buffer + 1);
   return count;
-}
-
-/// The point that the device's work has reached by now; empty where it is done on return.
-device::Event now(device::Device& device) {
-  return device.kind() == device::Kind::cuda ? device::as_cuda(device).compute_stream().record()
-                                             : device::Event();
 }
 
 const char* trace_name(Phase phase) {
@@ -83,7 +76,7 @@ void UpdatePipeline::begin(Optimizer& optimizer, std::optional<double> factor) {
 }
 
 void UpdatePipeline::gradients_complete(const Segment& segment) {
-  step_->complete.push_back({&segment, now(kernels_.device())});
+  step_->complete.push_back({&segment, kernels_.device().record()});
   advance(false);
 }
 
@@ -215,7 +208,7 @@ void UpdatePipeline::publish(Segment& segment) {
 // ---- when gradients are complete ----
 
 void UpdatePipeline::all_complete() {
-  if (!step_->all_complete) step_->all_complete = now(kernels_.device());
+  if (!step_->all_complete) step_->all_complete = kernels_.device().record();
 }
 
 /// From when on the segment may be updated; null when that is not known yet.

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "support/expect_error.h"
 
 namespace sherd::engine {

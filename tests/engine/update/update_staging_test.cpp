@@ -6,9 +6,9 @@
 #include <cstring>
 
 #include "engine/update/optimizer.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/sharded_model.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 
 namespace sherd::engine {
 namespace {
@@ -50,8 +50,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
     adam.lr = 0.01;
     Optimizer optimizer(adam, 7);
     std::unique_ptr<UpdateStaging> staging;
-    if (device.kind() == device::Kind::cuda)
-      staging = std::make_unique<UpdateStaging>(device::as_cuda(device), 4096);
+    if (device.accelerator()) staging = std::make_unique<UpdateStaging>(*device.accelerator(), 4096);
     for (int step = 0; step < 2; ++step) {
       optimizer.begin_step();
       for (sharding::Segment* segment : model.trainable_segments()) {

@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "comm/gather.h"
-#include "device/meta.h"
 #include "device/trace_range.h"
 #include "engine/update/rules/packed_tensors.h"
 
@@ -364,7 +363,7 @@ void WholeMatrices::orthogonalize(const std::function<const optim::Hyper&(const 
                                   tensor::Kernels& kernels) {
   const device::TraceRange range("matrices", order_.front()->name());
   Device& device = kernels.device();
-  const bool beside_gpu = device::stands_for(device) == device::Kind::cuda && tier_ != device::Tier::device;
+  const bool beside_gpu = device.has_own_memory() && tier_ != device::Tier::device;
   std::map<const Segment*, Tensor> there;
   for (const Segment* segment : order_) {
     Tensor& directions = there[segment] = directions_.at(segment);
@@ -381,7 +380,7 @@ void WholeMatrices::orthogonalize(const std::function<const optim::Hyper&(const 
   for (const Segment* segment : order_)
     if (beside_gpu)
       device.copy(directions_.at(segment).raw(), there.at(segment).raw(), there.at(segment).bytes());
-  if (device.kind() == device::Kind::cuda) device.synchronize();  // the processor may read them
+  device.synchronize();  // the processor may read them
   order_.clear();
 }
 

@@ -118,7 +118,7 @@ void Optimizer::compress(const UpdateView& view, double factor, tensor::Kernels&
   PackedMomentum& momentum = momentum_.of(*view.segment, device);
   const auto compress = [&](const UpdateView& part) {
     for_each_span(part, factor, [&](std::size_t group, const optim::SpanUpdate& span, std::int64_t begin) {
-      optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].beta1};
+      optim::MomentumSpan packs{span.grad, span.grad_dtype, span.grad_factor, used_[group].betas()->beta1};
       packs.momentum = static_cast<const float*>(span.moments[0]);
       packs.error = part.moments.back().data<float>() + (begin - part.begin);
       packs.n = span.n;

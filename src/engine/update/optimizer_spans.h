@@ -44,7 +44,8 @@ void Optimizer::for_each_span_of(const UpdateView& view, const sharding::Piece& 
       exchanges_momentum(*view.segment, steps_) ? factor * view.segment->groups().replicas() : factor;
   const std::size_t group = group_of(*view.segment->layout().parameters()[piece.slot]);
   const optim::Hyper& hyper = used_[group];
-  const bool normalizes = hyper.type == config::OptimizerType::nvlamb && norm_ > hyper.normalize_above;
+  const bool normalizes = hyper.type == config::OptimizerType::nvlamb &&
+                          norm_ > hyper.as<config::NvLambOptions>().normalize_above;
   for_each_run(view, piece, [&](const sharding::Piece& run, std::int64_t first_element) {
     optim::SpanUpdate span = span_of(view, run, normalizes ? own / norm_ : own);
     span.first_element = first_element;

@@ -87,9 +87,8 @@ tensor::Rotary rotary_for(const config::Model& model) {
 GptOptions gpt_options(const config::Config& config, std::int64_t vocabulary) {
   if (!config.model)
     fail(ErrorKind::config,
-         "there is no `model` section: add one to the configuration (README, \"Your first training run\"), "
-         "or give "
-         "a second file with --config");
+         "there is no `model` section: add one to the configuration (docs/getting_started.md, "
+         "\"Your first training run\"), or give a second file with --config");
   const config::Model& model = *config.model;
   GptOptions out;
   out.vocab_size = model.vocab_size > 0 ? model.vocab_size : vocabulary;

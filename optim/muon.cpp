@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 
 namespace sherd::optim {
@@ -58,6 +57,10 @@ bool directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
 
 void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, void* to, DType dtype,
                 device::Device& device, FiniteCheck& check) {
+  if (!on_gpu(device, span.grad)) {
+    if (!directions(span, hyper, step, to, dtype, device.arena())) check.fail();
+    return;
+  }
   const std::int64_t most = dtype == DType::f32 ? span.n : std::min(span.n, piece_on_gpu);
   Tensor sums;
   if (dtype != DType::f32) sums = Tensor::empty(device, {most}, DType::f32, Category::workspace);

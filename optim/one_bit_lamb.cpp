@@ -39,7 +39,7 @@ const float* weights_of(CpuIsa isa, const SpanUpdate& part, float* room, Arena& 
   return room;
 }
 
-/// What a GPU makes of a piece of a span.
+/// A GPU's results for a piece of a span.
 struct Room {
   Room(device::Device& device, std::int64_t elements)
       : most(std::min(elements, piece_on_gpu)),

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 #include "optim/description.h"
 #include "optim/device_update.h"

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "device/meta.h"
 #include "optim/split_master.h"
 
 namespace sherd::sharding {
@@ -291,7 +290,7 @@ Frozen Segment::freeze_masters(std::int64_t begin, std::int64_t count, FrozenMem
   device::Device& device = kernels_.device();
   if (master_form_ != MasterForm::split)
     return Frozen::of(device, masters_ ? masters_ : parameters_, begin, count, memory);
-  if (device::stands_for(device) == device::Kind::cpu && !masters_.stored() && !parameters_.stored()) {
+  if (!device.has_own_memory() && !masters_.stored() && !parameters_.stored()) {
     const Tensor to = memory.take(count, DType::f32);  // as many bytes as the two halves
     if (memory.counts() || device.kind() == device::Kind::meta) return {to, nullptr};
     optim::join_master(parameters_.range(begin, begin + count).raw(),

@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 
 namespace sherd::models {
 

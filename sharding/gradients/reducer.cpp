@@ -228,7 +228,7 @@ void Reducer::issue(Flight& flight) {
   if (!groups_.replica) gather_sums(flight);
 }
 
-/// What each rank has of several sources goes to the owners, who fold it in order.
+/// Each rank sends its gradients of several sources to the owners, who fold them in order.
 Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, bool onto,
                                         const Flight& flight) {
   const SegmentLayout& layout = part.item.segment->layout();

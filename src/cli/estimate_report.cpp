@@ -60,7 +60,7 @@ std::string rank_table(const EstimateReport& r) {
   return engine::format_table(rows);
 }
 
-/// What a rank of each stage needs, in `bytes_of`.
+/// The bytes that a rank of each stage needs, by `bytes_of`.
 template <class Bytes>
 std::vector<std::uint64_t> by_stage(const EstimateReport& r, const Bytes& bytes_of) {
   std::vector<std::uint64_t> out;
@@ -68,7 +68,7 @@ std::vector<std::uint64_t> by_stage(const EstimateReport& r, const Bytes& bytes_
   return out;
 }
 
-/// What all ranks need; of more than a number holds the largest.
+/// The bytes that all ranks need; the largest number where it is more than one holds.
 std::uint64_t of_all(const std::vector<std::uint64_t>& bytes, const World& world) {
   return most_on_a_machine(bytes, {world.ranks, world.ranks});
 }

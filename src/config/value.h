@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "base/problems.h"
+#include "base/error.h"
 #include "config/json_tree.h"
 
 // What the parser reads: values with their place, and what it gathers on its way. Internal to this room.

@@ -25,7 +25,7 @@ struct TokenData {
   std::shared_ptr<const data::Samples> train;
   std::shared_ptr<const data::Samples> validation;  ///< null where data.split leaves it no sequence
 
-  /// Of all datasets.
+  /// The total over all datasets.
   std::int64_t tokens() const;
   std::int64_t sequences() const;
   /// The prefixes, for messages.

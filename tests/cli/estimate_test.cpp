@@ -4,7 +4,7 @@
 
 #include "cli/fit.h"
 #include "cli/train_fixture.h"
-#include "comm/gpu_memory.h"
+#include "comm/memory.h"
 #include "support/expect_error.h"
 
 namespace sherd::cli {

@@ -23,7 +23,7 @@ using streams::Way;
 using ::testing::HasSubstr;
 
 /// What kernels would do, by the emulated ones, in the order of the stream.
-void reduce_lazily(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+void reduce_lazily(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
   const std::vector<const std::byte*> from(sources.begin(), sources.end());
@@ -64,7 +64,7 @@ TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
 }
 
 TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
-  const auto fails_late = [](device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+  const auto fails_late = [](device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                              std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                              std::int64_t count) {
     thread_local int calls = 0;

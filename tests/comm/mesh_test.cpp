@@ -22,14 +22,14 @@ constexpr int tag = 3;
 
 /// Ranks 0 and 1 in this process.
 struct Pair {
-  explicit Pair(std::vector<Identity> identities = {own_identity(), own_identity()},
+  explicit Pair(std::vector<RankIdentity> identities = {own_identity(), own_identity()},
                 std::size_t most_kept = Mesh::most_kept) {
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, system_reason());
     for (int rank = 0; rank < 2; ++rank) {
       Meeting meeting;
       meeting.links.resize(2);
-      meeting.links[static_cast<std::size_t>(1 - rank)] = Descriptor(ends[rank]);
+      meeting.links[static_cast<std::size_t>(1 - rank)] = FileDescriptor(ends[rank]);
       meeting.identities = identities;
       ranks[rank] = std::make_shared<Mesh>(rank, std::move(meeting), most_kept);
     }
@@ -135,8 +135,8 @@ TEST(SocketPort, PassesOverHandlesOfWhatIsDone) {
 TEST(SocketPort, NamesTheRankWhoseMemoryWentWithIt) {
   const pid_t child = fork();
   if (child == 0) _exit(0);
-  const Identity mine = own_identity();
-  Identity ended = mine;
+  const RankIdentity mine = own_identity();
+  RankIdentity ended = mine;
   ended.pid = child;
   siginfo_t info{};
   ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
@@ -161,7 +161,7 @@ TEST(SocketPort, NamesTheRankThatDiedAndNotWhoLeftForIt) {
     for (std::size_t b = a + 1; b < size; ++b) {
       int ends[2];
       ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-      meetings[a].links[b] = Descriptor(ends[0]), meetings[b].links[a] = Descriptor(ends[1]);
+      meetings[a].links[b] = FileDescriptor(ends[0]), meetings[b].links[a] = FileDescriptor(ends[1]);
     }
   const auto mesh = [&](int rank) { return std::make_shared<Mesh>(rank, std::move(meetings[rank])); };
   const auto first = mesh(0);

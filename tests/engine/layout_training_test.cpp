@@ -14,7 +14,7 @@
 #include "support/full_suite.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 #include "tests/engine/cut_runs.h"
 
 namespace sherd::test {

@@ -5,7 +5,7 @@
 
 #include "comm/process_groups.h"
 #include "optim/update_rule.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"

@@ -8,7 +8,7 @@
 #include "optim/span_fixture.h"
 #include "simt/emulated.h"
 #include "support/expect_error.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 
 namespace sherd::optim {
 namespace {

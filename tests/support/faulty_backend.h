@@ -13,7 +13,7 @@
 
 namespace sherd::testing {
 
-/// What becomes of one request.
+/// The fate of one request.
 struct Fate {
   int error = 0;            ///< ends at once with this errno, and moves nothing
   std::int64_t moves = -1;  ///< moves only that many bytes (0: none), and says so; -1: all

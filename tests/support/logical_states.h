@@ -95,7 +95,7 @@ class LogicalStateCollector {
     }
   }
 
-  /// Of each axis those that a slice holds.
+  /// The indices that a slice holds, by axis.
   using Indices = std::vector<std::vector<std::int64_t>>;
   static Indices indices_of(const tensor::Slice& slice) {
     Indices out;

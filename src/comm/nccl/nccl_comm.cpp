@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
@@ -59,10 +59,10 @@ ncclUniqueId agree_on_id(Backend& host) {
 
 }  // namespace
 
-NcclComm::NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+NcclComm::NcclComm(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(host), gpu_(std::move(gpu)) {}
 
-std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   made->load();
   const ncclUniqueId id = agree_on_id(host);
@@ -76,7 +76,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   return made;
 }
 
-std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::Accelerator>& gpu,
                                               const void* id, int rank) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   gpu->make_current();
@@ -202,8 +202,8 @@ void NcclComm::break_off(const std::string& reason) noexcept {
   comm_ = nullptr;
 }
 
-/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know
-/// more.
+/// The error message for a call, or a set-up, that has taken too long; empty where somebody else may still
+/// know more.
 std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds,
                               std::uint64_t number) {
   const std::string begin = cat(host_.name(), ": ", what, ": ");
@@ -286,7 +286,7 @@ void NcclComm::look_on() {
   }
 }
 
-/// What has befallen the oldest call under way, or empty.
+/// The trouble of the oldest call under way, or empty.
 std::string NcclComm::trouble(Watched& front) {
   if (std::string text = host_.failure(); !text.empty()) return text;
   {

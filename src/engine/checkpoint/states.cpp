@@ -20,7 +20,7 @@ tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder
   return {until(holder), until(holder + 1)};
 }
 
-/// Of a rank's own shard, what of it is to be written here.
+/// The part of a rank's own shard that is to be written here.
 tensor::Range written_range(const Segment& segment, optim::Held held) {
   const sharding::RankGroups& groups = segment.groups();
   const std::int64_t begin = segment.own_begin(), end = segment.own_end();

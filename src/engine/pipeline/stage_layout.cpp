@@ -9,7 +9,7 @@
 #include <set>
 #include <typeinfo>
 
-#include "nn/embedding.h"
+#include "nn/layers.h"
 #include "sharding/parallel/embedding.h"
 #include "sharding/schedule/cut.h"
 

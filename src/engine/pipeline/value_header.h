@@ -4,7 +4,7 @@
 
 namespace sherd::engine {
 
-/// What a rank has to know of a tensor before it can receive it.
+/// The form of a tensor, which a rank has to know before it can receive it.
 struct ValueForm {
   tensor::Shape shape;
   DType dtype = DType::f32;

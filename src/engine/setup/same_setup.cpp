@@ -4,7 +4,7 @@
 #include <span>
 
 #include "base/random.h"
-#include "engine/gather_records.h"
+#include "comm/gather.h"
 
 namespace sherd::engine {
 namespace {
@@ -32,12 +32,12 @@ void require_same(const Facts& facts, const Distributed& dist) {
     hashes.push_back(stable_hash(value));
   }
   const Digest mine{stable_hash(names), stable_hash(values)};
-  const std::vector<Digest> digests = gather_records(dist, mine, "configuration");
+  const std::vector<Digest> digests = comm::gather_records(dist.world(), mine, "configuration");
   if (std::count(digests.begin(), digests.end(), digests[0]) == dist.world_size()) return;
   for (std::size_t rank = 1; rank < digests.size(); ++rank)
     if (digests[rank].names != digests[0].names) differs(rank, "set of keys");
-  const auto all =
-      gather_records(dist, std::span<const std::uint64_t>(hashes), "values of the configuration");
+  const auto all = comm::gather_records(dist.world(), std::span<const std::uint64_t>(hashes),
+                                        "values of the configuration");
   for (std::size_t i = hashes.size(); i < all.size(); ++i)
     if (const std::size_t fact = i % hashes.size(); all[i] != all[fact])
       differs(i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));

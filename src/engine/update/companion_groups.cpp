@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "base/excerpt.h"
-#include "engine/update/packed_tensors.h"
 #include "engine/update/parameter_groups.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"
 
@@ -67,7 +67,7 @@ config::OptimizerGroup group_beside(config::OptimizerRule rule, Names match) {
 /// Fewer elements are not worth codes, and bitsandbytes keeps them as they are.
 constexpr std::int64_t least_in_codes = 4096;
 
-/// What of a model a rule with a companion takes itself.
+/// The parts of a model that a rule with a companion takes itself.
 class Taken {
  public:
   explicit Taken(nn::Module& model) : matrices_(matrices_of_blocks(model)) {}

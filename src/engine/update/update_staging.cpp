@@ -19,7 +19,7 @@ bool with_gpu(const sharding::StateBuffer& state) {
 
 }  // namespace
 
-UpdateStaging::UpdateStaging(device::CudaDevice& device, std::int64_t part_elements)
+UpdateStaging::UpdateStaging(device::Accelerator& device, std::int64_t part_elements)
     : device_(device),
       part_elements_(part_elements),
       fetching_(device.make_stream()),

@@ -24,10 +24,10 @@ namespace sherd::comm {
 bool nccl_built() {
   return true;
 }
-std::uint64_t nccl_card(device::CudaDevice& gpu) {
+std::uint64_t nccl_card(device::Accelerator& gpu) {
   return reinterpret_cast<std::uintptr_t>(&gpu);  // each rank has a card of its own
 }
-void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+void reduce_on_gpu(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
   reduce_by_processor(gpu, stream, how, sources, outs, count);

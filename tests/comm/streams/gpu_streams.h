@@ -6,12 +6,12 @@
 #include <ostream>
 #include <string>
 
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 #include "tests/comm/conformance.h"
 
 /// Collectives on tensors of GPUs, on devices that do everything as late as marks allow
-/// (support/lazy_cuda.h): a mark that is missing between two ranks, or between a rank's compute stream and
-/// its collectives, shows as wrong numbers. For every way that tensors of GPUs travel.
+/// (support/gpu/lazy_cuda.h): a mark that is missing between two ranks, or between a rank's compute stream
+/// and its collectives, shows as wrong numbers. For every way that tensors of GPUs travel.
 namespace sherd::comm::streams {
 
 /// One rank with its tensors on a lazy GPU.

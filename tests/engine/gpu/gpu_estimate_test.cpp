@@ -6,7 +6,7 @@
 #include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {

@@ -5,7 +5,7 @@
 #include "engine/initialize.h"
 #include "engine/update/companion_groups.h"
 #include "engine/update/parameter_groups.h"
-#include "engine/update/whole_matrices.h"
+#include "engine/update/rules/whole_matrices.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/odd_models.h"

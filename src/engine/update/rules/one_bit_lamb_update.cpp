@@ -62,7 +62,7 @@ bool OneBitLambUpdate::pass(Phase phase, const UpdateView& view, double factor, 
 bool OneBitLambUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
     RuleUpdate::for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, auto begin) {
-      momentum_.compress(part, span, begin, hyper.beta1, kernels);
+      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
     });
   };
   return context().passes.run(view, kernels.device(), {.work = work});

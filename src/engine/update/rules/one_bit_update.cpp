@@ -54,7 +54,7 @@ bool OneBitUpdate::pass(Phase phase, const UpdateView& view, double factor, tens
 bool OneBitUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
     for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, std::int64_t begin) {
-      momentum_.compress(part, span, begin, hyper.beta1, kernels);
+      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
     });
   };
   return context().passes.run(view, kernels.device(), {.work = work});

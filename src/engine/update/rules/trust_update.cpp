@@ -62,8 +62,8 @@ void TrustUpdate::for_each_span(const UpdateView& view, double factor, const Spa
 
 /// NVLAMB first divides all gradients by their norm.
 double TrustUpdate::factor_of(const sharding::Segment&, const Hyper& hyper, double factor) const {
-  const bool normalizes =
-      hyper.type == config::OptimizerType::nvlamb && context().norm > hyper.normalize_above;
+  const bool normalizes = hyper.type == config::OptimizerType::nvlamb &&
+                          context().norm > hyper.as<config::NvLambOptions>().normalize_above;
   return normalizes ? factor / context().norm : factor;
 }
 

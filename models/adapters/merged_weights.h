@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "device/device.h"
-#include "models/gpt_options.h"
+#include "models/gpt_config.h"
 #include "nn/weight_source.h"
 
 namespace sherd::models {
@@ -13,8 +13,8 @@ namespace sherd::models {
 /// LoRA, and rows or columns times IA³'s factors, in fp32. `source` must outlive it.
 class MergedWeights : public nn::WeightSource {
  public:
-  /// `options`: of the model with its adapters.
-  MergedWeights(nn::WeightSource& source, const GptOptions& options, device::Device& device);
+  /// `config`: the model with its adapters.
+  MergedWeights(nn::WeightSource& source, const GptConfig& config, device::Device& device);
   ~MergedWeights() override;
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
@@ -27,7 +27,7 @@ class MergedWeights : public nn::WeightSource {
   std::vector<float> whole(const std::string& name, const tensor::Shape& shape);
 
   nn::WeightSource& source_;
-  GptOptions options_;
+  GptConfig config_;
   device::Device& device_;
   std::unique_ptr<Layer> layer_;  ///< whose parameter was asked for last
 };

@@ -16,7 +16,7 @@ struct TextRequest {
   RandomKey key{};                   ///< in the place of Sampling::key
 };
 
-/// What generating took.
+/// Counts of the work that generating took.
 struct GenerationStats {
   std::int64_t prompt_tokens = 0;  ///< that were read, those of texts that were read again included
   std::int64_t tokens = 0;         ///< that were made
@@ -39,7 +39,7 @@ using OnToken = std::function<bool(std::size_t text, std::int32_t token)>;
 /// Where a text with its continuation is longer than max_seq tokens, it is read again whenever it has filled
 /// them: its last max_seq/2 tokens, from position 0 on, then grow to max_seq. (A prompt of more tokens than
 /// max_seq begins with its last max_seq.) So a token sees the max_seq/2 before it at least. Of a model with
-/// virtual tokens (GptOptions::prompt()) these stand in front of all that, and max_text() is what they leave.
+/// virtual tokens (GptConfig::prompt()) these stand in front of all that, and max_text() is what they leave.
 ///
 /// All ranks of a sharded model call this alike, and on_token answers alike on all. Throws Error{usage} for
 /// an empty prompt, a batch below 1 and what sample_token() refuses.

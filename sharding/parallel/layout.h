@@ -34,7 +34,7 @@ struct Layout {
   comm::Communicator* context = nullptr;  ///< ranks that hold pieces of the same sequences; null: likewise
   bool sequence_parallel = true;          ///< where there are several tensor ranks
   ContextMethod context_method = ContextMethod::ring;
-  /// Of which layers of experts take communicators of their own, to exchange tokens by
+  /// Groups of which layers of experts take communicators of their own, to exchange tokens by
   /// (ProcessGroups::apart()); null: this rank has all experts, and no other rank has them too.
   comm::ProcessGroups* groups = nullptr;
 
@@ -45,7 +45,7 @@ struct Layout {
   /// Sequence parallelism is on.
   bool cuts_stream() const { return sequence_parallel && tensor_size() > 1; }
 
-  /// What sequences must be a multiple of, so that all ranks get as many tokens.
+  /// The number that sequences must be a multiple of, so that all ranks get as many tokens.
   std::int64_t sequence_multiple() const;
   /// Positions of the inner part, of `rows` tokens, of this context rank or another; throws Error{usage}
   /// where these cannot be one.

@@ -1,7 +1,6 @@
 #include <nlohmann/json.hpp>
 
 #include "config/config.h"
-#include "config/hugging_face.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -166,15 +165,15 @@ Json moe_of(const Moe& m) {
           {"every", m.every},
           {"first_dense", m.first_dense},
           {"shared_experts", m.shared_experts},
-          {"router", name_of(m.router)},
+          {"router", config::name_of(m.router)},
           {"norm_topk", m.norm_topk},
           {"routed_scaling_factor", m.routed_scaling_factor},
           {"groups", m.groups},
           {"top_groups", m.top_groups},
           {"capacity_factor", m.capacity_factor},
-          {"drop", name_of(m.drop)},
+          {"drop", config::name_of(m.drop)},
           {"aux_loss", m.aux_loss},
-          {"aux_loss_type", name_of(m.aux_loss_type)},
+          {"aux_loss_type", config::name_of(m.aux_loss_type)},
           {"z_loss", m.z_loss},
           {"bias_update", m.bias_update},
           {"jitter", m.jitter},
@@ -183,11 +182,11 @@ Json moe_of(const Moe& m) {
 }
 
 Json rope_of(const RopeScaling& r) {
-  Json out{{"rope_type", name_of(r.type)}, {"factor", r.factor}};
-  if (r.type != RopeType::linear) out["original_max_position_embeddings"] = r.original_max_positions;
-  if (r.type == RopeType::llama3)
+  Json out{{"rope_type", config::name_of(r.type)}, {"factor", r.factor}};
+  if (r.type != RotaryScaling::linear) out["original_max_position_embeddings"] = r.original_max_positions;
+  if (r.type == RotaryScaling::llama3)
     out.update({{"low_freq_factor", r.low_freq_factor}, {"high_freq_factor", r.high_freq_factor}});
-  if (r.type == RopeType::yarn) {
+  if (r.type == RotaryScaling::yarn) {
     out.update({{"beta_fast", r.beta_fast}, {"beta_slow", r.beta_slow}, {"truncate", r.truncate}});
     if (r.attention_factor > 0) out["attention_factor"] = r.attention_factor;
   }
@@ -220,7 +219,7 @@ Json model_of(const Model& m) {
            {"bias", m.bias},
            {"qkv_bias", m.qkv_bias},
            {"init_std", m.init_std}};
-  if (m.rope_scaling.type != RopeType::none) out["rope_scaling"] = rope_of(m.rope_scaling);
+  if (m.rope_scaling.type != RotaryScaling::none) out["rope_scaling"] = rope_of(m.rope_scaling);
   if (m.moe.experts > 0) out["moe"] = moe_of(m.moe);
   return out;
 }

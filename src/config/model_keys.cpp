@@ -4,10 +4,7 @@
 namespace sherd::config {
 namespace {
 
-/// In the order of ModelType.
-const std::vector<std::string> model_types = {"gpt2",  "llama",   "mistral",  "qwen2",
-                                              "qwen3", "mixtral", "qwen3_moe"};
-/// In the order of RopeType.
+/// In the order of RotaryScaling.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
 
 /// Which types a key of rope_scaling means something for.
@@ -22,8 +19,6 @@ constexpr RopeKey rope_keys[] = {{"low_freq_factor", true, false},
                                  {"attention_factor", false, true},
                                  {"truncate", false, true},
                                  {"original_max_position_embeddings", true, true}};
-
-}  // namespace
 
 Table<RopeScaling> rope_table() {
   using T = RopeScaling;
@@ -63,41 +58,46 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
     if (!given.contains(name)) section.error("needs \"", name, "\"");
   };
   require_key("rope_type");
-  if (rope.type != RopeType::none) require_key("factor");
+  if (rope.type != RotaryScaling::none) require_key("factor");
   for (const RopeKey& key : rope_keys) {
     const bool used =
-        (key.llama3 && rope.type == RopeType::llama3) || (key.yarn && rope.type == RopeType::yarn);
+        (key.llama3 && rope.type == RotaryScaling::llama3) || (key.yarn && rope.type == RotaryScaling::yarn);
     if (!used && given.contains(key.name))
       section.context.note(join(section.path, key.name), cat("no effect with rope_type \"", type, "\""));
-    if (rope.type == RopeType::llama3 && key.llama3) require_key(key.name);
+    if (rope.type == RotaryScaling::llama3 && key.llama3) require_key(key.name);
   }
-  if (rope.type == RopeType::llama3 && rope.low_freq_factor >= rope.high_freq_factor)
+  if (rope.type == RotaryScaling::llama3 && rope.low_freq_factor >= rope.high_freq_factor)
     section.error("low_freq_factor ", rope.low_freq_factor, " must be below high_freq_factor ",
                   rope.high_freq_factor);
-  if (rope.type == RopeType::yarn && rope.beta_slow >= rope.beta_fast)
+  if (rope.type == RotaryScaling::yarn && rope.beta_slow >= rope.beta_fast)
     section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
   // What has no effect is not kept.
   RopeScaling used;
   used.type = rope.type;
-  if (rope.type != RopeType::none) used.factor = rope.factor;
-  if (rope.type == RopeType::llama3)
+  if (rope.type != RotaryScaling::none) used.factor = rope.factor;
+  if (rope.type == RotaryScaling::llama3)
     used.low_freq_factor = rope.low_freq_factor, used.high_freq_factor = rope.high_freq_factor;
-  if (rope.type == RopeType::yarn) {
+  if (rope.type == RotaryScaling::yarn) {
     used.beta_fast = rope.beta_fast, used.beta_slow = rope.beta_slow, used.truncate = rope.truncate;
     used.attention_factor = rope.attention_factor;
   }
-  if (rope.type == RopeType::llama3 || rope.type == RopeType::yarn)
+  if (rope.type == RotaryScaling::llama3 || rope.type == RotaryScaling::yarn)
     used.original_max_positions = rope.original_max_positions;
   rope = used;
+}
+
+}  // namespace
+
+void read_rope(RopeScaling& rope, const Value& section) {
+  const Given given = read_section(rope_table(), rope, section);
+  finish_rope(rope, given, section);
 }
 
 namespace {
 
 Key<Model> rope_key() {
-  Key<Model> key = custom<Model>("rope_scaling", "", [](Model& model, const Value& section) {
-    const Given given = read_section(rope_table(), model.rope_scaling, section);
-    finish_rope(model.rope_scaling, given, section);
-  });
+  Key<Model> key = custom<Model>(
+      "rope_scaling", "", [](Model& model, const Value& section) { read_rope(model.rope_scaling, section); });
   key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
     list_keys(rope_table(), prefix, out);
   };
@@ -147,7 +147,7 @@ Table<Model> model_table() {
   using T = Model;
   Table<T> table;
   std::vector<Key<T>>& keys = table.keys;
-  keys.push_back(choice("type", &T::type, model_types, "\"llama\""));
+  keys.push_back(choice("type", &T::type, family_names(), "\"llama\""));
   keys.push_back(integer("vocab_size", &T::vocab_size, "50257", 0, most_vocabulary));
   keys.push_back(integer("pad_vocab_to_multiple_of", &T::pad_vocab_to_multiple_of, "64", 1, 1 << 20));
   keys.push_back(integer("seq_length", &T::seq_length, "64", 1, most_positions));
@@ -178,48 +178,20 @@ Table<Model> model_table() {
   return table;
 }
 
-void set_type_defaults(Model& model) {
-  const bool gpt2 = model.type == ModelType::gpt2;
-  model.position = gpt2 ? Positions::learned : Positions::rotary;
-  model.norm = gpt2 ? Norm::layernorm : Norm::rmsnorm;
-  model.activation = gpt2 ? FfnActivation::gelu_tanh : FfnActivation::swiglu;
-  model.dropout = gpt2 ? 0.1 : 0;
-  model.tie_embeddings = model.bias = gpt2;
-  model.qk_norm = model.type == ModelType::qwen3 || model.type == ModelType::qwen3_moe;
-}
-
-std::int64_t default_ffn(const Model& model) {
-  if (model.type == ModelType::gpt2) return 4 * model.hidden_size;
-  return (8 * model.hidden_size / 3 + 63) / 64 * 64;
-}
-
-void fill(Model& model, const Given& given) {
-  if (!given.contains("max_positions")) model.max_positions = model.seq_length;
-  if (!given.contains("num_kv_heads")) model.num_kv_heads = model.num_heads;
-  if (!given.contains("head_dim")) model.head_dim = model.hidden_size / model.num_heads;
-  if (!given.contains("ffn_hidden_size")) model.ffn_hidden_size = default_ffn(model);
+/// What follows from the keys that were given, once all are read.
+void fill(Model& model, const Given& given, const Value& section) {
+  const Model& family = defaults_of(model.type);
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
-  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || model.type == ModelType::qwen2;
-  if (model.rope_scaling.type == RopeType::yarn && model.rope_scaling.original_max_positions == 0)
-    model.rope_scaling.original_max_positions = model.max_positions;
+  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || family.qkv_bias;
+  try {
+    model = resolved(model);
+  } catch (const Error& error) {
+    section.error(error.what());
+  }
 }
 
-void check(const Model& model, const Given& given, const Value& section) {
-  if (!given.contains("head_dim") && model.hidden_size % model.num_heads != 0)
-    section.error("hidden_size ", model.hidden_size, " is not a multiple of num_heads ", model.num_heads,
-                  "; set head_dim to have them differ");
-  if (model.num_heads % model.num_kv_heads != 0)
-    section.error("num_heads ", model.num_heads, " is not a multiple of num_kv_heads ", model.num_kv_heads);
-  if (model.head_dim > most_ffn_hidden / model.num_heads)
-    section.error("num_heads ", model.num_heads, " x head_dim ", model.head_dim, " is beyond ",
-                  most_ffn_hidden, ", the most there can be");
-  if (model.seq_length > model.max_positions)
-    section.error("seq_length ", model.seq_length, " is longer than the model's max_positions ",
-                  model.max_positions);
-  if (model.position == Positions::rotary && model.head_dim % 2 != 0)
-    section.error("rotary positions need an even head size, not ",
-                  given.contains("head_dim") ? "head_dim = " : "hidden_size/num_heads = ", model.head_dim);
+void note_idle(const Model& model, const Given& given, const Value& section) {
   for (const char* name : {"rotary_base", "rope_scaling"})
     if (given.contains(name) && model.position != Positions::rotary)
       section.context.note(join(section.path, name), "no effect with learned positions");
@@ -230,18 +202,17 @@ void check(const Model& model, const Given& given, const Value& section) {
 
 void read_model(Config& config, const Value& section) {
   section.expect(Node::Kind::object);
-  Model model;
-  if (const Node* type = section.node.find("type"); type && !type->is(Node::Kind::null))
-    model.type =
-        static_cast<ModelType>(Value{*type, join(section.path, "type"), section.context}.choice(model_types));
-  set_type_defaults(model);
+  std::size_t type = 0;
+  if (const Node* given = section.node.find("type"); given && !given->is(Node::Kind::null))
+    type = Value{*given, join(section.path, "type"), section.context}.choice(family_names());
+  Model model = families()[type].defaults;
   const Given given = read_section(model_table(), model, section);
   for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
     if (!given.contains(name)) section.error("needs \"", name, "\"");
-  fill(model, given);
-  check(model, given, section);
+  fill(model, given, section);
+  note_idle(model, given, section);
   if (const auto moe = given.find("moe"); moe != given.end())
-    finish_moe(model.moe, model, {*moe->second, join(section.path, "moe"), section.context});
+    finish_moe(model.moe, {*moe->second, join(section.path, "moe"), section.context});
   config.model = model;
 }
 
@@ -255,10 +226,7 @@ Key<Config> model_key() {
   return key;
 }
 
-std::string_view name_of(ModelType type) {
-  return model_types[static_cast<std::size_t>(type)];
-}
-std::string_view name_of(RopeType type) {
+std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Positions positions) {

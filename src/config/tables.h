@@ -1,6 +1,7 @@
 #pragma once
 
 #include "config/config.h"
+#include "config/published.h"
 #include "config/reader.h"
 #include "config/schedule.h"
 
@@ -14,11 +15,8 @@ precision_keys();        // precision_keys.cpp: fp16, bf16, data_types, communic
 Key<Config> zero_key();  // zero_keys.cpp
 /// Offload in the section zero_optimization, deprecated switches included. offload_keys.cpp
 std::vector<Key<Zero>> offload_keys();
-std::vector<Key<Config>> tier_keys();  // offload_keys.cpp: aio, activation_checkpointing
-Key<Config> model_key();               // model_keys.cpp
-/// `model.rope_scaling`, and what follows from the keys of it that were given. model_keys.cpp
-Table<RopeScaling> rope_table();
-void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
+std::vector<Key<Config>> tier_keys();   // offload_keys.cpp: aio, activation_checkpointing
+Key<Config> model_key();                // model_keys.cpp
 Key<Model> moe_key();                   // moe_keys.cpp
 std::vector<Key<Config>> sherd_keys();  // sherd_keys.cpp: training; model, data, parallel, device
 Key<Config> data_key();                 // data_keys.cpp
@@ -35,8 +33,6 @@ void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
 /// throws where they contradict each other. bottleneck_keys.cpp
 std::vector<Key<BottleneckKeys>> bottleneck_keys();
 void finish_bottleneck(const BottleneckKeys& keys, const Given& given, const Value& section);
-/// Whether a value in an adapter_config.json says that a feature is off. peft.cpp
-bool is_off(const Node& node);
 /// Throws where a prompt does not fit the model, or tasks do not fit the data.
 void check_prompt(const Config& config, const Value& file);
 /// Keys of section training that are arguments of transformers' Trainer. trainer_keys.cpp
@@ -91,7 +87,7 @@ void check_replicas(Config& config, const Value& file);
 
 /// What follows from the keys of `section`, model.moe, that were given; throws where they contradict each
 /// other. moe_keys.cpp
-void finish_moe(Moe& moe, const Model& model, const Value& section);
+void finish_moe(Moe& moe, const Value& section);
 /// Throws where experts do not fit the rest of the file.
 void check_moe(const Config& config, const Value& file);
 

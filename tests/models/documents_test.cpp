@@ -59,9 +59,9 @@ class DocumentsTest : public ::testing::Test {
 };
 
 TEST_F(DocumentsTest, HaveTheLossesAndGradientsOfEachAlone) {
-  GptOptions norms = test::tiny_llama();
+  GptConfig norms = test::tiny_llama();
   norms.qk_norm = true, norms.sliding_window = 2;
-  for (const GptOptions& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
+  for (const GptConfig& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
     for (const auto recompute :
          {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
       Gpt model(options);

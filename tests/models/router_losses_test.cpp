@@ -301,15 +301,15 @@ std::vector<Values> gradients(test::Cpu& cpu, const test::PlainParameters& all) 
   return out;
 }
 
-models::GptOptions pooled_model() {
-  models::GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.losses = {.balance = 0.5, .kind = BalanceLoss::pooled};
+models::GptConfig pooled_model() {
+  models::GptConfig o = test::with_experts(test::tiny_llama());
+  test::set_losses(o.moe, {.balance = 0.5, .kind = BalanceLoss::pooled});
   return o;
 }
 
 TEST(RouterLosses, OfAllLayersOutlastRecomputeAndOtherMicroBatches) {
   test::Cpu cpu;
-  const models::GptOptions o = pooled_model();
+  const models::GptConfig o = pooled_model();
   models::Gpt model(o);
   test::PlainParameters all(*cpu.kernels, model, DType::f64);
   const auto layers = layers_of_experts(model);

@@ -1,7 +1,7 @@
 """Programs that take turns: what the comparing scripts of this folder share.
 
 A contender is a program that prints "ready FACTS" (JSON) and then answers each line of its standard input with a line
-of JSON (bench/serving.h; bench/gpt2_pytorch.py). Machines change their speed within seconds, so contenders run in
+of JSON (bench/programs/serving.h; bench/gpt2_pytorch.py). Machines change their speed within seconds, so contenders run in
 rounds, and only ratios of medians, or of times of one round, are compared.
 """
 import json

@@ -1,7 +1,7 @@
 # The umbrella target, and what `cmake --install` puts where: the program, the rooms' libraries, their public headers
 # (those that lie in a room's folder and its FOLDERS) and the package that find_package(Sherd) reads.
 get_property(rooms GLOBAL PROPERTY SHERD_ROOMS)
-list(REMOVE_ITEM rooms cli)  # the program's own
+list(REMOVE_ITEM rooms bench cli)  # the program's own
 
 add_library(sherd INTERFACE)
 add_library(Sherd::sherd ALIAS sherd)

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "autograd/key_cache.h"
-#include "autograd/linear.h"
+#include "autograd/ops.h"
 #include "base/excerpt.h"
 #include "models/adapters/adapters.h"
 #include "sharding/parallel/collectives.h"

@@ -1,6 +1,17 @@
 #pragma once
 
-#include "base/problems.h"
+// This room has transformers: blocks and decoders, the published families, adapters, generation and scoring.
+//
+// To change, look at:
+// - a decoder and its blocks: gpt.cpp, transformer_block.cpp
+// - add a family: docs/recipes.md, "A model family"
+// - files of Hugging Face, PEFT and AdapterHub: hub/
+// - adapters: which modules, names in files: adapters/adapters.cpp; merging: adapters/merged_weights.cpp;
+//   prompts, and what they begin as: adapters/prompt_weights.h; the layers: sharding/parallel/adapters/
+// - generation: inference/generate.cpp; the next token, stop strings: inference/sampling.cpp; how likely
+//   texts are: inference/score.cpp
+
+#include "base/error.h"
 #include "models/transformer_block.h"
 #include "nn/layered_model.h"
 #include "sharding/parallel/embedding.h"

@@ -1,9 +1,6 @@
 #include "models/transformer_block.h"
 
-#include "autograd/arrays.h"
-#include "autograd/attention.h"
-#include "autograd/elementwise.h"
-#include "autograd/norm.h"
+#include "autograd/ops.h"
 #include "models/adapters/adapters.h"
 
 namespace sherd::models {

@@ -17,7 +17,7 @@ namespace sherd::offload {
 using device::Category;
 using device::Tier;
 
-/// What a pool, its buffers and the transfers of their memory share.
+/// The memory that a pool, its buffers and the transfers of it share.
 class PoolMemory final : public LentMemory, public std::enable_shared_from_this<PoolMemory> {
  public:
   PoolMemory(device::Ledger& ledger, int count, std::size_t bytes, Category category, std::string key)

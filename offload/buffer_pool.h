@@ -62,12 +62,12 @@ class BufferPool {
 
   int count() const;
   int free_count() const;
-  /// Of each buffer.
+  /// The size of each buffer.
   std::size_t bytes() const;
   /// Whether the kernel took the buffers as registered ones, for every store.
   bool registered() const;
 
-  /// What a pool charges: each buffer is rounded up to whole pages.
+  /// Bytes that a pool charges: each buffer is rounded up to whole pages.
   static std::uint64_t host_bytes(int count, std::size_t bytes);
 
  private:

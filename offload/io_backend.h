@@ -17,7 +17,7 @@ struct IoRequest {
   std::uint64_t offset = 0;
   std::byte* memory = nullptr;
   std::uint32_t bytes = 0;
-  int registered = -1;    ///< what register_memory() returned for the memory around; -1: none
+  int registered = -1;    ///< register_memory()'s number for the memory around; -1: none
   std::uint64_t tag = 0;  ///< comes back in the completion
 };
 
@@ -27,7 +27,7 @@ struct IoCompletion {
   std::int64_t result = 0;
 };
 
-/// What moves the bytes: io_uring, threads, or a test's decorator around one of them. One thread calls
+/// Moves the bytes: io_uring, threads, or a test's decorator around one of them. One thread calls
 /// submit() and reap(); the other members may be called from any.
 class IoBackend {
  public:
@@ -59,8 +59,8 @@ std::unique_ptr<IoBackend> make_thread_backend(const StoreOptions& options);
 /// why.
 std::unique_ptr<IoBackend> make_uring_backend(const StoreOptions& options, std::string* why);
 
-/// What options.backend asks for. `automatic` falls back to threads, and so it does for a file that is not
-/// opened past the page cache. Throws Error{io} when io_uring is asked for by name and refused.
+/// The backend that options.backend asks for. `automatic` falls back to threads, and so it does for a file
+/// that is not opened past the page cache. Throws Error{io} when io_uring is asked for by name and refused.
 std::unique_ptr<IoBackend> make_backend(const StoreOptions& options, bool direct);
 
 }  // namespace sherd::offload

@@ -1,5 +1,15 @@
 #pragma once
 
+// This folder keeps model states on NVMe, asynchronously. It knows no ranks and no modules. docs/offload.md,
+// "How the store works", tells what keeps it right.
+//
+// To change, look at:
+// - the interface, and memory that is lent to transfers: store.h; buffers: buffer_pool.h
+// - how transfers are cut, ordered and watched: queue/ (piece.h cuts, transfer_queue.h orders, io_thread.h
+//   runs, page_checksums.h checks)
+// - the file, its lock and its space: file/swap_file.h
+// - who moves bytes: io_backend.h; uring/ (with a stub/), threads/
+
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -25,14 +35,15 @@ class TransferQueue;
 
 /// How a store reads and writes; the names are those of DeepSpeed's `aio` section where it has one.
 struct StoreOptions {
-  /// Of the file sherd-swap/rank_RRRRR.swap. Made where missing; of an absolute path its last folder alone.
+  /// Where the file sherd-swap/rank_RRRRR.swap lies. Made where missing; of an absolute path its last folder
+  /// alone.
   std::filesystem::path folder;
   int rank = 0;
   std::size_t block_size = 1 << 20;  ///< bytes of one request; a multiple of 4096
   int queue_depth = 8;               ///< requests under way
   bool single_submit = false;        ///< hand requests to the kernel one by one
   bool overlap_events = true;        ///< false: start requests only when none is under way
-  int thread_count = 2;              ///< of the pool that reads and writes where io_uring is refused
+  int thread_count = 2;              ///< threads that read and write where io_uring is refused
   bool checksums = false;            ///< CRC-32C of every 4 KiB page, verified by every read
   bool direct = true;                ///< past the page cache (O_DIRECT), where the file system can
   /// `automatic` takes io_uring, or says in one line of the log why not and takes threads.
@@ -53,7 +64,7 @@ struct TransferTime {
 /// A named extent of a store's file. Copies name the same bytes.
 class Span {
  public:
-  Span() = default;  ///< of no bytes
+  Span() = default;  ///< has no bytes
   int id() const;    ///< counts from 0 within the store; -1 without an extent
   std::uint64_t bytes() const;
   const std::string& name() const;
@@ -93,7 +104,7 @@ class Io {
 /// thread at a time. When it goes without start(), nothing is read.
 class DeferredRead {
  public:
-  DeferredRead() = default;  ///< of nothing
+  DeferredRead() = default;  ///< reads nothing
   DeferredRead(DeferredRead&&) noexcept = default;
   DeferredRead& operator=(DeferredRead&& other) noexcept;
   ~DeferredRead();
@@ -111,7 +122,7 @@ class DeferredRead {
 /// Memory that a store transfers without a copy while this lives; see Store::lend().
 class Loan {
  public:
-  Loan() = default;  ///< of nothing
+  Loan() = default;  ///< lends nothing
 
  private:
   explicit Loan(std::shared_ptr<LentMemory> memory) : memory_(std::move(memory)) {}
@@ -177,16 +188,16 @@ class Store {
   /// Payload of finished requests; what alignment adds is not counted.
   std::uint64_t bytes_read() const;
   std::uint64_t bytes_written() const;
-  /// Of transfers' payload, what was copied through buffers of the store.
+  /// The part of transfers' payload that was copied through buffers of the store.
   std::uint64_t bytes_bounced() const;
 
   /// How bytes travel: "io_uring" or "threads", with ", buffered" where they pass through the page cache; or
   /// "dry".
   const std::string& backend_name() const;
-  /// Of the file; empty when dry.
+  /// The file's path; empty when dry.
   const std::filesystem::path& path() const;
 
-  /// What a store charges to the host tier (workspace) for its own buffers.
+  /// Bytes that a store charges to the host tier (workspace) for its own buffers.
   static std::uint64_t host_bytes(const StoreOptions& options);
 
  private:

@@ -9,10 +9,10 @@
 
 namespace sherd::optim {
 
-/// What clipping to `max_norm` multiplies gradients of the given global L2 norm by: min(1, max_norm/(norm +
-/// 1e-6)); 1 when max_norm ≤ 0 (off). `norm` is that of the true gradients, without loss scale (Pascanu et
-/// al., "On the difficulty of training recurrent neural networks", 2013; the 1e-6 as in Megatron and
-/// DeepSpeed).
+/// The factor by which clipping to `max_norm` multiplies gradients of the given global L2 norm: min(1,
+/// max_norm/(norm + 1e-6)); 1 when max_norm ≤ 0 (off). `norm` is that of the true gradients, without loss
+/// scale (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013; the 1e-6 as in
+/// Megatron and DeepSpeed).
 inline double clip_factor(double norm, double max_norm) {
   if (max_norm <= 0) return 1.0;
   return 1.0 / std::max(1.0, (norm + 1e-6) / max_norm);

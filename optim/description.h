@@ -10,25 +10,25 @@
 
 namespace sherd::optim {
 
-/// Which replicas hold what of a state.
-enum class Held : std::uint8_t {
-  by_all,         ///< all have the same values
-  by_each,        ///< each has values of its own
-  by_one_of_them  ///< each element has one replica that holds it, as many for each
+/// How replicas hold a state.
+enum class OverReplicas : std::uint8_t {
+  same,   ///< all have the same values
+  own,    ///< each has values of its own
+  spread  ///< each element has one replica that holds it, as many for each
 };
 
 /// A tensor that a rule keeps per element beside the masters, in the dtype of the configuration's moments, or
 /// in codes.
 struct State {
   std::string name;    ///< as in checkpoints: "exp_avg"
-  double initial = 0;  ///< of every element before the first step
-  Held held = Held::by_all;
+  double initial = 0;  ///< every element's value before the first step
+  OverReplicas over_replicas = OverReplicas::same;
   Code code = Code::none;  ///< initial values are 0 where there is one
   bool fresh = false;      ///< Phase::refresh alone takes it
   bool operator==(const State&) const = default;
 };
 
-/// What an update does, in order.
+/// The phases of an update, in order.
 enum class Phase : std::uint8_t {
   elementwise,       ///< one pass over the elements, see SpanUpdate
   parameter_norms,   ///< norms of each logical parameter, from a pass that changes nothing (LAMB, LARS)
@@ -39,15 +39,15 @@ enum class Phase : std::uint8_t {
   refresh            ///< one pass that takes it, refreshes a state and measures (1-bit LAMB)
 };
 
-/// What the engine must know of an optimizer to keep its states and run its update.
+/// All that the engine must know of an optimizer to keep its states and run its update.
 struct Description {
   std::string type;           ///< as in the configuration: "AdamW"
-  std::vector<State> states;  ///< those held by all are SpanUpdate::moments, and come first
+  std::vector<State> states;  ///< the ones held by all are SpanUpdate::moments, and come first
   std::vector<Phase> phases = {Phase::elementwise};
   /// After so many steps replicas no longer agree on gradients: each takes its own, and they exchange
   /// compressed momentum (1-bit Adam). None: never.
   std::optional<std::int64_t> freeze_step{};
-  /// What an update does then. The first two phases are left out where there is one replica.
+  /// The phases of an update then. The first two are left out where there is one replica.
   std::vector<Phase> frozen_phases{};
   bool operator==(const Description&) const = default;
 
@@ -55,7 +55,7 @@ struct Description {
   bool exchanges_momentum(std::int64_t step) const { return freeze_step && step > *freeze_step; }
 };
 
-/// Of the rule that `hyper` names: Adam keeps "exp_avg" and "exp_avg_sq", SGD with momentum
+/// Describes the rule that `hyper` names: Adam keeps "exp_avg" and "exp_avg_sq", SGD with momentum
 /// "momentum_buffer", plain SGD nothing.
 Description describe(const Hyper& hyper);
 

@@ -4,43 +4,34 @@
 #include <utility>
 #include <vector>
 
-#include "device/cuda.h"
 #include "optim/cuda/dispatch.h"
 #include "optim/split_master.h"
 
 namespace sherd::optim {
-namespace {
 
-unsigned* word_of(const device::Storage& memory) {
-  return reinterpret_cast<unsigned*>(memory.data());
-}
-
-}  // namespace
-
-FiniteCheck::FiniteCheck(device::Device& device)
-    : device_(device),
-      memory_(device.allocate(sizeof(unsigned), device::Category::workspace, device::Tier::host)) {
-  *word_of(memory_) = 0;
+unsigned* FiniteCheck::word() {
+  if (memory_.bytes() == 0) {
+    memory_ = device_.allocate(sizeof(unsigned), device::Category::workspace, device::Tier::host);
+    *reinterpret_cast<unsigned*>(memory_.data()) = 0;
+  }
+  return reinterpret_cast<unsigned*>(memory_.data());
 }
 
 bool FiniteCheck::finite() {
+  const bool failed = std::exchange(failed_, false);
+  if (memory_.bytes() == 0) return !failed;
   try {
     if (const device::Event done = std::exchange(done_, {}))
-      done.wait(device::as_cuda(device_).deadline(), "the optimizer's update");
+      done.wait(device_.deadline(), "the optimizer's update");
   } catch (...) {
-    *word_of(memory_) = 0;  // the next series shall not answer for this one
+    *word() = 0;  // the next series shall not answer for this one
     throw;
   }
-  return std::exchange(*word_of(memory_), 0u) == 0;
-}
-
-void FiniteCheck::fail() {
-  *word_of(memory_) = 1;
+  return std::exchange(*word(), 0u) == 0 && !failed;
 }
 
 void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t step, device::Device& device,
             FiniteCheck& check) {
-  unsigned* not_finite = word_of(check.memory_);
   std::vector<PlannedSpan> queued;
   for (const SpanUpdate& span : spans) {
     if (on_gpu(device, span.grad))
@@ -49,8 +40,8 @@ void update(std::span<const SpanUpdate> spans, const Hyper& hyper, std::int64_t 
       check.fail();
   }
   if (queued.empty()) return;
-  update_on_gpu(device, queued, not_finite);
-  check.done_ = device::as_cuda(device).compute_stream().record();
+  update_on_gpu(device, queued, check.word());
+  check.done_ = device.record();
 }
 
 bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, device::Device& device) {

@@ -14,21 +14,24 @@
 namespace sherd::optim {
 
 /// Whether everything that a series of updates wrote is finite, asked once at its end, so that a GPU need not
-/// be waited for after each. Books 4 bytes of the host tier as workspace.
+/// be waited for after each. Where one is given something, books 4 bytes of the host tier as workspace.
 class FiniteCheck {
  public:
-  explicit FiniteCheck(device::Device& device);
+  explicit FiniteCheck(device::Device& device) : device_(device) {}
   /// Waits for the series where it was given to a GPU, not for later work, and begins anew. False when an
   /// updated weight, its 16-bit form or a moment became NaN or infinite (update_rule.h).
   bool finite();
-  /// What the processor found: something is not finite.
-  void fail();
+  /// The processor has found something that is not finite.
+  void fail() { failed_ = true; }
 
  private:
   friend void update(std::span<const SpanUpdate>, const Hyper&, std::int64_t, device::Device&, FiniteCheck&);
+  unsigned* word();
+
   device::Device& device_;
-  device::Storage memory_;
-  device::Event done_;  ///< of what was given to a GPU
+  bool failed_ = false;     ///< on the processor
+  device::Storage memory_;  ///< a word that a GPU writes; empty before it was given anything
+  device::Event done_;      ///< behind all that was given to a GPU
 };
 
 /// As update() of update_rule.h for each of the spans, leaving word in `check`. Those on a GPU share kernels:

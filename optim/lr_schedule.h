@@ -9,7 +9,7 @@
 
 namespace sherd::optim {
 
-/// What a schedule sets for one optimizer step.
+/// The values that a schedule sets for one optimizer step.
 struct SchedulePoint {
   double lr = 0;
   std::optional<std::pair<double, double>> betas;  ///< OneCycle with momentum only
@@ -45,7 +45,7 @@ class LrSchedule {
   /// The values at position t ≥ −1; a pure function.
   SchedulePoint at(std::int64_t t) const;
   SchedulePoint current() const { return at(last_batch_iteration_); }
-  /// Of the parameters with base_lr; others keep their proportion to it (engine/update/optimizer.h).
+  /// The rate of parameters with base_lr; others keep their proportion to it (engine/update/optimizer.h).
   double get_lr() const { return current().lr; }
   void step() { ++last_batch_iteration_; }
 

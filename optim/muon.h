@@ -10,8 +10,8 @@
 
 namespace sherd::optim {
 
-/// What directions are kept, exchanged and orthogonalised in: fp32 where the model computes in fp32, else
-/// bf16.
+/// The dtype in which directions are kept, exchanged and orthogonalised: fp32 where the model computes in
+/// fp32, else bf16.
 DType direction_dtype(DType parameters);
 
 /// Momenta of a span, and its directions into `to`, rounded from fp32 to nearest with ties away from zero.
@@ -23,7 +23,7 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
 bool directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, void* to, DType dtype,
                 Arena& arena);
 /// Takes the memory that directions() does on a GPU, and gives it back: for a device that only tracks it.
-void book_directions(device::Device& device, std::int64_t elements, DType dtype);
+void charge_directions(device::Device& device, std::int64_t elements, DType dtype);
 
 /// x [rows, columns] in place: divided by its Frobenius norm, or by ns_eps if that is larger, then
 /// X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X, ns_steps times, on the side of the smaller extent. What comes out is
@@ -33,11 +33,11 @@ void orthogonalize(const tensor::Tensor& x, const Hyper& hyper, tensor::Kernels&
 /// Floating-point operations of that.
 double orthogonalize_flops(std::int64_t rows, std::int64_t columns, const Hyper& hyper);
 
-/// By what orthogonalize()'s result is multiplied: `adjust_lr_fn`, and a constant that it leaves out.
+/// The factor of orthogonalize()'s result: `adjust_lr_fn`, and a constant that it leaves out.
 double step_scale(const Hyper& hyper, std::int64_t rows, std::int64_t columns);
 /// The rule that takes the result times step_scale() as a gradient: gradient descent without momentum.
 Hyper step_rule(const Hyper& muon);
-/// What the parameters of a Muon section are updated by that are no matrices of blocks: AdamW.
+/// The rule for parameters of a Muon section that are no matrices of blocks: AdamW.
 Hyper beside_muon(const Hyper& muon);
 
 }  // namespace sherd::optim

@@ -22,7 +22,7 @@ struct MomentumSpan {
   DType grad_dtype = DType::f32;  ///< f32, bf16 or f16
   double grad_factor = 1;
   double beta1 = 0.9;
-  const float* momentum = nullptr;  ///< of the step before
+  const float* momentum = nullptr;  ///< as the step before left it
   float* error = nullptr;
   std::uint64_t* signs = nullptr;
   std::int64_t n = 0;
@@ -34,8 +34,8 @@ void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum&
 
 void compress_momentum(const MomentumSpan& span, tensor::Kernels& kernels, tensor::ExactSum& squares);
 
-/// What replicas have sent of a run: the first one's, and those of the others `stride` bytes after each
-/// other.
+/// A run as replicas have sent it: the first one's signs and scale, and those of the others `stride` bytes
+/// after each other.
 struct SentMomentum {
   const std::uint64_t* signs = nullptr;
   const float* scale = nullptr;
@@ -57,14 +57,14 @@ float one_bit_scale(const tensor::ExactSum& squares, std::int64_t n);
 void settle_error(float* error, float scale, std::int64_t n, Arena& arena);
 void settle_error(float* error, float scale, std::int64_t n, device::Device& device);
 
-/// What replicas agreed on for a run, or for a part of it: one that begins at a multiple of 64, or within a
-/// word of signs, by whose end it then ends.
+/// The momentum that replicas agreed on for a run, or for a part of it: one that begins at a multiple of 64,
+/// or within a word of signs, by whose end it then ends.
 struct AgreedMomentum {
   const std::uint64_t* signs = nullptr;
   float scale = 0;
   float* error = nullptr;  ///< this replica's, which settles: where `settled` travelled
   float settled = 0;
-  int first_bit = 0;  ///< of `signs`, the first element's; refresh_variance() alone takes another than 0
+  int first_bit = 0;  ///< the first element's in `signs`; refresh_variance() alone takes another than 0
 };
 
 /// From element `begin` of it on, a multiple of 64.

@@ -3,23 +3,23 @@
 #include "optim/one_bit.h"
 #include "optim/parameter_norms.h"
 
-// What 1-bit LAMB does behind its freeze_step (Li et al., "1-bit LAMB: communication efficient large-scale
-// large-batch training with LAMB's convergence speed", 2022, algorithm 1): trust ratios that replicas cannot
-// know without their gradients are made from those of before and from how much variances have changed since.
+// 1-bit LAMB behind its freeze_step (Li et al., "1-bit LAMB: communication efficient large-scale large-batch
+// training with LAMB's convergence speed", 2022, algorithm 1): trust ratios that replicas cannot know without
+// their gradients are made from those of before and from how much variances have changed since.
 
 namespace sherd::optim {
 
-/// What is kept of a logical parameter from step to step.
+/// A logical parameter's trust ratios, as kept from step to step.
 struct TrustMemory {
-  double mean = 0;         ///< of its trust ratios up to freeze_step; 0: there was none but 1
-  double factor = 1;       ///< on that, of the step before
+  double mean = 0;         ///< mean of its trust ratios up to freeze_step; 0: there was none but 1
+  double factor = 1;       ///< the step before's factor on that
   bool refreshed = false;  ///< there is a fresh variance, of the step before
   bool operator==(const TrustMemory&) const = default;
 };
 
-/// Up to freeze_step: takes a step's trust ratio into the mean, coeff_beta of which stays. Of 1, which stands
-/// for norms of 0, nothing is learned. What a run that was frozen already has of factor and fresh variance is
-/// dropped: the variance moves on without them.
+/// Up to freeze_step: takes a step's trust ratio into the mean, coeff_beta of which stays. A ratio of 1,
+/// which stands for norms of 0, teaches nothing. The factor and fresh variance of a run that was frozen
+/// already are dropped: the variance moves on without them.
 void remember(const Hyper& hyper, double trust, TrustMemory& memory);
 
 /// Behind it: mean·f, the trust ratio of this step. From the norms of m/(√v + eps) and of that + wd·p, ρ =
@@ -46,6 +46,6 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
 
 /// Takes the memory that this does on a GPU for a span of `elements`, and gives it back: for a device that
 /// only tracks it.
-void book_refresh(device::Device& device, std::int64_t elements);
+void charge_refresh(device::Device& device, std::int64_t elements);
 
 }  // namespace sherd::optim

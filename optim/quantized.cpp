@@ -142,7 +142,7 @@ void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t ski
 }
 
 bool update_codes(CpuIsa isa, const SpanUpdate& span, const UpdatePlan& plan, Arena& arena) {
-  const auto loop = table_of(isa).update[plan.grad][plan.master];
+  const auto loop = table_of(isa).update[plan.master];
   const auto* rule = std::get_if<Adam>(&plan.rule);
   require(rule, "an 8-bit state without Adam's rule");
   const DynamicMap &signs = map_of(Code::signed_8bit), &sizes = map_of(Code::unsigned_8bit);

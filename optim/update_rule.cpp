@@ -43,6 +43,7 @@ Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begi
   chunk.master = span.low ? nullptr : span.master + begin;
   chunk.low = span.low ? span.low + begin : nullptr;
   chunk.grad = at(static_cast<const std::byte*>(span.grad), begin, span.grad_dtype);
+  chunk.grad_type = plan.grad;
   chunk.first = at(span.moments[0], begin, span.moment_dtype);
   chunk.second = at(span.moments[1], begin, span.moment_dtype);
   chunk.param = span.param_dtype == DType::f32 ? nullptr : at(span.param, begin, span.param_dtype);
@@ -85,7 +86,7 @@ bool update_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::in
   const UpdatePlan plan = plan_span(span, hyper, step);
   if (span.n == 0) return true;
   if (span.moment_dtype == DType::u8) return update_codes(isa, span, plan, arena);
-  const RuleLoop loop = table_of(isa).rule[plan.rule.index()].loop[plan.grad][plan.master][plan.moment];
+  const RuleLoop loop = table_of(isa).rule[plan.rule.index()].loop[plan.master][plan.moment];
   const void* rule = std::visit([](const auto& any) -> const void* { return &any; }, plan.rule);
   std::atomic<bool> finite = true;
   arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {

@@ -1,5 +1,22 @@
 #pragma once
 
+// This folder updates weights: rules on flat spans, schedules of rates, loss scale and clipping. It knows no
+// ranks and no modules.
+//
+// A rule's formula stands once, in rules/, and runs on every instruction set (isa/) and on GPUs (cuda/).
+// describe() says what a rule keeps, from which memory, NVMe traffic, checkpoints and estimates follow.
+//
+// To change, look at:
+// - add an optimizer: docs/recipes.md, "An optimizer"; rules/lion.h is the shortest, rules/lamb.h takes
+//   norms; the list: rules/list.h
+// - loops over elements, and how fp32 masters round to bf16: isa/streams.h, isa/split.cpp, cuda/streams.cuh,
+//   all by round_master_to_bf16() (base/dtype.h); split masters (split_master.h) need this rounding to be
+//   rebuilt
+// - norms that LAMB and LARS take: parameter_norms.cpp; over ranks: engine/update/parameter_norms.cpp
+// - Muon's iteration: muon.h; moments in 8 bits, their map and codes: quantized.h, isa/quantized.cpp
+// - momentum in one bit: one_bit.h, isa/one_bit.cpp; 1-bit LAMB's ratios: one_bit_lamb.h
+// - schedules of rates: lr_schedule.cpp; loss scaling: loss_scaler.cpp; clipping and averages: clipping.h
+
 #include <cstdint>
 
 #include "base/arena.h"
@@ -38,7 +55,7 @@ struct SpanUpdate {
   double grad_factor = 1;          ///< gradients are multiplied by this, rounded to fp32 (gradient_factor())
   bool decay = true;               ///< false: weight decay leaves this span alone
   double trust = 1;                ///< trust_ratio() of the parameter, for rules that take one
-  bool measures = false;           ///< what trust_ratio() takes a norm of comes in place of the weight
+  bool measures = false;           ///< the vector that trust_ratio() measures comes in place of the weight
   bool agreed = false;             ///< momentum comes in place of the gradient (optim/one_bit.h)
 };
 

@@ -15,9 +15,9 @@ using autograd::ParameterPtr;
 /// one block.
 struct BlockParameters {
   nn::Module* block = nullptr;        ///< or the root; null for a part
-  std::optional<std::size_t> part{};  ///< of the model
+  std::optional<std::size_t> part{};  ///< the model's part; none for a block or the root
   std::vector<ParameterPtr> owned{};
-  /// Of other blocks: which one (an index of the list) stores them.
+  /// For each parameter that it borrows: the block (an index of the list) that stores it.
   std::vector<std::size_t> lenders{};
 };
 

@@ -26,15 +26,15 @@ enum class MasterForm : std::uint8_t {
   split  ///< the bf16 parameter is the high half, beside it lie the 16 low bits (optim/split_master.h)
 };
 
-/// What every kind of model state does. A ZeRO stage is one such table and nothing else: no code but
+/// The placement of every kind of model state. A ZeRO stage is one such table and nothing else: no code but
 /// make_placements() looks at the stage number (Rajbhandari et al. 2020, table 1, as rows). The same holds
 /// for offload (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity): it is the column of
 /// tiers.
 struct PlacementTable {
-  Placement
-      parameters;       ///< what forward and backward compute with; gathered to the device wherever they live
-  Placement gradients;  ///< what accumulates over micro-batches, in grad_accum_dtype
-  Placement masters;    ///< what the optimizer keeps of the weights, by master_form
+  /// Forward and backward compute with them; they are gathered to the device wherever they live.
+  Placement parameters;
+  Placement gradients;  ///< they accumulate over micro-batches, in grad_accum_dtype
+  Placement masters;    ///< the optimizer's weights, by master_form
   Placement moments;    ///< the optimizer's own tensors, fp32 or bf16
   MasterForm master_form = MasterForm::in_parameters;
   DType communication = DType::f32;  ///< reduced gradients are rounded to this once (communication_data_type)

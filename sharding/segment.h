@@ -15,13 +15,13 @@
 
 namespace sherd::sharding {
 
-/// What an update rule keeps of its parameters.
+/// The states that an update rule keeps of its parameters.
 struct StateFormat {
   std::vector<optim::State> states;       ///< tensors per element, beside the masters
   std::int64_t block = layout_alignment;  ///< elements that lie on one rank together
 };
 
-/// What parameters of one flat segment have in common.
+/// The properties that all parameters of one flat segment share.
 struct SegmentKey {
   bool trainable = true;
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
@@ -51,7 +51,7 @@ class Segment {
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.
   bool parameters_sharded() const { return parameters_sharded_; }
-  /// What modules see them in. parameters() has the same, but uint8 where SegmentKey::int8.
+  /// The dtype in which modules see them. parameters() has the same, but uint8 where SegmentKey::int8.
   DType compute_dtype() const { return compute_dtype_; }
   /// The place in parameters() of flat element `element`, the first of a block, and how many elements of
   /// parameters() so many take: bytes where SegmentKey::int8, else the same number.
@@ -87,30 +87,30 @@ class Segment {
   StateBuffer& parameters() { return parameters_; }
   /// Lasting gradients: whole or shard; none when frozen.
   const StateBuffer& gradients() const { return gradients_; }
-  /// What the optimizer keeps of the masters of the update range: fp32, or uint16 low halves; none where the
+  /// The masters of the update range, as the optimizer keeps them: fp32, or uint16 low halves; none where the
   /// parameters are the masters.
   const StateBuffer& masters() const { return masters_; }
   StateBuffer& masters() { return masters_; }
   /// Replicas may exchange momentum in place of gradients: some of states() are not held by all of them.
   bool can_exchange_momentum() const;
-  /// The part of the update range of which this replica holds what one of them does (optim::Held): elements
-  /// of the same number for each replica, a multiple of 64, as far as there are any.
+  /// The part of the update range of which this replica holds what one of them does (optim::OverReplicas):
+  /// elements of the same number for each replica, a multiple of 64, as far as there are any.
   Range served() const;
   /// Gradients of the step under way are summed over the shard group alone, as replicas exchange momentum.
   void keep_own_gradients(bool own) { own_gradients_only_ = own; }
   bool keeps_own_gradients() const { return own_gradients_only_; }
-  /// Over which gradients of the step under way are summed.
+  /// The ranks over which gradients of the step under way are summed.
   RankGroups gradient_groups() const;
-  /// What the optimizer keeps beside the masters, by name.
+  /// The optimizer's states beside the masters, by name.
   const std::vector<optim::State>& states() const { return states_; }
   /// The tensors of states(), of the update range, or of served(); filled with their initial values at first.
   const std::vector<StateBuffer>& moments() const { return moments_; }
   std::vector<StateBuffer>& moments() { return moments_; }
-  /// Of states in codes: fp32 scales of the blocks of flat elements [begin, end), where `begin` is that of a
-  /// block. In memory always. Undefined for other states.
+  /// The fp32 scales of a state in codes, for the blocks of flat elements [begin, end), where `begin` is that
+  /// of a block. In memory always. Undefined for other states.
   Tensor scales(std::size_t state, std::int64_t begin, std::int64_t end) const;
   /// Elements of a state from flat element `begin` on, into or out of memory of the processor: in its dtype,
-  /// or fp32 where it is kept in codes. Of these whole blocks are written, but at the end of a parameter.
+  /// or fp32 where it is kept in codes. Codes are written in whole blocks, but at the end of a parameter.
   void read_state(std::size_t state, std::int64_t begin, const Tensor& to) const;
   void write_state(std::size_t state, std::int64_t begin, const Tensor& from);
 
@@ -119,7 +119,7 @@ class Segment {
 
   /// The fp32 weights from flat element `begin` of the update range on, into memory of the processor.
   void read_masters(std::int64_t begin, const Tensor& to) const;
-  /// What read_masters() and read_state() would give now of `count` elements, to be read later.
+  /// The `count` elements that read_masters() and read_state() would give now, to be read later.
   Frozen freeze_masters(std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   Frozen freeze_state(std::size_t state, std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank
@@ -168,7 +168,7 @@ class Segment {
   StateBuffer parameters_, gradients_, masters_;
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
-  std::vector<Tensor> scales_;  ///< of all blocks of the update range; undefined for states without
+  std::vector<Tensor> scales_;  ///< one for each block of the update range; undefined for states without
   std::vector<Arrival> arrivals_;
   bool own_gradients_only_ = false;
 };

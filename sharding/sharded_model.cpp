@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "config/config.h"
-#include "device/meta.h"
 #include "device/trace_range.h"
 #include "nn/layered_model.h"
 

@@ -1,5 +1,34 @@
 #pragma once
 
+// This folder shards a model over ranks: which rank keeps which part of each parameter, gradient and
+// optimizer state, when parameters are gathered, and how gradients are summed.
+//
+// A *unit* is one block's parameters (nn::Module::mark_block(); by default each child of a layer list). One
+// more unit holds the rest, of the model or of each of its parts (nn::LayeredModel). A unit lies in flat
+// *segments*, keyed by what their parameters share (SegmentKey): whether they train, whether they stay
+// gathered, their shard group, replica group and update rule. Rates, decay and betas are no keys: the
+// optimizer takes a segment parameter by parameter, each with its group's values. Gradients are sums
+// everywhere; the update takes the mean.
+//
+// States are sharded inside a shard group (context and data ranks) and equal on every rank of a replica group
+// (parallel.shard_size; MiCS, Zhang et al. 2022). A parameter that all tensor ranks hold has a copy on each,
+// which finds the same gradient; where each finds a part of it (Parameter::partial_gradient), the shard group
+// spans tensor ranks, and sums. A rank stores what its parts of the model use. A table that several pipeline
+// stages use has copies that are replicas, which add their sums as a step ends. Norms and files take a copy
+// once (RankGroups::holder()). The shard group of experts that expert ranks share out
+// (Parameter::expert_rank) is the ranks with the same ones, and each rank finds the gradients of all its
+// expert ranks' micro-batches (RankGroups::sources).
+//
+// To change, look at:
+// - what a ZeRO stage or an offload keeps where: make_placements(), placement.cpp; nothing else asks for the
+//   stage
+// - what forms a unit or a segment: ownership.cpp; SegmentKey, segment.h
+// - one micro-batch's tape, its blocks' leases and open gradients: pass.cpp
+// - scales of 8-bit moments, fp32 in checkpoints: Segment::scales(), read_state(), write_state(), state.h
+// - when a unit is gathered and released: units/; how gradients are summed: gradients/
+// - the order of a step: schedule/, made of the instructions of instruction.h
+// - layers that ranks share: parallel/, which knows no units
+
 #include <deque>
 #include <functional>
 #include <memory>
@@ -20,14 +49,14 @@ namespace sherd::sharding {
 /// How a model is sharded. Sizes in elements.
 struct ShardingOptions {
   PlacementTable placements;
-  std::vector<StateFormat> rules{StateFormat{}};  ///< of the update rules; SegmentKey::rule counts them
+  std::vector<StateFormat> rules{StateFormat{}};  ///< one for each update rule; SegmentKey::rule counts them
   /// Which of them updates a parameter; null: the first.
   std::function<int(const autograd::Parameter&)> rule_of = nullptr;
   /// Parts of an nn::LayeredModel that this rank computes, in ascending order; empty: all. Parameters that
   /// none of them uses are not stored here, but have their names and shapes.
   std::vector<Chunk> parts;
   int expert_rank = 0;     ///< parameters of others (Parameter::expert_rank) are not stored here either
-  std::uint64_t seed = 0;  ///< of the initial values
+  std::uint64_t seed = 0;  ///< initial values are drawn from it
   ResidencyLimits residency;
   std::int64_t persistence_threshold = 0;        ///< parameters of at most this many elements stay gathered
   std::int64_t model_persistence_threshold = 0;  ///< … while their sum over the whole model is at most this
@@ -38,9 +67,9 @@ struct ShardingOptions {
   /// writes.
   comm::Reduction reduction = comm::Reduction::ordered;
   double optimizer_offload_ratio = 1;  ///< share of the elements whose optimizer states leave the device
-  std::int64_t parameters_in_host =
-      0;                      ///< elements per rank that stay in the host tier although NVMe is asked for
-  int parameter_buffers = 5;  ///< through which parameters come from NVMe
+  /// Elements per rank that stay in the host tier although NVMe is asked for.
+  std::int64_t parameters_in_host = 0;
+  int parameter_buffers = 5;                             ///< through which parameters come from NVMe
   std::int64_t parameter_buffer_elements = 100'000'000;  ///< most that one of them may hold
 };
 
@@ -66,18 +95,20 @@ class ShardedModel {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
+  /// What it was made with.
+  const StateSources& sources() const { return sources_; }
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
-  /// Those of which this rank's parts use parameters; in the order of the model.
+  /// The units whose parameters this rank's parts use; in the order of the model.
   const std::vector<std::unique_ptr<Unit>>& units() const { return residency_.units(); }
   /// Every segment that trains, in the order of units.
   const std::vector<Segment*>& trainable_segments() const { return gradients_.segments(); }
   /// Elements that this rank's parts use, each once, of which it stores its shard; of a model that no
   /// pipeline cuts, all.
   std::int64_t parameter_count() const { return parameter_count_; }
-  /// Of these, those that stay gathered.
+  /// The ones among them that stay gathered.
   std::int64_t persistent_elements() const { return persistent_elements_; }
-  /// Of the whole nn::LayeredModel; other models have one.
+  /// How many parts the whole nn::LayeredModel has; other models have one.
   std::size_t parts() const { return layered_ ? layered_->parts() : 1; }
   /// This rank computes all of these parts.
   bool has_parts(const Chunk& parts) const;
@@ -105,7 +136,7 @@ class ShardedModel {
   void require_no_leases() const;
   /// The same of one segment's unit, whose update is about to begin beside backward.
   void require_no_leases(const Segment& segment) const;
-  /// What the step has summed so far.
+  /// The sums of the step so far.
   Gradients& gradients() { return gradients_; }
   const Gradients& gradients() const { return gradients_; }
   /// Collective: to be called for every trainable segment, in one order on all ranks, once its update range
@@ -151,7 +182,7 @@ class ShardedModel {
   void find_own_parameters();
   void find_persistent(const std::vector<BlockParameters>& blocks);
   void find_lowest_parts();
-  /// What is left while segments are placed one after the other.
+  /// The room that is left while segments are placed one after the other.
   struct Budget {
     std::int64_t host;  ///< elements per rank that may stay in the host tier
     double offload;     ///< elements whose optimizer states are still to leave the device

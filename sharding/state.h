@@ -27,9 +27,9 @@ struct RankGroups {
   /// Ranks that together hold all of a parameter that tensor ranks cut: the tensor ranks of each shard, one
   /// shard after the other. Null: the shard group does.
   comm::Communicator* whole = nullptr;
-  /// Of how many ranks' micro-batches each rank of the shard group finds the gradients, its own among them:
-  /// of experts, those with which it exchanges tokens. Summed apart, in their order, where sums have that of
-  /// micro-batches.
+  /// Each rank of the shard group finds the gradients of so many ranks' micro-batches, its own among them;
+  /// for experts these are the ranks with which it exchanges tokens. They are summed apart, in their order,
+  /// where sums have the order of micro-batches.
   int sources = 1;
   /// Replicas are of different stages of a pipeline, too, each of which finds a part of every micro-batch's
   /// gradient: they add their own sums, and never go on from each other's.
@@ -60,9 +60,9 @@ struct RankGroups {
   }
 };
 
-/// What lasting states are made from. Everything must outlive them.
+/// The groups, kernels and stores that lasting states are made from. Everything must outlive them.
 struct StateSources {
-  RankGroups groups;  ///< of every parameter of which `groups_of` does not say otherwise
+  RankGroups groups;  ///< for each parameter about which `groups_of` says nothing else
   tensor::Kernels& kernels;
   offload::Store* parameter_store = nullptr;  ///< for parameters on NVMe
   offload::Store* optimizer_store = nullptr;  ///< for masters and moments on NVMe
@@ -93,7 +93,7 @@ class StateBuffer {
   explicit operator bool() const { return device_ != nullptr; }
   device::Tier tier() const { return tier_; }
   bool stored() const { return tier_ == device::Tier::nvme; }
-  /// Of a stored state; null in memory.
+  /// The store that holds it; null for a state in memory.
   const offload::Store* store() const { return store_; }
   DType dtype() const { return dtype_; }
   std::int64_t begin() const { return begin_; }
@@ -109,7 +109,7 @@ class StateBuffer {
   /// reads and writes (Device::processor_tier).
   offload::Io read(std::int64_t begin, const Tensor& to) const;
   offload::Io write(std::int64_t begin, const Tensor& from);
-  /// Of a stored state: `count` elements as they are now, to be read later (Store::defer_read()).
+  /// `count` elements of a stored state as they are now, to be read later (Store::defer_read()).
   offload::DeferredRead defer_read(std::int64_t begin, std::int64_t count) const;
 
  private:

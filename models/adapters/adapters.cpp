@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "models/hub/adapter_names.h"
 
 namespace sherd::models {

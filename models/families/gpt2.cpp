@@ -12,7 +12,8 @@ JsonKeys keys() {
           whole("n_layer", &M::num_layers, 1, config::most_layers).alias("num_hidden_layers"),
           whole("n_head", &M::num_heads, 1, config::most_heads).alias("num_attention_heads"),
           whole("n_inner", &M::ffn_hidden_size, 1, config::most_ffn_hidden).written([](const M& m) {
-            return m.ffn_hidden_size == 4 * m.hidden_size ? JsonValue(nullptr) : JsonValue(m.ffn_hidden_size);
+            return m.ffn_hidden_size == 4 * m.hidden_size ? config::Node()
+                                                          : config::node_of(m.ffn_hidden_size);
           }),
           activation("activation_function",
                      {{"gelu_new", FfnActivation::gelu_tanh},

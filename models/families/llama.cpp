@@ -38,8 +38,8 @@ JsonKeys decoder_sizes() {
 JsonKeys no_biases(bool attention_written, bool mlp_written) {
   JsonKeys out{only("attention_bias", config::is_false, "the projections of attention have no biases here"),
                only("mlp_bias", config::is_false, "the feed-forward part has no biases here")};
-  if (attention_written) out[0] = std::move(out[0]).written_as(false);
-  if (mlp_written) out[1] = std::move(out[1]).written_as(false);
+  if (attention_written) out[0] = std::move(out[0]).written_as(config::node_of(false));
+  if (mlp_written) out[1] = std::move(out[1]).written_as(config::node_of(false));
   return out;
 }
 
@@ -57,7 +57,7 @@ JsonKeys window_keys() {
                         }
                       }};
   return {member_key("sliding_window", &Published::window, window).null_too().written([](const M& m) {
-            return m.sliding_window > 0 ? JsonValue(m.sliding_window) : JsonValue(nullptr);
+            return m.sliding_window > 0 ? config::node_of(m.sliding_window) : config::Node();
           }),
           std::move(layer_types)};
 }
@@ -72,10 +72,10 @@ JsonKeys experts_keys(std::string count, std::string other_count) {
                }};
   return {whole("num_experts_per_tok", &E::top_k, 1, config::most_experts),
           flag("output_router_logits", &Published::router_losses).written([pooled](const M& m) {
-            return JsonValue(pooled(m));
+            return config::node_of(pooled(m));
           }),
           std::move(loss).written([pooled](const M& m) {
-            return pooled(m) ? std::optional<JsonValue>(m.moe.aux_loss) : std::nullopt;
+            return pooled(m) ? std::optional(config::node_of(m.moe.aux_loss)) : std::nullopt;
           }),
           whole(std::move(count), &E::experts, 1, config::most_experts).alias(std::move(other_count))};
 }

@@ -31,7 +31,8 @@ JsonKeys mixtral_keys() {
                                        "there it changes what experts read; model.moe.jitter changes what "
                                        "the router reads")});
   for (JsonKey& key : keys)
-    if (key.name == "intermediate_size") key.write = [](const M& m) { return m.moe.ffn_hidden_size; };
+    if (key.name == "intermediate_size")
+      key.write = [](const M& m) { return config::node_of(m.moe.ffn_hidden_size); };
   return keys;
 }
 

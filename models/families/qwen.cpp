@@ -16,7 +16,7 @@ JsonKeys common(bool qkv_bias, bool qk_norm) {
                 JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
                          only("qkv_bias", is(qkv_bias), "the family decides"),
                          flag("use_sliding_window", &Published::use_sliding_window).written([](const M& m) {
-                           return JsonValue(m.sliding_window > 0);
+                           return config::node_of(m.sliding_window > 0);
                          })});
 }
 
@@ -27,7 +27,7 @@ JsonKey max_window_layers() {
 
 JsonKeys dense_keys(bool qkv_bias, bool qk_norm) {
   return joined(common(qkv_bias, qk_norm), JsonKeys{max_window_layers().written([](const M& m) {
-                  return JsonValue(m.sliding_window > 0 ? 0 : m.num_layers);
+                  return config::node_of(m.sliding_window > 0 ? 0 : m.num_layers);
                 })});
 }
 
@@ -50,7 +50,7 @@ JsonKey mlp_only_layers() {
   return std::move(key).written([](const M& m) {
     std::vector<std::int64_t> layers;
     for (std::int64_t layer = 0; layer < m.moe.first_dense; ++layer) layers.push_back(layer);
-    return JsonValue(layers);
+    return config::list_of(layers);
   });
 }
 
@@ -61,7 +61,7 @@ JsonKeys moe_keys() {
           whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
           whole("decoder_sparse_step", &E::every, 1, config::most_layers),
           flag("norm_topk_prob", &E::norm_topk).written([](const M& m) {
-            return JsonValue(m.moe.norm_topk || m.moe.router == RouterScores::softmax_of_chosen);
+            return config::node_of(m.moe.norm_topk || m.moe.router == RouterScores::softmax_of_chosen);
           }),
           only("shared_expert_intermediate_size", config::equals_number(0), "there are no shared experts"),
           mlp_only_layers()});

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/excerpt.h"
@@ -15,7 +15,6 @@ using config::Model;
 using config::ModelType;
 using config::Node;
 using config::Value;
-using Json = nlohmann::ordered_json;
 
 /// Throws about something that concerns several keys, or none.
 template <class... Args>
@@ -153,21 +152,6 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   return family.lacks ? family.lacks(m) : std::nullopt;
 }
 
-Json json_of(const JsonValue& value) {
-  const auto scalar = [](const auto& v) { return Json(v); };
-  return std::visit(
-      [&](const auto& v) -> Json {
-        if constexpr (std::same_as<std::decay_t<decltype(v)>, JsonObject>) {
-          Json out = Json::object();
-          for (const auto& [name, field] : v) out[name] = std::visit(scalar, field);
-          return out;
-        } else {
-          return Json(v);
-        }
-      },
-      value);
-}
-
 }  // namespace
 
 ModelType published_as(const Model& model) {
@@ -190,23 +174,31 @@ ModelType published_as(const Model& model) {
 std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::string_view dtype,
                             std::string_view original) {
   const Family& family = family_of(published_as(model));
-  Json out = original.empty() ? Json::object() : Json::parse(original);
-  const Json before = out;
+  Node out = original.empty() ? config::node_of(std::vector<std::pair<std::string, Node>>{})
+                              : config::parse_tree(original, "config.json");
+  const bool newer_rope = out.find("rope_parameters") != nullptr;
   // Keys that mean the same as some that follow.
-  for (const char* name : {"rope_theta", "rope_scaling", "rope_parameters", "layer_types",
-                           "num_local_experts", "num_experts", "dtype", "torch_dtype", "quantization_config"})
-    out.erase(name);
-  out["architectures"] = {family.architecture};
-  out["model_type"] = family.name;
-  out["vocab_size"] = vocab_size;
+  static const std::set<std::string> others{"rope_theta",  "rope_scaling", "rope_parameters",
+                                            "layer_types", "num_experts",  "num_local_experts",
+                                            "dtype",       "torch_dtype",  "quantization_config"};
+  std::erase_if(out.members, [](const auto& member) { return others.contains(member.first); });
+  const auto put = [&](const std::string& name, Node value) {
+    if (Node* there = out.find(name))
+      *there = std::move(value);
+    else
+      out.members.emplace_back(name, std::move(value));
+  };
+  put("architectures", config::list_of(std::vector<std::string>{family.architecture}));
+  put("model_type", config::node_of(family.name));
+  put("vocab_size", config::node_of(vocab_size));
   for (const JsonKey& key : family.keys)
-    if (const auto value = key.write ? key.write(model) : std::nullopt;
-        value && (!key.where_original_has || before.contains(key.name)))
-      out[key.name] = json_of(*value);
-  out["tie_word_embeddings"] = model.tie_embeddings;
-  out["initializer_range"] = model.init_std;
-  out["torch_dtype"] = dtype;
-  return out.dump(2) + "\n";
+    if (auto value = key.write ? key.write(model) : std::nullopt;
+        value && (key.name != "rope_parameters" || newer_rope))
+      put(key.name, *std::move(value));
+  put("tie_word_embeddings", config::node_of(model.tie_embeddings));
+  put("initializer_range", config::node_of(model.init_std));
+  put("torch_dtype", config::node_of(std::string(dtype)));
+  return out.json(2) + "\n";
 }
 
 }  // namespace sherd::models

@@ -5,7 +5,7 @@
 
 #include "models/hub/hugging_face.h"
 #include "nn/weight_source.h"
-#include "tensor/safetensors_folder.h"
+#include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
 

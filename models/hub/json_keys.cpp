@@ -30,9 +30,9 @@ JsonKey activation(std::string name, std::vector<std::pair<std::string, config::
                 fail(ErrorKind::config, value.node.place.file, ": ", name, " \"", excerpt(value.text()),
                      "\" is not supported: ", known);
               }};
-  return std::move(key).written([names](const config::Model& model) -> std::optional<JsonValue> {
+  return std::move(key).written([names](const config::Model& model) -> std::optional<Node> {
     for (const auto& [text, activation] : names)
-      if (model.activation == activation) return text;
+      if (model.activation == activation) return config::node_of(text);
     return std::nullopt;
   });
 }
@@ -144,25 +144,6 @@ void read_rope_scaling(Published& published, const Value& given) {
   if (!empty) published.model.rope_scaling = scaling;
 }
 
-JsonObject rope_of(const RopeScaling& rope) {
-  JsonObject out{{"rope_type", std::string(config::name_of(rope.type))}};
-  if (rope.type == RotaryScaling::none) return out;
-  out.emplace_back("factor", rope.factor);
-  if (rope.type != RotaryScaling::linear)
-    out.emplace_back("original_max_position_embeddings", rope.original_max_positions);
-  if (rope.type == RotaryScaling::llama3) {
-    out.emplace_back("low_freq_factor", rope.low_freq_factor);
-    out.emplace_back("high_freq_factor", rope.high_freq_factor);
-  }
-  if (rope.type == RotaryScaling::yarn) {
-    out.emplace_back("beta_fast", rope.beta_fast);
-    out.emplace_back("beta_slow", rope.beta_slow);
-    if (!rope.truncate) out.emplace_back("truncate", false);
-    if (rope.attention_factor > 0) out.emplace_back("attention_factor", rope.attention_factor);
-  }
-  return out;
-}
-
 }  // namespace
 
 /// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
@@ -172,16 +153,14 @@ JsonKeys rope_keys() {
                 }};
   JsonKey scaling{.name = "rope_scaling", .read = read_rope_scaling},
       parameters{.name = "rope_parameters", .read = read_rope_scaling};
-  parameters.where_original_has = true;
   parameters.write = [](const config::Model& m) {
-    JsonObject out = rope_of(m.rope_scaling);
-    out.emplace_back("rope_theta", m.rotary_base);
-    return JsonValue(out);
+    Node out = config::written_rope(m.rope_scaling);
+    out.members.emplace_back("rope_theta", config::node_of(m.rotary_base));
+    return out;
   };
-  return {std::move(theta).written([](const config::Model& m) { return JsonValue(m.rotary_base); }),
+  return {std::move(theta).written([](const config::Model& m) { return config::node_of(m.rotary_base); }),
           std::move(scaling).written([](const config::Model& m) {
-            return m.rope_scaling.type == RotaryScaling::none ? JsonValue(nullptr)
-                                                              : JsonValue(rope_of(m.rope_scaling));
+            return m.rope_scaling.type == RotaryScaling::none ? Node() : config::written_rope(m.rope_scaling);
           }),
           std::move(parameters),
           only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated")};

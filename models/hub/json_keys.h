@@ -6,7 +6,6 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "config/model.h"
@@ -15,11 +14,6 @@
 // Keys of a config.json, each described once: how it is read into a model, and what of a model it is written
 // as. Families (models/families) are lists of them.
 namespace sherd::models {
-
-using JsonScalar = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string>;
-using JsonObject = std::vector<std::pair<std::string, JsonScalar>>;
-using JsonValue = std::variant<std::nullptr_t, bool, std::int64_t, double, std::string,
-                               std::vector<std::int64_t>, JsonObject>;
 
 /// A model as it is read from a config.json. The fields beside the model are keys of which several of the
 /// model's fields are made; they begin as in families that do not have the key.
@@ -42,19 +36,17 @@ struct JsonKey {
   std::string other_name = {};  ///< that means the same; empty: none
   std::function<void(Published&, const config::Value&)> read;
   /// Null, or without a value: the key is not written.
-  std::function<std::optional<JsonValue>(const config::Model&)> write = {};
-  bool reads_null = false;          ///< else null means absent
-  bool where_original_has = false;  ///< written only over a file that has it
+  std::function<std::optional<config::Node>(const config::Model&)> write = {};
+  bool reads_null = false;  ///< else null means absent
 
   JsonKey alias(std::string other) && { return other_name = std::move(other), std::move(*this); }
   JsonKey null_too() && { return reads_null = true, std::move(*this); }
-  JsonKey written(std::function<std::optional<JsonValue>(const config::Model&)> as) && {
+  JsonKey written(std::function<std::optional<config::Node>(const config::Model&)> as) && {
     return write = std::move(as), std::move(*this);
   }
-  JsonKey written_as(JsonValue value) && {
+  JsonKey written_as(config::Node value) && {
     return std::move(*this).written([value = std::move(value)](const config::Model&) { return value; });
   }
-  JsonKey unwritten() && { return write = nullptr, std::move(*this); }
 };
 using JsonKeys = std::vector<JsonKey>;
 
@@ -86,9 +78,9 @@ JsonKey member_key(std::string name, T S::*member, Take take) {
                 field(published, member) = take(value);
               }};
   if constexpr (std::same_as<S, config::Model>)
-    key.write = [=](const config::Model& model) { return JsonValue(model.*member); };
+    key.write = [=](const config::Model& model) { return std::optional(config::node_of(model.*member)); };
   if constexpr (std::same_as<S, config::Moe>)
-    key.write = [=](const config::Model& model) { return JsonValue(model.moe.*member); };
+    key.write = [=](const config::Model& model) { return std::optional(config::node_of(model.moe.*member)); };
   return key;
 }
 

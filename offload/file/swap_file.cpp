@@ -108,7 +108,7 @@ std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
     const std::uint64_t free =
         ::fstatvfs(descriptor_, &disk) == 0 ? std::uint64_t{disk.f_bavail} * disk.f_frsize : 0;
     const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-    // What a failed call did allocate goes back.
+    // Space that a failed call did allocate goes back.
     const bool restored = ::ftruncate(descriptor_, static_cast<off_t>(size)) == 0;
     fail(ErrorKind::io, "cannot reserve ", wanted - size, " bytes for '", name, "' in '", path_.string(),
          "' (rank ", rank_, ", ", begin, " bytes so far): ", std::strerror(error),

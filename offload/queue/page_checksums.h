@@ -8,7 +8,7 @@
 
 namespace sherd::offload {
 
-/// What the checksums of an extent take.
+/// Bytes that the checksums of an extent take.
 std::uint64_t checksum_bytes(std::uint64_t bytes);
 
 /// The checksums of an extent that holds zeros.

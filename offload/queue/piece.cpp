@@ -36,7 +36,7 @@ Piece next_piece(const Transfer& transfer, const Cutting& cutting) {
     piece.bytes = std::min((aims_direct ? page : cutting.bounce_bytes) - piece.skip, left);
   piece.file_begin = transfer.extent->begin + at - piece.skip;
   piece.file_bytes = round_up(piece.skip + piece.bytes, page);
-  // What follows the end of the extent in its last page need not be kept.
+  // The rest of the last page, behind the end of the extent, need not be kept.
   const std::uint64_t end = at + piece.bytes;
   piece.merge = transfer.write && (piece.skip != 0 || (end % page != 0 && end != transfer.extent->bytes));
   return piece;

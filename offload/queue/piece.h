@@ -13,7 +13,7 @@ struct Cutting {
   std::size_t bounce_bytes = 0;  ///< at most, of requests through the store's buffers
 };
 
-/// What one request does for a transfer: `bytes` bytes of the caller's `memory`, which lie `skip` bytes into
+/// One request of a transfer: `bytes` bytes of the caller's `memory`, which lie `skip` bytes into
 /// the whole pages [file_begin, file_begin + file_bytes) of the file.
 struct Piece {
   std::uint64_t file_begin = 0;

@@ -15,8 +15,8 @@ namespace sherd::offload {
 
 class TransferQueue;
 
-/// What a Span names: bytes [begin, begin + bytes) of the file, begin a multiple of the page. The rest of the
-/// last page is nobody's, and zeros.
+/// The extent that a Span names: bytes [begin, begin + bytes) of the file, begin a multiple of the page. The
+/// rest of the last page is nobody's, and zeros.
 struct Extent {
   const TransferQueue* owner = nullptr;
   int id = 0;

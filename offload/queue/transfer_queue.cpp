@@ -6,7 +6,7 @@
 #include "base/deadline.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
 #include "offload/queue/page_checksums.h"

@@ -30,8 +30,8 @@ class LentMemory {
   virtual std::shared_ptr<void> hold(const std::byte* from, std::size_t bytes) = 0;
 };
 
-/// What a store shares with its thread, its transfers and its pools: the file, the order of the transfers,
-/// the first error. Whoever holds a part of it may outlive the store.
+/// The part of a store that its thread, its transfers and its pools share: the file, the order of the
+/// transfers, the first error. Whoever holds a part of it may outlive the store.
 ///
 /// All transfers are in `unfinished_`, those that nothing blocks also in `ready_` until the thread takes
 /// them.

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "offload/io_backend.h"
 
 namespace sherd::offload {

@@ -1,6 +1,6 @@
 #include "optim/cuda/dispatch.h"
 
-#include "device/cuda.h"
+#include "device/cuda/cuda_device.h"
 #include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
 

@@ -14,7 +14,7 @@ class Device;
 namespace sherd::optim {
 
 /// Whether this is memory of `device`, a GPU that runs kernels. False for every other device, also for a
-/// pretended GPU (tests/support/lazy_cuda.h), which has no multiprocessors and whose memory the processor
+/// pretended GPU (tests/support/gpu/lazy_cuda.h), which has no multiprocessors and whose memory the processor
 /// reads.
 bool on_gpu(device::Device& device, const void* memory);
 
@@ -33,7 +33,7 @@ void refresh_on_gpu(device::Device& device, const FrozenLamb& rule, const SpanUp
                     const AgreedMomentum* agreed, const float* weights, float* fresh, bool first,
                     const RefreshResults& results);
 
-// Of optim/one_bit.h, without the sums of squares.
+// As in optim/one_bit.h, without the sums of squares.
 void compress_on_gpu(device::Device& device, const MomentumSpan& span);
 void average_on_gpu(device::Device& device, const SentMomentum& sent, float* error, std::uint64_t* result,
                     std::int64_t n);

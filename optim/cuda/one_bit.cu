@@ -13,7 +13,7 @@ __host__ __device__ Count whole_words(Count n) {
   return (n + word - 1) / word * word;
 }
 
-/// Of element i, whose warp calls together: its half of a word of signs.
+/// Writes element i's sign, as a part of its half of a word of signs. Its warp calls together.
 __device__ void put_sign(std::uint32_t* signs, Count i, bool negative) {
   const unsigned half = __ballot_sync(all_lanes, negative);
   if (i % warp == 0) signs[i / warp] = half;
@@ -84,7 +84,7 @@ __global__ void settle_kernel(float* error, float scale, Count n) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) error[i] = settled(error[i], scale);
 }
 
-/// What replicas agreed on.
+/// The momentum that replicas agreed on.
 struct Agreed {
   const std::uint32_t* signs;
   float scale;
@@ -97,7 +97,7 @@ struct Agreed {
         error(from.error),
         settled(from.settled),
         first(from.first_bit) {}
-  /// Of element i, whose error settles, or where it does not vary, is none.
+  /// Element i's momentum; its error settles, or is none where the element does not vary.
   __device__ float take(Count i, bool varies) const {
     error[i] = varies ? SHERD_CUDA::settled(error[i], settled) : 0.0f;
     return signed_by(signs, first + i, scale);
@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(threads) refresh_kernel(Refreshing x, Agreed a
     if (threadIdx.x < n && tops[threadIdx.x + n] > tops[threadIdx.x])
       tops[threadIdx.x] = tops[threadIdx.x + n];
   }
-  // Of numbers that are not negative the larger one has the larger bits.
+  // The larger of two numbers that are not negative has the larger bits.
   if (threadIdx.x == 0)
     atomicMax(reinterpret_cast<unsigned*>(x.results.ratio), bits_as<std::uint32_t>(tops[0]));
 }

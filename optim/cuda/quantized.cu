@@ -8,7 +8,7 @@
 namespace sherd::optim::SHERD_CUDA {
 namespace {
 
-/// What a kernel needs of a dynamic map (optim/isa/dynamic_map.h).
+/// A dynamic map (optim/isa/dynamic_map.h) as a kernel needs it.
 struct Map {
   float base[16], slope[16];
   float begin[DynamicMap::levels], inverse[DynamicMap::levels], offset[DynamicMap::levels],
@@ -29,7 +29,7 @@ struct Map {
     const float size = slope[row] * static_cast<float>(k) + base[row];
     return from_middle < 0 ? -size : size;
   }
-  /// Of a number from -1 to 1.
+  /// The code of a number from -1 to 1.
   __device__ std::uint8_t code(float x) const {
     const float size = bits_as<float>(magnitude(x));
     int level = 0;

@@ -29,14 +29,14 @@ struct Streams {
   bool packs;  ///< everything is aligned for packs of four
 };
 
-/// What the spans of a kernel have in common.
+/// The values that all spans of a kernel share.
 struct Common {
   GradIndex grad_index;
-  float factor;  ///< of gradients
+  float factor;  ///< gradients are multiplied by it
   std::uint32_t largest_weight, largest_moment;
 };
 
-/// What rules take from here.
+/// Functions that rules take from here.
 struct Math {
   __device__ static float root(float x) { return ::sqrtf(x); }
 };

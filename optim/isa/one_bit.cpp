@@ -114,7 +114,7 @@ SHERD_INLINE double average_block(const std::uint64_t* const* signs, const float
   return sum.total();
 }
 
-/// Of a last block that is not full, the elements that are not there.
+/// Clears the elements that a last block which is not full does not have.
 SHERD_INLINE void clear_after(float* x, std::int64_t n) {
   for (std::int64_t i = n; i < block; ++i) x[i] = 0;
 }
@@ -144,7 +144,7 @@ void settle(float* error, float scale, std::int64_t n) {
       n, error, [&](F e) SHERD_ALWAYS { return settled(e, scale); }, error);
 }
 
-/// What a turn of the update has beside the chunk.
+/// The agreed momentum, which a turn of the update has beside the chunk.
 struct Agreed {
   const std::uint64_t* signs;
   float scale;
@@ -193,7 +193,7 @@ SHERD_INLINE void step_agreed(const Chunk& c, std::int64_t i, const OneBitAdam& 
 
 template <class P>
 Extremes update(const Chunk& c, const void* given, float* error, float settled) {
-  using S = Streams<float, P, float, OneBitAdam>;
+  using S = Streams<P, float, OneBitAdam>;
   const OneBitAdam rule = *static_cast<const OneBitAdam*>(given);
   Agreed agreed{static_cast<const std::uint64_t*>(c.grad), c.factor, error, settled};
   Tops tops;
@@ -207,7 +207,7 @@ Extremes update(const Chunk& c, const void* given, float* error, float settled) 
   if (i < c.n) {
     const std::int64_t n = c.n - i;
     Chunk rest = c;
-    rest.grad = error;  // any memory: a tail copies a gradient, too
+    rest.grad = error, rest.grad_type = grad_f32;  // any memory: a tail copies a gradient, too
     Tail<S> tail(rest, i, n);
     Copy<float> errors(error + i, n);
     const std::uint64_t signs = agreed.signs[i / block] >> (i % block);

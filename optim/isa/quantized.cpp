@@ -256,11 +256,11 @@ class Blocks {
     if constexpr (S::has_master) out.master = c.master + i;
     if constexpr (!S::has_master) out.low = c.low + i;
     if constexpr (S::has_param) out.param = static_cast<std::uint16_t*>(c.param) + i;
-    out.grad = static_cast<const typename S::G*>(c.grad) + i;
+    out.grad = gradient_at(c, i);
     return out;
   }
   SHERD_INLINE static void fetch_streams(const Chunk& c, std::int64_t i) {
-    fetch<typename S::G>(c.grad, i);
+    fetch<float>(gradient_at(c, i), 0);
     if constexpr (S::has_master) fetch<float>(c.master, i);
     if constexpr (!S::has_master) fetch<Bf16>(c.param, i), fetch<Bf16>(c.low, i);
   }
@@ -277,7 +277,7 @@ class Blocks {
   float factor_;
   Updated updated_[2];
   int now_ = 0;  ///< the one to be updated next
-  Codes spare_;  ///< of a block that never was
+  Codes spare_;  ///< take the codes of a block that never was
   Tops tops_;
 };
 
@@ -287,7 +287,7 @@ template <class S>
 struct ShortBlock {
   alignas(64) float master[block] = {};
   alignas(64) std::uint16_t low[block] = {}, param[block] = {};
-  alignas(64) typename S::G grad[block] = {};
+  alignas(64) char grad[block * sizeof(float)] = {};
   Codes first{}, second{};
 
   /// Copies `n` elements from the streams, or back.
@@ -306,7 +306,12 @@ struct ShortBlock {
     if constexpr (S::has_param) copy(param, static_cast<std::uint16_t*>(c.param) + i);
     copy(first.codes, static_cast<std::uint8_t*>(c.first) + i);
     copy(second.codes, static_cast<std::uint8_t*>(c.second) + i);
-    if constexpr (!back) copy(grad, static_cast<const typename S::G*>(c.grad) + i);
+    if constexpr (!back) {
+      const auto size = static_cast<std::size_t>(gradient_size(c));
+      __builtin_memcpy(grad, gradient_at(c, i), static_cast<std::size_t>(n) * size);
+      for (std::size_t k = static_cast<std::size_t>(n); k < block; ++k)
+        __builtin_memcpy(grad + k * size, grad, size);
+    }
   }
   SHERD_INLINE Chunk chunk(const Chunk& c) {
     Chunk mine = c;
@@ -316,10 +321,10 @@ struct ShortBlock {
   }
 };
 
-template <class G, class P>
+template <class P>
 Extremes update(const Chunk& c, const void* rule, const DynamicMap& signs, const DynamicMap& sizes,
                 float* first_scales, float* second_scales) {
-  using S = Streams<G, P, float, Adam>;
+  using S = Streams<P, float, Adam>;
   Blocks<S> blocks(signs, sizes, *static_cast<const Adam*>(rule), c.factor);
   std::int64_t i = 0;
   for (; i + block <= c.n; i += block) blocks.update(c, i, first_scales[i / block], second_scales[i / block]);
@@ -336,12 +341,9 @@ Extremes update(const Chunk& c, const void* rule, const DynamicMap& signs, const
   return blocks.extremes();
 }
 
-#define SHERD_MASTERS(G) \
-  { update<G, float>, update<G, Bf16>, update<G, F16>, update<G, Split> }
-
 }  // namespace
 
 const QuantizedTable quantized_table = {{quantize<false>, quantize<true>},
-                                        {SHERD_MASTERS(float), SHERD_MASTERS(Bf16), SHERD_MASTERS(F16)}};
+                                        {update<float>, update<Bf16>, update<F16>, update<Split>}};
 
 }  // namespace sherd::optim::SHERD_ISA

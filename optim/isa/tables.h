@@ -24,17 +24,18 @@ struct Chunk {
   float* master;
   std::uint16_t* low;
   const void* grad;
+  GradIndex grad_type;
   void* first;   ///< the rule's first state, if it has one
   void* second;  ///< its second
   void* param;
   std::int64_t n;
-  float factor;  ///< of gradients
+  float factor;  ///< gradients are multiplied by it
   bool stream;   ///< write the 16-bit copy past the caches (it is 64-byte aligned and will not be read soon)
   std::uint64_t noise_seed, noise_stream;  ///< bf16 moments: the key of the rounding bits
   std::int64_t first_element;              ///< bf16 moments: the first element's index in that stream
 };
 
-/// The largest magnitudes written, as bit patterns: what the caller compares with the limits of the formats.
+/// The largest magnitudes written, as bit patterns, which the caller compares with the limits of the formats.
 struct Extremes {
   std::uint32_t weight = 0, moment = 0;
 };
@@ -42,7 +43,7 @@ struct Extremes {
 /// One pass of a rule, given as its struct, over a chunk.
 using RuleLoop = Extremes (*)(const Chunk&, const void* rule);
 struct RuleLoops {
-  RuleLoop loop[grad_count][master_count][moment_count];
+  RuleLoop loop[master_count][moment_count];
 };
 /// In the order of Rules.
 struct UpdateTable {
@@ -56,8 +57,8 @@ struct SplitTable {
 
 /// A run that FrozenLamb takes.
 struct FrozenRun {
-  const void* source;  ///< of the new momentum: agreed signs, or gradients
-  float factor;        ///< the signs' scale, or of gradients
+  const void* source;  ///< makes the new momentum: agreed signs, or gradients
+  float factor;        ///< the signs' scale, or the gradients' factor
   float* error;        ///< with signs: this replica's, of which `settled` has travelled
   float settled;
   float* momentum;
@@ -91,9 +92,8 @@ struct QuantizedTable {
   void (*quantize[2])(const DynamicMap& map, const float* values, std::uint8_t* codes, float* scales,
                       std::int64_t n);
   /// One pass of Adam, given as its struct, over codes of its states.
-  Extremes (*update[grad_count][master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
-                                               const DynamicMap& sizes, float* first_scales,
-                                               float* second_scales);
+  Extremes (*update[master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
+                                   const DynamicMap& sizes, float* first_scales, float* second_scales);
 };
 
 namespace portable {

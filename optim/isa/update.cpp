@@ -3,27 +3,26 @@
 namespace sherd::optim::SHERD_ISA {
 namespace {
 
-template <class Rule, class G, class P, class M>
+template <class Rule, class P, class M>
 Extremes update(const Chunk& chunk, const void* rule) {
-  return run<Streams<G, P, M, Rule>>(chunk, *static_cast<const Rule*>(rule));
+  return run<Streams<P, M, Rule>>(chunk, *static_cast<const Rule*>(rule));
 }
 
 // Rules without states have one loop for every dtype of them.
-template <class Rule, class G, class P>
+template <class Rule, class P>
 constexpr RuleLoop with_bf16_states() {
   if constexpr (Rule::state_count > 0)
-    return update<Rule, G, P, Bf16>;
+    return update<Rule, P, Bf16>;
   else
-    return update<Rule, G, P, float>;
+    return update<Rule, P, float>;
 }
 
-#define SHERD_STATES(G, P) \
-  { update<Rule, G, P, float>, with_bf16_states<Rule, G, P>() }
-#define SHERD_MASTERS(G) \
-  { SHERD_STATES(G, float), SHERD_STATES(G, Bf16), SHERD_STATES(G, F16), SHERD_STATES(G, Split) }
+#define SHERD_STATES(P) \
+  { update<Rule, P, float>, with_bf16_states<Rule, P>() }
 
 template <class Rule>
-constexpr RuleLoops loops_of = {{SHERD_MASTERS(float), SHERD_MASTERS(Bf16), SHERD_MASTERS(F16)}};
+constexpr RuleLoops loops_of = {
+    {SHERD_STATES(float), SHERD_STATES(Bf16), SHERD_STATES(F16), SHERD_STATES(Split)}};
 
 template <class... R>
 constexpr UpdateTable table_of(RuleList<R...>) {

@@ -16,7 +16,7 @@ using AnyRule = decltype(any_of(Rules{}));
 /// span.
 struct UpdatePlan {
   AnyRule rule;
-  float factor = 0;  ///< of gradients
+  float factor = 0;  ///< gradients are multiplied by it
   GradIndex grad = grad_f32;
   MasterIndex master = master_alone;
   MomentIndex moment = moment_f32;

@@ -41,7 +41,7 @@ struct Lamb {
   friend bool operator==(const Lamb&, const Lamb&) = default;
 };
 
-/// What 1-bit LAMB does behind its freeze_step before the update (Li et al., "1-bit LAMB: communication
+/// 1-bit LAMB's pass behind its freeze_step, before the update (Li et al., "1-bit LAMB: communication
 /// efficient large-scale large-batch training with LAMB's convergence speed", 2022, algorithm 1), as
 /// DeepSpeed: m ← the new momentum, 0 where v is 0; ĝ = (m − β1·m_before)/(1−β1); w ← β2·w + (1−β2)·(ĝ·ĝ),
 /// the fresh variance, beside v, which stays.

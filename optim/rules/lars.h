@@ -28,8 +28,8 @@ struct Lars {
   static bool serves(const config::OptimizerRule& hyper);
   static Description describe(const config::OptimizerRule& hyper);
   static Lars make(const config::OptimizerRule& hyper, std::int64_t step, const SpanTerms& terms);
-  /// Of a matrix η·‖p‖/(‖g‖ + wd·‖p‖ + eps), with `clip` that divided by lr and at most 1, so that s is the
-  /// smaller of it and lr; 1 where one of the norms is 0, and of a vector.
+  /// For a matrix η·‖p‖/(‖g‖ + wd·‖p‖ + eps), with `clip` that divided by lr and at most 1, so that s is the
+  /// smaller of it and lr; 1 where one of the norms is 0, and for a vector.
   static double trust(const config::OptimizerRule& hyper, double weight, double gradient, bool matrix);
   friend bool operator==(const Lars&, const Lars&) = default;
 };

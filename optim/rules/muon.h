@@ -4,9 +4,9 @@
 
 namespace sherd::optim {
 
-/// What Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024) orthogonalises
-/// (optim/muon.h): b ← µ·b + (1−µ)·g; u = b, or (1−µ)·g + µ·b with Nesterov's. Leaves the weight alone: u
-/// comes in its place.
+/// The direction that Muon (Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024)
+/// orthogonalises (optim/muon.h): b ← µ·b + (1−µ)·g; u = b, or (1−µ)·g + µ·b with Nesterov's. Leaves the
+/// weight alone: u comes in its place.
 struct MuonDirection {
   static constexpr int state_count = 1;
   static constexpr int watched = 0;

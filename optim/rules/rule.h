@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-// What the update rules have in common. A rule is a struct of fp32 numbers, formed once per span and step,
-// and its formula, written once as
+// All update rules have the following in common. A rule is a struct of fp32 numbers, formed once per span and
+// step, and its formula, written once as
 //
 //   template <class Math, class F>
 //   SHERD_RULE void operator()(Math, F& p, F g, F& state, …) const;
@@ -42,7 +42,7 @@ namespace sherd::optim {
 
 struct Description;
 
-/// What an update of one span has beside its Hyper and the step.
+/// The terms of one span's update beside its Hyper and the step.
 struct SpanTerms {
   bool decays = true;     ///< weight decay applies
   double trust = 1;       ///< trust() of the parameter

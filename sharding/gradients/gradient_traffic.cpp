@@ -8,9 +8,8 @@ namespace {
 constexpr std::int64_t opens_between = 3;
 }  // namespace
 
-GradientTraffic::GradientTraffic(device::Device& device) : device_(device) {
-  if (device.kind() != device::Kind::cuda) return;
-  gpu_ = &device::as_cuda(device);
+GradientTraffic::GradientTraffic(device::Device& device) : device_(device), gpu_(device.accelerator()) {
+  if (!gpu_) return;
   coming_ = gpu_->make_stream();
   going_ = gpu_->make_stream();
 }
@@ -45,7 +44,7 @@ std::shared_ptr<const Tensor> GradientTraffic::open(const Segment& segment, bool
   buffer.lent = true, buffer.sent = false;
   if (!gpu_) return {&buffer.memory, [held = buffers_.back()](const Tensor*) { held->lent = false; }};
   if (load) {
-    // Of the compute stream it waits for nothing but the buffer's last user: so it runs ahead of backward.
+    // It waits for nothing of the compute stream but the buffer's last user: so it runs ahead of backward.
     coming_.wait(buffer.idle);
     coming_.wait(segment.gradients_arrived(segment.layout().padded()));
     gpu_->copy_on(coming_, buffer.memory.raw(), segment.gradients().tensor().raw(), buffer.memory.bytes());

@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "device/cuda.h"
+#include "device/accelerator.h"
 #include "sharding/segment.h"
 
 namespace sherd::sharding {
@@ -40,7 +40,7 @@ class GradientTraffic {
   Buffer& free_buffer(std::int64_t numel, DType dtype);
 
   device::Device& device_;
-  device::CudaDevice* gpu_ = nullptr;  ///< null on a meta device
+  device::Accelerator* gpu_;  ///< null on a meta device
   device::Stream coming_, going_;
   std::vector<std::shared_ptr<Buffer>> buffers_;  ///< the one opened longest ago first
   std::int64_t opens_ = 0;

@@ -5,8 +5,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "device/meta.h"
-
 namespace sherd::sharding {
 namespace {
 
@@ -26,7 +24,7 @@ void require_alike(const tensor::ExactSum& found, const tensor::ExactSum& expect
 
 Gradients::Gradients(tensor::Kernels& kernels, comm::Communicator& model_ranks, const ReducerOptions& options)
     : kernels_(kernels), model_ranks_(model_ranks), options_(options) {
-  if (model_ranks.size() == 1 && device::stands_for(kernels.device()) == device::Kind::cuda)
+  if (model_ranks.size() == 1 && kernels.device().has_own_memory())
     traffic_ = std::make_unique<GradientTraffic>(kernels.device());
 }
 
@@ -93,7 +91,7 @@ void Gradients::close(Segment& segment, Open open, bool last, std::span<const Se
   if (last) agreed_.insert(&segment), complete_.push_back(&segment);
 }
 
-/// Of what several stages share; or of a block that has run in an earlier micro-batch and not in the last,
+/// For what several stages share; or for a block that has run in an earlier micro-batch and not in the last,
 /// which is when replicated gradients are reduced, and replicas agree.
 void Gradients::agree(Segment& segment) {
   Reducer& reducer = reducer_of(segment);
@@ -115,8 +113,8 @@ void Gradients::finish() {
   fill_missing();
 }
 
-/// What no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an update that
-/// began early.
+/// A gradient that no micro-batch of the step wrote is zero, for whoever reads it first: the norm, or an
+/// update that began early.
 void Gradients::fill_missing() {
   for (Segment* segment : segments_) {
     if (has_sum(*segment)) continue;
@@ -144,15 +142,15 @@ tensor::ExactSum Gradients::sum_of_squares() {
     copies = groups.copies;
   }
   std::array<tensor::ExactSum, 3> sums;  // of all, of every copy, and of these if each were like the first
-  kernels_.sum_of_squares(counted, sums[0]);
+  kernels_.sums_of_squares(counted, sums[0]);
   for (const auto& [replicas, gradients] : own) {
     tensor::ExactSum of_own;
-    kernels_.sum_of_squares(gradients, of_own);
+    kernels_.sums_of_squares(gradients, of_own);
     for (int i = 0; i < replicas; ++i) sums[0].add(of_own);
   }
   if (model_ranks_.size() == 1) return sums[0];
   if (copies) {
-    kernels_.sum_of_squares(copied, sums[1]);
+    kernels_.sums_of_squares(copied, sums[1]);
     for (int i = 0; copies->rank() == 0 && i < copies->size(); ++i) sums[2].add(sums[1]);
   }
   std::string label = "gradient norm";

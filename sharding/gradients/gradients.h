@@ -1,5 +1,23 @@
 #pragma once
 
+// This folder sums the gradients of a step: over micro-batches, over the shard group, and over replicas.
+//
+// Backward writes a segment's gradients where open() says. Once a block's backward is through, close() gives
+// them to the Reducer, which sends buckets off while backward goes on. Each rank's part is rounded alone to
+// the communication type and added in fp32, in rank order, onto what was summed before. Each micro-batch's
+// gradient is formed from zero and folded so, in the global order of micro-batches; that is why the number of
+// ranks changes no bit (docs/guarantees.md, "Equal to the bit").
+//
+// To change, look at:
+// - buckets, and what is sent when: reducer.cpp; the sum itself: comm/exchange/reductions.cpp, comm/isa/
+// - when a bucket is folded, passed from replica to replica, and comes back, and why nobody waits for ever:
+//   turns.h; tests/sharding/replica_simulation.h runs all ranks of a layout without their work
+// - the exact norm: Gradients::sum_of_squares(); clipping: optim/clipping.h
+// - gradients that a rank finds of several ranks' micro-batches (experts): Segment::sources(),
+//   Reducer::send_sources()
+// - replicas that exchange momentum instead: set_keeps_own()
+// - gradients that leave a GPU beside backward: gradient_traffic.h
+
 #include <deque>
 #include <functional>
 #include <map>
@@ -40,7 +58,7 @@ class Gradients {
   struct Open {
     /// Where backward writes, each source's by itself unless operations fold them; null: where they last.
     std::shared_ptr<const Tensor> full;
-    std::shared_ptr<const Tensor> sum;  ///< of gradients that leave a GPU: what goes back; may be `full`
+    std::shared_ptr<const Tensor> sum;  ///< goes back where gradients leave a GPU, else null; may be `full`
     bool onto = false;                  ///< the step has a sum already
     std::optional<DType> fold;          ///< operations may fold theirs, rounded so, into where they last;
                                         ///< of several sources they do
@@ -48,7 +66,7 @@ class Gradients {
     /// share the memory.
     std::vector<Written> written;
     bool shared = false;
-    std::int64_t turn = 0;  ///< of all that were opened for the segment in this step
+    std::int64_t turn = 0;  ///< its number among all that were opened for the segment in this step
     bool in_place() const { return full == sum; }
   };
   /// Memory for this micro-batch's gradients; what has to be formed apart comes from `pool`.
@@ -90,7 +108,6 @@ class Gradients {
   void agree(Segment& segment);
   void fill_missing();
   Reducer& reducer_of(const Segment& segment);
-  void note_complete(Segment& segment);
 
   tensor::Kernels& kernels_;
   comm::Communicator& model_ranks_;
@@ -98,13 +115,13 @@ class Gradients {
   ReducerStats stats_;
   std::vector<Segment*> segments_;
   std::deque<Reducer> reducers_;              ///< by groups, in the order in which segments name them
-  std::unique_ptr<GradientTraffic> traffic_;  ///< of one rank whose gradients leave its GPU, else null
+  std::unique_ptr<GradientTraffic> traffic_;  ///< for one rank whose gradients leave its GPU, else null
   std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
   std::vector<Segment*> complete_;
   struct Turns {
     std::int64_t opened = 0, closed = 0;
   };
-  std::map<const Segment*, Turns> turns_;  ///< of this step
+  std::map<const Segment*, Turns> turns_;  ///< counted within this step
   std::function<bool(const Segment&)> keeps_own_;
   std::set<const Segment*> agreed_;  ///< closed for the step
 };

@@ -15,14 +15,14 @@ namespace sherd::sharding {
 struct ReducerStats {
   std::int64_t buckets = 0;         ///< reduce-scatters issued
   std::int64_t largest_bucket = 0;  ///< elements of the largest one, over all ranks' parts
-  std::int64_t overlapped = 0;      ///< of them, issued on the communicator's own thread
+  std::int64_t overlapped = 0;      ///< buckets that were issued on the communicator's own thread
 };
 
 /// How gradients are reduced.
 struct ReducerOptions {
   DType rounding = DType::f32;  ///< each rank's contribution travels as this (communication_data_type)
-  std::int64_t bucket_elements =
-      500'000'000;       ///< bound of one reduce-scatter; 0 sends each segment by itself
+  /// Bound of one reduce-scatter; 0 sends each segment by itself.
+  std::int64_t bucket_elements = 500'000'000;
   bool overlap = false;  ///< on the communicator's thread; how many at a time: Turns
   comm::Reduction reduction = comm::Reduction::ordered;
   bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
@@ -80,9 +80,9 @@ class Reducer {
   bool serves(const RankGroups& groups) const {
     return groups_.replica ? groups.replica == groups_.replica : groups == groups_;
   }
-  /// What replicas have exchanged in this step, block by block; empty without replicas. Transfers do not
-  /// compare what they are for: without ReducerOptions::compare_replicas, whoever calls a collective over
-  /// replicas next puts this in its label.
+  /// Names all that replicas have exchanged in this step, block by block; empty without replicas. Transfers
+  /// do not compare what they are for: without ReducerOptions::compare_replicas, whoever calls a collective
+  /// over replicas next puts this in its label.
   const std::string& agreed_on() const { return agreed_on_; }
 
  private:
@@ -92,7 +92,7 @@ class Reducer {
   struct Item {
     Segment* segment;
     std::shared_ptr<const Tensor> full;  ///< null: nothing to fold, only to agree on
-    Tensor sums;                         ///< of the shard; undefined: its lasting gradients
+    Tensor sums;                         ///< the shard's sums; undefined: its lasting gradients
     bool accumulate, last;
     Agreement agreement;
     std::int64_t sent = 0;  ///< elements of the shard already in a bucket
@@ -104,7 +104,7 @@ class Reducer {
     Tensor shard() const { return item.sums.defined() ? item.sums : item.segment->own_gradients(); }
     Tensor sums() const { return shard().range(begin, end); }
   };
-  /// What waits for a bucket, of one shard group.
+  /// The items of one shard group that wait for a bucket.
   struct Queue {
     comm::Communicator& shard;
     std::deque<Item> items;
@@ -122,7 +122,7 @@ class Reducer {
     bool last = true;                     ///< all of its items are
     comm::Communicator* shard = nullptr;  ///< over which it is summed
     std::vector<Part> parts;
-    Tensor end;                      ///< of the flight behind the last bucket, which has no parts
+    Tensor end;                      ///< travels behind the last bucket, in a flight without parts
     std::vector<Segment*> complete;  ///< whose last part this is
     std::string label;
     std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
@@ -151,8 +151,8 @@ class Reducer {
   void gather_sums(Flight& flight);
   void compare_replicas();
   comm::CallOptions options_for(const Flight& flight) const;
-  enum class Way : std::uint8_t { receive, send };
-  void transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works);
+  enum class Direction : std::uint8_t { receive, send };
+  void transfer(Direction direction, int replica, const Flight& flight, std::vector<comm::Work>& works);
   bool first() const { return groups_.replica_index() == 0; }
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
   bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }
@@ -165,7 +165,7 @@ class Reducer {
   Turns turns_;
   std::deque<Flight> flights_;
   std::size_t settled_ = 0;       ///< flights before these
-  std::vector<Segment*> summed_;  ///< of whom is to be told
+  std::vector<Segment*> summed_;  ///< segments that `complete_` has still to be told of
   bool failed_ = false;           ///< a turn has thrown; what flights hold is nothing to pass on
   std::vector<Segment*>& complete_;
   ReducerStats& stats_;

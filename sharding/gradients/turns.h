@@ -11,7 +11,7 @@ struct TurnShape {
   /// Replicas form a chain, and this one is number `replica` of it. Without a chain: 1 and 0.
   int replicas = 1, replica = 0;
   bool chained = false;
-  bool overlap = false;  ///< what is begun goes on beside the thread
+  bool overlap = false;  ///< calls go on beside the thread that begins them
 };
 
 /// One thing that a reducer does with one of its buckets.
@@ -23,7 +23,7 @@ struct Turn {
     settle      ///< waits for all that has gone out; the bucket is done
   };
   Op op;
-  std::size_t bucket;  ///< of all that were launched, from 0
+  std::size_t bucket;  ///< counts all that were launched, from 0
   bool operator==(const Turn&) const = default;
 };
 

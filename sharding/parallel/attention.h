@@ -1,6 +1,6 @@
 #pragma once
 
-#include "autograd/attention.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/layout.h"
 
 // Attention over tensor- and context-parallel ranks. Ranks of one tensor group have heads of their own, those

@@ -1,6 +1,6 @@
 #include "sharding/parallel/embedding.h"
 
-#include "autograd/embedding.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/sequence.h"
 #include "sharding/parallel/slices.h"

@@ -1,5 +1,17 @@
 #pragma once
 
+// This folder holds the layers that several ranks share: tensor, sequence, context and expert parallelism, as
+// collectives on the tape and as layers. It knows no units and no engine.
+//
+// To change, look at:
+// - which part of a layer, or of a sequence, a rank has: slices.cpp; Layout below
+// - what ranks exchange in forward and backward: collectives.cpp; which of them a layer needs: Layout
+// - attention over context ranks: the ring is ring.cpp, what it cuts ring_chunks.cpp; Ulysses, and heads over
+//   tensor ranks: attention.cpp
+// - logits: when they are kept, and when head and loss go in chunks of tokens: Head, loss.cpp; parts of the
+//   vocabulary in an evaluation: vocab_scores()
+// - experts: experts/; adapters: adapters/
+
 #include <cstdint>
 
 #include "comm/process_groups.h"

@@ -2,9 +2,8 @@
 
 #include <cmath>
 
-#include "autograd/elementwise.h"
-#include "autograd/linear.h"
 #include "autograd/linear_parts.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/slices.h"
 

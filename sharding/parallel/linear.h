@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/parallel/adapters/adapters.h"
 #include "sharding/parallel/layout.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "autograd/gradients.h"
-#include "device/meta.h"
 #include "sharding/parallel/exchanges.h"
 #include "tensor/argument_checks.h"
 
@@ -73,7 +72,7 @@ Head checked(const Var& x, const Var& weight, const Tensor& labels, std::int64_t
           inner,
           table,
           x.dtype(),
-          device::stands_for(x.tape().device()) == device::Kind::cuda};
+          x.tape().device().has_own_memory()};
 }
 
 /// All tokens of this context rank, from its part of the stream.

@@ -34,10 +34,10 @@ std::int64_t least_bound(const std::vector<std::int64_t>& weights, std::size_t c
   return low;
 }
 
-/// What a number of chunks can make of the parts from one on.
+/// The best cut of the parts from one on into a number of chunks.
 struct Rest {
-  double squares = std::numeric_limits<double>::infinity();  ///< of the chunks' sums, in all; the least
-  std::size_t end = 0;                                       ///< of the first chunk
+  double squares = std::numeric_limits<double>::infinity();  ///< the least sum of the chunks' squared sums
+  std::size_t end = 0;                                       ///< where its first chunk ends
 };
 
 }  // namespace

@@ -1,5 +1,19 @@
 #pragma once
 
+// This folder makes the lists of instructions that a step is. Schedules are data: pure functions make lists,
+// the executor (engine/step/executor.cpp) runs them, simulate() prices them, tests read them. Passes are
+// keyed by micro-batch and chunk, a run of the model's parts. A chunk's output is the next one's variable,
+// and its gradient comes back unchanged, on the same rank or from stage to stage; so every schedule has the
+// bits of one tape (a tied table's in fp32).
+//
+// To change, look at:
+// - the order in which a stage computes: schedules.cpp; all that goes with it (receives, sends, gathers, the
+//   update): step_list.cpp
+// - where a model is cut between stages: cut.h
+// - how long a list takes: simulate.cpp; how many micro-batches it has in flight, and which keep their
+//   activations: in_flight.cpp
+// - which schedule runs: choose_schedule(), engine/pipeline/train_schedule.cpp
+
 #include "config/config.h"
 #include "sharding/instruction.h"
 

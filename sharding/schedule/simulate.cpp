@@ -15,7 +15,7 @@ bool is_activation(Op op) {
   return op == Op::receive_activation || op == Op::send_activation;
 }
 
-/// What comes to one stage, of one kind, from its one neighbour, in order.
+/// Values of one kind that come to one stage from its one neighbour, in order.
 class Channel {
  public:
   void send(double when, double seconds, const Instruction& what) { sent_.push_back({when, seconds, what}); }

@@ -10,7 +10,7 @@ namespace sherd::sharding {
 /// How long a step takes, in seconds.
 struct SimulatedStep {
   double seconds = 0;             ///< until the last stage is through with its list
-  std::vector<double> computing;  ///< of each stage: forward, backward and weight gradients
+  std::vector<double> computing;  ///< by stage: forward, backward and weight gradients
 
   /// The time that stages do not compute, over the time that they do: (p − 1) / m with 1F1B of p like stages
   /// and m micro-batches (Narayanan et al. 2021, §2.2.1).

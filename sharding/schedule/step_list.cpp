@@ -119,7 +119,7 @@ class StepList {
   const ScheduleShape& shape_;
   const ComputeOrder& order_;
   Gathers gathers_;
-  std::size_t begin_ = 0, end_ = 0;  ///< of the run on one chunk that is being listed
+  std::size_t begin_ = 0, end_ = 0;  ///< bounds of the run on one chunk that is being listed
   std::vector<bool> seen_;           ///< chunks whose parameters were asked for
   std::vector<bool> held_;           ///< chunks that were gathered, and not released
   std::vector<Instruction> list_;

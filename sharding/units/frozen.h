@@ -32,13 +32,13 @@ class FrozenMemory {
   std::int64_t most_read_ = 0;
 };
 
-/// What another thread than the rank's works with when it reads frozen elements.
+/// Threads and memory with which another thread than the rank's reads frozen elements.
 class FrozenReading {
  public:
   FrozenReading(Arena& threads, Tensor low, Tensor high)
       : arena(threads), low_(std::move(low)), high_(std::move(high)) {}
 
-  Arena& arena;  ///< of this thread alone
+  Arena& arena;  ///< used by this thread alone
 
   /// Room for `count` elements.
   Tensor in_low(std::int64_t count, DType dtype) const { return view(low_, count, dtype); }
@@ -61,7 +61,7 @@ struct Frozen {
   /// As StateBuffer::read(): `count` elements from `begin` on. Nothing while `memory` counts.
   static Frozen of(device::Device& device, const StateBuffer& state, std::int64_t begin, std::int64_t count,
                    FrozenMemory& memory);
-  /// Of any tensor of the device.
+  /// All elements of any tensor of the device.
   static Frozen of(device::Device& device, const Tensor& from, FrozenMemory& memory);
 
   /// Where the processor finds the elements: `memory`, or `to` after a read.

@@ -123,7 +123,7 @@ bool ParameterReader::on_demand(int unit) const {
   return units_[static_cast<std::size_t>(unit)]->on_demand();
 }
 
-/// What was read last goes, and is read again in its turn.
+/// The unit that was read last goes, and is read again in its turn.
 void ParameterReader::make_room() {
   while (buffers_->free.empty() && !ahead_.empty()) {
     const int unit = ahead_.back().unit;

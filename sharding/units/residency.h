@@ -14,7 +14,8 @@
 
 namespace sherd::sharding {
 
-/// What the ranks of one shard group exchange parameters and gradients with. Used from the rank's thread.
+/// Memory with which the ranks of one shard group exchange parameters and gradients. Used from the rank's
+/// thread.
 struct GroupMemory {
   comm::Communicator& group;
   ExchangePool pool;

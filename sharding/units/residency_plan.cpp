@@ -30,7 +30,7 @@ class Planner {
       if (!uses.empty() && size(trace[uses[0]].unit) > 0) to_gather_.insert(uses[0]);
   }
 
-  /// Of each event in turn.
+  /// Takes each event in turn.
   ResidencyStep at(std::size_t event) {
     ResidencyStep step;
     const int unit = trace_[event].unit;
@@ -68,7 +68,7 @@ class Planner {
     if (const std::size_t next = next_use(event, unit); next < trace_.size()) to_gather_.insert(next);
   }
 
-  /// Of the unit, behind `after`, which never lies before that of an earlier call.
+  /// The unit's next use behind `after`, which never lies before that of an earlier call.
   std::size_t next_use(std::size_t after, int unit) {
     const std::vector<std::size_t>& uses = of(uses_, unit);
     std::size_t& used = of(used_, unit);

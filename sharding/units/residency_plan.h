@@ -13,7 +13,7 @@ struct UseEvent {
   bool operator==(const UseEvent&) const = default;
 };
 
-/// What the executor does at one event, in this order.
+/// The actions of one event, in this order.
 struct ResidencyStep {
   std::vector<int> evict;     ///< kept units to drop first, so that the live cap holds
   std::vector<int> prefetch;  ///< units whose gather starts now, after the event's own unit is there
@@ -24,8 +24,8 @@ struct ResidencyStep {
 struct ResidencyLimits {
   std::int64_t prefetch_bucket = 0;  ///< gathers under way ahead of use; 0 disables prefetch
   std::int64_t max_live = 0;         ///< gathered elements that prefetch and reuse respect
-  std::int64_t max_reuse_distance =
-      0;  ///< keep a unit whose next use is at most this many gathered elements away
+  /// Keep a unit whose next use is at most this many gathered elements away.
+  std::int64_t max_reuse_distance = 0;
 };
 
 /// The gather schedule of one micro-batch as data: one step per event of `trace`. Pure.

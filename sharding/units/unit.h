@@ -1,5 +1,20 @@
 #pragma once
 
+// This folder decides when full parameters are in memory. Gather is a lease: Unit::gather() is the one door
+// to full parameters, for forward, backward, recompute, export and user code. The last lease to go lets the
+// unit be released, unless the plan keeps it. No lease may be held across a step.
+//
+// To change, look at:
+// - when a unit is gathered, prefetched, kept and released: plan_residency(), residency_plan.cpp decides,
+//   from the order of use that the first pass recorded; Residency (residency.cpp) does it
+// - leases, the all-gather and its memory: unit.cpp
+// - a unit on demand (an expert), which is in no plan: Residency::announce(); a block that a pass may leave
+//   out is marked by nn::Module::mark_on_demand()
+// - parameters that come from NVMe: parameter_reader.cpp, through offload/store.h; new ones that an update
+//   hands over to the next forward: ParameterReader::hand_over(), Residency::begin_changes()
+// - updated shards that become full parameters where these are replicated: publisher.cpp
+// - weights that do not train, as a save beside training reads them: frozen.h
+
 #include <deque>
 #include <memory>
 #include <string>
@@ -32,7 +47,7 @@ class Unit {
       return *this;
     }
     ~Lease() {
-      if (unit_) unit_->let_go();
+      if (unit_) unit_->end_lease();
     }
 
    private:
@@ -60,7 +75,7 @@ class Unit {
   /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
   /// same point of the program on all ranks.
   bool outdated() const { return outdated_; }
-  /// Of an outdated unit, on this rank alone: none of its stored parameters has changed yet; all parameters
+  /// On this rank alone: none of an outdated unit's stored parameters has changed yet; all its parameters
   /// have, and what stores them reads the new ones.
   bool unchanged() const { return outdated_ && !touched_; }
   bool changed() const { return segments_to_change_ == 0; }
@@ -71,7 +86,7 @@ class Unit {
   enum class State : std::uint8_t { absent, under_way, resident };
 
   void hold();
-  void let_go();
+  void end_lease();
   void start_gather(std::deque<GroupMemory>& memories, bool async);
   /// Waits until the gather no longer needs what was read for it.
   void settle();

@@ -1,4 +1,4 @@
-#include "autograd/arrays.h"
+#include "autograd/ops.h"
 
 #include <algorithm>
 #include <numeric>
@@ -8,7 +8,7 @@
 namespace sherd::autograd {
 namespace {
 
-using tensor::Axis;
+using tensor::AxisExtents;
 
 Shape with_extent(const Shape& shape, int axis, std::int64_t extent) {
   std::vector<std::int64_t> dims(shape.dims().begin(), shape.dims().end());
@@ -17,8 +17,8 @@ Shape with_extent(const Shape& shape, int axis, std::int64_t extent) {
 }
 
 /// Copies indices [begin, begin + count) of an axis of `whole` to or from `part`, which holds these alone.
-struct Part {
-  Axis axis;
+struct AxisPart {
+  AxisExtents axis;
   std::int64_t begin, count;
 
   tensor::StridedRows of_whole(const Tensor& whole) const {
@@ -66,7 +66,7 @@ Var reshape(const Var& x, const Shape& shape) {
 
 Var slice(const Var& x, int axis, std::int64_t begin, std::int64_t end) {
   Tape& tape = x.tape();
-  const Part part{tensor::axis_of("slice", x.shape(), axis), begin, end - begin};
+  const AxisPart part{tensor::axis_of("slice", x.shape(), axis), begin, end - begin};
   require(0 <= begin && begin <= end && end <= part.axis.extent, "slice: [", begin, ", ", end,
           ") is not within axis ", axis, " of ", x.shape().str());
   Tensor out = tape.empty(with_extent(x.shape(), axis, part.count), x.dtype());
@@ -85,9 +85,9 @@ Var concat(std::span<const Var> parts, int axis) {
   require(!parts.empty(), "concat: there must be one value at least");
   Tape& tape = parts[0].tape();
   const Var& first = parts[0];
-  Axis all = tensor::axis_of("concat", first.shape(), axis);
+  AxisExtents all = tensor::axis_of("concat", first.shape(), axis);
   all.extent = 0;
-  std::vector<Part> places;
+  std::vector<AxisPart> places;
   for (const Var& each : parts) {
     require(each.shape().rank() == first.shape().rank() && each.dtype() == first.dtype() &&
                 with_extent(each.shape(), axis, 0) == with_extent(first.shape(), axis, 0),

@@ -1,4 +1,4 @@
-#include "autograd/attention.h"
+#include "autograd/ops.h"
 
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
@@ -14,15 +14,16 @@ void check(const char* name, const Shape& qkv, const tensor::Attention& geometry
           " must be [batch, seq, width] with a width that ", parts, " heads share evenly");
 }
 
-struct Result {
+struct AttentionResult {
   Tensor out, lse;
 };
 
-Result attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
+AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
   const Shape& shape = qkv.shape();
   const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  Result result{tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype()),
-                tape.empty({shape[0], geometry.heads, shape[1]}, compute)};
+  AttentionResult result{
+      tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype()),
+      tape.empty({shape[0], geometry.heads, shape[1]}, compute)};
   tape.kernels().attention(qkv, geometry, result.out, result.lse);
   return result;
 }

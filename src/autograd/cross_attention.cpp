@@ -1,9 +1,6 @@
-#include "autograd/cross_attention.h"
+#include "autograd/ops.h"
 
 #include <cmath>
-
-#include "autograd/arrays.h"
-#include "autograd/attention.h"
 
 namespace sherd::autograd {
 namespace {
@@ -38,9 +35,9 @@ Tensor by_heads(Tape& tape, const Tensor& x) {
 }
 
 /// Scores of one key head at a time.
-class Scores {
+class KeyHeadScores {
  public:
-  Scores(const Extents& e, const AttentionMask& mask) : e_(e), seen_(mask.seen) {
+  KeyHeadScores(const Extents& e, const AttentionMask& mask) : e_(e), seen_(mask.seen) {
     args_.scale =
         mask.scale != 0 ? static_cast<double>(mask.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
     args_.causal_rows = mask.causal ? e.queries : 0;
@@ -49,7 +46,7 @@ class Scores {
   Tensor run(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v) const {
     const Tensor queries = by_heads(tape, q), keys = by_heads(tape, k), values = by_heads(tape, v);
     const Tensor out = tape.empty({e_.batch, e_.heads, e_.queries, e_.width}, q.dtype());
-    const Buffers buffers(tape, e_, q.dtype());
+    const ScoreBuffers buffers(tape, e_, q.dtype());
     for (std::int64_t head = 0; head < e_.batch * e_.kv_heads; ++head) {
       probabilities(tape, head, queries, keys, buffers);
       tape.kernels().matmul(
@@ -65,7 +62,7 @@ class Scores {
                  slopes = by_heads(tape, dout);
     const auto alike = [&](const Tensor& x) { return tape.empty(x.shape(), x.dtype()); };
     const Tensor dq = alike(queries), dk = alike(keys), dv = alike(values);
-    const Buffers buffers(tape, e_, q.dtype());
+    const ScoreBuffers buffers(tape, e_, q.dtype());
     const Tensor &chances = buffers.chances,
                  scores = buffers.apart ? buffers.scores : tape.empty(chances.shape(), chances.dtype());
     tensor::Kernels& kernels = tape.kernels();
@@ -84,10 +81,10 @@ class Scores {
 
  private:
   /// Scores in the compute type, and their softmax in the inputs' dtype, which may be the same memory.
-  struct Buffers {
+  struct ScoreBuffers {
     bool apart;
     Tensor scores, chances;
-    Buffers(Tape& tape, const Extents& e, DType dtype) : apart(size_of(dtype) == 2) {
+    ScoreBuffers(Tape& tape, const Extents& e, DType dtype) : apart(size_of(dtype) == 2) {
       const Shape shape{e.group() * e.queries, e.keys};
       scores = tape.empty(shape, apart ? DType::f32 : dtype);
       chances = apart ? tape.empty(shape, dtype) : scores;
@@ -102,7 +99,7 @@ class Scores {
   }
 
   tensor::Softmax probabilities(Tape& tape, std::int64_t head, const Tensor& queries, const Tensor& keys,
-                                const Buffers& buffers) const {
+                                const ScoreBuffers& buffers) const {
     tape.kernels().matmul({.a = of_head(queries, head, rows()),
                            .b = of_head(keys, head, e_.keys),
                            .c = buffers.scores,
@@ -156,7 +153,7 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionMask& mas
   const Extents e = check(q, k, v, mask);
   if (e.queries == e.keys && e.dim == e.width && !mask.seen.defined() && !tape.key_cache && e.keys > 0)
     return packed(q, k, v, mask, e);
-  const Scores scores(e, mask);
+  const KeyHeadScores scores(e, mask);
   auto backward = [scores, kept = std::array{Saved(q), Saved(k), Saved(v)},
                    refs = std::array{q.grad_ref(), k.grad_ref(), v.grad_ref()}](Tape& t, const Tensor& dy) {
     auto grads = scores.differentiate(t, kept[0].get(t), kept[1].get(t), kept[2].get(t), dy);

@@ -1,6 +1,5 @@
-#include "autograd/dropout.h"
+#include "autograd/ops.h"
 
-#include "autograd/elementwise.h"
 #include "autograd/gradients.h"
 
 namespace sherd::autograd {

@@ -1,4 +1,4 @@
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 
 #include "autograd/gradients.h"
 

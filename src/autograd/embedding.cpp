@@ -1,4 +1,4 @@
-#include "autograd/embedding.h"
+#include "autograd/ops.h"
 
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"

@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "autograd/linear.h"
+#include "autograd/ops.h"
 
-// What layers of experts are made of (sharding/parallel/experts/moe.h puts them together).
+// The operations that layers of experts are made of (sharding/parallel/experts/moe.h puts them together).
 namespace sherd::autograd {
 
 /// x·wᵀ + b in fp32 (fp64 for fp64), whatever their dtype: a router's logits. x: [tokens, in]; w: [experts,
@@ -14,14 +14,14 @@ namespace sherd::autograd {
 /// once.
 Var router_logits(const Var& x, const Var& w, const Var& b = {});
 
-/// What a router has chosen.
+/// A router's choice.
 struct Routed {
   Var weights;                           ///< [tokens, top_k], fp32 or fp64
   std::vector<std::int32_t> chosen;      ///< [tokens, top_k], of the most preferred first; -1: none
   std::vector<std::int64_t> per_expert;  ///< how many of these each expert has
 };
 
-/// What auxiliary losses that are linear in Σ_t P(t, i), and the z-loss, multiply these sums with. P: the
+/// The factors that auxiliary losses linear in Σ_t P(t, i), and the z-loss, give these sums. P: the
 /// softmax, or sigmoids over their sum.
 struct RouterLossFactors {
   std::vector<double> balance;  ///< [experts], of Σ_t P(t, i); empty: none

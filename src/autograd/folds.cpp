@@ -1,12 +1,11 @@
-#include "autograd/folds.h"
+#include "autograd/ops.h"
 
-#include "autograd/arrays.h"
 #include "autograd/gradients.h"
 
 namespace sherd::autograd {
 namespace {
 
-using tensor::Axis;
+using tensor::AxisExtents;
 
 DType compute_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
@@ -23,7 +22,7 @@ Shape folded(const Shape& shape, int axis, bool keep) {
 }
 
 /// dy, times a factor, at every element of the axis that was folded.
-Tensor spread(Tape& tape, const Tensor& dy, const Axis& axis, double factor, const Shape& shape,
+Tensor spread(Tape& tape, const Tensor& dy, const AxisExtents& axis, double factor, const Shape& shape,
               DType dtype) {
   Tensor small = dy;
   if (factor != 1) {
@@ -40,7 +39,7 @@ Tensor spread(Tape& tape, const Tensor& dy, const Axis& axis, double factor, con
   return out.reshape(shape);
 }
 
-Var scaled_sum(const Var& x, const Axis& axis, double factor, const Shape& shape, DType dtype) {
+Var scaled_sum(const Var& x, const AxisExtents& axis, double factor, const Shape& shape, DType dtype) {
   Tape& tape = x.tape();
   Tensor out = tape.empty(shape, dtype);
   tape.kernels().sum_axis(x.value(), axis, factor, out, false);
@@ -90,13 +89,13 @@ Var sum(const Var& x, int axis, bool keep) {
 }
 
 Var mean(const Var& x, int axis, bool keep) {
-  const Axis along = tensor::axis_of("mean", x.shape(), axis);
+  const AxisExtents along = tensor::axis_of("mean", x.shape(), axis);
   return scaled_sum(x, along, share(x.shape(), along.extent), folded(x.shape(), axis, keep), x.dtype());
 }
 
 Var max(const Var& x, int axis, bool keep) {
   Tape& tape = x.tape();
-  const Axis along = tensor::axis_of("max", x.shape(), axis);
+  const AxisExtents along = tensor::axis_of("max", x.shape(), axis);
   require(along.extent > 0, "max: there are no elements along axis ", axis, " of ", x.shape().str());
   Tensor out = tape.empty(folded(x.shape(), axis, keep), x.dtype());
   tape.kernels().max_axis(x.value(), along, out);

@@ -37,10 +37,11 @@ void write_folded_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
 namespace {
 
 /// Gradients by source, into where they are summed or each by itself.
-class BySource {
+class SourceWriter {
  public:
   using Write = std::function<void(const SourceRows&, const Tensor&, bool, std::optional<DType>)>;
-  BySource(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, bool folds, const Write& write)
+  SourceWriter(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, bool folds,
+               const Write& write)
       : tape_(tape), ref_(ref), shape_(shape), dtype_(dtype), folds_(folds), write_(write) {}
 
   void run(std::span<const std::int64_t> sources) {
@@ -102,7 +103,7 @@ void write_by_source(
     const std::function<void(const SourceRows&, const Tensor&, bool, std::optional<DType>)>& write) {
   if (!ref) return;
   if (ref->parameter && ref->parameter->grad_sources > 1)
-    return BySource(tape, ref, shape, dtype, folds, write).run(sources);
+    return SourceWriter(tape, ref, shape, dtype, folds, write).run(sources);
   const SourceRows all{0, std::accumulate(sources.begin(), sources.end(), std::int64_t{0})};
   if (folds)
     write_folded_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add, std::optional<DType> fold) {
@@ -116,14 +117,14 @@ namespace {
 
 /// The axes, each a run of neighbours, over which an array of shape `from` is summed to become one of `to`;
 /// from the outermost on, each as it lies when those before have gone.
-std::vector<tensor::Axis> summed_axes(const Shape& from, const Shape& to) {
+std::vector<tensor::AxisExtents> summed_axes(const Shape& from, const Shape& to) {
   std::vector<std::int64_t> dims(from.dims().begin(), from.dims().end());
   const int missing = from.rank() - to.rank();
   const auto repeats = [&](int k) { return from[k] != 1 && (k < missing || to[k - missing] == 1); };
   const auto product = [&](int begin, int end) {
     return std::accumulate(dims.begin() + begin, dims.begin() + end, std::int64_t{1}, std::multiplies<>());
   };
-  std::vector<tensor::Axis> out;
+  std::vector<tensor::AxisExtents> out;
   for (int k = 0; k < from.rank(); ++k) {
     if (!repeats(k)) continue;
     int end = k + 1;
@@ -139,7 +140,7 @@ std::vector<tensor::Axis> summed_axes(const Shape& from, const Shape& to) {
 
 void broadcast_gradient(Tape& tape, const GradRef& ref, const Shape& shape, Tensor dy) {
   if (!ref) return;
-  const std::vector<tensor::Axis> axes = summed_axes(dy.shape(), shape);
+  const std::vector<tensor::AxisExtents> axes = summed_axes(dy.shape(), shape);
   if (axes.empty()) return tape.accumulate(ref, dy.shape() == shape ? std::move(dy) : dy.reshape(shape));
   const DType dtype = dy.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i + 1 < axes.size(); ++i) {

@@ -2,7 +2,7 @@
 
 #include "autograd/tape.h"
 
-// What the gradients of operations share, in this room and in sharding/parallel.
+// Shared by the gradients of operations, in this room and in sharding/parallel.
 namespace sherd::autograd {
 
 /// Tape::write_grad for kernels. They write gradients in the dtype of their inputs, `dtype`, or in fp32 for

@@ -1,7 +1,7 @@
 #include <array>
 
 #include "autograd/gradients.h"
-#include "autograd/norm.h"
+#include "autograd/ops.h"
 
 namespace sherd::autograd {
 namespace {
@@ -15,9 +15,9 @@ struct HeadColumns {
   std::int64_t width() const { return count * dim; }
 };
 
-enum Kind : std::uint8_t { queries, keys, values };
+enum HeadKind : std::uint8_t { queries, keys, values };
 
-HeadColumns columns_of(const tensor::Attention& geometry, std::int64_t width, Kind kind) {
+HeadColumns columns_of(const tensor::Attention& geometry, std::int64_t width, HeadKind kind) {
   const std::int64_t dim = geometry.head_dim(width), each = geometry.heads / geometry.kv_heads;
   const std::int64_t first = kind == queries ? 0 : each + (kind == values ? 1 : 0);
   return {geometry.kv_heads, (each + 2) * dim, first * dim, kind == queries ? each : 1, dim};
@@ -51,7 +51,7 @@ Normed run(Tape& tape, const Tensor& qkv, const std::array<Tensor, 2>& gains,
            const tensor::Attention& geometry, double eps) {
   Normed result{tape.empty(qkv.shape(), qkv.dtype()), {}};
   const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  for (const Kind kind : {queries, keys}) {
+  for (const HeadKind kind : {queries, keys}) {
     const HeadColumns at = columns_of(geometry, qkv.shape().back(), kind);
     const Tensor heads = take_heads(tape, at, qkv);
     result.rstd[kind] = tape.empty({heads.shape().rows()}, compute);
@@ -74,7 +74,7 @@ struct Backward {
   void operator()(Tape& tape, const Tensor& dy) const {
     const Tensor input = qkv.get(tape);
     Tensor grad = tape.empty(input.shape(), input.dtype());
-    for (const Kind kind : {queries, keys}) {
+    for (const HeadKind kind : {queries, keys}) {
       const HeadColumns at = columns_of(geometry, input.shape().back(), kind);
       const Tensor x = take_heads(tape, at, input), dheads = take_heads(tape, at, dy);
       const Tensor dx = tape.empty(x.shape(), x.dtype()), gain = gains[kind].get(tape);

@@ -29,8 +29,8 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
   next_ = 0;
 }
 
-const KeyCache::Layer& KeyCache::next_layer(tensor::Device& device, const Tensor& qkv,
-                                            const tensor::Attention& geometry) {
+const KeyCache::LayerStore& KeyCache::next_layer(tensor::Device& device, const Tensor& qkv,
+                                                 const tensor::Attention& geometry) {
   if (next_ == layers_.size()) {
     const std::int64_t rows = geometry.window > 0 ? std::min(geometry.window, positions_) : positions_;
     const Shape shape{texts_, geometry.kv_heads, rows, geometry.head_dim(qkv.shape()[2])};
@@ -41,7 +41,7 @@ const KeyCache::Layer& KeyCache::next_layer(tensor::Device& device, const Tensor
 
 std::size_t KeyCache::bytes() const {
   std::size_t sum = 0;
-  for (const Layer& layer : layers_) sum += layer.keys.bytes() + layer.values.bytes();
+  for (const LayerStore& layer : layers_) sum += layer.keys.bytes() + layer.values.bytes();
   return sum;
 }
 
@@ -52,7 +52,7 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
   const Shape& shape = qkv.shape();
   require(shape[0] == std::ssize(rows_) && shape[1] == width_, "attention got rows ", shape.str(),
           " in a pass of ", rows_.size(), " sequences of ", width_, " rows that a key cache was told of");
-  const Layer& layer = next_layer(tape.device(), qkv, geometry);
+  const LayerStore& layer = next_layer(tape.device(), qkv, geometry);
   Tensor out = tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype());
   const tensor::KeyStore store{layer.keys, layer.values, places_};
   if (!fresh_) {

@@ -46,13 +46,13 @@ class KeyCache {
   Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry);
 
  private:
-  struct Layer {
+  struct LayerStore {
     Tensor keys, values;
   };
-  const Layer& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry);
+  const LayerStore& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry);
 
   std::int64_t texts_, positions_;
-  std::vector<Layer> layers_;
+  std::vector<LayerStore> layers_;
   std::vector<Rows> rows_;
   std::int64_t width_ = 0;
   bool fresh_ = false;  ///< no sequence of the pass has keys yet

@@ -1,4 +1,4 @@
-#include "autograd/linear.h"
+#include "autograd/ops.h"
 
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
@@ -16,7 +16,7 @@ void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dty
   });
 }
 
-/// What a linear layer's backward reads. Only what some wanted gradient needs is kept.
+/// The values that a linear layer's backward reads. Only what some wanted gradient needs is kept.
 struct LinearBackward {
   Saved x, w;
   Tensor pre;  // the sum before the activation

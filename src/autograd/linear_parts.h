@@ -2,7 +2,7 @@
 
 #include "autograd/tape.h"
 
-// What linear layers are made of: for autograd::linear(), and for layers that exchange tensors between these
+// The parts of linear layers: for autograd::linear(), and for layers that exchange tensors between these
 // parts (sharding/parallel/linear.h).
 namespace sherd::autograd {
 

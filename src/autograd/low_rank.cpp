@@ -1,9 +1,7 @@
-#include "autograd/low_rank.h"
+#include "autograd/ops.h"
 
-#include "autograd/elementwise.h"
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
-#include "autograd/linear.h"
 #include "autograd/linear_parts.h"
 
 namespace sherd::autograd {

@@ -1,4 +1,4 @@
-#include "autograd/norm.h"
+#include "autograd/ops.h"
 
 #include "autograd/gradients.h"
 

@@ -72,7 +72,7 @@ struct Parameter {
   tensor::Tensor grad;
   bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
   GradientSum grad_sum;
-  /// Of how many sources the pass's gradients are summed apart, each rounded alone (linear_by_source()): the
+  /// The number of sources whose gradients the pass sums apart, each rounded alone (linear_by_source()): the
   /// first one's goes to `grad`, the others' to `source_grads`, unless all go to `grad_sum` one by one.
   int grad_sources = 1;
   std::vector<tensor::Tensor> source_grads;

@@ -4,7 +4,6 @@
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
 #include "autograd/linear_parts.h"
-#include "device/meta.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
@@ -17,7 +16,7 @@ Tensor in_type(Tape& tape, const Tensor& x, DType dtype) {
   return out;
 }
 
-/// What the processor knows of a choice. A dry run's tokens take all experts in turn.
+/// A choice as the processor knows it. A dry run's tokens take all experts in turn.
 std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, std::int64_t experts) {
   std::vector<std::int32_t> out(static_cast<std::size_t>(chosen.numel()));
   if (device.kind() == device::Kind::meta) {

@@ -232,19 +232,18 @@ Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
   return there;
 }
 
-/// What brings an input of checkpoint() back.
-std::function<Tensor(Tape&)> Tape::keep(const Var& input) {
-  if (checkpoint_keeper)
-    return [restore = checkpoint_keeper->keep(input.value())](Tape&) { return restore(); };
-  if (checkpoints_in_host)
+/// What brings an input of recompute_later() back.
+std::function<Tensor(Tape&)> Tape::save_input(const Var& input) {
+  if (saved_inputs) return [restore = saved_inputs->save(input.value())](Tape&) { return restore(); };
+  if (saved_inputs_in_host)
     return [there = moved(input.value(), device::Tier::host)](Tape& tape) {
       return tape.moved(there, device::Tier::device);
     };
-  return [kept = Saved(input)](Tape& tape) { return kept.get(tape); };
+  return [saved = Saved(input)](Tape& tape) { return saved.get(tape); };
 }
 
-Var Tape::checkpoint(const std::vector<Var>& inputs,
-                     const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
+Var Tape::recompute_later(const std::vector<Var>& inputs,
+                          const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   if (!recording_) return body(*this, inputs);
   Var ran;
   {
@@ -252,21 +251,21 @@ Var Tape::checkpoint(const std::vector<Var>& inputs,
     ran = body(*this, inputs);
   }
   if (!ran.requires_grad()) return ran;
-  std::vector<std::function<Tensor(Tape&)>> kept;
+  std::vector<std::function<Tensor(Tape&)>> saved;
   std::vector<GradRef> refs;
   for (const Var& input : inputs) {
     require_gradient_arrives(input);
-    kept.push_back(keep(input));
+    saved.push_back(save_input(input));
     refs.push_back(input.grad_ref());
   }
   Var out = variable(ran.value());
   out.state_->pass = pass_;
   nodes_.push_back({out.grad_ref(),
-                    [kept = std::move(kept), refs = std::move(refs), body](Tape& tape, Tensor dy) {
+                    [saved = std::move(saved), refs = std::move(refs), body](Tape& tape, Tensor dy) {
                       const std::size_t mark = tape.nodes_.size();
                       std::vector<Var> again;
-                      for (std::size_t i = 0; i < kept.size(); ++i)
-                        again.push_back(tape.leaf(kept[i](tape), refs[i]));
+                      for (std::size_t i = 0; i < saved.size(); ++i)
+                        again.push_back(tape.leaf(saved[i](tape), refs[i]));
                       {
                         Var output = body(tape, again);
                         tape.accumulate(output.grad_ref(), std::move(dy));
@@ -348,7 +347,7 @@ void Tape::clear() {
   ++pass_;
 }
 
-/// Notes whose backward runs; within checkpoint()'s run those of its body.
+/// Notes whose backward runs; within recompute_later()'s run those of its body.
 class Tape::Running {
  public:
   Running(const Node*& running, const Node& node)

@@ -1,5 +1,17 @@
 #pragma once
 
+// This room has the tape and the operations on it, each with its gradient beside it.
+//
+// To change, look at:
+// - add an operation: docs/recipes.md, "An operation, a layer"; elementwise.cpp is the shortest
+// - recompute, and what backward keeps: Saved, tape.cpp
+// - gradients of what repeats: broadcast_gradient(), gradients.cpp; gradients by source rank (experts):
+//   write_by_source() beside it
+// - what generation keeps of texts, positions of texts that go on: key_cache.h, asked by attention(),
+//   rotary() and add_positions()
+// - rows of experts: expert_rows.cpp; adapters of products: low_rank.cpp; norms of heads: head_norm.cpp
+// - parameters that are stored together and published apart: Packing, parameter.h
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -25,8 +37,8 @@ class KeyCache;
 class Tape;
 class Var;
 
-/// What is kept between forward and backward: everything; all but what cheap operations and the attention
-/// core can make again (norms, activations, attention output); or only the inputs of blocks.
+/// The values that are kept between forward and backward: everything; all but what cheap operations and the
+/// attention core can make again (norms, activations, attention output); or only the inputs of blocks.
 enum class Recompute : std::uint8_t { none, selective, full };
 
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that
@@ -134,14 +146,14 @@ struct OutputGradient {
 /// gradients in the other order then, which in 16 bits may round elsewhere.
 enum class WeightGradients : std::uint8_t { now, later };
 
-/// Where checkpoint() keeps its inputs, if neither on the device nor in the host tier.
-class CheckpointKeeper {
+/// Where recompute_later() saves its inputs, if neither on the device nor in the host tier.
+class SavedInputs {
  public:
   /// Brings a value back into the device's memory; called once at most. Lets go of it with its last copy.
   using Restore = std::function<Tensor()>;
-  virtual ~CheckpointKeeper() = default;
-  /// A copy of `value` is kept; its own memory is free on return.
-  virtual Restore keep(const Tensor& value) = 0;
+  virtual ~SavedInputs() = default;
+  /// Saves a copy of `value`, whose own memory is free on return.
+  virtual Restore save(const Tensor& value) = 0;
 };
 
 /// Gradient of one recorded operation: receives the gradient of its output and passes gradients on to its
@@ -164,10 +176,10 @@ class Tape {
   // ---- settings for the coming micro-batch ----
   bool training = true;  ///< dropout is active
   Recompute recompute = Recompute::none;
-  bool checkpoints_in_host = false;  ///< checkpoint() keeps its inputs in the host tier (cpu_checkpointing)
-  CheckpointKeeper* checkpoint_keeper = nullptr;  ///< where it keeps them instead; outlives what is recorded
-  RandomKey random;                               ///< stream keyed by seed, step, micro-batch and rank role
-  double loss_seed = 1;  ///< d loss of the backward to come, for losses that operations add
+  bool saved_inputs_in_host = false;    ///< recompute_later() saves them in the host tier (cpu_checkpointing)
+  SavedInputs* saved_inputs = nullptr;  ///< where it saves them instead; outlives what is recorded
+  RandomKey random;                     ///< stream keyed by seed, step, micro-batch and rank role
+  double loss_seed = 1;                 ///< d loss of the backward to come, for losses that operations add
   /// Documents of the micro-batch that do not see each other; null: each of its rows is one text.
   std::shared_ptr<const Documents> documents;
   /// Which rows of the micro-batch's sequences, which lie behind each other, hold no token but fill their
@@ -224,11 +236,11 @@ class Tape {
   // ---- blocks ----
   void enter(const std::shared_ptr<Scope>& scope);
   void leave(const std::shared_ptr<Scope>& scope);
-  /// Runs `body` keeping only its inputs; backward runs it again (Chen et al. 2016, "Training deep nets with
-  /// sublinear memory cost"). Parameters used inside are read under whatever lease holds then. Without
+  /// Runs `body` and saves its inputs alone; backward runs it again (Chen et al. 2016, "Training deep nets
+  /// with sublinear memory cost"). Parameters used inside are read under whatever lease holds then. Without
   /// recording, just runs it.
-  Var checkpoint(const std::vector<Var>& inputs,
-                 const std::function<Var(Tape&, const std::vector<Var>&)>& body);
+  Var recompute_later(const std::vector<Var>& inputs,
+                      const std::function<Var(Tape&, const std::vector<Var>&)>& body);
 
   // ---- backward ----
   /// Runs the tape backwards from the scalar `loss`, with d loss = `seed`, and leaves it empty. Throws
@@ -286,7 +298,7 @@ class Tape {
   Var leaf(Tensor value, GradRef slot);
   void require_gradient_arrives(const Var& input) const;
   Tensor moved(const Tensor& value, device::Tier tier) const;
-  std::function<Tensor(Tape&)> keep(const Var& input);
+  std::function<Tensor(Tape&)> save_input(const Var& input);
   void start(const std::vector<OutputGradient>& outputs, WeightGradients when);
   void require_output(const Var& output, const char* what) const;
   void run_back_to(std::size_t mark);

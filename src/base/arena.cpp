@@ -12,7 +12,7 @@
 #endif
 
 #include "base/error.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 #if !defined(SHERD_STD_THREAD_ARENA)
 #include <tbb/global_control.h>

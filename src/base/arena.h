@@ -10,7 +10,7 @@ namespace sherd {
 /// A fixed set of compute threads that one rank owns. Work is cut into chunks of `grain` items whatever the
 /// number of threads, so that a kernel's result does not depend on how many there are. Every thread runs with
 /// flush-to-zero and denormals-are-zero, with one OpenMP thread, and with an alternate stack for signals
-/// (base/thread_signals.h).
+/// (base/threads.h).
 ///
 /// On oneTBB (a task_arena), or on std::thread where built with SHERD_STD_THREAD_ARENA.
 class Arena {

@@ -78,7 +78,7 @@ std::uint32_t product(std::uint32_t a, std::uint32_t b) {
 }  // namespace
 
 std::uint32_t crc32c_joined(std::uint32_t first, std::uint32_t second, std::uint64_t second_bytes) {
-  // What follows shifts the first remainder by x^8 for each byte; by squaring.
+  // The rest shifts the first remainder by x^8 for each byte; by squaring.
   std::uint32_t power = 0x00800000u;
   for (; second_bytes != 0; second_bytes >>= 1, power = product(power, power))
     if (second_bytes & 1) first = product(power, first);

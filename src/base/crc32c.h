@@ -15,7 +15,7 @@ std::uint32_t crc32c_joined(std::uint32_t first, std::uint32_t second, std::uint
 /// The same by table, for processors without the instruction.
 std::uint32_t crc32c_portable(const void* data, std::size_t bytes, std::uint32_t crc = 0);
 
-/// What is remembered of a file; the checksum is crc32c() of its bytes.
+/// The size and checksum of a file; the checksum is crc32c() of its bytes.
 struct FileChecksum {
   std::uint64_t bytes = 0;
   std::uint32_t crc32c = 0;

@@ -1,10 +1,23 @@
 #pragma once
 
+// This room is below all others: errors, the log, dtypes, random streams, threads, deadlines and files.
+//
+// To change, look at:
+// - error kinds and texts: fail(), require(), error.h, called where it goes wrong; exit codes:
+//   cli/program.cpp
+// - how fp32 masters round to bf16: round_master_to_bf16(), dtype.h
+// - random streams, which are counters: random.h
+// - signals, Sherd's own threads and alternate stacks: threads.h; every std::thread gets an own_thread(), and
+//   arenas' workers begin likewise
+// - files that appear whole or not at all: files.h; one run at a time: run_lock.h
+
+#include <functional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace sherd {
 
@@ -16,7 +29,7 @@ std::string cat(const Args&... args) {
   return std::move(out).str();
 }
 
-/// What went wrong, coarse enough to act on.
+/// The kinds of errors, coarse enough to act on.
 enum class ErrorKind {
   usage,       ///< a caller broke an interface's contract
   config,      ///< a configuration value is wrong or does not fit
@@ -68,5 +81,22 @@ std::string nearest(std::string_view word, const Range& candidates) {
   }
   return best;
 }
+
+/// The mistakes of a configuration, gathered so that a person hears of all of it at once.
+class Problems {
+ public:
+  /// Calls `check`; an Error{config} of it becomes a problem, and what comes next is checked too.
+  void attempt(const std::function<void()>& check);
+  void add(std::string message) { messages_.push_back(std::move(message)); }
+  /// Calls `change(message)` for each of them.
+  void for_each(const std::function<void(std::string&)>& change);
+  std::size_t size() const { return messages_.size(); }
+  /// Throws Error{config} with all problems, if there are any; of more than `most`, how many there are.
+  void raise() const;
+  static constexpr std::size_t most = 30;
+
+ private:
+  std::vector<std::string> messages_;
+};
 
 }  // namespace sherd

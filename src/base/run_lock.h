@@ -5,7 +5,7 @@
 
 namespace sherd {
 
-/// What a RunLock is for, in the words of its errors.
+/// The purpose of a RunLock, in the words of its errors.
 struct LockUse {
   std::filesystem::path guarded;  ///< the file or folder that one run at a time may use
   std::string user;               ///< what uses it, "store" say

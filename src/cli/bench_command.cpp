@@ -12,13 +12,13 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "cli/bench/adam_bench.h"
-#include "cli/bench/comm_bench.h"
-#include "cli/bench/gemm_bench.h"
-#include "cli/bench/nvme_bench.h"
+#include "bench/suite/adam_bench.h"
+#include "bench/suite/comm_bench.h"
+#include "bench/suite/gemm_bench.h"
+#include "bench/suite/nvme_bench.h"
 #include "cli/command_line.h"
-#include "cli/machine.h"
 #include "cli/program.h"
+#include "engine/report/machine.h"
 #include "engine/report/status_line.h"
 #include "engine/stop_signals.h"
 
@@ -44,16 +44,16 @@ int rounds_of(const CommandLine& line) {
   return small(line.integer("rounds", 1));
 }
 
-void print(const BenchReport& report, const CommandLine& line) {
-  std::fputs((line.has("json") ? as_json(report) : as_table(report)).c_str(), stdout);
+void print(const bench::BenchReport& report, const CommandLine& line) {
+  std::fputs((line.has("json") ? bench::as_json(report) : bench::as_table(report)).c_str(), stdout);
 }
 
 /// Runs measure() and adds to its report how much others disturbed it.
 template <class Measure>
-BenchReport watched(Measure&& measure) {
-  const ProcessorTimes before = processor_times();
-  BenchReport report = measure();
-  const double others = share_of_others(before, processor_times());
+bench::BenchReport watched(Measure&& measure) {
+  const engine::ProcessorTimes before = engine::processor_times();
+  bench::BenchReport report = measure();
+  const double others = engine::share_of_others(before, engine::processor_times());
   report.facts.push_back({"cpu_share_of_others", "", others});
   if (others > 0.05)
     report.notes.push_back(cat("other programs took ", static_cast<int>(std::lround(others * 100)),
@@ -61,11 +61,11 @@ BenchReport watched(Measure&& measure) {
   return report;
 }
 
-/// What is measured now, on a terminal.
+/// Shows on a terminal what is measured now.
 class Status {
  public:
   explicit Status(std::string bench) : bench_(std::move(bench)) {}
-  Tell tell() {
+  bench::Tell tell() {
     return [this](const std::string& what) { line_.show(cat("bench ", bench_, ": ", what)); };
   }
 
@@ -84,11 +84,11 @@ void bench_adam(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   const std::int64_t asked = line.amount("parameters", 64, thousand), parameters = asked / 64 * 64;
   const int threads = small(line.integer("threads", 1)), rounds = rounds_of(line);
-  require_memory(static_cast<double>(parameters) * AdamBench::memory_per_parameter,
-                 "Choose fewer --parameters");
-  const BenchReport report = watched([&] {
+  bench::require_memory(static_cast<double>(parameters) * bench::AdamBench::memory_per_parameter,
+                        "Choose fewer --parameters");
+  const bench::BenchReport report = watched([&] {
     Status status("adam");
-    return measure_adam(parameters, threads, rounds, status.tell());
+    return bench::measure_adam(parameters, threads, rounds, status.tell());
   });
   print(report, line);
 }
@@ -122,7 +122,7 @@ void bench_nvme(const Arguments& arguments) {
       .value("backend", "X,...", "auto, io_uring or threads (aio.backend); several are compared", "auto")
       .value("threads", "T,...", "of the backend threads (aio.thread_count); several are compared", "1");
   if (!line.parse(arguments)) return;
-  NvmeBenchOptions options;
+  bench::NvmeBenchOptions options;
   options.folder = line.required("path");
   options.bytes = static_cast<std::uint64_t>(line.amount("bytes", 8192, kibi));
   options.rounds = rounds_of(line);
@@ -135,23 +135,25 @@ void bench_nvme(const Arguments& arguments) {
       throw UsageError(
           cat("--bytes must be at least twice the --block-size ", block, ". See 'sherd bench nvme --help'"));
   const engine::StopSignals stop_signals;  // so that its file goes before the program ends
-  const BenchReport report = watched([&] {
+  const bench::BenchReport report = watched([&] {
     Status status("nvme");
-    return measure_nvme(
+    return bench::measure_nvme(
         options, [] { return engine::StopSignals::received() != 0; }, status.tell());
   });
   print(report, line);
 }
 
 /// One rank's part. The report, on rank 0 only.
-std::optional<BenchReport> measure_rank(comm::Communicator& comm, const CommBenchOptions& options,
-                                        const std::string& backend) {
+std::optional<bench::BenchReport> measure_rank(comm::Communicator& comm,
+                                               const bench::CommBenchOptions& options,
+                                               const std::string& backend) {
   std::optional<Status> status;
   if (comm.rank() == 0) status.emplace("comm");
-  const Rounds times = measure_collectives(comm, options, status ? status->tell() : Tell());
-  const double barrier = measure_barrier(comm);
+  const bench::Rounds times =
+      bench::measure_collectives(comm, options, status ? status->tell() : bench::Tell());
+  const double barrier = bench::measure_barrier(comm);
   if (comm.rank() != 0) return std::nullopt;
-  return comm_report(times, options, backend, comm.size(), barrier);
+  return bench::comm_report(times, options, backend, comm.size(), barrier);
 }
 
 void bench_comm(const Arguments& arguments) {
@@ -168,20 +170,20 @@ void bench_comm(const Arguments& arguments) {
   const int ranks = small(line.integer("ranks", 2));
   const std::int64_t mib = line.integer("mib", 1);
   if (mib > (std::int64_t{1} << 30)) throw UsageError(cat("--mib ", mib, " is more than any memory"));
-  CommBenchOptions options;
+  bench::CommBenchOptions options;
   options.bytes = static_cast<std::size_t>(mib) << 20, options.rounds = rounds_of(line);
-  std::optional<BenchReport> report;
+  std::optional<bench::BenchReport> report;
   const char* advice = "Choose less with --mib, or fewer --ranks";
   if (const comm::Launcher by = comm::launcher(); by != comm::Launcher::none) {
     options.staged = true;
     const auto world = comm::join_launched_world(comm_options).world;
     require(world->size() > 1, "one rank has nobody to exchange with: let the launcher start more");
-    require_memory(comm_bench_memory(options, world->size()), advice);
+    bench::require_memory(bench::comm_bench_memory(options, world->size()), advice);
     report = measure_rank(*world, options, by == comm::Launcher::mpi ? "mpi" : "tcp");
   } else {
-    require_memory(comm_bench_memory(options, ranks) * ranks, advice);
+    bench::require_memory(bench::comm_bench_memory(options, ranks) * ranks, advice);
     report = watched([&] {
-      std::optional<BenchReport> mine;
+      std::optional<bench::BenchReport> mine;
       comm::run_local(ranks, comm_options, [&](comm::Communicator& comm) {
         if (auto part = measure_rank(comm, options, "local")) mine = std::move(part);  // rank 0's
       });
@@ -201,14 +203,15 @@ void bench_gemm(const Arguments& arguments) {
       .value("vocab", "V", "size of the vocabulary", "50257")
       .value("only", "TEXT", "cases whose name holds this, as 'bf16 qkv', 'head' or 'attention'");
   if (!line.parse(arguments)) return;
-  GemmBenchOptions options;
+  bench::GemmBenchOptions options;
   options.threads = small(line.integer("threads", 1)), options.rounds = rounds_of(line);
   options.tokens = line.amount("tokens", 1, thousand), options.hidden = line.amount("hidden", 1, thousand);
   options.vocabulary = line.amount("vocab", 1, thousand), options.only = line.text("only");
-  require_memory(gemm_bench_memory(options), "Choose fewer --tokens, or a smaller --hidden or --vocab");
-  const BenchReport report = watched([&] {
+  bench::require_memory(bench::gemm_bench_memory(options),
+                        "Choose fewer --tokens, or a smaller --hidden or --vocab");
+  const bench::BenchReport report = watched([&] {
     Status status("gemm");
-    return measure_gemm(options, status.tell());
+    return bench::measure_gemm(options, status.tell());
   });
   print(report, line);
 }

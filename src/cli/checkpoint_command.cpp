@@ -10,6 +10,7 @@
 #include "cli/program.h"
 #include "device/device.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/format.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/report/report.h"
 
@@ -66,7 +67,7 @@ void inspect(const fs::path& given, const std::string& tag) {
   put("step", cat(manifest.global_steps, ", ", manifest.global_samples, " samples, ", manifest.skipped_steps,
                   " skipped"));
   put("saved by", layout_of(manifest));
-  put("format", cat("sherd-checkpoint-", manifest.format, ", act of saving ", manifest.save_id));
+  put("format", cat(engine::checkpoint_format, ", act of saving ", manifest.save_id));
   std::int64_t parameters = 0;
   for (const auto& [name, shape] : manifest.shapes) {
     std::int64_t numel = 1;

@@ -15,7 +15,7 @@ class UsageError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What to say of a word that is none of `known`: "did you mean 'X'?" where one is like it, else "known are
+/// Advice for a word that is none of `known`: "did you mean 'X'?" where one is like it, else "known are
 /// X, Y, Z.". `prefix` goes before each.
 std::string suggest(const std::string& word, const std::vector<std::string>& known,
                     const std::string& prefix = "");

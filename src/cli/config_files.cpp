@@ -9,7 +9,7 @@ namespace sherd::cli {
 config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
   std::vector<std::string> all = overrides;
   all.insert(all.end(), more.begin(), more.end());
-  // What is resumed needs the folders no more from which it began.
+  // A run that is resumed needs the folders no more from which it began.
   const auto of = [&](std::string (*section)(const std::string&)) {
     return [this, section](const std::string& init_from, const std::string& save_dir) {
       return section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);

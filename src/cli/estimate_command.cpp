@@ -37,7 +37,7 @@ void look_at(EstimateReport& report, std::optional<int> chosen) {
   report.rank = report.stages[static_cast<std::size_t>(report.stage)].rank;
 }
 
-/// What is asked for: everything but the world, which `report` has.
+/// Fills in all that is asked for but the world, which `report` has.
 void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen) {
   const auto reparse = [&](const std::vector<std::string>& more) { return files.parse(more); };
   report.config = files.parse();

@@ -14,8 +14,8 @@ struct EstimateReport {
   World world;
   Machine machine;
   int rank = 0;           ///< the one that is looked at
-  int stage = 0;          ///< of a pipeline, in which that rank is
-  StageEstimates stages;  ///< of ranks with its place in each stage
+  int stage = 0;          ///< the pipeline stage of that rank
+  StageEstimates stages;  ///< for the ranks with its place in each stage
   const engine::Estimate& estimate() const { return stages[static_cast<std::size_t>(stage)]; }
   std::vector<Shortfall> missing;  ///< empty: it fits
   Remedy remedy;                   ///< where it does not fit; without keys when none helps

@@ -185,8 +185,8 @@ class Evaluation {
   const Questions& questions_;
   std::int64_t most_rows_;
   std::ostream* details_;                     ///< null: not asked for
-  std::vector<models::Score> windows_;        ///< of a round; each rank's own between the barriers
-  std::vector<models::Score> found_;          ///< of the round's continuations; rank 0's
+  std::vector<models::Score> windows_;        ///< a round's windows; each rank's own between the barriers
+  std::vector<models::Score> found_;          ///< scores of the round's continuations; rank 0's
   std::map<std::string, TaskMetrics> tasks_;  ///< rank 0's
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };

@@ -1,10 +1,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/atomic_file.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
 #include "base/run_lock.h"
 #include "cli/command_line.h"
 #include "cli/inference/exported_tokenizer.h"
@@ -128,7 +127,7 @@ const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
 
-/// What is exported, and how.
+/// The model that is exported, and how.
 struct Exported {
   const engine::CheckpointReader& reader;
   const config::Config& config;

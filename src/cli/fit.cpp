@@ -11,11 +11,10 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/problems.h"
-#include "cli/machine.h"
-#include "comm/gpu_memory.h"
+#include "comm/memory.h"
 #include "device/cuda.h"
 #include "engine/pipeline/stage_layout.h"
+#include "engine/report/machine.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
 #include "models/gpt.h"
@@ -43,10 +42,10 @@ std::uint64_t reclaimable(const char* file, std::initializer_list<std::string_vi
   return sum;
 }
 
-/// What the machine, and the control group's limit where there is one, have left. At least 1: 0 means
+/// Bytes that the machine, and the control group's limit where there is one, have left. At least 1: 0 means
 /// unknown.
 std::uint64_t memory_now() {
-  const MemorySizes sizes = memory_sizes();
+  const engine::MemorySizes sizes = engine::memory_sizes();
   if (sizes.limit == 0) return sizes.available + sizes.swap;
   std::uint64_t used = first_number("/sys/fs/cgroup/memory.current");
   std::uint64_t cached = reclaimable("/sys/fs/cgroup/memory.stat", {"active_file", "inactive_file"});
@@ -151,8 +150,8 @@ std::uint64_t Machine::sharing(const World& world) const {
 
 namespace {
 
-/// Of a stage between two others, which training sends to and receives from on a communicator for each way,
-/// and evaluation on a third. With two stages, one neighbour; the last one receives more.
+/// NCCL's memory on a stage between two others, which training sends to and receives from on a communicator
+/// for each way, and evaluation on a third. With two stages, one neighbour; the last one receives more.
 std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& world, int channels) {
   if (parallel.pipeline == 1) return 0;
   const bool one_neighbour = parallel.pipeline == 2 && parallel.virtual_stages == 1;
@@ -164,8 +163,8 @@ std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& worl
 
 }  // namespace
 
-std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
-                                        const Machine& machine) {
+std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
+                                 const Machine& machine) {
   if (!machine.on_gpus || machine.sharing(world) > 1) return 0;
   const int channels = comm::nccl_channels();
   return comm::nccl_memory(world.ranks, world.local_ranks, channels) +
@@ -229,8 +228,8 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
   const std::uint64_t sharing = machine.sharing(world);
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU",
         "there is",
-        sharing * (of_rank(Tier::device) + beside_the_books +
-                   beside_the_books_for_nccl(config.parallel, world, machine)),
+        sharing *
+            (of_rank(Tier::device) + untracked_of_cuda + untracked_for_nccl(config.parallel, world, machine)),
         machine.gpu_memory);
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",
@@ -324,7 +323,7 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
   const auto of_host = [](const Shortfall& shortfall) {
     return shortfall.what.starts_with("the memory of this machine");
   };
-  if (std::any_of(missing.begin(), missing.end(), of_host) && memory_may_grow())
+  if (std::any_of(missing.begin(), missing.end(), of_host) && engine::memory_may_grow())
     text += "; where this machine's memory grows as it is used, SHERD_MACHINE_MEMORY=128GB tells its size";
   const Remedy remedy = cheapest_remedy(reparse, vocabulary, world, machine);
   const bool uses_nvme = config.zero.offload_optimizer.device == config::OffloadDevice::nvme ||

@@ -20,7 +20,7 @@ struct World {
   int machines() const { return (ranks + local_ranks - 1) / local_ranks; }
 };
 
-/// What a machine of the run has; bytes.
+/// A machine of the run, in bytes.
 struct Machine {
   std::uint64_t memory = 0;  ///< that could be taken now; 0: unknown
   /// That files in a folder could take; 0: unknown.
@@ -47,24 +47,24 @@ Machine this_machine(const config::Config& config, const engine::GpuSharing& sha
 
 /// Something that has less than a run needs.
 struct Shortfall {
-  std::string
-      what;  ///< "the device tier of each rank", "the memory of this machine", "the file system of /scratch"
-  std::string source;  ///< what says how much there is: "device.device_memory_limit"
+  /// "the device tier of each rank", "the memory of this machine", "the file system of /scratch".
+  std::string what;
+  std::string source;  ///< names the source of the limit: "device.device_memory_limit"
   std::uint64_t needed = 0, available = 0;
   /// "the device tier of each rank needs 3.1 GiB and device.device_memory_limit allows 2.0 GiB: 1.1 GiB too
   /// little"
   std::string text() const;
 };
 
-/// What CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more than is
-/// usual.
-inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
+/// Bytes that CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more
+/// than is usual.
+inline constexpr std::uint64_t untracked_of_cuda = std::uint64_t{1} << 30;
 
-/// What NCCL takes of a GPU for itself (comm/gpu_memory.h): 0 on CPUs, for one rank, and where ranks share
+/// Bytes that NCCL takes of a GPU for itself (comm/memory.h): 0 on CPUs, for one rank, and where ranks share
 /// GPUs, which they do without NCCL. The communicators of all ranks, and those of the pairs of pipeline
 /// stages.
-std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
-                                        const Machine& machine);
+std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
+                                 const Machine& machine);
 
 /// An allowance for what a rank's process holds beside what is tracked: the data of program and
 /// libraries, code that oneDNN makes, threads' stacks, the tokenizer, the ends of shared windows. The runs of
@@ -72,11 +72,11 @@ std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const 
 /// of its own, which under `--ranks` it is not.
 inline constexpr std::uint64_t process_itself = std::uint64_t{12} << 20;
 
-/// What the processor's memory is to hold of one rank: all that its estimate tells of, what it exchanges with
-/// others through (comm/host_memory.h), and the process itself.
+/// Bytes of the processor's memory that one rank takes: all that its estimate tells of, what it exchanges
+/// with others through (comm/memory.h), and the process itself.
 std::uint64_t resident_bytes(const engine::Estimate& estimate);
 
-/// What a rank of each stage of a pipeline needs, in the order of stages, which hold as many ranks each;
+/// The needs of a rank of each stage of a pipeline, in the order of stages, which hold as many ranks each;
 /// without a pipeline one estimate, of all ranks.
 using StageEstimates = std::vector<engine::Estimate>;
 
@@ -92,9 +92,9 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank);
-/// Of the rank of each stage that has the place of `rank` in its own; without one, of the stage's first rank,
-/// or its last replica's where that takes more of the device (they have other numbers of buckets under way:
-/// sharding/gradients/turns.h).
+/// Estimates the rank of each stage that has the place of `rank` in its own; without one, of the stage's
+/// first rank, or its last replica's where that takes more of the device (they have other numbers of buckets
+/// under way: sharding/gradients/turns.h).
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
                                std::optional<int> rank = {});
 

@@ -11,13 +11,13 @@
 #include "base/version.h"
 #include "cli/build_info.h"
 #include "cli/command_line.h"
-#include "cli/machine.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "comm/library_version.h"
 #include "config/keys.h"
-#include "device/peak_rate.h"
+#include "device/cuda.h"
 #include "engine/report/gemm_probe.h"
+#include "engine/report/machine.h"
 #include "engine/report/report.h"
 #include "tensor/library_version.h"
 
@@ -31,7 +31,7 @@ constexpr const char* compiler = "GCC";
 #endif
 
 std::string memory_text() {
-  const MemorySizes sizes = memory_sizes();
+  const engine::MemorySizes sizes = engine::memory_sizes();
   std::string text =
       cat(engine::human_bytes(sizes.total), ", ", engine::human_bytes(sizes.available), " available");
   if (sizes.limit) text += cat(", limited to ", engine::human_bytes(sizes.limit), " for this process");
@@ -86,13 +86,16 @@ std::string rate_text(DType dtype) {
 
 void info_command(const Arguments& arguments) {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
-                   "[--gemm | --keys]");
+                   "[--gemm | --keys | --schema]");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
   line.flag("keys", "print every key of the configuration instead: values, defaults, meanings (Markdown)");
+  line.flag("schema", "print the JSON Schema of configuration files instead, by which editors complete them");
   if (!line.parse(arguments)) return;
-  if (line.has("keys")) {
-    if (line.has("gemm")) throw UsageError("--keys and --gemm are two questions; ask one at a time");
-    std::fputs(config::keys_page().c_str(), stdout);
+  const bool keys = line.has("keys"), schema = line.has("schema");
+  if (keys + schema + line.has("gemm") > 1)
+    throw UsageError("--gemm, --keys and --schema are different questions; ask one at a time");
+  if (keys || schema) {
+    std::fputs((keys ? config::keys_page() : config::json_schema()).c_str(), stdout);
     return;
   }
   std::vector<std::pair<const char*, std::string>> facts{
@@ -102,7 +105,7 @@ void info_command(const Arguments& arguments) {
       {"instruction set", std::string(name_of(cpu_isa()))},
       {"bf16 products", bf16_text()},
       {"memory", memory_text()},
-      {"io_uring", io_uring_state()},
+      {"io_uring", engine::io_uring_state()},
       {"matrix products", tensor::matmul_library()},
       {"threads", "oneTBB " SHERD_TBB_VERSION},
       {"other libraries", "Eigen " SHERD_EIGEN_VERSION ", SentencePiece " SHERD_SENTENCEPIECE_VERSION

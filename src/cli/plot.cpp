@@ -9,8 +9,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 

@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "base/stack.h"
+#include "base/threads.h"
 #include "base/version.h"
 #include "cli/command_line.h"
 #include "cli/memory_reserve.h"

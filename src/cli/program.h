@@ -1,5 +1,16 @@
 #pragma once
 
+// This room is the program `sherd`: its commands, and what they print.
+//
+// To change, look at:
+// - the commands: commands[], program.cpp; each is a file, *_command.cpp
+// - what a training run does: train_run.cpp, by engine/trainer.h
+// - sizes that do not fit, told at once: raise_sizes(), fit.cpp; advice: remedy.cpp; this machine's memory:
+//   machine.cpp
+// - where weights to begin with come from (training.init_from): weights.cpp
+// - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
+//   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h
+
 #include <string>
 #include <vector>
 
@@ -16,7 +27,7 @@ struct Finding {
 constexpr int stopped_by(int signal) {
   return 128 + signal;
 }
-/// Of `sherd estimate` where the run does not fit.
+/// The exit code of `sherd estimate` where the run does not fit.
 inline constexpr int does_not_fit = 3;
 
 /// For the start of main(): makes a write that nobody reads (`| head`) or that is beyond the limit of file

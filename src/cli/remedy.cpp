@@ -74,8 +74,8 @@ class Changes {
       add(0.5, "checkpoints are written while training waits", {{"training.save_async", "false"}});
   }
 
-  /// What waits to be reduced, and what is gathered ahead; at lower stages they matter once others of the
-  /// changes are made.
+  /// Lowers what waits to be reduced, and what is gathered ahead; at lower stages they matter once others of
+  /// the changes are made.
   void buckets() {
     if (ranks_ > 1)
       for (const std::int64_t bucket : {50'000'000, 5'000'000, 500'000})

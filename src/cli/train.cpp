@@ -27,9 +27,9 @@ bool launched() {
   return comm::launcher() != comm::Launcher::none;
 }
 
-/// What MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's ranks reach
-/// together, times the machines, at least `reached`, which they were seen to reach; that takes 0.1 s unless
-/// it is cached.
+/// The rate that MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's
+/// ranks reach together, times the machines, at least `reached`, which they were seen to reach; that takes
+/// 0.1 s unless it is cached.
 double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks,
                     int local_ranks, double reached) {
   if (sharing.gpus > 0) return sharing.peak;

@@ -12,9 +12,9 @@
 
 namespace sherd::cli {
 
-/// What `sherd train` was asked for.
+/// A request to `sherd train`.
 struct TrainRequest {
-  config::Config config;  ///< what reparse({}) gives, which train() reads
+  config::Config config;  ///< as reparse({}) gives it; train() reads it
   Reparse reparse;        ///< the configuration, with a few more keys
   int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
   std::string trace;    ///< file for the trace of all ranks; empty: none

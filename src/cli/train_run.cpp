@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/atomic_file.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "cli/inference/inference.h"
 #include "cli/weights.h"
-#include "device/cuda.h"
-#include "engine/gather_records.h"
-#include "engine/gather_results.h"
+#include "comm/gather.h"
+#include "device/accelerator.h"
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
@@ -102,7 +101,7 @@ TrainerOptions TrainRun::trainer_options() {
   return options;
 }
 
-/// What the model computes, next to what the machine can.
+/// The model's operations per second, over those that the machine can do.
 std::optional<double> TrainRun::mfu(double tokens_per_second) {
   if (gemm_rate_ <= 0) return {};
   const double reached = tokens_per_second * models::flops_per_token(shape_, shape_.seq_length,
@@ -148,13 +147,13 @@ void TrainRun::announce() const {
            counted(shape_.seq_length, "token"), " each; data ", data_->name(), ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
-  if (engine_->device().kind() != device::Kind::cuda) return;
+  if (!engine_->device().accelerator()) return;
   if (gemm_rate_ > 0)
     log_info("MFU counts against ", engine::human_count(gemm_rate_),
              "FLOP/s: ", config.device.peak_tflops > 0 ? "device.peak_tflops" : "the data sheet's dense peak",
              ", over all GPUs");
   else
-    log_info("the peak of GPU '", device::as_cuda(engine_->device()).gpu().name,
+    log_info("the peak of GPU '", engine_->device().accelerator()->name(),
              "' is not known, so MFU is not told: set device.peak_tflops");
 }
 
@@ -173,7 +172,7 @@ void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) con
                 data_->tokenizer, "': ids will mean other text than the weights were trained on");
 }
 
-/// Of all prompts' vectors the ids whose vectors they are at first; none: they are drawn.
+/// The ids whose vectors all prompts' vectors are at first; none: they are drawn.
 std::vector<std::int32_t> TrainRun::prompt_ids() const {
   const config::PromptKeys& prompt = request_.config.training.adapter.prompt;
   std::vector<std::int32_t> out;
@@ -204,7 +203,7 @@ std::vector<std::int32_t> TrainRun::prompt_ids() const {
 void TrainRun::begin_from(const std::string& folder) {
   const config::Config& config = engine_->config();
   Weights weights(folder, shape_, engine_->device(), config.training.adapter, prompt_ids());
-  engine::gather_results(*dist_, "weights verified", [&] {
+  comm::gather_results(dist_->world(), "weights verified", [&] {
     weights.verify_share(dist_->rank(), dist_->world_size());
     return true;
   });
@@ -220,7 +219,7 @@ void TrainRun::report_trace() {
   if (!trace_) return;
   engine_->set_trace(nullptr);
   const std::vector<engine::TraceTotals> all =
-      engine::gather_records(*dist_, trace_->totals(), "totals of the trace");
+      comm::gather_records(dist_->world(), trace_->totals(), "totals of the trace");
   engine::write_trace(*dist_, *trace_, request_.trace);
   if (speaks())
     std::printf("\n%s",
@@ -229,7 +228,7 @@ void TrainRun::report_trace() {
 
 void TrainRun::report() const {
   const engine::MemoryReport mine = engine::MemoryReport::of(engine_->device());
-  const std::vector<engine::MemoryReport> all = engine::gather_records(*dist_, mine, "memory report");
+  const std::vector<engine::MemoryReport> all = comm::gather_records(dist_->world(), mine, "memory report");
   if (!speaks()) return;
   const Trainer::Totals& totals = trainer_->totals();
   const auto steps = static_cast<std::int64_t>(totals.step_seconds.size());

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/excerpt.h"
-#include "base/read_file.h"
+#include "base/files.h"
 #include "data/hugging_face/tokens_beside.h"
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_data.h"
@@ -142,7 +142,8 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
     add_adapter(adapter, options, device, std::move(prompt_ids));
 }
 
-/// Of `source`, which is of `reader`, the prompt that a model with one has; `source` itself where it fits.
+/// The one prompt that the model has, taken from `source`, which is of `reader`; `source` itself where it
+/// fits.
 std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointReader& reader,
                                                       const config::Adapter& adapter,
                                                       const models::GptConfig& options,

@@ -49,9 +49,9 @@ class Weights {
   Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
           const config::Adapter& adapter = {}, std::vector<std::int32_t> prompt_ids = {});
   nn::WeightSource& source() { return *source_; }
-  /// What came with the weights: companion_files(), or a checkpoint's own.
+  /// Files that came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
-  /// What a config.json says without effect here.
+  /// Names keys of a config.json that have no effect here.
   const std::vector<std::string>& notes() const { return notes_; }
   /// Checks the files of a checkpoint against its manifest: this rank's share of them.
   void verify_share(int rank, int ranks) const;
@@ -68,13 +68,13 @@ class Weights {
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> source_;
   std::unique_ptr<engine::CheckpointReader> adapter_reader_;
-  std::unique_ptr<nn::WeightSource> base_, adapter_;  ///< of which source_ is made; null: it is of one piece
-  std::unique_ptr<nn::WeightSource> prompts_;         ///< of which one is taken
+  std::unique_ptr<nn::WeightSource> base_, adapter_;  ///< parts of source_; null: it is of one piece
+  std::unique_ptr<nn::WeightSource> prompts_;         ///< all prompts, one of which is taken
   std::vector<std::string> notes_;
 };
 
-/// Of a folder of Hugging Face's, what is not weights: config.json, tokenizer and generation settings, by the
-/// names under which a checkpoint keeps them, "hugging_face.NAME".
+/// Files of a folder of Hugging Face's that are no weights: config.json, tokenizer and generation settings,
+/// by the names under which a checkpoint keeps them, "hugging_face.NAME".
 engine::ExtraFiles companion_files(const std::string& folder);
 /// The checkpoint's own copy of its tokenizer or, where it has none, what it names. Throws Error{data} where
 /// it names none.

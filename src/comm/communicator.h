@@ -1,5 +1,17 @@
 #pragma once
 
+// This room lets ranks exchange: which ranks form which groups, and collectives over them.
+//
+// To change, look at:
+// - the ranks' arithmetic: grid.h; a rank's groups: process_groups.h; who started the ranks: launcher.cpp
+// - collectives, written once over two transports: exchange/collectives.cpp, exchange/reductions.cpp; sums
+//   per instruction set: isa/
+// - how a collective times out: Board::diagnose(), exchange/board.cpp; between machines
+//   Messages::check_peers(), messages/messages.cpp; NCCL: NcclComm::overdue(); all waits:
+//   docs/communication.md, "Waits"
+// - add a communicator: for a network Port, messages/port.h; else Backend, exchange/backend.h
+// - memory that exchanging takes beside tensors: memory.h
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -33,8 +45,8 @@ enum class Reduction : std::uint8_t {
 struct Traffic {
   std::uint64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, all_to_all = 0, broadcast = 0, p2p = 0;
   std::uint64_t scalars = 0;
-  /// Of all of these, what left this rank's machine as messages, as it was sent: one copy may serve several
-  /// ranks, and partial sums may be wider than what they add up.
+  /// The part of all these that left this rank's machine as messages, as it was sent: one copy may serve
+  /// several ranks, and partial sums may be wider than what they add up.
   std::uint64_t between_machines = 0;
 
   /// Without scalars.
@@ -94,7 +106,7 @@ struct ReducePiece {
   Tensor onto{};
 };
 
-/// What a collective is for; appears in errors and traces, and decides how its bytes are counted.
+/// The purpose of a collective; appears in errors and traces, and decides how its bytes are counted.
 ///
 /// The whole `label` takes part in the check that all ranks make the same call (but for send and receive): it
 /// names all that the call's pieces are of, so that ranks never mix different things of one size. Errors show
@@ -202,9 +214,9 @@ std::unique_ptr<Communicator> make_self(const CommOptions& options);
 /// meta device. It has part(), but split() throws, as no other rank says how it splits.
 std::unique_ptr<Communicator> make_dry_world(int rank, int size);
 
-/// What started this process as one rank of several: an MPI launcher (mpirun, srun --mpi=pmix), or one that
-/// says RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does. `separate`: one
-/// whose processes this build cannot join, so that each would train by itself.
+/// The launcher that started this process as one rank of several: an MPI launcher (mpirun, srun --mpi=pmix),
+/// or one that says RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
+/// `separate`: one whose processes this build cannot join, so that each would train by itself.
 enum class Launcher : std::uint8_t { none, mpi, environment, separate };
 
 /// The one that the environment tells of; starts nothing. Under both, torchrun's own word counts, then MPI's

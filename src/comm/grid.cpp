@@ -11,8 +11,8 @@
 namespace sherd::comm {
 namespace {
 
-/// Of sizes that must be multiples of another key's: which, how large, and why.
-struct Unit {
+/// A size that must be a multiple of another key's: which, how large, and why.
+struct GridUnit {
   const char* key = "";
   int size = 1;
   const char* why = "";
@@ -20,14 +20,14 @@ struct Unit {
 
 /// Cuts `whole` into parts of `size`, a multiple of `units` as `whole` is, and returns how many there are.
 int cut(const char* key, int size, int whole, const std::string& what,
-        std::initializer_list<Unit> units = {}) {
+        std::initializer_list<GridUnit> units = {}) {
   int step = 1;
-  for (const Unit& unit : units) step = std::lcm(step, unit.size);
+  for (const GridUnit& unit : units) step = std::lcm(step, unit.size);
   if (size >= 1 && whole % size == 0 && size % step == 0) return whole / size;
   std::string would_do;
   for (int divisor = step; divisor <= whole; divisor += step)
     if (whole % divisor == 0) would_do += cat(would_do.empty() ? "" : ", ", divisor);
-  for (const Unit& unit : units)
+  for (const GridUnit& unit : units)
     if (size >= 1 && whole % size == 0 && size % unit.size != 0)
       fail(ErrorKind::config, key, " ", size, " is no multiple of ", unit.key, " ", unit.size,
            ", whose ranks ", unit.why, "; sizes that do: ", would_do);

@@ -27,7 +27,7 @@ inline constexpr int axis_count = 12;
 /// "tensor", "expert_data", ...
 std::string_view name_of(Axis axis);
 
-/// What a grid is asked for. What these leave of the world is the data-parallel size.
+/// The sizes that a grid is asked for. The rest of the world is the data-parallel size.
 struct GridSizes {
   int tensor = 1, context = 1, pipeline = 1;
   int expert = 1;  ///< divides context × data

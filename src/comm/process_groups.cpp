@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "comm/host_memory.h"
+#include "comm/memory.h"
 
 namespace sherd::comm {
 

@@ -42,14 +42,14 @@ class ProcessGroups {
   /// Collective: Communicator::bind() of all groups.
   void bind(const std::shared_ptr<device::Device>& device);
 
-  /// What communicators of several ranks carried, each told once, under the first of its axes in the order of
-  /// Axis.
+  /// The bytes that communicators of several ranks carried, each told once, under the first of its axes in
+  /// the order of Axis.
   struct AxisTraffic {
     Axis axis;
     Traffic traffic;
   };
   std::vector<AxisTraffic> traffic() const;
-  /// What all groups together take of the host, as comm::host_memory() says, with so many ranks on each
+  /// The host memory of all groups together, as comm::host_memory() says, with so many ranks on each
   /// machine.
   std::uint64_t host_memory(int ranks_of_machine) const;
   void reset_traffic();

@@ -1,178 +1,155 @@
-#include <algorithm>
-#include <array>
 #include <cmath>
 
 #include "config/adapter.h"
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
 namespace {
 
-std::vector<Text> adapter_texts() {
-  return {
-      required(
-          "type",
-          "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's low-rank "
-          "products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of few "
-          "features in its blocks "
-          "([more](adapters.md))"),
-      {"rank", "of LoRA's products"},
-      {"alpha", "LoRA's products are multiplied by `alpha` / `rank`"},
-      {"use_rslora", "LoRA's products are multiplied by `alpha` / √`rank` instead"},
-      {"dropout", "of what goes into LoRA's products"},
-      {"virtual_tokens",
-       "of each prompt, which stands in front of every text: `model.seq_length` counts them"},
-      {"init",
-       "of the prompt's vectors: `random`, normal(0, 1); `sample_vocab`, those of ids that `seed` draws; "
-       "`text`, those of `init_text`"},
-      {"init_text", "its tokens' vectors, repeated or cut to `virtual_tokens`, are the prompt's at first"},
-      {"tasks",
-       "prompts of their own for several tasks, over one frozen model: `{\"name\": NAME, \"init_text\": "
-       "TEXT}`; "
-       "each of `data.sources` names its `task`"},
-      derived("encoder_hidden_size", "`model.hidden_size`", "width within the network of `p_tuning`"),
-      {"encoder_reparameterization_type", "of that network"},
-      {"mh_adapter", "`bottleneck` adapters behind attention"},
-      {"output_adapter", "`bottleneck` adapters behind the feed-forward part"},
-      {"reduction_factor", "the model's width divided by it is that of a `bottleneck`'s network"},
-      derived("bottleneck_size", "`model.hidden_size` / `reduction_factor`", "features in a `bottleneck`"),
-      {"non_linearity", "within; `gelu_new` is the tanh approximation of `gelu`"},
-      {"scaling", "what a `bottleneck` gives is multiplied by it"},
-      {"original_ln_before",
-       "a `bottleneck` reads the stream that its part of the block was added to, not what the part gave"},
-      {"original_ln_after", "the block's own norm runs behind a `bottleneck`"},
-      {"residual_before_ln", "a `bottleneck` adds the stream from in front of that norm"},
-      {"is_parallel", "a `bottleneck` reads what its part of the block reads"},
-      {"use_gating", "a learned factor for what a `bottleneck` gives"},
-      {"ln_before", "a norm of its own in front of a `bottleneck`"},
-      {"ln_after", "a norm of its own behind it"},
-      {"name", "what AdapterHub's files call the adapter"},
-      {"targets",
-       "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
-       "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
-       "`v_proj` "
-       "of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`"},
-      {"base_dtype",
-       "what the model's own weights are kept in: `\"compute\"`, the type that the run computes in; or "
-       "`\"int8\"`, codes with a scale for every 64 of them, in the linear layers of blocks, a little more "
-       "than "
-       "half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint goes on with "
-       "the value that it was saved with"},
-      {"load_in_8bit", "bitsandbytes' name of a base in 8 bits"},
-      {"load_in_4bit", "its base in 4 bits"},
-      {"use_dora", "PEFT's DoRA"},
-      {"bias", "PEFT's training of biases"},
-      {"modules_to_save", "PEFT's training of whole modules"},
-      {"init_from",
-       "folder of an adapter to go on from: PEFT's (adapter_config.json and adapter_model.safetensors), "
-       "AdapterHub's (with adapter.safetensors), or checkpoints of a run with an adapter. It brings this "
-       "section, over which the file's own keys are laid; empty: the adapter begins as new"},
-  };
-}
-
-void read_targets(Adapter& adapter, const Value& value) {
-  adapter.targets.clear();
-  if (value.node.is(Node::Kind::string)) {
-    if (!value.text().empty()) adapter.targets.push_back(value.text());
-    return;
-  }
-  value.expect(Node::Kind::array);
-  for (std::size_t i = 0; i < value.node.items.size(); ++i) {
-    const Value item{value.node.items[i], cat(value.path, "[", i, "]"), value.context};
-    if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
-    adapter.targets.push_back(item.text());
-  }
-}
-
-Table<LoraKeys> lora_table() {
-  using L = LoraKeys;
-  Table<L> table;
-  table.keys.push_back(integer("rank", &L::rank, "16", 1, most_adapter_rank).alias("r"));
-  table.keys.push_back(real("alpha", &L::alpha, "32", 0, infinity, true).alias("lora_alpha"));
-  table.keys.push_back(boolean("use_rslora", &L::rslora));
-  table.keys.push_back(custom<L>("dropout", "0.05",
-                                 [](L& lora, const Value& value) {
-                                   lora.dropout = value.real(0);
-                                   if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
-                                 })
-                           .alias("lora_dropout")
-                           .takes("number >= 0, below 1"));
-  return table;
-}
-
 const std::vector<std::string> types{"lora", "ia3", "prompt_tuning", "p_tuning", "bottleneck"};
 
-Table<Adapter> adapter_table() {
-  using A = Adapter;
-  Table<A> table;
-  table.keys.push_back(custom<A>("type", "\"lora\"", [](A& adapter, const Value& value) {
-                         adapter.type = static_cast<AdapterType>(1 + value.choice(types));
-                       }).one_of(types));
-  for (Key<LoraKeys>& key : lora_table().keys) table.keys.push_back(inside(&A::lora, std::move(key)));
-  for (Key<PromptKeys>& key : prompt_keys()) table.keys.push_back(inside(&A::prompt, std::move(key)));
-  for (Key<BottleneckKeys>& key : bottleneck_keys())
-    table.keys.push_back(inside(&A::bottleneck, std::move(key)));
-  table.keys.push_back(custom<A>("targets", "[\"q_proj\", \"v_proj\"]", read_targets)
-                           .alias("target_modules")
-                           .takes("string, or list of strings"));
-  table.keys.push_back(custom<A>("base_dtype", "\"int8\"", [](A& adapter, const Value& value) {
-                         adapter.int8_base = value.choice({"compute", "int8"}) == 1;
-                       }).one_of({"compute", "int8"}));
-  table.keys.push_back(
-      refused<A>("load_in_8bit", "true", "write \"base_dtype\": \"int8\" for a base in 8 bits", is_false));
-  // Of files that were written for PEFT, whose own switches are off.
-  const auto off = [](const Value& value) { return is_off(value.node); };
-  for (const auto& [name, example, why] :
-       {std::array{"load_in_4bit", "true",
-                   "a base is kept in 8 bits (\"base_dtype\": \"int8\") or as it computes"},
-        std::array{"use_dora", "true", "adapters scale no norms of weights"},
-        std::array{"bias", "\"all\"", "biases are the base's, which stays as it is"},
-        std::array{"modules_to_save", "[\"lm_head\"]", "no module of the base is trained beside an adapter"}})
-    table.keys.push_back(refused<A>(name, example, why, off));
-  table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\""));
-  describe(table.keys, adapter_texts());
-  return table;
+bool is_lora(const Adapter& adapter) {
+  return adapter.type == AdapterType::lora;
+}
+bool has_targets(const Adapter& adapter) {
+  return is_lora(adapter) || adapter.type == AdapterType::ia3;
+}
+bool is_bottleneck(const Adapter& adapter) {
+  return adapter.type == AdapterType::bottleneck;
 }
 
-/// Whether adapters of that type have the key.
-bool belongs(const std::string& key, AdapterType type) {
-  const auto is_in = [&](const auto& keys) {
-    return std::any_of(keys.begin(), keys.end(), [&](const auto& other) { return other.name == key; });
+std::vector<Key<LoraKeys>> lora_keys() {
+  using L = LoraKeys;
+  return {integer("rank", &L::rank, "16", 1, most_adapter_rank).alias("r").means("of LoRA's products"),
+          real("alpha", &L::alpha, "32", 0, infinity, true)
+              .alias("lora_alpha")
+              .of(Concerns::training)
+              .means("LoRA's products are multiplied by `alpha` / `rank`"),
+          boolean("use_rslora", &L::rslora)
+              .of(Concerns::training)
+              .means("LoRA's products are multiplied by `alpha` / √`rank` instead"),
+          real("dropout", &L::dropout, "0.05", 0)
+              .then([](L& lora, const Value& value) {
+                if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
+              })
+              .alias("lora_dropout")
+              .takes({"number >= 0, below 1", R"({"type": "number", "minimum": 0, "exclusiveMaximum": 1})"})
+              .of(Concerns::training)
+              .means("of what goes into LoRA's products")};
+}
+
+Key<Adapter> targets_key() {
+  const auto read = [](Adapter& adapter, const Value& value) {
+    adapter.targets.clear();
+    if (value.node.is(Node::Kind::string)) {
+      if (!value.text().empty()) adapter.targets.push_back(value.text());
+      return;
+    }
+    value.expect(Node::Kind::array);
+    for (std::size_t i = 0; i < value.node.items.size(); ++i) {
+      const Value item{value.node.items[i], cat(value.path, "[", i, "]"), value.context};
+      if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
+      adapter.targets.push_back(item.text());
+    }
   };
-  const bool prompt = type == AdapterType::prompt_tuning || type == AdapterType::p_tuning;
-  if (key == "targets") return type == AdapterType::lora || type == AdapterType::ia3;
-  if (is_in(lora_table().keys)) return type == AdapterType::lora;
-  if (is_in(bottleneck_keys())) return type == AdapterType::bottleneck;
-  return !is_in(prompt_keys()) || (prompt && has_prompt_key(type, key));
+  return custom<Adapter>("targets", "[\"q_proj\", \"v_proj\"]", read,
+                         [](const Adapter& adapter) { return list_of(adapter.targets); })
+      .alias("target_modules")
+      .where(has_targets)
+      .takes({"string, or list of strings",
+              R"({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}})"})
+      .means(
+          "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
+          "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
+          "`v_proj` of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`");
 }
 
-void read_adapter(Training& training, const Value& section) {
-  const Given given = read_section(adapter_table(), training.adapter, section);
+Key<Adapter> type_key() {
+  return word<Adapter>(
+             "type", types, "\"lora\"", [](const Adapter& a) { return static_cast<int>(a.type) - 1; },
+             [](Adapter& a, int index) { a.type = static_cast<AdapterType>(index + 1); })
+      .is_required("init_from")
+      .means(
+          "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's "
+          "low-rank products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of "
+          "few features in its blocks ([more](adapters.md))");
+}
+
+Key<Adapter> base_key() {
+  return word<Adapter>(
+             "base_dtype", {"compute", "int8"}, "\"int8\"",
+             [](const Adapter& a) { return a.int8_base ? 1 : 0; },
+             [](Adapter& a, int index) { a.int8_base = index == 1; })
+      .means(
+          "what the model's own weights are kept in: `\"compute\"`, the type that the run computes in; or "
+          "`\"int8\"`, codes with a scale for every 64 of them, in the linear layers of blocks, a little "
+          "more than half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A "
+          "checkpoint goes on with the value that it was saved with");
+}
+
+/// Adapters of that type have the key of a prompt.
+std::function<bool(const Adapter&)> has_prompt_key(const std::string& key) {
+  if (key == "init" || key == "init_text")
+    return [](const Adapter& adapter) { return adapter.type == AdapterType::prompt_tuning; };
+  if (key.starts_with("encoder_"))
+    return [](const Adapter& adapter) { return adapter.type == AdapterType::p_tuning; };
+  return [](const Adapter& adapter) { return adapter.has_prompt(); };
+}
+
+void finish_adapter(Adapter& adapter, const Given& given, const Value& section) {
   if (!given.contains("type"))
     section.error(R"(needs a "type": "lora", "ia3", "prompt_tuning", "p_tuning" or "bottleneck")");
-  Adapter& adapter = training.adapter;
-  const Adapter read = adapter;
-  for (const auto& [key, node] : given)
-    if (!belongs(key, read.type))
-      section.context.note(join(section.path, key), cat("no effect with type \"", name_of(read.type), "\""));
-  if (!belongs("targets", read.type)) adapter.targets.clear();
-  if (read.type != AdapterType::lora) adapter.lora = {};
-  if (read.type == AdapterType::bottleneck)
+  note_idle(adapter_table(), adapter, given, section,
+            cat("no effect with type \"", name_of(adapter.type), "\""));
+  if (!has_targets(adapter)) adapter.targets.clear();
+  if (!is_lora(adapter)) adapter.lora = {};
+  if (is_bottleneck(adapter))
     finish_bottleneck(adapter.bottleneck, given, section);
   else
     adapter.bottleneck = {};
-  if (read.has_prompt())
+  if (adapter.has_prompt())
     finish_prompt(adapter, given, section);
   else
     adapter.prompt = {};
 }
 
+Table<Adapter> make_adapter_table() {
+  using A = Adapter;
+  Table<A> table{Auto::is_a_value, {type_key()}, finish_adapter};
+  for (const Key<LoraKeys>& key : lora_keys()) table.keys.push_back(inside(&A::lora, key).where(is_lora));
+  for (const Key<PromptKeys>& key : prompt_keys())
+    table.keys.push_back(inside(&A::prompt, key).where(has_prompt_key(key.name)));
+  for (Key<A>& key : foreign_keys<A>("training.adapter", "p_tuning"))
+    table.keys.push_back(std::move(key).where(has_prompt_key(key.name)));
+  for (const Key<BottleneckKeys>& key : bottleneck_keys())
+    table.keys.push_back(inside(&A::bottleneck, key).where(is_bottleneck));
+  append(table.keys, {targets_key(), base_key()});
+  append(table.keys, foreign_keys<A>("training.adapter"));
+  table.keys.push_back(
+      text("init_from", &A::init_from, "\"adapters/a\"")
+          .means("folder of an adapter to go on from: PEFT's (adapter_config.json and "
+                 "adapter_model.safetensors), AdapterHub's (with adapter.safetensors), or checkpoints of a "
+                 "run with an adapter. It brings this section, over which the file's own keys are laid; "
+                 "empty: the adapter begins as new"));
+  return table;
+}
+
 }  // namespace
 
+const Table<Adapter>& adapter_table() {
+  static const Table<Adapter> table = make_adapter_table();
+  return table;
+}
+
 Key<Training> adapter_key() {
-  Key<Training> key = custom<Training>("adapter", "{\"type\": \"lora\"}", read_adapter);
-  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(adapter_table(), prefix, out);
+  Key<Training> key = section("adapter", &Training::adapter, adapter_table());
+  key.example = "{\"type\": \"lora\"}";
+  key.idle = [](const Config& config) {
+    return config.model ? "" : "no effect: a program's own model declares what it trains beside it";
+  };
+  key.write = [write = key.write](const Training& training, Extent extent) {
+    return training.adapter.type == AdapterType::none ? Node() : write(training, extent);
   };
   return key;
 }

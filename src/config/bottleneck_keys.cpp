@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/excerpt.h"
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -15,36 +16,31 @@ using B = BottleneckKeys;
 const std::vector<std::string> non_linearities{"swish", "relu", "gelu", "gelu_new", "tanh"};
 const Synonyms same_non_linearities{{"silu", "swish"}};
 
-bool is_true(const Value& value) {
-  return value.node.is(Node::Kind::boolean) && value.node.boolean;
-}
-
-/// Keys by which AdapterHub's adapters compute something else.
-std::vector<Key<B>> refused_keys() {
-  const std::string one_way = "it would change what the adapter computes, and Sherd has one way";
-  std::vector<Key<B>> out;
-  out.push_back(
-      refused<B>("original_ln_after", "false", "the stream would not go on behind the adapter", is_true));
-  out.push_back(refused<B>("residual_before_ln", "false", "the stream would count twice", is_true));
-  for (const char* key : {"is_parallel", "use_gating", "ln_before", "ln_after"})
-    out.push_back(refused<B>(key, "true", one_way, is_false));
-  return out;
-}
-
 }  // namespace
 
 std::vector<Key<BottleneckKeys>> bottleneck_keys() {
-  std::vector<Key<B>> keys;
-  keys.push_back(boolean("mh_adapter", &B::attention));
-  keys.push_back(boolean("output_adapter", &B::mlp));
-  keys.push_back(real("reduction_factor", &B::reduction_factor, "8", 0, infinity, true));
-  keys.push_back(integer("bottleneck_size", &B::size, "64", 1, most_hidden));
-  keys.push_back(
-      choice("non_linearity", &B::non_linearity, non_linearities, "\"relu\"", same_non_linearities));
-  keys.push_back(real("scaling", &B::scale, "4"));
-  keys.push_back(boolean("original_ln_before", &B::of_sum));
-  keys.push_back(text("name", &B::name, "\"task\""));
-  append(keys, refused_keys());
+  std::vector<Key<B>> keys = {
+      boolean("mh_adapter", &B::attention).means("`bottleneck` adapters behind attention"),
+      boolean("output_adapter", &B::mlp).means("`bottleneck` adapters behind the feed-forward part"),
+      choice("non_linearity", &B::non_linearity, non_linearities, "\"relu\"", same_non_linearities)
+          .of(Concerns::training)
+          .means("within; `gelu_new` is the tanh approximation of `gelu`"),
+      real("scaling", &B::scale, "4")
+          .of(Concerns::training)
+          .means("what a `bottleneck` gives is multiplied by it"),
+      boolean("original_ln_before", &B::of_sum)
+          .of(Concerns::training)
+          .means("a `bottleneck` reads the stream that its part of the block was added to, not what the part "
+                 "gave"),
+      text("name", &B::name, "\"task\"").means("what AdapterHub's files call the adapter"),
+      integer("bottleneck_size", &B::size, "64", 1, most_hidden)
+          .unset(0)
+          .by_default("`model.hidden_size` / `reduction_factor`")
+          .means("features in a `bottleneck`"),
+      real("reduction_factor", &B::reduction_factor, "8", 0, infinity, true)
+          .means("the model's width divided by it is that of a `bottleneck`'s network")};
+  keys.back().left_out = [](const B& keys) { return keys.size > 0; };
+  append(keys, foreign_keys<B>("training.adapter", "bottleneck"));
   return keys;
 }
 

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "config/adapter.h"
+#include "config/keys.h"
 #include "config/model.h"
 #include "config/optimizer.h"
 #include "config/zero.h"
@@ -245,8 +246,15 @@ Config parse_text(std::string_view text, const std::string& name = "config",
 
 /// The resolved configuration as JSON that parse_text() reads back to an equal Config. Stable key order.
 std::string dump(const Config& config);
-/// The same, each key with its value: {"optimizer.params.lr", "0.001"}.
-std::vector<std::pair<std::string, std::string>> flat_dump(const Config& config);
+
+/// A key with its value: "optimizer.params.lr", "0.001".
+struct Setting {
+  std::string key, value;
+  Concerns concerns;        ///< what goes by it
+  bool decides_parameters;  ///< which parameters the model has, and their shapes
+};
+/// Every key that dump() has, in its order.
+std::vector<Setting> settings(const Config& config);
 
 /// The three batch numbers for `dp_world` data-parallel ranks, by DeepSpeed's inference (reference A.1).
 /// Throws Error{config} with the four numbers and a combination that would do when they do not multiply.

@@ -1,39 +1,48 @@
-#include <algorithm>
+#include "config/foreign_keys.h"
 
+#include <algorithm>
+#include <sstream>
+
+#include "base/dtype.h"
+#include "config/foreign_table.h"
 #include "config/tables.h"
 
 namespace sherd::config {
 namespace {
 
-struct Nothing {};
+using Row = Key<Nothing>;
 
-// A section of DeepSpeed's that Sherd does not have. Its keys are checked by name, so that a misspelt
-// "enabled" does not pass for "off"; then `off` decides.
-Key<Config> foreign(const std::string& name, const std::vector<std::string>& names,
-                    const std::string& example, const std::string& reason,
-                    const std::function<bool(const Value&)>& off, bool noted_only = false) {
-  Table<Nothing> table;
-  for (const std::string& key : names)
-    table.keys.push_back(custom<Nothing>(key, "", [](Nothing&, const Value&) {}));
-  Key<Config> key = custom<Config>(name, example, [=](Config&, const Value& value) {
-    if (value.node.is(Node::Kind::object)) {
-      Nothing nothing;
-      read_section(table, nothing, value);
-    }
-    if (noted_only) {
-      value.note(reason);
-    } else {
-      if (!off(value)) value.error("Sherd does not support this section: ", reason, "; remove or disable it");
-      value.note("disabled, no effect");
-    }
-  });
-  key.effect = noted_only ? Effect::noted : Effect::refused;
-  key.reason = reason;
-  key.choices = names, key.values = "section";
-  return key;
+/// What an accepted key must hold, so that a wrong type is still an error.
+struct Form {
+  const char* example;
+  Takes takes;
+  std::function<void(const Value&)> check;
+  std::optional<Auto> auto_rule = {};  ///< at the top; below it the section's
+};
+
+const std::map<std::string, Form>& forms() {
+  const auto text = [](const Value& value) { value.text(); };
+  const auto count = [](const Value& value) { value.integer(0); };
+  static const std::vector<std::string> tags = {"Ignore", "Warn", "Fail"};
+  const Takes string{"string", R"({"type": "string"})"};
+  static const std::map<std::string, Form> all = {
+      {"boolean",
+       {"true",
+        {"true or false", R"({"type": "boolean"})"},
+        [](const Value& value) { value.boolean(); },
+        Auto::to_default}},
+      {"count", {"3", integers(0), count, Auto::to_default}},
+      {"count, never auto", {"3", integers(0), count}},
+      {"number", {"0.5", reals(), [](const Value& value) { value.real(); }, Auto::to_default}},
+      {"string", {"\"x\"", string, text}},
+      {"dtype", {"\"fp32\"", string, text}},
+      {"tag check", {"\"Fail\"", words(tags), [](const Value& value) { value.choice(tags); }}},
+      {"anything", {"{}", {"anything", "{}"}, [](const Value&) {}}},
+      {"section", {"{}", {"section", ""}, [](const Value&) {}}}};
+  return all;
 }
 
-// `"enabled"` absent, false or "auto".
+/// `"enabled"` absent, false or "auto".
 bool not_enabled(const Value& value) {
   value.expect(Node::Kind::object);
   const Node* enabled = value.node.find("enabled");
@@ -53,270 +62,147 @@ bool enables_nothing(const Value& value) {
          });
 }
 
-/// Reports, which change no number: what gives the same here.
-std::vector<Key<Config>> report_sections() {
-  const auto report = [](const char* name, const std::vector<std::string>& names, const char* reason) {
-    return foreign(name, names, cat("{\"", names[0], "\": true}"), reason, not_enabled, true);
-  };
-  const char* service =
-      "this service is not in this build; the sections tensorboard and csv_monitor, and `sherd train "
-      "--metrics`, write the same to files";
-  return {report("wandb", {"enabled", "group", "team", "project"}, service),
-          report("comet",
-                 {"enabled", "samples_log_interval", "project", "workspace", "api_key", "experiment_name",
-                  "experiment_key", "online", "mode"},
-                 service),
-          report("flops_profiler",
-                 {"enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules",
-                  "detailed", "output_file"},
-                 "`sherd train` always tells the share of peak FLOPs, and --trace what each block takes"),
-          report("comms_logger", {"enabled", "prof_all", "prof_ops", "verbose", "debug"},
-                 "every byte sent is always counted and reported at the end of a run"),
-          report("timers", {"throughput"}, "throughput is always measured")};
-}
+/// A value that says "off", by which a refused key is accepted: as JSON Schema, and whether one is.
+struct Off {
+  std::string schema;
+  std::function<bool(const Value&)> holds;
+};
 
-std::vector<Key<Config>> feature_sections() {
-  const std::string enabled = "{\"enabled\": true}";
-  return {
-      foreign("amp",
-              {"enabled", "opt_level", "loss_scale", "cast_model_type", "patch_torch_functions",
-               "keep_batchnorm_fp32", "master_weights", "cast_model_outputs", "num_losses", "verbosity",
-               "min_loss_scale", "max_loss_scale"},
-              enabled, "use bf16 or fp16", not_enabled),
-      foreign("torch_autocast", {"enabled", "dtype", "lower_precision_safe_modules"}, enabled,
-              "use bf16 or fp16", not_enabled),
-      foreign("elasticity",
-              {"enabled", "max_train_batch_size", "micro_batch_sizes", "min_gpus", "max_gpus", "min_time",
-               "version", "prefer_larger_batch", "ignore_non_elastic_batch_info", "model_parallel_size",
-               "num_gpus_per_node"},
-              enabled, "set the batch sizes instead", not_enabled),
-      foreign("autotuning",
-              {"enabled",
-               "fast",
-               "results_dir",
-               "exps_dir",
-               "overwrite",
-               "start_profile_step",
-               "end_profile_step",
-               "metric",
-               "metric_path",
-               "tuner_type",
-               "tuner_early_stopping",
-               "tuner_num_trials",
-               "arg_mappings",
-               "max_train_batch_size",
-               "min_train_batch_size",
-               "max_train_micro_batch_size_per_gpu",
-               "min_train_micro_batch_size_per_gpu",
-               "num_tuning_micro_batch_sizes",
-               "mp_size",
-               "model_info",
-               "model_info_path"},
-              enabled,
-              "there is no autotuner in this build; `sherd estimate` tells what fits, and what to change",
-              not_enabled),
-      foreign("nebula",
-              {"enabled", "persistent_storage_path", "persistent_time_interval",
-               "num_of_version_in_retention", "enable_nebula_load", "load_path"},
-              enabled, "checkpoints go to training.save_dir", not_enabled, true),
-      foreign("hybrid_engine",
-              {"enabled", "max_out_tokens", "inference_tp_size", "release_inference_cache", "pin_parameters",
-               "tp_gather_partition_size", "enable_cuda_graph"},
-              enabled, "concerns generation between steps, which has no engine of its own here", not_enabled,
-              true),
-      foreign("expert_parallel",
-              {"enabled",
-               "autoep_size",
-               "expert_tensor_parallel_size",
-               "validate_folding_routing",
-               "async_split_plan",
-               "preset_model",
-               "moe_layer_pattern",
-               "expert_pattern",
-               "router_pattern",
-               "use_grouped_mm",
-               "disable_triton_grouped_mm",
-               "route_norm",
-               "route_scale",
-               "score_apply",
-               "combine_impl",
-               "row_weighting_impl",
-               "gate_up_impl",
-               "comm_backend",
-               "comm_num_sm",
-               "comm_qp_margin",
-               "comm_max_tokens_per_rank",
-               "num_expert_groups",
-               "num_limited_groups",
-               "score_func",
-               "top_k",
-               "load_balance_coeff",
-               "routed_scaling_factor",
-               "expert_w1",
-               "expert_w2",
-               "expert_w3",
-               "num_experts_attr",
-               "top_k_attr",
-               "has_shared_experts",
-               "shared_experts_pattern",
-               "shared_experts_gate_pattern",
-               "expert_activation"},
-              enabled, "parallel.expert shares out the experts of model.moe", not_enabled),
-      foreign("compile",
-              {"deepcompile",
-               "enabled",
-               "backend",
-               "kwargs",
-               "free_activation",
-               "free_activation_threshold",
-               "offload_activation",
-               "offload_activation_pin_memory",
-               "offload_opt_states",
-               "offload_parameters",
-               "double_buffer",
-               "symmetric_memory",
-               "debug_log",
-               "sync_before_reduce",
-               "sync_after_reduce",
-               "sync_before_allgather",
-               "sync_after_allgather",
-               "keep_int_input_tensors",
-               "keep_all_input_tensors",
-               "passes",
-               "autoep_non_moe"},
-              "{\"deepcompile\": true}",
-              "there is no graph compiler in this build, and nothing for one to do", not_enabled, true),
-  };
-}
-
-std::vector<Key<Config>> training_method_sections() {
-  const std::string enabled = "{\"enabled\": true}";
-  return {
-      foreign("data_efficiency", {"enabled", "seed", "data_sampling", "data_routing"}, enabled,
-              "data is sampled as the section `data` says", not_enabled),
-      foreign("curriculum_learning",
-              {"enabled", "curriculum_type", "min_difficulty", "max_difficulty", "schedule_type",
-               "schedule_config"},
-              enabled, "the sequence length is fixed in this build", not_enabled),
-      foreign("progressive_layer_drop", {"enabled", "theta", "gamma"}, enabled, "all layers run",
-              not_enabled),
-      foreign("eigenvalue",
-              {"enabled", "verbose", "max_iter", "tol", "stability", "gas_boundary_resolution", "layer_name",
-               "layer_num"},
-              enabled, "it serves quantised training", not_enabled),
-      foreign("compression_training",
-              {"weight_quantization", "activation_quantization", "sparse_pruning", "row_pruning",
-               "head_pruning", "channel_pruning", "layer_reduction"},
-              "{\"layer_reduction\": {\"enabled\": true}}", "there is no compression in this build",
-              enables_nothing),
-      foreign(
-          "quantize_training",
-          {"enabled", "quantize_weight_in_forward", "quantize_verbose", "quantize_groups", "quantize_bits",
-           "quantize_schedule", "quantize_algo", "fp16_mixed_quantize", "quantizer_kernel", "eigenvalue",
-           "quantize_type", "quantize_rounding", "quantize_change_ratio"},
-          enabled, "there is no quantisation in this build", not_enabled),
-      foreign("weight_quantization", {"enabled", "post_init_quant", "quantized_initialization"},
-              "{\"post_init_quant\": {\"fc\": {}}}", "there is no quantisation in this build", is_empty),
-      foreign("sparse_attention",
-              {"mode", "block", "different_layout_per_head", "num_local_blocks", "num_global_blocks",
-               "attention", "horizontal_global_attention", "num_different_global_patterns",
-               "num_random_blocks", "local_window_blocks", "global_block_indices", "global_block_end_indices",
-               "num_sliding_window_blocks"},
-              "{\"mode\": \"fixed\"}",
-              "attention is dense and causal in this build; model.sliding_window limits it", is_empty),
-  };
-}
-
-std::vector<Text> switch_texts() {
-  return {
-      {"sparse_gradients", "exchange embedding gradients as indices and values"},
-      {"disable_allgather", "leave updated parameters where they are"},
-      {"gradient_allreduce_op", "mean or sum of the ranks' gradients"},
-      {"managed_gradient_accumulation", "false: the program says where a step ends"},
-      {"data_parallel_size", "ranks of a device mesh"},
-      {"use_data_before_expert_parallelism", "order of data and expert ranks"},
-      {"prescale_gradients", "divide gradients before they are summed"},
-      {"gradient_predivide_factor", "by how much"},
-      {"zero_allow_untested_optimizer", "ZeRO with optimizers that DeepSpeed has not tested"},
-      {"zero_force_ds_cpu_optimizer", "insist on DeepSpeed's CPU Adam with offload"},
-      {"disable_python_gc", "no garbage collection within steps"},
-      {"graph_harvesting", "CUDA graphs in the bf16 optimizer; here `device.cuda_graphs`"},
-      {"vocabulary_size", "warn where it is no multiple of 8"},
-      {"allgather_size", "elements per all-gather, beside `\"zero_optimization\": true`"},
-  };
-}
-
-std::vector<Text> section_texts() {
-  return {
-      {"wandb", "report to Weights & Biases"},
-      {"comet", "report to Comet"},
-      {"flops_profiler", "count operations of each module"},
-      {"comms_logger", "log what is sent"},
-      {"timers", "measure throughput"},
-      {"amp", "mixed precision by apex"},
-      {"torch_autocast", "mixed precision by PyTorch"},
-      {"elasticity", "batch sizes that many numbers of GPUs divide"},
-      {"autotuning", "search for stage and micro-batch"},
-      {"nebula", "checkpoints to Azure's service"},
-      {"hybrid_engine", "generate while training (RLHF)"},
-      {"expert_parallel", "share out experts of public models"},
-      {"compile", "DeepCompile: ZeRO by a graph compiler"},
-      {"data_efficiency", "sample by difficulty, drop tokens"},
-      {"curriculum_learning", "sequences that grow while training"},
-      {"progressive_layer_drop", "leave out layers at random"},
-      {"eigenvalue", "curvature of layers, for quantised training"},
-      {"compression_training", "quantise and prune while training"},
-      {"quantize_training", "quantise weights while training"},
-      {"weight_quantization", "quantise weights for inference"},
-      {"sparse_attention", "attention to some blocks only"},
-  };
-}
-
-std::vector<Key<Config>> switches() {
+const std::map<std::string, Off>& offs() {
   const auto is_true = [](const Value& value) { return value.boolean(); };
-  std::vector<Key<Config>> keys;
-  const auto refuse = [&](const char* name, const char* example, const char* reason, auto off) {
-    keys.push_back(refused<Config>(name, example, reason, off));
+  const auto is_itself = [](const Value& value) {
+    return value.node.is(Node::Kind::boolean) && value.node.boolean;
   };
-  const auto note = [&](const char* name, Holds holds, const char* reason) {
-    keys.push_back(noted<Config>(name, holds, reason));
+  const auto is_mean = [](const Value& value) { return value.choice({"mean", "sum"}) == 0; };
+  const auto is_one_rank = [](const Value& value) {
+    return value.integer(1, std::numeric_limits<int>::max()) == 1;
   };
-  refuse("disable_allgather", "true", "updated parameters are always gathered", is_false);
-  refuse("gradient_allreduce_op", "\"sum\"", "gradients are averaged over ranks", [](const Value& value) {
-    return value.choice({"mean", "sum"}) == 0;
-  });
-  refuse("managed_gradient_accumulation", "false",
-         "Sherd manages it; programs move the boundary with set_gradient_accumulation_boundary()", is_true);
-  refuse("data_parallel_size", "2", "it follows from the number of ranks", equals_number(1));
-  refuse("use_data_before_expert_parallelism", "true",
-         "expert ranks are neighbours, and those with the same experts farther apart", is_false);
-  note("sparse_gradients", Holds::boolean, "embedding gradients are exchanged dense, to the same sums");
-  note("prescale_gradients", Holds::boolean, "rank sums run in fp32, which leaves nothing to scale against");
-  note("gradient_predivide_factor", Holds::real,
-       "rank sums run in fp32, which leaves nothing to scale against");
-  note("zero_allow_untested_optimizer", Holds::boolean, "every optimizer of this build is tested with ZeRO");
-  note("zero_force_ds_cpu_optimizer", Holds::boolean, "Sherd's own optimizer runs on every device");
-  note("disable_python_gc", Holds::boolean, "there is no Python");
-  note("graph_harvesting", Holds::boolean, "concerns CUDA graphs");
-  note("vocabulary_size", Holds::count, "model.pad_vocab_to_multiple_of pads the embedding");
-  for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
-  note("allgather_size", Holds::count, "give zero_optimization.allgather_bucket_size");
-  describe(keys, switch_texts());
-  return keys;
+  const auto is_fp16 = [](const Value& value) {
+    return parse_dtype(value.text()) == DType::f16 || value.text() == "float16";
+  };
+  static const std::map<std::string, Off> all = {
+      {"false", {R"({"const": false})", is_false}},
+      {"true", {R"({"const": true})", is_true}},
+      {"true alone", {R"({"const": true})", is_itself}},
+      {"empty", {R"({"enum": ["", [], {}]})", is_empty}},
+      {"nothing", {R"({"not": {}})", never}},
+      {"-1", {R"({"const": -1})", equals_number(-1)}},
+      {"0", {R"({"const": 0})", equals_number(0)}},
+      {"1", {R"({"const": 1})", equals_number(1)}},
+      {"one rank", {R"({"const": 1})", is_one_rank}},
+      {"at most 1", {reals(-infinity, 1).schema, [](const Value& value) { return value.real() <= 1; }}},
+      {"mean", {R"({"const": "mean"})", is_mean}},
+      {"MLP", {R"({"const": "MLP"})", [](const Value& value) { return value.node.is_text("MLP"); }}},
+      {"fp16", {R"({"enum": ["fp16", "float16"]})", is_fp16}},
+      // Files that were written for PEFT have its own ways to say that a switch is off.
+      {"off",
+       {R"({"enum": [false, 0, "", "none", [], {}]})",
+        [](const Value& value) { return is_off(value.node); }}},
+      {"disabled", {"", not_enabled}},
+      {"all disabled", {"", enables_nothing}}};
+  return all;
+}
+
+/// The parts of `text` between separators.
+std::vector<std::string> split(const std::string& text, const std::string& separator) {
+  std::vector<std::string> out;
+  for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + separator.size()) {
+    end = text.find(separator, begin);
+    out.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
+  }
+  return out;
+}
+
+void accept(Row& row, const Form& form) {
+  row = std::move(row).takes(form.takes);
+  row.effect = Effect::noted, row.example = form.example, row.auto_rule = form.auto_rule;
+  row.read = [form, reason = row.reason](Nothing&, const Value& value) {
+    form.check(value);
+    value.note(reason);
+  };
+}
+
+/// `rule`: "false: true".
+void refuse(Row& row, const std::string& rule, bool section) {
+  const std::size_t colon = rule.find(": ");
+  const Off& off = offs().at(rule.substr(0, colon));
+  row.effect = Effect::refused, row.example = rule.substr(colon + 2), row.schema = off.schema;
+  if (!section) row.auto_rule = Auto::to_default;
+  row.read = [off, section, reason = row.reason](Nothing&, const Value& value) {
+    if (off.holds(value)) return value.note(section ? "disabled, no effect" : "off, as always here");
+    if (section) value.error("Sherd does not support this section: ", reason, "; remove or disable it");
+    value.error("Sherd does not support ", value.node.brief(), " here: ", reason);
+  };
+}
+
+/// A section's keys are checked by name, so that a misspelt "enabled" does not pass for "off".
+void add_names(Row& row, const std::string& names) {
+  auto keys = std::make_shared<Table<Nothing>>();
+  for (const std::string& name : split(names, " "))
+    keys->keys.push_back(custom<Nothing>(name, "", [](Nothing&, const Value&) {}));
+  row.below = infos(*keys);
+  row.read = [keys, read = row.read](Nothing& nothing, const Value& value) {
+    if (value.node.is(Node::Kind::object)) read_section(*keys, nothing, value);
+    read(nothing, value);
+  };
+}
+
+std::string without_spaces(std::string text) {
+  std::erase(text, ' ');
+  return text;
+}
+
+Row row_of(const std::string& line) {
+  const std::vector<std::string> cells = split(line, " | ");
+  const std::vector<std::string> names = split(without_spaces(cells.at(0)), "|");
+  const std::vector<std::string> kind = split(cells.at(1), "but ");
+  Row row;
+  row.name = names[0], row.aliases.assign(names.begin() + 1, names.end());
+  row.meaning = cells.at(2), row.reason = cells.at(3);
+  kind.size() == 1 ? accept(row, forms().at(kind[0])) : refuse(row, kind[1], cells.size() > 4);
+  if (cells.size() > 4) add_names(row, cells[4]);
+  return row;
+}
+
+struct Group {
+  std::string section, types;  ///< of the types that have these keys; empty: of all
+  std::vector<Row> rows = {};
+};
+
+std::vector<Group> read_table() {
+  std::vector<std::string> lines;
+  std::istringstream in(foreign_table);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("    "))
+      lines.back() += line.substr(3);
+    else if (!line.empty())
+      lines.push_back(line);
+  std::vector<Group> out;
+  for (const std::string& line : lines) {
+    if (line[0] != '[') {
+      out.back().rows.push_back(row_of(line));
+      continue;
+    }
+    const auto title = split(line.substr(1, line.size() - 2), " of ");
+    out.push_back({title[0] == "top" ? "" : title[0], title.size() > 1 ? title[1] : ""});
+  }
+  for (Group& group : out)
+    for (Row& row : group.rows)
+      if (!group.section.empty()) row.auto_rule.reset();
+  return out;
 }
 
 }  // namespace
 
-std::vector<Key<Config>> foreign_keys() {
-  std::vector<Key<Config>> keys = switches();
-  append(keys, report_sections());
-  append(keys, feature_sections());
-  append(keys, training_method_sections());
-  describe(keys, section_texts());
-  keys.push_back(tensor_parallel_key());
-  keys.push_back(sequence_parallel_size_key());
-  keys.push_back(pipeline_key());
-  return keys;
+std::vector<Key<Nothing>> foreign_rows(std::string_view section, std::string_view type) {
+  const auto has_type = [&](const std::string& types) {
+    return type.empty() ? types.empty() : cat(" ", types, " ").find(cat(" ", type, " ")) != std::string::npos;
+  };
+  static const std::vector<Group> groups = read_table();
+  std::vector<Row> out;
+  for (const Group& group : groups)
+    if (group.section == section && has_type(group.types)) append(out, group.rows);
+  return out;
 }
 
 }  // namespace sherd::config

@@ -197,6 +197,30 @@ std::string strip_extras(std::string_view source) {
   return text;
 }
 
+nlohmann::ordered_json json_of(const Node& node) {
+  nlohmann::ordered_json out;
+  switch (node.kind) {
+    case Node::Kind::null:
+      break;
+    case Node::Kind::boolean:
+      return node.boolean;
+    case Node::Kind::integer:
+      return node.integer;
+    case Node::Kind::number:
+      return node.number;
+    case Node::Kind::string:
+      return node.text;
+    case Node::Kind::array:
+      out = nlohmann::ordered_json::array();
+      for (const Node& item : node.items) out.push_back(json_of(item));
+      break;
+    case Node::Kind::object:
+      out = nlohmann::ordered_json::object();
+      for (const auto& [name, value] : node.members) out[name] = json_of(value);
+  }
+  return out;
+}
+
 void set_place(Node& node, const Place& place) {
   node.place = place;
   for (Node& item : node.items) set_place(item, place);
@@ -237,6 +261,41 @@ std::string Node::brief() const {
       return members.empty() ? "{}" : "{…}";
   }
   return "?";
+}
+
+std::string Node::json(int indent) const {
+  return json_of(*this).dump(indent);
+}
+
+bool Node::operator==(const Node& other) const {
+  const auto is_number = [](const Node& node) { return node.is(Kind::integer) || node.is(Kind::number); };
+  if (is_number(*this) && is_number(other)) return number == other.number;
+  return kind == other.kind && boolean == other.boolean && text == other.text && items == other.items &&
+         members == other.members;
+}
+
+Node node_of(bool value) {
+  Node node;
+  node.kind = Node::Kind::boolean, node.boolean = value;
+  return node;
+}
+
+Node node_of(double value) {
+  Node node;
+  node.kind = Node::Kind::number, node.number = value;
+  return node;
+}
+
+Node node_of(std::string value) {
+  Node node;
+  node.kind = Node::Kind::string, node.text = std::move(value);
+  return node;
+}
+
+Node node_of(std::vector<std::pair<std::string, Node>> members) {
+  Node node;
+  node.kind = Node::Kind::object, node.members = std::move(members);
+  return node;
 }
 
 std::string_view name_of(Node::Kind kind) {
@@ -281,7 +340,7 @@ bool parse_value(std::string_view text, Node& out) {
 }
 
 bool is_note(std::string_view name) {
-  return name.starts_with("_") || name.starts_with("//") || name == "comment";
+  return name.starts_with("_") || name.starts_with("//") || name == "comment" || name == "$schema";
 }
 
 void drop_notes(Node& node) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/keys.h"
 
 namespace sherd::config {
 
@@ -30,13 +32,44 @@ struct Node {
   std::vector<std::pair<std::string, Node>> members;  ///< in file order, names unique
   Place place;                                        ///< of the key, or of the value where there is none
 
+  /// The key whose value a table wrote here; null of what was parsed. It lives as long as the program.
+  const KeyInfo* key = nullptr;
+
   bool is(Kind other) const { return kind == other; }
   bool is_text(std::string_view value) const { return kind == Kind::string && text == value; }
   const Node* find(std::string_view name) const;
   Node* find(std::string_view name);
   /// The value as one line of JSON, shortened, for messages.
   std::string brief() const;
+  /// The whole value as JSON; `indent` as nlohmann's dump() has it, -1: in one line.
+  std::string json(int indent = -1) const;
+  /// The same value, wherever it stands; an integer equals the number that it is.
+  bool operator==(const Node& other) const;
 };
+
+Node node_of(bool value);
+Node node_of(double value);
+Node node_of(std::string value);
+inline Node node_of(const char* value) {
+  return node_of(std::string(value));
+}
+template <std::integral I>
+Node node_of(I value) {
+  Node node;
+  node.kind = Node::Kind::integer;
+  node.integer = static_cast<std::int64_t>(value), node.number = static_cast<double>(value);
+  return node;
+}
+/// A list of whatever node_of() takes.
+template <class List>
+Node list_of(const List& values) {
+  Node node;
+  node.kind = Node::Kind::array;
+  for (const auto& value : values) node.items.push_back(node_of(value));
+  return node;
+}
+/// An object.
+Node node_of(std::vector<std::pair<std::string, Node>> members);
 
 /// "null", "a boolean", "an integer", …
 std::string_view name_of(Node::Kind kind);
@@ -52,8 +85,11 @@ Node parse_tree(std::string_view text, const std::string& file);
 /// Parses one JSON value without an enclosing file; false when `text` is not JSON.
 bool parse_value(std::string_view text, Node& out);
 
-/// Whether a key is a note to readers, without effect: "_…", "//…" and "comment".
+/// Whether a key is a note to readers, without effect: "_…", "//…" and "comment"; or "$schema", a note to
+/// editors.
 bool is_note(std::string_view name);
+/// The same as a regular expression.
+inline constexpr const char* note_pattern = "^(_|//)|^(comment|\\$schema)$";
 /// Removes the notes from an object and all below.
 void drop_notes(Node& node);
 

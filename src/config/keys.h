@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace sherd::config {
+
+struct Config;
 
 /// What a configuration key does here.
 enum class Effect : std::uint8_t {
@@ -13,31 +17,58 @@ enum class Effect : std::uint8_t {
   refused     ///< an error, unless its value says "off"; then noted
 };
 
-/// What is known of a key beside how it is read.
-struct KeyFacts {
-  Effect effect = Effect::effective;
-  std::string example;  ///< a JSON value other than the default; for refused keys one that is refused
-  std::string reason;   ///< why noted or refused
-  std::vector<std::string> aliases;  ///< other names that mean the same
-  /// What it takes, in the words of the error for another value: "integer >= 1", "true or false".
-  std::string values;
-  std::vector<std::string> choices;  ///< the words that it takes, where there are but these
-  const char* meaning = "";          ///< one line: what it is, in which unit; of noted keys what it asks for
-  const char* difference = "";  ///< where DeepSpeed 0.19 (or transformers, of its arguments) does otherwise
-  std::string derived;          ///< the default in words, where dump() has no value that always is it
-  bool required = false;        ///< its section is refused without it
+/// What depends on the value of a key.
+enum class Concerns : std::uint8_t {
+  training,  ///< the numbers: a run that goes on with another value trains otherwise
+  run,       ///< no number, but how a run goes; all ranks need the same
+  machine    ///< neither: it may differ from machine to machine
 };
 
-/// One row of the table of known keys.
-struct KeyInfo : KeyFacts {
-  /// "zero_optimization.stage"; parameters of one type read "scheduler[OneCycle].params.cycle_min_lr"
-  std::string path;
+/// A key, or a section of keys, as everything but reading and writing knows it: errors, suggestions, the page
+/// of keys and the JSON Schema.
+struct KeyInfo {
+  std::string name;
+  /// "zero_optimization.stage"; parameters of one type read "scheduler[OneCycle].params.cycle_min_lr". Set by
+  /// known_keys().
+  std::string path = {};
+  Effect effect = Effect::effective;
+  std::string example = {};  ///< a JSON value other than the default; for refused keys one that is refused
+  std::string reason = {};   ///< why noted or refused
+  std::vector<std::string> aliases = {};  ///< other names that mean the same
+  /// What it takes, in the words of the error for another value: "integer >= 1", "true or false".
+  std::string values = {};
+  std::string schema = {};                ///< the same as JSON Schema, without null and "auto"
+  std::vector<std::string> choices = {};  ///< the words that it takes, where there are but these
+  std::string meaning = {};     ///< one line: what it is, in which unit; of noted keys what it asks for
+  std::string difference = {};  ///< where DeepSpeed 0.19 (or transformers, of its arguments) does otherwise
+  std::string derived = {};     ///< the default in words, where dump() has no value that always is it
+  bool required = false;        ///< its section is refused without it
+  std::string instead = {};     ///< of a required key: another one that may stand in its place
+  bool argument = false;        ///< it is one of transformers' Trainer
+  bool takes_auto = false;      ///< "auto" is for the section training to fill, or the default
+  /// Where the key does not say, its section does; where no section does: training.
+  std::optional<Concerns> concerns = {};
+  /// Of a key that was given: why it cannot matter beside the rest of the file; empty, where it can.
+  std::function<std::string(const Config&)> idle = {};
+  bool decides_parameters = false;  ///< which parameters a model has, and their shapes, goes by it
+
+  std::vector<KeyInfo> below = {};  ///< keys of a section, or of the entries of a list
+  bool is_list = false;             ///< its value is a list of sections
+  std::string type = {};            ///< of a section `params`: the type beside it that it belongs to
+
+  bool is_section() const { return !below.empty() && !is_list && effect == Effect::effective; }
 };
+
+/// The whole file, as a section.
+const KeyInfo& all_keys();
 
 /// Every key that the parser knows, section by section. The parser reads by the same table.
-std::vector<KeyInfo> known_keys();
+const std::vector<KeyInfo>& known_keys();
 
 /// All of them with values, defaults, meanings and differences to DeepSpeed, as Markdown: docs/keys.md.
 std::string keys_page();
+
+/// All of them as a JSON Schema (draft 2020-12) of configuration files, by which editors complete and check.
+std::string json_schema();
 
 }  // namespace sherd::config

@@ -2,46 +2,13 @@
 #include <map>
 #include <set>
 
+#include "config/key_defaults.h"
 #include "config/tables.h"
 
 // The page of keys: what the tables of keys know, as Markdown, with defaults from a configuration that gives
 // none.
 namespace sherd::config {
 namespace {
-
-/// Defaults: of a configuration with what is required alone, and of each model, optimizer and scheduler type.
-class Defaults {
- public:
-  explicit Defaults(const std::vector<KeyInfo>& keys);
-  /// In Markdown: "`2`", "gpt2 `true`; others `false`", "required", or the key's own words.
-  std::string of(const KeyInfo& key) const;
-
- private:
-  using Values = std::map<std::string, std::string>;
-  std::string by_model_type(const std::string& path) const;
-
-  Values plain_;
-  std::vector<std::pair<std::string, Values>> models_;  ///< by `model.type`
-  std::map<std::string, Values> sections_;              ///< by "optimizer[Lion]", "scheduler[OneCycle]"
-};
-
-/// "optimizer[Lion]" of "optimizer[Lion].params.lr".
-std::string typed_section(const std::string& path) {
-  return path.substr(0, path.find(']') + 1);
-}
-
-/// "optimizer[Lion].params.lr" → "optimizer.params.lr"
-std::string without_type(std::string path) {
-  if (const auto open = path.find('['); open != std::string::npos)
-    path.erase(open, path.find(']') - open + 1);
-  return path;
-}
-
-/// "Lion" of "optimizer[Lion].params.lr"; else empty.
-std::string type_of(const std::string& path) {
-  const auto open = path.find('[');
-  return open == std::string::npos ? "" : path.substr(open + 1, path.find(']') - open - 1);
-}
 
 /// "model.moe" of "model.moe.experts".
 std::string section_of(const std::string& path) {
@@ -51,32 +18,6 @@ std::string section_of(const std::string& path) {
 
 std::string name_in(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
-}
-
-Defaults::Defaults(const std::vector<KeyInfo>& keys) {
-  const auto values = [](const std::vector<std::string>& assignments) {
-    return every_value(parse_text("{}", "defaults", assignments));
-  };
-  // Of the types of rope scaling, yarn has most keys.
-  std::vector<std::string> needed, types;
-  std::map<std::string, std::vector<std::string>> of_section;
-  for (const KeyInfo& key : keys) {
-    if (key.path == "model.type") types = key.choices;
-    const std::string type = type_of(key.path);
-    std::vector<std::string>& assignments = type.empty() ? needed : of_section[typed_section(key.path)];
-    if (key.required) assignments.push_back(cat(without_type(key.path), "=", key.example));
-  }
-  needed.push_back("model.rope_scaling.rope_type=\"yarn\"");
-  plain_ = values(needed);
-  for (const std::string& type : types) {
-    std::vector<std::string> assignments = needed;
-    assignments.push_back(cat("model.type=\"", type, "\""));
-    models_.emplace_back(type, values(assignments));
-  }
-  for (auto& [section, assignments] : of_section) {
-    assignments.push_back(cat(section.substr(0, section.find('[')), ".type=\"", type_of(section), "\""));
-    sections_[section] = values(assignments);
-  }
 }
 
 /// A number as people write it: 5e8 for 500000000, 1e-5 for 1e-05, 1 for 1.0.
@@ -103,29 +44,25 @@ std::string tidy(const std::string& value) {
   return cat("`[", list, "]`");
 }
 
-std::string Defaults::by_model_type(const std::string& path) const {
-  std::vector<std::pair<std::string, std::string>> values;
+/// "gpt2 `true`; others `false`", where types of models differ in it.
+std::string by_type(const std::vector<std::pair<std::string, std::string>>& values) {
   std::map<std::string, std::size_t> count;
-  for (const auto& [type, all] : models_)
-    if (const auto found = all.find(path); found != all.end() && found->second != "null")
-      values.emplace_back(type, found->second), ++count[found->second];
-  if (values.empty()) return "";
+  for (const auto& [type, value] : values) ++count[value];
+  if (count.empty()) return "";
   const auto most =
       std::max_element(count.begin(), count.end(), [](auto& a, auto& b) { return a.second < b.second; });
-  if (count.size() == 1) return tidy(most->first);
   std::string out;
   for (const auto& [type, value] : values)
     if (value != most->first) out += cat(type, " ", tidy(value), "; ");
   return cat(out, "others ", tidy(most->first));
 }
 
-std::string Defaults::of(const KeyInfo& key) const {
+/// In Markdown: "`2`", "gpt2 `true`; others `false`", "required", or the key's own words.
+std::string default_of(const KeyInfo& key, const KeyDefaults& defaults) {
   if (!key.derived.empty()) return tidy_number(key.derived);  // words, or a number of the Trainer's
   if (key.required) return "required";
-  if (key.path.starts_with("model.") && key.path != "model.type") return by_model_type(key.path);
-  const Values& values = type_of(key.path).empty() ? plain_ : sections_.at(typed_section(key.path));
-  const auto found = values.find(without_type(key.path));
-  return found == values.end() ? "" : tidy(found->second);
+  if (const std::string value = defaults.of(key); !value.empty()) return tidy(value);
+  return key.path.starts_with("model.") ? by_type(defaults.by_model_type(key.path)) : "";
 }
 
 // ---- rows ----
@@ -153,12 +90,12 @@ std::string listed(const std::vector<std::string>& words, const char* quote) {
   return out;
 }
 
-std::string values_of(const KeyFacts& key) {
+std::string values_of(const KeyInfo& key) {
   return key.choices.empty() ? key.values : listed(key.choices, "`");
 }
 
 /// The key as `name`, with its other names.
-std::string named(const KeyFacts& key, const std::string& name) {
+std::string named(const KeyInfo& key, const std::string& name) {
   return cat("`", name, "`", key.aliases.empty() ? "" : ", also ", listed(key.aliases, "`"));
 }
 
@@ -243,24 +180,16 @@ class Page {
   std::string types_of(const std::string& section, const std::vector<std::string>& types) const;
   std::string without_effect(Effect effect) const;
 
-  std::vector<KeyInfo> keys_ = known_keys();
-  Defaults defaults_{keys_};
+  const std::vector<KeyInfo>& keys_ = known_keys();
+  KeyDefaults defaults_;
 };
 
-/// Whether the key is an argument of transformers' Trainer, which have a table of their own.
-bool is_argument(const KeyInfo& key) {
-  static const std::vector<Key<Training>> arguments = trainer_keys();
-  return section_of(key.path) == "training" &&
-         std::any_of(arguments.begin(), arguments.end(),
-                     [&](const auto& argument) { return argument.name == name_in(key.path); });
-}
-
 std::string Page::plain_section(const std::string& section, const std::vector<KeyInfo>& keys) const {
-  const bool arguments = is_argument(keys.front());
+  const bool arguments = keys.front().argument;
   std::vector<std::vector<std::string>> rows;
   for (const KeyInfo& key : keys)
-    rows.push_back(
-        {named(key, name_in(key.path)), values_of(key), defaults_.of(key), key.meaning, key.difference});
+    rows.push_back({named(key, name_in(key.path)), values_of(key), default_of(key, defaults_), key.meaning,
+                    key.difference});
   const std::string level = section.find('.') == std::string::npos ? "##" : "###";
   const std::string title = section.empty() ? "Keys at the top"
                             : arguments     ? "`training`: arguments of transformers' Trainer"
@@ -275,7 +204,7 @@ std::string Page::plain_section(const std::string& section, const std::vector<Ke
 std::string Page::types_of(const std::string& section, const std::vector<std::string>& types) const {
   std::set<std::string> all;
   for (const KeyInfo& key : keys_)
-    if (key.path.starts_with(section + "[")) all.insert(type_of(key.path));
+    if (key.path.starts_with(section + "[")) all.insert(type_in(key.path));
   return types.size() == all.size() ? "all" : listed(types, "");
 }
 
@@ -285,10 +214,10 @@ std::string Page::typed_params(const std::string& section) const {
   std::vector<Row> rows;
   for (const KeyInfo& key : keys_) {
     if (!key.path.starts_with(section + "[") || key.effect != Effect::effective) continue;
-    const std::string type = type_of(key.path), quoted = cat("`", type, "`"), name = name_in(key.path);
+    const std::string type = type_in(key.path), quoted = cat("`", type, "`"), name = name_in(key.path);
     if (types.empty() || types.back()[0] != quoted) types.push_back({quoted, ""});
     std::string& all = types.back()[1];
-    all += cat(all.empty() ? "" : ", ", "`", name, "` = ", defaults_.of(key));
+    all += cat(all.empty() ? "" : ", ", "`", name, "` = ", default_of(key, defaults_));
     add(rows, {named(key, name), values_of(key), key.meaning, key.difference}, type);
   }
   std::vector<std::vector<std::string>> cells;
@@ -305,11 +234,11 @@ std::string Page::without_effect(Effect effect) const {
   std::vector<Row> rows;
   for (const KeyInfo& key : keys_) {
     if (key.effect != effect) continue;
-    const std::string asks = key.values == "section"
-                                 ? cat(key.meaning, ". Its keys: ", listed(key.choices, "`"))
-                                 : std::string(key.meaning);
+    std::vector<std::string> names;
+    for (const KeyInfo& below : key.below) names.push_back(below.name);
+    const std::string asks = cat(key.meaning, names.empty() ? "" : ". Its keys: ", listed(names, "`"));
     add(rows, {named(key, without_type(key.path)), cat("`", key.example, "`"), asks, key.reason},
-        type_of(key.path));
+        type_in(key.path));
   }
   std::vector<std::vector<std::string>> cells;
   for (const Row& one : rows) {
@@ -329,8 +258,8 @@ std::string Page::text() {
   std::vector<std::string> order;
   std::map<std::string, std::vector<KeyInfo>> sections;
   for (const KeyInfo& key : keys_) {
-    if (!type_of(key.path).empty()) continue;
-    const std::string section = cat(section_of(key.path), is_argument(key) ? " " : "");
+    if (!type_in(key.path).empty()) continue;
+    const std::string section = cat(section_of(key.path), key.argument ? " " : "");
     if (key.effect != Effect::effective) continue;
     if (sections[section].empty()) order.push_back(section);
     sections[section].push_back(key);

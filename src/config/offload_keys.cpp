@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/excerpt.h"
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -9,9 +10,12 @@ namespace {
 const std::vector<std::string> devices = {"none", "cpu", "nvme"};
 constexpr const char* nothing_on_nvme = "no effect: no state lives on NVMe";
 
-bool uses_nvme(const Zero& zero) {
-  return zero.offload_param.device == OffloadDevice::nvme ||
-         zero.offload_optimizer.device == OffloadDevice::nvme;
+bool on_nvme(const Offload& offload) {
+  return offload.device == OffloadDevice::nvme;
+}
+
+bool uses_nvme(const Config& config) {
+  return on_nvme(config.zero.offload_param) || on_nvme(config.zero.offload_optimizer);
 }
 
 bool activations_on_nvme(const Config& config) {
@@ -20,77 +24,114 @@ bool activations_on_nvme(const Config& config) {
 
 // ---- offload_param, offload_optimizer ----
 
-std::vector<Key<Offload>> common_offload_keys() {
-  std::vector<Key<Offload>> keys;
-  keys.push_back(choice("device", &Offload::device, devices, "\"cpu\"",
-                        {{"disk", "nvme"},
-                         {"ssd", "nvme"},
-                         {"host", "cpu"},
-                         {"ram", "cpu"},
-                         {"memory", "cpu"},
-                         {"gpu", "none"},
-                         {"cuda", "none"}}));
-  keys.push_back(text("nvme_path", &Offload::nvme_path, "\"/mnt/nvme\""));
-  keys.push_back(
-      integer("buffer_count", &Offload::buffer_count, "7", 0, std::numeric_limits<std::int32_t>::max()));
-  keys.push_back(boolean("pin_memory", &Offload::pin_memory));
-  return keys;
+using Side = Offload Zero::*;
+constexpr Side of_params = &Zero::offload_param, of_optimizer = &Zero::offload_optimizer;
+
+std::string no_effect_with(OffloadDevice device) {
+  return cat("no effect with device \"", devices[static_cast<std::size_t>(device)], "\"");
 }
 
-std::vector<Text> common_offload_texts() {
-  return {derived("nvme_path", "none; required for nvme",
-                  "folder on the drive that holds the scratch file; of an absolute path only the last folder "
-                  "is made"),
-          {"pin_memory", "page-locked host memory, which GPUs reach faster", "0.16: false by default"}};
+/// Why a key of one of the two sections cannot matter: where its device is none, or not NVMe though the key
+/// is of that alone.
+std::function<std::string(const Config&)> without_device(Side side, bool nvme_alone) {
+  return [=](const Config& config) {
+    const OffloadDevice device = (config.zero.*side).device;
+    const bool idle = device == OffloadDevice::none || (nvme_alone && device == OffloadDevice::cpu);
+    return idle ? no_effect_with(device) : "";
+  };
+}
+
+std::string without_nvme(const Config& config) {
+  return uses_nvme(config) ? "" : nothing_on_nvme;
+}
+
+std::function<std::string(const Config&)> without_nvme_device(Side side) {
+  return [side](const Config& config) {
+    const Offload& offload = config.zero.*side;
+    const bool idle = !offload.nvme_path.empty() && !on_nvme(offload) && !activations_on_nvme(config);
+    return idle ? no_effect_with(offload.device) : "";
+  };
+}
+
+std::vector<Key<Offload>> common_offload_keys(Side side, Key<Offload> buffer_count, const char* about_device,
+                                              const char* unlike_device = "") {
+  using O = Offload;
+  return {choice("device", &O::device, devices, "\"cpu\"",
+                 {{"disk", "nvme"},
+                  {"ssd", "nvme"},
+                  {"host", "cpu"},
+                  {"ram", "cpu"},
+                  {"memory", "cpu"},
+                  {"gpu", "none"},
+                  {"cuda", "none"}})
+              .means(about_device, unlike_device),
+          std::move(buffer_count),
+          boolean("pin_memory", &O::pin_memory)
+              .idle_if([idle = without_device(side, false)](const Config& config) {
+                const std::string why = idle(config);
+                return why.empty() ? "cannot matter on a CPU device" : why;
+              })
+              .means("page-locked host memory, which GPUs reach faster", "0.16: false by default"),
+          text("nvme_path", &O::nvme_path, "\"/mnt/nvme\"")
+              .unset("")
+              .of(Concerns::machine)
+              .idle_if(without_nvme_device(side))
+              .by_default("none; required for nvme")
+              .means("folder on the drive that holds the scratch file; of an absolute path only the last "
+                     "folder is made")};
+}
+
+Key<Offload> buffer_count_key() {
+  return integer("buffer_count", &Offload::buffer_count, "7", 0, std::numeric_limits<std::int32_t>::max());
 }
 
 Table<Offload> offload_param_table() {
-  Table<Offload> table{Auto::to_default, common_offload_keys()};
-  table.keys.push_back(integer("buffer_size", &Offload::buffer_size, "1000", 0));
-  table.keys.push_back(integer("max_in_cpu", &Offload::max_in_cpu, "1000", 0));
-  describe(table.keys, common_offload_texts());
-  describe(
-      table.keys,
-      {{"device", "tier of the parameters, stage 3 only: device memory, host memory or NVMe"},
-       {"buffer_count", "nvme: staging buffers in host memory, each for one block that is read ahead"},
-       {"buffer_size",
-        "nvme: elements of a staging buffer, at least those of the largest block; checked at "
-        "the start"},
-       {"max_in_cpu", "nvme: parameters per rank that stay in host memory all the same; 0: all on NVMe"}});
+  using O = Offload;
+  const auto idle = without_device(of_params, true);
+  Table<O> table{
+      Auto::to_default,
+      common_offload_keys(of_params,
+                          buffer_count_key().idle_if(idle).means(
+                              "nvme: staging buffers in host memory, each for one block that is read ahead"),
+                          "tier of the parameters, stage 3 only: device memory, host memory or NVMe")};
+  append(table.keys,
+         {integer("buffer_size", &O::buffer_size, "1000", 0)
+              .idle_if(idle)
+              .means("nvme: elements of a staging buffer, at least those of the largest block; checked at "
+                     "the start"),
+          integer("max_in_cpu", &O::max_in_cpu, "1000", 0)
+              .idle_if(idle)
+              .means("nvme: parameters per rank that stay in host memory all the same; 0: all on NVMe")});
   return table;
 }
 
 Table<Offload> offload_optimizer_table() {
-  Table<Offload> table{Auto::to_default, common_offload_keys()};
-  std::vector<Key<Offload>>& keys = table.keys;
-  keys.push_back(boolean("pipeline_read", &Offload::pipeline_read));
-  keys.push_back(boolean("pipeline_write", &Offload::pipeline_write));
-  keys.push_back(real("ratio", &Offload::ratio, "0.5", 0, 1));
-  keys.push_back(
-      noted<Offload>("fast_init", Holds::boolean, "states are always written straight to where they live"));
-  keys.push_back(refused<Offload>("super_offload", "true",
-                                  "SuperOffload is not in this build; ratio leaves a share on the device",
-                                  is_false));
-  keys.push_back(noted<Offload>("cpuadam_cores_perc", Holds::real, "SuperOffload is off"));
-  describe(keys, common_offload_texts());
-  describe(
-      keys,
-      {{"device",
-        "tier of the optimizer's states, stages 1 to 3; at 2 and 3 gradients then lie in host memory",
-        "nvme at stage 3 only"},
-       {"buffer_count",
-        "staging buffers in host memory, each for a chunk of parameters with all their states",
-        "counts tensors: four per chunk with Adam"},
-       {"pipeline_read", "nvme: read the next chunks while one is updated", "false by default"},
-       {"pipeline_write", "nvme: write the last chunks while one is updated", "false by default"},
-       {"ratio", "share of the states to offload; below 1 at stage 3 only", "needs its own CPU Adam below 1"},
-       {"fast_init", "make fp32 masters on NVMe through page-locked buffers"},
-       {"super_offload", "SuperOffload: split the update between GPU and CPU"},
-       {"cpuadam_cores_perc", "SuperOffload: share of the cores that update"}});
+  using O = Offload;
+  Table<O> table{
+      Auto::to_default,
+      common_offload_keys(
+          of_optimizer,
+          buffer_count_key()
+              .idle_if(without_nvme)
+              .means("staging buffers in host memory, each for a chunk of parameters with all their states",
+                     "counts tensors: four per chunk with Adam"),
+          "tier of the optimizer's states, stages 1 to 3; at 2 and 3 gradients then lie in host memory",
+          "nvme at stage 3 only")};
+  append(table.keys, {boolean("pipeline_read", &O::pipeline_read)
+                          .idle_if(without_nvme)
+                          .means("nvme: read the next chunks while one is updated", "false by default"),
+                      boolean("pipeline_write", &O::pipeline_write)
+                          .idle_if(without_nvme)
+                          .means("nvme: write the last chunks while one is updated", "false by default"),
+                      real("ratio", &O::ratio, "0.5", 0, 1)
+                          .idle_if(without_device(of_optimizer, false))
+                          .means("share of the states to offload; below 1 at stage 3 only",
+                                 "needs its own CPU Adam below 1")});
+  append(table.keys, foreign_keys<O>("zero_optimization.offload_optimizer"));
   return table;
 }
 
-// DeepSpeed's switches from before the two sections.
+/// DeepSpeed's switches from before the two sections.
 Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::string& section) {
   return custom<Zero>(std::move(name), "true",
                       [=](Zero& zero, const Value& value) {
@@ -99,19 +140,9 @@ Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::s
                         value.note(cat("deprecated; write \"", section, R"(": {"device": ")",
                                        on ? "cpu" : "none", "\"}"));
                       })
-      .takes("true or false");
-}
-
-// One of the two sections, with what the checks need to speak of it.
-struct Side {
-  std::string name, deprecated;  // keys of zero_optimization
-  const Offload& offload;
-  Table<Offload> table;
-};
-
-std::vector<Side> sides_of(const Zero& zero) {
-  return {{"offload_param", "cpu_offload_param", zero.offload_param, offload_param_table()},
-          {"offload_optimizer", "cpu_offload", zero.offload_optimizer, offload_optimizer_table()}};
+      .takes({"true or false", R"({"type": "boolean"})"})
+      .by_default("off")
+      .means(cat("old name of `", section, ".device` \"cpu\""));
 }
 
 void require_one(const Value& side, const char* name, std::int64_t count, const char* whose = "device") {
@@ -121,21 +152,23 @@ void require_one(const Value& side, const char* name, std::int64_t count, const 
         "must be at least 1 with ", whose, " \"nvme\", not ", count);
 }
 
-void check_side(const Zero& zero, const Given& given, const Value& section, const Side& side) {
-  const Offload& offload = side.offload;
-  const bool old = given.contains(side.deprecated), current = given.contains(side.name);
-  const auto key = [&](const std::string& name) {
-    return Value{*given.at(name), join(section.path, name), section.context};
+/// The rules of one section: `name`, or `deprecated`, the switch that means it.
+void check_side(const Zero& zero, const Given& given, const Value& section, Side side, const char* name,
+                const char* deprecated) {
+  const Offload& offload = zero.*side;
+  const bool old = given.contains(deprecated), current = given.contains(name);
+  const auto key = [&](const std::string& of) {
+    return Value{*given.at(of), join(section.path, of), section.context};
   };
   if (old && current)
-    key(side.deprecated)
-        .error("means \"", side.name, "\" with device \"cpu\", and that section is given too; remove one of ",
+    key(deprecated)
+        .error("means \"", name, "\" with device \"cpu\", and that section is given too; remove one of ",
                "the two");
   // The update stages parameters on NVMe through the same buffers.
-  if (&offload == &zero.offload_optimizer && current && zero.offload_param.device == OffloadDevice::nvme)
-    require_one(key(side.name), "buffer_count", offload.buffer_count, "offload_param's device");
+  if (side == of_optimizer && current && on_nvme(zero.offload_param))
+    require_one(key(name), "buffer_count", offload.buffer_count, "offload_param's device");
   if (offload.device == OffloadDevice::none) return;
-  const Value here = key(old ? side.deprecated : side.name);
+  const Value here = key(old ? deprecated : name);
   const std::string& device = devices[static_cast<std::size_t>(offload.device)];
   // Parameters that no stage shards were left where they are by now (zero_keys.cpp).
   if (zero.stage < 1)
@@ -156,147 +189,113 @@ void check_side(const Zero& zero, const Given& given, const Value& section, cons
   require_one(here, "buffer_size", offload.buffer_size);
 }
 
-std::string no_effect_with(OffloadDevice device) {
-  return cat("no effect with device \"", devices[static_cast<std::size_t>(device)], "\"");
-}
-
-// Why `key` of a section cannot matter; empty when it does, or has said so itself.
-std::string why_idle(const Zero& zero, const Offload& offload, const std::string& key) {
-  if (key == "nvme_path") return {};  // note_idle_tiers() knows
-  const bool with_nvme = key == "buffer_size" || key == "max_in_cpu";
-  const bool of_update = key == "pipeline_read" || key == "pipeline_write" ||
-                         (key == "buffer_count" && &offload == &zero.offload_optimizer);
-  if (of_update) return uses_nvme(zero) ? "" : nothing_on_nvme;
-  if (offload.device == OffloadDevice::none ||
-      (offload.device == OffloadDevice::cpu && (with_nvme || key == "buffer_count")))
-    return no_effect_with(offload.device);
-  if (key == "pin_memory") return "cannot matter on a CPU device";
-  return {};
-}
-
 // ---- aio ----
 
-Table<Aio> aio_table() {
+Key<Aio> block_size_key() {
   static constexpr std::int64_t page = 4096, most = std::int64_t{1} << 30;
-  Table<Aio> table;
-  std::vector<Key<Aio>>& keys = table.keys;
-  keys.push_back(custom<Aio>("block_size", "65536", [](Aio& aio, const Value& value) {
-                   aio.block_size = value.integer(page, most);
-                   if (aio.block_size % page != 0)
-                     value.error("must be a multiple of ", page, " bytes, not ", value.node.brief(),
-                                 "; the next one is ", (aio.block_size / page + 1) * page);
-                 }).takes(integers(page, most) + ", a multiple of 4096"));
-  keys.push_back(integer("queue_depth", &Aio::queue_depth, "32", 1, 4096));
-  keys.push_back(integer("thread_count", &Aio::thread_count, "4", 1, 256).alias("intra_op_parallelism"));
-  keys.push_back(boolean("single_submit", &Aio::single_submit));
-  keys.push_back(boolean("overlap_events", &Aio::overlap_events));
-  keys.push_back(refused<Aio>(
-      "use_gds", "true",
-      "it needs CUDA's GPUDirect Storage, which is not in this build; transfers pass through host memory",
-      is_false));
-  keys.push_back(choice("backend", &Aio::backend, {"auto", "io_uring", "threads"}, "\"threads\""));
-  keys.push_back(boolean("checksums", &Aio::checksums));
-  describe(keys,
-           {{"block_size", "bytes of one request"},
-            {"queue_depth", "requests under way"},
-            {"thread_count", "threads: how many there are",
-             "0.19 reads `intra_op_parallelism` alone, and not the old "
-             "name"},
-            {"single_submit", "io_uring: hand requests to the kernel one by one"},
-            {"overlap_events", "start requests while others are under way"},
-            {"use_gds", "GPUDirect Storage"},
-            {"backend",
-             "what moves the bytes: io_uring or an error, threads with positional calls, auto: io_uring "
-             "where kernel and file system allow it",
-             "is not there: always libaio"},
-            {"checksums", "CRC-32C of every page, verified by every read", "is not there"}});
-  return table;
+  const Takes range = integers(page, most);
+  return integer("block_size", &Aio::block_size, "65536", page, most)
+      .then([](Aio& aio, const Value& value) {
+        if (aio.block_size % page != 0)
+          value.error("must be a multiple of ", page, " bytes, not ", value.node.brief(),
+                      "; the next one is ", (aio.block_size / page + 1) * page);
+      })
+      .takes({range.words + ", a multiple of 4096",
+              R"({"type": "integer", "minimum": 4096, "maximum": 1073741824, "multipleOf": 4096})"})
+      .means("bytes of one request");
 }
 
-void note_idle_aio(const Config& config, const Node& section, Context& context) {
-  if (!uses_nvme(config.zero) && !activations_on_nvme(config)) return context.note("aio", nothing_on_nvme);
-  const auto idle_with = [&](Aio::Backend backend, const char* name, const char* key) {
-    const Node* node = section.find(key);
-    if (config.aio.backend == backend && node && !node->is(Node::Kind::null))
-      context.note(cat("aio.", key), cat("no effect with backend \"", name, "\""));
-  };
-  idle_with(Aio::Backend::io_uring, "io_uring", "thread_count");
-  idle_with(Aio::Backend::io_uring, "io_uring", "intra_op_parallelism");
-  idle_with(Aio::Backend::threads, "threads", "single_submit");
+Table<Aio> aio_table() {
+  Table<Aio> table{
+      Auto::is_a_value,
+      {choice("backend", &Aio::backend, {"auto", "io_uring", "threads"}, "\"threads\"")
+           .means("what moves the bytes: io_uring or an error, threads with positional calls, auto: io_uring "
+                  "where kernel and file system allow it",
+                  "is not there: always libaio"),
+       block_size_key(), integer("queue_depth", &Aio::queue_depth, "32", 1, 4096).means("requests under way"),
+       integer("thread_count", &Aio::thread_count, "4", 1, 256)
+           .alias("intra_op_parallelism")
+           .idle_if([](const Config& c) { return c.aio.backend == Aio::Backend::io_uring; },
+                    "no effect with backend \"io_uring\"")
+           .means("threads: how many there are",
+                  "0.19 reads `intra_op_parallelism` alone, and not the old name"),
+       boolean("single_submit", &Aio::single_submit)
+           .idle_if([](const Config& c) { return c.aio.backend == Aio::Backend::threads; },
+                    "no effect with backend \"threads\"")
+           .means("io_uring: hand requests to the kernel one by one"),
+       boolean("overlap_events", &Aio::overlap_events).means("start requests while others are under way"),
+       boolean("checksums", &Aio::checksums)
+           .means("CRC-32C of every page, verified by every read", "is not there")}};
+  append(table.keys, foreign_keys<Aio>("aio"));
+  return table;
 }
 
 // ---- activation_checkpointing ----
 
+constexpr const char* not_full = "no effect without \"recompute\": \"full\" in the section training";
+
 Table<Training> activation_checkpointing_table() {
-  const char* reason = "training.recompute chooses what is recomputed, and Sherd how";
-  Table<Training> table;
-  for (const char* name : {"partition_activations", "contiguous_memory_optimization",
-                           "synchronize_checkpoint_boundary", "profile"})
-    table.keys.push_back(noted<Training>(name, Holds::boolean, reason));
-  table.keys.push_back(noted<Training>("number_checkpoints", Holds::count, reason));
-  table.keys.push_back(boolean("cpu_checkpointing", &Training::cpu_checkpointing));
-  table.keys.push_back(boolean("nvme_checkpointing", &Training::nvme_checkpointing));
-  describe(table.keys,
-           {{"partition_activations", "cut kept activations over model-parallel ranks"},
-            {"contiguous_memory_optimization", "copy kept activations into one buffer"},
-            {"synchronize_checkpoint_boundary", "synchronize the device at every block"},
-            {"profile", "time every block"},
-            {"number_checkpoints", "how many blocks are kept"},
-            {"cpu_checkpointing", "what full recompute keeps, the inputs of blocks, lies in host memory",
-             "configures a module that models must call; here `training.recompute` decides"},
-            {"nvme_checkpointing",
-             "the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; "
-             "not together",
-             "is not there"}});
+  Table<Training> table{
+      Auto::is_a_value,
+      {boolean("cpu_checkpointing", &Training::cpu_checkpointing)
+           .idle_if(
+               [](const Config& c) {
+                 return c.training.cpu_checkpointing && c.training.recompute != Recompute::full;
+               },
+               not_full)
+           .unless_default()
+           .means("what full recompute keeps, the inputs of blocks, lies in host memory",
+                  "configures a module that models must call; here `training.recompute` decides"),
+       boolean("nvme_checkpointing", &Training::nvme_checkpointing)
+           .idle_if(
+               [](const Config& c) {
+                 return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
+               },
+               not_full)
+           .unless_default()
+           .means("the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not "
+                  "together",
+                  "is not there")}};
+  append(table.keys, foreign_keys<Training>("activation_checkpointing"));
   return table;
 }
 
 }  // namespace
 
 std::vector<Key<Zero>> offload_keys() {
-  std::vector<Key<Zero>> keys;
-  keys.push_back(custom<Zero>("sub_group_size", "1000", [](Zero& zero, const Value& value) {
-                   const std::int64_t size = value.integer(0);
-                   if (size == 0)
-                     return value.note(cat("0, a parameter at a time in DeepSpeed, takes the default, ",
-                                           zero.sub_group_size));
-                   zero.sub_group_size = size;
-                 }).takes(integers(0)));
-  keys.push_back(section("offload_param", &Zero::offload_param, offload_param_table()));
-  keys.push_back(section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()));
-  keys.push_back(deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"));
-  keys.push_back(deprecated_switch("cpu_offload_param", &Zero::offload_param, "offload_param")
-                     .alias("cpu_offload_params"));
-  keys.push_back(noted<Zero>("cpu_offload_use_pin_memory", Holds::boolean,
-                             "deprecated; give pin_memory in offload_param or offload_optimizer"));
-  return keys;
+  return {
+      integer("sub_group_size", &Zero::sub_group_size, "1000", 0)
+          .then([](Zero& zero, const Value& value) {
+            if (zero.sub_group_size > 0) return;
+            zero.sub_group_size = Zero().sub_group_size;
+            value.note(
+                cat("0, a parameter at a time in DeepSpeed, takes the default, ", zero.sub_group_size));
+          })
+          .idle_if([](const Config& c) { return !uses_nvme(c); },
+                   cat(nothing_on_nvme, ", and elsewhere the optimizer works in place"))
+          .means("states on NVMe: elements that the optimizer updates at once, at most; never more than 4 "
+                 "million",
+                 "0: a parameter at a time; here the default"),
+      section("offload_param", &Zero::offload_param, offload_param_table()).unless_default(),
+      section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()).unless_default(),
+      deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"),
+      deprecated_switch("cpu_offload_param", &Zero::offload_param, "offload_param")
+          .alias("cpu_offload_params")};
 }
 
 void check_offload(const Zero& zero, const Given& given, const Value& section) {
-  for (const Side& side : sides_of(zero)) {
-    check_side(zero, given, section, side);
-    const auto found = given.find(side.name);
-    if (found == given.end()) continue;
-    for (const auto& [name, node] : found->second->members) {
-      const auto key = std::find_if(side.table.keys.begin(), side.table.keys.end(),
-                                    [&](const Key<Offload>& candidate) { return candidate.name == name; });
-      if (node.is(Node::Kind::null) || node.is_text("auto") || name == "device" ||
-          key->effect != Effect::effective)
-        continue;
-      if (const std::string why = why_idle(zero, side.offload, name); !why.empty())
-        section.context.note(cat(section.path, ".", side.name, ".", name), why);
-    }
-  }
-  if (given.contains("sub_group_size") && !uses_nvme(zero))
-    section.context.note(join(section.path, "sub_group_size"),
-                         cat(nothing_on_nvme, ", and elsewhere the optimizer works in place"));
+  check_side(zero, given, section, of_params, "offload_param", "cpu_offload_param");
+  check_side(zero, given, section, of_optimizer, "offload_optimizer", "cpu_offload");
 }
 
 std::vector<Key<Config>> tier_keys() {
-  std::vector<Key<Config>> keys;
-  keys.push_back(section("aio", &Config::aio, aio_table()));
-  keys.push_back(section("activation_checkpointing", &Config::training, activation_checkpointing_table()));
-  return keys;
+  return {
+      section("aio", &Config::aio, aio_table())
+          .of(Concerns::machine)
+          .unless_default()
+          .idle_if([](const Config& c) { return !uses_nvme(c) && !activations_on_nvme(c); }, nothing_on_nvme),
+      section("activation_checkpointing", &Config::training, activation_checkpointing_table())
+          .of(Concerns::run)};
 }
 
 void check_tiers(const Config& config, const Value& file) {
@@ -312,32 +311,14 @@ void check_tiers(const Config& config, const Value& file) {
               "offload_optimizer)");
 }
 
-void note_idle_tiers(const Config& config, const Given& given, Context& context) {
-  if (given.contains("aio")) note_idle_aio(config, *given.at("aio"), context);
+void note_resident_parameters(const Config& config, const Given& given, Context& context) {
   const auto section = given.find("zero_optimization");
-  for (const Side& side : sides_of(config.zero)) {
-    const Node* offload = section == given.end() ? nullptr : section->second->find(side.name);
-    const bool here = offload && offload->is(Node::Kind::object) && !side.offload.nvme_path.empty();
-    if (here && side.offload.device != OffloadDevice::nvme && !activations_on_nvme(config))
-      context.note(cat("zero_optimization.", side.name, ".nvme_path"), no_effect_with(side.offload.device));
-  }
   const Node* param = section == given.end() ? nullptr : section->second->find("offload_param");
-  if (config.zero.offload_param.device == OffloadDevice::nvme && param && !param->find("max_in_cpu"))
+  if (on_nvme(config.zero.offload_param) && param && !param->find("max_in_cpu"))
     context.note("zero_optimization.offload_param.max_in_cpu",
                  cat("by default, as DeepSpeed's, the first ",
                      counted(config.zero.offload_param.max_in_cpu, "parameter"),
                      " of each rank stay in host memory; 0 puts all on NVMe"));
-  const bool full = config.training.recompute == Recompute::full;
-  const bool activations = config.training.cpu_checkpointing && full;
-  for (const auto& [key, on] : {std::pair{"cpu_checkpointing", config.training.cpu_checkpointing},
-                                std::pair{"nvme_checkpointing", config.training.nvme_checkpointing}})
-    if (on && !full)
-      context.note(join("activation_checkpointing", key),
-                   "no effect without \"recompute\": \"full\" in the section training");
-  const bool states = config.zero.offload_param.device != OffloadDevice::none ||
-                      config.zero.offload_optimizer.device != OffloadDevice::none;
-  if (config.device.host_memory_limit > 0 && !states && !activations)
-    context.note("device.host_memory_limit", "no effect: nothing is offloaded");
 }
 
 }  // namespace sherd::config

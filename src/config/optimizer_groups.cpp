@@ -5,6 +5,13 @@
 namespace sherd::config {
 namespace {
 
+OptimizerRule& rule_of(OptimizerGroup& group) {
+  return group;
+}
+const OptimizerRule& rule_of(const OptimizerGroup& group) {
+  return group;
+}
+
 void read_match(OptimizerGroup& group, const Value& value) {
   const bool list = value.node.is(Node::Kind::array);
   if (!list && !value.node.is(Node::Kind::string))
@@ -19,16 +26,6 @@ void read_match(OptimizerGroup& group, const Value& value) {
   if (!list) return add(value);
   for (std::size_t i = 0; i < value.node.items.size(); ++i)
     add({value.node.items[i], cat(value.path, "[", i, "]"), value.context});
-}
-
-/// The keys of a group: `match`, `type`, and those of the type's `params` beside them.
-Table<OptimizerGroup> group_keys(OptimizerType type) {
-  Table<OptimizerGroup> table{Auto::needs_caller, {}};
-  table.keys.push_back(custom<OptimizerGroup>("match", "", read_match).with_auto(Auto::is_a_value));
-  table.keys.push_back(custom<OptimizerGroup>("type", "", [](OptimizerGroup&, const Value&) {}));
-  for (const Key<OptimizerRule>& key : optimizer_params(type).keys)
-    table.keys.push_back(copied<OptimizerGroup>(key, key.read));
-  return table;
 }
 
 /// Keys that a reader may well expect in a group.
@@ -54,7 +51,7 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
       section.for_type(type && !type->is(Node::Kind::null)
                            ? read_optimizer_type({*type, join(value.path, "type"), value.context})
                            : section.type);
-  const Table<OptimizerGroup> table = group_keys(group.type);
+  const Table<OptimizerGroup> table = group_table(group.type);
   check_names(value, table);
   Given given = read_section(table, group, value);
   if (!given.contains("match"))
@@ -68,6 +65,25 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
 }
 
 }  // namespace
+
+Table<OptimizerGroup> group_table(OptimizerType type) {
+  Table<OptimizerGroup> table{
+      Auto::needs_caller,
+      {custom<OptimizerGroup>("match", "", read_match, [](const auto& group) { return list_of(group.match); })
+           .with_auto(Auto::is_a_value)
+           .takes({"string, or list of strings", R"({"type": ["string", "array"]})"})
+           .is_required()
+           .means("patterns of full parameter names"),
+       custom<OptimizerGroup>(
+           "type", "", [](OptimizerGroup&, const Value&) {},
+           [](const auto& group) { return node_of(name_of(group.type)); })
+           .one_of(optimizer_names())
+           .means("the rule of updates; default: the section's")}};
+  for (const Key<OptimizerRule>& key : optimizer_params(type).keys)
+    table.keys.push_back(lifted<OptimizerGroup>(
+        key, [](auto& group) -> auto& { return rule_of(group); }));
+  return table;
+}
 
 OptimizerRule OptimizerRule::for_type(OptimizerType other) const {
   if (other == type) return *this;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
@@ -15,26 +16,41 @@ OptimizerType read_type(const Value& section) {
 /// What the section has beside `params`. read_optimizer() has read the type before, and reads groups later.
 Table<Optimizer> section_table() {
   const auto later = [](Optimizer&, const Value&) {};
-  Table<Optimizer> table;
-  table.keys.push_back(custom<Optimizer>("type", "\"SGD\"", later).one_of(optimizer_names()));
-  table.keys.push_back(custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
-                           .takes("list of sections"));
-  table.keys.push_back(
-      noted<Optimizer>("legacy_fusion", Holds::boolean, "concerns DeepSpeed's fp16 wrappers"));
-  describe(
-      table.keys,
-      {derived("type", "required; without the section AdamW with lr 1e-3, or what the caller brings",
-               "the rule of updates ([optimizers](optimizers.md))",
-               "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
-       derived(
-           "groups", "none",
-           "parameters with a rule of their own: `match` (required: a pattern of full parameter names, or a "
-           "list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and any key "
-           "of "
-           "that type's `params` beside them ([groups](config.md#optimizergroups))",
-           "are given to `initialize()`, not in the file"),
-       {"legacy_fusion", "an older kernel of fp16 Adam"}});
+  Table<Optimizer> table{
+      Auto::is_a_value,
+      {custom<Optimizer>("type", "\"SGD\"", later)
+           .one_of(optimizer_names())
+           .by_default("required; without the section AdamW with lr 1e-3, or what the caller brings")
+           .means("the rule of updates ([optimizers](optimizers.md))",
+                  "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
+       custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
+           .by_default("none")
+           .means(
+               "parameters with a rule of their own: `match` (required: a pattern of full parameter names, "
+               "or a list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and "
+               "any key of that type's `params` beside them ([groups](config.md#optimizergroups))",
+               "are given to `initialize()`, not in the file")}};
+  table.keys[1].is_list = true, table.keys[1].values = "list of sections";
+  for (const OptimizerType type : optimizer_types())
+    for (KeyInfo& key : infos(group_table(type))) {
+      std::vector<KeyInfo>& below = table.keys[1].below;
+      const auto same = [&](const KeyInfo& other) { return other.name == key.name; };
+      if (std::none_of(below.begin(), below.end(), same)) below.push_back(std::move(key));
+    }
+  append(table.keys, foreign_keys<Optimizer>("optimizer"));
   return table;
+}
+
+Node write_optimizer(const Config& config) {
+  const Optimizer& optimizer = config.optimizer;
+  if (!optimizer.given) return {};
+  Node out = node_of({{"type", node_of(name_of(optimizer.type))},
+                      {"params", written<OptimizerRule>(optimizer_params(optimizer.type), optimizer)}});
+  if (optimizer.groups.empty()) return out;
+  Node& groups = out.members.emplace_back("groups", list_of(std::vector<bool>())).second;
+  for (const OptimizerGroup& group : optimizer.groups)
+    groups.items.push_back(written(group_table(group.type), group));
+  return out;
 }
 
 void read_optimizer(Config& config, const Value& section) {
@@ -57,18 +73,37 @@ void read_optimizer(Config& config, const Value& section) {
     read_optimizer_groups(optimizer, {*groups->second, join(section.path, "groups"), section.context});
 }
 
-}  // namespace
-
-namespace {
 /// Where the matrices have a rate of their own, `lr` is that of the rest.
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
+  MuonOptions& muon = rule.as<MuonOptions>();
   if (const auto own = given.find("muon_lr"); own != given.end()) {
-    rule.adam_lr = rule.adam_lr.value_or(rule.lr);
+    muon.adam_lr = muon.adam_lr.value_or(rule.lr);
     rule.lr = unquoted({*own->second, join(params.path, "muon_lr"), params.context}).number;
   }
-  if (rule.momentum >= 1) params.error("momentum ", rule.momentum, " must be below 1: Muon's is a mean");
-  if (rule.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
+  if (muon.momentum >= 1) params.error("momentum ", muon.momentum, " must be below 1: Muon's is a mean");
+  if (muon.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
 }
+
+struct Check {
+  const Value& params;
+
+  template <class O>
+  void operator()(const O& own) const {
+    if constexpr (requires { own.nesterov; })
+      if (own.nesterov && own.momentum == 0)
+        params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
+    if constexpr (requires { own.min_coeff; })
+      if (own.min_coeff > own.max_coeff)
+        params.error("min_coeff ", own.min_coeff, " is above max_coeff ", own.max_coeff);
+    if constexpr (requires { own.coeff_beta; }) {
+      if (own.coeff_beta >= 1)
+        params.error("coeff_beta ", own.coeff_beta, " must be below 1: it is a mean's");
+      if (own.factor_min > own.factor_max)
+        params.error("factor_min ", own.factor_min, " is above factor_max ", own.factor_max);
+    }
+  }
+};
+
 }  // namespace
 
 void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
@@ -77,13 +112,7 @@ void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
   const bool of_torch = torch_adam && (torch_adam->boolean || !torch_adam->text.empty());
   if (of_torch && rule.decoupled_decay() && !given.contains("weight_decay")) rule.weight_decay = 0.01;
   if (rule.type == OptimizerType::muon) finish_muon(rule, params, given);
-  if (rule.nesterov && rule.momentum == 0)
-    params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
-  if (rule.min_coeff > rule.max_coeff)
-    params.error("min_coeff ", rule.min_coeff, " is above max_coeff ", rule.max_coeff);
-  if (rule.coeff_beta >= 1) params.error("coeff_beta ", rule.coeff_beta, " must be below 1: it is a mean's");
-  if (rule.factor_min > rule.factor_max)
-    params.error("factor_min ", rule.factor_min, " is above factor_max ", rule.factor_max);
+  std::visit(Check{params}, rule.options);
 }
 
 void check_replicas(Config& config, const Value& file) {
@@ -108,12 +137,10 @@ void check_replicas(Config& config, const Value& file) {
 }
 
 Key<Config> optimizer_key() {
-  Key<Config> key = custom<Config>("optimizer", "", read_optimizer);
-  key.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(section_table(), prefix, out);
-    for (const OptimizerType type : optimizer_types())
-      list_keys(optimizer_params(type), cat(prefix, "[", name_of(type), "].params"), out);
-  };
+  Key<Config> key = custom<Config>("optimizer", "", read_optimizer, write_optimizer);
+  key.below = infos(section_table());
+  for (const OptimizerType type : optimizer_types())
+    key.below.push_back({.name = "params", .below = infos(optimizer_params(type)), .type = name_of(type)});
   return key;
 }
 

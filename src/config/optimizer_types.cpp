@@ -1,3 +1,7 @@
+#include <algorithm>
+#include <cmath>
+
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 // The optimizers that a configuration can name, each an entry of optimizers() below.
@@ -6,294 +10,251 @@ namespace sherd::config {
 namespace {
 
 using Rule = OptimizerRule;
-
-/// A key of `params`, and what dump() says of it.
-struct Param {
-  Key<Rule> key;
-  /// Null where the key has no effect; nothing where it is not set.
-  std::function<std::optional<ParamValue>(const Rule&)> value;
-};
+using Row = Key<Rule>;
 
 struct Entry {
   const char* name;  ///< `type`
   Rule defaults;
-  std::vector<Param> params;
+  std::vector<Row> own;  ///< its keys of `params` beside those that all types have
   /// Keys whose default is not DeepSpeed's, with what the log says where they are not given.
   std::vector<std::pair<const char*, const char*>> unlike_deepspeed = {};
+  Table<Rule> params = {};  ///< all of them; entries() fills it
 };
 
-Param number(const char* name, double Rule::*field, const char* example) {
-  return {real(name, field, example, 0), [field](const Rule& rule) { return rule.*field; }};
-}
-Param flag(const char* name, bool Rule::*field) {
-  return {boolean(name, field), [field](const Rule& rule) { return rule.*field; }};
-}
-Param steps(const char* name, std::int64_t Rule::*field, const char* example) {
-  return {integer(name, field, example, 1), [field](const Rule& rule) { return rule.*field; }};
-}
-Param without_effect(Key<Rule> key) {
-  return {std::move(key), nullptr};
+/// A row of the options O of a type, or of what these descend from.
+template <class O, class U>
+Row of(Key<U> key) {
+  return lifted<Rule>(
+      key, [](auto& rule) -> auto& { return rule.template as<O>(); });
 }
 
-/// Of every type that has the key.
-std::vector<Text> common_texts() {
-  return {
-      {"lr", "learning rate of a step, where no scheduler sets it"},
-      {"weight_decay", "decay of the weights, but of biases and of the gains and offsets of norms",
-       "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone"},
-      {"max_grad_norm", "largest norm of the gradients"},
-      {"maximize", "climb instead of descend"},
-      {"foreach", "PyTorch: one call for all parameters"},
-      {"fused", "PyTorch: one kernel per step"},
-      {"capturable", "PyTorch: a step that CUDA graphs can hold"},
-      {"differentiable", "PyTorch: a step with a gradient"},
-      {"betas",
-       "shares of the means of gradients and of their squares that stay with a step; Lion: of the momentum "
-       "in the "
-       "step, and of that which stays; Muon: of the AdamW beside it"},
-      {"eps",
-       "added to the root of the second moment; LARS: to its denominator; Muon: of the AdamW beside it"},
-      {"bias_correction", "moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"},
-      {"adam_w_mode", "decoupled decay, as AdamW's; false: L2, in the gradient"},
-      {"torch_adam", "takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
-       "takes PyTorch's Adam"},
-      {"amsgrad", "divide by the largest second moment so far"},
-      {"fp32_optimizer_states", "moments in fp32"},
-      {"momentum", "share of the momentum that stays with a step; Muon: below 1"},
-      {"nesterov", "look ahead along the momentum; needs a momentum above 0"},
-      {"dampening", "how little of the gradient enters the momentum"},
-      {"set_grad_none", "drop gradients rather than zero them"},
-      {"lr_decay", "the rate is divided by 1 + this for each step done"},
-      {"initial_accumulator_value", "the sum of squares begins at this"},
+// ---- rows that several types have ----
+
+Row lr() {
+  return real("lr", &Rule::lr, "0.0003", 0).means("learning rate of a step, where no scheduler sets it");
+}
+
+Row weight_decay() {
+  return real("weight_decay", &Rule::weight_decay, "0.2", 0)
+      .means("decay of the weights, but of biases and of the gains and offsets of norms",
+             "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone");
+}
+
+template <class O>
+Row betas() {
+  const auto read = [](Betas& betas, const Value& value) {
+    const auto both = read_numbers(value, 2, "two numbers such as [0.9, 0.999]", 0, 1);
+    for (std::size_t i = 0; i < 2; ++i)
+      if (both[i] == 1)
+        Value{value.node.items[i], cat(value.path, "[", i, "]"), value.context}.error("must be below 1");
+    betas.beta1 = both[0], betas.beta2 = both[1];
   };
+  return of<O>(
+      custom<Betas>("betas", "[0.9, 0.95]", read,
+                    [](const Betas& betas) {
+                      return list_of(std::array{betas.beta1, betas.beta2});
+                    })
+          .takes({"two numbers from 0 to below 1",
+                  R"({"type": "array", "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1}, )"
+                  R"("minItems": 2, "maxItems": 2})"})
+          .means("shares of the means of gradients and of their squares that stay with a step; Lion: of the "
+                 "momentum in the step, and of that which stays; Muon: of the AdamW beside it"));
 }
 
-/// Of few types.
-std::vector<Text> special_texts() {
+template <class O>
+Row eps() {
+  return of<O>(real("eps", &O::eps, "1e-6", 0)
+                   .means("added to the root of the second moment; LARS: to its denominator; Muon: of the "
+                          "AdamW beside it"));
+}
+
+template <class O>
+Row bias_correction() {
+  return of<O>(boolean("bias_correction", &O::bias_correction)
+                   .means("moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"));
+}
+
+template <class O>
+Row momentum() {
+  return of<O>(real("momentum", &O::momentum, "0.8", 0)
+                   .means("share of the momentum that stays with a step; Muon: below 1"));
+}
+
+template <class O>
+Row nesterov() {
+  return of<O>(
+      boolean("nesterov", &O::nesterov).means("look ahead along the momentum; needs a momentum above 0"));
+}
+
+template <class O>
+std::vector<Row> trust_bounds() {
+  return {of<O>(real("max_coeff", &O::max_coeff, "5.0", 0).means("largest trust ratio")),
+          of<O>(real("min_coeff", &O::min_coeff, "0.1", 0).means("smallest trust ratio"))};
+}
+
+template <class O>
+Row freeze_step() {
+  return of<O>(integer("freeze_step", &O::freeze_step, "23000", 1)
+                   .means("steps after which replicas exchange compressed momentum in place of gradients",
+                          "counts one more than it updates"));
+}
+
+/// Nothing but a default depends on it; dump() tells the decay.
+Row torch_adam() {
+  return custom<Rule>("torch_adam", "true",
+                      [](Rule&, const Value& value) {
+                        // DeepSpeed takes any word for true: "torch_impl".
+                        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
+                        value.note(
+                            "Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken "
+                            "over");
+                      })
+      .takes({"true or false", R"({"type": ["boolean", "string"]})"})
+      .by_default("`false`")
+      .means("takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
+             "takes PyTorch's Adam");
+}
+
+// ---- rows of one type ----
+
+Row adam_w_mode() {
+  return of<AdamOptions>(boolean("adam_w_mode", &AdamOptions::adam_w_mode)
+                             .means("decoupled decay, as AdamW's; false: L2, in the gradient"));
+}
+
+std::vector<Row> adagrad_rows() {
+  using O = AdagradOptions;
+  return {of<O>(real("lr_decay", &O::lr_decay, "0.01", 0)
+                    .means("the rate is divided by 1 + this for each step done")),
+          of<O>(real("initial_accumulator_value", &O::initial_accumulator_value, "0.1", 0)
+                    .means("the sum of squares begins at this")),
+          eps<O>()};
+}
+
+std::vector<Row> lars_rows() {
+  using O = LarsOptions;
   return {
-      {"max_coeff", "largest trust ratio"},
-      {"min_coeff", "smallest trust ratio"},
-      {"eps_inside_sqrt", "add `eps` before the root is taken"},
-      {"normalize_above",
-       "gradients are divided by their global norm where that is larger; 1: apex's version"},
-      {"trust_coefficient", "factor of the trust ratio"},
-      {"clip", "the rate is at most `lr` (LARC)"},
-      {"freeze_step", "steps after which replicas exchange compressed momentum in place of gradients",
-       "counts one more than it updates"},
-      {"cuda_aware", "MPI that reads GPU memory"},
-      {"comm_backend_name", "library by which momentum travels"},
-      {"coeff_beta", "share of the mean of trust ratios that stays with a step; below 1"},
-      {"factor_max", "after `freeze_step`: largest factor on that mean"},
-      {"factor_min", "after `freeze_step`: smallest factor on that mean"},
-      {"factor_threshold", "after `freeze_step`: largest relative change of that factor in a step"},
-      {"ns_steps", "Newton–Schulz iterations", "5, always"},
-      {"ns_coefficients", "a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always"},
-      {"ns_eps", "what a matrix's norm is at least taken for; above 0", "1e-7, always"},
-      {"adjust_lr_fn",
-       "the step is multiplied by: original √max(1, rows/columns); match_rms_adamw 0.2·√max(rows, columns), "
-       "which "
-       "makes AdamW's rates fit; spectral_unclamped √(rows/columns)",
-       "original, always"},
-      derived("muon_lr", "`lr`", "rate of the matrices; then `lr` is that of the rest"),
-      derived("adam_lr", "`lr`", "rate of what Muon leaves to AdamW: embeddings, the head, norms, biases"),
-      {"ns_method", "how products are ordered: gram or standard"},
-  };
+      momentum<O>(), eps<O>(),
+      of<O>(real("trust_coefficient", &O::trust_coefficient, "0.02", 0).means("factor of the trust ratio")),
+      of<O>(boolean("clip", &O::clip).means("the rate is at most `lr` (LARC)"))};
 }
 
-std::vector<Param> common_params() {
-  std::vector<Param> out = {number("lr", &Rule::lr, "0.0003"),
-                            number("weight_decay", &Rule::weight_decay, "0.2")};
-  out.push_back(without_effect(
-      refused<Rule>("max_grad_norm", "1.0", "clip with the top-level key \"gradient_clipping\"", never)));
-  out.push_back(without_effect(refused<Rule>("maximize", "true", "training minimises the loss", is_false)));
-  for (const char* name : {"foreach", "fused", "capturable", "differentiable"})
-    out.push_back(without_effect(
-        noted<Rule>(name, Holds::boolean, "chooses among PyTorch's kernels; Sherd has one, fused")));
+std::vector<Row> lamb_rows() {
+  using O = LambOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  append(out, trust_bounds<O>());
   return out;
 }
 
-void read_betas(Rule& rule, const Value& value) {
-  const std::vector<Node>& items = value.node.items;
-  if (!value.node.is(Node::Kind::array) || items.size() != 2)
-    value.error("must be a list of two numbers such as [0.9, 0.999], not ", value.node.brief());
-  const auto beta = [&](std::size_t i) {
-    const Value item{items[i], cat(value.path, "[", i, "]"), value.context};
-    const double number = item.real(0, 1);
-    if (number == 1) item.error("must be below 1");
-    return number;
-  };
-  rule.beta1 = beta(0), rule.beta2 = beta(1);
+std::vector<Row> nvlamb_rows() {
+  using O = NvLambOptions;
+  return {betas<O>(), eps<O>(), bias_correction<O>(),
+          of<O>(real("normalize_above", &O::normalize_above, "1.0", 0)
+                    .means("gradients are divided by their global norm where that is larger; 1: apex's "
+                           "version"))};
 }
 
-Param betas() {
-  return {custom<Rule>("betas", "[0.9, 0.95]", read_betas).takes("two numbers from 0 to below 1"),
-          [](const Rule& rule) { return std::pair(rule.beta1, rule.beta2); }};
-}
-
-Param no_amsgrad() {
-  return without_effect(
-      refused<Rule>("amsgrad", "true", "the AMSGrad variant is not in this build", is_false));
-}
-
-Param fp32_states() {
-  return without_effect(refused<Rule>("fp32_optimizer_states", "false",
-                                      "give training.moments_dtype \"bf16\" instead",
-                                      [](const Value& value) { return value.boolean(); }));
-}
-
-Key<Rule> torch_adam_key() {
-  Key<Rule> key =
-      custom<Rule>("torch_adam", "true", [](Rule&, const Value& value) {
-        // DeepSpeed takes any word for true: "torch_impl".
-        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
-        value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
-      }).takes("true or false");
-  key.derived = "`false`";  // dump() tells the decay alone
-  return key;
-}
-
-std::vector<Param> adam_params(bool decouples_always) {
-  return {betas(),
-          number("eps", &Rule::eps, "1e-6"),
-          flag("bias_correction", &Rule::bias_correction),
-          decouples_always ? without_effect(noted<Rule>("adam_w_mode", Holds::boolean,
-                                                        "type AdamW decouples the decay whatever it says"))
-                           : flag("adam_w_mode", &Rule::adam_w_mode),
-          without_effect(torch_adam_key()),
-          no_amsgrad(),
-          fp32_states()};
-}
-
-std::vector<Param> one_bit_params(std::vector<Param> own = {}) {
-  std::vector<Param> out = {
-      betas(), number("eps", &Rule::eps, "1e-6"), steps("freeze_step", &Rule::freeze_step, "23000"),
-      without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
-      no_amsgrad()};
-  for (const auto& [name, holds] :
-       {std::pair{"bias_correction", Holds::boolean}, std::pair{"cuda_aware", Holds::boolean},
-        std::pair{"comm_backend_name", Holds::text}})
-    out.push_back(without_effect(noted<Rule>(
-        name, holds,
-        holds == Holds::text || name[0] == 'c' ? "momentum travels by the communicator that gradients do"
-                                               : "1-bit optimizers correct no bias, here as in DeepSpeed")));
-  std::move(own.begin(), own.end(), std::back_inserter(out));
+std::vector<Row> one_bit_lamb_rows() {
+  using O = OneBitLambOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), freeze_step<O>()};
+  append(out, trust_bounds<O>());
+  append(out, {of<O>(real("coeff_beta", &O::coeff_beta, "0.8", 0)
+                         .means("share of the mean of trust ratios that stays with a step; below 1")),
+               of<O>(real("factor_max", &O::factor_max, "3.0", 0)
+                         .means("after `freeze_step`: largest factor on that mean")),
+               of<O>(real("factor_min", &O::factor_min, "0.6", 0)
+                         .means("after `freeze_step`: smallest factor on that mean")),
+               of<O>(real("factor_threshold", &O::factor_threshold, "0.05", 0)
+                         .means("after `freeze_step`: largest relative change of that factor in a step"))});
   return out;
 }
 
-void read_coefficients(Rule& rule, const Value& value) {
-  const std::vector<Node>& items = value.node.items;
-  if (!value.node.is(Node::Kind::array) || items.size() != 3)
-    value.error("must be a list of three numbers such as [3.4445, -4.775, 2.0315], not ", value.node.brief());
-  for (std::size_t i = 0; i < 3; ++i)
-    rule.ns_coefficients[i] = Value{items[i], cat(value.path, "[", i, "]"), value.context}.real();
-  if (rule.ns_coefficients[2] < 0) value.error("needs a last coefficient of 0 or more");
+Key<MuonOptions> ns_coefficients() {
+  const auto read = [](MuonOptions& muon, const Value& value) {
+    const auto all = read_numbers(value, 3, "three numbers such as [3.4445, -4.775, 2.0315]");
+    muon.ns_coefficients = {all[0], all[1], all[2]};
+    if (all[2] < 0) value.error("needs a last coefficient of 0 or more");
+  };
+  return custom<MuonOptions>("ns_coefficients", "[2.0, -1.5, 0.5]", read,
+                             [](const MuonOptions& muon) { return list_of(muon.ns_coefficients); })
+      .takes(numbers("three numbers, the last >= 0", 3))
+      .means("a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always");
 }
 
-const std::vector<std::string> muon_scales = {"original", "match_rms_adamw", "spectral_unclamped"};
+std::vector<Row> muon_rows() {
+  using O = MuonOptions;
+  return {momentum<O>(), nesterov<O>(),
+          of<O>(integer("ns_steps", &O::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always")),
+          of<O>(ns_coefficients()),
+          of<O>(real("ns_eps", &O::ns_eps, "1e-6", 0)
+                    .means("what a matrix's norm is at least taken for; above 0", "1e-7, always")),
+          of<O>(choice("adjust_lr_fn", &O::adjust_lr_fn,
+                       {"original", "match_rms_adamw", "spectral_unclamped"}, "\"match_rms_adamw\"")
+                    .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
+                           "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
+                           "√(rows/columns)",
+                           "original, always")),
+          // finish_rule() sorts the rates out, whatever the order in which they stand.
+          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
+              .takes(reals(0))
+              .by_default("`lr`")
+              .means("rate of the matrices; then `lr` is that of the rest"),
+          of<O>(real("adam_lr", &O::adam_lr, "0.0005", 0)
+                    .by_default("`lr`")
+                    .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases")),
+          betas<O>(), eps<O>()};
+}
 
-std::vector<Param> muon_params() {
-  const auto read_scale = [](Rule& rule, const Value& value) {
-    rule.adjust_lr_fn = static_cast<MuonScale>(value.choice(muon_scales));
-  };
-  const auto read_nesterov = [](Rule& rule, const Value& value) { rule.nesterov = value.boolean(); };
-  // Sorted out by finish_rule(), whatever the order in which they stand.
-  const auto read_adam_lr = [](Rule& rule, const Value& value) { rule.adam_lr = value.real(0); };
-  return {
-      number("momentum", &Rule::momentum, "0.9"),
-      {custom<Rule>("nesterov", "false", read_nesterov).takes("true or false"),  // true by default
-       [](const Rule& rule) { return rule.nesterov; }},
-      {integer("ns_steps", &Rule::ns_steps, "6", 1, 99), [](const Rule& rule) { return rule.ns_steps; }},
-      {custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read_coefficients)
-           .takes("three numbers, the last >= 0"),
-       [](const Rule& rule) { return rule.ns_coefficients; }},
-      number("ns_eps", &Rule::ns_eps, "1e-6"),
-      {custom<Rule>("adjust_lr_fn", "\"match_rms_adamw\"", read_scale).one_of(muon_scales),
-       [](const Rule& rule) { return muon_scales[static_cast<std::size_t>(rule.adjust_lr_fn)]; }},
-      without_effect(
-          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); }).takes(reals(0))),
-      {custom<Rule>("adam_lr", "0.0005", read_adam_lr).takes(reals(0)),
-       [](const Rule& rule) { return rule.adam_lr; }},
-      betas(),
-      number("eps", &Rule::eps, "1e-6"),
-      without_effect(refused<Rule>("adam_w_mode", "false",
-                                   "what Muon leaves goes to AdamW, whose decay is decoupled",
-                                   [](const Value& value) { return value.boolean(); })),
-      without_effect(
-          noted<Rule>("ns_method", Holds::text, "Sherd has one way to iterate, the published one"))};
+// ---- the types ----
+
+std::vector<Row> adam_rows(bool decouples_always) {
+  using O = AdamOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  if (!decouples_always) out.push_back(adam_w_mode());
+  out.push_back(torch_adam());
+  return out;
 }
 
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
-  return {
-      {"Adam", {.type = adam}, adam_params(false)},
-      {"AdamW", {.type = adamw}, adam_params(true)},
-      {"SGD",
-       {.type = sgd},
-       {number("momentum", &Rule::momentum, "0.9"), flag("nesterov", &Rule::nesterov),
-        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
-      {"Lion",
-       {.type = lion, .lr = 1e-4, .beta2 = 0.99},
-       {betas(), fp32_states(),
-        without_effect(
-            noted<Rule>("set_grad_none", Holds::boolean, "concerns PyTorch's buffers of gradients"))},
-       {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
-        {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
-      {"Adagrad",
-       {.type = adagrad, .lr = 1e-2, .eps = 1e-10},
-       {number("lr_decay", &Rule::lr_decay, "0.01"),
-        number("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1"),
-        number("eps", &Rule::eps, "1e-6"), no_amsgrad(), fp32_states()}},
-      {"Lamb",
-       {.type = lamb},
-       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
-        number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
-        without_effect(refused<Rule>("eps_inside_sqrt", "true", "eps stands outside of the root", is_false)),
-        no_amsgrad()}},
-      {"NVLamb",
-       {.type = nvlamb},
-       {betas(), number("eps", &Rule::eps, "1e-6"), flag("bias_correction", &Rule::bias_correction),
-        number("normalize_above", &Rule::normalize_above, "1.0"), no_amsgrad()}},
-      {"LARS",
-       {.type = lars, .momentum = 0.9},
-       {number("momentum", &Rule::momentum, "0.8"), number("eps", &Rule::eps, "1e-6"),
-        number("trust_coefficient", &Rule::trust_coefficient, "0.02"), flag("clip", &Rule::clip),
-        without_effect(refused<Rule>("nesterov", "true", "LARS has plain momentum", is_false)),
-        without_effect(refused<Rule>("dampening", "0.1", "dampening is 0 in this build", equals_number(0)))}},
-      {"OneBitAdam", {.type = onebitadam}, one_bit_params()},
-      {"OneBitLamb",
-       {.type = onebitlamb},
-       one_bit_params(
-           {number("max_coeff", &Rule::max_coeff, "5.0"), number("min_coeff", &Rule::min_coeff, "0.1"),
-            number("coeff_beta", &Rule::coeff_beta, "0.8"), number("factor_max", &Rule::factor_max, "3.0"),
-            number("factor_min", &Rule::factor_min, "0.6"),
-            number("factor_threshold", &Rule::factor_threshold, "0.05")})},
-      {"Muon",
-       {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
-       muon_params(),
-       {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
-        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
-      {"AdamW8bit", {.type = adamw8bit}, adam_params(true)}};
-}
-
-void describe(Entry& entry) {
-  for (const std::vector<Text>& texts : {common_texts(), special_texts()})
-    for (const Text& text : texts)
-      for (Param& param : entry.params)
-        if (param.key.name == text.name) config::describe(param.key, text);
-  for (Param& param : entry.params)
-    for (const auto& [key, note] : entry.unlike_deepspeed)
-      if (param.key.name == key) param.key.difference = note;
+  using OneBit = OneBitAdamOptions;
+  return {{"Adam", {.type = adam, .options = AdamOptions()}, adam_rows(false)},
+          {"AdamW", {.type = adamw, .options = AdamOptions()}, adam_rows(true)},
+          {"SGD", {.type = sgd, .options = SgdOptions()}, {momentum<SgdOptions>(), nesterov<SgdOptions>()}},
+          {"Lion",
+           {.type = lion, .lr = 1e-4, .options = LionOptions()},
+           {betas<LionOptions>()},
+           {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
+            {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
+          {"Adagrad", {.type = adagrad, .lr = 1e-2, .options = AdagradOptions()}, adagrad_rows()},
+          {"Lamb", {.type = lamb, .options = LambOptions()}, lamb_rows()},
+          {"NVLamb", {.type = nvlamb, .options = NvLambOptions()}, nvlamb_rows()},
+          {"LARS", {.type = lars, .options = LarsOptions()}, lars_rows()},
+          {"OneBitAdam",
+           {.type = onebitadam, .options = OneBit()},
+           {betas<OneBit>(), eps<OneBit>(), freeze_step<OneBit>()}},
+          {"OneBitLamb", {.type = onebitlamb, .options = OneBitLambOptions()}, one_bit_lamb_rows()},
+          {"Muon",
+           {.type = muon, .weight_decay = 0.1, .options = MuonOptions()},
+           muon_rows(),
+           {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
+            {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
+          {"AdamW8bit", {.type = adamw8bit, .options = AdamOptions()}, adam_rows(true)}};
 }
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = [] {
     std::vector<Entry> out = optimizers();
     for (Entry& entry : out) {
-      std::vector<Param> params = common_params();
-      for (Param& param : entry.params) params.push_back(std::move(param));
-      entry.params = std::move(params);
-      describe(entry);
+      std::vector<Row> params = {lr(), weight_decay()};
+      append(params, foreign_keys<Rule>("optimizer.params"));
+      append(params, std::move(entry.own));
+      append(params, foreign_keys<Rule>("optimizer.params", entry.name));
+      for (Row& row : params)
+        for (const auto& [key, note] : entry.unlike_deepspeed)
+          if (row.name == key) row.difference = note;
+      entry.params = {Auto::needs_caller, std::move(params)};
     }
     return out;
   }();
@@ -338,9 +299,33 @@ std::vector<OptimizerType> optimizer_types() {
   return out;
 }
 
-bool has_betas(OptimizerType type) {
-  const std::vector<Param>& params = entry_of(type).params;
-  return std::any_of(params.begin(), params.end(), [](const Param& p) { return p.key.name == "betas"; });
+Betas* OptimizerRule::betas() {
+  return const_cast<Betas*>(static_cast<const OptimizerRule*>(this)->betas());
+}
+
+const Betas* OptimizerRule::betas() const {
+  return std::visit(
+      [](const auto& own) -> const Betas* {
+        if constexpr (std::is_base_of_v<Betas, std::decay_t<decltype(own)>>)
+          return &own;
+        else
+          return nullptr;
+      },
+      options);
+}
+
+void OptimizerRule::other_options() const {
+  fail(ErrorKind::config, "a rule of the type ", name_of(type), " was asked for options of another: ",
+       "take those of the type, or set it (parameter_groups have `type`)");
+}
+
+bool is_finite(const OptimizerRule& rule) {
+  const Node params = written(optimizer_params(rule.type), rule);
+  const auto good = [](const Node& node) { return std::isfinite(node.number); };
+  return std::all_of(params.members.begin(), params.members.end(), [&](const auto& member) {
+    const std::vector<Node>& items = member.second.items;
+    return good(member.second) && std::all_of(items.begin(), items.end(), good);
+  });
 }
 
 OptimizerType read_optimizer_type(const Value& type) {
@@ -353,18 +338,8 @@ OptimizerType read_optimizer_type(const Value& type) {
   return static_cast<OptimizerType>(type.choice(optimizer_names()));
 }
 
-Table<OptimizerRule> optimizer_params(OptimizerType type) {
-  Table<OptimizerRule> out{Auto::needs_caller, {}};
-  for (const Param& param : entry_of(type).params) out.keys.push_back(param.key);
-  return out;
-}
-
-std::vector<std::pair<std::string, ParamValue>> param_values(const OptimizerRule& rule) {
-  std::vector<std::pair<std::string, ParamValue>> out;
-  for (const Param& param : entry_of(rule.type).params)
-    if (param.value)
-      if (const auto value = param.value(rule)) out.emplace_back(param.key.name, *value);
-  return out;
+const Table<OptimizerRule>& optimizer_params(OptimizerType type) {
+  return entry_of(type).params;
 }
 
 void note_other_defaults(OptimizerType type, const std::string& params, const Given& given,

@@ -40,52 +40,32 @@ void note_default_optimizer(Config& config, Context& context) {
                                   " unless the caller brings an optimizer"));
 }
 
-void note_precision(const Config& config, const Given& given, Context& context) {
-  const auto every_rule = [&](const auto& holds) {
-    return holds(config.optimizer) &&
-           std::all_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), holds);
-  };
-  if (std::holds_alternative<OneCycle>(config.scheduler) &&
-      every_rule([](const OptimizerRule& rule) { return !has_betas(rule.type); }))
+void note_cycle(const Config& config, Context& context) {
+  const auto has = [](const OptimizerRule& rule) { return rule.betas() != nullptr; };
+  const std::vector<OptimizerGroup>& groups = config.optimizer.groups;
+  if (std::holds_alternative<OneCycle>(config.scheduler) && !has(config.optimizer) &&
+      std::none_of(groups.begin(), groups.end(), has))
     context.note("scheduler.params.cycle_momentum",
                  cat("no effect with ", name_of(config.optimizer.type), ", which has no betas"));
-  if (config.gradient_clipping <= 0 && given.contains("gradient_clipping"))
-    context.note("gradient_clipping", "off");
-  const auto in_training = [&](const char* key) {
-    const auto section = given.find("training");
-    const Node* node = section == given.end() ? nullptr : section->second->find(key);
-    return node && !node->is(Node::Kind::null);
-  };
-  if (in_training("split_masters") && config.precision.compute != DType::bf16)
-    context.note("training.split_masters", cat("no effect: the model computes in ",
-                                               sherd::name_of(config.precision.compute), ", not in bf16"));
-  if (in_training("moments_dtype") &&
-      every_rule([](const OptimizerRule& rule) { return !rule.keeps_states(); }))
-    context.note("training.moments_dtype", "no effect: SGD without momentum keeps no moments");
 }
 
-void note_adapter(const Config& config, Context& context) {
-  if (config.training.adapter.type == AdapterType::none) return;
-  if (!config.model)
-    context.note("training.adapter", "no effect: a program's own model declares what it trains beside it");
-  else if (config.model->moe.bias_update > 0)
-    context.note("model.moe.bias_update", "no effect: with an adapter routers stay as they are");
-}
-
-// Keys that are read, but whose moment cannot come in this run.
-void note_idle_keys(const Config& config, const Given& given, Context& context) {
-  for (const auto& [name, on] : {std::pair{"wall_clock_breakdown", config.wall_clock_breakdown},
-                                 std::pair{"memory_breakdown", config.memory_breakdown}})
-    if (on && config.steps_per_print == 0) context.note(name, "no effect without steps_per_print");
-  for (const auto& [name, monitor] :
-       {std::pair{"tensorboard", &config.tensorboard}, std::pair{"csv_monitor", &config.csv_monitor}})
-    if (given.contains(name) && !monitor->enabled)
-      context.note(name, "not enabled, no effect");
-    else if (monitor->enabled && !config.model)
-      context.note(name, "`sherd train` writes it; a program of its own does with engine::Monitors");
-  if (given.contains("training") && given.at("training")->find("eval_interval") && config.data &&
-      config.data->split[1] == 0)
-    context.note("training.eval_interval", "no effect: data.split leaves nothing for validation");
+/// Notes the keys in `node` that cannot matter beside the rest of the file, and those below.
+void note_idle_keys(const KeyInfo& section, const Node& node, const std::string& path, const Config& config,
+                    Context& context) {
+  for (const auto& [name, value] : node.members) {
+    const auto key = std::find_if(section.below.begin(), section.below.end(), [&](const KeyInfo& known) {
+      return known.type.empty() &&
+             (known.name == name || std::count(known.aliases.begin(), known.aliases.end(), name) > 0);
+    });
+    if (key == section.below.end() || value.is(Node::Kind::null) ||
+        (key->takes_auto && value.is_text("auto")))
+      continue;
+    const std::string place = join(path, name);
+    if (const std::string why = key->idle ? key->idle(config) : ""; !why.empty())
+      context.note(place, why);
+    else if (key->is_section())
+      note_idle_keys(*key, value, place, config, context);
+  }
 }
 
 std::string text_in(const Node* section, const char* key) {
@@ -147,14 +127,10 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     check_packing(config, Value{tree, "", context});
     check_prompt(config, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
-    note_precision(config, given, context);
-    note_idle_keys(config, given, context);
-    note_idle_tiers(config, given, context);
-    note_idle_parallel(config, given, context);
-    note_idle_schedule(config, given, context);
+    note_idle_keys(all_keys(), tree, "", config, context);
+    note_cycle(config, context);
+    note_resident_parameters(config, given, context);
     note_short_schedule(config, context);
-    note_idle_device(config, given, context);
-    note_adapter(config, context);
     note_default_optimizer(config, context);
   });
   context.raise();

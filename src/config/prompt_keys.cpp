@@ -7,8 +7,7 @@
 namespace sherd::config {
 namespace {
 
-void read_name(PromptTask& task, const Value& value) {
-  task.name = value.text();
+void check_name(PromptTask& task, const Value& value) {
   const bool plain = std::all_of(task.name.begin(), task.name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '_' || c == '-';
   });
@@ -18,25 +17,21 @@ void read_name(PromptTask& task, const Value& value) {
 
 Table<PromptTask> task_table() {
   using T = PromptTask;
-  Table<T> table;
-  table.keys.push_back(custom<T>("name", "", read_name));
-  table.keys.push_back(text("init_text", &T::init_text, ""));
-  return table;
+  return {Auto::is_a_value,
+          {text("name", &T::name, "").then(check_name).is_required().means("by which `task` calls it"),
+           text("init_text", &T::init_text, "").unset("").means("in place of the section's")},
+          [](T&, const Given& given, const Value& value) {
+            if (!given.contains("name"))
+              value.error("needs \"name\", by which data.sources and --task call it");
+          }};
 }
 
-void read_tasks(PromptKeys& prompt, const Value& list) {
-  list.expect(Node::Kind::array);
-  prompt.tasks.clear();
-  if (std::ssize(list.node.items) > most_tasks) list.error("there may be ", most_tasks, " tasks at most");
-  for (std::size_t i = 0; i < list.node.items.size(); ++i)
-    list.context.attempt([&] {
-      const Value value{list.node.items[i], cat(list.path, "[", i, "]"), list.context};
-      PromptTask task;
-      const Given given = read_section(task_table(), task, value);
-      if (!given.contains("name")) value.error("needs \"name\", by which data.sources and --task call it");
-      if (prompt.find(task.name) >= 0) value.error("a second task is called ", task.name);
-      prompt.tasks.push_back(std::move(task));
-    });
+void check_tasks(PromptKeys& prompt, const Value& list) {
+  if (std::ssize(prompt.tasks) > most_tasks) list.error("there may be ", most_tasks, " tasks at most");
+  for (std::size_t i = 0; i < prompt.tasks.size(); ++i)
+    if (const std::string& name = prompt.tasks[i].name; std::cmp_not_equal(prompt.find(name), i))
+      Value{list.node.items[i], cat(list.path, "[", i, "]"), list.context}.error("a second task is called ",
+                                                                                 name);
 }
 
 /// Whether each prompt has a text to begin as.
@@ -51,25 +46,25 @@ bool all_have_text(const PromptKeys& prompt) {
 
 std::vector<Key<PromptKeys>> prompt_keys() {
   using P = PromptKeys;
-  std::vector<Key<P>> keys;
-  keys.push_back(
-      integer("virtual_tokens", &P::virtual_tokens, "5", 1, most_virtual_tokens).alias("num_virtual_tokens"));
-  keys.push_back(choice("init", &P::init, {"random", "sample_vocab", "text"}, "\"sample_vocab\"")
-                     .alias("prompt_tuning_init"));
-  keys.push_back(text("init_text", &P::init_text, "\"Say what is felt:\"").alias("prompt_tuning_init_text"));
-  keys.push_back(
-      custom<P>("tasks", R"([{"name": "a"}, {"name": "b"}])", read_tasks).takes("list of objects"));
-  keys.push_back(integer("encoder_hidden_size", &P::encoder_hidden_size, "64", 1, most_hidden));
-  keys.push_back(refused<P>("encoder_reparameterization_type", "\"LSTM\"",
-                            "of PEFT's two networks Sherd has its default, MLP",
-                            [](const Value& value) { return value.node.is_text("MLP"); }));
-  return keys;
-}
-
-bool has_prompt_key(AdapterType type, const std::string& key) {
-  if (key == "init" || key == "init_text") return type == AdapterType::prompt_tuning;
-  if (key.starts_with("encoder_")) return type == AdapterType::p_tuning;
-  return true;
+  return {integer("virtual_tokens", &P::virtual_tokens, "5", 1, most_virtual_tokens)
+              .alias("num_virtual_tokens")
+              .means("of each prompt, which stands in front of every text: `model.seq_length` counts them"),
+          choice("init", &P::init, {"random", "sample_vocab", "text"}, "\"sample_vocab\"")
+              .alias("prompt_tuning_init")
+              .means("of the prompt's vectors: `random`, normal(0, 1); `sample_vocab`, those of ids that "
+                     "`seed` draws; `text`, those of `init_text`"),
+          text("init_text", &P::init_text, "\"Say what is felt:\"")
+              .alias("prompt_tuning_init_text")
+              .means("its tokens' vectors, repeated or cut to `virtual_tokens`, are the prompt's at first"),
+          integer("encoder_hidden_size", &P::encoder_hidden_size, "64", 1, most_hidden)
+              .unset(0)
+              .by_default("`model.hidden_size`")
+              .means("width within the network of `p_tuning`"),
+          list("tasks", &P::tasks, R"([{"name": "a"}, {"name": "b"}])", task_table())
+              .then(check_tasks)
+              .unless_default()
+              .means("prompts of their own for several tasks, over one frozen model: `{\"name\": NAME, "
+                     "\"init_text\": TEXT}`; each of `data.sources` names its `task`")};
 }
 
 namespace {

@@ -10,6 +10,8 @@ namespace sherd::config {
 
 /// Reads the keys of `model.rope_scaling`, and fills in what follows from those that were given.
 void read_rope(RopeScaling& rope, const Value& section);
+/// The keys that say something, as such a file has them.
+Node written_rope(const RopeScaling& rope);
 
 /// Reads the keys of bottleneck adapters, and requires `needed` among them.
 void read_bottleneck(BottleneckKeys& keys, const Value& section, const std::vector<const char*>& needed);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 
 #include "base/excerpt.h"
 
@@ -12,7 +13,7 @@ bool same_word(std::string_view a, std::string_view b) {
   return edit_distance(a, b) == 0;
 }
 
-std::string list_of(const std::vector<std::string>& names) {
+std::string listed(const std::vector<std::string>& names) {
   std::string out;
   for (const std::string& name : names) out += (out.empty() ? "" : ", ") + name;
   return out;
@@ -47,9 +48,8 @@ bool is_about(const std::string& path, const std::string& first, const std::stri
 /// The first home of which `matches(home)` holds, those that are not refused first. It may change the home.
 template <class Matches>
 std::optional<Home> find_home(const Matches& matches) {
-  const std::vector<KeyInfo> keys = known_keys();
   for (const bool refused : {false, true})
-    for (const KeyInfo& key : keys)
+    for (const KeyInfo& key : known_keys())
       if (Home home(key); (key.effect == Effect::refused) == refused && matches(home)) return home;
   return std::nullopt;
 }
@@ -161,23 +161,51 @@ std::string advice(const Value& section, const std::string& name, const std::vec
       const bool top = home->path.find('.') == std::string::npos;
       return cat("did you mean \"", home->path, top ? "\" at the top level?" : "\"?");
     }
-  if (known.size() <= most_listed) return cat("this section knows ", list_of(known));
+  if (known.size() <= most_listed) return cat("this section knows ", listed(known));
   return "no key of this section is like it; remove it, or put \"_\" in front if it is a note";
 }
 
 }  // namespace
 
-std::string integers(std::int64_t min, std::int64_t max) {
-  if (min == std::numeric_limits<std::int64_t>::min()) return "integer";
-  if (max == int64_max || max == std::numeric_limits<int>::max()) return cat("integer >= ", min);
-  return cat("integer from ", min, " to ", max);
+Takes integers(std::int64_t min, std::int64_t max) {
+  const bool above = min > std::numeric_limits<std::int64_t>::min();
+  const bool below = max < int64_max && max != std::numeric_limits<int>::max();
+  return {above && below ? cat("integer from ", min, " to ", max)
+          : above        ? cat("integer >= ", min)
+                         : "integer",
+          cat(R"({"type": "integer")", above ? cat(R"(, "minimum": )", min) : "",
+              max < int64_max ? cat(R"(, "maximum": )", max) : "", "}")};
 }
 
-std::string reals(double min, double max, bool open_min) {
-  if (min == -infinity && max == infinity) return "finite number";
-  if (max == infinity) return cat("number ", open_min ? "> " : ">= ", min);
-  if (min == -infinity) return cat("number <= ", max);
-  return cat("number from ", min, " to ", max);
+Takes reals(double min, double max, bool open_min) {
+  std::string schema = R"({"type": "number")";
+  if (min > -infinity) schema += cat(open_min ? R"(, "exclusiveMinimum": )" : R"(, "minimum": )", min);
+  if (max < infinity) schema += cat(R"(, "maximum": )", max);
+  schema += "}";
+  if (min == -infinity && max == infinity) return {"finite number", schema};
+  if (max == infinity) return {cat("number ", open_min ? "> " : ">= ", min), schema};
+  if (min == -infinity) return {cat("number <= ", max), schema};
+  return {cat("number from ", min, " to ", max), schema};
+}
+
+Takes words(const std::vector<std::string>& words) {
+  return {listed(words), cat(R"({"enum": )", list_of(words).json(), "}")};
+}
+
+Takes numbers(std::string words, std::size_t count, double min, double max) {
+  return {std::move(words), cat(R"({"type": "array", "items": )", reals(min, max).schema, R"(, "minItems": )",
+                                count, R"(, "maxItems": )", count, "}")};
+}
+
+std::vector<double> read_numbers(const Value& value, std::size_t count, const char* form, double min,
+                                 double max) {
+  const std::vector<Node>& items = value.node.items;
+  if (!value.node.is(Node::Kind::array) || items.size() != count)
+    value.error("must be a list of ", form, ", not ", value.node.brief());
+  std::vector<double> out;
+  for (std::size_t i = 0; i < count; ++i)
+    out.push_back(Value{items[i], cat(value.path, "[", i, "]"), value.context}.real(min, max));
+  return out;
 }
 
 void Context::attempt(const std::function<void()>& read) {
@@ -238,7 +266,7 @@ std::int64_t Value::integer(std::int64_t min, std::int64_t max) const {
       plain.number == std::floor(plain.number))
     value = static_cast<std::int64_t>(plain.number), good = true;
   if (good && value >= min && value <= max) return value;
-  error("must be an ", integers(min, max), ", not ", node.brief());
+  error("must be an ", integers(min, max).words, ", not ", node.brief());
 }
 
 double Value::real(double min, double max, bool open_min) const {
@@ -247,7 +275,7 @@ double Value::real(double min, double max, bool open_min) const {
   const double value = plain.number;
   if (number && std::isfinite(value) && value <= max && (open_min ? value > min : value >= min)) return value;
   const bool list = node.is(Node::Kind::array);
-  error("must be a ", reals(min, max, open_min), ", not ", node.brief(),
+  error("must be a ", reals(min, max, open_min).words, ", not ", node.brief(),
         list ? "; one value serves all parameters here" : "");
 }
 
@@ -266,7 +294,7 @@ std::size_t Value::choice(const std::vector<std::string>& names, const Synonyms&
   const auto known = std::find_if(meant.begin(), meant.end(),
                                   [&](const auto& entry) { return same_word(word, entry.first); });
   const std::string close = known != meant.end() ? known->second : nearest(word, names);
-  error(node.brief(), " is none of ", list_of(names),
+  error(node.brief(), " is none of ", listed(names),
         close.empty() ? std::string() : cat("; did you mean \"", close, "\"?"));
 }
 
@@ -310,25 +338,6 @@ std::function<bool(const Value&)> equals_number(double number) {
 
 bool never(const Value&) {
   return false;
-}
-
-void check_holds(Holds holds, const Value& value) {
-  switch (holds) {
-    case Holds::boolean:
-      value.boolean();
-      break;
-    case Holds::count:
-      value.integer(0);
-      break;
-    case Holds::real:
-      value.real();
-      break;
-    case Holds::text:
-      value.text();
-      break;
-    case Holds::anything:
-      break;
-  }
 }
 
 }  // namespace sherd::config

@@ -1,106 +1,29 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "base/problems.h"
-#include "config/json_tree.h"
 #include "config/keys.h"
+#include "config/value.h"
 
-// The machinery behind the tables of keys: a Table<T> says which keys an object may have and how each is read
-// into a T. Internal to this room.
+// The machinery behind the tables of keys. A Table<T> is the one list of the keys that a section may have. A
+// row, Key<T>, says all of its key: names, how it is read into a T and written from it, what it takes, its
+// meaning, what DeepSpeed does otherwise, who has to agree on it. Everything else (dump(), comparisons,
+// suggestions, the page of keys, the schema) goes by the rows. Makers of rows for the usual kinds of fields
+// stand below; what a row says beside is chained to them:
+//
+//   integer("seed", &Data::seed, "7", 0).means("of the shuffle")
+//
+// Internal to this room.
 namespace sherd::config {
-
-inline constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();
-inline constexpr double infinity = std::numeric_limits<double>::infinity();
-
-/// What the parser gathers on its way.
-struct Context {
-  std::vector<std::string> notes;
-  Problems problems;
-  std::string advice = {};  ///< on unknown keys; empty: what is like them
-  std::set<std::string> given;  ///< keys that have a value, though another key may have said it
-  std::map<std::string, std::string> given_as;  ///< of these, by the other key alone: that key
-  void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
-  /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
-  void attempt(const std::function<void()>& read);
-  /// Throws Error{config} with all problems, if there are any, in words of the keys that were given.
-  void raise();
-};
-
-/// The text with keys as they were given (Context::given_as).
-std::string in_given_keys(std::string text, const std::map<std::string, std::string>& given_as);
-
-/// Thrown by a section with problems when they are in the context, so that nothing is concluded from it.
-struct Reported {};
-
-/// Words that people write, case ignored, and the choice that they mean, where no spelling leads there.
-using Synonyms = std::map<std::string, std::string>;
-
-/// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and
-/// path.
-struct Value {
-  const Node& node;
-  std::string path;
-  Context& context;
-
-  template <class... Args>
-  [[noreturn]] void error(const Args&... args) const {
-    fail(ErrorKind::config, node.place.str(), ": ", path, ": ", args...);
-  }
-  void note(const std::string& reason) const { context.note(path, reason); }
-  void expect(Node::Kind kind) const;
-  /// Booleans and numbers may stand in quotes, as DeepSpeed's own parser takes them in most sections; a note
-  /// says so.
-  bool boolean() const;
-  /// Integral floats (1e9) count as integers.
-  std::int64_t integer(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
-                       std::int64_t max = int64_max) const;
-  /// Finite, in [min, max]; with `open_min`, above min.
-  double real(double min = -infinity, double max = infinity, bool open_min = false) const;
-  const std::string& text() const;
-  /// The index of the string in `names`, case ignored; else an error with what `meant` has for it, or the
-  /// nearest one where one is near.
-  std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
-};
-
-/// What these take, as errors and the page of keys say it: "integer from 0 to 3", "number > 0".
-std::string integers(std::int64_t min = std::numeric_limits<std::int64_t>::min(),
-                     std::int64_t max = int64_max);
-std::string reals(double min = -infinity, double max = infinity, bool open_min = false);
-
-/// The value without its quotes where it is a string that holds a number, true or false; else itself.
-Node unquoted(const Value& value);
-
-/// A value for which DeepSpeed has a key of its own.
-struct Twin {
-  const char *own, *foreign, *what;
-};
-
-/// Sets what either key may give, in any order; both, where they agree.
-template <class T>
-void set(T& field, const Twin& twin, const T& asked, const Value& value) {
-  const bool first = value.context.given.insert(twin.own).second;
-  if (!first)
-    value.context.given_as.erase(twin.own);
-  else if (value.path != twin.own)
-    value.context.given_as[twin.own] = value.path;
-  if (!first && field != asked)
-    value.error(twin.own, " and ", twin.foreign, " say the same, ", twin.what, ", but are given as ", field,
-                " and ", asked, "; keep one of them");
-  field = asked;
-}
 
 /// How a section treats the string "auto" (DeepSpeed leaves that to its callers).
 enum class Auto : std::uint8_t {
@@ -109,15 +32,43 @@ enum class Auto : std::uint8_t {
   is_a_value     ///< an ordinary string
 };
 
-template <class T>
-struct Key : KeyFacts {
-  std::string name;
-  std::function<void(T&, const Value&)> read;
-  /// Lists the keys below, for known_keys().
-  std::function<void(const std::string& prefix, std::vector<KeyInfo>&)> list;
-  bool reads_null = false;        ///< else null means absent
-  std::optional<Auto> auto_rule;  ///< where it differs from the table's
+/// Which keys are written.
+enum class Extent : std::uint8_t {
+  told,  ///< those that say something: what dump() has
+  /// All that have a value, those too that do not matter beside others, but for those whose default goes by
+  /// others. Each key is found with its default.
+  whole
+};
 
+template <class T>
+struct Key : KeyInfo {
+  std::function<void(T&, const Value&)> read;
+  /// The value in a T, null: it says nothing. Where there is none, other keys tell what this one did.
+  std::function<Node(const T&, Extent)> write = {};
+  std::function<bool(const T&)> matters = {};   ///< else it has no effect beside the others
+  std::function<bool(const T&)> left_out = {};  ///< the value goes without saying
+  bool reads_null = false;                      ///< else null means absent
+  bool writes_null = false;                     ///< else null is left out
+  std::optional<Auto> auto_rule = {};           ///< where it differs from the table's
+
+  Key means(std::string what, std::string deepspeed = "") && {
+    meaning = std::move(what), difference = std::move(deepspeed);
+    return std::move(*this);
+  }
+  Key unlike(std::string deepspeed) && {
+    difference = std::move(deepspeed);
+    return std::move(*this);
+  }
+  /// The default is no fixed value: `rule` in words.
+  Key by_default(std::string rule) && {
+    derived = std::move(rule);
+    return std::move(*this);
+  }
+  /// `other` may stand in its place.
+  Key is_required(std::string other = "") && {
+    required = true, instead = std::move(other);
+    return std::move(*this);
+  }
   Key with_auto(Auto rule) && {
     auto_rule = rule;
     return std::move(*this);
@@ -126,54 +77,87 @@ struct Key : KeyFacts {
     aliases.push_back(std::move(other));
     return std::move(*this);
   }
-  Key takes(std::string what) && {
-    values = std::move(what);
+  Key takes(Takes what) && {
+    values = std::move(what.words), schema = std::move(what.schema);
     return std::move(*this);
   }
-  Key one_of(std::vector<std::string> words) && {
-    choices = std::move(words);
+  Key one_of(std::vector<std::string> those) && {
+    schema = words(those).schema, choices = std::move(those);
     return std::move(*this);
   }
-};
-
-/// What the page of keys says of one: a list of them stands beside each table.
-struct Text {
-  const char *name, *meaning, *difference = "", *derived = "";
-  bool required = false;
-};
-/// Of a key whose default is no fixed value: `rule` in words.
-constexpr Text derived(const char* name, const char* rule, const char* meaning, const char* difference = "") {
-  return {name, meaning, difference, rule};
-}
-constexpr Text required(const char* name, const char* meaning, const char* difference = "") {
-  return {name, meaning, difference, "", true};
-}
-
-template <class T>
-void describe(Key<T>& key, const Text& text) {
-  key.meaning = text.meaning, key.difference = text.difference, key.required = text.required;
-  if (*text.derived) key.derived = text.derived;
-}
-
-/// Gives each key the text of its name. Throws for a text without a key; keys without a text fail a test.
-template <class T>
-void describe(std::vector<Key<T>>& keys, const std::vector<Text>& texts) {
-  for (const Text& text : texts) {
-    bool found = false;
-    for (Key<T>& key : keys)
-      if (key.name == text.name) describe(key, text), found = true;
-    require(found, "a text speaks of the key ", text.name, ", which its table does not have");
+  Key of(Concerns who) && {
+    concerns = who;
+    return std::move(*this);
   }
-}
-
-template <class T>
-struct Table {
-  Auto auto_rule = Auto::is_a_value;
-  std::vector<Key<T>> keys;
+  Key of_parameters() && {
+    decides_parameters = true;
+    return std::move(*this);
+  }
+  /// `why` gives the reason where the key has no effect beside the rest of the file; else an empty text.
+  Key idle_if(std::function<std::string(const Config&)> why) && {
+    idle = std::move(why);
+    return std::move(*this);
+  }
+  /// Where `holds`, for that one reason.
+  Key idle_if(bool (*holds)(const Config&), std::string reason) && {
+    return std::move(*this).idle_if(
+        [holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; });
+  }
+  /// Once the value is read: checks that take more than a range, and what else follows.
+  Key then(std::function<void(T&, const Value&)> more) && {
+    read = [first = std::move(read), more = std::move(more)](T& target, const Value& value) {
+      first(target, value);
+      more(target, value);
+    };
+    return std::move(*this);
+  }
+  /// `value` in the field means that the key is not given.
+  template <class V>
+  Key unset(V value) && {
+    write = [first = std::move(write), none = node_of(value)](const T& source, Extent extent) {
+      Node node = first(source, extent);
+      return node == none ? Node() : node;
+    };
+    return std::move(*this);
+  }
+  Key or_null() && {
+    writes_null = true;
+    return std::move(*this);
+  }
+  /// Where it does not hold, the key has no effect; the table's `finish` says so.
+  Key where(std::function<bool(const T&)> holds) && {
+    matters = std::move(holds);
+    return std::move(*this);
+  }
+  /// Written only where it differs from its default.
+  Key unless_default() && {
+    left_out = [value = write](const T& source) {
+      return value(source, Extent::told) == value(T(), Extent::told);
+    };
+    return std::move(*this);
+  }
+  /// DeepSpeed's key `same` means this one; the other is set() in its own table.
+  template <class U>
+  Key also_as(U T::*field, const SameValue& same) && {
+    read = [first = std::move(read), field, same](T& target, const Value& value) {
+      T asked;
+      first(asked, value);
+      set(target.*field, same, asked.*field, value);
+    };
+    return std::move(*this);
+  }
 };
 
 /// The keys that an object gave, by their first name.
 using Given = std::map<std::string, const Node*>;
+
+template <class T>
+struct Table {
+  Auto auto_rule = Auto::is_a_value;
+  std::vector<Key<T>> keys = {};
+  /// What follows from the keys that were given; throws where they contradict each other.
+  std::function<void(T&, const Given&, const Value&)> finish = {};
+};
 
 /// Throws the error for a key that `known` does not have.
 [[noreturn]] void unknown_key(const Value& section, const std::string& name, const Node& value,
@@ -220,145 +204,240 @@ Given read_section(const Table<T>& table, T& target, const Value& section) {
   for (const auto& [name, node] : section.node.members)
     section.context.attempt([&] { read_key(table, target, section, name, node, given, spelled); });
   if (section.context.problems.size() > problems) throw Reported{};
+  if (table.finish) table.finish(target, given, section);
   return given;
 }
 
+/// The section as an object that read_section() reads to the same.
 template <class T>
-void list_keys(const Table<T>& table, const std::string& prefix, std::vector<KeyInfo>& out) {
+Node written(const Table<T>& table, const T& source, Extent extent = Extent::told) {
+  Node out;
+  out.kind = Node::Kind::object;
   for (const Key<T>& key : table.keys) {
-    const std::string path = join(prefix, key.name);
-    if (key.list)
-      key.list(path, out);
-    else
-      out.push_back({static_cast<const KeyFacts&>(key), path});
+    if (!key.write) continue;
+    const bool whole = extent == Extent::whole && key.derived.empty();
+    if (!whole && ((key.matters && !key.matters(source)) || (key.left_out && key.left_out(source)))) continue;
+    Node value = key.write(source, extent);
+    if (value.is(Node::Kind::null) && extent == Extent::told && !key.writes_null) continue;
+    value.key = &key;
+    out.members.emplace_back(key.name, std::move(value));
   }
+  return out;
+}
+
+/// The rows without how they are read and written.
+template <class T>
+std::vector<KeyInfo> infos(const Table<T>& table) {
+  std::vector<KeyInfo> out(table.keys.begin(), table.keys.end());
+  for (std::size_t i = 0; i < out.size(); ++i)
+    out[i].takes_auto = table.keys[i].auto_rule.value_or(table.auto_rule) != Auto::is_a_value;
+  return out;
+}
+
+/// Notes the keys that were given and do not matter beside the others.
+template <class T>
+void note_idle(const Table<T>& table, const T& target, const Given& given, const Value& section,
+               const std::string& why) {
+  for (const Key<T>& key : table.keys)
+    if (given.contains(key.name) && key.matters && !key.matters(target))
+      section.context.note(join(section.path, key.name), why);
 }
 
 // ---- makers of keys ----
 
-/// A key that `read` handles.
+/// A key that `read` and `write` handle.
 template <class T>
-Key<T> custom(std::string name, std::string example, std::function<void(T&, const Value&)> read) {
+Key<T> custom(std::string name, std::string example, std::function<void(T&, const Value&)> read,
+              std::function<Node(const T&)> write = {}) {
   Key<T> key;
   key.name = std::move(name), key.example = std::move(example), key.read = std::move(read);
+  if (write) key.write = [write = std::move(write)](const T& source, Extent) { return write(source); };
   return key;
+}
+
+/// A field of T that `parse` reads; in an optional nothing stands for a key that is not given.
+template <class T, class F, class Parse>
+Key<T> field_key(std::string name, std::string example, F T::*field, Parse parse) {
+  return custom<T>(
+      std::move(name), std::move(example),
+      [=](T& target, const Value& value) { target.*field = std::invoke(parse, value); },
+      [=](const T& source) {
+        if constexpr (requires(F f) { f.has_value(); })
+          return source.*field ? node_of(*(source.*field)) : Node();
+        else
+          return node_of(source.*field);
+      });
 }
 
 template <class T>
 Key<T> boolean(std::string name, bool T::*field) {
   const auto defaults = std::make_unique<const T>();
-  return custom<T>(std::move(name), (*defaults).*field ? "false" : "true",
-                   [field](T& target, const Value& value) { target.*field = value.boolean(); })
-      .takes("true or false");
+  return field_key(std::move(name), (*defaults).*field ? "false" : "true", field, &Value::boolean)
+      .takes({"true or false", R"({"type": "boolean"})"});
 }
 
-template <class T, std::integral I>
+template <class T, class I>
 Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t min,
                std::int64_t max = int64_max) {
-  max = std::cmp_less(std::numeric_limits<I>::max(), max)
-            ? static_cast<std::int64_t>(std::numeric_limits<I>::max())
-            : max;
-  return custom<T>(
-             std::move(name), std::move(example),
-             [=](T& target, const Value& value) { target.*field = static_cast<I>(value.integer(min, max)); })
+  if constexpr (std::integral<I>)
+    max = std::cmp_less(std::numeric_limits<I>::max(), max)
+              ? static_cast<std::int64_t>(std::numeric_limits<I>::max())
+              : max;
+  return field_key(std::move(name), std::move(example), field,
+                   [=](const Value& value) { return static_cast<I>(value.integer(min, max)); })
       .takes(integers(min, max));
 }
 
-template <class T>
-Key<T> real(std::string name, double T::*field, std::string example, double min = -infinity,
-            double max = infinity, bool open_min = false) {
-  return custom<T>(std::move(name), std::move(example),
-                   [=](T& target, const Value& value) { target.*field = value.real(min, max, open_min); })
+/// F: double, or an optional of it.
+template <class T, class F>
+Key<T> real(std::string name, F T::*field, std::string example, double min = -infinity, double max = infinity,
+            bool open_min = false) {
+  return field_key(std::move(name), std::move(example), field,
+                   [=](const Value& value) { return value.real(min, max, open_min); })
       .takes(reals(min, max, open_min));
 }
 
 template <class T>
 Key<T> text(std::string name, std::string T::*field, std::string example) {
-  return custom<T>(std::move(name), std::move(example),
-                   [field](T& target, const Value& value) { target.*field = value.text(); })
-      .takes("string");
+  return field_key(std::move(name), std::move(example), field, &Value::text)
+      .takes({"string", R"({"type": "string"})"});
 }
 
-/// An enum whose values are 0, 1, 2, … in the order of `names`.
-template <class T, class E>
-Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example,
-              Synonyms meant = {}) {
-  return custom<T>(std::move(name), std::move(example),
-                   [=](T& target, const Value& value) {
-                     target.*field = static_cast<E>(value.choice(names, meant));
-                   })
+/// One of `names`, by its index. `get` gives -1 for none.
+template <class T, class Get, class Set>
+Key<T> word(std::string name, std::vector<std::string> names, std::string example, Get get, Set set,
+            Synonyms meant = {}) {
+  return custom<T>(
+             std::move(name), std::move(example),
+             [=](T& target, const Value& value) {
+               set(target, static_cast<int>(value.choice(names, meant)));
+             },
+             [=](const T& source) {
+               const int index = get(source);
+               return index < 0 ? Node() : node_of(names.at(static_cast<std::size_t>(index)));
+             })
       .one_of(names);
 }
 
-/// A section read by `table` into a field.
-template <class T, class U>
-Key<T> section(std::string name, U T::*field, Table<U> table) {
-  Key<T> key = custom<T>(std::move(name), "{}", [field, table](T& target, const Value& value) {
-    read_section(table, target.*field, value);
+/// An enum, or an optional of one, whose values are 0, 1, 2, … in the order of `names`.
+template <class T, class E>
+Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example,
+              Synonyms meant = {}) {
+  return word<T>(
+      std::move(name), std::move(names), std::move(example),
+      [field](const T& source) {
+        if constexpr (std::is_enum_v<E>)
+          return static_cast<int>(source.*field);
+        else
+          return source.*field ? static_cast<int>(*(source.*field)) : -1;
+      },
+      [field](T& target, int index) {
+        if constexpr (std::is_enum_v<E>)
+          target.*field = static_cast<E>(index);
+        else
+          target.*field = static_cast<typename E::value_type>(index);
+      },
+      std::move(meant));
+}
+
+/// A section read by `table` into what `access` gives of a T: a functor that takes it const or not.
+template <class T, class U, class Access>
+Key<T> section_at(std::string name, Table<U> table, Access access) {
+  const auto shared = std::make_shared<const Table<U>>(std::move(table));
+  Key<T> key = custom<T>(std::move(name), "{}", [shared, access](T& target, const Value& value) {
+    read_section(*shared, access(target), value);
   });
-  key.list = [table](const std::string& prefix, std::vector<KeyInfo>& out) { list_keys(table, prefix, out); };
+  key.write = [shared, access](const T& source, Extent extent) {
+    Node node = written(*shared, access(source), extent);
+    return node.members.empty() ? Node() : node;
+  };
+  key.below = infos(*shared);
   return key;
 }
 
-/// All that is said of `key`, as a key of T that `read` handles.
+/// A member.
 template <class T, class U>
-Key<T> copied(const Key<U>& key, std::function<void(T&, const Value&)> read) {
+Key<T> section(std::string name, U T::*field, Table<U> table) {
+  return section_at<T>(
+      std::move(name), std::move(table), [field](auto& whole) -> auto& { return whole.*field; });
+}
+
+/// Keys of T itself.
+template <class T>
+Key<T> section(std::string name, Table<T> table) {
+  return section_at<T>(
+      std::move(name), std::move(table), [](auto& whole) -> auto& { return whole; });
+}
+
+/// A section that a T need not have.
+template <class T, class U>
+Key<T> section(std::string name, std::optional<U> T::*field, Table<U> table) {
+  const auto shared = std::make_shared<const Table<U>>(std::move(table));
+  Key<T> key = custom<T>(std::move(name), "{}", [shared, field](T& target, const Value& value) {
+    U read;
+    read_section(*shared, read, value);
+    target.*field = std::move(read);
+  });
+  key.write = [shared, field](const T& source, Extent extent) {
+    return source.*field ? written(*shared, *(source.*field), extent) : Node();
+  };
+  key.below = infos(*shared);
+  return key;
+}
+
+/// A list of sections.
+template <class T, class U>
+Key<T> list(std::string name, std::vector<U> T::*field, std::string example, Table<U> table) {
+  const auto shared = std::make_shared<const Table<U>>(std::move(table));
+  Key<T> key = custom<T>(std::move(name), std::move(example), [shared, field](T& target, const Value& value) {
+    value.expect(Node::Kind::array);
+    (target.*field).clear();
+    const std::size_t problems = value.context.problems.size();
+    for (std::size_t i = 0; i < value.node.items.size(); ++i)
+      value.context.attempt([&] {
+        U entry;
+        read_section(*shared, entry, {value.node.items[i], cat(value.path, "[", i, "]"), value.context});
+        (target.*field).push_back(std::move(entry));
+      });
+    if (value.context.problems.size() > problems) throw Reported{};
+  });
+  key.write = [shared, field](const T& source, Extent extent) {
+    Node out = list_of(std::vector<bool>());
+    for (const U& entry : source.*field) out.items.push_back(written(*shared, entry, extent));
+    return out;
+  };
+  key.below = infos(*shared), key.is_list = true, key.values = "list of objects";
+  return key;
+}
+
+/// A key of what `access` gives of a T, as a key of T.
+template <class T, class U, class Access>
+Key<T> lifted(const Key<U>& key, Access access) {
   Key<T> out;
-  static_cast<KeyFacts&>(out) = key;
-  out.name = key.name, out.list = key.list, out.reads_null = key.reads_null, out.auto_rule = key.auto_rule;
-  out.read = std::move(read);
+  static_cast<KeyInfo&>(out) = key;
+  out.reads_null = key.reads_null, out.writes_null = key.writes_null, out.auto_rule = key.auto_rule;
+  out.read = [access, read = key.read](T& target, const Value& value) { read(access(target), value); };
+  if (key.write)
+    out.write = [access, write = key.write](const T& source, Extent extent) {
+      return write(access(source), extent);
+    };
+  if (key.matters)
+    out.matters = [access, holds = key.matters](const T& source) { return holds(access(source)); };
+  if (key.left_out)
+    out.left_out = [access, holds = key.left_out](const T& source) { return holds(access(source)); };
   return out;
 }
 
 /// A key of T's member `field`, as a key of T.
 template <class T, class U>
-Key<T> inside(U T::*field, Key<U> key) {
-  return copied<T>(key,
-                   [field, read = key.read](T& target, const Value& value) { read(target.*field, value); });
-}
-
-/// What a key without effect must hold, so that a wrong type is still an error.
-enum class Holds : std::uint8_t { boolean, count, real, text, anything };
-
-/// A key that is accepted without effect, for `reason`.
-template <class T>
-Key<T> noted(std::string name, Holds holds, std::string reason);
-
-/// A key that is refused for `reason` unless `off` accepts its value.
-template <class T>
-Key<T> refused(std::string name, std::string example, std::string reason,
-               std::function<bool(const Value&)> off);
-
-/// Values that switch a feature off, for refused().
-bool is_false(const Value& value);
-bool is_empty(const Value& value);
-std::function<bool(const Value&)> equals_number(double number);
-bool never(const Value& value);
-
-void check_holds(Holds holds, const Value& value);
-
-template <class T>
-Key<T> noted(std::string name, Holds holds, std::string reason) {
-  static const char* const examples[] = {"true", "3", "0.5", "\"x\"", "{}"};
-  static const char* const values[] = {"true or false", "integer >= 0", "finite number", "string",
-                                       "anything"};
-  Key<T> key = custom<T>(std::move(name), examples[static_cast<int>(holds)], [=](T&, const Value& value) {
-    check_holds(holds, value);
-    value.note(reason);
-  });
-  key.effect = Effect::noted, key.reason = std::move(reason), key.values = values[static_cast<int>(holds)];
-  return key;
+Key<T> inside(U T::*field, const Key<U>& key) {
+  return lifted<T>(
+      key, [field](auto& whole) -> auto& { return whole.*field; });
 }
 
 template <class T>
-Key<T> refused(std::string name, std::string example, std::string reason,
-               std::function<bool(const Value&)> off) {
-  Key<T> key = custom<T>(std::move(name), std::move(example), [=](T&, const Value& value) {
-    if (!off(value)) value.error("Sherd does not support ", value.node.brief(), " here: ", reason);
-    value.note("off, as always here");
-  });
-  key.effect = Effect::refused, key.reason = std::move(reason);
-  return key;
+void append(std::vector<Key<T>>& keys, std::vector<Key<T>> more) {
+  for (Key<T>& key : more) keys.push_back(std::move(key));
 }
 
 }  // namespace sherd::config

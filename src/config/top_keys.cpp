@@ -1,118 +1,87 @@
+#include "config/foreign_keys.h"
 #include "config/tables.h"
 
 namespace sherd::config {
 namespace {
 
 std::vector<Key<Config>> batch_keys() {
-  std::vector<Key<Config>> keys;
-  keys.push_back(inside(&Config::batch, integer("train_batch_size", &Batch::train_batch_size, "64", 1)));
-  keys.push_back(
-      inside(&Config::batch, integer("train_micro_batch_size_per_gpu", &Batch::micro_batch_size, "4", 1)));
-  keys.push_back(inside(&Config::batch,
-                        integer("gradient_accumulation_steps", &Batch::gradient_accumulation_steps, "8", 1)));
-  keys.push_back(inside(&Config::batch, boolean("dataloader_drop_last", &Batch::drop_last)));
-  for (Key<Config>& key : keys) key.auto_rule = Auto::to_default;
-  describe(
-      keys,
-      {derived("train_batch_size", "the product of the next two and of the data-parallel ranks",
-               "samples per optimizer step, of all data-parallel ranks"),
-       derived("train_micro_batch_size_per_gpu", "what `train_batch_size` leaves; one of the two is needed",
-               "samples per forward of a rank"),
-       derived("gradient_accumulation_steps", "what `train_batch_size` leaves, or 1",
-               "micro-batches per optimizer step"),
-       {"dataloader_drop_last",
-        "leave out what an epoch of training data given to `initialize()` has behind its last whole "
-        "batch; packed tokens (`data`) are endless and have no such"}});
-  return keys;
-}
-
-constexpr const char* one_tag = "all ranks write into the one folder that the tag names, so they must agree";
-
-Key<Config> log_level_key() {
-  static const std::vector<std::string> levels = {"debug", "info", "warning", "error"};
-  return custom<Config>("log_level", "\"debug\"",
-                        [](Config& config, const Value& value) {
-                          config.log_level = static_cast<LogLevel>(value.choice(levels));
-                        })
-      .one_of(levels);
-}
-
-struct Nothing {};
-
-Table<Nothing> checkpoint_table() {
-  using T = Nothing;
-  Table<T> table;
-  static const std::vector<std::string> checks = {"Ignore", "Warn", "Fail"};
-  Key<T> validation = custom<T>("tag_validation", "\"Fail\"", [](T&, const Value& value) {
-                        value.choice(checks);
-                        value.note(one_tag);
-                      }).one_of(checks);
-  validation.effect = Effect::noted, validation.reason = one_tag;
-  table.keys.push_back(std::move(validation));
-  table.keys.push_back(noted<T>("load_universal", Holds::boolean,
-                                "every checkpoint of Sherd's loads into every layout of ranks"));
-  table.keys.push_back(noted<T>("use_node_local_storage", Holds::boolean,
-                                "all ranks write into training.save_dir, which machines have to share"));
-  table.keys.push_back(noted<T>("parallel_write", Holds::anything, "ranks always write in parallel"));
-  table.keys.push_back(noted<T>("checkpoint_serialization", Holds::boolean, "checkpoints are safetensors"));
-  table.keys.push_back(refused<T>("writer", "{\"type\": \"FAST\"}", "checkpoints have one writer", is_empty));
-  describe(table.keys, {{"tag_validation", "what to do where ranks save under different tags"},
-                        {"load_universal", "load DeepSpeed's universal checkpoints"},
-                        {"use_node_local_storage", "each machine saves on a drive of its own"},
-                        {"parallel_write", "which ranks write together"},
-                        {"checkpoint_serialization", "how PyTorch writes its files"},
-                        {"writer", "DeepSpeed's own writers of files, such as FAST"}});
-  return table;
+  using B = Batch;
+  std::vector<Key<B>> keys = {
+      integer("train_batch_size", &B::train_batch_size, "64", 1)
+          .unset(0)
+          .by_default("the product of the next two and of the data-parallel ranks")
+          .means("samples per optimizer step, of all data-parallel ranks"),
+      integer("train_micro_batch_size_per_gpu", &B::micro_batch_size, "4", 1)
+          .unset(0)
+          .by_default("what `train_batch_size` leaves; one of the two is needed")
+          .means("samples per forward of a rank"),
+      integer("gradient_accumulation_steps", &B::gradient_accumulation_steps, "8", 1)
+          .unset(0)
+          .by_default("what `train_batch_size` leaves, or 1")
+          .means("micro-batches per optimizer step"),
+      boolean("dataloader_drop_last", &B::drop_last)
+          .means("leave out what an epoch of training data given to `initialize()` has behind its last whole "
+                 "batch; packed tokens (`data`) are endless and have no such")};
+  std::vector<Key<Config>> out;
+  for (const Key<B>& key : keys) out.push_back(inside(&Config::batch, key).with_auto(Auto::to_default));
+  return out;
 }
 
 Table<Monitor> monitor_table() {
-  Table<Monitor> table{
+  return {
       Auto::to_default,
-      {boolean("enabled", &Monitor::enabled), text("output_path", &Monitor::output_path, "\"logs\""),
-       text("job_name", &Monitor::job_name, "\"run\"")}};
-  describe(table.keys, {{"enabled", "write every step's scalars, from rank 0",
-                         "writes `train_loss`, `lr`, `loss_scale` and times; `lr` is the next step's, and a "
-                         "resumed run repeats steps"},
-                        {"output_path", "folder of the files; empty: the one in which the run was started"},
-                        {"job_name", "folder in `output_path` that gets the files"}});
-  return table;
+      {boolean("enabled", &Monitor::enabled)
+           .means("write every step's scalars, from rank 0",
+                  "writes `train_loss`, `lr`, `loss_scale` and times; `lr` is the next step's, and a "
+                  "resumed run repeats steps"),
+       text("output_path", &Monitor::output_path, "\"logs\"")
+           .of(Concerns::machine)
+           .means("folder of the files; empty: the one in which the run was started"),
+       text("job_name", &Monitor::job_name, "\"run\"").means("folder in `output_path` that gets the files")}};
 }
 
-std::vector<Text> run_texts() {
-  return {
-      {"gradient_clipping",
-       "largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
-       "0.16: off by default"},
-      {"steps_per_print", "optimizer steps between the engine's log lines; 0: none"},
-      {"wall_clock_breakdown", "times of forward, backward and step in those lines"},
-      {"memory_breakdown", "memory by tier and category in those lines"},
-      {"dump_state", "log the whole configuration when the engine starts"},
-      derived("log_level", "as the program set it: info", "the least that is logged"),
-  };
+Key<Config> monitor_key(const char* name, Monitor Config::*field) {
+  return section(name, field, monitor_table()).unless_default().idle_if([field](const Config& config) {
+    return !(config.*field).enabled ? "not enabled, no effect"
+           : config.model           ? ""
+                          : "`sherd train` writes it; a program of its own does with engine::Monitors";
+  });
 }
 
 std::vector<Key<Config>> run_keys() {
-  std::vector<Key<Config>> keys;
-  keys.push_back(real("gradient_clipping", &Config::gradient_clipping, "0.5").with_auto(Auto::to_default));
-  Key<Config> checkpoint = custom<Config>("checkpoint", "", [](Config&, const Value& value) {
-    Nothing nothing;
-    read_section(checkpoint_table(), nothing, value);
-  });
-  checkpoint.list = [](const std::string& prefix, std::vector<KeyInfo>& out) {
-    list_keys(checkpoint_table(), prefix, out);
-  };
-  keys.push_back(std::move(checkpoint));
-  const std::size_t reports = keys.size();
-  keys.push_back(integer("steps_per_print", &Config::steps_per_print, "10", 0));
-  keys.push_back(boolean("wall_clock_breakdown", &Config::wall_clock_breakdown));
-  keys.push_back(boolean("memory_breakdown", &Config::memory_breakdown));
-  keys.push_back(boolean("dump_state", &Config::dump_state));
-  for (std::size_t i = reports; i < keys.size(); ++i) keys[i].auto_rule = Auto::to_default;
-  keys.push_back(section("tensorboard", &Config::tensorboard, monitor_table()));
-  keys.push_back(section("csv_monitor", &Config::csv_monitor, monitor_table()));
-  keys.push_back(log_level_key());
-  describe(keys, run_texts());
-  return keys;
+  using C = Config;
+  return {real("gradient_clipping", &C::gradient_clipping, "0.5")
+              .idle_if([](const C& c) { return c.gradient_clipping <= 0; }, "off")
+              .with_auto(Auto::to_default)
+              .means("largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
+                     "0.16: off by default"),
+          section<C>("checkpoint", {Auto::is_a_value, foreign_keys<C>("checkpoint")}),
+          integer("steps_per_print", &C::steps_per_print, "10", 0)
+              .with_auto(Auto::to_default)
+              .of(Concerns::run)
+              .means("optimizer steps between the engine's log lines; 0: none"),
+          boolean("wall_clock_breakdown", &C::wall_clock_breakdown)
+              .idle_if([](const C& c) { return c.wall_clock_breakdown && c.steps_per_print == 0; },
+                       "no effect without steps_per_print")
+              .with_auto(Auto::to_default)
+              .of(Concerns::run)
+              .means("times of forward, backward and step in those lines"),
+          boolean("memory_breakdown", &C::memory_breakdown)
+              .idle_if([](const C& c) { return c.memory_breakdown && c.steps_per_print == 0; },
+                       "no effect without steps_per_print")
+              .with_auto(Auto::to_default)
+              .of(Concerns::run)
+              .means("memory by tier and category in those lines"),
+          boolean("dump_state", &C::dump_state)
+              .with_auto(Auto::to_default)
+              .of(Concerns::run)
+              .means("log the whole configuration when the engine starts"),
+          monitor_key("tensorboard", &C::tensorboard),
+          monitor_key("csv_monitor", &C::csv_monitor),
+          choice("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "\"debug\"")
+              .of(Concerns::machine)
+              .by_default("as the program set it: info")
+              .means("the least that is logged")};
 }
 
 Table<Config> make_top_table() {
@@ -123,9 +92,42 @@ Table<Config> make_top_table() {
   table.keys.push_back(zero_key());
   append(table.keys, tier_keys());
   append(table.keys, run_keys());
-  append(table.keys, sherd_keys());
-  append(table.keys, foreign_keys());
+  table.keys.push_back(model_key());
+  table.keys.push_back(data_key());
+  table.keys.push_back(training_key());
+  table.keys.push_back(parallel_key());
+  table.keys.push_back(device_key());
+  append(table.keys, foreign_keys<Config>(""));
+  append(table.keys, parallel_twins());
   return table;
+}
+
+void add_leaves(const KeyInfo& section, const std::string& prefix, std::optional<Concerns> concerns,
+                std::vector<KeyInfo>& out) {
+  for (const KeyInfo& key : section.below) {
+    const std::string path =
+        key.type.empty() ? join(prefix, key.name) : cat(prefix, "[", key.type, "].", key.name);
+    const auto who = key.concerns ? key.concerns : concerns;
+    if (key.is_section()) {
+      add_leaves(key, path, who, out);
+    } else {
+      out.push_back(key);
+      out.back().path = path, out.back().concerns = who;
+    }
+  }
+}
+
+/// Adds the keys of what a table wrote.
+void add_settings(const Node& node, const std::string& path, Concerns concerns, std::vector<Setting>& out) {
+  if (node.key && node.key->concerns) concerns = *node.key->concerns;
+  if (node.is(Node::Kind::object)) {
+    for (const auto& [name, value] : node.members) add_settings(value, join(path, name), concerns, out);
+  } else if (!node.items.empty() && node.items[0].is(Node::Kind::object)) {
+    for (std::size_t i = 0; i < node.items.size(); ++i)
+      add_settings(node.items[i], cat(path, "[", i, "]"), concerns, out);
+  } else {
+    out.push_back({path, node.json(), concerns, node.key && node.key->decides_parameters});
+  }
 }
 
 }  // namespace
@@ -135,10 +137,53 @@ const Table<Config>& top_table() {
   return table;
 }
 
-std::vector<KeyInfo> known_keys() {
-  std::vector<KeyInfo> keys;
-  list_keys(top_table(), "", keys);
+const KeyInfo& all_keys() {
+  static const KeyInfo whole{.name = "", .below = infos(top_table())};
+  return whole;
+}
+
+const std::vector<KeyInfo>& known_keys() {
+  static const std::vector<KeyInfo> keys = [] {
+    std::vector<KeyInfo> out;
+    add_leaves(all_keys(), "", {}, out);
+    return out;
+  }();
   return keys;
+}
+
+std::string dump(const Config& config) {
+  return written(top_table(), config).json(2);
+}
+
+std::vector<Setting> settings(const Config& config) {
+  std::vector<Setting> out;
+  add_settings(written(top_table(), config), "", Concerns::training, out);
+  return out;
+}
+
+std::map<std::string, std::string> every_value(const Config& config) {
+  std::vector<Setting> all;
+  add_settings(written(top_table(), config, Extent::whole), "", Concerns::training, all);
+  std::map<std::string, std::string> out;
+  for (const Setting& setting : all) out[setting.key] = setting.value;
+  return out;
+}
+
+std::string section_of(const Model& model) {
+  Node out = written(model_table(), model);
+  // Defaults of keys that may have no effect go, as the parser would note these.
+  if (Node* moe = out.find("moe"))
+    std::erase_if(moe->members, [](const auto& member) {
+      const Node defaults = written(moe_table(), Moe());
+      return (member.first == "drop" || member.first == "aux_loss_type" ||
+              member.first == "shared_expert_gate") &&
+             member.second == *defaults.find(member.first);
+    });
+  return node_of({{"model", std::move(out)}}).json(2);
+}
+
+std::string section_of(const Adapter& adapter) {
+  return node_of({{"training", node_of({{"adapter", written(adapter_table(), adapter)}})}}).json(2);
 }
 
 }  // namespace sherd::config

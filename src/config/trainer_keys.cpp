@@ -24,80 +24,71 @@ const Arguments defaults = {.learning_rate = 5e-5,
                             .precision = "fp32",
                             .schedule = "linear"};
 
-/// A key with its default.
-template <class T>
-Key<Arguments> with_default(Key<Arguments> key, std::optional<T> Arguments::*field) {
-  const char* quote = std::is_same_v<T, std::string> ? "\"" : "";
-  key.derived = cat("`", quote, (defaults.*field).value(), quote, "`");
-  return key;
+/// Row of an argument that `read` takes; its default is the Trainer's.
+template <class T, class Read>
+Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, std::string example,
+                        Takes takes, std::string sets, Read read) {
+  Key<Arguments> key =
+      custom<Arguments>(std::move(name), std::move(example),
+                        [=](Arguments& target, const Value& value) { target.*field = read(value); });
+  key.argument = true;
+  return std::move(key)
+      .takes(std::move(takes))
+      .by_default(cat("`", *(defaults.*field), "`"))
+      .means(std::move(sets));
 }
 
 Key<Arguments> number(const char* name, std::optional<double> Arguments::*field, const char* example,
-                      double max = infinity) {
-  return with_default(
-      custom<Arguments>(name, example,
-                        [=](Arguments& target, const Value& value) { target.*field = value.real(0, max); })
-          .takes(reals(0, max)),
-      field);
+                      const char* sets, double max = infinity) {
+  return argument(name, field, example, reals(0, max), sets,
+                  [max](const Value& value) { return value.real(0, max); });
 }
 
-Key<Arguments> count(const char* name, std::optional<std::int64_t> Arguments::*field) {
-  return with_default(
-      custom<Arguments>(name, "4",
-                        [=](Arguments& target, const Value& value) { target.*field = value.integer(1); })
-          .takes(integers(1)),
-      field);
+Key<Arguments> count(const char* name, std::optional<std::int64_t> Arguments::*field, const char* sets) {
+  return argument(name, field, "4", integers(1), sets, [](const Value& value) { return value.integer(1); });
 }
 
 Key<Arguments> word(const char* name, std::optional<std::string> Arguments::*field, const char* example,
-                    const std::vector<std::string>& words) {
-  return with_default(custom<Arguments>(name, example,
-                                        [field, &words](Arguments& target, const Value& value) {
-                                          target.*field = words[value.choice(words)];
-                                        })
-                          .one_of(words),
-                      field);
-}
-
-std::vector<Text> argument_texts() {
-  return {
-      {"learning_rate", "`optimizer.params.lr`, and `warmup_max_lr` of WarmupLR and WarmupDecayLR"},
-      {"weight_decay", "`optimizer.params.weight_decay`"},
-      {"adam_beta1", "the first of `optimizer.params.betas`"},
-      {"adam_beta2", "the second of `optimizer.params.betas`"},
-      {"adam_epsilon", "`optimizer.params.eps`"},
-      {"max_grad_norm", "`gradient_clipping`"},
-      {"warmup_steps", "`scheduler.params.warmup_num_steps`, at least 1; below 1 a share of `steps`"},
-      {"warmup_ratio", "the same as a share, where `warmup_steps` is 0"},
-      {"lr_scheduler_type", "`scheduler` where there is no section", "has more of them"},
-      {"per_device_train_batch_size", "`train_micro_batch_size_per_gpu`", "knows no `micro_batch_size`"},
-      {"gradient_accumulation_steps", "the key at the top"},
-      {"precision", "`fp16.enabled` and `bf16.enabled`", "has the flags `fp16` and `bf16`"},
-  };
+                    const std::vector<std::string>& all, const char* sets) {
+  return argument(name, field, example, words(all), sets,
+                  [&all](const Value& value) { return all[value.choice(all)]; })
+      .one_of(all)
+      .by_default(cat("`\"", *(defaults.*field), "\"`"));
 }
 
 }  // namespace
 
 Table<TrainerArguments> trainer_table() {
   using A = Arguments;
-  Table<Arguments> table{
+  return {
       Auto::is_a_value,
-      {number("learning_rate", &A::learning_rate, "0.0003"), number("weight_decay", &A::weight_decay, "0.1"),
-       number("adam_beta1", &A::adam_beta1, "0.8", 1), number("adam_beta2", &A::adam_beta2, "0.95", 1),
-       number("adam_epsilon", &A::adam_epsilon, "1e-6"), number("max_grad_norm", &A::max_grad_norm, "0.5"),
-       number("warmup_steps", &A::warmup_steps, "10"), number("warmup_ratio", &A::warmup_ratio, "0.1", 1),
-       word("lr_scheduler_type", &A::schedule, "\"cosine\"", shapes),
-       count("per_device_train_batch_size", &A::micro_batch_size).alias("micro_batch_size"),
-       count("gradient_accumulation_steps", &A::gradient_accumulation_steps),
-       word("precision", &A::precision, "\"bf16\"", precisions)}};
-  describe(table.keys, argument_texts());
-  return table;
+      {number("learning_rate", &A::learning_rate, "0.0003",
+              "`optimizer.params.lr`, and `warmup_max_lr` of WarmupLR and WarmupDecayLR"),
+       number("weight_decay", &A::weight_decay, "0.1", "`optimizer.params.weight_decay`"),
+       number("adam_beta1", &A::adam_beta1, "0.8", "the first of `optimizer.params.betas`", 1),
+       number("adam_beta2", &A::adam_beta2, "0.95", "the second of `optimizer.params.betas`", 1),
+       number("adam_epsilon", &A::adam_epsilon, "1e-6", "`optimizer.params.eps`"),
+       number("max_grad_norm", &A::max_grad_norm, "0.5", "`gradient_clipping`"),
+       number("warmup_steps", &A::warmup_steps, "10",
+              "`scheduler.params.warmup_num_steps`, at least 1; below 1 a share of `steps`"),
+       number("warmup_ratio", &A::warmup_ratio, "0.1", "the same as a share, where `warmup_steps` is 0", 1),
+       word("lr_scheduler_type", &A::schedule, "\"cosine\"", shapes, "`scheduler` where there is no section")
+           .unlike("has more of them"),
+       count("per_device_train_batch_size", &A::micro_batch_size, "`train_micro_batch_size_per_gpu`")
+           .alias("micro_batch_size")
+           .unlike("knows no `micro_batch_size`"),
+       count("gradient_accumulation_steps", &A::gradient_accumulation_steps, "the key at the top"),
+       word("precision", &A::precision, "\"bf16\"", precisions, "`fp16.enabled` and `bf16.enabled`")
+           .unlike("has the flags `fp16` and `bf16`")}};
 }
 
 std::vector<Key<Training>> trainer_keys() {
   std::vector<Key<Training>> keys;
-  for (const Key<Arguments>& key : trainer_table().keys)
-    keys.push_back(copied<Training>(key, [](Training&, const Value&) {}));
+  for (const Key<Arguments>& argument : trainer_table().keys) {
+    Key<Training>& key = keys.emplace_back();
+    static_cast<KeyInfo&>(key) = argument;
+    key.read = [](Training&, const Value&) {};
+  }
   return keys;
 }
 

@@ -22,7 +22,7 @@ class BlendedSamples final : public Samples {
   std::int64_t seq_length() const override { return sources_.front()->seq_length(); }
   std::int64_t tokens() const override;
   std::int64_t tokens_before(std::int64_t position) const override;
-  /// Of all sources.
+  /// The sum over all sources.
   std::int64_t samples_per_round() const override;
   bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }
   void load(std::int64_t position, Row& row) const override;

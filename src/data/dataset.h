@@ -1,5 +1,20 @@
 #pragma once
 
+// This room turns files into batches: tokenizers, datasets of token ids, samples that are packed and
+// shuffled, loaders.
+//
+// To change, look at:
+// - what `sherd prepare` does: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of
+//   what is learned: PREFIX.mask
+// - what of an input line is learned; conversations: read_example(), encode_segments(), text/example.h
+// - templates: templates/chat_template.h; which of them a published template is:
+//   templates/published_template.h, by what it writes: templates/jinja_reading.h; conversations that are
+//   answered: templates/conversation.h
+// - what of a `tokenizer.json` is read: hugging_face/tokenizer_file.cpp; the way of a text:
+//   hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect: pattern_dialect.cpp
+// - how samples are packed, documents kept apart, virtual tokens put in front: packing/
+// - which source a sample is of: blend.h; which samples of a pass count: Loader::next_of_pass(), loader.h
+
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -7,12 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "data/indexed_dataset.h"
 
 namespace sherd::data {
 
-/// What a finished dataset holds.
+/// The contents of a finished dataset, in numbers.
 struct DatasetCounts {
   std::int64_t tokens = 0, sequences = 0, documents = 0;
   std::int64_t masked = 0;  ///< tokens that are no targets of the loss

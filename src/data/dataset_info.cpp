@@ -6,9 +6,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "data/indexed_dataset.h"
 #include "data/tokenizer.h"
 

@@ -7,15 +7,15 @@
 
 namespace sherd::data {
 
-/// What PREFIX.json tells about the dataset PREFIX: how its text was tokenized, and how much there is.
+/// PREFIX.json's account of the dataset PREFIX: how its text was tokenized, and how much there is.
 struct DatasetInfo {
-  std::string
-      tokenizer;  ///< spec for make_tokenizer(); a model beside the dataset is named with its full path
+  /// The spec for make_tokenizer(); a model beside the dataset is named with its full path.
+  std::string tokenizer;
   std::int64_t vocab_size = 0;
   std::int32_t end_of_document = 0;
   std::string token_type;  ///< "uint16" or "int32"
   std::int64_t tokens = 0, sequences = 0, documents = 0;
-  std::int64_t text_bytes = 0;  ///< of the documents, as encoded
+  std::int64_t text_bytes = 0;  ///< the documents' text, as encoded
   /// Entropy of the token frequencies over the whole dataset, in nats per token: the loss of a model that
   /// knows nothing but these.
   double unigram_entropy = 0;

@@ -23,7 +23,7 @@ struct LoaderRank {
 /// A micro-batch of an evaluation, of which the rest fills up what the ranks take together.
 struct CountedBatch {
   tensor::Batch batch;
-  std::int64_t samples = 0;  ///< of it that count
+  std::int64_t samples = 0;  ///< so many of its samples count
 };
 
 /// How far a loader has come. Shared by the loader and by whoever saves and restores that (the Engine's
@@ -40,7 +40,7 @@ class LoaderPosition {
 
   /// Samples of one pass where that depends on the number of ranks, which round it; else 0.
   std::int64_t epoch_samples() const { return epoch_samples_; }
-  /// Of the loader, once.
+  /// Called by the loader, once.
   void set_epoch_samples(std::int64_t samples) { epoch_samples_ = samples; }
   /// Goes to the same epoch, and as far into it, as `samples` were where an epoch had `epoch_samples`. Beyond
   /// the end of an epoch here is the beginning of the next. Throws as set() does.

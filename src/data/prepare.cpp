@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "base/arena.h"
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/random.h"
-#include "base/read_file.h"
 #include "base/utf8.h"
 #include "data/dataset_builder.h"
 #include "data/templates/published_template.h"

@@ -14,20 +14,21 @@ namespace sherd::data {
 struct PrepareProgress {
   enum class Stage { training_tokenizer, encoding };
   Stage stage = Stage::encoding;
-  std::uint64_t bytes_done = 0;   ///< of the input files, in this stage
+  std::uint64_t bytes_done = 0;   ///< bytes of the input files that this stage is through with
   std::uint64_t bytes_total = 0;  ///< 0 when an input is a pipe
   std::int64_t documents = 0, tokens = 0;
 };
 
 struct PrepareOptions {
-  std::vector<std::string>
-      inputs;  ///< text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained
+  /// Text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained.
+  std::vector<std::string> inputs;
   std::string tokenizer = "byte";  ///< byte | spm:MODEL | hf:PATH | spm-train:VOCAB[:unigram|:bpe]
   std::string output;              ///< PREFIX of the files to write; its folder must exist
-  DocumentRule document = DocumentRule::blank;  ///< of text files
-  std::string json_field;     ///< of .jsonl files; empty: messages, prompt and completion, or text, as
-                              ///< read_example() says
-  std::string chat_template;  ///< of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's
+  DocumentRule document = DocumentRule::blank;  ///< for text files
+  /// For .jsonl files; empty: messages, prompt and completion, or text, as read_example() says.
+  std::string json_field;
+  /// For conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
+  std::string chat_template;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores
   std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop

@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "base/read_file.h"
+#include "base/files.h"
 #include "data/hugging_face/tokenizer.h"
 #include "data/hugging_face/tokens_beside.h"
 

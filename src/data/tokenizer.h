@@ -13,7 +13,7 @@ namespace sherd::data {
 
 /// How a text is encoded.
 struct EncodeOptions {
-  /// What stands in front of it: nothing, another token, or more of the same text, which was cut here. Some
+  /// The text stands behind nothing, another token, or more of the same text, which was cut here. Some
   /// tokenizers put a space in front of the first text, some also behind tokens; none within a text. Where a
   /// text may be cut without a trace: cut_before().
   enum class Behind { nothing, token, text };
@@ -43,7 +43,7 @@ class Tokenizer {
   /// Ids are in [0, vocab_size()).
   virtual std::int64_t vocab_size() const = 0;
   virtual std::int32_t end_of_document() const = 0;
-  /// What models of this tokenizer expect in front of every document, "<s>"; nullopt: nothing.
+  /// The token that models expect in front of every document, "<s>"; nullopt: none.
   virtual std::optional<std::int32_t> begin_of_document() const { return std::nullopt; }
   /// The id of the token that is written `token` in the vocabulary, "<|im_end|>"; nullopt where it has none.
   virtual std::optional<std::int32_t> token_id(std::string_view token) const = 0;
@@ -54,8 +54,8 @@ class Tokenizer {
   /// pieces are not lossless.
   virtual bool lossless() const = 0;
 
-  /// What make_tokenizer() takes to make this one again, wherever the file then lies: "byte", "spm:MODEL" or
-  /// "hf:FILE?eod=TOKEN&bos=TOKEN".
+  /// The text from which make_tokenizer() makes this one again, wherever the file then lies: "byte",
+  /// "spm:MODEL" or "hf:FILE?eod=TOKEN&bos=TOKEN".
   virtual const std::string& spec() const = 0;
 };
 

@@ -6,7 +6,7 @@
 namespace sherd::device {
 
 std::shared_ptr<void> CheckList::add(std::function<void()> check) {
-  const auto entry = std::make_shared<Entry>();
+  const auto entry = std::make_shared<CheckRegistration>();
   entry->check = std::move(check);
   const std::lock_guard lock(entries_->mutex);
   const auto at = entries_->all.insert(entries_->all.end(), entry);
@@ -21,12 +21,12 @@ std::shared_ptr<void> CheckList::add(std::function<void()> check) {
 }
 
 void CheckList::call() const {
-  std::vector<std::shared_ptr<Entry>> all;
+  std::vector<std::shared_ptr<CheckRegistration>> all;
   {
     const std::lock_guard lock(entries_->mutex);
     all.assign(entries_->all.begin(), entries_->all.end());
   }
-  for (const std::shared_ptr<Entry>& entry : all) {
+  for (const std::shared_ptr<CheckRegistration>& entry : all) {
     const std::lock_guard lock(entry->mutex);
     if (entry->check) entry->check();
   }

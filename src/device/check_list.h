@@ -7,8 +7,8 @@
 
 namespace sherd::device {
 
-/// What a device's synchronize() and check() call, to throw what was found wrong with its work. Threads may
-/// add and remove while another one calls.
+/// The functions that a device's synchronize() and check() call, to throw what was found wrong with its work.
+/// Threads may add and remove while another one calls.
 class CheckList {
  public:
   /// Until the handle goes, which waits for a call of it that is under way.
@@ -16,15 +16,16 @@ class CheckList {
   void call() const;
 
  private:
-  struct Entry {
+  struct CheckRegistration {
     std::mutex mutex;  // held while it is called, and to empty it
     std::function<void()> check;
   };
-  struct Entries {
+  struct CheckRegistrations {
     std::mutex mutex;  // guards the list, and is not held while one is called
-    std::list<std::shared_ptr<Entry>> all;
+    std::list<std::shared_ptr<CheckRegistration>> all;
   };
-  std::shared_ptr<Entries> entries_ = std::make_shared<Entries>();  // handles may outlive the device
+  std::shared_ptr<CheckRegistrations> entries_ =
+      std::make_shared<CheckRegistrations>();  // handles may outlive the device
 };
 
 }  // namespace sherd::device

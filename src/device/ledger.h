@@ -12,7 +12,7 @@ namespace sherd::device {
 enum class Tier : std::uint8_t { device, host, nvme };
 inline constexpr int tier_count = 3;
 
-/// What bytes are for. `checkpoint` is the copy of states that a save in the background writes; `padding` is
+/// The uses of memory. `checkpoint` is the copy of states that a save in the background writes; `padding` is
 /// the alignment that layouts add to model states, listed apart.
 enum class Category : std::uint8_t {
   parameters,
@@ -44,8 +44,8 @@ class Ledger {
   /// Moves bytes between categories of one tier without a change of the total.
   void reclassify(Tier tier, Category from, Category to, std::uint64_t bytes);
 
-  /// What each category holds of `tier`, the largest first: "parameters 100, gradients 50"; "nothing" where
-  /// all are empty.
+  /// The bytes that each category holds of `tier`, the largest first: "parameters 100, gradients 50";
+  /// "nothing" where all are empty.
   std::string holders(Tier tier) const;
 
   std::uint64_t current(Tier tier, Category category) const;

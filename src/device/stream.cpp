@@ -16,8 +16,8 @@ namespace {
 
 /// Tells streams apart for as long as anybody knows of them, so that no later one is taken for an earlier
 /// one.
-struct Identity {};
-using StreamId = std::shared_ptr<const Identity>;
+struct StreamTag {};
+using StreamId = std::shared_ptr<const StreamTag>;
 /// How many events of each stream are known to lie in the past of a moment (a vector clock: Fidge 1988,
 /// Mattern 1988).
 using Clock = std::map<StreamId, std::uint64_t>;
@@ -48,6 +48,7 @@ bool Event::reached() const {
 
 void Event::wait(const Deadline& deadline, std::string_view what) const {
   using namespace std::chrono_literals;
+  if (!point_) return;
   // Most waits are for work about to end: the processor turns for a while before it sleeps. Sleeps then end
   // when they should: the system's slack of 50 us for a thread's timers would be an idle device's at each
   // step.
@@ -67,7 +68,7 @@ void Event::wait(const Deadline& deadline, std::string_view what) const {
 
 struct Stream::State {
   std::unique_ptr<StreamQueue> queue;
-  StreamId id = std::make_shared<const Identity>();
+  StreamId id = std::make_shared<const StreamTag>();
   std::mutex mutex;
   std::uint64_t events = 0;  // guarded by mutex
   Clock past;                // guarded by mutex: of what is queued next

@@ -62,13 +62,21 @@ std::array<std::byte, (sizeof(T) + ... + 0)> bytes_of(const T&... values) {
   return out;
 }
 
-/// What a Stream stands for: one queue of a device's driver. Safe from any thread.
+/// How a stream's work was run, where sequences of it that come again are run as graphs.
+struct GraphCounts {
+  std::uint64_t graphs = 0;           ///< made
+  std::uint64_t launches = 0;         ///< of graphs
+  std::uint64_t works_in_graphs = 0;  ///< by these launches
+  std::uint64_t works_apart = 0;      ///< queued one by one
+};
+
+/// The queue behind a Stream: one queue of a device's driver. Safe from any thread.
 class StreamQueue {
  public:
   virtual ~StreamQueue() = default;
   /// The moment at which everything queued so far has ended.
   virtual std::shared_ptr<const StreamEvent> record() = 0;
-  /// What is queued from now on starts after `event`, of whichever queue of the process.
+  /// Work that is queued from now on starts after `event`, of whichever queue of the process.
   virtual void follow(const StreamEvent& event) = 0;
   /// The driver's handle, for those who queue work themselves; behind everything queued so far.
   virtual void* native() = 0;
@@ -111,8 +119,8 @@ class Stream {
 
   /// An event after everything queued so far.
   Event record();
-  /// What is queued from now on starts after `event`'s work has ended; the calling thread does not wait. An
-  /// empty event asks for nothing.
+  /// Work that is queued from now on starts after `event`'s work has ended; the calling thread does not wait.
+  /// An empty event asks for nothing.
   void wait(const Event& event);
   /// The driver's handle (a cudaStream_t), behind everything queued so far.
   void* native() const;

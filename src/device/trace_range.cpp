@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "device/profiler_range.h"
-
 namespace sherd::device {
 
 namespace {

@@ -4,19 +4,17 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/pipeline/train_schedule.h"
-#include "engine/report/step_log.h"
+#include "engine/report/report.h"
 #include "engine/report/trace.h"
 #include "engine/setup/process_grid.h"
 #include "engine/setup/resources.h"
 #include "engine/step/executor.h"
-#include "engine/step/nvme_checkpoints.h"
 #include "engine/step/partial_recompute.h"
 #include "engine/step/step_loss.h"
-#include "engine/step/step_states.h"
 #include "engine/update/companion_groups.h"
 
 namespace sherd {
@@ -31,57 +29,66 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   require(model_ != nullptr, "an engine needs a model");
   resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels),
                                                    std::move(groups));
-  const bool others_exist = this->device().kind() != device::Kind::meta;
-  engine::require_cut(*model_, this->groups(), *dist_, others_exist);
-  engine::require_experts(*model_, this->groups(), config_);
-  stages_ = engine::agree_on_stages(*model_, config_, this->groups(), *dist_, others_exist);
-  config_.optimizer = engine::with_companions(config_.optimizer, *model_);
-  const engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
-  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
-  scheduler_ = engine::make_scheduler(config_, optimizer_);
-  if (config_.precision.compute == DType::f16)
-    scaler_ = std::make_unique<optim::LossScaler>(config_.precision.fp16);
-  const sharding::StateSources sources = resources_->sources(engine::StateGroups(
-      *model_, stages_, this->groups(), config_.parallel.reduction == config::Reduction::ordered));
-  sharding::ShardingOptions options = optimizer_->sharding_options(config_);
-  options.parts = stages_.all_own();
-  options.expert_rank = this->groups().grid().coordinate(comm::Axis::expert, dist_->rank());
-  sharded_ = std::make_unique<sharding::ShardedModel>(model_, options, sources);
-  update_ = std::make_unique<engine::StepUpdate>(
-      engine::StepUpdate::Parts{config_, *sharded_, *optimizer_, scaler_.get(), data_ranks(),
-                                this->groups().world(), this->device()},
-      sources);
-  const int shards = this->groups().group(comm::Axis::shard).size();
-  schedule_ =
-      std::make_unique<const engine::TrainSchedule>(choose_schedule(config_, *model_, stages_, shards));
-  if (schedule_->schedule != config::Schedule::accumulate)  // what it cannot serve is told before any step
-    make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
-              engine::StepUpdate::may_end_late(config_, this->device()));
+  lay_out();
+  const engine::GroupOf group_of = make_optimizer();
+  shard();
+  choose_schedule();
   const std::int64_t blocks = engine::choose_blocks(*model_, config_.training, stages_);
-  if (offload::Store* store = resources_->activation_store())
-    activations_ = std::make_unique<engine::NvmeCheckpoints>(this->kernels(), *store);
-  const auto link = [&] {
-    return stages_.stages > 1 ? &this->groups().another(comm::Axis::pipeline) : nullptr;
-  };
-  comm::Communicator *const up = link(), *const down = link();
-  states_ = std::make_unique<engine::StepStates>(
-      *model_, this->groups().world(), this->groups().group(comm::Axis::tensor).rank() == 0, this->device());
-  executor_ = std::make_unique<engine::Executor>(engine::Executor::Parts{
-      config_, *model_, *sharded_, this->device(), data_ranks(), this->groups().group(comm::Axis::pipeline),
-      stages_, *update_, *states_, counters_, activations_.get(), up, down});
+  executor_ = std::make_unique<engine::Executor>(config_, *model_, *sharded_, stages_, *update_, *resources_);
   checkpoints_ = std::make_unique<engine::Checkpoints>(*this);
   if (config_.log_level) set_log_level(*config_.log_level);
-  if (dist_->rank() != 0) return;
-  for (const std::string& note : config_.notes) log_info(note);
-  if (this->device().kind() != device::Kind::meta) {
-    for (const std::string& line : engine::describe_groups(*model_, config_.optimizer, group_of))
-      log_info(line);
-    const std::string line = describe_schedule(*schedule_, config_, *model_, shards);
-    if (!line.empty()) log_info(line);
-    if (const std::string part = describe_partial_recompute(config_, blocks, *schedule_); !part.empty())
-      log_info(part);
+  if (dist_->rank() == 0) describe(group_of, blocks);
+}
+
+/// Finds which parts of the model lie on this rank, and refuses what the ranks cannot run.
+void Engine::lay_out() {
+  const bool others_exist = device().kind() != device::Kind::meta;
+  engine::require_cut(*model_, groups(), *dist_, others_exist);
+  engine::require_experts(*model_, groups(), config_);
+  stages_ = engine::agree_on_stages(*model_, config_, groups(), *dist_, others_exist);
+}
+
+engine::GroupOf Engine::make_optimizer() {
+  config_.optimizer = engine::with_companions(config_.optimizer, *model_);
+  engine::GroupOf group_of = engine::assign_groups(*model_, config_.optimizer, config_.notes);
+  optimizer_ = std::make_shared<engine::Optimizer>(config_.optimizer, config_.training.seed, group_of);
+  scheduler_ = engine::make_scheduler(config_, optimizer_);
+  return group_of;
+}
+
+void Engine::shard() {
+  sharding::ShardingOptions options = optimizer_->sharding_options(config_);
+  options.parts = stages_.all_own();
+  options.expert_rank = groups().grid().coordinate(comm::Axis::expert, dist_->rank());
+  const bool ordered = config_.parallel.reduction == config::Reduction::ordered;
+  sharded_ = std::make_unique<sharding::ShardedModel>(
+      model_, options, resources_->sources(engine::StateGroups(*model_, stages_, groups(), ordered)));
+  update_ = std::make_unique<engine::StepUpdate>(config_, *sharded_, *optimizer_, *resources_);
+}
+
+void Engine::choose_schedule() {
+  schedule_ = std::make_unique<const engine::TrainSchedule>(
+      engine::choose_schedule(config_, *model_, stages_, groups().group(comm::Axis::shard).size()));
+  if (schedule_->schedule != config::Schedule::accumulate) list();  // what it cannot serve is told here
+}
+
+std::vector<sharding::Instruction> Engine::list() const {
+  return make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
+                   engine::StepUpdate::may_end_late(config_, device()));
+}
+
+void Engine::describe(const engine::GroupOf& group_of, std::int64_t blocks) const {
+  std::vector<std::string> lines = config_.notes;
+  if (device().kind() != device::Kind::meta) {
+    for (std::string& line : engine::describe_groups(*model_, config_.optimizer, group_of))
+      lines.push_back(std::move(line));
+    lines.push_back(
+        describe_schedule(*schedule_, config_, *model_, groups().group(comm::Axis::shard).size()));
+    lines.push_back(describe_partial_recompute(config_, blocks, *schedule_));
   }
-  if (config_.dump_state) log_info("configuration: ", config::dump(config_));
+  if (config_.dump_state) lines.push_back(cat("configuration: ", config::dump(config_)));
+  for (const std::string& line : lines)
+    if (!line.empty()) log_info(line);
 }
 
 Engine::~Engine() = default;
@@ -110,6 +117,9 @@ tensor::Kernels& Engine::kernels() const {
 }
 engine::IoBytes Engine::io_bytes() const {
   return resources_->io_bytes();
+}
+const engine::Counters& Engine::counters() const {
+  return executor_->counters();
 }
 const StepReport& Engine::last_step() const {
   return executor_->report();
@@ -147,31 +157,32 @@ void Engine::step() {
 
 void Engine::after_update() {
   // The last batches of an epoch of one's own data are smaller.
-  counters_.global_samples += checkpoints_->samples_of_step() - config_.batch.train_batch_size;
+  executor_->counters().global_samples += checkpoints_->samples_of_step() - config_.batch.train_batch_size;
   if (scheduler_ && was_step_applied()) scheduler_->step();
   tell_of_skips();
   const bool prints = config_.steps_per_print > 0 && global_steps() % config_.steps_per_print == 0;
   if (prints && dist_->rank() == 0) engine::log_step(*this);
 }
 
-/// What changes nothing again and again is no training. All ranks find the same.
+/// Steps that change nothing again and again are no training. All ranks find the same.
 void Engine::tell_of_skips() {
   const StepReport& step = last_step();
   skipped_in_a_row_ = step.applied ? 0 : skipped_in_a_row_ + 1;
   if (step.applied) return;
+  const optim::LossScaler* scaler = update_->scaler();
   const std::string why =
       !step.has_targets
           ? std::string("none of its tokens is a target of the loss (-100 in labels leaves one out)")
-      : !scaler_ ? std::string("gradients overflowed")
-                 : cat("gradients overflowed at the loss scale ", step.loss_scale,
-                       scaler_->scale() == step.loss_scale ? "" : cat(", which is now ", scaler_->scale()));
+      : !scaler ? std::string("gradients overflowed")
+                : cat("gradients overflowed at the loss scale ", step.loss_scale,
+                      scaler->scale() == step.loss_scale ? "" : cat(", which is now ", scaler->scale()));
   if (dist_->rank() == 0) log_warning("step ", step.step, " was skipped: ", why);
   const std::int64_t most = config_.training.max_skipped_steps;
   if (most == 0 || skipped_in_a_row_ < most) return;
   fail(step.has_targets ? ErrorKind::numerics : ErrorKind::data, "the last ", counted(most, "step"),
        " changed nothing (training.max_skipped_steps): of step ", step.step, ", ", why, "; ",
        !step.has_targets ? "look at the labels, or give a step more samples (train_batch_size)"
-       : !scaler_        ? "lower the learning rate or clip gradients (gradient_clipping)"
+       : !scaler         ? "lower the learning rate or clip gradients (gradient_clipping)"
                          : "lower a fixed fp16.loss_scale, or give 0 for one that adapts");
 }
 
@@ -187,9 +198,7 @@ const StepReport& Engine::train_batch(const std::function<tensor::Batch()>& next
     return last_step();
   }
   begin_step();
-  executor_->run(make_list(*schedule_, config_, engine::StepUpdate::may_begin_early(config_),
-                           engine::StepUpdate::may_end_late(config_, device())),
-                 schedule_->layout, next);
+  executor_->run(list(), schedule_->layout, next);
   after_update();
   return last_step();
 }

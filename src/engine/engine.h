@@ -19,8 +19,27 @@
 #include "engine/step/step_report.h"
 #include "nn/module.h"
 #include "nn/weight_source.h"
-#include "optim/loss_scaler.h"
 #include "sharding/sharded_model.h"
+
+// This folder turns one model, one configuration and some ranks into training. It knows no model.
+//
+//   engine.h          Engine: forward, backward, step, and train_batch(); what a caller has
+//   initialize.h      how an engine, its model, data and groups of ranks are made from a configuration
+//   trainer.h         a whole run: from the first step to the last, with evaluations, checkpoints, reports
+//   distributed.h     the ranks: launched, or threads of this process
+//   scheduler.h       rates and betas by step, and what set_lr() overrules
+//   token_data.h      the token data of a run, and its tokenizer
+//   stop_signals.h    signals that ask to stop
+//   estimate.h        what a run will take, from an engine on a device that only tracks memory
+//   setup/            device, kernels, groups and stores of a rank (resources.h)
+//   step/             runs the instructions of a step (executor.h)
+//   pipeline/         which schedule, which parts of the model, and what stages pass on (train_schedule.h)
+//   update/           from gradients to new parameters (update_pipeline.h)
+//   checkpoint/       saves and loads (checkpoint.h)
+//   report/           what a run tells: metrics, traces, progress (report.h)
+//
+// A step in a list: train_batch() makes the list of instructions (pipeline/), Executor runs it (step/),
+// StepUpdate decides about the update and runs it (update/), and step() moves the schedule of rates on.
 
 namespace sherd {
 
@@ -30,8 +49,6 @@ class Checkpoints;
 class Executor;
 class Resources;
 class InstructionObserver;
-class NvmeCheckpoints;
-class StepStates;
 class StepUpdate;
 class Trace;
 struct TokenData;
@@ -150,8 +167,8 @@ class Engine {
   engine::MetricMeans evaluate(
       data::Loader& loader,
       const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
-  /// What `run` gives of the batch without gradients and dropout, a model's predictions, where the processor
-  /// can read it: each rank's own, on all stages of a pipeline what the last one gives.
+  /// The result of `run` on the batch without gradients and dropout, a model's predictions, where the
+  /// processor can read it: each rank's own, on all stages of a pipeline what the last one gives.
   tensor::Tensor predict(const tensor::Batch& batch,
                          const std::function<autograd::Var(autograd::Tape&, const tensor::Batch&)>& run);
   /// The number behind a loss, on this rank. Waits for the device.
@@ -168,10 +185,11 @@ class Engine {
   bool is_gradient_accumulation_boundary() const;
 
   // ---- counters, as DeepSpeed's ----
-  std::int64_t micro_steps() const { return counters_.micro_steps; }
-  std::int64_t global_steps() const { return counters_.global_steps; }
-  std::int64_t global_samples() const { return counters_.global_samples; }
-  std::int64_t skipped_steps() const { return counters_.skipped_steps; }
+  const engine::Counters& counters() const;
+  std::int64_t micro_steps() const { return counters().micro_steps; }
+  std::int64_t global_steps() const { return counters().global_steps; }
+  std::int64_t global_samples() const { return counters().global_samples; }
+  std::int64_t skipped_steps() const { return counters().skipped_steps; }
   bool was_step_applied() const { return last_step().applied; }
   /// Unscaled, before clipping; nothing before the first step.
   std::optional<double> get_global_grad_norm() const;
@@ -239,7 +257,7 @@ class Engine {
   comm::ProcessGroups& groups() const;
   /// How the model's parts lie on the ranks of a pipeline.
   const engine::StageLayout& stages() const { return stages_; }
-  /// What this rank's loaders are to give.
+  /// The part of the data that this rank's loaders are to give.
   data::LoaderRank loader_rank() const;
   /// On a meta device, whose other stages are not there to tell it: what each part of the model gives. Before
   /// the first step.
@@ -256,6 +274,12 @@ class Engine {
  private:
   friend class engine::Checkpoints;
 
+  void lay_out();
+  engine::GroupOf make_optimizer();
+  void shard();
+  void choose_schedule();
+  void describe(const engine::GroupOf& group_of, std::int64_t blocks) const;
+  std::vector<sharding::Instruction> list() const;
   void after_update();
   void tell_of_skips();
   void begin_step();
@@ -267,18 +291,14 @@ class Engine {
   engine::StageLayout stages_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
-  std::unique_ptr<optim::LossScaler> scaler_;  ///< fp16 only
-  std::int64_t skipped_in_a_row_ = 0;          ///< of this engine's steps
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
-  std::unique_ptr<engine::StepStates> states_;             ///< that modules have beside their parameters
   std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
-  std::unique_ptr<engine::NvmeCheckpoints> activations_;   ///< null where they are not on NVMe
   std::unique_ptr<engine::Executor> executor_;
   std::unique_ptr<engine::Checkpoints> checkpoints_;
-  engine::Counters counters_;
-  bool training_ = true;  ///< train() mode, as PyTorch's
-  bool begun_ = false;    ///< this engine's first step
+  std::int64_t skipped_in_a_row_ = 0;  ///< of this engine's steps
+  bool training_ = true;               ///< train() mode, as PyTorch's
+  bool begun_ = false;                 ///< this engine's first step
 };
 
 }  // namespace sherd

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/meta.h"
+#include "device/device.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/make_device.h"
@@ -25,7 +25,7 @@ config::Config quiet(config::Config config) {
   return config;
 }
 
-/// What one micro-batch sends and moves.
+/// The traffic of one micro-batch.
 struct Moved {
   std::vector<comm::ProcessGroups::AxisTraffic> traffic;
   IoBytes io;
@@ -132,7 +132,7 @@ class FormRecorder final : public nn::Stages {
   std::vector<ValueForm> forms_;
 };
 
-/// What each part of the model but the last gives, where one stage has them all.
+/// The form of what each part of the model but the last gives, where one stage has them all.
 std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& model, const MakeBatch& batch,
                                       const EstimateOptions& options) {
   const int stage_ranks = options.ranks / config.parallel.pipeline;

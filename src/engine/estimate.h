@@ -12,18 +12,18 @@
 
 namespace sherd::engine {
 
-/// What one rank of a run will need. The totals are those of every other rank of its stage and replica;
-/// between parameters, gradients, optimizer and padding they are cut a little differently.
+/// The needs of one rank of a run. The totals are those of every other rank of its stage and replica; between
+/// parameters, gradients, optimizer and padding they are cut a little differently.
 struct Estimate {
   int rank = 0;  ///< which
-  MemoryReport
-      states;  ///< `current`: held once the engine is built, model states and the buffers that live as long
+  /// `current`: held once the engine is built, model states and the buffers that live as long.
+  MemoryReport states;
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
-  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/host_memory.h)
-  /// Of the host tier, what copying states for a save in the background takes, where `sherd train` saves so:
-  /// among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
+  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/memory.h)
+  /// Bytes of the host tier that copying states for a save in the background takes, where `sherd train` saves
+  /// so: among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
   std::uint64_t snapshot = 0;
   bool snapshot_fits = true;
   IoBytes io;  ///< moved to and from NVMe by one optimizer step

@@ -43,7 +43,7 @@ struct InitializeOptions {
   std::shared_ptr<comm::ProcessGroups> grid = nullptr;
 };
 
-/// What initialize() gives, in DeepSpeed's order. The loader is null without training data, the scheduler
+/// The results of initialize(), in DeepSpeed's order. The loader is null without training data, the scheduler
 /// without a `scheduler` section. The engine owns everything that runs; the others must not outlive it.
 struct Initialized {
   std::unique_ptr<Engine> engine;

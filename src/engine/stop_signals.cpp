@@ -64,7 +64,7 @@ std::array<struct sigaction, stop_signals.size()> before{};
 std::thread& waiting = *new std::thread;  // stays, since exit() may come while it waits
 std::atomic<bool> leaving = false;
 
-/// What is pending for the process and for the calling thread.
+/// The signals that are pending for the process and for the calling thread.
 void take_pending() {
   if (living == 0) return;
   const timespec at_once{};

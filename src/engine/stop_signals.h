@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace sherd::engine {
 

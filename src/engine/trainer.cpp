@@ -160,7 +160,7 @@ int Trainer::run() {
   return signal;
 }
 
-/// What comes after training is stopped as its program says.
+/// Later signals do what the program says again once training has stopped.
 int Trainer::train_until_stopped() {
   const engine::StopSignals stop_signals(
       "\nsherd: stopping after this step, and saving where training.save_dir is set; the same "
@@ -273,7 +273,7 @@ void Trainer::save(bool async) {
   engine_.groups().reset_traffic();
 }
 
-/// What was being written is whole once the engine, on all ranks alike, is through with it.
+/// A save under way is whole once the engine, on all ranks alike, is through with it.
 void Trainer::note_saved() {
   if (!engine_.save_under_way()) saved_step_ = saving_step_;
 }

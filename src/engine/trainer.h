@@ -19,7 +19,7 @@ class Progress;
 class StopSignals;
 }  // namespace engine
 
-/// What a Trainer is given beside the configuration, whose section `training` says the rest: steps, when to
+/// The inputs of a Trainer beside the configuration, whose section `training` says the rest: steps, when to
 /// evaluate and to save, where, what to keep, when to stop early (docs/config.md).
 struct TrainerOptions {
   /// One epoch of it is an evaluation, from its beginning; what is left over behind whole batches of all
@@ -31,10 +31,10 @@ struct TrainerOptions {
   std::string resume_tag{};    ///< another one
   std::string metrics_file{};  ///< a line of JSON per step (engine::StepMetrics) goes there; empty: nowhere
   bool progress = true;        ///< rank 0 shows it on standard error: a bar on a terminal, else plain lines
-  /// Of samples whose tokens the loader does not count (Loader::tokens_before). Rates and counts are in
-  /// tokens where either is known, else in samples.
+  /// Tokens of samples that the loader does not count (Loader::tokens_before). Rates and counts are in tokens
+  /// where either is known, else in samples.
   std::int64_t tokens_per_sample = 0;
-  /// Of rank 0's program alone: the share of the machine's speed that so many tokens, or else samples, per
+  /// On rank 0's program alone: the share of the machine's speed that this many tokens, or else samples, per
   /// second are, shown and told as MFU.
   std::function<std::optional<double>(double per_second)> mfu = nullptr;
   /// Called by every rank after each step, with what the metrics file is told of it on this rank.
@@ -53,7 +53,7 @@ struct TrainerOptions {
 ///   Trainer(*engine, *loader, {.validation = &held_out}).run();
 class Trainer {
  public:
-  /// What a run added up.
+  /// The totals of a run.
   struct Totals {
     std::vector<double> step_seconds;                                      ///< of this run's steps
     std::int64_t units = 0;                                                ///< tokens of them, or samples

@@ -16,8 +16,8 @@ class Stages {
   /// undefined on ranks that do not have it. Gives it to the rank that has `part`; undefined elsewhere. On a
   /// tape that does not record. Collective over the two ranks.
   virtual Var cross(Tape& tape, std::size_t part, const Var& x) = 0;
-  /// What the rank with the last part has, on all stages; its shape and dtype need not be known elsewhere.
-  /// Collective.
+  /// The value of the rank with the last part, on all stages; its shape and dtype need not be known
+  /// elsewhere. Collective.
   virtual tensor::Tensor from_last(Tape& tape, const tensor::Tensor& value) = 0;
 };
 
@@ -67,6 +67,30 @@ class LayeredModel : public Model {
   };
   std::vector<Part> parts_;
   Stages* stages_ = nullptr;
+};
+
+/// Layers one after the other, between an input and a loss; each layer is a part and a block. What DeepSpeed
+/// calls PipelineModule(layers, loss_fn). Parameters are named as in PyTorch's nn.Sequential: "0.weight", ...
+class SequentialModel : public LayeredModel {
+ public:
+  /// The input of the first layer, from a batch, as tape.input(batch.at("x")).
+  using Input = std::function<Var(Tape& tape, const tensor::Batch& batch)>;
+  /// The mean loss, a scalar, of what the last layer gives.
+  using Loss = std::function<Var(const Var& y, const tensor::Batch& batch)>;
+  /// At least one layer.
+  SequentialModel(const std::vector<std::shared_ptr<Layer>>& layers, Input input, Loss loss);
+  /// The output of the last layer, a prediction; undefined on a pipeline's stages but the last.
+  Var outputs(Tape& tape, const tensor::Batch& batch);
+
+ protected:
+  Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
+
+ private:
+  Var run_layer(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch);
+
+  std::vector<std::shared_ptr<Layer>> layers_;
+  Input input_;
+  Loss loss_;
 };
 
 }  // namespace sherd::nn

@@ -1,8 +1,144 @@
 #pragma once
 
-// Every layer of this room.
-#include "nn/activation.h"
-#include "nn/dropout.h"
-#include "nn/embedding.h"
-#include "nn/linear.h"
-#include "nn/norm.h"
+#include <optional>
+
+#include "nn/module.h"
+#include "tensor/kernels.h"
+#include "tensor/slice.h"
+
+// The layers of this room: modules with parameters around operations of autograd/ops.h.
+namespace sherd::nn {
+
+struct LinearOptions {
+  bool bias = true;
+  tensor::Activation activation = tensor::Activation::none;  ///< fused into the product
+  std::optional<Init> init{};                                ///< of the weight; default uniform in ±1/√in
+  autograd::Packing packing{};                               ///< of the weight's outputs, and the bias's
+  ParameterPtr tied{};  ///< use this weight, shape [out, in], of another module
+};
+
+/// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left
+/// to the default, which draws it like the weight; no weight decay on it.
+class Linear : public Layer {
+ public:
+  Linear(std::int64_t in, std::int64_t out, LinearOptions options = {});
+  const ParameterPtr& weight() const { return weight_; }
+  const ParameterPtr& bias() const { return bias_; }  ///< null without one
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  tensor::Activation activation_;
+  ParameterPtr weight_, bias_;
+};
+
+/// GELU; the tanh approximation unless asked for the exact one. Linear fuses it where it follows a product.
+class Gelu : public Layer {
+ public:
+  explicit Gelu(tensor::Activation kind = tensor::Activation::gelu_tanh) : kind_(kind) {}
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  tensor::Activation kind_;
+};
+
+class Relu : public Layer {
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+};
+
+class Tanh : public Layer {
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+};
+
+/// silu(gate)·up of [gate | up]: halves the last extent.
+class Swiglu : public Layer {
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+};
+
+/// autograd::layer_norm with parameters "weight" (ones) and "bias" (zeros), [width], both without weight
+/// decay.
+class LayerNorm : public Layer {
+ public:
+  explicit LayerNorm(std::int64_t width, double eps = 1e-5);
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  double eps_;
+  ParameterPtr weight_, bias_;
+};
+
+/// autograd::rms_norm with parameter "weight" (ones), [width], without weight decay.
+class RmsNorm : public Layer {
+ public:
+  explicit RmsNorm(std::int64_t width, double eps = 1e-5);
+
+  const ParameterPtr& weight() const { return weight_; }
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  double eps_;
+  ParameterPtr weight_;
+};
+
+/// A table of vectors by id. Parameter: "weight" [rows, width], normal(0, 1) at first unless said otherwise.
+class Embedding : public Module {
+ public:
+  Embedding(std::int64_t rows, std::int64_t width, Init init = Init::normal(0, 1));
+  /// ids: int32 of any shape; the result: [ids..., width]. Throws Error{data} for an id outside the table.
+  Var operator()(Tape& tape, const tensor::Tensor& ids);
+  const ParameterPtr& weight() const { return weight_; }
+
+ private:
+  ParameterPtr weight_;
+};
+
+/// Learned absolute positions: adds row s to every x[b, s, :]. Parameter: "weight" [max_positions, width].
+class Positions : public Layer {
+ public:
+  Positions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
+  /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
+  Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
+  /// Adds row ids[b, s] to x[b, s, :]; ids: int32 [batch, seq].
+  Var add_rows(Tape& tape, const Var& x, const tensor::Tensor& ids);
+  const ParameterPtr& weight() const { return weight_; }
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override;
+
+ private:
+  ParameterPtr weight_;
+};
+
+/// Zeroes elements with probability p while the tape trains, and scales the rest by 1/(1-p). The mask is a
+/// function of the tape's stream and of this module's path, so it does not depend on what else a model
+/// computes, or in which order; a module that runs twice in one forward pass drops the same elements twice.
+class Dropout : public Layer {
+ public:
+  explicit Dropout(float p);
+  /// dropout(x), where x holds these elements of a logical tensor, whose mask they get; by default all of it.
+  Var apply(Tape& tape, const Var& x, const tensor::Slice& elements = {});
+  /// residual + dropout(x) in one pass.
+  Var add_to(Tape& tape, const Var& x, const Var& residual, const tensor::Slice& elements = {});
+  /// This module's stream. Throws Error{usage} before assign_names has given it a path.
+  RandomKey key(const Tape& tape) const;
+  float p() const { return p_; }
+
+ protected:
+  Var forward(Tape& tape, const Var& x) override { return apply(tape, x); }
+
+ private:
+  bool idle(const Tape& tape) const { return p_ == 0.0f || !tape.training; }
+  float p_;
+};
+
+}  // namespace sherd::nn

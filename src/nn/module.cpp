@@ -97,7 +97,7 @@ Var Module::run(Tape& tape, const std::vector<Var>& inputs,
   tape.enter(scope_);
   std::optional<KeepAll> keeps;
   if (block_ && !recomputes_) keeps.emplace(tape);
-  Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.checkpoint(inputs, body)
+  Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.recompute_later(inputs, body)
                                                                   : body(tape, inputs);
   keeps.reset();
   if (block_ || scope_) out.pin();

@@ -1,5 +1,15 @@
 #pragma once
 
+// This room has modules with named parameters, and serial layers.
+//
+// To change, look at:
+// - what forms a block, whose parameters come and go together: mark_block(); what a pass may leave out:
+//   mark_on_demand()
+// - models that are lists of parts, which pipelines cut: layered_model.h
+// - what modules learn once per step outside of gradients: StepState, step_state.h
+// - where weights to begin with come from: WeightSource
+// - dropout's random numbers: dropout.cpp
+
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,7 +26,7 @@ using autograd::Tape;
 using autograd::Var;
 using tensor::Shape;
 
-/// What a module says about a parameter beside name, shape and initialiser.
+/// All that a module says about a parameter beside name, shape and initialiser.
 struct Attributes {
   bool trainable = true;
   bool decay = true;

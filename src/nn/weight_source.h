@@ -24,8 +24,8 @@ class WeightSource {
   /// ascending `begin`, so a source need not hold more than one parameter. Called from one thread.
   virtual void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
                     const tensor::Tensor& to) = 0;
-  /// What modules have beside parameters (StepState: routers' correction biases), by path; those that it does
-  /// not name stay as they are.
+  /// The states that modules have beside parameters (StepState: routers' correction biases), by path; those
+  /// that it does not name stay as they are.
   virtual std::map<std::string, std::vector<float>> step_states() const { return {}; }
 };
 

@@ -4,6 +4,7 @@
 // initialize() and the Engine to train it, datasets to train it on, and Gpt, a transformer. Names that belong
 // to the contract live in sherd:: itself.
 
+#include "autograd/experts.h"
 #include "autograd/ops.h"
 #include "base/log.h"
 #include "data/dataset.h"
@@ -14,9 +15,9 @@
 #include "models/gpt.h"
 #include "models/gpt_config.h"
 #include "models/inference/generate.h"
+#include "nn/layered_model.h"
 #include "nn/layers.h"
 #include "nn/module.h"
-#include "nn/sequential_model.h"
 #include "sharding/parallel/layers.h"
 
 namespace sherd {

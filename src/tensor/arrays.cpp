@@ -43,11 +43,11 @@ Shape broadcast_shape(const char* kernel, const Shape& a, const Shape& b) {
   return Shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(rank)));
 }
 
-Axis axis_of(const char* kernel, const Shape& shape, int axis) {
+AxisExtents axis_of(const char* kernel, const Shape& shape, int axis) {
   const int rank = shape.rank();
   require(axis >= -rank && axis < rank, kernel, ": ", shape.str(), " has no axis ", axis);
   if (axis < 0) axis += rank;
-  Axis out;
+  AxisExtents out;
   for (int k = 0; k < rank; ++k) (k < axis ? out.outer : k == axis ? out.extent : out.inner) *= shape[k];
   return out;
 }
@@ -98,7 +98,7 @@ ArrayLoops check_broadcast(const char* kernel, const Tensor& a, const Tensor& b,
                                    broadcast_strides(kernel, b.shape(), out.shape())});
 }
 
-void check_sum_axis(const Tensor& x, const Axis& axis, const Tensor& out) {
+void check_sum_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out) {
   require_floating("sum_axis", "x", x);
   require(x.numel() == axis.kept() * axis.extent, "sum_axis: ", x.shape().str(), " is not ", axis.outer,
           " times ", axis.extent, " times ", axis.inner);
@@ -108,12 +108,12 @@ void check_sum_axis(const Tensor& x, const Axis& axis, const Tensor& out) {
           " sums of ", name_of(x.dtype()));
 }
 
-bool sums_rows(const Tensor& x, const Axis& axis, double factor, const Tensor& out) {
+bool sums_rows(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out) {
   return axis.outer == 1 && axis.inner > 1 && factor == 1 &&
          (out.dtype() == x.dtype() || out.dtype() == compute_type(x.dtype()));
 }
 
-void check_max_axis(const char* kernel, const Tensor& x, const Axis& axis, const Tensor& reduced) {
+void check_max_axis(const char* kernel, const Tensor& x, const AxisExtents& axis, const Tensor& reduced) {
   require_floating(kernel, "x", x);
   require(x.numel() == axis.kept() * axis.extent && axis.extent > 0, kernel, ": ", x.shape().str(),
           " is not ", axis.outer, " times ", axis.extent, " times ", axis.inner, ", of one or more each");

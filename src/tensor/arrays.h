@@ -14,23 +14,24 @@ namespace sherd::tensor {
 /// Where the elements of an array lie: element (i0, i1, …) at Σ i_k·strides[k]. A stride of 0 repeats.
 using Strides = std::array<std::int64_t, Shape::max_rank>;
 
-/// Those of a tensor whose elements follow each other.
+/// The strides of a tensor whose elements follow each other.
 Strides dense_strides(const Shape& shape);
-/// Those of a tensor of shape `from` as an array of shape `to`, by NumPy's rule: axes are matched from the
-/// last one on, and extents of 1, or missing ones, repeat. Throws Error{usage} naming `kernel` where they do
-/// not match.
+/// The strides of a tensor of shape `from` as an array of shape `to`, by NumPy's rule: axes are matched from
+/// the last one on, and extents of 1, or missing ones, repeat. Throws Error{usage} naming `kernel` where they
+/// do not match.
 Strides broadcast_strides(const char* kernel, const Shape& from, const Shape& to);
 /// The shape of what two tensors give together by that rule.
 Shape broadcast_shape(const char* kernel, const Shape& a, const Shape& b);
 
 /// An axis between what lies before and behind it: x[outer][extent][inner]. Several axes that follow each
 /// other may be one.
-struct Axis {
+struct AxisExtents {
   std::int64_t outer = 1, extent = 1, inner = 1;
   std::int64_t kept() const { return outer * inner; }
 };
-/// Axis number `axis` of `shape`, negative ones counted from the end. Throws Error{usage} naming `kernel`.
-Axis axis_of(const char* kernel, const Shape& shape, int axis);
+/// AxisExtents number `axis` of `shape`, negative ones counted from the end. Throws Error{usage} naming
+/// `kernel`.
+AxisExtents axis_of(const char* kernel, const Shape& shape, int axis);
 
 /// Nested loops over a dense array, and where its operands' elements lie: axes of one element left out,
 /// neighbours joined where all operands allow it. At least one axis.
@@ -57,7 +58,7 @@ struct ArrayLoops {
 };
 ArrayLoops array_loops(const Shape& shape, std::initializer_list<Strides> operands);
 
-/// What softmax takes beside its rows.
+/// How softmax treats its rows.
 struct Softmax {
   double scale = 1;  ///< multiplies x first
   bool log = false;  ///< the logarithm; not with what hides columns
@@ -77,10 +78,10 @@ struct Softmax {
 /// The arguments of the kernels of the same names.
 ArrayLoops check_copy_strided(const Tensor& from, const Strides& strides, const Tensor& to);
 ArrayLoops check_broadcast(const char* kernel, const Tensor& a, const Tensor& b, const Tensor& out);
-void check_sum_axis(const Tensor& x, const Axis& axis, const Tensor& out);
+void check_sum_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out);
 /// sum_axis() is a sum of rows as sum_rows() has it.
-bool sums_rows(const Tensor& x, const Axis& axis, double factor, const Tensor& out);
-void check_max_axis(const char* kernel, const Tensor& x, const Axis& axis, const Tensor& reduced);
+bool sums_rows(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out);
+void check_max_axis(const char* kernel, const Tensor& x, const AxisExtents& axis, const Tensor& reduced);
 void check_softmax(const Tensor& x, const Softmax& args, const Tensor& y);
 void check_softmax_backward(const Tensor& y, const Tensor& dy, const Softmax& args, const Tensor& dx);
 void check_binary_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,

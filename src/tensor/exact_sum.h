@@ -13,8 +13,8 @@ namespace sherd::tensor {
 /// 2015). Words can be added across ranks as integers.
 struct ExactSum {
   static constexpr int words = 24;
-  static constexpr int lowest_bit =
-      -320;  ///< weight of bit 0 of word 0 is 2^lowest_bit; smaller parts are cut off
+  /// Weight of bit 0 of word 0 is 2^lowest_bit; smaller parts are cut off.
+  static constexpr int lowest_bit = -320;
 
   std::array<std::int64_t, words> digits{};
   std::int64_t non_finite = 0;  ///< how many NaN or infinite terms were met

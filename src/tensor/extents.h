@@ -6,7 +6,7 @@
 #include "tensor/kernels.h"
 #include "tensor/seen_keys.h"
 
-// What the arguments of rows, embeddings, losses, attention and products say of their extents. The kernels of
+// The extents that follow from arguments of rows, embeddings, losses, attention and products. The kernels of
 // every device share these; each throws Error{usage} that names the kernel where arguments do not fit.
 
 namespace sherd::tensor {
@@ -50,6 +50,14 @@ struct RotaryExtents {
 RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
                            const Tensor& out);
 
+/// Cosines and sines of positions·frequencies, as they were last asked for: [seq, half] in the compute type,
+/// for as many positions as grown_angles() says.
+struct RotaryAngles {
+  std::int64_t seq = 0, half = 0;
+  Rotary rotary;
+  Tensor cosine, sine;
+};
+
 /// Positions for which a table of angles that holds `held` should grow, to hold `positions`: a text that
 /// grows token by token must not make it anew each time.
 constexpr std::int64_t grown_angles(std::int64_t held, std::int64_t positions) {
@@ -70,7 +78,8 @@ void check_cross_entropy_factor(const char* kernel, const Tensor& factor);
 std::int64_t check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                                        const Tensor& lse_all, const Tensor& total);
 
-/// What the queries of a call with `seq` rows see. Throws Error{usage} for a window without a causal mask.
+/// The keys that the queries of a call with `seq` rows see. Throws Error{usage} for a window without a causal
+/// mask.
 SeenKeys seen_keys(const char* kernel, const Attention& geometry, std::int64_t seq);
 
 struct AttentionExtents {
@@ -78,7 +87,7 @@ struct AttentionExtents {
   std::int64_t heads = 0, kv_heads = 0;
   double scale = 0;
   SeenKeys seen{};
-  /// Of the whole attention, whose scores dropout numbers; the number of the call's first one.
+  /// Extents of the whole attention, whose scores dropout numbers; the number of the call's first one.
   std::int64_t score_heads = 0, score_seq = 0, first_score = 0;
 
   std::int64_t group() const { return heads / kv_heads; }  ///< query heads per key-value head
@@ -114,7 +123,7 @@ AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv,
                                           const Tensor& out, const Tensor& lse, const Tensor& dout,
                                           const Tensor& dqkv);
 
-/// Of attend_stored(); `seq` counts the rows of the call, and `seen` means nothing.
+/// The extents of attend_stored(); `seq` counts the rows of the call, and `seen` means nothing.
 struct StoredExtents : AttentionExtents {
   std::int64_t texts = 0, capacity = 0;
   std::int64_t window = 0;  ///< keys that a row sees at most

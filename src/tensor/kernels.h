@@ -135,13 +135,13 @@ struct AttentionRoutes {
   std::uint64_t by_own = 0;
 };
 
-/// The compute kernels of one device. Stateless but for caches; one object per rank, called from that rank's
-/// thread. All tensors are contiguous. Unless said otherwise floating dtypes fp32, bf16, fp16 and fp64 are
-/// taken, sums run in fp32 (fp64 for fp64), and a result rounds once to its tensor's dtype. Shapes are
-/// checked; a mismatch throws Error{usage} naming the kernel. `accumulate` adds to the destination instead of
-/// overwriting it: the sum is formed in the compute type and rounded once. An elementwise output may be one
-/// of its inputs. Gradients of parameters (sum_rows' out, dweight, dbias, dtable) may be fp32 where the
-/// inputs are narrower.
+/// The compute kernels of one device, each declared here and listed in tensor/kernel_list.h. Stateless but
+/// for caches; one object per rank, called from that rank's thread. All tensors are contiguous. Unless said
+/// otherwise floating dtypes fp32, bf16, fp16 and fp64 are taken, sums run in fp32 (fp64 for fp64), and a
+/// result rounds once to its tensor's dtype. Shapes are checked; a mismatch throws Error{usage} naming the
+/// kernel. `accumulate` adds to the destination instead of overwriting it: the sum is formed in the compute
+/// type and rounded once. An elementwise output may be one of its inputs. Gradients of parameters (sum_rows'
+/// out, dweight, dbias, dtable) may be fp32 where the inputs are narrower.
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -149,9 +149,8 @@ class Kernels {
 
   // ---- data movement ----
   virtual void fill(const Tensor& x, double value) = 0;
-  virtual void copy(
-      const Tensor& from,
-      const Tensor& to) = 0;  ///< equal numel; converts between dtypes (also integers of one width)
+  /// Equal numel; converts between dtypes (also integers of one width).
+  virtual void copy(const Tensor& from, const Tensor& to) = 0;
 
   /// to (+)= from, for `rows` rows of `columns` elements each; converts between floating dtypes, rounding
   /// once. Integers are copied to their own dtype. The two must not overlap, nor rows of `to` each other.
@@ -173,12 +172,12 @@ class Kernels {
 
   // ---- folds along an axis ----
   /// out[o][i] (+)= factor·Σ_k x[o][k][i], in one order for a shape. out: any dtype with x's compute type.
-  virtual void sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+  virtual void sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out,
                         bool accumulate) = 0;
   /// out[o][i] = the largest x[o][k][i]; a NaN if one is. out: x's dtype.
-  virtual void max_axis(const Tensor& x, const Axis& axis, const Tensor& out) = 0;
+  virtual void max_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out) = 0;
   /// dx = dy at the first k that has the value y, max_axis() of x; 0 elsewhere.
-  virtual void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
+  virtual void max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const AxisExtents& axis,
                                  const Tensor& dx) = 0;
   /// y = softmax(scale·x) over the last extent, or its logarithm, of the columns that a row sees; 0 in the
   /// others, and where it sees none above -infinity. x: y's dtype or its compute type; y may be x.
@@ -187,7 +186,7 @@ class Kernels {
   virtual void softmax_backward(const Tensor& y, const Tensor& dy, const Softmax& args, const Tensor& dx) = 0;
 
   // ---- elementwise ----
-  // Of two operands either may be smaller than out, and repeats as NumPy has it (broadcast_strides()); such a
+  // Either of two operands may be smaller than out, and repeats as NumPy has it (broadcast_strides()); such a
   // one is not to be out.
   virtual void add(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
   virtual void subtract(const Tensor& a, const Tensor& b, const Tensor& out) = 0;
@@ -303,8 +302,8 @@ class Kernels {
   // may share (Shoeybi et al. 2019, "Megatron-LM"): each finds what its columns give, all add up what all
   // found, and each makes its columns' gradient. One rank with all columns is a group of one.
 
-  /// What this rank's columns give. logits: [rows, n], the columns of ids [slice.first, slice.first + n), of
-  /// which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
+  /// The part of this rank's columns. logits: [rows, n], the columns of ids [slice.first, slice.first + n),
+  /// of which those from slice.ids on are padding and take no part; targets: int32 [rows], ids of the whole
   /// vocabulary; lse, picked, most: [rows] in the compute type. lse[i] = log Σ_j exp(logits[i,j]), the least
   /// finite value where no column takes part; picked[i] = the target's logit, 0 where another rank has it;
   /// most, where defined: the row's largest logit, the least finite value where no column takes part. All are
@@ -312,7 +311,7 @@ class Kernels {
   virtual void cross_entropy(const Tensor& logits, const Tensor& targets, const VocabSlice& slice,
                              std::int32_t ignore_index, const Tensor& lse, const Tensor& picked,
                              const Tensor& most) = 0;
-  /// What all parts of the vocabulary give together. lse, picked: [parts, rows]; lse_all: [rows], which may
+  /// All parts of the vocabulary together. lse, picked: [parts, rows]; lse_all: [rows], which may
   /// be the first part's; total: fp64 [2], (+)= {sum of -log softmax, number of targets that count}. Parts
   /// and rows are taken in order, so that all ranks get the same bits.
   virtual void cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
@@ -347,19 +346,29 @@ class Kernels {
   virtual void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) = 0;
   /// Whether matmul() and embedding_backward() fold, which spares the way of a gradient through memory.
   virtual bool folds_gradients() const { return false; }
-  /// Adds the squares of all elements to `sum`: blocks of 64 elements, counted from each tensor's start, are
-  /// summed in double in a fixed order, the blocks exactly, so the total does not depend on how a tensor was
-  /// cut at multiples of
-  /// 64. A NaN or infinity sets sum.non_finite. Waits for the device once.
-  virtual void sum_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
-  void sum_of_squares(const Tensor& x, ExactSum& sum) { sum_of_squares(std::span(&x, 1), sum); }
+  /// Adds the squares of all elements of all these to `sum`: blocks of 64 elements, counted from each
+  /// tensor's start, are summed in double in a fixed order, the blocks exactly, so the total does not depend
+  /// on how a tensor was cut at multiples of 64. A NaN or infinity sets sum.non_finite. Waits for the device
+  /// once.
+  virtual void sums_of_squares(std::span<const Tensor> all, ExactSum& sum) = 0;
+  void sum_of_squares(const Tensor& x, ExactSum& sum) { sums_of_squares(std::span(&x, 1), sum); }
   /// x[i] = mean + std·normal_at(key, first + i): initial values by global index, whatever the sharding.
   virtual void fill_normal(const Tensor& x, RandomKey key, std::int64_t first, double mean, double std) = 0;
   virtual void fill_uniform(const Tensor& x, RandomKey key, std::int64_t first, double low, double high) = 0;
 };
 
-/// The kernels for `device`, which must outlive them. Those of a meta device read and write no tensor, find
-/// every sum and norm to be zero, and charge the workspace that the CPU's would hold.
+/// The accuracy that kernels of a CUDA device may trade for speed; the defaults keep every result repeatable
+/// and as accurate as elsewhere.
+struct CudaOptions {
+  bool tf32 = false;        ///< fp32 products may round their operands to TF32 (10 bits)
+  bool fused_gelu = false;  ///< GELU (tanh) on the unrounded sum inside the product; see cuda/matmul.cpp
+  bool deterministic_attention = true;  ///< cuDNN's backward pass without atomics
+};
+
+/// The kernels for `device`, which must outlive them; `options` are for GPUs, and for devices that stand for
+/// one. Those of a meta device read and write no tensor, find every sum and norm to be zero, and charge the
+/// workspace that the device's that it stands for would hold.
+std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options);
 std::unique_ptr<Kernels> make_kernels(Device& device);
 
 }  // namespace sherd::tensor

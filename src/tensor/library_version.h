@@ -12,7 +12,7 @@ std::string matmul_library();
 /// The cuDNN that this build was compiled for, e.g. "9.13.0", and the one that the process has loaded where
 /// that is another: "9.13.0 (9.14.0 loaded)". Empty in builds without cuDNN.
 std::string cudnn_version();
-/// What the loaded one says of itself, e.g. 91300; 0 where the process has loaded none.
+/// The version that the loaded one says of itself, e.g. 91300; 0 where the process has loaded none.
 std::size_t loaded_cudnn();
 
 }  // namespace sherd::tensor

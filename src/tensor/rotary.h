@@ -37,7 +37,7 @@ struct Rotary {
 /// Throws Error{usage} that names the value which makes no angles.
 void check(const Rotary& rotary);
 
-/// What cosines and sines are multiplied by, of queries and of keys.
+/// The factor of cosines and sines, of queries and of keys.
 SHERD_ROTARY double attention_scale(const Rotary& r) {
   if (r.attention_factor != 0) return r.attention_factor;
   return r.scaling == RotaryScaling::yarn && r.factor > 1 ? 0.1 * std::log(r.factor) + 1 : 1;

@@ -27,13 +27,13 @@ struct RouterLossGradients {
   double z = 0;    ///< multiplies the gradient of Σ over tokens of (log Σ exp logits)²
 };
 
-/// What arguments of the routing kernels have in common: throw Error{usage} naming the kernel.
+/// Extents of the routing kernels' arguments. The checks throw Error{usage} naming the kernel.
 struct RoutingExtents {
   std::int64_t tokens, experts;
 };
 RoutingExtents check_routing(const char* kernel, const Routing& routing, const Tensor& logits,
                              const Tensor& chosen, const Tensor& weights, const Tensor& scores);
-/// Of combine_rows() and its gradient; gives the width of a row.
+/// The same for combine_rows() and its gradient; gives the width of a row.
 std::int64_t check_combine(const char* kernel, const Tensor& rows, const Tensor& places,
                            const Tensor& weights, const Tensor& out);
 

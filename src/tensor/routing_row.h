@@ -46,8 +46,8 @@ SHERD_ROUTING void make_scores(const RoutingRow<C>& row, RouterScores kind) {
   for (int i = 0; i < row.experts; ++i) row.scores[i] /= sum;
 }
 
-/// What experts are compared by. Without bias and groups logits do, which tell apart what scores round to one
-/// value. A NaN comes last.
+/// The numbers by which experts are compared. Without bias and groups logits do, which tell apart what scores
+/// round to one value. A NaN comes last.
 template <class C>
 SHERD_ROUTING C preference(const RoutingRow<C>& row, const Routing& how, int expert) {
   const C x = row.bias || how.groups > 1 ? row.scores[expert] + (row.bias ? row.bias[expert] : C{0})
@@ -131,7 +131,7 @@ SHERD_ROUTING void route_row(const RoutingRow<C>& row, const Routing& how) {
   for (int j = 0; j < how.top_k; ++j) row.weights[j] = row.scores[row.chosen[j]] / sum * scale;
 }
 
-/// What route_row() gave, and the gradients that reached it.
+/// The result of route_row(), and the gradients that reached it.
 template <class C>
 struct RoutingGradientRow {
   const C* logits;
@@ -188,7 +188,7 @@ SHERD_ROUTING void route_row_backward(const RoutingGradientRow<C>& row, const Ro
     add_balance(row, how.scores);
     through_scores(row, how.scores);
   } else {
-    // Of those chosen the softmax is that over all, made to add up to 1.
+    // The softmax over the chosen ones is that over all, made to add up to 1.
     add_balance(row, how.scores);
     through_scores(row, how.scores);
     for (int j = 0; row.dweights && j < how.top_k; ++j)

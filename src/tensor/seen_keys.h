@@ -7,7 +7,7 @@
 #if defined(__CUDACC__)
 #define SHERD_SEEN __host__ __device__ inline
 #else
-// Of a function that several instruction sets compile, no copy may stand by itself.
+// A function that several instruction sets compile may have no copy of its own.
 #define SHERD_SEEN [[gnu::always_inline]] inline
 #endif
 

@@ -36,7 +36,7 @@ class Slice {
 
   const Shape& logical() const { return logical_; }
   const Blocks& blocks() const { return blocks_; }
-  /// What is there, as a tensor of its own.
+  /// The slice as a tensor of its own.
   const Shape& shape() const { return shape_; }
   std::int64_t numel() const { return shape_.numel(); }
   bool is_whole() const { return shape_ == logical_; }

@@ -1,5 +1,22 @@
 #pragma once
 
+// This room has tensors and the kernels that compute on them, for processors (cpu/, loops per instruction set
+// in cpu/isa/), NVIDIA's cards (cuda/) and estimates (meta/).
+//
+// To change, look at:
+// - add a kernel: docs/recipes.md, "A kernel"; kernels.h declares them
+// - which keys a query sees, by causal masks, windows and documents: seen_keys(), extents.h; seen_keys.h, by
+//   which all kernels cut their tiles
+// - whose kernels attention takes on a GPU: cuDNN by attention_by_library(), cuda/workspace.h; own ones by
+//   tensor cores attention_mma.cu, else attention.cu; documents in one grid: DocumentTable, attention.cuh
+// - frequencies of rotary positions, scaled or not: rotary.h
+// - products of matrices: cut into panels and blocks in cpu/gemm_blocked.cpp; who multiplies a block:
+//   cpu/gemm_blocks.cpp; register tiles: cpu/isa/gemm_tiles.h
+// - products of few rows, which read weights at memory's speed: Matmul::few_rows, cpu/isa/few_rows.cpp
+// - how shapes repeat, and folds along an axis: arrays.h, cpu/folds.cpp
+// - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in 8 bits: int8_blocks.h
+// - files of tensors: safetensors_folder.h
+
 #include <array>
 #include <cstdint>
 #include <initializer_list>

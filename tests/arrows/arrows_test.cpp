@@ -13,9 +13,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TEST(Arrows, EveryIncludePointsDown) {
+TEST(Arrows, EveryIncludePointsDownAndCudaKeepsToItsFolders) {
   int files = 0;
-  const auto violations = check_includes(SHERD_SOURCE_DIR, &files);
+  const auto violations = check_sources(SHERD_SOURCE_DIR, &files);
   EXPECT_GT(files, 80) << "the sources were not found under " << SHERD_SOURCE_DIR;
   for (const std::string& violation : violations) ADD_FAILURE() << violation;
 }
@@ -41,7 +41,7 @@ std::vector<std::string> violations_with(const std::string& file, const std::str
   write_text(root / "src/base/error.h", "#pragma once\n#include <string>\n");
   fs::create_directories((root / file).parent_path());
   write_text(root / file, text);
-  return check_includes(root.path());
+  return check_sources(root.path());
 }
 
 TEST(ArrowsTest, GoodFilesPass) {
@@ -109,6 +109,15 @@ TEST(ArrowsTest, CudaStaysInItsFolders) {
               ElementsAre(HasSubstr("never in headers")));
   EXPECT_THAT(violations_with("src/engine/x.cpp", "#include <nvtx3/nvToolsExt.h>\n"),
               ElementsAre(HasSubstr("another room")));
+}
+
+TEST(ArrowsTest, AQuestionWhetherADeviceIsCudasIsFound) {
+  const std::string asks = "if (device.kind() == device::Kind::cuda)\n  use(device::as_cuda(device));\n";
+  EXPECT_THAT(violations_with("src/engine/x.cpp", asks),
+              ElementsAre(HasSubstr("x.cpp:1: Kind::cuda"), HasSubstr("x.cpp:2: as_cuda(")));
+  EXPECT_THAT(violations_with("src/tensor/cuda/x.cpp", asks), IsEmpty());
+  EXPECT_THAT(violations_with("src/comm/nccl/x.cpp", asks), IsEmpty());
+  EXPECT_THAT(violations_with("src/engine/x.cpp", "// as_cuda(device)\n"), IsEmpty());
 }
 
 TEST(ArrowsTest, OddPathsAndUnknownRoomsAreFound) {

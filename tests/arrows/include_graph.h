@@ -12,7 +12,7 @@
 
 namespace sherd::testing {
 
-/// The house's rules (docs/architecture.md, "The house"), and a reader of #include lines that checks sources
+/// The house's rules (docs/tour.md, "Rooms"), and a reader of #include lines that checks sources
 /// against them.
 
 /// Room → rooms that it may include directly; what those may include, it may too.
@@ -32,7 +32,9 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"parallel", {"nn", "comm"}},
       {"models", {"nn", "parallel", "config"}},
       {"engine", {"sharding", "parallel", "optim", "offload", "comm", "data", "config"}},
-      {"cli", {"engine", "models"}},
+      {"bench", {"engine", "models", "support"}},
+      {"support", {"nn"}},  // of the tests, what benchmarks use of it
+      {"cli", {"bench", "engine", "models"}},
       {"sherd", {"engine", "models"}},  // the umbrella header
       {"examples", {"sherd"}},
   };
@@ -49,9 +51,10 @@ inline const std::vector<ThirdParty>& third_parties() {
       {{"tbb/", "oneapi/tbb"}, {"src/base/"}},
       {{"oneapi/dnnl/", "dnnl"}, {"src/tensor/"}},
       {{"Eigen/", "unsupported/Eigen"}, {"src/tensor/"}},
-      {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/"}},
+      {{"mpi.h", "mpi-ext.h"}, {"src/comm/mpi/", "bench/programs/"}},
       {{"nlohmann/"},
-       {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/", "models/hub/"}},
+       {"src/base/", "src/config/", "src/tensor/", "src/data/", "src/engine/", "src/cli/", "models/hub/",
+        "bench/"}},
       {{"sentencepiece", "zlib.h", "zstd.h"}, {"src/data/"}},
       {{"pcre2", "unicode/"}, {"src/data/hugging_face/"}},
       {{"cxxopts"}, {"src/cli/"}},
@@ -153,8 +156,16 @@ inline std::string complaint_about(const std::string& file, const Include& inclu
   return "";
 }
 
-/// Checks every source under `root`'s rooms. Returns one line per violation: "file:line: include: why".
-inline std::vector<std::string> check_includes(const std::filesystem::path& root, int* files_seen = nullptr) {
+/// What asks a device whether it is CUDA's, in a line of code; empty where nothing does.
+inline std::string question_of_cuda(const std::string& line) {
+  const std::string code = line.substr(0, line.find("//"));
+  for (const char* word : {"as_cuda(", "Kind::cuda"})
+    if (code.find(word) != std::string::npos) return word;
+  return "";
+}
+
+/// Checks every source under `root`'s rooms. Returns one line per violation: "file:line: what: why".
+inline std::vector<std::string> check_sources(const std::filesystem::path& root, int* files_seen = nullptr) {
   namespace fs = std::filesystem;
   std::vector<fs::path> tops{root / "src"};
   for (const auto& [room, below] : direct_arrows()) tops.push_back(root / room);
@@ -173,6 +184,13 @@ inline std::vector<std::string> check_includes(const std::filesystem::path& root
       for (const Include& include : includes_of(text.str()))
         if (const std::string why = complaint_about(file, include); !why.empty())
           violations.push_back(file + ":" + std::to_string(include.line) + ": " + include.path + ": " + why);
+      if (in_cuda_folder(file)) continue;
+      std::string line;
+      for (int number = 1; std::getline(text, line); ++number)
+        if (const std::string what = question_of_cuda(line); !what.empty())
+          violations.push_back(
+              file + ":" + std::to_string(number) + ": " + what +
+              ": only cuda/ and nccl/ folders ask for CUDA; others ask what the device does");
     }
   }
   return violations;

@@ -146,7 +146,7 @@ TEST_F(NetTest, ProductsAndTablesFoldTheirGradientsIntoTheSum) {
         Tape tape(*cpu_.kernels);
         tape.recompute = recompute;
         const Var y = recompute == Recompute::full
-                          ? tape.checkpoint({}, [&](Tape& t, const Vars&) { return folding(t, ids_); })
+                          ? tape.recompute_later({}, [&](Tape& t, const Vars&) { return folding(t, ids_); })
                           : folding(tape, ids_);
         tape.backward(loss_of(y));
         for (std::size_t i = 0; i < sums.size(); ++i) {
@@ -169,7 +169,7 @@ TEST_F(NetTest, WhatIsUsedTwiceIsNotFolded) {
   const Net twice = net(DType::bf16, DType::f32), want = net(DType::bf16, DType::f32);
   const auto backward = [&](const Net& each) {
     Tape tape(*cpu_.kernels);
-    const Var y = tape.checkpoint({}, [&](Tape& t, const Vars&) {
+    const Var y = tape.recompute_later({}, [&](Tape& t, const Vars&) {
       const Var table = t.parameter(each.table);
       const Var x = layer_norm(add_positions(embedding(ids_, table), t.parameter(each.positions)),
                                t.parameter(each.gain), t.parameter(each.offset));

@@ -89,7 +89,7 @@ TEST_F(WrongGradient, AlsoForAParameterAndUnderFullRecompute) {
     EXPECT_THAT(error, HasSubstr("a gradient of fp32 [2, 4] for parameter 'layer.weight' of [4, 2]"));
   };
   expect_named(error_of([&](Tape& tape) { return loss_of(body(tape, {tape.variable(x)})); }));
-  expect_named(error_of([&](Tape& tape) { return loss_of(tape.checkpoint({tape.variable(x)}, body)); }));
+  expect_named(error_of([&](Tape& tape) { return loss_of(tape.recompute_later({tape.variable(x)}, body)); }));
 }
 
 TEST_F(WrongGradient, AfterAFailureTheTapeBlamesNobodyForWhatItIsHandedDirectly) {

@@ -1,4 +1,4 @@
-#include "base/stack.h"
+#include "base/threads.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>

@@ -1,4 +1,4 @@
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

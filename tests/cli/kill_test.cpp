@@ -10,7 +10,7 @@
 
 #include "cli/train_fixture.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::cli {
 namespace {

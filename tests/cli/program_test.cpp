@@ -9,9 +9,9 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "cli/machine.h"
 #include "config/keys.h"
 #include "device/cuda.h"
+#include "engine/report/machine.h"
 #include "support/temp_folder.h"
 
 namespace sherd::cli {
@@ -130,8 +130,8 @@ TEST(Program, InfoKnowsThisMachine) {
     EXPECT_THAT(info.out,
                 ContainsRegex("(no cuDNN|cuDNN [0-9]+\\.[0-9.]+).*, (no NCCL|NCCL [0-9]+\\.[0-9.]+)"));
   }
-  EXPECT_GT(memory_sizes().total, 0u);
-  EXPECT_GE(memory_sizes().total, memory_sizes().available);
+  EXPECT_GT(engine::memory_sizes().total, 0u);
+  EXPECT_GE(engine::memory_sizes().total, engine::memory_sizes().available);
   const auto told = [](const char* size) {
     ::setenv("SHERD_MACHINE_MEMORY", size, 1);
     const Outcome outcome = run({"info"});
@@ -147,16 +147,20 @@ TEST(Program, InfoPrintsTheKeysAlone) {
   const Outcome keys = run({"info", "--keys"});
   EXPECT_EQ(keys.code, 0) << keys.err;
   EXPECT_TRUE(keys.out == config::keys_page()) << keys.out.substr(0, 200);
+  const Outcome schema = run({"info", "--schema"});
+  EXPECT_EQ(schema.code, 0) << schema.err;
+  EXPECT_TRUE(schema.out == config::json_schema()) << schema.out.substr(0, 200);
   expect_failure({"info", "--keys", "--gemm"}, 2, "ask one at a time");
+  expect_failure({"info", "--keys", "--schema"}, 2, "ask one at a time");
 }
 
 TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {
-  const ProcessorTimes now = processor_times();
+  const engine::ProcessorTimes now = engine::processor_times();
   EXPECT_GT(now.busy, 0);
   EXPECT_GE(now.all, now.busy);
-  EXPECT_EQ(share_of_others({100, 40, 2}, {200, 100, 42}), 0.2);
-  EXPECT_EQ(share_of_others({100, 40, 2}, {200, 60, 42}), 0);  // ticks are coarse
-  EXPECT_EQ(share_of_others({}, {}), 0);
+  EXPECT_EQ(engine::share_of_others({100, 40, 2}, {200, 100, 42}), 0.2);
+  EXPECT_EQ(engine::share_of_others({100, 40, 2}, {200, 60, 42}), 0);  // ticks are coarse
+  EXPECT_EQ(engine::share_of_others({}, {}), 0);
 }
 
 /// A write to a closed pipe fails here, and ends other programs as ever.

@@ -2,7 +2,6 @@
 // told.
 #include "cli/train_fixture.h"
 #include "data/sample_text.h"
-#include "engine/checkpoint/sample_manifest.h"
 
 namespace sherd::cli {
 namespace {
@@ -29,17 +28,6 @@ class ResumeData : public Train {
   Outcome generate() const {
     return sherd({"generate", "--checkpoint", (folder_ / "run").string(), "--prompt", "kato misal",
                   "--max-tokens", "12", "--seed", "3"});
-  }
-  /// Makes the newest checkpoint one as it was before checkpoints had a record of the data.
-  void make_old() const {
-    std::string tag = read_text(folder_ / "run" / "latest");
-    tag.pop_back();
-    const auto checkpoint = folder_ / "run" / tag, file = checkpoint / "manifest.json";
-    engine::Manifest old = engine::to_older_format(checkpoint, 1);
-    old.client = {{"data_position", std::to_string(*old.data.position)},
-                  {"tokenizer", old.data.tokenizer},
-                  {"vocab_size", std::to_string(old.data.vocab_size)}};
-    write_text(file, engine::manifest_of_format_1(old));
   }
 };
 
@@ -193,35 +181,6 @@ TEST_F(ResumeData, WhatChangesWhatIsTrainedIsALineEach) {
   EXPECT_EQ(type.code, 0) << type.err;
   EXPECT_THAT(type.err, HasSubstr("optimizer.type was \"AdamW\" and is \"Adam\""));
   EXPECT_THAT(type.err, HasSubstr("bf16.enabled was true and is false"));
-}
-
-TEST_F(ResumeData, OlderCheckpointsGoOnWhereTheyStopped) {
-  const auto run = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--ranks", "2", "--metrics", (folder_ / "m.jsonl").string()});
-    return train_on((folder_ / "a").string(), more);
-  };
-  const std::string a = tokens("a", 1), b = tokens("b", 2);
-  ASSERT_EQ(run({}).code, 0);
-  const auto expected = metric("m.jsonl", "loss");
-  const Outcome text = generate();
-  make_old();
-  const Outcome old = generate();
-  EXPECT_EQ(old.code, 0) << old.err;
-  EXPECT_EQ(old.out, text.out);
-
-  std::filesystem::remove_all(folder_ / "run");
-  ASSERT_EQ(run({"--steps", "3"}).code, 0);
-  make_old();
-  const Outcome bytes = train_on(prefix(), {"--ranks", "2", "--resume"});
-  EXPECT_EQ(bytes.code, 1);
-  EXPECT_THAT(bytes.err, HasSubstr("was trained on tokens of 'spm:"));
-  EXPECT_EQ(count(bytes.err, resuming), 0u) << bytes.err;
-  const Outcome rest = run({"--resume"});
-  ASSERT_EQ(rest.code, 0) << rest.err;
-  EXPECT_EQ(count(rest.err, resuming), 1u) << rest.err;
-  EXPECT_THAT(rest.err, HasSubstr("cannot be told"));
-  EXPECT_EQ(metric("m.jsonl", "loss"), expected);
-  EXPECT_TRUE(std::filesystem::exists(folder_ / "run" / "global_step6" / "tokenizer.model"));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "cli/train_fixture.h"
 #include "engine/checkpoint/checkpoint.h"
 

@@ -1,6 +1,6 @@
 // Prompts and bottlenecks, which are no part of the weights, as a person trains, exports and uses them.
 #include "cli/adapter_fixture.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::cli {
 namespace {

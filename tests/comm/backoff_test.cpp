@@ -1,4 +1,4 @@
-#include "comm/exchange/backoff.h"
+#include "comm/exchange/waiting.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>

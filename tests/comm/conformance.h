@@ -165,7 +165,7 @@ class Tensors {
   /// Collective where `device` is a GPU.
   Tensors(Communicator& comm, std::shared_ptr<device::Device> device)
       : comm_(comm), device_(std::move(device)) {
-    if (device_->kind() == device::Kind::cuda) comm.bind(device_);
+    if (device_->accelerator()) comm.bind(device_);
   }
   Communicator& comm() { return comm_; }
   device::Device& device() { return *device_; }

@@ -1,4 +1,4 @@
-#include "comm/gpu_memory.h"
+#include "comm/memory.h"
 
 #include <gtest/gtest.h>
 

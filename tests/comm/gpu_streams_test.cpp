@@ -19,11 +19,11 @@ using conformance::error_of;
 using sherd::testing::LazyCudaDevice;
 using streams::GpuTensors;
 using streams::Rank;
-using streams::Way;
+using streams::StreamCase;
 using ::testing::HasSubstr;
 
 /// What kernels would do, by the emulated ones, in the order of the stream.
-void reduce_lazily(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+void reduce_lazily(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
   const std::vector<const std::byte*> from(sources.begin(), sources.end());
@@ -43,10 +43,10 @@ void on_processes(int ranks, const std::function<void(Communicator&)>& body) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, GpuTensors,
-                         ::testing::Values(Way{"SharedCard", false, on_shared_card},
-                                           Way{"SharedCardAsync", true, on_shared_card},
-                                           Way{"Staged", false, on_processes},
-                                           Way{"StagedAsync", true, on_processes}),
+                         ::testing::Values(StreamCase{"SharedCard", false, on_shared_card},
+                                           StreamCase{"SharedCardAsync", true, on_shared_card},
+                                           StreamCase{"Staged", false, on_processes},
+                                           StreamCase{"StagedAsync", true, on_processes}),
                          [](const auto& test) { return test.param.name; });
 
 /// After a failure its caller frees the tensors.
@@ -64,7 +64,7 @@ TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
 }
 
 TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
-  const auto fails_late = [](device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+  const auto fails_late = [](device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                              std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                              std::int64_t count) {
     thread_local int calls = 0;

@@ -1,4 +1,4 @@
-#include "comm/host_memory.h"
+#include "comm/memory.h"
 
 #include <gtest/gtest.h>
 

@@ -20,7 +20,7 @@ struct Child {
     EXPECT_EQ(pipe(ready), 0);
     pid = fork();
     if (pid == 0) {
-      const Identity own = own_identity();
+      const RankIdentity own = own_identity();
       if (write(ready[1], &own, sizeof own) != sizeof own) _exit(1);
       for (;;) pause();
     }
@@ -31,14 +31,14 @@ struct Child {
   void kill_and_leave() { ASSERT_EQ(kill(pid, SIGKILL), 0); }
   void reap() { ASSERT_EQ(waitpid(pid, nullptr, 0), pid); }
   pid_t pid = -1;
-  Identity identity;
+  RankIdentity identity;
 };
 
-TEST(Identity, TellsRunningFromDeadAndFromAnotherOfTheSameNumber) {
+TEST(RankIdentity, TellsRunningFromDeadAndFromAnotherOfTheSameNumber) {
   Child child;
   EXPECT_TRUE(running(own_identity()));
   EXPECT_TRUE(running(child.identity));
-  Identity other = child.identity;
+  RankIdentity other = child.identity;
   ++other.started;
   EXPECT_FALSE(running(other));
   child.kill_and_leave();
@@ -49,7 +49,7 @@ TEST(Identity, TellsRunningFromDeadAndFromAnotherOfTheSameNumber) {
   EXPECT_FALSE(running(child.identity));
 }
 
-TEST(Identity, LooksAtProcessesInTheMomentTheyGo) {
+TEST(RankIdentity, LooksAtProcessesInTheMomentTheyGo) {
   for (int i = 0; i < 60; ++i) {
     Child child;
     std::atomic<bool> reaped = false;
@@ -65,7 +65,7 @@ TEST(Identity, LooksAtProcessesInTheMomentTheyGo) {
 }
 
 /// Nobody is taken for dead by a process that has run out of descriptors.
-TEST(Identity, WithoutDescriptorsNobodyIsDead) {
+TEST(RankIdentity, WithoutDescriptorsNobodyIsDead) {
   Child child;
   rlimit limit, none;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);

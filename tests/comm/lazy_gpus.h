@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "comm/exchange/worker.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 
 namespace sherd::comm {
 
 /// For lazy GPUs: what a kernel of comm/cuda/reduce.h would do, in the order of the stream, by the processor.
-inline void reduce_by_processor(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+inline void reduce_by_processor(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                                 std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                                 std::int64_t count) {
   const std::vector<const std::byte*> from(sources.begin(), sources.end());

@@ -22,14 +22,14 @@ constexpr int tag = 3;
 
 /// Ranks 0 and 1 in this process.
 struct Pair {
-  explicit Pair(std::vector<Identity> identities = {own_identity(), own_identity()},
+  explicit Pair(std::vector<RankIdentity> identities = {own_identity(), own_identity()},
                 std::size_t most_kept = Mesh::most_kept) {
     int ends[2];
     require(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0, system_reason());
     for (int rank = 0; rank < 2; ++rank) {
       Meeting meeting;
       meeting.links.resize(2);
-      meeting.links[static_cast<std::size_t>(1 - rank)] = Descriptor(ends[rank]);
+      meeting.links[static_cast<std::size_t>(1 - rank)] = FileDescriptor(ends[rank]);
       meeting.identities = identities;
       ranks[rank] = std::make_shared<Mesh>(rank, std::move(meeting), most_kept);
     }
@@ -62,7 +62,7 @@ TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
   const Pair pair;
   std::vector<std::byte> message(16 << 20, std::byte{5}), got(message.size());
   const Mesh::Ticket sent = pair.ranks[0]->send(1, group, tag, message.data(), message.size());
-  pair.ranks[0]->give_up(sent);
+  pair.ranks[0]->abort(sent);
   std::fill(message.begin(), message.end(), std::byte{6});
   const Mesh::Ticket received = pair.ranks[1]->receive(0, group, tag, got.data(), got.size());
   ASSERT_TRUE(comes_true([&] { return pair.ranks[1]->done(received); }));
@@ -108,7 +108,7 @@ TEST(Mesh, WhatCannotBeCopiedEndsTheConnection) {
   if (data == MAP_FAILED) GTEST_SKIP() << "the system gives no address range of " << half << " bytes";
   const Pair pair;
   const Mesh::Ticket lost = pair.ranks[0]->send(1, group, tag, data, half);
-  pair.ranks[0]->give_up(lost);
+  pair.ranks[0]->abort(lost);
   munmap(data, half);
   EXPECT_TRUE(pair.ranks[0]->done(lost));
   EXPECT_TRUE(comes_true([&] { return pair.ranks[1]->gone(0); }));
@@ -135,8 +135,8 @@ TEST(SocketPort, PassesOverHandlesOfWhatIsDone) {
 TEST(SocketPort, NamesTheRankWhoseMemoryWentWithIt) {
   const pid_t child = fork();
   if (child == 0) _exit(0);
-  const Identity mine = own_identity();
-  Identity ended = mine;
+  const RankIdentity mine = own_identity();
+  RankIdentity ended = mine;
   ended.pid = child;
   siginfo_t info{};
   ASSERT_EQ(waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT), 0);
@@ -161,7 +161,7 @@ TEST(SocketPort, NamesTheRankThatDiedAndNotWhoLeftForIt) {
     for (std::size_t b = a + 1; b < size; ++b) {
       int ends[2];
       ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-      meetings[a].links[b] = Descriptor(ends[0]), meetings[b].links[a] = Descriptor(ends[1]);
+      meetings[a].links[b] = FileDescriptor(ends[0]), meetings[b].links[a] = FileDescriptor(ends[1]);
     }
   const auto mesh = [&](int rank) { return std::make_shared<Mesh>(rank, std::move(meetings[rank])); };
   const auto first = mesh(0);

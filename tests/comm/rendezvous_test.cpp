@@ -99,7 +99,7 @@ TEST(Rendezvous, TellsAllRanksOfAContradiction) {
 
 TEST(Rendezvous, FindsRankZeroByNameAndOverBothProtocols) {
   for (const char* name : {"localhost", "::1", "127.0.0.1"}) {
-    if (std::string(name) == "::1" && !Descriptor(socket(AF_INET6, SOCK_STREAM, 0))) continue;
+    if (std::string(name) == "::1" && !FileDescriptor(socket(AF_INET6, SOCK_STREAM, 0))) continue;
     const int port = free_port();
     const auto errors = meet(
         3,
@@ -119,7 +119,7 @@ TEST(Rendezvous, ListensToThisMachineOnlyWhereThatIsTheMaster) {
     LaunchEnvironment launch = launch_of(0, 2, free_port()), other = launch_of(1, 3, launch.master_port);
     launch.master_address = master;
     std::thread waiting([&] { error_of(ErrorKind::comm, [&] { rendezvous(launch, {30, "meeting"}); }); });
-    const Descriptor first = knock(launch.master_port);  // it listens now
+    const FileDescriptor first = knock(launch.master_port);  // it listens now
     sockaddr_in at{};
     at.sin_family = AF_INET, at.sin_port = htons(static_cast<std::uint16_t>(launch.master_port));
     EXPECT_EQ(inet_pton(AF_INET, address, &at.sin_addr), 1);
@@ -137,7 +137,7 @@ TEST(Rendezvous, TurnsStrangersAway) {
   const int port = free_port();
   std::promise<void> knocked;
   const auto start = std::chrono::steady_clock::now();
-  std::vector<Descriptor> strangers;
+  std::vector<FileDescriptor> strangers;
   const auto errors = meet(
       2,
       [&](int r) {
@@ -182,7 +182,7 @@ TEST(Rendezvous, ARankOfAnotherRunDoesNoHarm) {
 }
 
 TEST(Rendezvous, NamesAPortThatIsInUse) {
-  const Descriptor other = listen_on(0);
+  const FileDescriptor other = listen_on(0);
   const int port = port_of(other);
   EXPECT_THAT(error_of(ErrorKind::comm,
                        [&] {

@@ -69,11 +69,11 @@ inline LaunchEnvironment launch_of(int rank, int size, int port) {
   return out;
 }
 
-inline Descriptor knock(int port) {
+inline FileDescriptor knock(int port) {
   sockaddr_in address{};
   address.sin_family = AF_INET, address.sin_port = htons(static_cast<std::uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  Descriptor out;
+  FileDescriptor out;
   const Deadline deadline = Deadline::after_seconds(20);
   while (!(out = connect_to(reinterpret_cast<sockaddr*>(&address), sizeof address, deadline)) &&
          !deadline.passed())

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "comm/tcp/socket.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 #include "tests/comm/conformance.h"
 #include "tests/comm/tcp_ranks.h"
 
@@ -186,12 +186,12 @@ TEST(FindLauncher, TakesTheNumberOfTheLauncherWithin) {
 /// A connection to a machine that is lost ends, one to a process that takes nothing stays.
 TEST(Socket, WatchesTheMachineAndNotTheProcess) {
   const int port = free_port();
-  const Descriptor listener = listen_on(port), here = knock(port);
-  Descriptor there;
+  const FileDescriptor listener = listen_on(port), here = knock(port);
+  FileDescriptor there;
   const Deadline deadline = Deadline::after_seconds(20);
   while (!there && !deadline.passed()) there = accept_from(listener);
   ASSERT_TRUE(there);
-  for (const Descriptor* socket : std::initializer_list<const Descriptor*>{&here, &there}) {
+  for (const FileDescriptor* socket : std::initializer_list<const FileDescriptor*>{&here, &there}) {
     int watched = 0, timeout = -1;
     socklen_t size = sizeof watched;
     EXPECT_EQ(getsockopt(socket->get(), SOL_SOCKET, SO_KEEPALIVE, &watched, &size), 0);

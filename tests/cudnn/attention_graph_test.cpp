@@ -39,7 +39,7 @@ struct Found {
   std::int64_t workspace = 0;  ///< bytes that the first configuration wants
 };
 
-Found plan(const Graph& graph, const std::string& gpu) {
+Found plan(const OperationGraph& graph, const std::string& gpu) {
   Descriptor device(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
   device.set(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
              static_cast<std::int64_t>(gpu.size()), gpu.data());
@@ -95,7 +95,7 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       if (!test::full_suite() && causal != ((h.seq + h.dim + GetParam()) % 2 == 0)) continue;
       AttentionExtents e;
       e.batch = h.batch, e.seq = h.seq, e.heads = h.heads, e.kv_heads = h.kv_heads, e.dim = h.dim;
-      const Slice slice = slice_of(e, regroups(e) && h.batch > 1);
+      const GraphSlice slice = slice_of(e, regroups(e) && h.batch > 1);
       const std::string& gpu = GetParam() ? h200 : a100;
       std::int64_t workspace = 0;
       // What a dry run charges for it (workspace.h).
@@ -103,7 +103,7 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
         return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads,
                                                                   slice.seq, slice.dim, repeatable));
       };
-      const auto expect_planned = [&](const Graph& graph, const char* what) {
+      const auto expect_planned = [&](const OperationGraph& graph, const char* what) {
         const Found found = plan(graph, gpu);
         if (found.no_driver)
           GTEST_SKIP() << "cuDNN compiles nothing without libcuda.so.1, be it the toolkit's stub";
@@ -134,7 +134,7 @@ TEST(AttentionSlice, KnowsWhetherItsSuccessorsAreAligned) {
         for (const std::int64_t part : {4, 2}) {
           e.seq = seq, e.heads = heads, e.kv_heads = kv_heads;
           if (heads % kv_heads != 0) continue;
-          Slice slice = slice_of(e, false);
+          GraphSlice slice = slice_of(e, false);
           slice.batch = std::min(slice.batch, part);
           bool all = true;  // lse has four bytes per row of a head
           for (std::int64_t row = 0; row < e.batch * heads * seq; row += slice.batch * slice.heads * seq)
@@ -150,7 +150,7 @@ TEST(AttentionSlice, KnowsWhetherItsSuccessorsAreAligned) {
 TEST(AttentionSlice, HasOneStrideFromQueryHeadToQueryHead) {
   AttentionExtents e;
   e.batch = 3, e.seq = 100, e.heads = 6, e.kv_heads = 2, e.dim = 16;
-  const Slice grouped = slice_of(e, false);
+  const GraphSlice grouped = slice_of(e, false);
   EXPECT_EQ(grouped.batch, 2);
   EXPECT_EQ(grouped.heads, 3);
   EXPECT_EQ(grouped.kv_heads, 1);
@@ -159,7 +159,7 @@ TEST(AttentionSlice, HasOneStrideFromQueryHeadToQueryHead) {
       EXPECT_EQ(g * grouped.batch_stride + r * grouped.head_stride, e.query_col(g, r));
   EXPECT_EQ(grouped.batch_stride, e.key_col(1) - e.key_col(0));
   EXPECT_EQ(grouped.out_batch_stride, 3 * 16);
-  const Slice by_kind = slice_of(e, true);
+  const GraphSlice by_kind = slice_of(e, true);
   EXPECT_EQ(by_kind.batch, 3);
   EXPECT_EQ(by_kind.heads, 6);
   EXPECT_EQ(by_kind.kv_heads, 2);
@@ -167,7 +167,7 @@ TEST(AttentionSlice, HasOneStrideFromQueryHeadToQueryHead) {
   EXPECT_EQ(by_kind.kv_stride, 16);
   EXPECT_EQ(by_kind.batch_stride, 100 * e.width());
   e.kv_heads = 6;
-  const Slice whole = slice_of(e, false);
+  const GraphSlice whole = slice_of(e, false);
   EXPECT_EQ(whole.batch, 3);
   EXPECT_EQ(whole.batch_stride, 100 * e.width());
   for (std::int64_t h = 0; h < 6; ++h) {

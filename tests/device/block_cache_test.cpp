@@ -7,7 +7,7 @@
 
 #include "device/fake_queue.h"
 #include "support/expect_error.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 
 namespace sherd::device {
 namespace {

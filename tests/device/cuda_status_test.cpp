@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "device/cuda.h"
+#include "device/cuda/cuda_device.h"
 #include "support/expect_error.h"
 
 namespace sherd::device {

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "device/meta.h"
+#include "device/device.h"
 
 namespace sherd::device {
 namespace {
@@ -56,10 +56,11 @@ TEST(MetaDevice, KeepsTheLimitOfATier) {
 
 TEST(MetaDevice, StandsForACpuOrAGpu) {
   const auto cpu = make_meta_device(1), gpu = make_meta_gpu(3), real = make_cpu_device(1);
-  EXPECT_EQ(stands_for(*real), Kind::cpu);
-  EXPECT_EQ(stands_for(*cpu), Kind::cpu);
+  EXPECT_FALSE(real->has_own_memory());
+  EXPECT_FALSE(cpu->has_own_memory());
   EXPECT_EQ(cpu->processor_tier(), Tier::device);
-  EXPECT_EQ(stands_for(*gpu), Kind::cuda);
+  EXPECT_TRUE(gpu->has_own_memory());
+  EXPECT_EQ(gpu->accelerator(), nullptr);
   EXPECT_EQ(gpu->kind(), Kind::meta);
   EXPECT_EQ(gpu->processor_tier(), Tier::host);
   EXPECT_EQ(gpu->arena().threads(), 3);

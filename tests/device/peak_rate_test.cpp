@@ -1,4 +1,4 @@
-#include "device/peak_rate.h"
+#include "device/cuda.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 #include "emulated_gpu/card.h"
 #include "support/equality.h"
 #include "support/full_suite.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {

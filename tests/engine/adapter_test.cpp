@@ -2,8 +2,8 @@
 // and the model's own weights, which stay as they are.
 #include <gtest/gtest.h>
 
-#include "support/adapter_step.h"
-#include "support/prompt_reference.h"
+#include "support/hugging_face/adapter_step.h"
+#include "support/hugging_face/prompt_reference.h"
 
 namespace sherd::test {
 namespace {

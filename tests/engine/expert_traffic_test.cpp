@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "autograd/loss.h"
+#include "autograd/ops.h"
 #include "engine/setup/process_grid.h"
 #include "sharding/parallel/experts/moe.h"
 #include "support/equality.h"

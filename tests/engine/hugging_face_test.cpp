@@ -16,7 +16,7 @@
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/places.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"

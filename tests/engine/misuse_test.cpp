@@ -52,7 +52,7 @@ std::vector<float> weights(Engine& engine) {
 
 config::Config sgd(int stage, const std::string& zero, const std::string& more = "") {
   config::Config out = odd_config(stage, cat(more, R"(, "parallel": {"timeout_seconds": 60})"), zero);
-  out.optimizer.type = config::OptimizerType::sgd;
+  static_cast<config::OptimizerRule&>(out.optimizer) = out.optimizer.for_type(config::OptimizerType::sgd);
   return out;
 }
 

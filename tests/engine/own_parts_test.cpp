@@ -6,8 +6,8 @@
 
 #include "autograd/ops.h"
 #include "engine/initialize.h"
+#include "nn/layered_model.h"
 #include "nn/layers.h"
-#include "nn/sequential_model.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 

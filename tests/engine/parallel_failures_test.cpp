@@ -27,12 +27,12 @@ auto names_rank_3() {
   return HasSubstr("rank 3 ");
 }
 
-struct Way {
+struct Variant {
   const char* name;
   StartRanks start;
 };
-void PrintTo(const Way& way, std::ostream* out) {
-  *out << way.name;
+void PrintTo(const Variant& variant, std::ostream* out) {
+  *out << variant.name;
 }
 
 StartRanks over_tcp(bool shared_memory, std::vector<int> machines = {}) {
@@ -42,7 +42,7 @@ StartRanks over_tcp(bool shared_memory, std::vector<int> machines = {}) {
   };
 }
 
-class FailingRank : public ::testing::TestWithParam<Way> {};
+class FailingRank : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(FailingRank, EndsAllWithOneError) {
   RunSpec spec = square();
@@ -72,11 +72,11 @@ TEST_P(FailingRank, EndsAllWithOneError) {
 
 INSTANTIATE_TEST_SUITE_P(
     Over, FailingRank,
-    ::testing::Values(Way{"local", [](int ranks, const comm::CommOptions& options,
-                                      const auto& body) { comm::run_local(ranks, options, body); }},
-                      Way{"tcp", over_tcp(true)}, Way{"tcp_messages", over_tcp(false)},
-                      Way{"tcp_pairs", over_tcp(true, {0, 0, 1, 1})},
-                      Way{"tcp_interleaved", over_tcp(true, {0, 1, 0, 1})}),
+    ::testing::Values(Variant{"local", [](int ranks, const comm::CommOptions& options,
+                                          const auto& body) { comm::run_local(ranks, options, body); }},
+                      Variant{"tcp", over_tcp(true)}, Variant{"tcp_messages", over_tcp(false)},
+                      Variant{"tcp_pairs", over_tcp(true, {0, 0, 1, 1})},
+                      Variant{"tcp_interleaved", over_tcp(true, {0, 1, 0, 1})}),
     [](const auto& test) { return std::string(test.param.name); });
 
 struct Killed {

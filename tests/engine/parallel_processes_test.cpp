@@ -22,19 +22,19 @@ struct Layout {
 constexpr Layout layouts[] = {
     {"tensor2", 2, 1}, {"ring2", 1, 2}, {"ulysses2", 1, 2, "ulysses"}, {"tensor2_ring2", 2, 2}};
 
-struct Way {
+struct Variant {
   const char* name;
   bool mpi, shared_memory;
   const char* machines = "";  ///< of four ranks; two take the first two
 };
-constexpr Way ways[] = {{"mpi", true, true},
-                        {"mpi_messages", true, false},
-                        {"tcp", false, true},
-                        {"tcp_messages", false, false},
-                        // Tensor ranks share a machine, context ranks do not.
-                        {"tcp_pairs", false, true, "0011"},
-                        // Tensor ranks are on two machines, context ranks on one.
-                        {"tcp_interleaved", false, true, "0101"}};
+constexpr Variant variants[] = {{"mpi", true, true},
+                                {"mpi_messages", true, false},
+                                {"tcp", false, true},
+                                {"tcp_messages", false, false},
+                                // Tensor ranks share a machine, context ranks do not.
+                                {"tcp_pairs", false, true, "0011"},
+                                // Tensor ranks are on two machines, context ranks on one.
+                                {"tcp_interleaved", false, true, "0101"}};
 
 RunSpec spec_of(const Layout& layout, int stage) {
   RunSpec spec;
@@ -52,17 +52,18 @@ class ParallelProcesses : public ::testing::TestWithParam<std::tuple<int, int>> 
 TEST_P(ParallelProcesses, HaveTheBitsOfThreads) {
   const auto [place, kind] = GetParam();
   const Layout& layout = layouts[place];
-  const Way& way = ways[kind];
-  if (way.mpi && !comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
+  const Variant& variant = variants[kind];
+  if (variant.mpi && !comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
   for (int stage = 0; stage < 4; ++stage) {
     // Unless all is asked for one of each, so that each layout and each way meets several.
     if (!full_suite() && (place + kind) % 4 != stage) continue;
     const RunSpec spec = spec_of(layout, stage);
     const RunResult local = train_local(spec);
     ASSERT_NE(local.losses.front(), local.losses.back());
-    const Processes how{.launcher = way.mpi ? sherd::testing::mpirun(spec.ranks) : tcp_launcher(spec.ranks),
-                        .shared_memory = way.shared_memory,
-                        .machines = way.machines};
+    const Processes how{
+        .launcher = variant.mpi ? sherd::testing::mpirun(spec.ranks) : tcp_launcher(spec.ranks),
+        .shared_memory = variant.shared_memory,
+        .machines = variant.machines};
     const TempFolder folder;
     EXPECT_TRUE(run_processes(how, spec, folder) == local.bits()) << "stage " << stage;
   }
@@ -72,16 +73,17 @@ TEST_P(ParallelProcesses, HaveTheBitsOfThreads) {
 std::vector<std::tuple<int, int>> chosen() {
   std::vector<std::tuple<int, int>> out;
   for (int layout = 0; layout < std::ssize(layouts); ++layout)
-    for (int way = 0; way < std::ssize(ways); ++way) {
+    for (int variant = 0; variant < std::ssize(variants); ++variant) {
       const bool two = layouts[layout].tensor * layouts[layout].context == 2;
-      if (two && std::string(ways[way].machines) == "0011") continue;  // both on one machine: as "tcp"
-      if (!two || full_suite() || way % 3 == layout) out.emplace_back(layout, way);
+      if (two && std::string(variants[variant].machines) == "0011")
+        continue;  // both on one machine: as "tcp"
+      if (!two || full_suite() || variant % 3 == layout) out.emplace_back(layout, variant);
     }
   return out;
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, ParallelProcesses, ::testing::ValuesIn(chosen()), [](const auto& test) {
-  return cat(layouts[std::get<0>(test.param)].name, "_over_", ways[std::get<1>(test.param)].name);
+  return cat(layouts[std::get<0>(test.param)].name, "_over_", variants[std::get<1>(test.param)].name);
 });
 
 }  // namespace

@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autograd/ops.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/initialize.h"
 #include "nn/layers.h"

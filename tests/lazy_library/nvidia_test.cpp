@@ -9,7 +9,7 @@
 #include "comm/nccl/nccl_functions.h"
 #include "device/device.h"
 #include "lazy_library/look.h"
-#include "tensor/cuda/attention_library.h"
+#include "tensor/cuda/attention/attention_library.h"
 #include "tensor/cuda/cuda_kernels.h"
 
 namespace sherd {
@@ -45,8 +45,8 @@ TEST(NvidiaLibraries, AttentionGoesOnWithoutCudnn) {
   EXPECT_FALSE(mapped("libcudnn"));
   {
     const BrokenLibrary broken(cat("libcudnn.so.", CUDNN_MAJOR));
-    EXPECT_THAT(said(), AllOf(HasSubstr("instead of cuDNN's: cuDNN cannot be loaded: /"),
-                              HasSubstr("libcudnn.so.")));
+    EXPECT_THAT(said(),
+                AllOf(HasSubstr("instead of cuDNN's: cuDNN cannot be loaded: /"), HasSubstr("libcudnn.so.")));
   }
   EXPECT_THAT(said(), ::testing::Not(HasSubstr("cannot be loaded")));
   EXPECT_TRUE(mapped("libcudnn.so"));

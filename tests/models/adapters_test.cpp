@@ -1,4 +1,4 @@
-// Adapters that PEFT wrote against what it makes of them (support/peft_reference.h).
+// Adapters that PEFT wrote against what it makes of them (support/hugging_face/peft_reference.h).
 #include "models/adapters/adapters.h"
 
 #include <gtest/gtest.h>
@@ -7,9 +7,9 @@
 
 #include "models/adapters/merged_weights.h"
 #include "support/expect_error.h"
-#include "support/peft_reference.h"
+#include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"
-#include "tensor/safetensors_folder.h"
+#include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
 namespace {

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
-#include "support/peft_reference.h"
-#include "tensor/safetensors_folder.h"
+#include "support/hugging_face/peft_reference.h"
+#include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
 namespace {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <set>
 
-#include "autograd/attention.h"
 #include "autograd/key_cache.h"
+#include "autograd/ops.h"
 #include "models/gpt.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"

@@ -13,11 +13,11 @@
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/places.h"
 #include "support/plain_parameters.h"
 #include "support/temp_folder.h"
-#include "tensor/safetensors_folder.h"
+#include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
 namespace {

@@ -5,7 +5,7 @@
 #include <map>
 
 #include "support/expect_error.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/tiny_gpt.h"
 
 namespace sherd::models {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "device/meta.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 

@@ -8,11 +8,10 @@
 #include <map>
 #include <numeric>
 
-#include "autograd/arrays.h"
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "comm/process_groups.h"
 #include "models/gpt.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"

@@ -1,10 +1,10 @@
-// Prompts that PEFT wrote against what it makes of them (support/prompt_reference.h).
+// Prompts that PEFT wrote against what it makes of them (support/hugging_face/prompt_reference.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
 
 #include "models/adapters/prompt_weights.h"
-#include "support/prompt_reference.h"
+#include "support/hugging_face/prompt_reference.h"
 #include "support/temp_folder.h"
 
 namespace sherd::models {

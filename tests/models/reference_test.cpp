@@ -5,7 +5,7 @@
 
 #include "comm/process_groups.h"
 #include "optim/update_rule.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"
@@ -162,7 +162,7 @@ TEST_P(Reference, TenAdamWSteps) {
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   load_weights(parameters);
   optim::Hyper hyper;  // as in scripts/make_reference.py
-  hyper.lr = 1e-3, hyper.beta1 = 0.9, hyper.beta2 = 0.95, hyper.eps = 1e-8, hyper.weight_decay = 0.1;
+  hyper.lr = 1e-3, hyper.betas()->beta2 = 0.95, hyper.weight_decay = 0.1;
   std::vector<std::array<Tensor, 2>> moments;
   for (const auto& p : parameters.all()) {
     moments.push_back({});

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "autograd/dropout.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/experts/moe.h"
 #include "support/plain_parameters.h"
 

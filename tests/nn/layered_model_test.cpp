@@ -8,7 +8,6 @@
 
 #include "autograd/ops.h"
 #include "nn/layers.h"
-#include "nn/sequential_model.h"
 #include "support/expect_error.h"
 #include "support/plain_parameters.h"
 

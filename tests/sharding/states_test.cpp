@@ -1,7 +1,6 @@
 // What an update rule keeps begins with the values that it says, wherever it lies.
 #include <gtest/gtest.h>
 
-#include "device/meta.h"
 #include "nn/layers.h"
 #include "sharding/sharded_model.h"
 #include "support/cpu_fixture.h"

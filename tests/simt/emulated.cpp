@@ -4,8 +4,8 @@
 
 #include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
+#include "tensor/cuda/attention/regroup.h"
 #include "tensor/cuda/cuda_kernels.h"
-#include "tensor/cuda/regroup.h"
 
 namespace sherd::test {
 namespace {

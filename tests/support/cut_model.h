@@ -215,7 +215,7 @@ class Model : public nn::LayeredModel {
 
 using Values = std::vector<double>;
 
-/// Of one micro-batch of a data rank.
+/// The values of one micro-batch of a data rank.
 inline Values sample(std::int64_t width, int step, int micro, int data_rank, std::uint64_t what) {
   Values values(static_cast<std::size_t>(tokens * width));
   const RandomKey key{what, static_cast<std::uint64_t>(step * 100 + micro * 10 + data_rank)};

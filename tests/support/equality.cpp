@@ -12,7 +12,7 @@
 #include "config/config.h"
 #include "engine/setup/process_grid.h"
 #include "models/gpt.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 
 namespace sherd::test {
 
@@ -314,8 +314,8 @@ RunResult train(const DistributedPtr& dist, const RunSpec& spec, int from, int l
     out.norms.push_back(report.grad_norm);
     out.scales.push_back(report.loss_scale);
     out.early_updates.push_back(report.early_updates);
-    if (engine->device().kind() == device::Kind::cuda)
-      out.graphs.push_back(device::as_cuda(engine->device()).graph_counts());
+    if (const device::Accelerator* gpu = engine->device().accelerator())
+      out.graphs.push_back(gpu->graph_counts());
     out.attention = engine->kernels().attention_routes();
     if (step + 1 == spec.resume_at) {
       engine->save_checkpoint(spec.directory, "middle");

@@ -11,7 +11,7 @@
 #include "config/config.h"
 #include "data/packing/samples.h"
 #include "engine/engine.h"
-#include "engine/step/instruction_observer.h"
+#include "engine/step/step_report.h"
 
 /// Trains a tiny GPT for a few steps under one setting and hands back every bit of the outcome, so that
 /// settings can be compared. Runs on local ranks here, or inside an MPI job
@@ -53,7 +53,8 @@ struct RunSpec {
   std::string optimizer =
       R"("type": "AdamW", "params": {"lr": 0.003, "weight_decay": 0.1, "betas": [0.9, 0.95]})";
   std::string adapter;  ///< keys of training.adapter; empty: none
-  /// Of an adapter with prompts the one in front of a row of the step's global batch; null: each in turn.
+  /// The prompt, of an adapter with prompts, in front of a row of the step's global batch; null: each in
+  /// turn.
   std::function<std::int64_t(int step, std::int64_t row)> prompt_of = nullptr;
   bool tied = true;
   bool llama = false;
@@ -84,7 +85,7 @@ struct RunSpec {
   bool bind_cores = false;
   double timeout_seconds = 60;  ///< of every wait
   std::string device = "cpu";   ///< device.type
-  bool lazy = false;    ///< on a device that does everything as late as it may (support/lazy_kernels.h)
+  bool lazy = false;    ///< on a device that does everything as late as it may (support/gpu/lazy_kernels.h)
   bool graphs = false;  ///< device.cuda_graphs, also of the lazy device
   /// Called before each batch: for ranks that are to fail.
   std::function<void(int rank, int step)> before_batch = nullptr;
@@ -129,8 +130,8 @@ struct RunResult {
   sharding::ReducerStats reducer;
   std::int64_t persistent = 0;
   std::uint64_t activation_peak = 0;
-  std::uint64_t state_bytes[device::tier_count] =
-      {};  ///< of this rank after construction, by tier: parameters, gradients, optimizer
+  /// Bytes of this rank after construction, by tier: parameters, gradients, optimizer.
+  std::uint64_t state_bytes[device::tier_count] = {};
   std::uint64_t device_peak = 0;
   engine::IoBytes io;
   std::int64_t skipped = 0;

@@ -27,8 +27,8 @@ using Weights = std::map<std::string, std::vector<float>>;
 
 constexpr std::int64_t vocab = 11, hidden = 6, ffn = 7, rows = 8, seq = 4;
 constexpr int most_micro_batches = 12, data_steps = 8;
-constexpr double loud =
-    1 << 24;  ///< what multiplies the loss of a micro-batch whose fp16 gradients must overflow
+/// Multiplies the loss of a micro-batch whose fp16 gradients must overflow.
+constexpr double loud = 1 << 24;
 inline const std::string reference_folder = SHERD_SOURCE_DIR "/tests/engine/reference/";
 
 /// Step and micro-batch of the world.
@@ -145,7 +145,7 @@ class Replayed : public nn::Model {
   std::shared_ptr<nn::Linear> fixed_, up_, down_, left_, right_, extra_, head_;
 };
 
-/// What the script wrote beside the runs of `stem`.txt.
+/// The file that the script wrote beside the runs of `stem`.txt.
 class Reference {
  public:
   explicit Reference(const std::string& stem)
@@ -261,7 +261,7 @@ inline std::optional<std::string> compare_rates(const std::vector<engine::StepRe
   return std::nullopt;
 }
 
-/// What differs first from the replay's steps; nothing where all agree.
+/// The first difference from the replay's steps; nothing where all agree.
 inline std::optional<std::string> compare_steps(const std::vector<engine::StepReport>& got,
                                                 const std::vector<double>& trace, double tolerance) {
   for (std::size_t i = 0; i < got.size(); ++i) {

@@ -5,13 +5,13 @@
 #include <numeric>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::test {
 namespace {
 
-using tensor::Axis;
+using tensor::AxisExtents;
 using tensor::Softmax;
 using tensor::Strides;
 using testing::expect_error;
@@ -154,11 +154,12 @@ TEST(Broadcast, says_what_does_not_repeat) {
   });
 }
 
-const Axis axes[] = {{1, 1, 1}, {1, 9, 1},     {3, 5, 1},     {3, 5, 4},     {1, 7, 33}, {2, 70, 3},
-                     {2, 0, 3}, {1, 70001, 1}, {2, 40000, 1}, {1, 300, 700}, {0, 4, 2},  {2, 130, 600}};
+const AxisExtents axes[] = {{1, 1, 1},     {1, 9, 1},     {3, 5, 1}, {3, 5, 4},
+                            {1, 7, 33},    {2, 70, 3},    {2, 0, 3}, {1, 70001, 1},
+                            {2, 40000, 1}, {1, 300, 700}, {0, 4, 2}, {2, 130, 600}};
 
 TEST(Folds, sum_along_an_axis_onto_what_was_there) {
-  for (const Axis& axis : axes)
+  for (const AxisExtents& axis : axes)
     for (const DType dtype : floating_dtypes)
       for (const bool wide : {false, true})
         for (const bool accumulate : {false, true}) {
@@ -204,7 +205,7 @@ TEST(Folds, sums_of_rows_are_those_of_sum_rows) {
 }
 
 TEST(Folds, the_maximum_and_where_its_gradient_goes) {
-  for (const Axis& axis : axes) {
+  for (const AxisExtents& axis : axes) {
     if (axis.extent == 0) continue;
     for (const DType dtype : floating_dtypes) {
       SCOPED_TRACE(cat(axis.outer, " x ", axis.extent, " x ", axis.inner, " of ", name_of(dtype)));

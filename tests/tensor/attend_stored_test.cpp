@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::tensor {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 // Attention by its definition, and one call of each direction by the kernels.
 

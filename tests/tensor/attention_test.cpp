@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "support/expect_error.h"
+#include "support/full_suite.h"
 #include "tensor/attention_reference.h"
 
 namespace sherd::tensor {
@@ -57,8 +58,11 @@ class AttentionOfDType : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
+  const bool all = test::full_suite() || test::gpu_run();
+  const std::size_t first = GetParam() == DType::bf16 || GetParam() == DType::f64 ? 1 : 0;
   for (const auto& m : one_of_each())
-    for (const Case& c : cases()) expect_definition(*m, c);
+    for (std::size_t i = all ? 0 : first; i < cases().size(); i += all ? 1 : 2)
+      expect_definition(*m, cases()[i]);
 }
 
 TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {

@@ -6,10 +6,9 @@
 
 #include <functional>
 
-#include "device/meta.h"
 #include "simt/emulated.h"
 #include "support/print_dtype.h"
-#include "tensor/cuda_options.h"
+#include "tensor/kernels.h"
 
 namespace sherd::tensor {
 namespace {

@@ -5,7 +5,7 @@
 #include <numbers>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {

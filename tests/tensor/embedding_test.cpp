@@ -3,7 +3,7 @@
 #include <set>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {

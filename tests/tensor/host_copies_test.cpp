@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "support/expect_error.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {

@@ -11,7 +11,7 @@
 #include <random>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {

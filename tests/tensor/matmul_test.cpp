@@ -12,7 +12,7 @@
 #include "base/cpu_isa.h"
 #include "base/random.h"
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 #include "tensor/cpu/gemm_blocks.h"
 
 namespace sherd::tensor {

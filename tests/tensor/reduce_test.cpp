@@ -5,7 +5,7 @@
 #include <random>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {
@@ -134,8 +134,8 @@ TEST(SumOfSquares, does_not_depend_on_threads_cuts_or_instruction_set) {
         const std::size_t k = std::size(cuts) - 2 - i;
         m.kernels.sum_of_squares(t.range(cuts[k], cuts[k + 1]), back);
       }
-      m.kernels.sum_of_squares(std::vector<Tensor>{t.range(32768, n), t.range(0, 0), t.range(0, 32768)},
-                               together);
+      m.kernels.sums_of_squares(std::vector<Tensor>{t.range(32768, n), t.range(0, 0), t.range(0, 32768)},
+                                together);
       if (first < 0) first = whole.value();
       EXPECT_EQ(whole.value(), first) << m.name();
       EXPECT_EQ(forth.value(), first) << m.name();

@@ -1,4 +1,4 @@
-#include "tensor/cuda/regroup.h"
+#include "tensor/cuda/attention/regroup.h"
 
 #include <gtest/gtest.h>
 

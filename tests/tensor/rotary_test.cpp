@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 #include "tensor/rotary_reference.h"
 
 namespace sherd::test {

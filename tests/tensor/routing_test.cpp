@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 #include "tensor/routing.h"
 
 namespace sherd::test {

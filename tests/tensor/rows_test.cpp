@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "support/expect_error.h"
-#include "support/kernel_machines.h"
+#include "support/gpu/kernel_machines.h"
 
 namespace sherd::test {
 namespace {

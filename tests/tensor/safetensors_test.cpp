@@ -1,4 +1,4 @@
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 #include <gtest/gtest.h>
 
@@ -128,7 +128,8 @@ TEST_F(Safetensors, ReaderRefusesBrokenFiles) {
   expect_bad("1234567", "7 bytes");
   expect_bad(std::string("\xff\xff\xff\xff\xff\xff\xff\xff", 8) + "{}", "over the format's limit");
   expect_bad(file_with(one, "").substr(0, 30), "does not fit");
-  expect_bad("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n", "run `git lfs pull`");
+  expect_bad("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234\n",
+             "run `git lfs pull`");
   expect_bad_header(" {}", "", "does not begin with '{'");
   expect_bad_header("{\"a\":", "", "not JSON");
   expect_bad_header(one, "1234", "truncated: 4 of 8 bytes");

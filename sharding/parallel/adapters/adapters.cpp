@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd/arrays.h"
-#include "autograd/elementwise.h"
-#include "autograd/linear.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/slices.h"
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "autograd/low_rank.h"
-#include "nn/dropout.h"
+#include "autograd/ops.h"
+#include "nn/layers.h"
 #include "sharding/parallel/layout.h"
 
 // Adapters of linear layers: few parameters that are trained beside weights that stay as they are.

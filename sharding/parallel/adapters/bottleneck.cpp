@@ -1,6 +1,6 @@
 #include "sharding/parallel/adapters/bottleneck.h"
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/linear.h"
 
 namespace sherd::parallel {

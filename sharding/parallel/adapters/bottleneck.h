@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/parallel/layout.h"
 
 // Bottleneck adapters: small networks between the parts of a block and the stream, trained beside a model

@@ -1,7 +1,6 @@
 #include "sharding/parallel/adapters/prompts.h"
 
-#include "autograd/elementwise.h"
-#include "autograd/embedding.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/linear.h"
 
 namespace sherd::parallel {

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/parallel/layout.h"
 
 // Prompts: vectors of tokens that no text has, trained in front of a model whose own weights stay as they

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "base/excerpt.h"
-#include "device/meta.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/linear.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "autograd/experts.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "sharding/parallel/experts/dispatch.h"
 #include "sharding/parallel/layout.h"
 

@@ -5,11 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include "autograd/arrays.h"
-#include "autograd/dropout.h"
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "base/excerpt.h"
-#include "device/meta.h"
 #include "sharding/parallel/collectives.h"
 
 namespace sherd::parallel {

@@ -1,5 +1,15 @@
 #pragma once
 
+// This folder holds mixture-of-experts layers: a router, the way of tokens to experts and back, and the
+// experts.
+//
+// To change, look at:
+// - which experts one token takes: tensor/routing_row.h; balance losses: router_losses.h; capacities, biases
+//   and the layer: moe.cpp
+// - which rows experts compute, and on which rank: dispatch.cpp decides, experts.cpp sends and computes; rows
+//   on the tape: autograd/expert_rows.cpp
+// - what routers learn once per step outside of gradients: nn/step_state.h
+
 #include <memory>
 #include <string>
 #include <vector>

@@ -17,7 +17,8 @@ namespace sherd::cli {
 /// How a conversation is put to the model.
 struct ChatStyle {
   data::ChatTemplate written;
-  std::string system;  ///< what a conversation begins with that has no system message of its own; empty: none
+  /// Begins conversations that have no system message of their own; empty: nothing does.
+  std::string system;
   std::int64_t positions;  ///< ids that the model reads: a conversation and its answer
   std::int64_t room;       ///< ids of a conversation at most, so that the answer has its place behind
 };
@@ -26,8 +27,8 @@ struct ChatStyle {
 /// had no place. Throws Error{data} naming the place of the prompt.
 std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& style, const Prompt& prompt);
 
-/// What the rank that reads hands to the others. All are threads of this process, and wait for as long as a
-/// person thinks.
+/// The turns that the reading rank hands to the others. All are threads of this process, and wait for as long
+/// as a person thinks.
 class Turns {
  public:
   /// nullopt: no more follow.

@@ -170,7 +170,7 @@ std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, c
   auto start = std::ssize(tokens);
   if (before.empty() || tokenizer.encode(before).empty()) {
     tokenizer.encode(context + continuation, whole);
-    // What begins texts stands in front once, also where the continuation spells it out.
+    // The token that begins texts stands in front once, also where the continuation spells it out.
     const bool spelled = context.empty() && whole.size() > 1 && whole.front() == tokens.front();
     tokens.insert(tokens.end(), whole.begin() + spelled, whole.end());
   } else {

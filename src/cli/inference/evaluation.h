@@ -10,7 +10,7 @@
 #include "data/tokenizer.h"
 #include "models/inference/score.h"
 
-// What `sherd evaluate` asks a model, and what its answers are worth.
+// The questions that `sherd evaluate` asks a model, and the worth of its answers.
 
 namespace sherd::cli {
 
@@ -21,7 +21,7 @@ struct Example {
   std::string context;
   std::vector<std::string> continuations;  ///< choices, or the one completion, or the text
   std::optional<std::size_t> answer;       ///< which choice is right; none: it is no choice
-  bool is_text = false;                    ///< what matters is how likely the text is
+  bool is_text = false;                    ///< its likelihood is what matters
 };
 
 /// Reads JSON lines of three kinds: {"context", "choices": [...], "answer": index or text of a choice},
@@ -51,9 +51,9 @@ struct Metric {
   std::optional<double> error;  ///< the standard error of a mean over examples
 };
 
-/// What a model makes of an example.
+/// A model's scores of an example.
 struct Verdict {
-  std::vector<models::Score> scores;  ///< of each continuation
+  std::vector<models::Score> scores;  ///< one for each continuation
   std::size_t choice = 0;             ///< the likeliest, and below the likeliest by length in characters
   std::size_t choice_by_length = 0;
 };
@@ -67,9 +67,9 @@ class TaskMetrics {
   void add_document(const models::Score& score) { ++examples_, add_tokens(score); }
   std::int64_t examples() const { return examples_; }
   std::int64_t tokens() const { return tokens_; }
-  /// Of choices: acc, acc_norm (by likelihood per character). Of completions: acc (no token is likelier than
-  /// any of its), perplexity (of examples: exp of the mean of -log p). Of texts: word_perplexity,
-  /// byte_perplexity, bits_per_byte. Of all: token_perplexity, and loss in nats per token.
+  /// For choices: acc, acc_norm (by likelihood per character). For completions: acc (no token is likelier
+  /// than any of its), perplexity (of examples: exp of the mean of -log p). For texts: word_perplexity,
+  /// byte_perplexity, bits_per_byte. For all: token_perplexity, and loss in nats per token.
   std::vector<Metric> metrics() const;
 
  private:

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
 #include "cli/weights.h"
 #include "data/hugging_face/tokenizer.h"
 #include "data/templates/conversation.h"
@@ -48,7 +47,7 @@ void set_begin(const fs::path& path, const data::HuggingFaceSpec& spec, std::opt
   write_file_atomically(path, file.dump() + "\n");
 }
 
-/// Of a run whose weights came without a tokenizer.
+/// Written for a run whose weights came without a tokenizer.
 void write_tokenizer_config(const data::Tokenizer& tokenizer, std::int64_t positions, const fs::path& to) {
   const data::HuggingFaceSpec spec = data::HuggingFaceSpec::parse(tokenizer.spec());
   const std::string begin = spec.begin.value_or("");

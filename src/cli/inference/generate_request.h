@@ -8,7 +8,7 @@
 
 namespace sherd::cli {
 
-/// What generates, and how.
+/// A request to generate: the model, the prompts, and how.
 struct Request {
   const Inference& from;
   std::vector<std::vector<std::int32_t>> prompts;
@@ -16,7 +16,7 @@ struct Request {
   std::vector<std::string> stops;     ///< as each of these does
   std::int64_t max_tokens, batch;
   models::Sampling sampling;
-  bool echo = true;       ///< of one prompt: print it before what continues it
+  bool echo = true;       ///< print a single prompt before what continues it
   std::string drop = {};  ///< is taken off a text that begins with it
   /// Null: one prompt, whose text is printed as it comes.
   CompletionsFile* completions = nullptr;

@@ -9,7 +9,7 @@
 
 namespace sherd::cli {
 
-/// What tokens add to a prompt, as text: bytes of a character that is still incomplete wait for the next
+/// The text that tokens add to a prompt: bytes of a character that is still incomplete wait for the next
 /// token, and the text ends before the first of some strings, wherever tokens cut it.
 class GrowingText {
  public:
@@ -23,8 +23,8 @@ class GrowingText {
   /// The continuation so far, less what stops it.
   const std::string& text() const { return text_; }
   bool stopped() const { return stopped_; }
-  /// What has come since the last call, but for an end that may turn out to begin a stop string; `all`: with
-  /// it, as no more tokens come.
+  /// The text that has come since the last call, but for an end that may turn out to begin a stop string;
+  /// `all`: with it, as no more tokens come.
   std::string_view take(bool all = false);
 
  private:
@@ -36,7 +36,7 @@ class GrowingText {
   std::vector<std::int32_t> window_;  ///< the last ids: how a token reads may depend on those before it
   std::size_t settled_ = 0;           ///< bytes of the window's text that are known
   std::vector<std::string> stops_;
-  std::string drop_;  ///< what may still come of it
+  std::string drop_;  ///< the part of it that may still come
   std::string text_;
   std::size_t taken_ = 0;
   bool stopped_ = false;

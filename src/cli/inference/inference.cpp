@@ -158,7 +158,7 @@ Inference::Inference(const CommandLine& line)
 
 void Inference::run(const std::string& advice, const std::function<void(const DistributedPtr&)>& body) const {
   try {
-    // Of these ranks alone: a launcher's variables may be left over, and nobody else would join.
+    // The world is these ranks alone: a launcher's variables may be left over, and nobody else would join.
     comm::run_local(ranks_, {.timeout_seconds = config_.parallel.timeout_seconds},
                     [&](comm::Communicator& world) {
                       const std::shared_ptr<comm::Communicator> borrowed(std::shared_ptr<void>(), &world);

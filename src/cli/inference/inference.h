@@ -9,7 +9,7 @@
 #include "cli/inference/inference_model.h"
 #include "data/tokenizer.h"
 
-// What commands that run a trained model have in common: which checkpoint, where, on how many ranks.
+// The common part of commands that run a trained model: which checkpoint, where, on how many ranks.
 
 namespace sherd::cli {
 
@@ -45,7 +45,7 @@ class Inference {
 
   const engine::CheckpointReader& reader() const { return reader_; }
   const data::Tokenizer& tokenizer() const { return *tokenizer_; }
-  const config::Config& config() const { return config_; }  ///< of prepare_for_inference()
+  const config::Config& config() const { return config_; }  ///< as prepare_for_inference() made it
 
   /// Runs `body` on every rank, on threads of this process. `advice`: what to do where memory does not
   /// suffice.

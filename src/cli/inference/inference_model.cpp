@@ -72,7 +72,7 @@ InferenceModel::InferenceModel(const engine::CheckpointReader& reader, config::C
   stages_ =
       std::make_unique<engine::StageLayout>(engine::agree_on_stages(*model_, config_, *groups, *dist, true));
   sharding::ShardingOptions options = sharding::make_sharding_options(config_);
-  // What runs, and as much ahead of it.
+  // Room for the part that runs, and as much ahead of it.
   const std::int64_t largest = largest_part(*model_);
   options.residency = {.prefetch_bucket = largest, .max_live = 2 * largest, .max_reuse_distance = 0};
   options.parts = stages_->all_own();

@@ -39,7 +39,7 @@ class InferenceModel {
   device::Device& device() const { return resources_->device(); }
   /// Which of the texts this rank scores, where data-parallel ranks share them out.
   models::ScoreShare share() const { return share_; }
-  /// Of the ranks that compute one text together, which all find the same: this is the first.
+  /// This rank is the first of those that compute one text together, which all find the same.
   bool leads() const { return leads_; }
   /// A pass over the model, for models::generate_texts().
   models::RunPass run() {

@@ -24,7 +24,7 @@ struct Prompt {
 /// one that is no such object, and for a file without prompts.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path);
 
-/// What became of a prompt.
+/// A prompt's completion.
 struct Completion {
   std::string text;
   std::size_t tokens = 0;

@@ -13,7 +13,7 @@ constexpr int most_ranks = 64;
 constexpr unsigned threads = 256;
 
 /// Addresses of one range at every rank, and of what its sum begins with (or null).
-struct Places {
+struct ReducedMemory {
   const std::byte* sources[most_ranks];
   std::byte* outs[most_ranks];
   const std::byte* onto;
@@ -21,11 +21,11 @@ struct Places {
 };
 
 template <class T>
-__device__ inline const T* source(const Places& places, int rank) {
+__device__ inline const T* source(const ReducedMemory& places, int rank) {
   return reinterpret_cast<const T*>(places.sources[rank]);
 }
 template <class T>
-__device__ inline T* out(const Places& places, int k) {
+__device__ inline T* out(const ReducedMemory& places, int k) {
   return reinterpret_cast<T*>(places.outs[k]);
 }
 
@@ -35,9 +35,9 @@ __device__ inline float round_single(DType rounding, float value) {
   return value;
 }
 
-/// What the sum begins with from element `at` on, in fp32 or in the type of the outputs.
+/// The start of the sum from element `at` on, in fp32 or in the type of the outputs.
 template <int width, class Out>
-__device__ inline void load_onto(const Places& places, DType type, Count at, float (&sum)[width]) {
+__device__ inline void load_onto(const ReducedMemory& places, DType type, Count at, float (&sum)[width]) {
   if (type == DType::f32) {
     const Pack<float, width> onto = load_pack<width>(reinterpret_cast<const float*>(places.onto) + at);
     SHERD_UNROLL
@@ -52,7 +52,7 @@ __device__ inline void load_onto(const Places& places, DType type, Count at, flo
 /// Sums of fp32, bf16 and fp16 into any of them: each element is read once per rank and written once per
 /// output.
 template <int width, class In, class Out>
-__global__ void sum_kernel(Places places, float factor, DType rounding, DType onto, Count n) {
+__global__ void sum_kernel(ReducedMemory places, float factor, DType rounding, DType onto, Count n) {
   for (Count at = grid_thread() * width; at < n; at += grid_threads() * width) {
     float sum[width];
     const Pack<In, width> first = load_pack<width>(source<In>(places, 0) + at);
@@ -123,7 +123,7 @@ __device__ inline double add(bool wide, double sum, double next) {
 }
 
 /// Where fp64 takes part, and extremes of floats. Sums run in fp64 only when the sources are fp64.
-__global__ void floats_kernel(Places places, ReduceSpec how, Count n) {
+__global__ void floats_kernel(ReducedMemory places, ReduceSpec how, Count n) {
   const bool wide = how.in == DType::f64;
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     double value = read_rounded(how, places.sources[0], i);
@@ -144,7 +144,7 @@ __device__ inline T wrapping_sum(T sum, T next) {
 
 /// Integers wrap around; a factor is applied in fp64 and rounded to the nearest.
 template <class T, class Unsigned>
-__global__ void integers_kernel(Places places, ReduceSpec how, Count n) {
+__global__ void integers_kernel(ReducedMemory places, ReduceSpec how, Count n) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     T value = source<T>(places, 0)[i];
     if (places.onto) value = wrapping_sum<T, Unsigned>(reinterpret_cast<const T*>(places.onto)[i], value);
@@ -159,7 +159,7 @@ __global__ void integers_kernel(Places places, ReduceSpec how, Count n) {
 
 // ---- on the host ----
 
-bool aligned(const Places& places) {
+bool aligned(const ReducedMemory& places) {
   bool all = places.onto == nullptr || aligned_for_packs(places.onto);
   for (int r = 0; r < places.source_count; ++r) all = all && aligned_for_packs(places.sources[r]);
   for (int k = 0; k < places.out_count; ++k) all = all && aligned_for_packs(places.outs[k]);
@@ -167,7 +167,7 @@ bool aligned(const Places& places) {
 }
 
 template <int width, class In, class Out>
-void sum_part(const Target& target, Places places, const ReduceSpec& how, Count begin, Count end) {
+void sum_part(const Target& target, ReducedMemory places, const ReduceSpec& how, Count begin, Count end) {
   if (begin == end) return;
   for (int r = 0; r < places.source_count; ++r) places.sources[r] += begin * static_cast<Count>(sizeof(In));
   for (int k = 0; k < places.out_count; ++k) places.outs[k] += begin * static_cast<Count>(sizeof(Out));
@@ -179,7 +179,7 @@ void sum_part(const Target& target, Places places, const ReduceSpec& how, Count 
 }
 
 template <class In, class Out>
-void sum(const Target& target, const Places& places, const ReduceSpec& how, Count n) {
+void sum(const Target& target, const ReducedMemory& places, const ReduceSpec& how, Count n) {
   constexpr int width = 16 / static_cast<int>(sizeof(In) > sizeof(Out) ? sizeof(In) : sizeof(Out));
   const Count packed = aligned(places) ? n / width * width : 0;
   sum_part<width, In, Out>(target, places, how, 0, packed);
@@ -187,14 +187,15 @@ void sum(const Target& target, const Places& places, const ReduceSpec& how, Coun
 }
 
 template <class In>
-void sum_into(const Target& target, const Places& places, const ReduceSpec& how, Count n) {
+void sum_into(const Target& target, const ReducedMemory& places, const ReduceSpec& how, Count n) {
   if (how.out == DType::f32) return sum<In, float>(target, places, how, n);
   if (how.out == DType::bf16) return sum<In, bf16>(target, places, how, n);
   sum<In, f16>(target, places, how, n);
 }
 
 template <class Kernel>
-void elementwise(const Target& target, Kernel kernel, const Places& places, const ReduceSpec& how, Count n) {
+void elementwise(const Target& target, Kernel kernel, const ReducedMemory& places, const ReduceSpec& how,
+                 Count n) {
   launch(kernel, blocks_for(n, threads, target.processors, 32), threads, 0, target.stream, places, how, n);
 }
 
@@ -209,7 +210,7 @@ void reduce(const Target& target, const ReduceSpec& how, std::span<const std::by
   require(sources.size() <= most_ranks && outs.size() <= most_ranks, "at most ", most_ranks,
           " ranks can share one GPU, not ", sources.size());
   if (n == 0) return;
-  Places places{};
+  ReducedMemory places{};
   for (const std::byte* from : sources) places.sources[places.source_count++] = from;
   for (std::byte* to : outs) places.outs[places.out_count++] = to;
   places.onto = how.onto;

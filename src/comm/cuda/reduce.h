@@ -4,7 +4,7 @@
 #include <span>
 
 #include "comm/exchange/worker.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 #include "device/cuda/target.h"
 
 namespace sherd::comm {
@@ -20,7 +20,7 @@ void reduce(const device::SHERD_CUDA::Target& target, const ReduceSpec& how,
 
 /// The same on a stream of `gpu`. Throws Error{config} where this build has no CUDA, Error{usage} for memory
 /// that the GPU does not reach.
-void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+void reduce_on_gpu(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count);
 

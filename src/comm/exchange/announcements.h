@@ -18,19 +18,19 @@ class Announcements {
 
   std::uint64_t count() const { return count_.load(std::memory_order_acquire); }
   /// Its number.
-  std::uint64_t add(const Signature& call);
+  std::uint64_t add(const CallSignature& call);
   /// False where that call has not come yet, or is not kept any more.
-  bool read(std::uint64_t number, Signature& call) const;
+  bool read(std::uint64_t number, CallSignature& call) const;
 
  private:
-  static constexpr std::size_t words = (sizeof(Signature) + 7) / 8;
+  static constexpr std::size_t words = (sizeof(CallSignature) + 7) / 8;
   /// `number` is 0 while the words are written.
-  struct Entry {
+  struct Announcement {
     std::atomic<std::uint64_t> number{0};
     std::array<std::atomic<std::uint64_t>, words> call{};
   };
   std::atomic<std::uint64_t> count_{0};
-  std::array<Entry, kept> entries_;
+  std::array<Announcement, kept> entries_;
 };
 
 }  // namespace sherd::comm

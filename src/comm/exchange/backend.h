@@ -8,7 +8,7 @@
 
 #include "comm/exchange/call.h"
 #include "comm/exchange/health.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 
 namespace sherd::comm {
 
@@ -23,7 +23,7 @@ struct Part {
 /// Throws Error{usage} for parts that are empty, overlap, or hold ranks that a group of `size` has not.
 Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size);
 
-/// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that
+/// How one group moves bytes. One thread at a time calls in, but for fail() and wake(). Everything that
 /// waits ends at the deadline, or when a peer has died, left or failed, with Error{comm}.
 class Backend {
  public:
@@ -49,7 +49,7 @@ class Backend {
   /// Returns when its memory may go.
   virtual void abandon(Call&) noexcept {}
   /// Makes await() look at ready() again.
-  virtual void nudge() noexcept = 0;
+  virtual void wake() noexcept = 0;
 
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;
@@ -64,7 +64,7 @@ class Backend {
   virtual bool one_process() const { return false; }
   /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For
   /// those of one process only.
-  virtual void use_gpu(const std::shared_ptr<device::CudaDevice>&) {
+  virtual void use_gpu(const std::shared_ptr<device::Accelerator>&) {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }
 
@@ -76,8 +76,8 @@ class Backend {
   /// one, without waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who
   /// called what, where another rank is known to have begun another call at that number; who is told later
   /// fails the group then. One thread at a time.
-  virtual std::uint64_t announce(const Signature&) { return 0; }
-  /// Those of whom this rank could know that they have announced so many calls, and does not. From any
+  virtual std::uint64_t announce(const CallSignature&) { return 0; }
+  /// The ranks of which this one could know that they have announced so many calls, and does not. From any
   /// thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 

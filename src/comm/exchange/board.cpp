@@ -21,8 +21,8 @@ struct Board::Places {
   explicit Places(const BoardLayout& layout) {
     const auto n = static_cast<std::size_t>(layout.ranks);
     slot = round_up(sizeof(BoardHeader), 64);
-    channels = slot + round_up(sizeof(Slot), 64);
-    rings = round_up(channels + n * sizeof(Channel), page);
+    channels = slot + round_up(sizeof(RankSlot), 64);
+    rings = round_up(channels + n * sizeof(PairChannel), page);
     stage = round_up(rings + n * layout.ring_bytes, page);
     end = round_up(stage + 2 * layout.stage_bytes, page);
   }
@@ -46,9 +46,9 @@ std::size_t BoardLayout::segment_bytes() const {
 void Board::prepare(std::byte* segment, const BoardLayout& layout) {
   const Places places(layout);
   new (segment) BoardHeader;
-  new (segment + places.slot) Slot;
+  new (segment + places.slot) RankSlot;
   for (int r = 0; r < layout.ranks; ++r)
-    new (segment + places.channels + static_cast<std::size_t>(r) * sizeof(Channel)) Channel;
+    new (segment + places.channels + static_cast<std::size_t>(r) * sizeof(PairChannel)) PairChannel;
 }
 
 Board::Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings)
@@ -66,14 +66,14 @@ BoardHeader& Board::header() const {
   return *std::launder(reinterpret_cast<BoardHeader*>(segments_[0]));
 }
 
-Slot& Board::slot(int rank) const {
+RankSlot& Board::slot(int rank) const {
   static const std::size_t offset = round_up(sizeof(BoardHeader), 64);
-  return *std::launder(reinterpret_cast<Slot*>(place(rank, offset)));
+  return *std::launder(reinterpret_cast<RankSlot*>(place(rank, offset)));
 }
 
-Channel& Board::channel(int from, int to) {
-  return *std::launder(reinterpret_cast<Channel*>(
-      place(from, Places(layout_).channels + static_cast<std::size_t>(to) * sizeof(Channel))));
+PairChannel& Board::channel(int from, int to) {
+  return *std::launder(reinterpret_cast<PairChannel*>(
+      place(from, Places(layout_).channels + static_cast<std::size_t>(to) * sizeof(PairChannel))));
 }
 
 std::byte* Board::ring(int from, int to) {
@@ -111,11 +111,11 @@ void Board::barrier(const Call& call) {
       });
 }
 
-std::uint64_t Board::announce(const Signature& call) {
+std::uint64_t Board::announce(const CallSignature& call) {
   const std::uint64_t number = slot(rank_).announced.add(call);
-  std::vector<Signature> calls;
+  std::vector<CallSignature> calls;
   std::vector<int> ranks;
-  Signature one;
+  CallSignature one;
   for (int r = 0; r < size(); ++r)
     if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(in_world(r));
   if (const std::string wrong = mismatch(calls, ranks); !wrong.empty())
@@ -160,7 +160,7 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
                  " waited for it in ", describe(call), "; see that rank's own output");
   }
   if (!late || may_hear_more(missing, deadline)) return "";
-  return cat(name(), ": ", describe(call), ": ", say_late(missing),
+  return cat(name(), ": ", describe(call), ": ", name_late_ranks(missing),
              "; raise parallel.timeout_seconds if the work in between takes that long");
 }
 
@@ -179,7 +179,7 @@ std::vector<int> Board::waits_behind(int rank) const {
 }
 
 /// Names those who did not come. Who waits itself for another in a transfer is not to blame.
-std::string Board::say_late(const std::vector<int>& missing) const {
+std::string Board::name_late_ranks(const std::vector<int>& missing) const {
   std::vector<int> numbers;
   for (const int r : missing) numbers.push_back(in_world(r));
   const std::vector<int> behind = missing.size() == 1 ? waits_behind(missing[0]) : std::vector<int>{};
@@ -245,7 +245,7 @@ void Board::look_after_peers() noexcept {
 
 void Board::depart() noexcept {
   try {
-    // What was heard from other machines may reach the others here later than the sight of this rank's
+    // News from other machines may reach the others here later than the sight of this rank's
     // leaving.
     if (failed()) fail(failure());
   } catch (const std::exception&) {

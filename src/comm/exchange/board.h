@@ -12,16 +12,15 @@
 
 #include "base/deadline.h"
 #include "comm/exchange/announcements.h"
-#include "comm/exchange/backoff.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/descriptor.h"
 #include "comm/exchange/health.h"
-#include "comm/exchange/wait_word.h"
+#include "comm/exchange/waiting.h"
 
 namespace sherd::comm {
 
 /// One rank's part of the board. It alone writes its descriptors.
-struct Slot {
+struct RankSlot {
   alignas(64) std::atomic<std::uint64_t> arrived{0};  ///< barriers come to
   std::atomic<std::uint32_t> departed{0};
   std::atomic<std::uint32_t> asks_elsewhere{0};  ///< waits for ranks of other machines
@@ -31,7 +30,7 @@ struct Slot {
   Announcements announced;
 };
 
-/// What the ranks of a board share beside their slots.
+/// State that the ranks of a board share beside their slots.
 struct BoardHeader {
   static constexpr std::size_t text_bytes = 4000;
   alignas(64) std::atomic<std::uint64_t> arrivals{0};
@@ -53,7 +52,8 @@ struct BoardLayout {
   int ranks = 1;
   std::size_t stage_bytes = 0;  ///< per half; 0 where no tensor is ever hidden
   std::size_t ring_bytes = 0;   ///< per ordered pair
-  /// Of processes, whose tensors may be hidden. `spans`: the group has ranks on other machines too.
+  /// The layout for processes, whose tensors may be hidden. `spans`: the group has ranks on other machines
+  /// too.
   static BoardLayout of_processes(int ranks, bool spans);
   std::size_t segment_bytes() const;
 };
@@ -94,7 +94,7 @@ class Board final : public Health {
   /// Waits for all ranks. What they wrote before is visible after.
   void barrier(const Call& call);
 
-  /// What a rank waits for, and until when; `missing`: on which ranks that depends.
+  /// The condition for which a rank waits, and until when; `missing`: on which ranks that depends.
   struct Waited {
     const Call& call;
     std::vector<int> missing;
@@ -121,11 +121,11 @@ class Board final : public Health {
   /// As Backend's.
   int world_rank(int group_rank) const { return settings_.world[static_cast<std::size_t>(group_rank)]; }
   void tell_wait(int world_rank) noexcept { slot(rank_).waits_for.store(world_rank); }
-  std::uint64_t announce(const Signature& call);
+  std::uint64_t announce(const CallSignature& call);
   std::vector<int> not_announced(std::uint64_t number) const;
 
   CallDescriptor& descriptor(int rank, std::uint64_t round) { return slot(rank).descriptors[round % 2]; }
-  Channel& channel(int from, int to);
+  PairChannel& channel(int from, int to);
   std::byte* ring(int from, int to);
   std::size_t ring_bytes() const { return layout_.ring_bytes; }
   std::byte* stage(int rank, std::uint64_t chunk);
@@ -149,7 +149,7 @@ class Board final : public Health {
   friend struct BoardLayout;
   struct Places;
   BoardHeader& header() const;
-  Slot& slot(int rank) const;
+  RankSlot& slot(int rank) const;
   std::byte* place(int rank, std::size_t offset) const {
     return segments_[static_cast<std::size_t>(rank)] + offset;
   }
@@ -158,7 +158,7 @@ class Board final : public Health {
   std::string shared_failure() const;
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
   std::vector<int> waits_behind(int rank) const;
-  std::string say_late(const std::vector<int>& missing) const;
+  std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The text of the failure that what is waited for and the clock amount to, or empty.
   std::string diagnose(const Waited& waited, bool slow_checks);
@@ -187,7 +187,7 @@ void Board::wait(WaitWord& word, const Done& done, const WaitedFor& waited) {
   for (bool slow_checks = false;; slow_checks = true) {
     const std::uint32_t seen = word.count.load();
     if (done()) return;
-    // What is being waited for may come at the last moment before its rank leaves or the group fails: look
+    // The awaited event may come at the last moment before its rank leaves or the group fails: look
     // again.
     if (failed()) {
       if (done()) return;

@@ -95,8 +95,8 @@ bool wants_native_sum(const Call& call) {
   return call.reduction == Reduction::native && call.op == ReduceOp::sum;
 }
 
-Signature sign(const Call& call) {
-  Signature out;
+CallSignature sign(const Call& call) {
+  CallSignature out;
   out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.world_peer = call.world_peer;
   out.gpu = call.gpu, out.reduction = call.reduction;
   const bool transfer = call.kind == Collective::send || call.kind == Collective::receive;
@@ -125,7 +125,7 @@ Signature sign(const Call& call) {
   return out;
 }
 
-std::string describe(const Signature& s) {
+std::string describe(const CallSignature& s) {
   std::string out(name_of(s.kind));
   const char* how = s.reduction == Reduction::native ? "native " : "";
   if (s.kind == Collective::all_reduce) out += cat(" (", how, name_of(s.op), ")");
@@ -200,9 +200,11 @@ std::size_t bytes_moved(const Call& call) {
   return bytes;
 }
 
-std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& world_ranks) {
-  const auto same = [](const Signature& a, const Signature& b) { return std::memcmp(&a, &b, sizeof a) == 0; };
-  std::vector<std::pair<Signature, std::vector<int>>> groups;
+std::string mismatch(const std::vector<CallSignature>& calls, const std::vector<int>& world_ranks) {
+  const auto same = [](const CallSignature& a, const CallSignature& b) {
+    return std::memcmp(&a, &b, sizeof a) == 0;
+  };
+  std::vector<std::pair<CallSignature, std::vector<int>>> groups;
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const auto it =
         std::find_if(groups.begin(), groups.end(), [&](auto& g) { return same(g.first, calls[i]); });

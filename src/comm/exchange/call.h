@@ -70,7 +70,7 @@ struct Call {
   std::vector<std::int64_t> words;  ///< agree: in, this rank's; out, everybody's in rank order
   std::string label;
 
-  // Order with this rank's GPU (exchange/gpu_order.h); nothing of it without one.
+  // Order with this rank's GPU (exchange/gpu/gpu_order.h); nothing of it without one.
   bool gpu = false;             ///< some tensor lies in memory of a GPU
   bool host = false;            ///< some tensor lies in the host's
   device::Event ready;          ///< of the compute stream: before it no tensor may be touched
@@ -94,9 +94,9 @@ inline bool is_transfer(const Call& call) {
   return call.kind == Collective::send || call.kind == Collective::receive;
 }
 
-/// What a rank publishes of its call, for the others to compare. Plain bytes: it lives in shared memory and
-/// travels in messages.
-struct Signature {
+/// The part of a rank's call that it publishes, for the others to compare. Plain bytes: it lives in shared
+/// memory and travels in messages.
+struct CallSignature {
   Collective kind = Collective::none;
   ReduceOp op = ReduceOp::sum;
   DType dtype = DType::f32, rounding = DType::f32;
@@ -109,12 +109,12 @@ struct Signature {
   std::uint64_t layout = 0;  ///< hash of the factor, the whole label and every piece's extents
   std::array<char, 80> label{};
 };
-static_assert(std::is_trivially_copyable_v<Signature>);
+static_assert(std::is_trivially_copyable_v<CallSignature>);
 
-/// What the ranks of a transfer tell each other by message before its payload comes.
+/// The message that the ranks of a transfer send each other before its payload comes.
 struct Envelope {
-  Signature call;  ///< the sender's
-  std::byte go{};  ///< the receiver's word
+  CallSignature call;  ///< the sender's
+  std::byte go{};      ///< the receiver's word
 };
 
 /// Whether the ranks want this sum made by the library that carries it, where that knows the type.
@@ -123,9 +123,9 @@ bool wants_native_sum(const Call& call);
 std::string_view name_of(Collective kind);
 std::string_view name_of(ReduceOp op);
 
-Signature sign(const Call& call);
+CallSignature sign(const Call& call);
 /// `all_reduce (sum) of 1024 fp32 "loss"`. As all texts it names ranks by their numbers in the world.
-std::string describe(const Signature& signature);
+std::string describe(const CallSignature& signature);
 inline std::string describe(const Call& call) {
   return describe(sign(call));
 }
@@ -152,13 +152,13 @@ std::uint64_t bytes_sent(const Call& call, int rank, int size);
 /// The size of the call's full tensors, in bytes: what passes through a rank's caches, roughly.
 std::size_t bytes_moved(const Call& call);
 
-/// What is wrong when the calls of these ranks of the world differ, or empty: `mismatched calls: rank 0
+/// The error message where the calls of these ranks of the world differ, or empty: `mismatched calls: rank 0
 /// called …; ranks 1, 2 called …`.
-std::string mismatch(const std::vector<Signature>& calls, const std::vector<int>& world_ranks);
+std::string mismatch(const std::vector<CallSignature>& calls, const std::vector<int>& world_ranks);
 
-/// What is wrong with an all_to_all, or empty, from every rank's counts of what it has for the others and
-/// then of what it expects of them, in rank order, as ranks tell each other. `world_rank`: the number in the
-/// world of one of the `size` ranks.
+/// The error message for a wrong all_to_all, or empty, from every rank's counts of what it has for the others
+/// and then of what it expects of them, in rank order, as ranks tell each other. `world_rank`: the number in
+/// the world of one of the `size` ranks.
 std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
                            const std::function<int(int)>& world_rank);
 

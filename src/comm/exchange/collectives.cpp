@@ -6,7 +6,7 @@
 
 namespace sherd::comm {
 
-void Exchange::barrier(Call& call) {
+void HostExchange::barrier(Call& call) {
   open(call, {});
   if (!messages_) return;
   if (topology_->is_leader()) {
@@ -26,27 +26,27 @@ void Exchange::barrier(Call& call) {
 
 // ---- gathers ----
 
-void Exchange::gather(const Call& call, std::span<const Gathered> works, Offer::Kind kind) {
+void HostExchange::gather(const Call& call, std::span<const GatheredPart> works, Offer::Kind kind) {
   const bool spreads = messages_ && topology_->locals().size() > 1;
-  const auto begin = [n = size()](const Gathered& w, int r) { return part_begin(w.elements, n, r); };
-  const auto bytes = [&](const Gathered& w, int r) {
+  const auto begin = [n = size()](const GatheredPart& w, int r) { return part_begin(w.elements, n, r); };
+  const auto bytes = [&](const GatheredPart& w, int r) {
     return static_cast<std::size_t>(begin(w, r + 1) - begin(w, r)) * w.width;
   };
   std::vector<Offer> offers;
-  for (const Gathered& w : works) offers.push_back({w.own, bytes(w, rank()), kind});
+  for (const GatheredPart& w : works) offers.push_back({w.own, bytes(w, rank()), kind});
   if (spreads)
-    for (const Gathered& w : works)
+    for (const GatheredPart& w : works)
       offers.push_back({w.full, static_cast<std::size_t>(w.elements) * w.width, Offer::Kind::later});
   open(call, std::move(offers));
   cross_gather(works);
-  std::vector<Blocks> all;
+  std::vector<CopyBlocks> all;
   for (std::size_t i = 0; i < works.size(); ++i) {
-    const Gathered& w = works[i];
+    const GatheredPart& w = works[i];
     const auto count = [&w, begin](int r, int) { return begin(w, r + 1) - begin(w, r); };
     all.push_back({i, w.width, 1, [](int, int) { return 0; }, count, begin(w, 1)});
   }
   machine_.visit(call, all, Machine::Order::whole, [&](std::size_t i, const Machine::View& view) {
-    const Gathered& w = works[i];
+    const GatheredPart& w = works[i];
     const auto& here = topology_->locals();
     const auto me = static_cast<std::size_t>(topology_->local_index(rank()));
     // Begin with the own part, then the next rank's, so that not all read from the same one at a time.
@@ -66,10 +66,10 @@ void Exchange::gather(const Call& call, std::span<const Gathered> works, Offer::
 }
 
 /// Every rank's part goes to one rank of each other machine.
-void Exchange::cross_gather(std::span<const Gathered> works) {
+void HostExchange::cross_gather(std::span<const GatheredPart> works) {
   if (!messages_) return;
   const int here = topology_->machine();
-  for (const Gathered& w : works) {
+  for (const GatheredPart& w : works) {
     const auto begin = [&](int r) { return part_begin(w.elements, size(), r); };
     const auto bytes = [&](int r) { return static_cast<std::size_t>(begin(r + 1) - begin(r)) * w.width; };
     for (int k = 1; k < size(); ++k) {
@@ -82,8 +82,8 @@ void Exchange::cross_gather(std::span<const Gathered> works) {
   }
 }
 
-/// What came from other machines goes from who received it to the others here.
-void Exchange::spread_gathered(const Call& call, std::span<const Gathered> works) {
+/// Data that came from other machines goes from who received it to the others here.
+void HostExchange::spread_gathered(const Call& call, std::span<const GatheredPart> works) {
   std::vector<int> remote;
   for (int r = 0; r < size(); ++r)
     if (!topology_->is_local(r)) remote.push_back(r);
@@ -91,7 +91,7 @@ void Exchange::spread_gathered(const Call& call, std::span<const Gathered> works
   const auto holder = [&](int block) { return topology_->deputy(topology_->machine(), owner(block)); };
   const auto begin = [&](std::int64_t n, int block) { return part_begin(n, size(), owner(block)); };
   const auto end = [&](std::int64_t n, int block) { return part_begin(n, size(), owner(block) + 1); };
-  std::vector<Blocks> all;
+  std::vector<CopyBlocks> all;
   for (std::size_t i = 0; i < works.size(); ++i) {
     const std::int64_t n = works[i].elements;
     all.push_back({works.size() + i, works[i].width, static_cast<int>(remote.size()),
@@ -102,7 +102,7 @@ void Exchange::spread_gathered(const Call& call, std::span<const Gathered> works
   messages_->finish(call);
   machine_.meet(call);
   machine_.visit(call, all, Machine::Order::whole, [&](std::size_t i, const Machine::View& view) {
-    const Gathered& w = works[i];
+    const GatheredPart& w = works[i];
     for (int k = 0; k < static_cast<int>(remote.size()); ++k) {
       const int r = holder(k);
       if (r == rank()) continue;
@@ -112,11 +112,11 @@ void Exchange::spread_gathered(const Call& call, std::span<const Gathered> works
   });
 }
 
-void Exchange::all_gather(Call& call) {
+void HostExchange::all_gather(Call& call) {
   const std::size_t most = CallDescriptor::max_addresses / 2;
   std::size_t first = 0;
   do {
-    std::vector<Gathered> works;
+    std::vector<GatheredPart> works;
     for (std::size_t i = first; i < std::min(call.gathers.size(), first + most); ++i) {
       const auto& [shard, full] = call.gathers[i];
       works.push_back({shard.raw(), full.raw(), full.numel(), size_of(full.dtype())});
@@ -126,12 +126,12 @@ void Exchange::all_gather(Call& call) {
   } while (first < call.gathers.size());
 }
 
-void Exchange::agree(Call& call) {
+void HostExchange::agree(Call& call) {
   const std::size_t n = call.words.size() * static_cast<std::size_t>(size()),
                     bytes = call.words.size() * sizeof(std::int64_t);
   const Messages::Landing landing(messages_.get(), bytes + n * sizeof(std::int64_t));
-  const Gathered work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(n),
-                      sizeof(std::int64_t)};
+  const GatheredPart work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(n),
+                          sizeof(std::int64_t)};
   std::memcpy(work.own, call.words.data(), bytes);
   gather(call, {&work, 1}, Offer::Kind::words);
   call.words.resize(n);
@@ -140,7 +140,7 @@ void Exchange::agree(Call& call) {
 
 // ---- broadcast and all-to-all ----
 
-void Exchange::broadcast(Call& call) {
+void HostExchange::broadcast(Call& call) {
   const int root = call.peer, source = topology_->deputy(topology_->machine(), root);
   const bool here = topology_->is_local(root);
   std::byte* data = call.x.raw();
@@ -155,12 +155,12 @@ void Exchange::broadcast(Call& call) {
     if (!here) machine_.meet(call);
   }
   const std::int64_t n = call.x.numel();
-  const Blocks blocks{0,
-                      size_of(call.x.dtype()),
-                      1,
-                      [](int, int) { return 0; },
-                      [=](int r, int) { return r == source ? n : 0; },
-                      n};
+  const CopyBlocks blocks{0,
+                          size_of(call.x.dtype()),
+                          1,
+                          [](int, int) { return 0; },
+                          [=](int r, int) { return r == source ? n : 0; },
+                          n};
   machine_.visit(call, {&blocks, 1}, Machine::Order::whole, [&](std::size_t, const Machine::View& view) {
     if (rank() != source) view.copy(data + static_cast<std::size_t>(view.begin) * blocks.width, source, 0);
   });
@@ -168,14 +168,14 @@ void Exchange::broadcast(Call& call) {
 }
 
 /// Opens the round with x as offer 1; what ranks send and take, a row of in and then out counts for each.
-std::vector<std::int64_t> Exchange::open_all_to_all(Call& call) {
+std::vector<std::int64_t> HostExchange::open_all_to_all(Call& call) {
   std::vector<std::int64_t> mine = call.in_counts;
   mine.insert(mine.end(), call.out_counts.begin(), call.out_counts.end());
   std::vector<std::int64_t> rows(mine.size() * static_cast<std::size_t>(size()));
   const std::size_t bytes = mine.size() * sizeof(std::int64_t);
   const Messages::Landing landing(messages_.get(), bytes + rows.size() * sizeof(std::int64_t));
-  const Gathered work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(rows.size()),
-                      sizeof(std::int64_t)};
+  const GatheredPart work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(rows.size()),
+                          sizeof(std::int64_t)};
   std::memcpy(work.own, mine.data(), bytes);
   if (messages_) gather(call, {&work, 1}, Offer::Kind::words);
   open(call, {{work.own, bytes, Offer::Kind::words}, {call.x.raw(), call.x.bytes()}});
@@ -188,7 +188,7 @@ std::vector<std::int64_t> Exchange::open_all_to_all(Call& call) {
   return rows;
 }
 
-void Exchange::all_to_all(Call& call) {
+void HostExchange::all_to_all(Call& call) {
   const std::vector<std::int64_t> rows = open_all_to_all(call);
   const std::size_t width = size_of(call.x.dtype());
   const auto count = [&](int from, int to) { return rows[static_cast<std::size_t>(2 * from * size() + to)]; };
@@ -212,8 +212,8 @@ void Exchange::all_to_all(Call& call) {
   }
   const auto& here = topology_->locals();
   const auto at = [&](int block) { return here[static_cast<std::size_t>(block)]; };
-  Blocks blocks{1, width, static_cast<int>(here.size()), [&](int r, int k) { return before(r, at(k)); },
-                [&](int r, int k) { return count(r, at(k)); }};
+  CopyBlocks blocks{1, width, static_cast<int>(here.size()), [&](int r, int k) { return before(r, at(k)); },
+                    [&](int r, int k) { return count(r, at(k)); }};
   for (const int from : here)
     for (const int to : here) blocks.longest = std::max(blocks.longest, count(from, to));
   machine_.visit(call, {&blocks, 1}, Machine::Order::whole, [&](std::size_t, const Machine::View& view) {

@@ -16,24 +16,24 @@ struct Address {
   std::uint64_t region = hidden, offset = 0;
 };
 
-/// What a rank publishes for one round of a collective: its call, and where its offers lie
+/// The publication of a rank for one round of a collective: its call, and where its offers lie
 /// (exchange/machine.h).
 struct CallDescriptor {
   static constexpr std::size_t max_addresses = 256, payload_bytes = 4096;
-  Signature signature;
+  CallSignature signature;
   std::array<Address, max_addresses> addresses;
   alignas(64) std::array<std::byte, payload_bytes> payload;
 };
 
 /// One transfer on its way from a rank to another.
 struct MessageSlot {
-  Signature signature;
+  CallSignature signature;
   Address address;
 };
 
 /// The transfers of one ordered pair of ranks. The sender writes `posted` and `filled`, the receiver the
 /// others.
-struct Channel {
+struct PairChannel {
   static constexpr std::uint64_t capacity = 8;
   alignas(64) std::atomic<std::uint64_t> posted{0};  ///< slots written
   std::atomic<std::uint64_t> filled{0};              ///< bytes written to the ring, in all

@@ -8,7 +8,7 @@
 namespace sherd::comm {
 namespace {
 
-/// What transfers wait for: once some are late, those alone.
+/// The transfers that are waited for: once some are late, those alone.
 Board::Waited waited_for(const std::vector<Call*>& transfers) {
   const auto at = [](const Call* transfer) { return transfer->deadline->get().at(); };
   const auto first = *std::min_element(transfers.begin(), transfers.end(),
@@ -25,8 +25,9 @@ Board::Waited waited_for(const std::vector<Call*>& transfers) {
 
 }  // namespace
 
-Exchange::Exchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
-                   std::shared_ptr<Memory> memory, std::unique_ptr<Messages> messages, int threads)
+HostExchange::HostExchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
+                           std::shared_ptr<PeerMemory> memory, std::unique_ptr<Messages> messages,
+                           int threads)
     : topology_(std::move(topology)),
       threads_(threads),
       board_(std::move(board)),
@@ -38,7 +39,7 @@ Exchange::Exchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Boa
   message_transfers_ = std::make_unique<MessageTransfers>(*messages_, *board_);
 }
 
-void Exchange::run(Call& call) {
+void HostExchange::run(Call& call) {
   machine_.choose_worker(call);
   machine_.memory().enter();
   opened_ = false;
@@ -63,19 +64,19 @@ void Exchange::run(Call& call) {
   machine_.memory().leave();
 }
 
-void Exchange::abandon_messages(const Call& call) noexcept {
+void HostExchange::abandon_messages(const Call& call) noexcept {
   messages_->abandon();
   if (!messages_->lingers()) return;
   for_each_tensor(call, [](const Tensor& x) { keep_for_good(x.storage()); });
   keep_for_good(std::exchange(scratch_, {}));
 }
 
-void Exchange::open(const Call& call, std::vector<Offer> offers) {
+void HostExchange::open(const Call& call, std::vector<Offer> offers) {
   machine_.open(call, std::move(offers));
   if (messages_ && !std::exchange(opened_, true)) messages_->open(call);
 }
 
-std::vector<std::int64_t> Exchange::agree(std::vector<std::int64_t> words, const std::string& what) {
+std::vector<std::int64_t> HostExchange::agree(std::vector<std::int64_t> words, const std::string& what) {
   Call call;
   call.kind = Collective::agree;
   call.words = std::move(words);
@@ -86,31 +87,31 @@ std::vector<std::int64_t> Exchange::agree(std::vector<std::int64_t> words, const
 
 // ---- transfers ----
 
-void Exchange::start(Call& transfer) {
+void HostExchange::start(Call& transfer) {
   if (topology_->is_local(transfer.peer)) return memory_transfers_.start(transfer);
   if (transfer.kind == Collective::send) messages_->count_sent(transfer.x.bytes());
   message_transfers_->start(transfer);
 }
 
-bool Exchange::advance(Call& transfer) {
+bool HostExchange::advance(Call& transfer) {
   return topology_->is_local(transfer.peer) ? memory_transfers_.advance(transfer)
                                             : message_transfers_->advance(transfer);
 }
 
-void Exchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+void HostExchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
   messages_ ? await_messages(ready, active) : await_here(ready, active);
 }
 
-void Exchange::abandon(Call& transfer) noexcept {
+void HostExchange::abandon(Call& transfer) noexcept {
   if (!topology_->is_local(transfer.peer)) message_transfers_->abandon(transfer);
   machine_.memory().outlast_readers();  // as after a failed collective: a receiver may be reading
 }
 
-void Exchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+void HostExchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {
   board_->wait(board_->moved(board_->rank()), ready, [&] { return waited_for(active); });
 }
 
-void Exchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+void HostExchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
   const Board::WaitElsewhere elsewhere(*board_);
   std::optional<Deadline> grace;
   for (Pauses pauses(messages_->port());; pauses.pause()) {
@@ -123,16 +124,16 @@ void Exchange::await_messages(const std::function<bool()>& ready, const std::vec
 
 // ---- peers ----
 
-void Exchange::look_after_peers() noexcept {
+void HostExchange::look_after_peers() noexcept {
   board_->look_after_peers();
   if (messages_) messages_->look_after_peers();
 }
 
-std::uint64_t Exchange::announce(const Signature& call) {
+std::uint64_t HostExchange::announce(const CallSignature& call) {
   return messages_ ? messages_->announce(call) : board_->announce(call);
 }
 
-std::vector<int> Exchange::not_announced(std::uint64_t number) {
+std::vector<int> HostExchange::not_announced(std::uint64_t number) {
   return messages_ ? messages_->not_announced(number) : board_->not_announced(number);
 }
 

@@ -21,11 +21,11 @@ namespace sherd::comm {
 /// their memory. Sums run in rank order whatever the layout, so results do not depend on it. (NCCL has its
 /// own route, nccl/nccl_route.cpp: its calls are queued on a stream and meet on the GPU, where neither
 /// barriers nor looks at peers' memory have a place.)
-class Exchange : public CollectiveBackend {
+class HostExchange : public CollectiveBackend {
  public:
   /// `messages`: null where all ranks are on this machine.
-  Exchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
-           std::shared_ptr<Memory> memory, std::unique_ptr<Messages> messages, int threads);
+  HostExchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
+               std::shared_ptr<PeerMemory> memory, std::unique_ptr<Messages> messages, int threads);
 
   int rank() const override { return topology_->rank(); }
   int size() const override { return topology_->size(); }
@@ -37,28 +37,28 @@ class Exchange : public CollectiveBackend {
   bool advance(Call& transfer) override;
   void await(const std::function<bool()>& ready, const std::vector<Call*>& active) override;
   void abandon(Call& transfer) noexcept override;
-  void nudge() noexcept override { board_->moved(board_->rank()).wake_all(); }
+  void wake() noexcept override { board_->moved(board_->rank()).wake_all(); }
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
   std::string failure() const override { return board_->failure(); }
   void look_after_peers() noexcept override;
   int world_rank(int rank) const override { return board_->world_rank(rank); }
   void tell_wait(int world_rank) noexcept override { board_->tell_wait(world_rank); }
-  std::uint64_t announce(const Signature& call) override;
+  std::uint64_t announce(const CallSignature& call) override;
   std::vector<int> not_announced(std::uint64_t number) override;
   std::uint64_t bytes_between_machines() const override { return messages_ ? messages_->sent_bytes() : 0; }
 
  protected:
   /// All ranks' words, in rank order. `what` appears in errors.
   std::vector<std::int64_t> agree(std::vector<std::int64_t> words, const std::string& what);
-  /// What calls with tensors of a GPU are done with.
+  /// Sets the worker of calls with tensors of a GPU.
   void use_gpu_worker(std::unique_ptr<Worker> worker) { machine_.use_gpu_worker(std::move(worker)); }
   const std::shared_ptr<Board>& shared_board() const { return board_; }
   const Topology& topology() const { return *topology_; }
 
  private:
-  /// What every rank has a part of, and every rank gets: part r is elements [part_begin(r), part_begin(r +
-  /// 1)) of `full`.
-  struct Gathered {
+  /// Data of which every rank has a part, and which every rank gets: part r is elements [part_begin(r),
+  /// part_begin(r + 1)) of `full`.
+  struct GatheredPart {
     std::byte *own, *full;
     std::int64_t elements = 0;
     std::size_t width = 1;
@@ -66,9 +66,9 @@ class Exchange : public CollectiveBackend {
 
   /// Opens a round on this machine, and with a call's first round the call on the others.
   void open(const Call& call, std::vector<Offer> offers);
-  void gather(const Call& call, std::span<const Gathered> works, Offer::Kind kind = Offer::Kind::tensor);
-  void cross_gather(std::span<const Gathered> works);
-  void spread_gathered(const Call& call, std::span<const Gathered> works);
+  void gather(const Call& call, std::span<const GatheredPart> works, Offer::Kind kind = Offer::Kind::tensor);
+  void cross_gather(std::span<const GatheredPart> works);
+  void spread_gathered(const Call& call, std::span<const GatheredPart> works);
   void reduce(const Call& call, std::span<const Summed> works, bool spread);
   void reduce_here(std::span<const Summed> works, std::size_t index, const Machine::View& view, bool spread);
   void reduce_small(const Call& call);
@@ -95,7 +95,7 @@ class Exchange : public CollectiveBackend {
   Machine machine_;
   MemoryTransfers memory_transfers_;
   std::unique_ptr<MessageTransfers> message_transfers_;
-  Scratch scratch_;
+  ReduceScratch scratch_;
   bool opened_ = false;  ///< the current call, on other machines
 };
 

@@ -8,7 +8,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu/gpu_order.h"
 #include "comm/exchange/gpu/gpu_route.h"
@@ -57,7 +57,7 @@ class Group final : public Communicator {
       stopping_ = true;
     }
     wake_.notify_all();
-    backend_->nudge();
+    backend_->wake();
     if (thread_.joinable()) thread_.join();
     siblings_->remove(*backend_);
   }
@@ -77,7 +77,7 @@ class Group final : public Communicator {
     throw_if_failed();
     drain();
     if (backend_->immediate()) return;
-    auto gpu = std::dynamic_pointer_cast<device::CudaDevice>(device);
+    auto gpu = std::dynamic_pointer_cast<device::Accelerator>(device);
     route_.reset(), order_.reset();
     route_ = guarded([&] { return make_gpu_route(*backend_, gpu); });
     if (gpu) order_ = std::make_shared<GpuOrder>(std::move(gpu));
@@ -296,7 +296,7 @@ class Group final : public Communicator {
         thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] { serve(rank); }));
     }
     wake_.notify_all();
-    backend_->nudge();
+    backend_->wake();
     return Work(std::move(task));
   }
 
@@ -425,7 +425,7 @@ class Group final : public Communicator {
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
   std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
-  /// Of transfers that are queued and not finished. Guarded by mutex_.
+  /// The number of transfers that are queued and not finished. Guarded by mutex_.
   std::vector<std::shared_ptr<TransferDeadline>> open_;
   bool busy_ = false;      // guarded by mutex_
   bool stopping_ = false;  // guarded by mutex_

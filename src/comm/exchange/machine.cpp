@@ -13,7 +13,7 @@ std::size_t room_of(const Board& board, const Topology& topology) {
 
 }  // namespace
 
-Machine::Machine(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, const Topology& topology,
+Machine::Machine(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory, const Topology& topology,
                  int threads)
     : board_(std::move(board)),
       memory_(std::move(memory)),
@@ -62,8 +62,8 @@ void Machine::close(const Call& call) {
 }
 
 void Machine::compare() {
-  const Signature& mine = board_->descriptor(board_->rank(), rounds_).signature;
-  std::vector<Signature> all;
+  const CallSignature& mine = board_->descriptor(board_->rank(), rounds_).signature;
+  std::vector<CallSignature> all;
   bool same = true;
   for (int r = 0; r < board_->size(); ++r)
     same = same && std::memcmp(&board_->descriptor(r, rounds_).signature, &mine, sizeof mine) == 0;
@@ -87,7 +87,7 @@ const std::byte* Machine::source(int rank, std::size_t offer) const {
   return memory_->resolve(peer, address);
 }
 
-bool Machine::any_address(const Blocks& blocks, const std::function<bool(const Address&)>& look) const {
+bool Machine::any_address(const CopyBlocks& blocks, const std::function<bool(const Address&)>& look) const {
   for (const int r : topology_.locals()) {
     const Address& address = board_->descriptor(topology_.local_index(r), rounds_).addresses[blocks.offer];
     if (!look(address)) continue;
@@ -97,12 +97,12 @@ bool Machine::any_address(const Blocks& blocks, const std::function<bool(const A
   return false;
 }
 
-bool Machine::hidden(const Blocks& blocks) const {
+bool Machine::hidden(const CopyBlocks& blocks) const {
   return board_->size() > 1 &&
          any_address(blocks, [](const Address& address) { return address.region == Address::hidden; });
 }
 
-bool Machine::came_inside(const Blocks& blocks) const {
+bool Machine::came_inside(const CopyBlocks& blocks) const {
   return !any_address(blocks,
                       [](const Address& address) { return address.region != Address::in_descriptor; });
 }
@@ -124,12 +124,13 @@ std::byte* Machine::View::at(int rank, int block) const {
 void Machine::View::copy(std::byte* to, int rank, int block) const {
   const std::size_t bytes = static_cast<std::size_t>(count(rank, block)) * blocks_->width;
   if (bytes == 0) return;
-  // What was just staged is in the caches.
+  // Bytes that were just staged are in the caches.
   staged_ ? void(std::memcpy(to, at(rank, block), bytes))
           : machine_->worker().copy(to, at(rank, block), bytes);
 }
 
-std::vector<Machine::Chunk> Machine::cut(std::span<const Blocks> all, const std::vector<bool>& taken) const {
+std::vector<Machine::Chunk> Machine::cut(std::span<const CopyBlocks> all,
+                                         const std::vector<bool>& taken) const {
   std::vector<Chunk> chunks;
   std::size_t used = room_;  // full: the first segment opens a chunk
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -150,7 +151,7 @@ std::vector<Machine::Chunk> Machine::cut(std::span<const Blocks> all, const std:
   return chunks;
 }
 
-void Machine::fill_stage(const Blocks& blocks, const View& view) {
+void Machine::fill_stage(const CopyBlocks& blocks, const View& view) {
   const int rank = topology_.rank();
   for (int k = 0; k < blocks.blocks; ++k)
     if (const std::int64_t n = view.count(rank, k))
@@ -160,7 +161,7 @@ void Machine::fill_stage(const Blocks& blocks, const View& view) {
                   static_cast<std::size_t>(n) * blocks.width);
 }
 
-void Machine::drain_stage(const Blocks& blocks, const View& view) {
+void Machine::drain_stage(const CopyBlocks& blocks, const View& view) {
   const int rank = topology_.rank();
   for (int k = 0; k < blocks.blocks; ++k)
     if (const std::int64_t n = view.count(rank, k))
@@ -169,7 +170,7 @@ void Machine::drain_stage(const Blocks& blocks, const View& view) {
                   view.at(rank, k), static_cast<std::size_t>(n) * blocks.width);
 }
 
-void Machine::visit(const Call& call, std::span<const Blocks> all, Order order, const Visit& visitor,
+void Machine::visit(const Call& call, std::span<const CopyBlocks> all, Order order, const Visit& visitor,
                     bool write_back) {
   std::vector<bool> staged(all.size()), taken(all.size(), true);
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -180,12 +181,12 @@ void Machine::visit(const Call& call, std::span<const Blocks> all, Order order, 
     if (!staged[i] && all[i].longest > 0) visitor(i, View(*this, all[i], 0, all[i].longest, false, 0));
   }
   const auto each = [&](const Chunk& chunk, const std::function<void(std::size_t, const View&)>& body) {
-    for (const Segment& s : chunk)
+    for (const StagedRun& s : chunk)
       body(s.index, View(*this, all[s.index], s.begin, s.end, staged[s.index], s.offset));
   };
   for (const Chunk& chunk : cut(all, taken)) {
     const bool any =
-        std::any_of(chunk.begin(), chunk.end(), [&](const Segment& s) { return bool{staged[s.index]}; });
+        std::any_of(chunk.begin(), chunk.end(), [&](const StagedRun& s) { return bool{staged[s.index]}; });
     if (any) {
       ++chunks_;
       each(chunk, [&](std::size_t i, const View& view) {

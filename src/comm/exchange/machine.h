@@ -15,9 +15,9 @@
 namespace sherd::comm {
 
 /// Which memory the ranks of a machine can read from each other; ranks as on the board.
-class Memory {
+class PeerMemory {
  public:
-  virtual ~Memory() = default;
+  virtual ~PeerMemory() = default;
   /// Where peers find [data, data + bytes) of this rank; hidden when they cannot.
   virtual Address locate(const std::byte* data, std::size_t bytes) const = 0;
   /// The bytes that `rank` located, seen from here.
@@ -48,7 +48,7 @@ struct Offer {
 /// How an offer is cut into blocks, the same function on all ranks of the machine: block k of rank r is
 /// count(r, k) elements of `width` bytes from element first(r, k) of what r offers. Ranks by their numbers in
 /// the group.
-struct Blocks {
+struct CopyBlocks {
   std::size_t offer = 0;  ///< index among those of the round
   std::size_t width = 1;
   int blocks = 1;
@@ -85,11 +85,11 @@ class Machine {
 
    private:
     friend class Machine;
-    View(Machine& machine, const Blocks& blocks, std::int64_t from, std::int64_t to, bool staged,
+    View(Machine& machine, const CopyBlocks& blocks, std::int64_t from, std::int64_t to, bool staged,
          std::size_t offset)
         : begin(from), end(to), machine_(&machine), blocks_(&blocks), staged_(staged), offset_(offset) {}
     Machine* machine_;
-    const Blocks* blocks_;
+    const CopyBlocks* blocks_;
     bool staged_;
     std::size_t offset_;  ///< in the stage
   };
@@ -98,18 +98,18 @@ class Machine {
     whole,    ///< what can be read in place is visited at once
     chunked,  ///< all in the same chunks on all machines, whatever can be read in place
   };
-  /// What a chunk carries where every rank has its machine to itself, and hides nothing.
+  /// The size of a chunk where every rank has its machine to itself, and hides nothing.
   static constexpr std::size_t unstaged_room = std::size_t{8} << 20;
   using Visit = std::function<void(std::size_t index, const View& view)>;
 
-  Machine(std::shared_ptr<Board> board, std::shared_ptr<Memory> memory, const Topology& topology,
+  Machine(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory, const Topology& topology,
           int threads);
   ~Machine() { board_->depart(); }
   Machine(const Machine&) = delete;
   Machine& operator=(const Machine&) = delete;
 
   Board& board() { return *board_; }
-  Memory& memory() { return *memory_; }
+  PeerMemory& memory() { return *memory_; }
   Worker& worker() { return *worker_; }
   Worker& cpu() { return *cpu_; }
   void use_gpu_worker(std::unique_ptr<Worker> worker) { gpu_ = std::move(worker); }
@@ -121,39 +121,39 @@ class Machine {
   void open(const Call& call, std::vector<Offer> offers);
   /// Visits blocks of the open round's offers. `write_back`: what visitors wrote to peers' blocks lies there
   /// afterwards, once closed.
-  void visit(const Call& call, std::span<const Blocks> all, Order order, const Visit& visitor,
+  void visit(const Call& call, std::span<const CopyBlocks> all, Order order, const Visit& visitor,
              bool write_back = false);
   /// Ends a round: where peers may have been reading this rank's memory itself, all come again.
   void close(const Call& call);
   /// A barrier inside a round.
   void meet(const Call& call);
   /// True when all ranks' bytes of these blocks came in descriptors, where nobody can write to them.
-  bool came_inside(const Blocks& blocks) const;
-  /// What a rank offered as words.
+  bool came_inside(const CopyBlocks& blocks) const;
+  /// The words that a rank offered.
   const std::byte* words(int rank, std::size_t offer) const { return source(rank, offer); }
 
  private:
   /// A range of one offer's blocks inside a chunk.
-  struct Segment {
+  struct StagedRun {
     std::size_t index = 0;
     std::int64_t begin = 0, end = 0;
     std::size_t offset = 0;  ///< in the stage
   };
-  using Chunk = std::vector<Segment>;
+  using Chunk = std::vector<StagedRun>;
 
   void compare();
   /// Calls look(region of the address) for every rank that has a part of these blocks, until one is true.
-  bool any_address(const Blocks& blocks, const std::function<bool(const Address&)>& look) const;
-  bool hidden(const Blocks& blocks) const;
+  bool any_address(const CopyBlocks& blocks, const std::function<bool(const Address&)>& look) const;
+  bool hidden(const CopyBlocks& blocks) const;
   /// Cuts what `taken` says into chunks that fit the stage.
-  std::vector<Chunk> cut(std::span<const Blocks> all, const std::vector<bool>& taken) const;
-  void fill_stage(const Blocks& blocks, const View& view);
-  void drain_stage(const Blocks& blocks, const View& view);
+  std::vector<Chunk> cut(std::span<const CopyBlocks> all, const std::vector<bool>& taken) const;
+  void fill_stage(const CopyBlocks& blocks, const View& view);
+  void drain_stage(const CopyBlocks& blocks, const View& view);
   const std::byte* source(int rank, std::size_t offer) const;
   std::byte* stage(int rank, std::size_t offset) const;
 
   std::shared_ptr<Board> board_;
-  std::shared_ptr<Memory> memory_;
+  std::shared_ptr<PeerMemory> memory_;
   const Topology& topology_;
   std::size_t room_;                       ///< of a chunk; the same on all ranks of the group
   std::unique_ptr<Worker> cpu_, gpu_;      ///< gpu_: null until use_gpu_worker()

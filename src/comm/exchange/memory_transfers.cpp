@@ -5,7 +5,7 @@
 
 namespace sherd::comm {
 namespace {
-enum Phase : int { to_post, filling, posted };
+enum MemoryPhase : int { to_post, filling, posted };
 }
 
 void MemoryTransfers::start(Call& transfer) {
@@ -19,14 +19,14 @@ bool MemoryTransfers::advance(Call& transfer) {
 
 bool MemoryTransfers::advance_send(Call& transfer) {
   Board& board = machine_.board();
-  Channel& channel = board.channel(board.rank(), peer_of(transfer));
+  PairChannel& channel = board.channel(board.rank(), peer_of(transfer));
   const auto peer = static_cast<std::size_t>(peer_of(transfer));
   const std::uint64_t taken = channel.taken.load(std::memory_order_acquire);
   if (transfer.phase == to_post) {
     if (channel.posted.load(std::memory_order_relaxed) != transfer.index ||
-        transfer.index - taken >= Channel::capacity)
+        transfer.index - taken >= PairChannel::capacity)
       return false;
-    MessageSlot& slot = channel.slots[transfer.index % Channel::capacity];
+    MessageSlot& slot = channel.slots[transfer.index % PairChannel::capacity];
     slot.signature = sign(transfer);
     slot.address = machine_.memory().locate(transfer.x.raw(), transfer.x.bytes());
     transfer.phase = slot.address.region == Address::hidden ? filling : posted;
@@ -44,7 +44,7 @@ bool MemoryTransfers::advance_send(Call& transfer) {
 
 bool MemoryTransfers::fill_ring(Call& transfer) {
   Board& board = machine_.board();
-  Channel& channel = board.channel(board.rank(), peer_of(transfer));
+  PairChannel& channel = board.channel(board.rank(), peer_of(transfer));
   std::byte* ring = board.ring(board.rank(), peer_of(transfer));
   const std::size_t size = board.ring_bytes();
   while (transfer.moved < transfer.x.bytes()) {
@@ -64,12 +64,12 @@ bool MemoryTransfers::fill_ring(Call& transfer) {
 
 bool MemoryTransfers::advance_receive(Call& transfer) {
   Board& board = machine_.board();
-  Channel& channel = board.channel(peer_of(transfer), board.rank());
+  PairChannel& channel = board.channel(peer_of(transfer), board.rank());
   if (channel.taken.load(std::memory_order_relaxed) != transfer.index ||
       channel.posted.load(std::memory_order_acquire) <= transfer.index)
     return false;
-  const MessageSlot& slot = channel.slots[transfer.index % Channel::capacity];
-  const Signature mine = sign(transfer);
+  const MessageSlot& slot = channel.slots[transfer.index % PairChannel::capacity];
+  const CallSignature mine = sign(transfer);
   if (slot.signature.elements != mine.elements || slot.signature.dtype != mine.dtype)
     board.fail_and_throw(cat(board.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
                              describe(slot.signature), "; rank ", board.world_rank(topology_.rank()),
@@ -98,7 +98,7 @@ void MemoryTransfers::copy_from_peer(const Call& transfer, const Address& addres
 
 bool MemoryTransfers::drain_ring(Call& transfer) {
   Board& board = machine_.board();
-  Channel& channel = board.channel(peer_of(transfer), board.rank());
+  PairChannel& channel = board.channel(peer_of(transfer), board.rank());
   const std::byte* ring = board.ring(peer_of(transfer), board.rank());
   const std::size_t size = board.ring_bytes();
   while (transfer.moved < transfer.x.bytes()) {

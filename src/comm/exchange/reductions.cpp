@@ -6,9 +6,9 @@ namespace sherd::comm {
 
 /// `spread`: every rank gets every block, in its own tensor. The owners' blocks of the tensors are then where
 /// their sums go.
-void Exchange::reduce(const Call& call, std::span<const Summed> works, bool spread) {
+void HostExchange::reduce(const Call& call, std::span<const Summed> works, bool spread) {
   std::vector<Offer> offers;
-  std::vector<Blocks> all;
+  std::vector<CopyBlocks> all;
   for (std::size_t i = 0; i < works.size(); ++i) {
     const Summed& w = works[i];
     const bool whole =
@@ -30,7 +30,7 @@ void Exchange::reduce(const Call& call, std::span<const Summed> works, bool spre
   sums.finish();
   machine_.close(call);
   if (!spread) return;
-  std::vector<Gathered> parts;
+  std::vector<GatheredPart> parts;
   for (const Summed& w : works)
     parts.push_back(
         {w.out, w.full, static_cast<std::int64_t>(w.bytes / size_of(w.how.in)), size_of(w.how.in)});
@@ -38,8 +38,8 @@ void Exchange::reduce(const Call& call, std::span<const Summed> works, bool spre
 }
 
 /// This rank's block, read from all ranks where it lies.
-void Exchange::reduce_here(std::span<const Summed> works, std::size_t index, const Machine::View& view,
-                           bool spread) {
+void HostExchange::reduce_here(std::span<const Summed> works, std::size_t index, const Machine::View& view,
+                               bool spread) {
   const Summed& w = works[index];
   std::vector<const std::byte*> from;
   std::vector<std::byte*> to;
@@ -54,7 +54,7 @@ void Exchange::reduce_here(std::span<const Summed> works, std::size_t index, con
   if (const std::int64_t count = view.count(rank(), rank())) machine_.worker().reduce(how, from, to, count);
 }
 
-void Exchange::reduce_scatter(Call& call) {
+void HostExchange::reduce_scatter(Call& call) {
   const std::size_t most = CallDescriptor::max_addresses;
   std::size_t first = 0;
   do {
@@ -72,7 +72,7 @@ void Exchange::reduce_scatter(Call& call) {
   } while (first < call.reduces.size());
 }
 
-void Exchange::all_reduce(Call& call) {
+void HostExchange::all_reduce(Call& call) {
   if (call.x.bytes() <= CallDescriptor::payload_bytes && machine_.worker().immediate())
     return reduce_small(call);
   const std::int64_t n = call.x.numel();
@@ -89,12 +89,12 @@ void Exchange::all_reduce(Call& call) {
 }
 
 /// Every rank gets what all have, and sums it.
-void Exchange::reduce_small(const Call& call) {
+void HostExchange::reduce_small(const Call& call) {
   const std::size_t bytes = call.x.bytes();
   const DType dtype = call.x.dtype();
   scratch_.reset();
   std::byte* all = scratch_.take(bytes * static_cast<std::size_t>(size()));
-  const Gathered work{call.x.raw(), all, call.x.numel() * size(), size_of(dtype)};
+  const GatheredPart work{call.x.raw(), all, call.x.numel() * size(), size_of(dtype)};
   gather(call, {&work, 1});
   std::vector<const std::byte*> from;
   for (int r = 0; r < size(); ++r) from.push_back(all + static_cast<std::size_t>(r) * bytes);
@@ -103,7 +103,7 @@ void Exchange::reduce_small(const Call& call) {
 }
 
 /// By what is under the messages, in its own order, whichever machines ranks are on.
-void Exchange::reduce_natively(Call& call) {
+void HostExchange::reduce_natively(Call& call) {
   open(call, {});
   sum_natively(*messages_, machine_.worker(), call);
 }

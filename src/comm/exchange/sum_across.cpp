@@ -33,7 +33,7 @@ std::vector<bool> plan_chains(const Topology& topology, const ReduceSpec& how) {
   return out;
 }
 
-std::byte* Scratch::take(std::size_t bytes) {
+std::byte* ReduceScratch::take(std::size_t bytes) {
   if (used_ == blocks_.size()) blocks_.emplace_back();
   auto& [data, size] = blocks_[used_++];
   if (size < bytes) data = std::make_unique_for_overwrite<std::byte[]>(bytes), size = bytes;
@@ -41,7 +41,7 @@ std::byte* Scratch::take(std::size_t bytes) {
 }
 
 SumAcross::SumAcross(const Call& call, const Topology& topology, Machine& machine, Messages& messages,
-                     Scratch& scratch, std::span<const Summed> works)
+                     ReduceScratch& scratch, std::span<const Summed> works)
     : call_(call),
       topology_(topology),
       machine_(machine),
@@ -143,7 +143,7 @@ void SumAcross::combine(ReduceSpec how, const std::byte* partial, DType partial_
 void SumAcross::add_link(const Summed& work, const Machine::View& view, const Link& link) {
   const int me = topology_.rank(), owner = link.owner;
   const std::int64_t count = view.count(me, owner);
-  const Topology::Segment& segment = segments()[link.segment];
+  const Topology::LocalRanks& segment = segments()[link.segment];
   const bool last = link.segment + 1 == segments().size();
   messages_.wait(call_, link.ticket);
   std::vector<const std::byte*> sources;

@@ -34,11 +34,11 @@ DType wide_type(const ReduceSpec& how);
 /// than what they go on from.
 std::vector<bool> plan_chains(const Topology& topology, const ReduceSpec& how);
 
-/// What of one reduction crosses between machines, in bytes per element of an owner's block.
+/// The part of one reduction that crosses between machines, in bytes per element of an owner's block.
 std::size_t crossing_bytes(const Topology& topology, const ReduceSpec& how, int owner, bool chain);
 
 /// Memory beside the tensors, kept from call to call.
-class Scratch {
+class ReduceScratch {
  public:
   /// Until the next reset().
   std::byte* take(std::size_t bytes);
@@ -54,7 +54,7 @@ class Scratch {
 class SumAcross {
  public:
   SumAcross(const Call& call, const Topology& topology, Machine& machine, Messages& messages,
-            Scratch& scratch, std::span<const Summed> works);
+            ReduceScratch& scratch, std::span<const Summed> works);
   void step(std::size_t index, const Machine::View& view);
   /// Waits for the sums that are still on their way here.
   void finish();
@@ -75,7 +75,7 @@ class SumAcross {
     std::int64_t begin = 0, count = 0;
   };
 
-  const std::vector<Topology::Segment>& segments() const { return topology_.segments(); }
+  const std::vector<Topology::LocalRanks>& segments() const { return topology_.segments(); }
   int worker_of(std::size_t segment, int owner) const {
     return topology_.deputy(segments()[segment].machine, owner);
   }
@@ -99,10 +99,10 @@ class SumAcross {
   const Topology& topology_;
   Machine& machine_;
   Messages& messages_;
-  Scratch& scratch_;
+  ReduceScratch& scratch_;
   std::span<const Summed> works_;
   std::vector<std::vector<bool>> chains_;  ///< by work, owner
-  // Of the current step:
+  // The state of the current step:
   std::vector<Link> links_;
   std::vector<std::byte*> parts_;  ///< of this rank's block, by rank; null where read in place
   std::vector<Messages::Ticket> part_tickets_, tickets_;

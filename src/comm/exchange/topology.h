@@ -9,7 +9,7 @@ namespace sherd::comm {
 class Topology {
  public:
   /// Ranks [begin, end) that follow each other on one machine.
-  struct Segment {
+  struct LocalRanks {
     int machine = 0, begin = 0, end = 0;
   };
 
@@ -40,13 +40,13 @@ class Topology {
   /// in turn.
   int deputy(int machine, int rank) const;
   /// All ranks, in rank order.
-  const std::vector<Segment>& segments() const { return segments_; }
+  const std::vector<LocalRanks>& segments() const { return segments_; }
 
  private:
   int rank_;
   std::vector<int> machine_of_, local_index_;
   std::vector<std::vector<int>> ranks_on_;
-  std::vector<Segment> segments_;
+  std::vector<LocalRanks> segments_;
 };
 
 }  // namespace sherd::comm

@@ -28,8 +28,8 @@ inline ReduceSpec fold_of(const ReducePiece& piece, DType rounding, std::int64_t
   return how;
 }
 
-/// What one rank copies and sums with: threads of the processor, or a stream of its GPU (gpu_worker.h). One
-/// call at a time.
+/// The means by which one rank copies and sums: threads of the processor, or a stream of its GPU
+/// (gpu_worker.h). One call at a time.
 class Worker {
  public:
   virtual ~Worker() = default;

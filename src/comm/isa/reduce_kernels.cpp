@@ -31,7 +31,7 @@ struct F32 {
 struct BF16 {
   using Stored = std::uint16_t;
 };
-struct F16 {
+struct StoredF16 {
   using Stored = std::uint16_t;
 };
 
@@ -84,7 +84,7 @@ inline Vec load(F32, const float* p) {
 inline Vec load(BF16, const std::uint16_t* p) {
   return (Vec)(__builtin_convertvector(read<Half>(p), Bits) << 16);
 }
-inline Vec load(F16, const std::uint16_t* p) {
+inline Vec load(StoredF16, const std::uint16_t* p) {
   return half_to_vec(read<Half>(p));
 }
 
@@ -95,7 +95,7 @@ inline void store(BF16, std::uint16_t* p, Vec v) {
   const Half h = __builtin_convertvector(to_bf16_bits(v), Half);
   __builtin_memcpy(p, &h, sizeof h);
 }
-inline void store(F16, std::uint16_t* p, Vec v) {
+inline void store(StoredF16, std::uint16_t* p, Vec v) {
   const Half h = vec_to_half(v);
   __builtin_memcpy(p, &h, sizeof h);
 }
@@ -159,7 +159,7 @@ inline void read_source(const ReduceArgs& args, int rank, std::int64_t i, Vec (&
   }
 }
 
-/// What the sum begins with, in fp32 or in the type of the outputs.
+/// The start of the sum, in fp32 or in the type of the outputs.
 template <class Out>
 inline Vec load_onto(const ReduceArgs& args, std::int64_t i) {
   if (args.onto_type == Element::f32) return load(F32{}, static_cast<const float*>(args.onto) + i);
@@ -275,7 +275,7 @@ bool sum_from(const ReduceArgs& args) {
       sum_floats<In, BF16>(args);
       return true;
     case Element::f16:
-      sum_floats<In, F16>(args);
+      sum_floats<In, StoredF16>(args);
       return true;
     default:
       return false;
@@ -382,7 +382,7 @@ void reduce(const ReduceArgs& args) {
   if (args.combine == Combine::sum) {
     if (args.in == Element::f32 && sum_from<F32>(args)) return;
     if (args.in == Element::bf16 && sum_from<BF16>(args)) return;
-    if (args.in == Element::f16 && sum_from<F16>(args)) return;
+    if (args.in == Element::f16 && sum_from<StoredF16>(args)) return;
   }
   switch (args.in) {
     case Element::i32:

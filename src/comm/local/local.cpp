@@ -9,8 +9,7 @@
 #include <tuple>
 
 #include "base/log.h"
-#include "base/stack.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/exchange/exchange.h"
 #include "comm/exchange/gpu/gpu_worker.h"
 #include "comm/local/local.h"
@@ -18,7 +17,7 @@
 namespace sherd::comm {
 namespace {
 
-/// What the threads of one group share: the board's memory, and the groups being split off.
+/// The state that the threads of one group share: the board's memory, and the groups being split off.
 class LocalGroup {
  public:
   explicit LocalGroup(std::vector<int> world_ranks)
@@ -79,7 +78,7 @@ struct LocalBoard {
 };
 
 /// One address space: peers see everything, and what its owner frees is gone for them too.
-class OneProcess final : public Memory {
+class OneProcess final : public PeerMemory {
  public:
   explicit OneProcess(std::shared_ptr<LocalGroup> group) : group_(std::move(group)) {}
   void enter() override { group_->inside().fetch_add(1); }
@@ -99,12 +98,13 @@ class OneProcess final : public Memory {
   std::shared_ptr<LocalGroup> group_;
 };
 
-class LocalExchange final : public Exchange {
+class LocalExchange final : public HostExchange {
  public:
   LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const LocalOptions& options)
-      : Exchange(std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
-                 {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
-                 options.comm.threads),
+      : HostExchange(
+            std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
+            {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
+            options.comm.threads),
         group_(local->group),
         world_size_(world_size),
         crowded_(crowded),
@@ -116,7 +116,7 @@ class LocalExchange final : public Exchange {
   }
 
   bool one_process() const override { return true; }
-  void use_gpu(const std::shared_ptr<device::CudaDevice>& gpu) override {
+  void use_gpu(const std::shared_ptr<device::Accelerator>& gpu) override {
     use_gpu_worker(make_gpu_worker(gpu, options_.gpu_reduce, group_->events(), rank()));
   }
 

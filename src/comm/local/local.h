@@ -8,7 +8,7 @@
 
 namespace sherd::comm {
 
-/// What local groups are made with: for tests, whose GPUs run no kernels.
+/// The options of local groups: for tests, whose GPUs run no kernels.
 struct LocalOptions {
   CommOptions comm;
   GpuReduce gpu_reduce = reduce_on_gpu;

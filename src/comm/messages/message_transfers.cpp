@@ -7,7 +7,7 @@
 namespace sherd::comm {
 namespace {
 
-enum Phase : int { greeting, moving };
+enum MessagePhase : int { greeting, moving };
 
 // Up to where the tags of collectives begin (messages.cpp).
 constexpr int first_tag = 16, tags_apart = 2048, tags_of_one = 3;
@@ -67,7 +67,7 @@ void MessageTransfers::send_payload(Call& transfer) {
 }
 
 void MessageTransfers::take_payload(Call& transfer) {
-  const Signature mine = sign(transfer), theirs = transfer.envelope->call;
+  const CallSignature mine = sign(transfer), theirs = transfer.envelope->call;
   if (theirs.elements != mine.elements || theirs.dtype != mine.dtype)
     board_.fail_and_throw(cat(board_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
                               describe(theirs), "; rank ", board_.world_rank(port_.rank()), " called ",

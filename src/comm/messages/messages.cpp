@@ -14,7 +14,7 @@ constexpr int calls_apart = 8192, eager_tag = 8192, payload_tag = eager_tag + ca
 static_assert(go_tag + calls_apart <= 32768);
 constexpr std::byte go{1};
 
-int tag_of(const Signature& call) {
+int tag_of(const CallSignature& call) {
   const std::string_view bytes(reinterpret_cast<const char*>(&call), sizeof call);
   return static_cast<int>(stable_hash(bytes) % calls_apart);
 }
@@ -40,7 +40,7 @@ void Messages::fail_and_throw(const std::string& reason) {
 // ---- messages under way ----
 
 void Messages::open(const Call& call) {
-  const Signature mine = sign(call);
+  const CallSignature mine = sign(call);
   tag_ = tag_of(mine);
   if (topology_->is_leader()) call_number_ = calls_.add(mine);
   eager_to_.assign(static_cast<std::size_t>(port_->size()), eager_bytes);
@@ -225,7 +225,7 @@ void Messages::look_after_peers() noexcept {
               " is dead: its process or the connection to it ended; see that rank's own output"));
 }
 
-std::uint64_t Messages::announce(const Signature& call) {
+std::uint64_t Messages::announce(const CallSignature& call) {
   const std::uint64_t number = announced_.add(call);
   if (const std::string wrong = announced_.check(); !wrong.empty()) fail_and_throw(wrong);
   return number;

@@ -43,7 +43,7 @@ class Pauses {
 /// - A payload leaves when the receiver has asked for it, so it never lies at a peer that does not want it;
 /// but for the first
 ///   `eager_bytes` of a call from one rank to another, which leave at once. What of these waits at a rank is
-///   bounded (comm/host_memory.h), as no machine is further ahead than the ring allows.
+///   bounded (comm/memory.h), as no machine is further ahead than the ring allows.
 class Messages {
  public:
   static constexpr std::size_t longest_message = std::size_t{1} << 28, eager_bytes = std::size_t{4} << 10;
@@ -73,12 +73,12 @@ class Messages {
   void complete(const Call& call, int request);
   /// Waits for all that is under way, and until the previous machine is known to have made the same call.
   void finish(const Call& call);
-  /// After an error: gives up what is under way.
+  /// After an error: aborts what is under way.
   void abandon() noexcept;
-  /// After abandon(): the port may still touch memory of what was given up, which must never be freed.
+  /// After abandon(): the port may still touch memory of what was aborted, which must never be freed.
   bool lingers() const { return lingers_; }
   /// Memory that messages use and that does not outlast the call. Where an exception passes by, what is under
-  /// way is given up before it goes, and it stays for good where the port may still touch it.
+  /// way is aborted before it goes, and it stays for good where the port may still touch it.
   class Landing {
    public:
     /// `messages`: null where there are none.
@@ -106,7 +106,7 @@ class Messages {
                    std::optional<Deadline>& grace);
   /// As Backend's.
   void look_after_peers() noexcept;
-  std::uint64_t announce(const Signature& call);
+  std::uint64_t announce(const CallSignature& call);
   std::vector<int> not_announced(std::uint64_t number) { return announced_.absent(number); }
   /// The number in the world of a rank of the group.
   int world_rank(int rank) const { return port_->world_ranks()[static_cast<std::size_t>(rank)]; }
@@ -145,8 +145,8 @@ class Messages {
   SignatureRing calls_, announced_;
   std::uint64_t call_number_ = 0;  ///< of the current call in calls_; 0 for ranks that are no leaders
   int tag_ = 0;                    ///< of the current call
-  std::vector<std::size_t> eager_to_,
-      eager_from_;  ///< bytes of the call that may still leave unasked, by peer
+  /// Bytes of the call that may still leave unasked, by peer.
+  std::vector<std::size_t> eager_to_, eager_from_;
   std::list<Message> open_;
   bool lingers_ = false;
   std::vector<bool> blocked_;  ///< by peer, inside progress()

@@ -9,7 +9,7 @@
 namespace sherd::comm {
 namespace {
 
-/// Of one request of the library: large enough for its algorithms, and counts fit an int.
+/// The bytes of one request of the library: large enough for its algorithms, and counts fit an int.
 constexpr std::size_t most_bytes = std::size_t{16} << 20;
 
 void reduce_scatter(Messages& messages, Worker& worker, const Call& call, const ReducePiece& piece) {

@@ -10,12 +10,12 @@ SignatureRing::~SignatureRing() {
   }
 }
 
-std::uint64_t SignatureRing::add(const Signature& call) {
+std::uint64_t SignatureRing::add(const CallSignature& call) {
   std::lock_guard lock(mutex_);
   ++count_;
   if (previous_ == port_->rank()) return count_;
-  open_.push_back(std::make_unique<Told>());
-  Told& one = *open_.back();
+  open_.push_back(std::make_unique<ToldCalls>());
+  ToldCalls& one = *open_.back();
   one.mine = call;
   one.receive = port_->receive(&one.theirs, sizeof one.theirs, previous_, tag_);
   one.send = port_->send(&one.mine, sizeof one.mine, next_, tag_);

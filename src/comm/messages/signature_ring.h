@@ -26,15 +26,15 @@ class SignatureRing {
   SignatureRing& operator=(const SignatureRing&) = delete;
 
   /// The call's number, from 1. What is wrong with it is for check() to say.
-  std::uint64_t add(const Signature& call);
-  /// What is wrong where the previous rank is known to have made another call, or empty.
+  std::uint64_t add(const CallSignature& call);
+  /// The error message where the previous rank is known to have made another call, or empty.
   std::string check();
   /// The previous rank, where it is not known to have made that many calls.
   std::vector<int> absent(std::uint64_t number);
 
  private:
-  struct Told {
-    Signature mine, theirs;
+  struct ToldCalls {
+    CallSignature mine, theirs;
     int send = -1, receive = -1;  ///< handles of the port; -1: done
   };
   std::string look();
@@ -43,7 +43,7 @@ class SignatureRing {
   int previous_, next_, tag_;
   std::mutex mutex_;
   // Guarded by mutex_:
-  std::deque<std::unique_ptr<Told>> open_;  ///< the oldest first; where they lie, messages are under way
+  std::deque<std::unique_ptr<ToldCalls>> open_;  ///< the oldest first; where they lie, messages are under way
   std::uint64_t count_ = 0, heard_ = 0;
 };
 

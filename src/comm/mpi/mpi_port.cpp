@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "comm/exchange/backoff.h"
+#include "comm/exchange/waiting.h"
 #include "comm/mpi/runtime.h"
 
 namespace sherd::comm {
@@ -27,7 +27,7 @@ class MpiGroup final : public Port {
   /// `talk` carries messages, `side` failures; both are this group's own.
   /// `world`: every process of the world, with the machines that the ranks named.
   MpiGroup(MPI_Comm talk, MPI_Comm side, std::vector<int> world_ranks,
-           std::shared_ptr<const std::vector<Identity>> world)
+           std::shared_ptr<const std::vector<RankIdentity>> world)
       : talk_(talk), side_(side), world_ranks_(std::move(world_ranks)), world_(std::move(world)) {
     MPI_Comm_set_errhandler(talk_, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(side_, MPI_ERRORS_RETURN);
@@ -51,11 +51,11 @@ class MpiGroup final : public Port {
   bool gone(int rank) const override { return neighbours_->gone(rank); }
 
   std::shared_ptr<Port> split(int color, int key, const Patience& patience) override {
-    struct Result {
+    struct MpiResult {
       MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
       std::vector<int> members;
     };
-    const auto result = std::make_shared<Result>();  // the helper may outlive this call
+    const auto result = std::make_shared<MpiResult>();  // the helper may outlive this call
     const int mine = world_ranks_[static_cast<std::size_t>(rank_)];
     block(patience, [result, talk = talk_, color, key, mine] {
       check(MPI_Comm_split(talk, color < 0 ? MPI_UNDEFINED : color, key, &result->talk), "MPI_Comm_split");
@@ -234,7 +234,7 @@ class MpiGroup final : public Port {
 
   MPI_Comm talk_, side_;
   std::vector<int> world_ranks_;
-  std::shared_ptr<const std::vector<Identity>> world_;
+  std::shared_ptr<const std::vector<RankIdentity>> world_;
   int rank_ = 0;
   std::optional<Neighbours> neighbours_;
   std::mutex mutex_;
@@ -247,11 +247,11 @@ class MpiGroup final : public Port {
 
 std::shared_ptr<Port> mpi::world_port(const Patience& patience, const std::string& machine) {
   mpi::start(patience.seconds);
-  struct Result {
+  struct MpiResult {
     MPI_Comm talk = MPI_COMM_NULL, side = MPI_COMM_NULL;
     std::vector<unsigned long long> hosts;
   };
-  const auto result = std::make_shared<Result>();
+  const auto result = std::make_shared<MpiResult>();
   result->hosts.resize(mpi::identities().size());
   const unsigned long long host = own_identity(machine).host;
   mpi::blocking(
@@ -270,7 +270,7 @@ std::shared_ptr<Port> mpi::world_port(const Patience& patience, const std::strin
             return static_cast<int>(r);
         return -1;
       });
-  auto world = std::make_shared<std::vector<Identity>>(mpi::identities());
+  auto world = std::make_shared<std::vector<RankIdentity>>(mpi::identities());
   for (std::size_t r = 0; r < world->size(); ++r) (*world)[r].host = result->hosts[r];
   std::vector<int> members(world->size());
   std::iota(members.begin(), members.end(), 0);

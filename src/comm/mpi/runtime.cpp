@@ -16,7 +16,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/processes/process_group.h"
 
 namespace sherd::comm::mpi {
@@ -26,8 +26,8 @@ namespace {
 std::mutex start_mutex;
 std::atomic<bool> started{false}, abandoned{false}, ended{false};
 MPI_Comm exit_comm = MPI_COMM_NULL;
-double exit_seconds = 10;     // the longest deadline of any world
-std::vector<Identity> world;  // written by start()
+double exit_seconds = 10;         // the longest deadline of any world
+std::vector<RankIdentity> world;  // written by start()
 std::mutex leavers_mutex;
 std::vector<std::function<void()>> leavers;  // guarded by leavers_mutex
 
@@ -37,14 +37,14 @@ bool all_meet(double seconds) {
   MPI_Request request;
   if (MPI_Ibarrier(exit_comm, &request) != MPI_SUCCESS) return false;
   const Deadline deadline = Deadline::after_seconds(seconds);
-  const Identity self = own_identity();
+  const RankIdentity self = own_identity();
   for (int turn = 0;; ++turn) {
     int done = 0;
     if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
     if (done) return true;
     if (deadline.passed()) return false;
     if (turn % 64 == 63)
-      for (const Identity& peer : world)
+      for (const RankIdentity& peer : world)
         if (peer.host == self.host && peer.pid != 0 && !running(peer)) {
           // It may have gone after the barrier completed: look once more.
           return MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done;
@@ -55,7 +55,7 @@ bool all_meet(double seconds) {
 
 /// True when MPI_Finalize, which waits for every rank, can be called. A rank that failed waits a moment only,
 /// yet that long, so that the launcher, which ends a job at its first failure, lets the others report theirs.
-/// It may thus give up and go while others see its first barrier complete; nobody passes the second one then.
+/// It may thus abort and go while others see its first barrier complete; nobody passes the second one then.
 bool all_leave(int status) {
   return all_meet(status == 0 ? exit_seconds : std::min(exit_seconds, 3.0)) && all_meet(5);
 }
@@ -86,7 +86,7 @@ void exchange_identities() {
   int size = 0;
   check(MPI_Comm_size(exit_comm, &size), "MPI_Comm_size");
   world.resize(static_cast<std::size_t>(size));
-  Identity mine = own_identity();
+  RankIdentity mine = own_identity();
   check(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, world.data(), sizeof mine, MPI_BYTE, exit_comm),
         "MPI_Allgather");
   hide_unseen(world, mine);
@@ -114,7 +114,7 @@ void start(double seconds) {
   started = true;
 }
 
-const std::vector<Identity>& identities() {
+const std::vector<RankIdentity>& identities() {
   return world;
 }
 

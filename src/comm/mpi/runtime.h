@@ -30,13 +30,13 @@ void blocking(const std::function<void()>& call, const Patience& patience, const
 /// groups alive. It must not wait.
 void on_leave(std::function<void()> tell);
 
-/// MPI has been finalised, or was given up.
+/// MPI has been finalised, or was aborted.
 bool over();
 
 /// Throws Error{comm} unless `code` is success.
 void check(int code, const char* call);
 
-/// Of every rank of MPI_COMM_WORLD; pid 0 where a process cannot be watched from here.
-const std::vector<Identity>& identities();
+/// The process of every rank of MPI_COMM_WORLD; pid 0 where a process cannot be watched from here.
+const std::vector<RankIdentity>& identities();
 
 }  // namespace sherd::comm::mpi

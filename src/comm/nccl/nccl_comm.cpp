@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 #include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
@@ -59,10 +59,10 @@ ncclUniqueId agree_on_id(Backend& host) {
 
 }  // namespace
 
-NcclComm::NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+NcclComm::NcclComm(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(host), gpu_(std::move(gpu)) {}
 
-std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   made->load();
   const ncclUniqueId id = agree_on_id(host);
@@ -70,13 +70,13 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   ncclConfig_t config = configuration();
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
-    made->give_up(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
+    made->abort(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
   made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
 }
 
-std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_ptr<device::Accelerator>& gpu,
                                               const void* id, int rank) {
   std::unique_ptr<NcclComm> made(new NcclComm(host, gpu));
   gpu->make_current();
@@ -85,7 +85,7 @@ std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_p
   std::memcpy(&words, id, sizeof words);
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, 2, words, rank, &config);
   if (!under_way(status))
-    made->give_up(cat(host.own_name(), " cannot join another rank over NCCL: ", words_for(status, nullptr)));
+    made->abort(cat(host.own_name(), " cannot join another rank over NCCL: ", words_for(status, nullptr)));
   made->start_watching();
   return made;
 }
@@ -100,7 +100,7 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
     if (!comm_) fail(ErrorKind::comm, host_.failure());
     const ncclResult_t status =
         ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
-    if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
+    if (!under_way(status)) abort(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
   settle(what, setup_seconds(host_));
   if (color < 0 || !part) return nullptr;
@@ -117,7 +117,7 @@ void NcclComm::load() {
     int version = 0;
     ncclGetVersion(&version);
   } catch (const Error& error) {
-    give_up(cat(host_.own_name(), ": ", error.what()));
+    abort(cat(host_.own_name(), ": ", error.what()));
   }
 }
 
@@ -177,12 +177,12 @@ bool NcclComm::settled(const std::string& what, const Deadline& deadline, double
       turns_ = 0;
       return true;
     }
-    if (!under_way(status)) give_up(cat(host_.own_name(), ": ", what, ": ", words_for(status, comm_)));
+    if (!under_way(status)) abort(cat(host_.own_name(), ": ", what, ": ", words_for(status, comm_)));
   }
-  if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
+  if (const std::string reason = host_.failure(); !reason.empty()) abort(reason);
   if (++turns_ % 64 == 0) host_.look_after_peers();
   if (deadline.passed())
-    if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) give_up(late);
+    if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) abort(late);
   return false;
 }
 
@@ -190,7 +190,7 @@ bool NcclComm::settled(const Call& call, const Deadline& deadline) {
   return settled(describe(call), deadline, host_.timeout_seconds(), 0);
 }
 
-void NcclComm::give_up(const std::string& reason) {
+void NcclComm::abort(const std::string& reason) {
   break_off(reason);
   throw Error(ErrorKind::comm, host_.failure());
 }
@@ -202,8 +202,8 @@ void NcclComm::break_off(const std::string& reason) noexcept {
   comm_ = nullptr;
 }
 
-/// What to say of a call, or a set-up, that has taken too long; empty where somebody else may still know
-/// more.
+/// The error message for a call, or a set-up, that has taken too long; empty where somebody else may still
+/// know more.
 std::string NcclComm::overdue(const std::string& what, const Deadline& deadline, double seconds,
                               std::uint64_t number) {
   const std::string begin = cat(host_.name(), ": ", what, ": ");
@@ -231,8 +231,7 @@ bool NcclComm::queue_group(const Call& call, const std::function<void(ncclComm*)
   ncclGroupStart();
   queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
   const ncclResult_t status = ncclGroupEnd();
-  if (!under_way(status))
-    give_up(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
+  if (!under_way(status)) abort(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
   return status == ncclSuccess;
 }
 
@@ -286,7 +285,7 @@ void NcclComm::look_on() {
   }
 }
 
-/// What has befallen the oldest call under way, or empty.
+/// The trouble of the oldest call under way, or empty.
 std::string NcclComm::trouble(Watched& front) {
   if (std::string text = host_.failure(); !text.empty()) return text;
   {

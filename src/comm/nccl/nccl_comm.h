@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "comm/exchange/backend.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 
 struct ncclComm;  // NCCL's, whose header is for sources only
 
@@ -23,10 +23,10 @@ namespace sherd::comm {
 class NcclComm {
  public:
   /// Collective. `host` must outlive it. Throws Error{comm}.
-  static std::unique_ptr<NcclComm> create(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu);
+  static std::unique_ptr<NcclComm> create(Backend& host, const std::shared_ptr<device::Accelerator>& gpu);
   /// This rank's end of a pair's communicator, which comes to be while settled() is asked. `id`: an
   /// ncclUniqueId; `rank`: of the two.
-  static std::unique_ptr<NcclComm> join_pair(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu,
+  static std::unique_ptr<NcclComm> join_pair(Backend& host, const std::shared_ptr<device::Accelerator>& gpu,
                                              const void* id, int rank);
   /// Collective over this group; null for a negative color. `part` is the new group's backend.
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
@@ -50,7 +50,7 @@ class NcclComm {
     std::uint64_t number;
     std::optional<Deadline> deadline;  ///< runs once the call could begin
   };
-  NcclComm(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  NcclComm(Backend& host, std::shared_ptr<device::Accelerator> gpu);
   void load();
   void start_watching();
   void settle(const std::string& what, double seconds, std::uint64_t number = 0);
@@ -58,14 +58,14 @@ class NcclComm {
   bool queue_group(const Call& call, const std::function<void(ncclComm*)>& queue);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds,
                       std::uint64_t number);
-  [[noreturn]] void give_up(const std::string& reason);
+  [[noreturn]] void abort(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
   void watch_over();
   void look_on();
   std::string trouble(Watched& front);
 
   Backend& host_;
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
   std::shared_ptr<void> check_;  ///< registration with the device
   std::recursive_mutex nccl_;    ///< one thread at a time talks to NCCL about comm_
   ncclComm* comm_ = nullptr;     // guarded by nccl_; null once aborted

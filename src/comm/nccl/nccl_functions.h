@@ -2,7 +2,7 @@
 
 #include "device/cuda/lazy_library.h"
 
-// What Sherd calls of NCCL, loaded as it is called. Included by sources, behind <nccl.h>;
+// The functions of NCCL that Sherd calls, loaded as it is called. Included by sources, behind <nccl.h>;
 // tests/comm/nccl/fake has another in its place, for the NCCL that tests play.
 
 namespace sherd::comm {

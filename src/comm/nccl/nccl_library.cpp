@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "comm/library_version.h"
 #include "comm/nccl/nccl_route.h"
+#include "device/cuda/cuda_device.h"
 
 namespace sherd::comm {
 
@@ -16,8 +17,8 @@ bool nccl_built() {
   return true;
 }
 
-std::uint64_t nccl_card(device::CudaDevice& gpu) {
-  const auto& uuid = gpu.gpu().uuid;
+std::uint64_t nccl_card(device::Accelerator& gpu) {
+  const auto& uuid = device::as_cuda(gpu).gpu().uuid;
   if (std::all_of(uuid.begin(), uuid.end(), [](std::uint8_t byte) { return byte == 0; })) return 0;
   return stable_hash(std::string_view(reinterpret_cast<const char*>(uuid.data()), uuid.size()));
 }

@@ -23,7 +23,7 @@ namespace {
 /// reductions inside the switch that NCCL knows on some machines.
 class NcclRoute final : public GpuRoute {
  public:
-  NcclRoute(Backend& backend, const std::shared_ptr<device::CudaDevice>& on, std::unique_ptr<NcclComm> comm)
+  NcclRoute(Backend& backend, const std::shared_ptr<device::Accelerator>& on, std::unique_ptr<NcclComm> comm)
       : GpuRoute(backend, on), comm_(std::move(comm)), transfers_(backend, on) {}
   std::string_view name() const override { return "NCCL"; }
   bool immediate() const override { return true; }
@@ -41,7 +41,7 @@ class NcclRoute final : public GpuRoute {
   static constexpr std::size_t scratch_bytes = std::size_t{64} << 20;
 
   /// Elements of a sum that this rank is to get from everybody.
-  struct Part {
+  struct PartialSum {
     Tensor full;  ///< elements for rank r begin at first[r]
     std::vector<std::int64_t> first;
     Tensor out;                        ///< of own.count elements
@@ -68,17 +68,17 @@ class NcclRoute final : public GpuRoute {
   void broadcast(Call& call, std::uint64_t number);
   void all_to_all(Call& call, std::uint64_t number);
   void compare_counts(const Call& call);
-  void sum(Call& call, std::uint64_t number, const Part& part, const ReduceSpec& how);
-  void sum_chunk(const Call& call, std::uint64_t number, const Part& part, ReduceSpec how, std::int64_t begin,
-                 std::int64_t chunk, std::byte* scratch);
+  void sum(Call& call, std::uint64_t number, const PartialSum& part, const ReduceSpec& how);
+  void sum_chunk(const Call& call, std::uint64_t number, const PartialSum& part, ReduceSpec how,
+                 std::int64_t begin, std::int64_t chunk, std::byte* scratch);
 
   std::unique_ptr<NcclComm> comm_;
   NcclTransfers transfers_;
 };
 
-/// Of tensors that NCCL must reach: all but the shards of gathers and reductions, which copies and kernels
-/// reach.
-bool reaches_host(const Call& call, const device::CudaDevice& gpu) {
+/// Whether a tensor that NCCL must reach is the host's. It must reach all but the shards of gathers and
+/// reductions, which copies and kernels reach.
+bool reaches_host(const Call& call, const device::Accelerator& gpu) {
   const auto on_host = [&](const Tensor& x) { return x.defined() && !gpu.in_gpu_memory(x.storage().data()); };
   return on_host(call.x) || on_host(call.out) ||
          std::any_of(call.gathers.begin(), call.gathers.end(),
@@ -92,8 +92,8 @@ bool NcclRoute::queues(const Call& call) const {
 }
 
 void NcclRoute::run(Call& call) {
-  // What ranks call apart from each other hangs in NCCL, or moves the wrong bytes.
-  Signature announced = sign(call);
+  // A call that ranks make apart from each other hangs in NCCL, or moves the wrong bytes.
+  CallSignature announced = sign(call);
   const bool staged = reaches_host(call, *gpu());
   if (staged) announced.gpu = 2;
   const std::uint64_t number = host().announce(announced);
@@ -135,7 +135,7 @@ void NcclRoute::all_gather(Call& call, std::uint64_t number) {
   });
 }
 
-void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& part, ReduceSpec how,
+void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const PartialSum& part, ReduceSpec how,
                           std::int64_t begin, std::int64_t chunk, std::byte* scratch) {
   const std::size_t width = size_of(how.in);
   const auto elements = [&](std::int64_t count) {
@@ -166,7 +166,7 @@ void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const Part& pa
   reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
 }
 
-void NcclRoute::sum(Call& call, std::uint64_t number, const Part& part, const ReduceSpec& how) {
+void NcclRoute::sum(Call& call, std::uint64_t number, const PartialSum& part, const ReduceSpec& how) {
   const std::int64_t longest = *std::max_element(part.counts.begin(), part.counts.end());
   if (longest == 0) return;
   // Multiples of 64 elements keep every rank's place aligned.
@@ -270,7 +270,7 @@ void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
       native_reduce_scatter(call, number, piece);
       continue;
     }
-    Part part;
+    PartialSum part;
     part.full = piece.full;
     part.count = piece.end - piece.begin;
     part.out = piece.shard.range(piece.begin, piece.end);
@@ -285,7 +285,7 @@ void NcclRoute::all_reduce(Call& call, std::uint64_t number) {
   if (wants_native_sum(call) && native_type(call.x.dtype())) return native_all_reduce(call, number);
   const std::int64_t n = call.x.numel();
   const auto first = [&](int r) { return part_begin(n, size(), r); };
-  Part part;
+  PartialSum part;
   part.full = call.x;
   part.out = call.x.range(first(rank()), first(rank() + 1));
   part.count = part.out.numel();
@@ -343,7 +343,7 @@ void NcclRoute::all_to_all(Call& call, std::uint64_t number) {
 
 }  // namespace
 
-std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<GpuRoute> make_nccl_route(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   return std::make_unique<NcclRoute>(host, gpu, NcclComm::create(host, gpu));
 }
 

@@ -9,11 +9,11 @@
 namespace sherd::comm {
 namespace {
 
-enum Phase : int { greeting, joining, queueing };
+enum NcclPhase : int { greeting, joining, queueing };
 
-/// What the sender tells the receiver.
+/// The sender's message to the receiver.
 struct Greeting {
-  Signature call;
+  CallSignature call;
   ncclUniqueId id{};  ///< of the pair's communicator; with the first transfer
 };
 static_assert(std::is_trivially_copyable_v<Greeting>);
@@ -26,16 +26,16 @@ Greeting read(const Call& transfer) {
 
 }  // namespace
 
-NcclTransfers::NcclTransfers(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+NcclTransfers::NcclTransfers(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(host), gpu_(std::move(gpu)) {}
 
-NcclTransfers::Way& NcclTransfers::way_of(const Call& transfer) {
-  return ways_[{transfer.peer, transfer.kind}];
+NcclTransfers::PairStream& NcclTransfers::pair_of(const Call& transfer) {
+  return pairs_[{transfer.peer, transfer.kind}];
 }
 
 void NcclTransfers::start(Call& transfer) {
   transfer.phase = greeting;
-  transfer.index = way_of(transfer).started++;
+  transfer.index = pair_of(transfer).started++;
   auto greets = std::make_shared<Call>();
   greets->kind = transfer.kind, greets->peer = transfer.peer, greets->world_peer = transfer.world_peer,
   greets->label = transfer.label;
@@ -56,51 +56,52 @@ void NcclTransfers::greet(Call& transfer) {
 }
 
 bool NcclTransfers::advance(Call& transfer) {
-  Way& way = way_of(transfer);
+  PairStream& pair = pair_of(transfer);
   if (transfer.phase == greeting) {
     if (!host_.advance(*transfer.greeting)) return false;
     compare(transfer);
-    if (transfer.index == 0) join(transfer, way);
+    if (transfer.index == 0) join(transfer, pair);
     transfer.phase = joining;
     transfer.polled = true;  // NCCL wakes nobody
   }
   if (transfer.phase == joining) {
-    if (way.queued != transfer.index || !way.comm->settled(transfer, transfer.deadline->get())) return false;
-    if (transfer.x.bytes() > 0) queue(transfer, way);
+    if (pair.queued != transfer.index || !pair.comm->settled(transfer, transfer.deadline->get()))
+      return false;
+    if (transfer.x.bytes() > 0) queue(transfer, pair);
     transfer.phase = queueing;
   }
-  if (!way.comm->settled(transfer, transfer.deadline->get())) return false;
-  transfer.done = way.stream.record();
-  way.comm->watch(transfer, 0);
+  if (!pair.comm->settled(transfer, transfer.deadline->get())) return false;
+  transfer.done = pair.stream.record();
+  pair.comm->watch(transfer, 0);
   transfer.polled = false;
-  ++way.queued;
+  ++pair.queued;
   return true;
 }
 
 void NcclTransfers::compare(const Call& transfer) const {
   if (transfer.kind == Collective::send) return;
-  const Signature mine = sign(transfer), theirs = read(transfer).call;
+  const CallSignature mine = sign(transfer), theirs = read(transfer).call;
   if (theirs.elements == mine.elements && theirs.dtype == mine.dtype) return;
   host_.fail(cat(host_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
                  describe(theirs), "; rank ", host_.world_rank(host_.rank()), " called ", describe(mine)));
   throw Error(ErrorKind::comm, host_.failure());
 }
 
-void NcclTransfers::join(Call& transfer, Way& way) {
-  way.stream = gpu_->make_stream(true);
+void NcclTransfers::join(Call& transfer, PairStream& pair) {
+  pair.stream = gpu_->make_stream(true);
   const ncclUniqueId id = read(transfer).id;
-  way.comm = NcclComm::join_pair(host_, gpu_, &id, transfer.kind == Collective::send ? 0 : 1);
+  pair.comm = NcclComm::join_pair(host_, gpu_, &id, transfer.kind == Collective::send ? 0 : 1);
 }
 
 void NcclTransfers::abandon(Call& transfer) noexcept {
   host_.abandon(*transfer.greeting);
 }
 
-void NcclTransfers::queue(Call& transfer, Way& way) {
+void NcclTransfers::queue(Call& transfer, PairStream& pair) {
   gpu_->make_current();
-  way.stream.wait(transfer.ready);
-  const auto on = static_cast<cudaStream_t>(way.stream.native());
-  way.comm->begin(transfer, [&](ncclComm_t comm) {
+  pair.stream.wait(transfer.ready);
+  const auto on = static_cast<cudaStream_t>(pair.stream.native());
+  pair.comm->begin(transfer, [&](ncclComm_t comm) {
     if (transfer.kind == Collective::send)
       ncclSend(transfer.x.raw(), transfer.x.bytes(), ncclInt8, 1, comm, on);
     else

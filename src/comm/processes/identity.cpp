@@ -46,8 +46,8 @@ ProcessState look_up(long long pid) {
 
 }  // namespace
 
-Identity own_identity(const std::string& machine) {
-  Identity out;
+RankIdentity own_identity(const std::string& machine) {
+  RankIdentity out;
   std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
   std::string boot;
   std::getline(boot_file, boot);
@@ -63,16 +63,17 @@ Identity own_identity(const std::string& machine) {
   return out;
 }
 
-bool running(const Identity& identity) {
+bool running(const RankIdentity& identity) {
   const ProcessState now = look_up(identity.pid);
   if (now.state == '?') return true;
   return now.state != 0 && now.state != 'Z' && now.state != 'X' && now.started == identity.started;
 }
 
-Neighbours::Neighbours(const std::vector<Identity>& world, const std::vector<int>& world_ranks, int rank) {
-  const Identity mine = world[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])];
+Neighbours::Neighbours(const std::vector<RankIdentity>& world, const std::vector<int>& world_ranks,
+                       int rank) {
+  const RankIdentity mine = world[static_cast<std::size_t>(world_ranks[static_cast<std::size_t>(rank)])];
   for (std::size_t r = 0; r < world_ranks.size(); ++r) {
-    Identity peer = world[static_cast<std::size_t>(world_ranks[r])];
+    RankIdentity peer = world[static_cast<std::size_t>(world_ranks[r])];
     if (peer.host != mine.host) {
       peer.pid = 0;
     } else {
@@ -85,14 +86,14 @@ Neighbours::Neighbours(const std::vector<Identity>& world, const std::vector<int
 }
 
 bool Neighbours::gone(int rank) const {
-  const Identity& peer = peers_[static_cast<std::size_t>(rank)];
+  const RankIdentity& peer = peers_[static_cast<std::size_t>(rank)];
   return peer.pid != 0 && !running(peer);
 }
 
-bool Neighbours::is_crowded(const std::vector<Identity>& world, unsigned long long host) {
-  unsigned long cpus[std::size(Identity{}.cpus)] = {};
+bool Neighbours::is_crowded(const std::vector<RankIdentity>& world, unsigned long long host) {
+  unsigned long cpus[std::size(RankIdentity{}.cpus)] = {};
   int ranks = 0, cores = 0;
-  for (const Identity& identity : world) {
+  for (const RankIdentity& identity : world) {
     if (identity.host != host) continue;
     ++ranks;
     for (std::size_t i = 0; i < std::size(cpus); ++i) cpus[i] |= identity.cpus[i];
@@ -101,8 +102,8 @@ bool Neighbours::is_crowded(const std::vector<Identity>& world, unsigned long lo
   return ranks > cores;
 }
 
-void hide_unseen(std::vector<Identity>& world, const Identity& mine) {
-  for (Identity& peer : world)
+void hide_unseen(std::vector<RankIdentity>& world, const RankIdentity& mine) {
+  for (RankIdentity& peer : world)
     if (peer.host == mine.host && !running(peer)) peer.pid = 0;
 }
 

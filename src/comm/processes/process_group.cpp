@@ -18,7 +18,7 @@
 namespace sherd::comm {
 namespace {
 
-/// What a group of processes is made from.
+/// The ports and identities that a group of processes is made from.
 struct Origin {
   std::shared_ptr<Port> port;
   std::shared_ptr<WindowRegistry> windows;  ///< of the world
@@ -26,7 +26,7 @@ struct Origin {
   std::shared_ptr<Health> parent;
 };
 
-/// What the ranks of this machine share. `port`: theirs; null for a rank by itself.
+/// The memory that the ranks of this machine share. `port`: theirs; null for a rank by itself.
 struct Here {
   std::shared_ptr<Port> port;
   std::shared_ptr<Board> board;
@@ -34,7 +34,7 @@ struct Here {
 
 std::unique_ptr<Backend> make_backend(Origin origin);
 
-class WindowMemory final : public Memory {
+class WindowMemory final : public PeerMemory {
  public:
   WindowMemory(std::shared_ptr<WindowRegistry> windows, std::vector<int> world_ranks)
       : windows_(std::move(windows)), world_ranks_(std::move(world_ranks)) {}
@@ -51,7 +51,7 @@ class WindowMemory final : public Memory {
 };
 
 /// Memory of a rank that has its machine to itself.
-class OwnMemory final : public Memory {
+class OwnMemory final : public PeerMemory {
  public:
   Address locate(const std::byte*, std::size_t) const override { return {}; }
   std::byte* resolve(int, const Address&) const override {
@@ -59,18 +59,18 @@ class OwnMemory final : public Memory {
   }
 };
 
-std::shared_ptr<Memory> make_memory(const Origin& origin, const Here& here) {
+std::shared_ptr<PeerMemory> make_memory(const Origin& origin, const Here& here) {
   if (!here.port) return std::make_shared<OwnMemory>();
   return std::make_shared<WindowMemory>(origin.windows, here.port->world_ranks());
 }
 
 /// Processes: those of one machine over a board in a shared window.
-class ProcessExchange final : public Exchange {
+class ProcessExchange final : public HostExchange {
  public:
   ProcessExchange(Origin origin, Here here, std::shared_ptr<const Topology> topology,
                   std::unique_ptr<Messages> messages)
-      : Exchange(std::move(topology), here.board, make_memory(origin, here), std::move(messages),
-                 origin.options.threads),
+      : HostExchange(std::move(topology), here.board, make_memory(origin, here), std::move(messages),
+                     origin.options.threads),
         origin_(std::move(origin)),
         here_(std::move(here)) {}
 
@@ -78,7 +78,7 @@ class ProcessExchange final : public Exchange {
                            device::Tier tier) override {
     // Kernels of a GPU reach no window, and copies from one are slow: tensors of GPUs travel by routes of
     // their own.
-    if (device.kind() == device::Kind::cuda || topology().machines() == size())
+    if (device.accelerator() || topology().machines() == size())
       return device.allocate(bytes, category, tier);
     if (!here_.port) {  // others have machines together, and agree on their windows
       agree({0}, allocation_of(bytes));
@@ -180,11 +180,11 @@ struct FreeMemory {
 /// A board of one rank, in memory of its own.
 std::shared_ptr<Board> make_own_board(BoardSettings settings) {
   const BoardLayout layout = BoardLayout::of_processes(1, true);
-  struct Owned {
+  struct OwnedWindow {
     std::unique_ptr<std::byte, FreeMemory> memory;
     std::optional<Board> board;
   };
-  auto owned = std::make_shared<Owned>();
+  auto owned = std::make_shared<OwnedWindow>();
   owned->memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, layout.segment_bytes())));
   if (!owned->memory) throw std::bad_alloc();
   Board::prepare(owned->memory.get(), layout);

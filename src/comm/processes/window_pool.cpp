@@ -20,7 +20,8 @@ std::size_t extent_of(std::size_t bytes) {
 
 void WindowRegistry::add(std::uint64_t region, std::vector<int> world_ranks, std::vector<std::byte*> parts,
                          int own, std::size_t bytes) {
-  auto entry = std::make_shared<Region>(Region{region, std::move(world_ranks), std::move(parts), bytes});
+  auto entry =
+      std::make_shared<WindowRegion>(WindowRegion{region, std::move(world_ranks), std::move(parts), bytes});
   std::lock_guard lock(mutex_);
   by_id_[region] = entry;
   by_own_part_[entry->parts[static_cast<std::size_t>(own)]] = entry;
@@ -32,7 +33,7 @@ Address WindowRegistry::locate(const std::byte* data, std::size_t bytes,
   auto it = by_own_part_.upper_bound(data);
   if (it == by_own_part_.begin()) return {};
   --it;
-  const Region& region = *it->second;
+  const WindowRegion& region = *it->second;
   const auto offset = static_cast<std::size_t>(data - it->first);
   if (offset + bytes > region.bytes) return {};
   for (const int r : world_ranks)
@@ -45,7 +46,7 @@ std::byte* WindowRegistry::resolve(int world_rank, const Address& address) const
   std::lock_guard lock(mutex_);
   const auto it = by_id_.find(address.region);
   require(it != by_id_.end(), "a peer named a shared window that this rank does not have");
-  const Region& region = *it->second;
+  const WindowRegion& region = *it->second;
   const auto member = std::find(region.world_ranks.begin(), region.world_ranks.end(), world_rank);
   require(member != region.world_ranks.end(), "a peer named a shared window that it has no part in");
   return region.parts[static_cast<std::size_t>(member - region.world_ranks.begin())] + address.offset;

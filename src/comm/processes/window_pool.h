@@ -26,15 +26,15 @@ class WindowRegistry {
   std::byte* resolve(int world_rank, const Address& address) const;
 
  private:
-  struct Region {
+  struct WindowRegion {
     std::uint64_t id = 0;
     std::vector<int> world_ranks;
     std::vector<std::byte*> parts;
     std::size_t bytes = 0;
   };
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, std::shared_ptr<Region>> by_id_;
-  std::map<const std::byte*, std::shared_ptr<Region>> by_own_part_;
+  std::map<std::uint64_t, std::shared_ptr<WindowRegion>> by_id_;
+  std::map<const std::byte*, std::shared_ptr<WindowRegion>> by_own_part_;
 };
 
 /// This rank's part of one window, cut into blocks, first fit. Thread-safe.

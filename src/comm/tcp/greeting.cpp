@@ -11,20 +11,20 @@
 
 namespace sherd::comm {
 
-bool answer(const Descriptor& socket, Status status, const void* data, std::size_t bytes) {
+bool answer(const FileDescriptor& socket, GreetingStatus status, const void* data, std::size_t bytes) {
   Answer head;
   head.status = status, head.bytes = static_cast<std::uint32_t>(bytes);
   const Deadline deadline = Deadline::after_seconds(handshake_timeout);
   return send_all(socket, &head, sizeof head, deadline) && send_all(socket, data, bytes, deadline);
 }
 
-std::string text_after(const Descriptor& socket, const Answer& head) {
+std::string text_after(const FileDescriptor& socket, const Answer& head) {
   std::string text(std::min<std::size_t>(head.bytes, 4000), ' ');
   return receive_all(socket, text.data(), text.size(), Deadline::after_seconds(handshake_timeout)) ? text
                                                                                                    : "";
 }
 
-bool ended(const Descriptor& socket) {
+bool ended(const FileDescriptor& socket) {
   pollfd one{socket.get(), POLLRDHUP, 0};
   return poll(&one, 1, 0) > 0 && (one.revents & (POLLRDHUP | POLLHUP | POLLERR));
 }
@@ -54,9 +54,9 @@ std::vector<sockaddr_storage> inside_addresses(const std::string& host) {
 }
 
 /// On the port of the first of `addresses` that the machine has, or of all where there are none.
-Descriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
+FileDescriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
   if (addresses.empty()) return listen_on(port);
-  Descriptor out;
+  FileDescriptor out;
   for (const sockaddr_storage& address : addresses)
     if ((out = listen_on(with_port(address, port))) || errno == EADDRINUSE) break;
   return out;
@@ -64,7 +64,7 @@ Descriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
 
 }  // namespace
 
-Descriptor listen_for(const std::string& master, int port) {
+FileDescriptor listen_for(const std::string& master, int port) {
   return listen_at(inside_addresses(master), port);
 }
 

@@ -10,11 +10,11 @@
 
 namespace sherd::comm {
 
-/// What torchrun, and launchers that follow it, tell a process.
+/// The variables by which torchrun, and launchers that follow it, tell a process its place.
 struct LaunchEnvironment {
   int rank = 0, world_size = 1;
-  int local_rank = -1,
-      local_world_size = 0;    ///< among the processes of this machine; -1 and 0 where it does not say
+  /// Among the processes of this machine; -1 and 0 where it does not say.
+  int local_rank = -1, local_world_size = 0;
   std::string master_address;  ///< where rank 0 listens
   int master_port = 0;         ///< MASTER_PORT, or the one after it where torchrun itself listens on that
   std::string machine;         ///< CommOptions::machine
@@ -24,7 +24,7 @@ struct LaunchEnvironment {
 /// The launcher whose ranks this build's MPI joins.
 inline constexpr const char* open_mpi = "OpenMPI's mpirun";
 
-/// What launchers of processes that know nothing of RANK say: OpenMPI's mpirun, those that speak PMI or PMIx,
+/// The variables of launchers that know nothing of RANK: OpenMPI's mpirun, those that speak PMI or PMIx,
 /// srun and others of clusters.
 struct ProcessLauncher {
   std::string name;
@@ -42,14 +42,14 @@ int whole_number(const GetVariable& get, const char* name);
 /// and LOCAL_WORLD_SIZE where they are set. Nothing where neither RANK nor WORLD_SIZE is. Throws Error{usage}
 /// naming the variable that is missing or makes no sense.
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get);
-/// Of this process.
+/// The environment of this process.
 std::optional<LaunchEnvironment> read_launch_environment();
 
 /// The one that started a process with these variables; nothing for a batch script, or the shell of an
 /// allocation, whose tasks srun has yet to start.
 std::optional<ProcessLauncher> find_process_launcher(const GetVariable& get);
 
-/// What started a process with these variables; `with_mpi`: this build could join MPI's ranks.
+/// The launcher that started a process with these variables; `with_mpi`: this build could join MPI's ranks.
 Launcher find_launcher(const GetVariable& get, bool with_mpi);
 
 }  // namespace sherd::comm

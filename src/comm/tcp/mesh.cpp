@@ -13,12 +13,12 @@
 #include <new>
 
 #include "base/error.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace sherd::comm {
 namespace {
 
-/// What precedes every message.
+/// The header of every message.
 struct Header {
   std::uint64_t group = 0, bytes = 0;
   std::int64_t tag = 0;
@@ -49,15 +49,15 @@ struct Mesh::Link {
     std::size_t sent = 0;  ///< of header and message
   };
 
-  Descriptor socket;
+  FileDescriptor socket;
   std::atomic<bool> closed{true};    ///< nothing more arrives
   std::atomic<bool> pending{false};  ///< `out` is not empty
   std::atomic<std::size_t> kept{0};  ///< bytes in arrived_ from there, with what keeping them takes
   bool shut = false;                 ///< of the mesh's thread: nothing more is sent
   std::mutex writing;
   std::deque<Outgoing> out;  // guarded by writing
-  bool mute =
-      false;  ///< the other side takes nothing more, though what it sent may still arrive; guarded by writing
+  /// The other side takes nothing more, though what it sent may still arrive; guarded by writing.
+  bool mute = false;
 
   std::mutex reading;
   // Guarded by reading: the message that is arriving.
@@ -74,7 +74,7 @@ Mesh::Mesh(int rank, Meeting meeting, std::size_t most)
       identities_(std::move(meeting.identities)),
       bell_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
   require(static_cast<bool>(bell_), "the system gives out no more file descriptors: ", system_reason());
-  for (Descriptor& socket : meeting.links) {
+  for (FileDescriptor& socket : meeting.links) {
     links_.push_back(std::make_unique<Link>());
     links_.back()->closed = !socket;
     links_.back()->socket = std::move(socket);
@@ -258,7 +258,7 @@ bool Mesh::done(const Ticket& ticket) {
   return true;
 }
 
-void Mesh::give_up(const Ticket& ticket) noexcept {
+void Mesh::abort(const Ticket& ticket) noexcept {
   Link& way = link(ticket->peer);
   if (ticket->sending) {
     std::lock_guard lock(way.writing);
@@ -380,7 +380,7 @@ void Mesh::close_message(int rank, Link& way) {
     way.into = nullptr;
     return;
   }
-  if (!way.message.data) return;  // given up
+  if (!way.message.data) return;  // aborted
   const Key key{way.header.group, rank, static_cast<int>(way.header.tag)};
   Ticket asked;
   {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/exchange/backoff.h"
+#include "comm/exchange/waiting.h"
 #include "comm/tcp/rendezvous.h"
 
 namespace sherd::comm {
@@ -50,9 +50,9 @@ class Mesh {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(links_.size()); }
-  const std::vector<Identity>& identities() const { return identities_; }
+  const std::vector<RankIdentity>& identities() const { return identities_; }
 
-  /// Without waiting; the memory must stay until done() or give_up(). To a process that has ended it goes
+  /// Without waiting; the memory must stay until done() or abort(). To a process that has ended it goes
   /// nowhere.
   Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
   /// The same with a copy of the memory.
@@ -63,7 +63,7 @@ class Mesh {
   bool done(const Ticket& ticket);
   /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
   /// memory for that the connection ends.
-  void give_up(const Ticket& ticket) noexcept;
+  void abort(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
 
@@ -102,9 +102,9 @@ class Mesh {
 
   int rank_;
   std::size_t most_kept_;
-  std::vector<Identity> identities_;
+  std::vector<RankIdentity> identities_;
   std::vector<std::unique_ptr<Link>> links_;  ///< by rank; this rank's own is closed
-  Descriptor bell_;                           ///< wakes the thread
+  FileDescriptor bell_;                       ///< wakes the thread
   std::mutex mutex_;
   std::map<Key, std::deque<Ticket>> asked_;     // guarded by mutex_; a key has receives or messages, not both
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_

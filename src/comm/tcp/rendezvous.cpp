@@ -38,7 +38,7 @@ class Rendezvous {
  private:
   /// Someone who has connected and not yet said who it is.
   struct PendingConnection {
-    Descriptor socket;
+    FileDescriptor socket;
     Hello hello;
     std::size_t have = 0;
     Deadline until = Deadline::after_seconds(handshake_timeout);
@@ -56,7 +56,7 @@ class Rendezvous {
   void watch_links();
   void gather_at_master();
   void go_to_master();
-  bool ask_master(Descriptor& socket, std::string& why);
+  bool ask_master(FileDescriptor& socket, std::string& why);
   void await_all();
   void go_to_peer(int rank);
   void tell_once(const std::string& what);
@@ -73,8 +73,8 @@ class Rendezvous {
   Deadline deadline_, notice_;
   bool noticed_ = false;
   bool told_ = false;  ///< by rank 0 who all are, and it waits for this rank to have connected to them
-  Descriptor listener_;
-  std::vector<Descriptor> links_;
+  FileDescriptor listener_;
+  std::vector<FileDescriptor> links_;
   std::vector<Hello> hellos_;
   std::vector<PendingConnection> pending_;
   std::set<std::pair<int, std::string>> turned_away_;  ///< rank and run
@@ -91,17 +91,17 @@ void Rendezvous::end(const std::string& reason) {
 }
 
 void Rendezvous::tell_all(const std::string& text) {
-  for (const Descriptor& link : links_)
-    if (link) answer(link, Status::refused, text.data(), text.size());
+  for (const FileDescriptor& link : links_)
+    if (link) answer(link, GreetingStatus::refused, text.data(), text.size());
 }
 
 /// Tells rank 0 of this rank's trouble, and throws what that makes of it: whom this rank misses may have left
 /// because of another, which rank 0 hears of first. Returns where rank 0 says nothing.
 void Rendezvous::ask_verdict(const std::string& text) {
   Answer head;
-  answer(links_[0], Status::refused, text.data(), text.size());
+  answer(links_[0], GreetingStatus::refused, text.data(), text.size());
   if (receive_all(links_[0], &head, sizeof head, Deadline::after_seconds(2 * handshake_timeout)) &&
-      head.status == Status::refused)
+      head.status == GreetingStatus::refused)
     throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
@@ -113,7 +113,7 @@ void Rendezvous::tell_once(const std::string& what) {
 
 void Rendezvous::listen() {
   const bool master = launch_.rank == 0;
-  // What an earlier run left behind may need a moment to end.
+  // Processes that an earlier run left behind may need a moment to end.
   const Deadline patience = Deadline::after_seconds(std::min(handshake_timeout, patience_.seconds));
   while (!(listener_ = listen_for(launch_.master_address, master ? launch_.master_port : 0)) &&
          errno == EADDRINUSE && !patience.passed())
@@ -153,7 +153,7 @@ void Rendezvous::admit(int first) {
     tell_once(cat(name_ranks(absent), absent.size() == 1 ? " has" : " have", " not come to ", master()));
     std::vector<pollfd> open{{listener_.get(), POLLIN, 0}};
     for (const PendingConnection& one : pending_) open.push_back({one.socket.get(), POLLIN, 0});
-    for (const Descriptor& link : links_)
+    for (const FileDescriptor& link : links_)
       if (link) open.push_back({link.get(), POLLRDHUP, 0});
     poll(open.data(), open.size(), 100);
     accept_all();
@@ -165,7 +165,7 @@ void Rendezvous::admit(int first) {
 
 void Rendezvous::accept_all() {
   for (;;) {
-    Descriptor socket = accept_from(listener_);
+    FileDescriptor socket = accept_from(listener_);
     const bool full = !socket && (errno == EMFILE || errno == ENFILE);
     if (full && !pending_.empty()) {  // who has said nothing for longest makes room; a rank would come again
       pending_.erase(pending_.begin());
@@ -198,7 +198,7 @@ void Rendezvous::accept_rank(PendingConnection& one, int first) {
   const std::string run = hello.run, own = own_hello().run;
   if (run != own) {
     const std::string text = cat("belongs to run '", own, "', not to '", run, "'");
-    answer(one.socket, Status::other_run, text.data(), text.size());
+    answer(one.socket, GreetingStatus::other_run, text.data(), text.size());
     // It tries again and again.
     if (turned_away_.emplace(hello.rank, run).second)
       log_warning("turned away rank ", hello.rank, " of another run ('", run, "', this one is '", own, "')");
@@ -206,7 +206,7 @@ void Rendezvous::accept_rank(PendingConnection& one, int first) {
   }
   const auto contradiction = [&](const std::string& reason) {
     const std::string text = cat(patience_.what, ": ", reason);
-    answer(one.socket, Status::refused, text.data(), text.size());
+    answer(one.socket, GreetingStatus::refused, text.data(), text.size());
     end(reason);
   };
   if (hello.world_size != launch_.world_size || hello.rank < first || hello.rank >= launch_.world_size)
@@ -218,13 +218,13 @@ void Rendezvous::accept_rank(PendingConnection& one, int first) {
     contradiction(
         cat("two processes came as rank ", hello.rank,
             "; every process needs a RANK of its own, and those of an earlier run must have ended"));
-  if (!answer(one.socket, Status::accepted)) return;
+  if (!answer(one.socket, GreetingStatus::accepted)) return;
   hello.address = with_port(peer_of(one.socket), hello.port);
   hellos_[at(hello.rank)] = hello, links_[at(hello.rank)] = std::move(one.socket);
 }
 
 void Rendezvous::watch_links() {
-  // What rank 0 has to say comes before its connection ends, or others' do because of it.
+  // Rank 0's message comes before its connection ends, or others' do because of it.
   pollfd master{told_ ? links_[0].get() : -1, POLLIN, 0};
   if (poll(&master, 1, 0) > 0) read_verdict();
   for (int r = 0; r < launch_.world_size; ++r)
@@ -234,7 +234,7 @@ void Rendezvous::watch_links() {
 void Rendezvous::gather_at_master() {
   admit(1);
   for (int r = 1; r < launch_.world_size; ++r)
-    if (!answer(links_[at(r)], Status::all_here, hellos_.data(), hellos_.size() * sizeof(Hello)))
+    if (!answer(links_[at(r)], GreetingStatus::all_here, hellos_.data(), hellos_.size() * sizeof(Hello)))
       end(cat("rank ", r, early));
 }
 
@@ -260,7 +260,8 @@ void Rendezvous::read_reports() {
       Answer head;
       if (!receive_all(links_[at(r)], &head, sizeof head, Deadline::after_seconds(handshake_timeout)))
         end(cat("rank ", r, early));
-      if (head.status == Status::refused && trouble.empty()) trouble = text_after(links_[at(r)], head);
+      if (head.status == GreetingStatus::refused && trouble.empty())
+        trouble = text_after(links_[at(r)], head);
       missing.erase(r);
     }
     if (trouble.empty()) continue;
@@ -270,7 +271,7 @@ void Rendezvous::read_reports() {
     tell_all(trouble);
     throw Error(ErrorKind::comm, trouble);
   }
-  for (int r = 1; r < launch_.world_size; ++r) answer(links_[at(r)], Status::connected);
+  for (int r = 1; r < launch_.world_size; ++r) answer(links_[at(r)], GreetingStatus::connected);
 }
 
 // ---- going to others ----
@@ -281,11 +282,11 @@ void Rendezvous::read_verdict() {
   const Deadline last = Deadline::after_seconds(patience_.seconds + 4 * handshake_timeout);
   if (!receive_all(links_[0], &head, sizeof head, last))
     throw Error(ErrorKind::comm, cat(patience_.what, ": rank 0", early));
-  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
+  if (head.status == GreetingStatus::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
 }
 
 /// Says hello; false, with the reason, when whoever listens there is not this run's rank 0.
-bool Rendezvous::ask_master(Descriptor& socket, std::string& why) {
+bool Rendezvous::ask_master(FileDescriptor& socket, std::string& why) {
   const Hello mine = own_hello();
   Answer head;
   const auto soon = Deadline(
@@ -295,8 +296,8 @@ bool Rendezvous::ask_master(Descriptor& socket, std::string& why) {
     why = "what listens there does not answer as Sherd's rank 0";
     return false;
   }
-  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(socket, head));
-  if (head.status != Status::other_run) return true;
+  if (head.status == GreetingStatus::refused) throw Error(ErrorKind::comm, text_after(socket, head));
+  if (head.status != GreetingStatus::other_run) return true;
   why = cat("the rank 0 there ", text_after(socket, head));
   return false;
 }
@@ -306,7 +307,8 @@ void Rendezvous::go_to_master() {
   std::string why = "it was not tried";
   do {
     for (const sockaddr_storage& each : addresses_of(launch_.master_address, launch_.master_port, 0, why)) {
-      Descriptor socket = connect_to(reinterpret_cast<const sockaddr*>(&each), length_of(each), deadline_);
+      FileDescriptor socket =
+          connect_to(reinterpret_cast<const sockaddr*>(&each), length_of(each), deadline_);
       if (!socket)
         why = system_reason();
       else if (ask_master(socket, why)) {
@@ -342,8 +344,8 @@ void Rendezvous::await_all() {
               " s; see its own output"));
     end(cat("rank 0", early));
   }
-  if (head.status == Status::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
-  if (head.status != Status::all_here || head.bytes != hellos_.size() * sizeof(Hello) ||
+  if (head.status == GreetingStatus::refused) throw Error(ErrorKind::comm, text_after(links_[0], head));
+  if (head.status != GreetingStatus::all_here || head.bytes != hellos_.size() * sizeof(Hello) ||
       !receive_all(links_[0], hellos_.data(), head.bytes, deadline_))
     end(cat("rank 0", early));
   told_ = true;
@@ -353,7 +355,7 @@ void Rendezvous::go_to_peer(int rank) {
   sockaddr_storage address = hellos_[at(rank)].address;
   // Rank 0 knows ranks of its own machine by an address that means something there only.
   if (is_loopback(address)) address = with_port(master_address_, hellos_[at(rank)].port);
-  Descriptor socket;
+  FileDescriptor socket;
   for (int turn = 0; turn < 3 && !socket && !deadline_.passed(); ++turn)
     socket = connect_to(reinterpret_cast<const sockaddr*>(&address), length_of(address), deadline_);
   if (!socket)
@@ -364,9 +366,9 @@ void Rendezvous::go_to_peer(int rank) {
   Answer head;
   if (!send_all(socket, &mine, sizeof mine, deadline_) || !receive_all(socket, &head, sizeof head, deadline_))
     end(cat("rank ", rank, early));
-  if (head.magic == magic && head.status == Status::refused)
+  if (head.magic == magic && head.status == GreetingStatus::refused)
     throw Error(ErrorKind::comm, text_after(socket, head));
-  if (head.magic != magic || head.status != Status::accepted)
+  if (head.magic != magic || head.status != GreetingStatus::accepted)
     end(cat("rank ", launch_.rank, " found something else than rank ", rank, " at ", text_of(address)));
   links_[at(rank)] = std::move(socket);
 }
@@ -382,7 +384,7 @@ Meeting Rendezvous::run() {
     await_all();
     for (int r = 1; r < launch_.rank; ++r) go_to_peer(r);
     admit(launch_.rank + 1);
-    answer(links_[0], Status::connected);
+    answer(links_[0], GreetingStatus::connected);
     read_verdict();
   }
   Meeting out;

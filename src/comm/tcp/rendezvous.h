@@ -9,10 +9,10 @@
 
 namespace sherd::comm {
 
-/// What the ranks of a launch have once they met.
+/// The connections that the ranks of a launch have once they met.
 struct Meeting {
-  std::vector<Descriptor> links;     ///< a connection to every rank, by rank; empty for this one
-  std::vector<Identity> identities;  ///< by rank
+  std::vector<FileDescriptor> links;     ///< a connection to every rank, by rank; empty for this one
+  std::vector<RankIdentity> identities;  ///< by rank
 };
 
 /// Collective: brings the ranks of a launch together. Rank 0 listens on the master's port; the others tell it

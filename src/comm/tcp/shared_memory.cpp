@@ -21,19 +21,19 @@ std::byte* map(int file, std::size_t bytes) {
 
 SharedMemory make_shared_memory(std::size_t bytes) {
   SharedMemory out;
-  out.file = Descriptor(memfd_create("sherd", MFD_CLOEXEC));
+  out.file = FileDescriptor(memfd_create("sherd", MFD_CLOEXEC));
   if (out.file && ftruncate(out.file.get(), static_cast<off_t>(bytes)) == 0)
     out.data = map(out.file.get(), bytes);
   if (!out.data) {
     const int why = errno;
-    out.file = Descriptor();
+    out.file = FileDescriptor();
     errno = why;
   }
   return out;
 }
 
 std::byte* map_memory_of(long long pid, int descriptor, std::size_t bytes) {
-  const Descriptor file(open(cat("/proc/", pid, "/fd/", descriptor).c_str(), O_RDWR | O_CLOEXEC));
+  const FileDescriptor file(open(cat("/proc/", pid, "/fd/", descriptor).c_str(), O_RDWR | O_CLOEXEC));
   if (!file) return nullptr;
   struct stat found {};
   if (fstat(file.get(), &found) != 0) return nullptr;

@@ -9,7 +9,7 @@ namespace sherd::comm {
 /// Memory of this process that other processes of the machine can map while `file` is open. It has no name,
 /// so that nothing is left behind however a process ends, and does not count against /dev/shm.
 struct SharedMemory {
-  Descriptor file;  ///< empty, with errno, where the system does not give any
+  FileDescriptor file;  ///< empty, with errno, where the system does not give any
   std::byte* data = nullptr;
 };
 SharedMemory make_shared_memory(std::size_t bytes);

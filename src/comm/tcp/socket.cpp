@@ -76,7 +76,7 @@ bool move_all(int fd, short events, std::size_t bytes, const Deadline& deadline,
 
 }  // namespace
 
-Descriptor::~Descriptor() {
+FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
@@ -84,24 +84,24 @@ std::string system_reason() {
   return std::strerror(errno);
 }
 
-Descriptor listen_on(const sockaddr_storage& address) {
-  Descriptor socket(::socket(address.ss_family, kind, 0));
+FileDescriptor listen_on(const sockaddr_storage& address) {
+  FileDescriptor socket(::socket(address.ss_family, kind, 0));
   if (!socket) return socket;
   set(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1);
   if (address.ss_family == AF_INET6) set(socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, 0);
   if (bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), length_of(address)) != 0 ||
       listen(socket.get(), SOMAXCONN) != 0)
-    return Descriptor();
+    return FileDescriptor();
   return socket;
 }
 
-Descriptor listen_on(int port) {
-  Descriptor socket = listen_on(any_address(AF_INET6, port));
+FileDescriptor listen_on(int port) {
+  FileDescriptor socket = listen_on(any_address(AF_INET6, port));
   return socket || errno == EADDRINUSE || errno == EACCES ? std::move(socket)
                                                           : listen_on(any_address(AF_INET, port));
 }
 
-int port_of(const Descriptor& listener) {
+int port_of(const FileDescriptor& listener) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
@@ -113,7 +113,7 @@ namespace {
 
 /// Where nobody listens on a port of this machine, the system may give a connection that very port: it then
 /// meets itself.
-bool meets_itself(const Descriptor& socket) {
+bool meets_itself(const FileDescriptor& socket) {
   sockaddr_storage own{};
   socklen_t length = sizeof own;
   getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length);
@@ -122,49 +122,49 @@ bool meets_itself(const Descriptor& socket) {
 
 }  // namespace
 
-Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline) {
-  Descriptor socket(::socket(address->sa_family, kind, 0));
+FileDescriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline) {
+  FileDescriptor socket(::socket(address->sa_family, kind, 0));
   if (!socket) return socket;
   prepare(socket.get());
   const auto met = [&] {
     if (!meets_itself(socket)) return std::move(socket);
     errno = ECONNREFUSED;
-    return Descriptor();
+    return FileDescriptor();
   };
   if (connect(socket.get(), address, length) == 0) return met();
-  if (errno != EINPROGRESS) return Descriptor();
+  if (errno != EINPROGRESS) return FileDescriptor();
   const auto attempt = std::min(deadline.at(), Deadline::Clock::now() + std::chrono::seconds(5));
   if (!await(socket.get(), POLLOUT, Deadline(attempt - Deadline::Clock::now()))) {
     errno = ETIMEDOUT;
-    return Descriptor();
+    return FileDescriptor();
   }
   int error = 0;
   socklen_t size = sizeof error;
   getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   if (error == 0) return met();
   errno = error;
-  return Descriptor();
+  return FileDescriptor();
 }
 
-Descriptor accept_from(const Descriptor& listener) {
-  Descriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+FileDescriptor accept_from(const FileDescriptor& listener) {
+  FileDescriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (socket) prepare(socket.get());
   return socket;
 }
 
-bool receive_all(const Descriptor& socket, void* data, std::size_t bytes, const Deadline& deadline) {
+bool receive_all(const FileDescriptor& socket, void* data, std::size_t bytes, const Deadline& deadline) {
   return move_all(socket.get(), POLLIN, bytes, deadline, [&](std::size_t done) {
     return recv(socket.get(), static_cast<std::byte*>(data) + done, bytes - done, 0);
   });
 }
 
-bool send_all(const Descriptor& socket, const void* data, std::size_t bytes, const Deadline& deadline) {
+bool send_all(const FileDescriptor& socket, const void* data, std::size_t bytes, const Deadline& deadline) {
   return move_all(socket.get(), POLLOUT, bytes, deadline, [&](std::size_t done) {
     return send(socket.get(), static_cast<const std::byte*>(data) + done, bytes - done, MSG_NOSIGNAL);
   });
 }
 
-sockaddr_storage peer_of(const Descriptor& socket) {
+sockaddr_storage peer_of(const FileDescriptor& socket) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &length);

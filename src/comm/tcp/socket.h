@@ -11,12 +11,12 @@
 namespace sherd::comm {
 
 /// A file descriptor; closes what it still holds.
-class Descriptor {
+class FileDescriptor {
  public:
-  explicit Descriptor(int fd = -1) : fd_(fd) {}
-  ~Descriptor();
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
     std::swap(fd_, other.fd_);
     return *this;
   }
@@ -27,28 +27,28 @@ class Descriptor {
   int fd_;
 };
 
-/// What errno means.
+/// The meaning of errno.
 std::string system_reason();
 
 /// Listens on a port of all addresses, of both protocols where the system has both; 0: any port. Empty, with
 /// errno, when it cannot.
-Descriptor listen_on(int port);
+FileDescriptor listen_on(int port);
 /// The same on one address.
-Descriptor listen_on(const sockaddr_storage& address);
-int port_of(const Descriptor& listener);
+FileDescriptor listen_on(const sockaddr_storage& address);
+int port_of(const FileDescriptor& listener);
 
 /// One attempt to connect, of at most five seconds. Empty, with errno, where it fails.
-Descriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline);
+FileDescriptor connect_to(const sockaddr* address, socklen_t length, const Deadline& deadline);
 
 /// The next connection that waits to be accepted, or empty.
-Descriptor accept_from(const Descriptor& listener);
+FileDescriptor accept_from(const FileDescriptor& listener);
 
 /// Reads or writes all bytes; false when the other side has closed the connection or the deadline passes.
-bool receive_all(const Descriptor& socket, void* data, std::size_t bytes, const Deadline& deadline);
-bool send_all(const Descriptor& socket, const void* data, std::size_t bytes, const Deadline& deadline);
+bool receive_all(const FileDescriptor& socket, void* data, std::size_t bytes, const Deadline& deadline);
+bool send_all(const FileDescriptor& socket, const void* data, std::size_t bytes, const Deadline& deadline);
 
 /// The other side's address.
-sockaddr_storage peer_of(const Descriptor& socket);
+sockaddr_storage peer_of(const FileDescriptor& socket);
 /// An IPv4 address inside an IPv6 one as itself, which machines without IPv6 can connect to.
 sockaddr_storage plain(const sockaddr_storage& address);
 bool is_loopback(const sockaddr_storage& address);

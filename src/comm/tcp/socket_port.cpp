@@ -76,7 +76,7 @@ class SocketPort final : public Port {
   bool cancel(int request) noexcept override {
     const Mesh::Ticket open = ticket(request);
     if (!open) return true;
-    mesh_->give_up(open);
+    mesh_->abort(open);
     drop(request);
     return true;
   }
@@ -171,7 +171,7 @@ class SocketPort final : public Port {
                " is dead: its process or the connection to it ended; see that rank's own output");
   }
 
-  /// What this rank could not do: an errno, and the rank without which it could not, if it is one that died.
+  /// Why this rank failed: an errno, and the rank without which it could not, if it is one that died.
   struct Obstacle {
     int error = 0, dead = -1;
   };
@@ -222,7 +222,7 @@ std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patie
   Obstacle met;
   for (int r = 0; r < size() && met.error == 0; ++r) {
     if (r == rank_) continue;
-    const Identity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
+    const RankIdentity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
     std::byte*& part = parts[static_cast<std::size_t>(r)];
     errno = ESRCH;  // of a process that is not seen from here
     if (peer.pid != 0)
@@ -270,7 +270,7 @@ std::shared_ptr<Port> make_socket_port(std::shared_ptr<Mesh> mesh, bool shared_m
   std::iota(all.begin(), all.end(), 0);
   const bool shares = shared_memory && try_sharing(mesh, patience);
   std::vector<std::uint64_t> machines;
-  for (const Identity& identity : mesh->identities()) machines.push_back(identity.host);
+  for (const RankIdentity& identity : mesh->identities()) machines.push_back(identity.host);
   auto port = std::make_shared<SocketPort>(std::move(mesh), 1, std::move(all), machines);
   const std::vector<std::int64_t> sharing =
       port->from_all({shares}, patience);  // nobody leaves before all have met

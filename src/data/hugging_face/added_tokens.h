@@ -41,13 +41,13 @@ class AddedTokens {
   /// By their content; null: none.
   const AddedToken* named(std::string_view content) const;
   const AddedToken* of_id(std::int32_t id) const;
-  /// What decoding reads: the content, as normalised where it is looked for so.
+  /// The text as decoding reads it: the content, normalised where it is looked for so.
   const std::string& written(const AddedToken& token) const;
   bool is_special(std::string_view text) const { return special_.contains(std::string(text)); }
   std::int32_t end() const { return end_; }
 
  private:
-  /// Of bytes; node 0 is the root.
+  /// A tree of bytes; node 0 is the root.
   struct Trie {
     struct Node {
       std::vector<std::pair<unsigned char, std::int32_t>> next;

@@ -213,7 +213,8 @@ void Bpe::merge_long(Space& space) const {
     const Candidate best = heap.back();
     heap.pop_back();
     Space::Symbol& left = symbol(best.at);
-    // What changed since is known by its ids; what merged into a left neighbour has the id -1.
+    // A pair that changed since is known by its ids; a symbol that merged into its left neighbour has the id
+    // -1.
     if (left.id != best.left || left.next < 0 || symbol(left.next).id != best.right) continue;
     left.id = id_of(merge_of(best.left, best.right));
     symbol(left.next).id = -1;

@@ -12,7 +12,7 @@
 
 namespace sherd::data {
 
-/// What a model of byte-pair encoding (Sennrich et al. 2016) is made of.
+/// The parts of a model of byte-pair encoding (Sennrich et al. 2016).
 struct BpeParts {
   std::vector<std::pair<std::string, std::int32_t>> vocabulary;
   std::vector<std::pair<std::string, std::string>> merges;  ///< the first is applied first
@@ -27,7 +27,7 @@ struct BpeParts {
 /// the lowest rank, of equal ones the left one, until none do. Immutable.
 class Bpe {
  public:
-  /// What a thread needs.
+  /// A thread's own memory.
   struct Space {
     struct Symbol {
       std::int32_t id, previous, next;
@@ -39,7 +39,7 @@ class Bpe {
     std::vector<Symbol> symbols = {};
     std::vector<Candidate> heap = {};
     std::vector<std::int32_t> ids = {};
-    std::vector<std::uint64_t> made = {};  ///< of each pair: rank and new id, or none
+    std::vector<std::uint64_t> made = {};  ///< by pair: rank and new id, or none
     std::string written = {};
     WordCache cache = {};
   };

@@ -42,7 +42,7 @@ bool replace(const NormalizerStep& step, std::string_view text, std::string& out
   bool changed = false;
   step.pattern->for_each(text, space, [&](std::size_t begin, std::size_t end) {
     out.append(text.substr(done, begin - done));
-    // What comes is counted to the last character of what went.
+    // The text that comes is counted to the last character of the one that went.
     if (begin < of_first)
       first = end <= of_first ? out.size() + step.content.size() + (of_first - end) : out.size();
     out += step.content;

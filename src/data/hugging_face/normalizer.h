@@ -17,14 +17,15 @@ struct NormalizerStep {
   bool left = false, right = false;  ///< strip: White_Space at which ends
 };
 
-/// What becomes of a text before it is cut, step by step. NFC and its kin are ICU's.
+/// Changes a text before it is cut, step by step. NFC and its kin are ICU's.
 class Normalizer {
  public:
   explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
 
-  /// Of valid UTF-8: `text` itself where nothing changes, else what lies in `storage` then. `goes_on`: more
-  /// of the same text lies before it, so that nothing is put in front, nor space dropped there. `of_first`,
-  /// where given: the bytes at the front that are, and then those that were made of, its first character.
+  /// Takes valid UTF-8, and gives `text` itself where nothing changes, else what lies in `storage` then.
+  /// `goes_on`: more of the same text lies before it, so that nothing is put in front, nor space dropped
+  /// there. `of_first`, where given: the bytes at the front that are, and then those that were made of, its
+  /// first character.
   std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space, bool goes_on = false,
                          std::size_t* of_first = nullptr) const;
 

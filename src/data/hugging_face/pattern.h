@@ -7,7 +7,7 @@
 
 namespace sherd::data {
 
-/// What a thread that searches needs; one for all patterns.
+/// A searching thread's own memory; one for all patterns.
 class MatchSpace {
  public:
   MatchSpace();

@@ -19,8 +19,8 @@ constexpr std::string_view other_than_space_set =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 constexpr std::string_view word_set = R"(\p{Alphabetic}\p{M}\p{Nd}\p{Pc})";
-/// What Oniguruma's \w also matches where it stands alone: of Latin-1, by a table of its own, superscripts
-/// and fractions.
+/// Oniguruma's \w also matches these where it stands alone: superscripts and fractions of Latin-1, by a table
+/// of its own.
 constexpr std::string_view more_of_a_lone_word = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
 
 constexpr std::array categories{"C",  "Cc", "Cf", "Cn", "Co", "Cs", "L",  "Ll", "Lm", "Lo", "Lt", "Lu", "M",

@@ -11,7 +11,7 @@
 
 namespace sherd::data {
 
-/// What becomes of the parts of a text that a pattern matches: each is dropped, a piece of its own, joined to
+/// The fate of the parts of a text that a pattern matches: each is dropped, a piece of its own, joined to
 /// the one before or behind; contiguous: neighbours are one piece.
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
@@ -19,7 +19,7 @@ struct PreTokenizerStep {
   enum class Kind { split, byte_level, metaspace };
   enum class Prepend { always, first, never };
   Kind kind = Kind::split;
-  /// Of split; of byte_level GPT-2's, or null: as the pieces are.
+  /// For split; for byte_level it is GPT-2's, or null: as the pieces are.
   std::shared_ptr<const Pattern> pattern = nullptr;
   SplitBehavior behavior = SplitBehavior::isolated;
   bool invert = false;           ///< split: what does not match is taken for what does
@@ -43,7 +43,7 @@ struct Piece {
   }
 };
 
-/// What a thread needs to cut; pieces lie in what was cut, or in `written`.
+/// A cutting thread's own memory; pieces lie in what was cut, or in `written`.
 struct PieceSpace {
   MatchSpace& matches;
   std::vector<Piece> pieces = {};

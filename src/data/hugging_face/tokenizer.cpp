@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view end_option = "eod=", begin_option = "bos=";
 
-/// What a thread needs while it encodes.
+/// A thread's own memory while it encodes.
 struct Space {
   MatchSpace matches = {};
   PieceSpace pieces{matches};
@@ -163,7 +163,7 @@ void tell_of_prefix_space(bool asked, const TokenizerFile& file) {
       "at the beginning of texts; save the tokenizer anew by transformers to have its");
 }
 
-/// What `spec` leaves open, of the file and those beside it.
+/// Fills in what `spec` leaves open, from the file and those beside it.
 void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
   if (spec.end && spec.begin) return;
   const DocumentEnds ends = document_ends_beside(std::filesystem::path(spec.path).parent_path());

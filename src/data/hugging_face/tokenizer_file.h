@@ -14,7 +14,7 @@
 
 namespace sherd::data {
 
-/// What a tokenizer.json says.
+/// The contents of a tokenizer.json.
 struct TokenizerFile {
   BpeParts model;
   std::vector<AddedToken> added;
@@ -29,7 +29,7 @@ struct TokenizerFile {
 /// offsets), or refused by name: Error{data}.
 TokenizerFile parse_tokenizer_file(const std::string& bytes);
 
-/// What the files beside a tokenizer.json say of a document's ends.
+/// A document's ends, as the files beside a tokenizer.json say.
 struct DocumentEnds {
   std::string end;                     ///< the token; empty: not told
   std::optional<std::int32_t> end_id;  ///< or its id

@@ -57,7 +57,7 @@ std::vector<json> special_tokens(const json& settings) {
   return out;
 }
 
-/// What the files name, and whether it replaces what a tokenizer.json says of a token of the same content.
+/// A token that the files name, and whether it replaces a tokenizer.json's of the same content.
 struct Named {
   json token;
   bool replaces;

@@ -6,10 +6,10 @@
 
 namespace sherd::data {
 
-/// What stands in labels for a token that is no target of the loss (PyTorch's ignore_index).
+/// Stands in labels for a token that is no target of the loss (PyTorch's ignore_index).
 inline constexpr std::int32_t no_label = -100;
 
-/// What stands in front of each text: ids [first, first + count), which no text has.
+/// Tokens that stand in front of each text: ids [first, first + count), which no text has.
 struct VirtualTokens {
   std::int64_t first = 0, count = 0;
 };

@@ -33,7 +33,8 @@ struct Writer {
     segments.push_back({std::move(token), learned, Segment::Kind::control});
   }
   void end(bool learned) { segments.push_back({"", learned, Segment::Kind::end}); }
-  /// What begins every document of the tokenizer; where nothing does, the template's own token, if any.
+  /// Adds the beginning of every document of the tokenizer; where it has none, the template's own token, if
+  /// any.
   void begin(const char* token = nullptr) {
     if (tokenizer.begin_of_document())
       segments.push_back({"", false, Segment::Kind::begin});

@@ -9,11 +9,11 @@
 
 namespace sherd::data {
 
-/// What somebody says in a conversation.
+/// One message of a conversation.
 struct Message {
   std::string role;  ///< system, user or assistant
   std::string content;
-  /// Of an assistant's message: false where nothing is to be learned from it (OpenAI's `"weight": 0`).
+  /// False for an assistant's message from which nothing is to be learned (OpenAI's `"weight": 0`).
   bool learned = true;
 };
 
@@ -22,7 +22,7 @@ struct Segment {
   enum class Kind {
     text,
     control,  ///< a token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text
-    begin,    ///< what the tokenizer begins documents with; only of one that does
+    begin,    ///< the token with which the tokenizer begins documents; only where it has one
     end       ///< the tokenizer's end of a document
   };
   std::string text;
@@ -40,8 +40,8 @@ struct Segment {
 ///   text between that and its end (Small)
 /// - plain, for tokenizers without such tokens: SYSTEM\n\n### User:\nTEXT\n\n### Assistant:\nANSWER and the
 ///   end of the document
-/// What the tokenizer begins documents with stands in front of each, in place of the template's own. None
-/// puts in a system message that the conversation does not have.
+/// The token with which the tokenizer begins documents stands in front of each, in place of the template's
+/// own. None puts in a system message that the conversation does not have.
 enum class ChatTemplate { chatml, llama3, mistral, plain };
 
 /// By its name, as above. Throws Error{config} for any other.
@@ -65,7 +65,7 @@ std::vector<Segment> render_question(ChatTemplate which, const Tokenizer& tokeni
 /// tokenizer whose documents end with a token that has a text.
 std::string jinja_of(ChatTemplate which, const Tokenizer& tokenizer);
 
-/// What is written in front of an answer's text, which is no part of it, though the model makes it.
+/// The text in front of an answer, which is no part of it, though the model makes it.
 std::string before_answer(ChatTemplate which, const Tokenizer& tokenizer);
 /// The token with which an answer ends; empty: the end of the document.
 std::string end_of_answer(ChatTemplate which);

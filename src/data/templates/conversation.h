@@ -27,7 +27,7 @@ struct Question {
 Question encode_question(const Tokenizer& tokenizer, ChatTemplate which, std::span<const Message> messages,
                          std::int64_t most = std::numeric_limits<std::int64_t>::max());
 
-/// What ends an answer.
+/// The tokens and texts that end an answer.
 struct AnswerEnd {
   std::vector<std::int32_t> ids;   ///< each of these tokens
   std::vector<std::string> texts;  ///< and these, where the template's token is none of the tokenizer's

@@ -22,10 +22,10 @@ bool is_letter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-/// What is known at a place of a template.
+/// The names that are known at a place of a template.
 struct Scope {
   std::map<std::string, std::string> names;  ///< that were set, and what each would write
-  std::set<std::string> read;                ///< of those
+  std::set<std::string> read;                ///< names that were read
   std::vector<std::string> begins;           ///< tokens that begin documents, as texts
 
   /// A text of the template's own.
@@ -88,7 +88,7 @@ class Expression {
     rest_.remove_prefix(std::min(at + 1, rest_.size()));
     return out;
   }
-  /// What is in brackets, without reading it.
+  /// The text in brackets, without reading it.
   std::string inside(char open, char close) {
     std::size_t depth = 1, at = 0;
     for (; at < rest_.size(); ++at) {
@@ -152,7 +152,7 @@ class Expression {
   int depth_;
 };
 
-/// What a template writes from its first to its last line, with marks for what messages say.
+/// Reads a template from its first to its last line, and writes it with marks for what messages say.
 class Reading {
  public:
   Reading(std::string_view jinja, const Tokenizer& tokenizer) {

@@ -13,7 +13,7 @@
 namespace sherd::data {
 namespace {
 
-/// What one of ours writes behind a document's beginning.
+/// The text that one of ours writes behind a document's beginning.
 std::string flat(std::span<const Segment> segments, const Tokenizer& tokenizer) {
   const std::vector<std::string> begins = begin_tokens(tokenizer);
   const auto is_begin = [&](const Segment& segment) {
@@ -27,7 +27,7 @@ std::string flat(std::span<const Segment> segments, const Tokenizer& tokenizer) 
   return out;
 }
 
-/// What one of ours writes for a message of each kind, and in front of an answer.
+/// The texts that one of ours writes for a message of each kind, and in front of an answer.
 struct Units {
   std::vector<std::string> messages;
   std::string user, answer, both, any_role, question;

@@ -76,7 +76,7 @@ Message message_of(const json& message, bool learned) {
   return {message["role"].get<std::string>(), content_of(message), says_learned(message) && learned};
 }
 
-/// What a line says beside its messages and a template would write.
+/// Names the keys of a line beside its messages that a template would write.
 void check_beside(const json& object) {
   for (const char* key : {"tools", "functions", "documents", "chat_template_kwargs"})
     if (const auto found = object.find(key); found != object.end() && !found->empty())
@@ -248,7 +248,7 @@ struct Run {
   }
 };
 
-/// What `read` makes of a line; its errors name the place.
+/// The result of `read` for a line; its errors name the place.
 template <class F>
 auto at_line(const std::filesystem::path& file, std::int64_t line_number, const F& read) {
   const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };

@@ -20,7 +20,7 @@ struct ExampleOptions {
   std::string no_template = {};  ///< why conversations are refused; empty: they are not
 };
 
-/// What a line holds.
+/// The contents of one line.
 struct Example {
   std::vector<Segment> segments;
   bool marked = false;        ///< a conversation or completion, of which a part alone is to be learned

@@ -15,7 +15,8 @@ using namespace std::string_view_literals;
 constexpr std::size_t binary_head =
     8000;  // bytes in which a NUL tells binary files from text, as for git and diff
 
-/// What begins with `bytes` at `at`. One that text could begin with counts only in a file that is binary.
+/// A kind of file that begins with `bytes` at `at`. One that text could begin with counts only in a file that
+/// is binary.
 struct Signature {
   std::size_t at;
   std::string_view bytes, what, next;

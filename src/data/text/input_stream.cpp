@@ -38,7 +38,7 @@ class InputStream::Source {
   std::string name() const { return path_.string(); }
   std::uint64_t bytes_read() const { return bytes_read_; }
 
-  /// What is read and not yet taken: at least `least` bytes, unless the file ends before.
+  /// Bytes that are read and not yet taken: at least `least` bytes, unless the file ends before.
   std::string_view peek(std::size_t least) {
     if (end_ - begin_ < least) {
       std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
@@ -86,7 +86,7 @@ class InputStream::Decoder {
   virtual std::size_t read(Source& source, char* to, std::size_t bytes) = 0;
 
  protected:
-  /// What is packed and not yet taken; throws where the file ends here.
+  /// Packed bytes that are not yet taken; throws where the file ends here.
   static std::string_view more(Source& source, const char* format) {
     const std::string_view packed = source.peek(1);
     if (packed.empty())
@@ -143,7 +143,7 @@ class InputStream::Zstd final : public Decoder {
     ZSTD_outBuffer out{to, bytes, 0};
     while (out.pos == 0) {
       if (!in_frame_ && source.peek(1).empty()) return 0;
-      // What the window still holds comes without new input.
+      // Text that the window still holds comes without new input.
       const std::string_view packed = pending_ ? source.peek(0) : more(source, "zstd");
       ZSTD_inBuffer in{packed.data(), packed.size(), 0};
       const std::size_t left = ::ZSTD_decompressStream(stream_, &out, &in);

@@ -21,7 +21,7 @@ class InputStream {
   /// what is packed is damaged or cut off; both name it.
   std::size_t read(char* to, std::size_t bytes);
 
-  /// Of the file itself, as it lies on disk, so far.
+  /// Bytes of the file itself, as it lies on disk, that were read so far.
   std::uint64_t bytes_read() const;
 
  private:

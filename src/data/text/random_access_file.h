@@ -11,7 +11,7 @@ namespace sherd::data {
 /// is mapped ends the process by SIGBUS, and here it is an error that names the file.
 class RandomAccessFile {
  public:
-  /// What the kernel should expect: one pass, or jumps.
+  /// The access that the kernel should expect: one pass, or jumps.
   enum class Access { sequential, random };
 
   /// Throws Error{io} naming the file when it cannot be opened or is no regular file.

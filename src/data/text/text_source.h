@@ -37,7 +37,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs);
 
 /// A document or, where it is long, a part of one.
 struct TextPiece {
-  std::string text;  ///< of a JSON lines file: the whole line, to be read with read_example()
+  std::string text;  ///< from a JSON lines file: the whole line, to be read with read_example()
   bool last = true;  ///< ends its document
   bool json = false;
   std::size_t file = 0;   ///< index into the inputs
@@ -66,7 +66,7 @@ class TextSource {
   /// of them. Throws as next() does.
   static void check(std::vector<InputFile> files);
 
-  /// Of the files, as they lie on disk, so far.
+  /// Bytes of the files, as they lie on disk, that were read so far.
   std::uint64_t bytes_read() const { return closed_bytes_ + (in_ ? in_->bytes_read() : 0); }
   const std::vector<InputFile>& files() const { return files_; }
 

@@ -33,7 +33,7 @@ BlockCache::~BlockCache() {
 std::byte* BlockCache::take_kept(std::size_t size) {
   const auto shelf = free_.find(size);
   if (shelf == free_.end() || shelf->second.empty()) return nullptr;
-  std::deque<Kept>& blocks = shelf->second;
+  std::deque<FreeBlock>& blocks = shelf->second;
   std::byte* data = nullptr;
   if (!fence_) {
     data = blocks.back().data;
@@ -83,13 +83,13 @@ bool BlockCache::wait_for_fences() {
 
 void BlockCache::give(std::byte* data, std::size_t bytes) noexcept {
   try {
-    Kept kept{data, fence_ ? fence_() : Event()};
+    FreeBlock kept{data, fence_ ? fence_() : Event()};
     std::lock_guard lock(mutex_);
     const std::size_t size = size_for(bytes);
-    std::deque<Kept>& blocks = free_[size];
+    std::deque<FreeBlock>& blocks = free_[size];
     const auto at = reuse_ == Reuse::latest
                         ? blocks.end()
-                        : std::ranges::lower_bound(blocks, kept.data, std::greater<>(), &Kept::data);
+                        : std::ranges::lower_bound(blocks, kept.data, std::greater<>(), &FreeBlock::data);
     blocks.insert(at, std::move(kept));
     kept_bytes_ += size;
   } catch (...) {

@@ -69,7 +69,7 @@ class BlockCache {
   std::size_t size_for(std::size_t bytes) const { return source_->size_for(bytes); }
 
  private:
-  struct Kept {
+  struct FreeBlock {
     std::byte* data;
     Event fence;
   };
@@ -82,7 +82,7 @@ class BlockCache {
   const Fence fence_;
   const double fence_seconds_ = 0;
   mutable std::mutex mutex_;
-  std::map<std::size_t, std::deque<Kept>>
+  std::map<std::size_t, std::deque<FreeBlock>>
       free_;                    // guarded by mutex_; the next to serve last, with a fence first
   std::size_t kept_bytes_ = 0;  // guarded by mutex_
 };

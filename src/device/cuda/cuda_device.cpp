@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "device/check_list.h"
-#include "device/cuda.h"
+#include "device/cuda/cuda_device.h"
 #include "device/cuda/driver.h"
 
 namespace sherd::device {
@@ -23,7 +23,7 @@ cudaMemoryType kind_of_memory(const void* data) {
   check_call(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
   return attributes.type;
 }
-/// Of memory that CUDA knows: its own, or registered with it.
+/// Whether CUDA knows this memory: its own, or registered with it.
 bool known_to_cuda(const void* data) {
   return kind_of_memory(data) != cudaMemoryTypeUnregistered;
 }
@@ -80,7 +80,7 @@ class Gpu final : public CudaDevice {
   Stream make_stream(bool urgent) override { return Stream(cuda::make_queue(gpu_.ordinal, urgent)); }
   void make_current() override { check_call(cudaSetDevice(gpu_.ordinal), "cudaSetDevice"); }
 
-  CudaMemory memory() override {
+  DeviceMemory memory() override {
     const OnGpu on(gpu_.ordinal);
     std::size_t free = 0, total = 0;
     check_call(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
@@ -193,7 +193,7 @@ class Gpu final : public CudaDevice {
       fail(ErrorKind::memory, "the system has no ", bytes, " bytes of page-locked memory left for ",
            name_of(category), " in the host tier; this rank holds there: ", ledger_->holders(tier),
            ". Free memory of other programs, raise the limit of locked memory (ulimit -l), or offload less");
-    const CudaMemory left = memory();
+    const DeviceMemory left = memory();
     fail(ErrorKind::memory, "out of memory on GPU ", gpu_.ordinal, " ('", gpu_.name, "'): ", bytes,
          " more bytes for ", name_of(category), ", of which ", left.free, " are free out of ", left.total,
          "; this rank holds: ", ledger_->holders(tier),
@@ -214,7 +214,7 @@ class Gpu final : public CudaDevice {
 
 }  // namespace
 
-std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions& options) {
+std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions& options) {
   const CudaStatus status = cuda_status();
   if (!status.usable()) fail(ErrorKind::config, "there is no CUDA device: ", status.why_not);
   const auto gpu = std::find_if(status.gpus.begin(), status.gpus.end(),

@@ -1,6 +1,6 @@
 #pragma once
 
-// What kernels share, on the device and on the emulator. Included by launch.cuh, whichever of the two that
+// Shared by kernels, on the device and on the emulator. Included by launch.cuh, whichever of the two that
 // is.
 
 #include <bit>

@@ -10,7 +10,7 @@
 
 namespace sherd::device::cuda {
 
-LazyLibrary::Entry::Entry(LazyLibrary& library, const char* name)
+LazyLibrary::LibraryEntry::LibraryEntry(LazyLibrary& library, const char* name)
     : library_(library), name_(name), next_(library.entries_) {
   library.entries_ = this;
 }
@@ -19,8 +19,8 @@ std::string LazyLibrary::file() const {
   return cat("lib", names_.stem, ".so.", names_.major);
 }
 
-/// What to give dlopen(). A file that is there is taken even if it turns out to be none: the dynamic linker
-/// would do the same, and whoever put it there should hear of it.
+/// The name to give dlopen(). A file that is there is taken even if it turns out to be none: the dynamic
+/// linker would do the same, and whoever put it there should hear of it.
 std::string LazyLibrary::path() const {
   namespace fs = std::filesystem;
   const char* listed = ::secure_getenv("LD_LIBRARY_PATH");
@@ -42,7 +42,7 @@ void LazyLibrary::open() {
     const char* why = ::dlerror();
     fail(ErrorKind::config, names_.title, " cannot be loaded: ", why ? why : from, "; ", next_step);
   }
-  for (Entry* entry = entries_; entry; entry = entry->next_) {
+  for (LibraryEntry* entry = entries_; entry; entry = entry->next_) {
     entry->address_ = ::dlsym(library, entry->name_);
     if (!entry->address_)
       fail(ErrorKind::config, names_.title, " in ", from, " has no function ", entry->name_,

@@ -20,16 +20,16 @@ class LazyLibrary {
   };
 
   /// One function's place in the library. Made before main(), and never destroyed.
-  class Entry {
+  class LibraryEntry {
    protected:
-    Entry(LazyLibrary& library, const char* name);
+    LibraryEntry(LazyLibrary& library, const char* name);
     LazyLibrary& library_;
     void* address_ = nullptr;  ///< once the library is loaded
 
    private:
     friend class LazyLibrary;
     const char* name_;
-    Entry* next_;
+    LibraryEntry* next_;
   };
 
   explicit LazyLibrary(const Names& names) : names_(names) {}
@@ -48,7 +48,7 @@ class LazyLibrary {
   void open();
 
   const Names names_;
-  Entry* entries_ = nullptr;
+  LibraryEntry* entries_ = nullptr;
   std::once_flag loaded_;
 };
 
@@ -57,9 +57,9 @@ class LazyLibrary {
 template <class Signature>
 class LazyFunction;
 template <class Result, class... Parameters>
-class LazyFunction<Result(Parameters...)> : private LazyLibrary::Entry {
+class LazyFunction<Result(Parameters...)> : private LazyLibrary::LibraryEntry {
  public:
-  LazyFunction(LazyLibrary& library, const char* name) : Entry(library, name) {}
+  LazyFunction(LazyLibrary& library, const char* name) : LibraryEntry(library, name) {}
   Result operator()(Parameters... arguments) {
     library_.load();
     return reinterpret_cast<Result (*)(Parameters...)>(address_)(arguments...);

@@ -32,9 +32,9 @@ std::byte* given(void* data, cudaError_t status, const char* call) {
   return static_cast<std::byte*>(data);
 }
 
-class DeviceMemory final : public BlockSource {
+class PooledMemory final : public BlockSource {
  public:
-  DeviceMemory(int ordinal, Stream compute) : ordinal_(ordinal), compute_(std::move(compute)) {
+  PooledMemory(int ordinal, Stream compute) : ordinal_(ordinal), compute_(std::move(compute)) {
     const OnGpu on(ordinal_);
     int pools = 0;
     check_call(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, ordinal_),
@@ -57,7 +57,7 @@ class DeviceMemory final : public BlockSource {
       if (cudaMemPoolSetAccess(pool_, &access, 1) != cudaSuccess) cudaGetLastError();  // a card of others
     }
   }
-  ~DeviceMemory() override {
+  ~PooledMemory() override {
     if (pool_) quietly_on(ordinal_, [this] { cudaMemPoolDestroy(pool_); });
   }
 
@@ -114,7 +114,7 @@ class PinnedMemory final : public BlockSource {
 }  // namespace
 
 std::unique_ptr<BlockSource> make_device_memory(int ordinal, Stream compute) {
-  return std::make_unique<DeviceMemory>(ordinal, std::move(compute));
+  return std::make_unique<PooledMemory>(ordinal, std::move(compute));
 }
 
 std::unique_ptr<BlockSource> make_pinned_memory(int ordinal) {

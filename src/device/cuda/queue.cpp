@@ -67,16 +67,16 @@ class CudaEvent final : public StreamEvent {
   cudaEvent_t event_;
 };
 
-class Queue final : public StreamQueue {
+class CudaQueue final : public StreamQueue {
  public:
-  Queue(int ordinal, bool urgent) : ordinal_(ordinal), events_(std::make_shared<EventPool>(ordinal)) {
+  CudaQueue(int ordinal, bool urgent) : ordinal_(ordinal), events_(std::make_shared<EventPool>(ordinal)) {
     const OnGpu on(ordinal_);
     int least = 0, greatest = 0;
     check_call(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
     check_call(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, urgent ? greatest : least),
                "cudaStreamCreateWithPriority");
   }
-  ~Queue() override {
+  ~CudaQueue() override {
     quietly_on(ordinal_, [this] { cudaStreamDestroy(stream_); });
   }
 
@@ -125,7 +125,7 @@ void allow_shared(const void* entry, std::size_t bytes) {
 }
 
 std::unique_ptr<StreamQueue> make_queue(int ordinal, bool urgent) {
-  return std::make_unique<Queue>(ordinal, urgent);
+  return std::make_unique<CudaQueue>(ordinal, urgent);
 }
 
 }  // namespace sherd::device::cuda

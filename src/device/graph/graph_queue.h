@@ -8,7 +8,6 @@
 #include <mutex>
 
 #include "device/graph/kernel_sequence.h"
-#include "device/graph_counts.h"
 
 namespace sherd::device {
 

@@ -30,7 +30,7 @@ void KernelSequence::keep(const void* value, std::size_t size) {
   sizes_.push_back(size);
 }
 
-void KernelSequence::note(Work work) {
+void KernelSequence::note(SequenceWork work) {
   work.count = sizes_.size() - work.first, work.bytes = bytes_.size() - work.begin;
   std::uint64_t hash = mix_seed(fingerprint_, reinterpret_cast<std::uintptr_t>(work.what));
   hash = mix_seed(mix(mix(hash, work.grid), work.block), work.shared_bytes);
@@ -47,14 +47,14 @@ void KernelSequence::add(const KernelLaunch& kernel) {
   require(kernel.arguments.size() == kernel.sizes.size() && kernel.sizes.size() <= most_arguments,
           "a kernel has ", kernel.arguments.size(), " arguments of ", kernel.sizes.size(), " sizes; at most ",
           most_arguments, " are taken");
-  const Work work{
+  const SequenceWork work{
       kernel.entry, kernel.grid, kernel.block, kernel.shared_bytes, none, sizes_.size(), 0, bytes_.size(), 0};
   for (std::size_t i = 0; i < kernel.sizes.size(); ++i) keep(kernel.arguments[i], kernel.sizes[i]);
   note(work);
 }
 
 void KernelSequence::add(const LibraryCall& call) {
-  const Work work{call.what, {}, {}, 0, calls_.size(), sizes_.size(), 0, bytes_.size(), 0};
+  const SequenceWork work{call.what, {}, {}, 0, calls_.size(), sizes_.size(), 0, bytes_.size(), 0};
   keep(call.key.data(), call.key.size());
   calls_.push_back(call.run);
   note(work);
@@ -65,12 +65,12 @@ void KernelSequence::clear() {
   fingerprint_ = 0;
 }
 
-std::span<const std::byte> KernelSequence::bytes_of(const Work& work) const {
+std::span<const std::byte> KernelSequence::bytes_of(const SequenceWork& work) const {
   return {bytes_.data() + work.begin, work.bytes};
 }
 
 void KernelSequence::run(std::size_t index, StreamQueue& on) const {
-  const Work& work = works_[index];
+  const SequenceWork& work = works_[index];
   const std::span<const std::size_t> sizes(sizes_.data() + work.first, work.count);
   if (work.call != none) return on.call({work.what, bytes_of(work).first(sizes.front()), calls_[work.call]});
   std::array<void*, most_arguments> arguments;
@@ -84,7 +84,7 @@ bool KernelSequence::same_works(const KernelSequence& other) const {
   if (fingerprint_ != other.fingerprint_ || sizes_ != other.sizes_) return false;
   return std::equal(
       works_.begin(), works_.end(), other.works_.begin(), other.works_.end(),
-      [&](const Work& mine, const Work& theirs) {
+      [&](const SequenceWork& mine, const SequenceWork& theirs) {
         return mine.what == theirs.what && mine.grid == theirs.grid && mine.block == theirs.block &&
                mine.shared_bytes == theirs.shared_bytes && mine.call == theirs.call &&
                mine.first == theirs.first &&

@@ -33,7 +33,7 @@ class KernelSequence {
 
  private:
   static constexpr auto none = static_cast<std::size_t>(-1);
-  struct Work {
+  struct SequenceWork {
     const void* what;
     Extent3 grid, block;
     std::size_t shared_bytes;
@@ -43,10 +43,10 @@ class KernelSequence {
   };
   /// Appends a value at the next multiple of 16.
   void keep(const void* value, std::size_t size);
-  void note(Work work);
-  std::span<const std::byte> bytes_of(const Work& work) const;
+  void note(SequenceWork work);
+  std::span<const std::byte> bytes_of(const SequenceWork& work) const;
 
-  std::vector<Work> works_;
+  std::vector<SequenceWork> works_;
   std::vector<std::byte> bytes_;  ///< arguments and keys
   std::vector<std::size_t> sizes_;
   std::vector<std::function<void(void*)>> calls_;

@@ -31,7 +31,7 @@ class Heap {
 
   std::uint64_t size() const { return end_; }
   std::uint64_t free_bytes() const { return free_; }
-  /// What a block of `bytes` bytes takes of the region.
+  /// The bytes of the region that a block of `bytes` bytes takes.
   std::uint64_t rounded(std::uint64_t bytes) const;
 
  private:
@@ -44,8 +44,8 @@ class Heap {
   std::set<std::pair<std::uint64_t, std::uint64_t>> by_size_;  // size and begin of each
 };
 
-/// What lives apart, so that a block that stays does not split the room of those that come and go: small
-/// blocks; of larger ones those of a pass, which are gone when it ends, and all else.
+/// The heaps that live apart, so that a block that stays does not split the room of those that come and go:
+/// small blocks; of larger ones those of a pass, which are gone when it ends, and all else.
 enum class HeapOf : std::uint8_t { small, passing, lasting };
 inline constexpr int heap_count = 3;
 inline HeapOf heap_of(std::size_t bytes, Category category) {

@@ -61,20 +61,20 @@ bool map_at(std::byte* at, std::uint64_t bytes) {
 }  // namespace
 
 HeapMemory::~HeapMemory() {
-  for (const Region& region : regions_) {
+  for (const HeapRegion& region : regions_) {
     open(region.base, region.heap.size());
     ::munmap(region.base, region.heap.size());
   }
 }
 
-void HeapMemory::add(Region& region, std::uint64_t bytes) {
+void HeapMemory::add(HeapRegion& region, std::uint64_t bytes) {
   std::byte* end = region.base + region.heap.size();
   if (region.kind != HeapOf::small) ::madvise(end, bytes, MADV_HUGEPAGE);
   close(end, bytes);
   region.heap.grow(bytes);
 }
 
-bool HeapMemory::extend(Region& region, std::size_t bytes) {
+bool HeapMemory::extend(HeapRegion& region, std::size_t bytes) {
   const std::uint64_t more = region.heap.missing(bytes);
   if (!map_at(region.base + region.heap.size(), more)) return false;
   add(region, more);
@@ -82,7 +82,7 @@ bool HeapMemory::extend(Region& region, std::size_t bytes) {
 }
 
 bool HeapMemory::begin_region(std::size_t bytes, HeapOf kind) {
-  Region region{nullptr, kind, make_heap(kind)};
+  HeapRegion region{nullptr, kind, make_heap(kind)};
   const std::uint64_t first = region.heap.missing(bytes);
   region.base = map_with_room(first, room_);
   if (!region.base) return false;
@@ -92,7 +92,7 @@ bool HeapMemory::begin_region(std::size_t bytes, HeapOf kind) {
 }
 
 std::byte* HeapMemory::take_from_holes(std::size_t bytes, HeapOf kind) {
-  for (Region& region : regions_) {
+  for (HeapRegion& region : regions_) {
     if (region.kind != kind) continue;
     if (const auto offset = region.heap.take(bytes)) return region.base + *offset;
   }
@@ -104,7 +104,7 @@ std::byte* HeapMemory::take(std::size_t bytes, HeapOf kind) {
   std::lock_guard lock(mutex_);
   std::byte* data = take_from_holes(size, kind);
   if (!data) {
-    const auto last = std::ranges::find(regions_ | std::views::reverse, kind, &Region::kind);
+    const auto last = std::ranges::find(regions_ | std::views::reverse, kind, &HeapRegion::kind);
     const bool grown = last != regions_.rend() && extend(*last, size);
     if (!grown && !begin_region(size, kind)) return nullptr;
     data = take_from_holes(size, kind);
@@ -115,7 +115,7 @@ std::byte* HeapMemory::take(std::size_t bytes, HeapOf kind) {
 
 void HeapMemory::give(std::byte* data, std::size_t bytes) noexcept {
   std::lock_guard lock(mutex_);
-  const auto holds = [data](const Region& region) {
+  const auto holds = [data](const HeapRegion& region) {
     return data >= region.base && data < region.base + region.heap.size();
   };
   const auto region = std::ranges::find_if(regions_, holds);
@@ -126,7 +126,7 @@ void HeapMemory::give(std::byte* data, std::size_t bytes) noexcept {
 std::uint64_t HeapMemory::free_bytes() const {
   std::lock_guard lock(mutex_);
   std::uint64_t sum = 0;
-  for (const Region& region : regions_) sum += region.heap.free_bytes();
+  for (const HeapRegion& region : regions_) sum += region.heap.free_bytes();
   return sum;
 }
 

@@ -31,23 +31,23 @@ class HeapMemory {
   /// Takes back what take(bytes, …) gave.
   void give(std::byte* data, std::size_t bytes) noexcept;
 
-  /// Of what it has from the system: not in any block.
+  /// Bytes that it has from the system and that are in no block.
   std::uint64_t free_bytes() const;
 
  private:
-  struct Region {
+  struct HeapRegion {
     std::byte* base;
     HeapOf kind;
     Heap heap;
   };
   std::byte* take_from_holes(std::size_t bytes, HeapOf kind);
-  static void add(Region& region, std::uint64_t bytes);
-  static bool extend(Region& region, std::size_t bytes);
+  static void add(HeapRegion& region, std::uint64_t bytes);
+  static bool extend(HeapRegion& region, std::size_t bytes);
   bool begin_region(std::size_t bytes, HeapOf kind);
 
   const std::uint64_t room_;
   mutable std::mutex mutex_;
-  std::vector<Region> regions_;  // guarded by mutex_; of each kind only the last grows
+  std::vector<HeapRegion> regions_;  // guarded by mutex_; of each kind only the last grows
 };
 
 }  // namespace sherd::device

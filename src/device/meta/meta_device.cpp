@@ -7,8 +7,8 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "device/device.h"
 #include "device/heap/heap.h"
-#include "device/meta.h"
 
 namespace sherd::device {
 namespace {
@@ -31,7 +31,7 @@ std::byte* addresses(std::size_t bytes) {
   return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
 }
 
-/// What the memory of a CPU device would look like: its heaps, without memory. Thread-safe.
+/// The memory of a CPU device as it would be: its heaps, without memory. Thread-safe.
 class MetaHeaps {
  public:
   std::uint64_t take(std::size_t bytes, HeapOf kind) {
@@ -59,15 +59,14 @@ class MetaHeaps {
 
 class MetaDevice final : public Device {
  public:
-  MetaDevice(int threads, Kind stands_for)
-      : stands_for_(stands_for),
+  MetaDevice(int threads, Tier processor_tier)
+      : processor_tier_(processor_tier),
         arena_(threads),
         ledger_(std::make_shared<Ledger>()),
         heaps_(std::make_shared<MetaHeaps>()) {}
 
   Kind kind() const override { return Kind::meta; }
-  Kind stands_for() const { return stands_for_; }
-  Tier processor_tier() const override { return stands_for_ == Kind::cuda ? Tier::host : Tier::device; }
+  Tier processor_tier() const override { return processor_tier_; }
 
   /// Only numbers and flags have contents; to write more would take the memory that nobody is to take.
   void copy(void* to, const void* from, std::size_t bytes) override {
@@ -102,12 +101,11 @@ class MetaDevice final : public Device {
   Arena& arena() override { return arena_; }
   Ledger& ledger() override { return *ledger_; }
   std::uint64_t unused_bytes() const override {
-    return stands_for_ == Kind::cpu ? heaps_->free_bytes()
-                                    : 0;  // GPUs and page-locked memory have another ledger
+    return has_own_memory() ? 0 : heaps_->free_bytes();  // a GPU's and page-locked memory have no heaps
   }
 
  private:
-  const Kind stands_for_;
+  const Tier processor_tier_;
   Arena arena_;
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<MetaHeaps> heaps_;
@@ -116,16 +114,11 @@ class MetaDevice final : public Device {
 }  // namespace
 
 std::shared_ptr<Device> make_meta_device(int threads) {
-  return std::make_shared<MetaDevice>(threads, Kind::cpu);
+  return std::make_shared<MetaDevice>(threads, Tier::device);
 }
 
 std::shared_ptr<Device> make_meta_gpu(int threads) {
-  return std::make_shared<MetaDevice>(threads, Kind::cuda);
-}
-
-Kind stands_for(const Device& device) {
-  const auto* meta = dynamic_cast<const MetaDevice*>(&device);
-  return meta ? meta->stands_for() : device.kind();
+  return std::make_shared<MetaDevice>(threads, Tier::host);
 }
 
 }  // namespace sherd::device

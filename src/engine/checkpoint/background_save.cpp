@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/arena.h"
-#include "base/atomic_file.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "base/thread_signals.h"
+#include "base/threads.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -100,7 +100,7 @@ void lower_priority() {
   ::syscall(SYS_ioprio_set, of_thread, 0, best_effort << class_shift | lowest);
 }
 
-/// What a rank that could not write its file leaves in place of the sum.
+/// The mark that a rank that could not write its file leaves in place of the sum.
 constexpr const char* failed_mark = "failed";
 
 /// None where there is no whole sum; then `failed` says whether none will come.

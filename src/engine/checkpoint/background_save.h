@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-#include "engine/checkpoint/save_act.h"
+#include "engine/checkpoint/writer.h"
 
 namespace sherd::engine {
 
@@ -33,7 +33,7 @@ class BackgroundSave {
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
   Progress progress() const;
-  /// What it failed with; null: nothing so far.
+  /// The error that it failed with; null: none so far.
   std::exception_ptr error() const;
   /// Waits until it is so far or has failed. That the deadline passes is a failure.
   void wait_for(Progress progress);
@@ -46,7 +46,7 @@ class BackgroundSave {
   void remove_partial() const;
 
  private:
-  /// What the thread and its owner share. The thread keeps it where it outlives the owner.
+  /// The state that the thread and its owner share. The thread keeps it where it outlives the owner.
   struct State;
   static void run(const std::shared_ptr<State>& state);
   static void write(State& state);

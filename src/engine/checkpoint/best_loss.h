@@ -10,7 +10,7 @@ namespace sherd::engine {
 /// The lowest validation loss of a run, for training.keep_best and training.patience. The same on all ranks.
 class BestLoss {
  public:
-  /// What the evaluation after `step` found.
+  /// Takes the loss that the evaluation after `step` found.
   void see(std::int64_t step, double loss);
 
   std::optional<double> loss() const { return best_; }

@@ -15,6 +15,22 @@
 #include "tensor/kernels.h"
 #include "tensor/slice.h"
 
+// This folder saves and loads runs.
+//
+//   format.h            what lies on disk: the folder, the names, what a tensor of a file is of
+//   manifest.h          everything of a checkpoint but its tensors, as JSON
+//   states.h            which states a rank writes and reads; what frozen parameters share: frozen_files.h
+//   checkpoint.h        reading slices out of any checkpoint, whoever wrote it; pieces.h: which file has what
+//   checkpoints.h       an engine's saves and loads, on all ranks alike (checkpoints_load.cpp: the latter)
+//   writer.h            a rank's file, and one act of saving; snapshot.h: the copy that is written while
+//                       training goes on; background_save.h: the thread that writes it
+//   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed
+//   best_loss.h         which checkpoint is the best, and patience
+//   weights.h           a checkpoint's weights alone, and checkpoints that no engine writes
+//   load_states.h       reads a rank's states
+//   same_model.h        refuses a checkpoint of another model; same_data.h: of another tokenizer, and tells
+//                       what else has changed
+
 namespace sherd::engine {
 
 /// The folder that DIR/latest, or `tag`, names; "best" stands for what DIR/best names. DIR may also be the
@@ -55,13 +71,14 @@ class CheckpointReader {
   /// `dtype`.
   void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                      std::int64_t begin, std::int64_t end, DType dtype) const;
-  /// What KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not there.
+  /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not
+  /// there.
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
   /// All that it holds, each once, by name.
   std::vector<CheckpointTensor> tensors() const;
-  /// What optimizers had learned of whole parameters, by name, as ParameterNorms::save() gave it.
+  /// The memories of optimizers of whole parameters, by name, as ParameterNorms::save() gave it.
   std::map<std::string, std::string> learned() const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
   /// processor. Of the files, those that hold them are read; of those in 8 bits the values, in fp32. Throws
@@ -84,9 +101,9 @@ void point_best(const std::filesystem::path& directory, const std::string& tag);
 
 /// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one, and that
 /// which DIR/best names. By the order of saving that manifests tell, not by step: after going back to an
-/// earlier checkpoint, higher steps are the old ones. (Those of earlier versions tell none: they are the
-/// oldest, by step.) Each disappears under its name at once. What cannot be removed is a warning. For the run
-/// that saves there (Engine::claim_save_folder).
+/// earlier checkpoint, higher steps are the old ones. (Those that
+/// tell none are the oldest, by step.) Each disappears under its name at once. What cannot be removed is a
+/// warning. For the run that saves there (Engine::claim_save_folder).
 void remove_old_checkpoints(const std::filesystem::path& directory, std::size_t keep,
                             const std::string& newest);
 

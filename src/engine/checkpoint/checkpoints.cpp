@@ -6,18 +6,17 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
-#include "engine/checkpoint/save_act.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/snapshot.h"
 #include "engine/checkpoint/writer.h"
-#include "engine/gather_records.h"
-#include "engine/gather_results.h"
 #include "engine/step/executor.h"
 #include "engine/step/step_states.h"
+#include "engine/update/rules/parameter_norms.h"
 
 namespace sherd::engine {
 
@@ -54,16 +53,16 @@ Manifest Checkpoints::describe(const ClientState& client) const {
   for (const Axis axis :
        {Axis::tensor, Axis::context, Axis::data, Axis::shard, Axis::replica, Axis::pipeline, Axis::expert})
     out.grid[std::string(comm::name_of(axis))] = engine_.groups().grid().size(axis);
-  out.micro_steps = engine_.counters_.micro_steps;
-  out.global_steps = engine_.counters_.global_steps;
-  out.global_samples = engine_.counters_.global_samples;
-  out.skipped_steps = engine_.counters_.skipped_steps;
+  out.micro_steps = engine_.counters().micro_steps;
+  out.global_steps = engine_.counters().global_steps;
+  out.global_samples = engine_.counters().global_samples;
+  out.skipped_steps = engine_.counters().skipped_steps;
   out.optimizer_steps = engine_.optimizer_->steps();
   const std::vector<std::optional<double>>& own_lr = engine_.optimizer_->own_lr();
   if (std::any_of(own_lr.begin(), own_lr.end(), [](const auto& lr) { return lr.has_value(); }))
     out.lr = own_lr;
   if (engine_.scheduler_) out.scheduler = engine_.scheduler_->save();
-  if (engine_.scaler_) out.loss_scaler = engine_.scaler_->save();
+  if (optim::LossScaler* scaler = engine_.update_->scaler()) out.loss_scaler = scaler->save();
   out.compute_dtype = name_of(engine_.config_.precision.compute);
   out.config = config::dump(engine_.config_);
   out.client = client;
@@ -86,7 +85,7 @@ void Checkpoints::take_folder(const std::string& directory) {
 
 void Checkpoints::claim(const std::string& directory) {
   finish();
-  gather_results(*engine_.dist_, "checkpoint folder", [&] {
+  comm::gather_results(engine_.dist_->world(), "checkpoint folder", [&] {
     if (engine_.dist_->rank() == 0) take_folder(directory);
     return true;
   });
@@ -119,7 +118,7 @@ std::string Checkpoints::begin_save(const std::filesystem::path& base, const std
   std::filesystem::path partial;  // of rank 0, once it is there
   if (!failed) failed = end_late_update();
   try {
-    const auto drawn = gather_results(*engine_.dist_, cat("checkpoint ", tag, " begun"), [&] {
+    const auto drawn = comm::gather_results(engine_.dist_->world(), cat("checkpoint ", tag, " begun"), [&] {
       if (failed) std::rethrow_exception(failed);
       engine_.update_->require_finite(engine_.global_steps());
       engine_.update_->require_whole_weights("save_checkpoint()");
@@ -188,12 +187,12 @@ void Checkpoints::prepare(SaveAct& act) {
 }
 
 void Checkpoints::save_now(SaveAct act) {
-  const auto sums = gather_results(*engine_.dist_, "checkpoint checksums", [&] {
+  const auto sums = comm::gather_results(engine_.dist_->world(), "checkpoint checksums", [&] {
     prepare(act);
     act.file.tensors = live_tensors(engine_.sharded(), engine_.device(), FilePart::trained);
     return write_rank_file(act.rank_path(), act.file, act.save_id);
   });
-  gather_results(*engine_.dist_, "checkpoint published", [&] {
+  comm::gather_results(engine_.dist_->world(), "checkpoint published", [&] {
     if (act.rank == 0) act.publish(sums);
     return true;
   });
@@ -204,7 +203,7 @@ void Checkpoints::save_now(SaveAct act) {
 bool Checkpoints::take_snapshot(SaveAct& act) {
   if (!snapshots_) snapshots_ = std::make_unique<Snapshots>(engine_.sharded(), engine_.device());
   std::string missing;
-  const auto fits = gather_results(*engine_.dist_, "checkpoint snapshot", [&] {
+  const auto fits = comm::gather_results(engine_.dist_->world(), "checkpoint snapshot", [&] {
     prepare(act);
     try {
       snapshots_->reserve();
@@ -217,7 +216,7 @@ bool Checkpoints::take_snapshot(SaveAct& act) {
   });
   const auto without = std::find(fits.begin(), fits.end(), false);
   if (without == fits.end()) {
-    gather_results(*engine_.dist_, "checkpoint copied", [&] {
+    comm::gather_results(engine_.dist_->world(), "checkpoint copied", [&] {
       act.file.tensors = snapshots_->take();
       return true;
     });
@@ -248,15 +247,15 @@ void Checkpoints::finish() {
 /// Whether the checkpoint is whole: then no save is under way any more.
 bool Checkpoints::agree(const char* label) {
   struct Told {
-    PartOutcome outcome;
+    comm::PartOutcome outcome;
     BackgroundSave::Progress progress;
   };
   const std::exception_ptr error = saving_->error();
-  const Told mine{error ? PartOutcome::of(error) : PartOutcome{}, saving_->progress()};
-  const std::vector<Told> all = gather_records(*engine_.dist_, mine, label);
+  const Told mine{error ? comm::PartOutcome::of(error) : comm::PartOutcome{}, saving_->progress()};
+  const std::vector<Told> all = comm::gather_records(engine_.dist_->world(), mine, label);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Told& t) { return t.outcome.failed; });
   if (failed != all.end()) {
-    give_up();
+    abort();
     if (error) std::rethrow_exception(error);
     failed->outcome.rethrow(static_cast<std::size_t>(failed - all.begin()));
   }
@@ -267,9 +266,9 @@ bool Checkpoints::agree(const char* label) {
 }
 
 /// On all ranks: none writes when rank 0 removes the folder.
-void Checkpoints::give_up() {
+void Checkpoints::abort() {
   saving_->cancel();
-  gather_records(*engine_.dist_, char{}, "checkpoint given up");
+  comm::gather_records(engine_.dist_->world(), char{}, "checkpoint given up");
   saving_->remove_partial();
   if (!saving_->ended()) snapshots_.reset();  // the thread keeps that memory, which nobody else may use
   saving_.reset();

@@ -20,16 +20,15 @@ class SaveFolder;
 class Snapshots;
 struct SaveAct;
 
-/// What an engine saves and loads, and where. One per engine, which must outlive it; as the engine's own
-/// methods.
+/// Saves and loads what an engine trains. One per engine, which must outlive it; as the engine's own methods.
 class Checkpoints {
  public:
   explicit Checkpoints(Engine& engine);
   ~Checkpoints();
 
   void set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens);
-  /// What the training loader has moved since the last call, a step's samples over all ranks; where it is not
-  /// known, or has moved by hand, train_batch_size.
+  /// The samples that the training loader has given since the last call, a step's over all ranks; where it is
+  /// not known, or has moved by hand, train_batch_size.
   std::int64_t samples_of_step();
   void set_files(ExtraFiles files) { files_ = std::make_shared<const ExtraFiles>(std::move(files)); }
   void claim(const std::string& directory);
@@ -54,7 +53,7 @@ class Checkpoints {
   bool take_snapshot(SaveAct& act);
   void save_now(SaveAct act);
   bool agree(const char* label);
-  void give_up();
+  void abort();
   void take_folder(const std::string& directory);
   CheckpointReader open(const std::string& directory, const std::string& tag);
   void drop_step();

@@ -1,4 +1,4 @@
-// What Checkpoints does to load one.
+// Checkpoints' part that loads.
 #include "engine/checkpoint/checkpoints.h"
 
 #include <algorithm>
@@ -6,16 +6,17 @@
 #include <optional>
 #include <utility>
 
+#include "base/files.h"
 #include "base/log.h"
-#include "base/read_file.h"
+#include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/load_states.h"
 #include "engine/checkpoint/same_data.h"
 #include "engine/checkpoint/same_model.h"
-#include "engine/gather_results.h"
 #include "engine/step/executor.h"
 #include "engine/step/step_states.h"
+#include "engine/update/rules/parameter_norms.h"
 
 namespace sherd::engine {
 
@@ -32,7 +33,7 @@ void keep_tokenizer(const CheckpointReader& reader, std::shared_ptr<const TokenD
   tokens = std::move(with_copy);
 }
 
-/// What the checkpoint holds beside ranks' files and the tokenizer of its data; null: nothing.
+/// The files that the checkpoint holds beside ranks' and the tokenizer of its data; null: none.
 std::shared_ptr<const ExtraFiles> files_in(const CheckpointReader& reader) {
   auto out = std::make_shared<ExtraFiles>();
   for (const auto& [name, checksum] : reader.manifest().files)
@@ -51,7 +52,7 @@ std::vector<std::vector<std::string>> patterns_of(const config::Optimizer& optim
   return out;
 }
 
-/// Of the run that saved. A configuration of an older program, or none, tells of group 0 alone.
+/// The groups of the run that saved. Where its configuration cannot be read, it tells of group 0 alone.
 std::vector<std::vector<std::string>> saved_patterns(const Manifest& manifest) {
   try {
     return patterns_of(config::parse_text(manifest.config, "the checkpoint's configuration").optimizer);
@@ -86,8 +87,8 @@ void restore_own_lr(const CheckpointReader& reader, const config::Optimizer& her
 
 void Checkpoints::restore_counters(const CheckpointReader& reader) {
   const Manifest& manifest = reader.manifest();
-  engine_.counters_ = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
-                       manifest.skipped_steps};
+  engine_.executor_->counters() = {manifest.micro_steps, manifest.global_steps, manifest.global_samples,
+                                   manifest.skipped_steps};
   // Whatever was under way, after a NaN loss for example, is over.
   engine_.executor_->reset();
   engine_.update_->restored();
@@ -97,7 +98,8 @@ void Checkpoints::restore_counters(const CheckpointReader& reader) {
   else if (!engine_.scheduler_)
     engine_.optimizer_->reset_lr();
   restore_own_lr(reader, engine_.config_.optimizer, *engine_.optimizer_, engine_.dist_->rank() == 0);
-  if (engine_.scaler_ && !manifest.loss_scaler.empty()) engine_.scaler_->restore(manifest.loss_scaler);
+  if (optim::LossScaler* scaler = engine_.update_->scaler(); scaler && !manifest.loss_scaler.empty())
+    scaler->restore(manifest.loss_scaler);
 }
 
 void Checkpoints::restore_data(const CheckpointReader& reader) {
@@ -122,7 +124,7 @@ void Checkpoints::restore_data(const CheckpointReader& reader) {
     log_info("resuming ", reader.folder().string(), ": ", change);
 }
 
-/// What work queued before may still find wrong, with its data or in what it writes, is of the past.
+/// Errors that work queued before may still find, in its data or in what it writes, are of the past.
 void Checkpoints::forget_errors() {
   try {
     engine_.device().synchronize();
@@ -135,7 +137,7 @@ void Checkpoints::forget_errors() {
 /// The checkpoint, looked at by all ranks: each verifies its share of the files.
 CheckpointReader Checkpoints::open(const std::string& directory, const std::string& tag) {
   std::optional<CheckpointReader> reader;
-  const auto read = gather_results(*engine_.dist_, "checkpoint opened", [&] {
+  const auto read = comm::gather_results(engine_.dist_->world(), "checkpoint opened", [&] {
     reader.emplace(checkpoint_folder(directory, tag));
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_prompts(*reader, engine_.config_.training.adapter);
@@ -167,7 +169,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   const std::exception_ptr failed = end_failed_pass();
   finish();
   end_late_update();
-  gather_results(*engine_.dist_, "weights checked", [&] {
+  comm::gather_results(engine_.dist_->world(), "weights checked", [&] {
     source.check(engine_.model_->parameters());
     require_step_states(*engine_.model_, source.step_states());
     if (failed) std::rethrow_exception(failed);
@@ -176,7 +178,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   });
   engine_.update_->poison("loading weights has ended half-way");
   frozen_.forget();
-  gather_results(*engine_.dist_, "weights read", [&] {
+  comm::gather_results(engine_.dist_->world(), "weights read", [&] {
     read_weights(source, engine_.sharded(), engine_.device());
     return true;
   });
@@ -194,16 +196,16 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
       log_warning("what was being saved is lost, and another checkpoint is loaded: ", error.what());
   }
   end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
-  // What can be wrong with the checkpoint is found before anything of the engine changes.
+  // All that can be wrong with the checkpoint is found before anything of the engine changes.
   const CheckpointReader reader = open(directory, tag);
-  gather_results(*engine_.dist_, "checkpoint verified", [&] {
+  comm::gather_results(engine_.dist_->world(), "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);
     drop_step();
     return true;
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
   frozen_.forget();
-  const auto found = gather_results(*engine_.dist_, "checkpoint read", [&] {
+  const auto found = comm::gather_results(engine_.dist_->world(), "checkpoint read", [&] {
     read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
     engine_.optimizer_->norms().restore(reader.learned());
     keep_tokenizer(reader, tokens_);

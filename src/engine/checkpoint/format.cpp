@@ -1,11 +1,16 @@
 #include "engine/checkpoint/format.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <charconv>
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/check_json.h"
+#include "base/crc32c.h"
 #include "base/excerpt.h"
 #include "tensor/int8_blocks.h"
 
@@ -46,18 +51,7 @@ Slice slice_of(const json& value, const Shape& shape) {
   return Slice(shape, std::move(blocks));
 }
 
-/// Of formats without slices.
-std::int64_t plain_begin(const std::string& text) {
-  std::int64_t begin = -1;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, begin);
-  if (error != std::errc() || stop != end || begin < 0)
-    fail(ErrorKind::data, "'", excerpt(text, 40), "' is not a whole number");
-  return begin;
-}
-
-PieceRecord read_record(const std::string& text, bool sliced, const Shape& shape) {
-  if (!sliced) return {Slice::whole(shape), {plain_begin(text), 0}};
+PieceRecord read_record(const std::string& text, const Shape& shape) {
   check_json(text);
   const json root = json::parse(text);
   if (!root.is_object()) fail(ErrorKind::data, "it is not an object");
@@ -94,6 +88,28 @@ bool is_frozen_file(const std::string& name) {
   return name.ends_with(frozen_ending);
 }
 
+FileChecksum checksum_file(const std::filesystem::path& path) {
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0) fail(ErrorKind::io, "cannot open '", path.string(), "': ", std::strerror(errno));
+  ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
+  std::vector<std::byte> buffer(1 << 20);
+  FileChecksum sum;
+  for (;;) {
+    const ssize_t got = ::read(descriptor, buffer.data(), buffer.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      const int error = errno;
+      ::close(descriptor);
+      fail(ErrorKind::io, "cannot read '", path.string(), "': ", std::strerror(error));
+    }
+    if (got == 0) break;
+    sum.bytes += static_cast<std::uint64_t>(got);
+    sum.crc32c = crc32c(buffer.data(), static_cast<std::size_t>(got), sum.crc32c);
+  }
+  ::close(descriptor);
+  return sum;
+}
+
 std::string PieceRecord::to_json() const {
   auto blocks = json::array();
   for (const std::vector<Range>& ranges : slice.blocks()) {
@@ -125,7 +141,7 @@ PieceRecord PieceRecord::parse(const std::string& text, const Manifest& manifest
   if (shape == manifest.shapes.end()) fail(ErrorKind::data, "the manifest knows no parameter of that name");
   PieceRecord out = [&] {
     try {
-      return read_record(text, manifest.format >= first_sliced_format, Shape(shape->second));
+      return read_record(text, Shape(shape->second));
     } catch (const Error& error) {
       fail(ErrorKind::data, error.what());
     }

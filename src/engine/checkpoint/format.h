@@ -1,12 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "engine/checkpoint/manifest.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {
@@ -42,11 +43,6 @@ using tensor::SafetensorsWriter;
 //
 // A frozen parameter that a run keeps in 8 bits is a tensor of bytes: the blocks of its elements, from the
 // first of a block of the slice on (tensor/int8_blocks.h). No other has this type.
-//
-// Formats before (the manifest's "format"): in sherd-checkpoint-4 frozen tensors are in the ranks' other
-// files; sherd-checkpoint-3 has no 8 bits; in sherd-checkpoint-2 the metadata entry is a number alone, the
-// first element, and all slices are whole; sherd-checkpoint-1 has neither checksum of the manifest nor
-// "save".
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);
@@ -55,6 +51,9 @@ std::string frozen_file(int rank);
 /// Whether a file of a checkpoint is such a one.
 bool is_frozen_file(const std::string& name);
 
+/// Size and CRC-32C of a file, which it reads whole. Throws Error{io}.
+FileChecksum checksum_file(const std::filesystem::path& path);
+
 /// Key in the metadata of a rank's file of the act of saving.
 inline constexpr const char* save_id_key = "sherd.save";
 
@@ -62,9 +61,9 @@ inline constexpr const char* save_id_key = "sherd.save";
 /// whole parameter (ParameterNorms::save()). Files that have the same one agree.
 inline constexpr const char* learned_prefix = "sherd.learned.";
 
-/// The formats that a manifest can name, after this; the newest is written.
+/// The manifest's "format" begins so, whatever its number; this build reads and writes checkpoint_format.
 inline constexpr std::string_view format_prefix = "sherd-checkpoint-";
-inline constexpr int newest_format = 5, first_sealed_format = 2, first_sliced_format = 3;
+inline constexpr std::string_view checkpoint_format = "sherd-checkpoint-5";
 
 /// Which elements of a parameter a tensor of a file holds: local elements [elements.begin, elements.end) of
 /// `slice`.

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/gather.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/writer.h"
-#include "engine/gather_results.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -56,7 +56,7 @@ void require_shared(const fs::path& partial) {
 
 void FrozenFiles::put(const fs::path& partial, const std::string& save_id) {
   next_ = {kept_.id.empty() ? save_id : kept_.id, partial / frozen_file(dist_.rank()), {}, {}};
-  sums_ = gather_results(dist_, "checkpoint of frozen parameters", [&] {
+  sums_ = comm::gather_results(dist_.world(), "checkpoint of frozen parameters", [&] {
     require_shared(partial);
     RankFile file{live_tensors(model_, device_, FilePart::frozen), {}};
     if (file.tensors.empty()) return FileChecksum{};

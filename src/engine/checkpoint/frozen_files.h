@@ -41,7 +41,7 @@ class FrozenFiles {
   void forget() { kept_ = {}; }
 
  private:
-  /// What tells a file from another, or from itself after a change.
+  /// The marks that tell a file from another, or from itself after a change.
   struct Identity {
     std::uint64_t device = 0, inode = 0, bytes = 0;
     std::int64_t changed_s = 0, changed_ns = 0;

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -68,7 +67,7 @@ std::int64_t count_of(const json& object, const std::string& key, std::int64_t l
   return number_of(member(object, key), key, least, largest);
 }
 
-/// One number where there is one group, as it was before there were groups; else a list.
+/// One number where there is one group, else a list.
 void read_lr(const json& value, Manifest& out) {
   const json list = value.is_array() ? value : json::array({value});
   for (const json& lr : list) {
@@ -172,42 +171,17 @@ void read_data(const json& root, DataRecord& out) {
   out.fingerprint = static_cast<std::uint32_t>(count("fingerprint", UINT32_MAX));
 }
 
-std::int64_t number_in(const std::string& text, const char* key, std::int64_t largest) {
-  std::int64_t number = -1;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || stop != text.data() + text.size() || number < 0 || number > largest)
-    fail(ErrorKind::data, "client.", key, " is '", excerpt(text, 40), "', not a whole number from 0 to ",
-         largest);
-  return number;
-}
-
-/// What `sherd train` kept among the caller's strings in format 1.
-void read_data_of_client(const ClientState& client, DataRecord& out) {
-  const auto position = client.find("data_position"), tokenizer = client.find("tokenizer"),
-             vocab_size = client.find("vocab_size");
-  // Other programs may have strings of these names; `sherd train` wrote all three.
-  if (position == client.end() || tokenizer == client.end() || vocab_size == client.end()) return;
-  out.position = number_in(position->second, "data_position", data::LoaderPosition::most);
-  out.tokenizer = tokenizer->second;
-  out.vocab_size = number_in(vocab_size->second, "vocab_size", most);
-}
-
 Manifest parse(const std::string& text) {
   check_json(text);
   const json root = json::parse(text);
   if (!root.is_object()) fail(ErrorKind::data, "it is not an object");
   const std::string format = text_of(root, "format");
+  if (format != checkpoint_format)
+    fail(ErrorKind::data, "it is of format '", excerpt(format, 40), "', and this build reads ",
+         checkpoint_format, " alone");
+  check_seal(text);
   Manifest out;
-  for (out.format = newest_format; out.format > 0 && format != cat(format_prefix, out.format);) --out.format;
-  if (out.format == 0)
-    fail(ErrorKind::data, "it is of format '", format, "', and this build reads ", format_prefix, "1 to ",
-         newest_format);
-  const bool sealed = out.format >= first_sealed_format;
-  if (sealed) check_seal(text);
-  // A later format of which a byte changed must not pass for one without a checksum.
-  if (!sealed && (root.contains("crc32c") || root.contains("save") || root.contains("data")))
-    fail(ErrorKind::data, "its format was changed or damaged after it was written");
-  if (sealed) out.save_id = text_of(root, "save");
+  out.save_id = text_of(root, "save");
   if (root.contains("ordinal")) out.ordinal = count_of(root, "ordinal", 1, most);
   if (root.contains("frozen")) out.frozen_id = text_of(root, "frozen");
   out.compute_dtype = text_of(root, "compute_dtype");
@@ -218,16 +192,12 @@ Manifest parse(const std::string& text) {
   check_states(out);
   const json& client = object_of(root, "client");
   for (const auto& [key, value] : client.items()) out.client[key] = text_of(client, key);
-  if (sealed)
-    read_data(root, out.data);
-  else
-    read_data_of_client(out.client, out.data);
+  read_data(root, out.data);
   read_step_states(root, out);
   read_shapes(root, out);
   read_files(root, out);
-  if (out.format >= first_sliced_format)
-    for (const auto& [axis, size] : object_of(root, "grid").items())
-      out.grid[axis] = number_of(size, cat("grid.", axis), 1, most_ranks);
+  for (const auto& [axis, size] : object_of(root, "grid").items())
+    out.grid[axis] = number_of(size, cat("grid.", axis), 1, most_ranks);
   return out;
 }
 
@@ -247,7 +217,7 @@ nlohmann::ordered_json to_json_object(const DataRecord& data) {
 
 std::string Manifest::to_json() const {
   nlohmann::ordered_json root;
-  root["format"] = cat(format_prefix, newest_format);
+  root["format"] = checkpoint_format;
   if (ordinal > 0) root["ordinal"] = ordinal;  // early: SaveFolder reads the first bytes alone
   root["save"] = save_id;
   if (!frozen_id.empty()) root["frozen"] = frozen_id;

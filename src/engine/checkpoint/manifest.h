@@ -22,9 +22,9 @@ inline constexpr const char* tokenizer_json_file = "tokenizer.json";
 /// The name of the copy by the tokenizer's spec.
 const char* tokenizer_file_of(const std::string& spec);
 
-/// What a checkpoint says of the data that its run read.
+/// The data that a checkpoint's run read.
 struct DataRecord {
-  /// Of the training loader (LoaderPosition); none: the engine knew of no loader.
+  /// The training loader's position (LoaderPosition); none: the engine knew of no loader.
   std::optional<std::int64_t> position;
   std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
   std::string tokenizer;           ///< a spec of data::make_tokenizer(), its path that run's; empty: unknown
@@ -39,15 +39,14 @@ struct DataRecord {
 
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
-  int format = 3;      ///< of the files, as they were read; what is written has the newest
   int world_size = 0;  ///< number of ranks that saved, each of which wrote a file
-  /// The sizes of the layout that they formed, by axis ("data", …); empty in formats before 3.
+  /// The sizes of the layout that they formed, by axis ("data", …).
   std::map<std::string, std::int64_t> grid;
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
   std::int64_t optimizer_steps = 0;
-  /// Which of the acts of saving in its folder, from 1; 0: of an earlier version, or of no run's.
+  /// Which of the acts of saving in its folder, from 1; 0: of no run's.
   std::int64_t ordinal = 0;
-  std::string save_id;    ///< of the act of saving; empty in checkpoints of format 1
+  std::string save_id;    ///< of the act of saving
   std::string frozen_id;  ///< of frozen files, as save_id of the others; empty: there are none
   /// Rates set by the caller, by parameter group; else the configuration of the resumed run decides. Empty:
   /// none is.
@@ -57,7 +56,7 @@ struct Manifest {
   std::string config;  ///< config::dump of the run
   ClientState client;
   DataRecord data;
-  /// What modules have beside their parameters (nn::StepState), by path; at most 4096 values each.
+  /// The values that modules have beside their parameters (nn::StepState), by path; at most 4096 values each.
   std::map<std::string, std::vector<float>> step_states;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;
@@ -65,10 +64,10 @@ struct Manifest {
   /// Which of the files is the tokenizer's; empty: none.
   std::string tokenizer_copy() const;
 
-  /// In the newest format, with its checksum. Throws Error{usage} where a string is not UTF-8.
+  /// With its checksum. Throws Error{usage} where a string is not UTF-8.
   std::string to_json() const;
-  /// Reads this format and those before, of which the first had no checksum. Throws Error{data} naming `path`
-  /// where the text is not as it was written, or holds a value that no run can have.
+  /// Throws Error{data} naming `path` where the text is of another format, is not as it was written, or holds
+  /// a value that no run can have.
   static Manifest from_json(const std::string& text, const std::filesystem::path& path);
 };
 

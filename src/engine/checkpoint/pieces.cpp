@@ -13,7 +13,7 @@ using tensor::Slice;
 
 namespace {
 
-// What lies between two runs is read with them where a call of its own would cost more than its bytes.
+// The bytes between two runs are read with them where a call of its own would cost more than its bytes.
 constexpr std::int64_t most_between = 64 << 10, most_at_once = 4 << 20;
 
 /// Logical elements from the first to the last of local elements [begin, end).

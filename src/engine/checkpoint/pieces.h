@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "engine/checkpoint/format.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {

@@ -5,11 +5,10 @@
 
 #include "base/excerpt.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"
 #include "engine/checkpoint/save_folder.h"
-#include "tensor/safetensors.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -36,7 +35,7 @@ bool is_there(const fs::path& path) {
   return fs::exists(path, error);
 }
 
-/// What to do where a checkpoint is not whole any more.
+/// Advice where a checkpoint is not whole any more.
 constexpr const char* another =
     "take another checkpoint of the run, by its tag: `sherd checkpoint verify FOLDER --all` tells which are "
     "whole";
@@ -160,7 +159,7 @@ void CheckpointReader::Content::add(SafetensorsFile file, const std::string& sav
   files.push_back(std::move(file));
 }
 
-/// What of the saving run to take up where this run keeps a state in another dtype.
+/// Advice where this run keeps a state in another dtype.
 std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind, bool in_8_bits) const {
   if (kind == "fp32") return "no run of Sherd saves it so; resume from another checkpoint by naming its tag";
   if (kind == "frozen" && in_8_bits)

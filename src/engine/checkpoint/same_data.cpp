@@ -1,8 +1,6 @@
 #include "engine/checkpoint/same_data.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 #include <tuple>
 
 #include "base/crc32c.h"
@@ -94,41 +92,12 @@ void require_same_prompts(const CheckpointReader& reader, const config::Adapter&
 
 namespace {
 
-/// Whether a key leaves what is trained as it is, to the bit: where things lie, how much memory and time they
-/// may take, what is told and when. The tokenizer and the dataset are compared by what they hold.
-bool is_without_effect(std::string_view key) {
-  constexpr std::array prefixes{"zero_optimization.", "aio.", "activation_checkpointing.", "data.path",
-                                "data.tokenizer"};
-  constexpr std::array keys{
-      "steps_per_print",  "wall_clock_breakdown",           "memory_breakdown", "dump_state", "log_level",
-      "model.vocab_size", "model.pad_vocab_to_multiple_of", "model.init_std"};
-  constexpr std::array of_training{"training.seed",
-                                   "training.moments_dtype",
-                                   "training.loss_average",
-                                   "training.adapter.alpha",
-                                   "training.adapter.dropout",
-                                   "training.adapter.use_rslora",
-                                   "training.adapter.scaling",
-                                   "training.adapter.non_linearity",
-                                   "training.adapter.original_ln_before"};
-  // The order of sums; of tensor, context and pipeline ranks the log tells with the number of ranks.
-  constexpr std::array of_parallel{"parallel.reduction", "parallel.shard_size", "parallel.sequence_parallel",
-                                   "parallel.context_method"};
-  constexpr std::array of_device{"device.tf32", "device.fused_gelu"};
-  const auto is = [&](const char* other) { return key == other; };
-  if (key.starts_with("data.sources[") && key.ends_with(".path")) return true;
-  if (key.starts_with("training.")) return std::none_of(of_training.begin(), of_training.end(), is);
-  if (key.starts_with("parallel.")) return std::none_of(of_parallel.begin(), of_parallel.end(), is);
-  if (key.starts_with("device.")) return std::none_of(of_device.begin(), of_device.end(), is);
-  return std::any_of(prefixes.begin(), prefixes.end(),
-                     [&](const char* prefix) { return key.starts_with(prefix); }) ||
-         std::any_of(keys.begin(), keys.end(), is);
-}
-
+/// The keys by which what is trained goes. The tokenizer and the dataset are compared by what they hold, and
+/// the log tells of tensor, context and pipeline ranks with the number of ranks.
 std::map<std::string, std::string> effective_keys(const config::Config& config) {
   std::map<std::string, std::string> out;
-  for (const auto& [key, value] : config::flat_dump(config))
-    if (!is_without_effect(key)) out[key] = value;
+  for (const config::Setting& setting : config::settings(config))
+    if (setting.concerns == config::Concerns::training) out[setting.key] = setting.value;
   return out;
 }
 

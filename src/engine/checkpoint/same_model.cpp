@@ -1,7 +1,6 @@
 #include "engine/checkpoint/same_model.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 
 namespace sherd::engine {
@@ -54,27 +53,15 @@ ParameterShapes shapes_of(const std::vector<nn::ParameterPtr>& parameters) {
 
 namespace {
 
-/// Of the `model` section, those that decide which parameters there are.
+/// The keys that decide which parameters there are.
 Keys model_keys(const config::Config& config) {
-  constexpr std::array others{"model.dropout",    "model.attention_dropout", "model.embedding_dropout",
-                              "model.init_std",   "model.norm_epsilon",      "model.rotary_base",
-                              "model.seq_length", "model.sliding_window"};
   Keys out;
-  constexpr std::array of_experts{"experts",        "ffn_hidden_size",    "every",       "first_dense",
-                                  "shared_experts", "shared_expert_gate", "use_residual"};
-  const std::string moe = "model.moe.";
-  for (const auto& [key, value] : config::flat_dump(config)) {
-    const bool decides =
-        key.starts_with(moe)
-            ? std::find(of_experts.begin(), of_experts.end(), key.substr(moe.size())) != of_experts.end()
-            : std::find(others.begin(), others.end(), key) == others.end() &&
-                  !key.starts_with("model.rope_scaling.");
-    if (key.starts_with("model.") && decides) out[key] = value;
-  }
+  for (const config::Setting& setting : config::settings(config))
+    if (setting.decides_parameters) out[setting.key] = setting.value;
   return out;
 }
 
-/// Of the `model` section; none where one of the two configurations has none, or the saved one cannot be
+/// None where one of the two configurations has none, or the saved one cannot be
 /// read.
 std::vector<std::string> differing_keys(const Manifest& manifest, const config::Config* config) {
   if (!config || !config->model) return {};

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
@@ -24,20 +24,17 @@ namespace sherd::engine {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::string_view digits = "0123456789", hexadecimal = "0123456789abcdef";
+constexpr std::string_view hexadecimal = "0123456789abcdef";
 
-/// Whether `name` is TAG.SAVEID.partial or TAG.SAVEID.removed, or what earlier versions called
-/// global_stepN.partial.
+/// Whether `name` is TAG.SAVEID.partial or TAG.SAVEID.removed.
 bool is_leftover(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return false;
   const std::string_view ending = name.substr(dot), rest = name.substr(0, dot);
   if (ending != ".partial" && ending != ".removed") return false;
   const std::size_t id = rest.rfind('.');
-  if (id != std::string_view::npos && id > 0)
-    return rest.size() - id == 17 && rest.find_first_not_of(hexadecimal, id + 1) == std::string_view::npos;
-  return ending == ".partial" && rest.starts_with("global_step") && rest.size() > 11 &&
-         rest.find_first_not_of(digits, 11) == std::string_view::npos;
+  return id != std::string_view::npos && id > 0 && rest.size() - id == 17 &&
+         rest.find_first_not_of(hexadecimal, id + 1) == std::string_view::npos;
 }
 
 /// The entries of a folder; a folder that cannot be listed is a warning.
@@ -211,7 +208,7 @@ std::int64_t SaveFolder::next_ordinal() const {
 void SaveFolder::publish(const fs::path& partial, const std::string& tag, bool best) const {
   const fs::path final_name = path_ / tag;
   require_replaceable(final_name);
-  // What DIR/best names must not become another checkpoint that is not.
+  // The checkpoint that DIR/best names must not become another that is not the best.
   std::error_code ignored;
   if (!best && pointed_at(path_ / best_pointer) == tag) fs::remove(path_ / best_pointer, ignored);
   std::error_code absent;

@@ -22,7 +22,7 @@ void in_parts(std::int64_t all, const Visit& visit) {
     visit(done, std::min(most_at_once, all - done));
 }
 
-/// What the other thread reads into, behind the copies.
+/// The room that the other thread reads into, behind the copies.
 struct Buffers {
   std::int64_t elements;
   std::size_t begin;  ///< in the block

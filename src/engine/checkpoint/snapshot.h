@@ -9,7 +9,7 @@
 
 namespace sherd::engine {
 
-/// What training changes of a rank's states, as it is at one moment, for a thread that writes it while
+/// A rank's states that training changes, as they are at one moment, for a thread that writes it while
 /// training goes on: a copy in the host tier; of states on NVMe only the promise that updates do not
 /// overwrite what has not been read (offload::DeferredRead). The memory is kept from one snapshot to the
 /// next, as an allocator would keep it anyway. Made and taken on the rank's thread.

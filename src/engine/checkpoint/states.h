@@ -22,20 +22,20 @@ struct SavedState {
   std::function<void(std::int64_t, const tensor::Tensor&)> read;
   /// Sets elements from a flat element on; of blocks, values in fp32, of whole ones but at a parameter's end.
   std::function<void(std::int64_t, const tensor::Tensor&)> write;
-  /// What `read` gives now of so much from a place on, to be read later. Null where training does not change
-  /// it.
+  /// Makes what `read` gives now of `count` elements from a place on, to be read later. Null where training
+  /// does not change it.
   std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze{};
-  optim::Held held = optim::Held::by_all;
+  optim::OverReplicas over_replicas = optim::OverReplicas::same;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
   /// Which of them this rank writes, so that the ranks together write every element once, of what each
   /// replica has once for each.
   tensor::Range written{0, 0};
 
-  /// What so many elements, from the first of a block on, are in files, in numbers of `dtype`.
+  /// How many numbers of `dtype` these elements, from the first of a block on, are in files.
   std::int64_t in_file(std::int64_t elements) const {
     return dtype == DType::u8 ? tensor::int8_bytes(elements) : elements;
   }
-  /// What `write` takes.
+  /// The type that `write` takes.
   DType value_dtype() const { return dtype == DType::u8 ? DType::f32 : dtype; }
 };
 
@@ -51,7 +51,7 @@ enum class Kinds : std::uint8_t {
 /// The weights first, then what the segment's update rule keeps beside them, by name.
 std::vector<SavedState> saved_states(sharding::Segment& segment, Kinds kinds);
 
-/// What a rank does with its states: it writes its share of each, and reads all that it holds.
+/// A rank's work on its states: it writes its share of each, and reads all that it holds.
 enum class Extent : std::uint8_t { written, read };
 
 /// Calls visit(state, parameter, piece) for the rank's part of the states of `kinds`.

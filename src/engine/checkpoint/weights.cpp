@@ -4,8 +4,7 @@
 #include <functional>
 #include <span>
 
-#include "base/atomic_file.h"
-#include "engine/checkpoint/checksum.h"
+#include "base/files.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/same_model.h"
 #include "engine/checkpoint/save_folder.h"
@@ -25,7 +24,7 @@ void CheckpointWeights::check(const std::vector<nn::ParameterPtr>& parameters) c
 
 void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
                              const Tensor& to) {
-  // What is frozen here may have been trained there, and the reverse.
+  // A parameter that is frozen here may have been trained there, and the reverse.
   const bool trained = reader_.holds("fp32", name);
   const char* kind = trained ? "fp32" : "frozen";
   DType dtype = trained ? DType::f32 : parse_dtype(reader_.manifest().compute_dtype).value();

@@ -40,7 +40,7 @@ void write_weights(const std::filesystem::path& directory, const std::string& ta
                    const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
                    const ExtraFiles& files, device::Device& device);
 
-/// Writes what a checkpoint holds again, as DIR/TAG in the newest format, as if `ranks` data-parallel ranks
+/// Writes what a checkpoint holds again, as DIR/TAG, as if `ranks` data-parallel ranks
 /// had saved it: every state, or the weights alone. Offline; a part at a time.
 void copy_checkpoint(const CheckpointReader& reader, const std::filesystem::path& directory,
                      const std::string& tag, int ranks, bool weights_only, device::Device& device);

@@ -2,9 +2,10 @@
 
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/crc32c.h"
-#include "tensor/safetensors.h"
+#include "base/files.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "tensor/safetensors/safetensors.h"
 
 namespace sherd::engine {
 
@@ -17,8 +18,9 @@ void for_each_tensor(const sharding::ShardedModel& model, FilePart part,
       model, Kinds::all, Extent::written,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
         if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
-        const std::string kind =
-            state.held == optim::Held::by_each ? kind_of_replica(state.kind, state.replica) : state.kind;
+        const std::string kind = state.over_replicas == optim::OverReplicas::own
+                                     ? kind_of_replica(state.kind, state.replica)
+                                     : state.kind;
         visit({cat(kind, ".", parameter.name),
                state.dtype,
                state.in_file(piece.count),
@@ -72,6 +74,17 @@ void write_files(const std::filesystem::path& folder, const ExtraFiles& files, M
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest) {
   if (!tokens || tokens->tokenizer_model.empty()) return;
   write_files(folder, {{tokenizer_file_of(tokens->tokenizer), tokens->tokenizer_model}}, manifest);
+}
+
+void SaveAct::publish(std::span<const FileChecksum> sums) {
+  for (std::size_t of = 0; of < sums.size(); ++of) manifest.files[rank_file(static_cast<int>(of))] = sums[of];
+  write_tokenizer(partial, tokens.get(), manifest);
+  if (files) write_files(partial, *files, manifest);
+  manifest.ordinal = folder->next_ordinal();
+  write_file_atomically(partial / "manifest.json", manifest.to_json());
+  folder->publish(partial, tag, options.best);
+  if (options.keep_last > 0)
+    remove_old_checkpoints(folder->path(), static_cast<std::size_t>(options.keep_last), tag);
 }
 
 }  // namespace sherd::engine

@@ -4,12 +4,16 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/manifest.h"
+#include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/states.h"
+#include "engine/engine.h"
 #include "sharding/sharded_model.h"
 
 namespace sherd::engine {
@@ -26,10 +30,10 @@ struct FileTensor {
   std::function<void(const Put& put)> elements;  ///< gives all of them, once each, in any cut
 };
 
-/// What is in one of a rank's files.
+/// The content of one of a rank's files.
 struct RankFile {
   std::vector<FileTensor> tensors;
-  /// What the optimizer has learned of whole parameters, by name (ParameterNorms::save()).
+  /// The optimizer's memory of whole parameters, by name (ParameterNorms::save()).
   std::map<std::string, std::string> learned;
 };
 
@@ -58,5 +62,25 @@ void write_files(const std::filesystem::path& folder, const ExtraFiles& files, M
 
 /// Puts the tokenizer of the training data, if it is a file, among the checkpoint's. `tokens` may be null.
 void write_tokenizer(const std::filesystem::path& folder, const TokenData* tokens, Manifest& manifest);
+
+/// One act of saving, on one rank, until its checkpoint is whole. Self-contained: the engine may go on.
+struct SaveAct {
+  int rank = 0, ranks = 1;
+  std::string tag, save_id;
+  std::filesystem::path partial;  ///< partial_folder()
+  RankFile file;                  ///< of this rank
+  SaveOptions options;
+
+  // ---- of rank 0 ----
+  std::shared_ptr<const SaveFolder> folder;
+  Manifest manifest;  ///< but for the files
+  std::shared_ptr<const TokenData> tokens;
+  std::shared_ptr<const ExtraFiles> files;  ///< beside them; null: none
+
+  std::filesystem::path rank_path() const { return partial / rank_file(rank); }
+  /// On rank 0, when all ranks' files lie in `partial`, with these checksums: completes the checkpoint, and
+  /// removes old ones as `options` say. Throws Error{io}.
+  void publish(std::span<const FileChecksum> sums);
+};
 
 }  // namespace sherd::engine

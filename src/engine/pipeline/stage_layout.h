@@ -6,22 +6,36 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/pipeline/value_header.h"
 #include "nn/layered_model.h"
 #include "sharding/instruction.h"
+#include "tensor/tensor.h"
 
 namespace sherd::engine {
+
+/// The form of a tensor, which a rank has to know before it can receive it.
+struct ValueForm {
+  tensor::Shape shape;
+  DType dtype = DType::f32;
+  bool operator==(const ValueForm&) const = default;
+};
+
+/// Room for a form where the processor reads and writes it, as it travels: dtype, number of dimensions,
+/// extents, as int64.
+tensor::Tensor make_header(device::Device& device);
+void write_header(const tensor::Tensor& header, const tensor::Tensor& value);
+/// Throws Error{comm} for what is no form.
+ValueForm read_header(const tensor::Tensor& header);
 
 /// How a model's parts lie on the ranks of a pipeline, and which of these is this one.
 struct StageLayout {
   int stages = 1, stage = 0;
-  /// Of all stages, in the order of the model: number n is chunk n / stages of stage n % stages. Together
-  /// they are the model's parts; of a model without parts, its only chunk.
+  /// Chunks of all stages, in the order of the model: number n is chunk n / stages of stage n % stages.
+  /// Together they are the model's parts; of a model without parts, its only chunk.
   std::vector<sharding::Chunk> chunks = {sharding::Chunk{}};
-  /// What each part gives, on a meta device, where no other stage is there to tell; else empty.
+  /// The form of what each part gives, on a meta device, where no other stage is there to tell; else empty.
   std::vector<ValueForm> given;
 
-  /// Of this rank.
+  /// This rank's chunks.
   int own_chunks() const { return static_cast<int>(chunks.size()) / stages; }
   const sharding::Chunk& own(int chunk) const {
     return chunks.at(static_cast<std::size_t>(chunk * stages + stage));
@@ -37,7 +51,7 @@ struct StageLayout {
   bool operator==(const StageLayout&) const = default;
 };
 
-/// What the parts of a model weigh where it is cut by `method`, a value of `parallel.partition_method`:
+/// The weights of a model's parts where it is cut by `method`, a value of `parallel.partition_method`:
 /// "best": the elements of all parameters that a part computes with, which leaves out tables of which it only
 /// looks rows up, and counts a tied one in every part with a product; "parameters": of all that are trained,
 /// as DeepSpeed counts them, a tied one in each of its parts; "uniform": 1; "type:REGEX": 1 of parts of which

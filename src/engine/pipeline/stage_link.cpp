@@ -117,12 +117,13 @@ void StageChannel::abandon() noexcept {
   announced_.clear();
 }
 
-StageLink::StageLink(device::Device& device, const StageLayout& layout, comm::Communicator& pipeline,
-                     comm::Communicator& activations, comm::Communicator& gradients)
-    : pipeline_(pipeline),
-      activations_("activation", device, activations, before(pipeline), behind(pipeline),
+StageLink::StageLink(device::Device& device, const StageLayout& layout, comm::ProcessGroups& groups)
+    : pipeline_(groups.group(comm::Axis::pipeline)),
+      activations_("activation", device, groups.another(comm::Axis::pipeline), before(pipeline_),
+                   behind(pipeline_),
                    [&layout](int chunk) { return layout.given.at(layout.own(chunk).begin - 1); }),
-      gradients_("gradient", device, gradients, behind(pipeline), before(pipeline),
+      gradients_("gradient", device, groups.another(comm::Axis::pipeline), behind(pipeline_),
+                 before(pipeline_),
                  [&layout](int chunk) { return layout.given.at(layout.own(chunk).end - 1); }) {}
 
 void StageLink::finish() {

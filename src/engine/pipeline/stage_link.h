@@ -9,9 +9,8 @@
 #include <string>
 #include <utility>
 
-#include "comm/communicator.h"
+#include "comm/process_groups.h"
 #include "engine/pipeline/stage_layout.h"
-#include "engine/pipeline/value_header.h"
 
 namespace sherd::engine {
 
@@ -76,16 +75,16 @@ class StageChannel {
   std::deque<Departure> departures_;
 };
 
-/// What connects a stage of a pipeline with its neighbours: activations go up from stage to stage, and from
-/// the last to the first, which has the next chunk; gradients come down. Two communicators, so that neither
-/// waits for the other.
+/// Connects a stage of a pipeline with its neighbours: activations go up from stage to stage, and from the
+/// last to the first, which has the next chunk; gradients come down. Two communicators, so that neither waits
+/// for the other.
 class StageLink {
  public:
-  /// `pipeline`: the ranks that hold the stages of one model, in order; `activations` and `gradients`: split
-  /// from it. All must outlive this, as the device and the layout.
-  StageLink(device::Device& device, const StageLayout& layout, comm::Communicator& pipeline,
-            comm::Communicator& activations, comm::Communicator& gradients);
+  /// Between the ranks of the pipeline's group, which hold the stages of one model in order. All must outlive
+  /// this. Collective over these ranks.
+  StageLink(device::Device& device, const StageLayout& layout, comm::ProcessGroups& groups);
 
+  int stages() const { return pipeline_.size(); }
   StageChannel& activations() { return activations_; }
   StageChannel& gradients() { return gradients_; }
   /// After the last transfer of a step.

@@ -7,6 +7,7 @@
 #include "base/excerpt.h"
 #include "config/schedule.h"
 #include "nn/layered_model.h"
+#include "sharding/placement.h"
 #include "sharding/schedule/in_flight.h"
 #include "sharding/schedule/schedules.h"
 #include "sharding/schedule/simulate.h"
@@ -73,9 +74,10 @@ StageLayout by_parts(const nn::Model& model) {
 
 /// Parameters that have to come for each use: from where. Null where they are there.
 const char* source_of_parameters(const config::Config& config, int shards) {
-  if (config.zero.stage < 3) return nullptr;
-  if (config.zero.offload_param.device == config::OffloadDevice::nvme) return "NVMe";
-  if (config.zero.offload_param.device == config::OffloadDevice::cpu) return "host memory";
+  const sharding::Placement parameters = sharding::make_placements(config).parameters;
+  if (parameters.spread != sharding::Spread::sharded) return nullptr;
+  if (parameters.tier == device::Tier::nvme) return "NVMe";
+  if (parameters.tier == device::Tier::host) return "host memory";
   return shards > 1 ? "other ranks" : nullptr;
 }
 
@@ -118,7 +120,7 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
 
 namespace {
 
-/// Of the first stage.
+/// The shape as the first stage has it.
 sharding::ScheduleShape shape_of(const TrainSchedule& schedule, const config::Config& config) {
   sharding::ScheduleShape shape;
   shape.stages = schedule.layout.stages;

@@ -8,9 +8,19 @@
 #include "nn/module.h"
 #include "sharding/instruction.h"
 
+// This folder says which list of instructions a step has, and what the stages of a pipeline pass on.
+//
+//   train_schedule.h  which schedule a configuration gets, and its list; what a run tells of it
+//   stage_layout.h    which parts of the model each pipeline stage has (part_weights()); forms of values
+//   stage_link.h      activations and gradients between neighbours, beside the rank's thread
+//   model_stages.h    the model whole over the stages, for evaluation and generation
+//
+// To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/schedule.h; what it
+// needs of the model is checked in choose_schedule().
+
 namespace sherd::engine {
 
-/// What train_batch() runs.
+/// The schedule that train_batch() runs.
 struct TrainSchedule {
   config::Schedule schedule = config::Schedule::accumulate;  ///< never automatic
   StageLayout layout;
@@ -33,10 +43,11 @@ StageLayout whole_model(const nn::Model& model);
 /// have, and for a model to be cut of which a parameter belongs to no part. Parameters have their names.
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
                               int shards);
-/// What `automatic` comes to with one stage, by the configuration alone. `layered` where parameters would
-/// come again with each of several micro-batches (from other ranks, host memory or NVMe) and full recompute
-/// of everything leaves little of these to be kept. Not for a model whose parts share a parameter: sums of
-/// its gradient would agree to rounding only, and neither tier nor number of ranks may decide about bits.
+/// The schedule that `automatic` comes to with one stage, by the configuration alone. `layered` where
+/// parameters would come again with each of several micro-batches (from other ranks, host memory or NVMe) and
+/// full recompute of everything leaves little of these to be kept. Not for a model whose parts share a
+/// parameter: sums of its gradient would agree to rounding only, and neither tier nor number of ranks may
+/// decide about bits.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
 
 /// Micro-batches that the fullest stage has in flight at once: the first one.
@@ -52,7 +63,7 @@ std::vector<sharding::Instruction> make_list(const TrainSchedule& schedule, cons
 /// part_weights() by "best", products of backward that of forward each, and transfers none.
 double ideal_bubble(const TrainSchedule& schedule, const config::Config& config, nn::LayeredModel& model);
 
-/// What a run tells of its schedule before it starts: a pipeline's bubble; with one stage how often
+/// The line that tells of a run's schedule before it starts: a pipeline's bubble; with one stage how often
 /// parameters come, and what another schedule would do about it. Empty where there is nothing to choose.
 std::string describe_schedule(const TrainSchedule& schedule, const config::Config& config, nn::Model& model,
                               int shards);

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <fstream>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/files.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

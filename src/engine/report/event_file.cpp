@@ -10,9 +10,9 @@
 #include <iterator>
 #include <string_view>
 
-#include "base/atomic_file.h"
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/files.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -112,7 +112,7 @@ std::optional<std::uint64_t> take_varint(std::string_view& data) {
   return {};
 }
 
-/// What trimming asks of an event.
+/// The parts of an event that trimming asks for.
 struct Outline {
   std::int64_t step = 0;
   bool is_summary = false, starts_session = false;

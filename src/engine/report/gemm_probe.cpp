@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "base/atomic_file.h"
 #include "base/cpu_isa.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "base/version.h"

@@ -23,13 +23,13 @@ struct GemmProbe {
   double seconds = 0.1;  ///< how long to measure
   /// Where rates are kept; nothing: measure every time.
   std::optional<std::filesystem::path> cache_folder = default_cache_folder();
-  /// Of how many calls the fastest measurement is kept: a single one was perhaps taken on a busy machine.
-  /// Later calls measure nothing.
+  /// How many calls are measured, of which the fastest counts: a single one was perhaps taken on a busy
+  /// machine. Later calls measure nothing.
   int rounds = 5;
   /// Measure once more even so.
   bool refresh = false;
-  /// What a run was seen to reach, in FLOP/s: a kept rate below it is measured again, and never stays below
-  /// it.
+  /// The rate that a run was seen to reach, in FLOP/s: a kept rate below it is measured again, and never
+  /// stays below it.
   double reached = 0;
 };
 
@@ -38,9 +38,9 @@ struct GemmRate {
   bool cached = false;  ///< an earlier call's, not measured now or slower now
 };
 
-/// What `threads` threads of this machine reach: the denominator of MFU. The fastest of several calls'
-/// measurements, kept on disk by processor, threads, dtype, instruction set and the versions of Sherd and its
-/// library. A cache that is damaged is measured anew, one that cannot be written is done without.
+/// The rate that `threads` threads of this machine reach: the denominator of MFU. The fastest of several
+/// calls' measurements, kept on disk by processor, threads, dtype, instruction set and the versions of Sherd
+/// and its library. A cache that is damaged is measured anew, one that cannot be written is done without.
 GemmRate gemm_rate(int threads, DType dtype, const GemmProbe& probe = {});
 
 }  // namespace sherd::engine

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "engine/report/append_file.h"
 
 namespace sherd::engine {

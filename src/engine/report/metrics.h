@@ -13,7 +13,7 @@
 
 namespace sherd::engine {
 
-/// What one optimizer step tells `--metrics`.
+/// A step as `--metrics` tells it.
 struct StepMetrics {
   std::int64_t step = 0;                  ///< optimizer steps done, this one included: 1, 2, …
   double loss = 0;                        ///< mean over micro-batches and ranks
@@ -30,7 +30,7 @@ struct StepMetrics {
   double tokens_per_s = 0;  ///< all ranks, this step
   std::optional<double>
       mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
-  /// Of all ranks, in this step, by the path of each layer of experts; empty: the model has none.
+  /// All ranks' together, in this step, by the path of each layer of experts; empty: the model has none.
   std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
   struct Memory {
     std::uint64_t device_peak = 0, host_peak = 0, nvme_peak = 0;
@@ -42,7 +42,7 @@ struct StepMetrics {
   } io;  ///< this rank, this step
 };
 
-/// What the routers of a step's layers of experts did, in the mean of layers and micro-batches.
+/// The work of the routers of a step's layers of experts, in the mean of layers and micro-batches.
 struct RoutingMeans {
   double balance = 0, z = 0;  ///< losses
   double dropped = 0;         ///< share of choices

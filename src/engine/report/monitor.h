@@ -17,7 +17,7 @@ struct Scalar {
   double value = 0;
 };
 
-/// What monitors are told of a step, under DeepSpeed's names where it has one: train_loss, lr (of the first
+/// A step's scalars for monitors, under DeepSpeed's names where it has one: train_loss, lr (of the first
 /// group, as the step used it), with fp16 loss_scale, after evaluations eval_loss; beside them eval_NAME of
 /// each metric, grad_norm, step_ms, tokens_per_s, mfu where it is known, and of models with experts
 /// moe_balance_loss, moe_z_loss and moe_dropped. All begin with "Train/Samples/".

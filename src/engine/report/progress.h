@@ -9,7 +9,7 @@
 
 namespace sherd::engine {
 
-/// What the bar and the plain lines show after an optimizer step.
+/// The state of a run that the bar and the plain lines show after an optimizer step.
 struct ProgressState {
   std::int64_t step = 0, total_steps = 0;  ///< done, and to do in all
   double loss = 0;

@@ -10,6 +10,19 @@
 #include "device/device.h"
 #include "sharding/parallel/experts/moe.h"
 
+// This folder holds what a run tells.
+//
+//   report.h         numbers as text, tables, the reports of memory, traffic and experts, a line per step
+//   metrics.h        what --metrics writes, and its keys; append_file.h: lines that survive a crash
+//   monitor.h        TensorBoard and CSV: what they are told; event_file.h, csv_files.h: on disk
+//   trace.h          what --trace records; trace_table.cpp: the table at the end
+//   progress.h       the line on a terminal; status_line.h, terminal_cursor.h: how it is drawn and removed
+//   gemm_probe.h     how fast this machine multiplies, for utilisation
+
+namespace sherd {
+class Engine;
+}
+
 namespace sherd::engine {
 
 /// "0 B", "512 B", "1.50 KiB", "12.3 MiB", "139 GiB": three digits, powers of 1024.
@@ -30,8 +43,8 @@ struct MemoryReport {
     std::uint64_t total_current = 0, total_peak = 0, limit = 0;
   };
   std::array<TierMemory, device::tier_count> tiers{};
-  /// Of the processor's memory, the most so far: what is tracked (on CPUs of the tiers device and host),
-  /// and what the allocator keeps between blocks for later ones.
+  /// The most of the processor's memory so far: what is tracked (on CPUs of the tiers device and host), and
+  /// what the allocator keeps between blocks for later ones.
   std::uint64_t held = 0;
   static MemoryReport of(device::Device& device);
 };
@@ -45,8 +58,12 @@ std::string memory_table(std::span<const MemoryReport> ranks);
 /// that moved nothing are left out.
 std::string traffic_table(const std::vector<comm::ProcessGroups::AxisTraffic>& traffic, std::int64_t steps);
 
-/// What routers have done, by the path of each layer of experts: the share of the choices that the least and
-/// the most loaded expert have, the latter over the mean, the share dropped, and mean losses.
+/// The work of routers, by the path of each layer of experts: the share of the choices that the least and the
+/// most loaded expert have, the latter over the mean, the share dropped, and mean losses.
 std::string experts_table(const std::vector<std::pair<std::string, parallel::RoutingTotals>>& layers);
+
+/// Rank 0's lines of a step that steps_per_print asks for: losses and rates, and with wall_clock_breakdown
+/// and memory_breakdown the times of phases and what the device holds.
+void log_step(const Engine& engine);
 
 }  // namespace sherd::engine

@@ -4,10 +4,10 @@
 
 namespace sherd::engine {
 
-/// What hides the cursor of a terminal, to be written to it. From now on signals that nobody handles (stop
+/// Hides the cursor of a terminal when it is written to it. From now on signals that nobody handles (stop
 /// signals, SIGQUIT) bring it back before they end the program. One terminal at a time.
 std::string hide_cursor(int terminal);
-/// What brings it back; signals are as they were then.
+/// Brings it back when it is written; signals are as they were then.
 std::string show_cursor();
 
 /// Ends the program by `signal`, as where nobody handles it, once a hidden cursor is back. Signal handlers

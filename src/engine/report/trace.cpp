@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/atomic_file.h"
 #include "base/error.h"
-#include "engine/gather_results.h"
+#include "comm/gather.h"
 
 namespace sherd::engine {
 namespace {
@@ -192,18 +191,18 @@ std::string Trace::events(int rank) const {
 void write_trace(const Distributed& dist, const Trace& trace, const std::string& path) {
   constexpr std::size_t piece = 1 << 20;  // of each rank at a time, as all ranks get all of what is gathered
   const std::string mine = trace.events(dist.rank());
-  const std::vector<std::size_t> sizes = gather_records(dist, mine.size(), "size of the trace");
+  const std::vector<std::size_t> sizes = comm::gather_records(dist.world(), mine.size(), "size of the trace");
   const std::size_t most = *std::max_element(sizes.begin(), sizes.end());
   std::vector<std::string> texts(sizes.size());
   for (std::size_t begin = 0; begin < most; begin += piece) {
     const std::size_t count = std::min(piece, most - begin);
     std::string part = begin < mine.size() ? mine.substr(begin, count) : "";
     part.resize(count, ' ');
-    const std::vector<char> parts = gather_records(dist, std::span<const char>(part), "trace");
+    const std::vector<char> parts = comm::gather_records(dist.world(), std::span<const char>(part), "trace");
     for (std::size_t rank = 0; dist.rank() == 0 && rank < sizes.size(); ++rank)
       texts[rank].append(parts.data() + rank * count, count);
   }
-  gather_results(dist, "whether the trace was written", [&] {
+  comm::gather_results(dist.world(), "whether the trace was written", [&] {
     if (dist.rank() != 0) return true;
     std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
     for (std::size_t rank = 0; rank < texts.size(); ++rank)

@@ -11,7 +11,7 @@
 
 #include "device/trace_range.h"
 #include "engine/distributed.h"
-#include "engine/step/instruction_observer.h"
+#include "engine/step/step_report.h"
 #include "offload/store.h"
 
 namespace sherd::engine {

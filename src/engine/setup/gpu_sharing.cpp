@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/random.h"
-#include "device/peak_rate.h"
-#include "engine/gather_records.h"
+#include "comm/gather.h"
+#include "device/cuda.h"
 #include "engine/setup/make_device.h"
 
 namespace sherd::engine {
@@ -68,7 +68,7 @@ GpuSharing share_gpus_locally(const config::Config& config, int ranks) {
 
 GpuSharing share_gpus_of_world(const config::Config& config, const Distributed& dist) {
   const GpuSeat mine = gpu_seat(config, gpus_for(config), dist.local_rank(), machine_name());
-  return share_gpus(gather_records(dist, mine, "GPUs"), dist.rank());
+  return share_gpus(comm::gather_records(dist.world(), mine, "GPUs"), dist.rank());
 }
 
 }  // namespace sherd::engine

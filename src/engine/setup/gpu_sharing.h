@@ -16,7 +16,7 @@ namespace sherd::engine {
 struct GpuSeat {
   std::array<std::uint8_t, 16> gpu{};  ///< which of all GPUs of the world; all zero: none
   std::uint64_t memory = 0;            ///< of it, bytes
-  double peak = 0;  ///< `device.peak_tflops` or its data sheet's (device/peak_rate.h), in FLOP/s; 0: unknown
+  double peak = 0;  ///< `device.peak_tflops` or its data sheet's (device/cuda.h), in FLOP/s; 0: unknown
   bool on_gpu() const { return gpu != std::array<std::uint8_t, 16>{}; }
 };
 
@@ -34,13 +34,13 @@ struct GpuSharing {
 GpuSeat gpu_seat(const config::Config& config, const std::vector<device::CudaGpu>& gpus, int local_rank,
                  std::string_view machine);
 
-/// What the seats of all ranks, in rank order, mean for `rank`.
+/// The share of `rank`, by the seats of all ranks in rank order.
 GpuSharing share_gpus(std::span<const GpuSeat> seats, int rank);
 
-/// Of `ranks` ranks inside this process.
+/// The share of one of `ranks` ranks inside this process.
 GpuSharing share_gpus_locally(const config::Config& config, int ranks);
-/// Of the ranks of `dist`, which tell each other: what one driver shows says nothing of the others' GPUs.
-/// Collective, before the world is bound to a device.
+/// The share of one of the ranks of `dist`, which tell each other: what one driver shows says nothing of the
+/// others' GPUs. Collective, before the world is bound to a device.
 GpuSharing share_gpus_of_world(const config::Config& config, const Distributed& dist);
 
 }  // namespace sherd::engine

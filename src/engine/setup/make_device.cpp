@@ -5,7 +5,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "tensor/cuda_options.h"
+#include "tensor/kernels.h"
 
 namespace sherd::engine {
 namespace {

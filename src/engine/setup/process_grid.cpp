@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "base/random.h"
-#include "engine/gather_results.h"
+#include "comm/gather.h"
 #include "engine/setup/same_setup.h"
 #include "optim/description.h"
 
@@ -123,7 +123,7 @@ sharding::RankGroups StateGroups::of(const autograd::Parameter& parameter) const
 
 namespace {
 
-/// What a rank's model looks like to a pipeline, for comparing.
+/// A rank's model as a pipeline sees it, for comparing.
 struct PipelineView {
   std::uint64_t cut = 0;    ///< which parts form chunks
   std::uint64_t parts = 0;  ///< names and logical shapes of their parameters
@@ -153,7 +153,7 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
     look();
     return layout;
   }
-  const auto views = gather_results(dist, "stages of the model", look);
+  const auto views = comm::gather_results(dist.world(), "stages of the model", look);
   for (std::size_t rank = 0; rank < views.size(); ++rank)
     if (views[rank].cut != views[0].cut || views[rank].parts != views[0].parts)
       fail(ErrorKind::config, "rank ", rank, " has ",
@@ -165,7 +165,7 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
 
 namespace {
 
-/// What a tensor rank's model looks like, for comparing.
+/// A tensor rank's model, for comparing.
 struct Cut {
   std::uint64_t shapes = 0;  ///< of all parameters: names, local and logical shapes
   std::uint64_t slices = 0;  ///< of those that are cut, which of them
@@ -244,7 +244,8 @@ void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Dis
     cut_of(model, size);
     return;
   }
-  const auto cuts = gather_results(dist, "slices of the model", [&] { return cut_of(model, size); });
+  const auto cuts =
+      comm::gather_results(dist.world(), "slices of the model", [&] { return cut_of(model, size); });
   const auto tensor_rank = [&](std::size_t rank) {
     return groups.grid().coordinate(Axis::tensor, static_cast<int>(rank));
   };

@@ -43,8 +43,8 @@ class StateGroups {
   /// Collective: makes a group of each set of stages that have a parameter together (a tied one), and, where
   /// ranks share experts out, one of the replicas of these. `ordered`: sums have the order of micro-batches.
   StateGroups(nn::Model& model, const StageLayout& layout, comm::ProcessGroups& groups, bool ordered = true);
-  /// Of experts that expert ranks share out, those that have the same ones. Else context and data ranks; of a
-  /// parameter that all tensor ranks hold and whose gradient is a sum over these
+  /// The ranks that have the same experts, where expert ranks share them out. Else context and data ranks; of
+  /// a parameter that all tensor ranks hold and whose gradient is a sum over these
   /// (Parameter::partial_gradient), tensor ranks too. Replicas of one that several stages have are on all of
   /// these. Of a parameter that this rank's stage has.
   sharding::RankGroups of(const autograd::Parameter& parameter) const;
@@ -54,8 +54,8 @@ class StateGroups {
 
   const comm::ProcessGroups* groups_;
   bool ordered_;
-  /// Of experts that expert ranks share out. Each finds others of its own in use, so that what their replicas
-  /// exchange matches no order of what all have.
+  /// For experts that expert ranks share out. Each finds others of its own in use, so that what their
+  /// replicas exchange matches no order of what all have.
   comm::Communicator* expert_replicas_ = nullptr;
   std::map<const autograd::Parameter*, comm::Communicator*> over_stages_;  ///< replicas, of shared ones
 };

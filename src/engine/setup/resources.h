@@ -6,9 +6,19 @@
 #include "engine/engine.h"
 #include "engine/setup/process_grid.h"
 
+// This folder makes what an engine stands on, on one rank.
+//
+//   resources.h      all of it: device, kernels, groups, stores on NVMe
+//   make_device.h    which device and kernels a configuration describes
+//   gpu_sharing.h    which of a machine's GPUs a rank takes, and which ranks share one
+//   process_grid.h   how ranks form groups by axis (data, tensor, pipeline, expert, …); how the parts of a
+//                    model lie on pipeline stages and slices on tensor ranks, as all ranks agree;
+//                    StateGroups: who shares the states of a parameter, and who sums its gradient
+//   same_setup.h     refuses ranks whose configurations differ
+
 namespace sherd::engine {
 
-/// What an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
+/// All that an engine computes, exchanges and stores with: device, kernels, the groups of this rank and the
 /// stores on NVMe. One per engine.
 class Resources {
  public:

@@ -1,34 +1,13 @@
 #include "engine/setup/same_setup.h"
 
 #include <algorithm>
-#include <array>
 #include <span>
-#include <string_view>
 
 #include "base/random.h"
-#include "engine/gather_records.h"
+#include "comm/gather.h"
 
 namespace sherd::engine {
 namespace {
-
-/// May differ from machine to machine without a trace in what is computed.
-bool is_of_a_machine(std::string_view key) {
-  constexpr std::array of_machines{"data.path",
-                                   "training.save_dir",
-                                   "tensorboard.output_path",
-                                   "csv_monitor.output_path",
-                                   "log_level",
-                                   "device.type",
-                                   "device.threads_per_rank",
-                                   "device.bind_cores",
-                                   "device.device_memory_limit",
-                                   "device.host_memory_limit",
-                                   "device.peak_tflops",
-                                   "parallel.timeout_seconds"};
-  return key.ends_with(".nvme_path") || (key.starts_with("data.sources[") && key.ends_with(".path")) ||
-         key.starts_with("aio.") ||
-         std::find(of_machines.begin(), of_machines.end(), key) != of_machines.end();
-}
 
 /// A rank's facts in two numbers.
 struct Digest {
@@ -53,20 +32,22 @@ void require_same(const Facts& facts, const Distributed& dist) {
     hashes.push_back(stable_hash(value));
   }
   const Digest mine{stable_hash(names), stable_hash(values)};
-  const std::vector<Digest> digests = gather_records(dist, mine, "configuration");
+  const std::vector<Digest> digests = comm::gather_records(dist.world(), mine, "configuration");
   if (std::count(digests.begin(), digests.end(), digests[0]) == dist.world_size()) return;
   for (std::size_t rank = 1; rank < digests.size(); ++rank)
     if (digests[rank].names != digests[0].names) differs(rank, "set of keys");
-  const auto all =
-      gather_records(dist, std::span<const std::uint64_t>(hashes), "values of the configuration");
+  const auto all = comm::gather_records(dist.world(), std::span<const std::uint64_t>(hashes),
+                                        "values of the configuration");
   for (std::size_t i = hashes.size(); i < all.size(); ++i)
     if (const std::size_t fact = i % hashes.size(); all[i] != all[fact])
       differs(i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));
 }
 
 void require_same_setup(const config::Config& config, const Distributed& dist) {
-  Facts facts = config::flat_dump(config);
-  std::erase_if(facts, [](const auto& fact) { return is_of_a_machine(fact.first); });
+  Facts facts;
+  for (config::Setting& setting : config::settings(config))
+    if (setting.concerns != config::Concerns::machine)
+      facts.emplace_back(std::move(setting.key), std::move(setting.value));
   require_same(facts, dist);
 }
 

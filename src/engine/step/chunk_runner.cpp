@@ -14,10 +14,13 @@ using sharding::Chunk;
 using tensor::Tensor;
 using Op = sharding::Instruction::Op;
 
-ChunkRunner::ChunkRunner(const Parts& parts, std::function<void(Tape&)> prepare_tape)
-    : parts_(parts),
-      layered_(dynamic_cast<nn::LayeredModel*>(&parts.model)),
-      flights_(parts.sharded, std::move(prepare_tape)) {}
+ChunkRunner::ChunkRunner(nn::Model& model, sharding::ShardedModel& sharded, StageLink* link,
+                         std::function<void(Tape&)> prepare_tape)
+    : model_(model),
+      sharded_(sharded),
+      link_(link),
+      layered_(dynamic_cast<nn::LayeredModel*>(&model)),
+      flights_(sharded, std::move(prepare_tape)) {}
 
 void ChunkRunner::begin(const StageLayout& layout, std::int64_t last) {
   layout_ = &layout;
@@ -27,10 +30,10 @@ void ChunkRunner::begin(const StageLayout& layout, std::int64_t last) {
 void ChunkRunner::finish() {
   require(flights_.empty() && outputs_.empty() && input_gradients_.empty() && gathered_.empty(),
           "a list of instructions has ended, and not all of its micro-batches have come back");
-  if (parts_.link) parts_.link->finish();
+  if (link_) link_->finish();
 }
 
-/// What another chunk has given: on this rank, or through a channel.
+/// Takes what another chunk has given: on this rank, or through a channel.
 Tensor ChunkRunner::value_of(std::map<Key, Tensor>& given, const Key& giver, StageChannel* channel,
                              const Key& taker) {
   if (!channel) {
@@ -47,14 +50,14 @@ Tensor ChunkRunner::value_of(std::map<Key, Tensor>& given, const Key& giver, Sta
 
 Var ChunkRunner::run(Tape& tape, const Chunk& chunk, const Var& input, const tensor::Batch& batch) const {
   const bool whole = !layered_ || (chunk.begin == 0 && chunk.end == layered_->parts());
-  return whole ? parts_.model(tape, batch) : layered_->run(tape, chunk.begin, chunk.end, input, batch);
+  return whole ? model_(tape, batch) : layered_->run(tape, chunk.begin, chunk.end, input, batch);
 }
 
 Var ChunkRunner::forward(const Instruction& i, const tensor::Batch& batch, const RandomKey& random) {
   Tensor input;
   if (!layout_->has_first(i.chunk))
-    input = value_of(outputs_, {i.micro_batch, i.chunk - 1},
-                     parts_.link ? &parts_.link->activations() : nullptr, key_of(i));
+    input =
+        value_of(outputs_, {i.micro_batch, i.chunk - 1}, link_ ? &link_->activations() : nullptr, key_of(i));
   hold(i);
   Flight& flight = flights_.begin(i.micro_batch, i.chunk, parts_of(i), i.micro_batch == last_);
   Tape& tape = flight.pass->tape();
@@ -81,7 +84,7 @@ void ChunkRunner::begin_backward(const Instruction& i, double seed) {
   if (layout_->has_last(i.chunk)) return flight.pass->begin_backward(flight.output, seed, when);
   flight.pass->tape().loss_seed = seed;
   Tensor gradient = value_of(input_gradients_, {i.micro_batch, i.chunk + 1},
-                             parts_.link ? &parts_.link->gradients() : nullptr, key_of(i));
+                             link_ ? &link_->gradients() : nullptr, key_of(i));
   std::vector<autograd::OutputGradient> outputs;
   if (flight.output.requires_grad())  // not where the model begins with frozen parts
     outputs.push_back({flight.output, std::move(gradient)});
@@ -113,31 +116,31 @@ void ChunkRunner::end_weight_gradients(const Instruction& i) {
 }
 
 void ChunkRunner::transfer(const Instruction& i) {
-  require(parts_.link, "a list of one stage neither sends nor receives");
+  require(link_, "a list of one stage neither sends nor receives");
   const auto given = [&](std::map<Key, Tensor>& values) {
     return value_of(values, key_of(i), nullptr, key_of(i));
   };
   switch (i.op) {
     case Op::receive_activation:
-      return parts_.link->activations().receive(key_of(i));
+      return link_->activations().receive(key_of(i));
     case Op::send_activation:
-      return parts_.link->activations().send(key_of(i), given(outputs_));
+      return link_->activations().send(key_of(i), given(outputs_));
     case Op::receive_gradient:
-      return parts_.link->gradients().receive(key_of(i));
+      return link_->gradients().receive(key_of(i));
     case Op::send_gradient:
-      return parts_.link->gradients().send(key_of(i), given(input_gradients_));
+      return link_->gradients().send(key_of(i), given(input_gradients_));
     default:
       fail(ErrorKind::usage, "an instruction that moves nothing");
   }
 }
 
 void ChunkRunner::gather(const Instruction& i) {
-  Gathered gathered{parts_.sharded.units_of(parts_of(i)), {}};
+  Gathered gathered{sharded_.units_of(parts_of(i)), {}};
   for (sharding::Unit* unit : gathered.units) {
     if (unit->on_demand())
-      parts_.sharded.let_stay(*unit, true);
+      sharded_.let_stay(*unit, true);
     else
-      parts_.sharded.gather_ahead(*unit);
+      sharded_.gather_ahead(*unit);
   }
   gathered_[i.chunk] = std::move(gathered);
 }
@@ -153,7 +156,7 @@ void ChunkRunner::release(const Instruction& i) {
   const auto at = gathered_.find(i.chunk);
   if (at == gathered_.end()) return;
   for (sharding::Unit* unit : at->second.units)
-    if (unit->on_demand()) parts_.sharded.let_stay(*unit, false);
+    if (unit->on_demand()) sharded_.let_stay(*unit, false);
   gathered_.erase(at);
 }
 

@@ -17,12 +17,8 @@ namespace sherd::engine {
 class ChunkRunner {
  public:
   /// All must outlive it. `link`: null with one stage.
-  struct Parts {
-    nn::Model& model;
-    sharding::ShardedModel& sharded;
-    StageLink* link;
-  };
-  ChunkRunner(const Parts& parts, std::function<void(autograd::Tape&)> prepare_tape);
+  ChunkRunner(nn::Model& model, sharding::ShardedModel& sharded, StageLink* link,
+              std::function<void(autograd::Tape&)> prepare_tape);
 
   using Instruction = sharding::Instruction;
   /// Before a list. `last`: the step's last micro-batch; −1 where another list has it. `layout` must outlive
@@ -35,7 +31,7 @@ class ChunkRunner {
   /// Runs the chunk; what it gives, the loss at the model's end. Waits for its input where that comes from
   /// another stage.
   autograd::Var forward(const Instruction& instruction, const tensor::Batch& batch, const RandomKey& random);
-  /// What the backward of the micro-batch is to begin from, instead of the model's own loss.
+  /// Says what the backward of the micro-batch is to begin from, instead of the model's own loss.
   void set_loss(const Instruction& instruction, const autograd::Var& loss);
   /// `seed`: d loss.
   void begin_backward(const Instruction& instruction, double seed);
@@ -72,12 +68,15 @@ class ChunkRunner {
   autograd::Var run(autograd::Tape& tape, const sharding::Chunk& chunk, const autograd::Var& input,
                     const tensor::Batch& batch) const;
 
-  Parts parts_;
+  nn::Model& model_;
+  sharding::ShardedModel& sharded_;
+  StageLink* link_;
   nn::LayeredModel* layered_;  ///< the model, where it has parts
   Flights flights_;
   const StageLayout* layout_ = nullptr;
   std::int64_t last_ = -1;
-  /// What chunks have given and nobody has taken, by who gave it: values, and gradients of their inputs.
+  /// Values that chunks have given and nobody has taken, by who gave them: values, and gradients of their
+  /// inputs.
   std::map<Key, tensor::Tensor> outputs_, input_gradients_;
   struct Gathered {
     std::vector<sharding::Unit*> units;

@@ -41,11 +41,11 @@ autograd::Recompute recompute_for(const config::Config& config) {
   return autograd::Recompute::none;
 }
 
-void set_up(autograd::Tape& tape, const config::Config& config, autograd::CheckpointKeeper* keeper) {
+void set_up(autograd::Tape& tape, const config::Config& config, autograd::SavedInputs* keeper) {
   tape.recompute = recompute_for(config);
-  tape.checkpoint_keeper = keeper;
+  tape.saved_inputs = keeper;
   tape.input_dtype = config.precision.compute;
-  tape.checkpoints_in_host = config.training.cpu_checkpointing;
+  tape.saved_inputs_in_host = config.training.cpu_checkpointing;
 }
 
 std::string reason_of(const std::exception_ptr& what) {
@@ -60,41 +60,49 @@ std::string reason_of(const std::exception_ptr& what) {
 
 }  // namespace
 
-Executor::Executor(const Parts& parts)
-    : parts_(parts),
-      whole_(whole_model(parts.model)),
-      link_(parts.stages.size() > 1 ? std::make_unique<StageLink>(parts.device, parts.layout, parts.stages,
-                                                                  *parts.activations, *parts.gradients)
-                                    : nullptr),
-      in_stages_(link_ ? std::make_unique<ModelStages>(dynamic_cast<nn::LayeredModel&>(parts.model),
-                                                       parts.layout, parts.stages)
-                       : nullptr),
-      chunks_({parts.model, parts.sharded, link_.get()},
-              [this](autograd::Tape& tape) { set_up(tape, parts_.config, parts_.checkpoint_keeper); }),
-      evaluation_(parts.sharded),
-      run_ahead_(parts.device),
-      loss_(parts.device, parts.data_ranks, parts.stages) {
-  set_up(evaluation_.tape(), parts.config, nullptr);
+Executor::Executor(const config::Config& config, nn::Model& model, sharding::ShardedModel& sharded,
+                   const StageLayout& layout, StepUpdate& update, const Resources& resources)
+    : config_(config),
+      model_(model),
+      sharded_(sharded),
+      update_(update),
+      device_(resources.device()),
+      data_ranks_(resources.groups().group(comm::Axis::data)),
+      whole_(whole_model(model)),
+      states_(model, resources.groups().world(), resources.groups().group(comm::Axis::tensor).rank() == 0,
+              device_),
+      link_(layout.stages > 1 ? std::make_unique<StageLink>(device_, layout, resources.groups()) : nullptr),
+      chunks_(model, sharded, link_.get(),
+              [this](autograd::Tape& tape) { set_up(tape, config_, saved_inputs_.get()); }),
+      evaluation_(sharded),
+      run_ahead_(device_),
+      loss_(device_, data_ranks_, resources.groups().group(comm::Axis::pipeline)) {
+  if (link_)
+    in_stages_ = std::make_unique<ModelStages>(dynamic_cast<nn::LayeredModel&>(model), layout,
+                                               resources.groups().group(comm::Axis::pipeline));
+  if (offload::Store* store = resources.activation_store())
+    saved_inputs_ = std::make_unique<SavedInputsOnNvme>(resources.kernels(), *store);
+  set_up(evaluation_.tape(), config, nullptr);
 }
 
 bool Executor::is_boundary() const {
-  return boundary_.value_or(accumulated_ + 1 >= parts_.config.batch.gradient_accumulation_steps);
+  return boundary_.value_or(accumulated_ + 1 >= config_.batch.gradient_accumulation_steps);
 }
 
 /// Random streams go by the global order of micro-batches, so that they do not depend on how many ranks share
 /// them.
 RandomKey Executor::random_key(std::int64_t micro_batch) const {
-  return RandomKey{parts_.config.training.seed, 0}
-      .at(static_cast<std::uint64_t>(parts_.counters.global_steps))
-      .at(static_cast<std::uint64_t>(micro_batch * parts_.data_ranks.size() + parts_.data_ranks.rank()));
+  return RandomKey{config_.training.seed, 0}
+      .at(static_cast<std::uint64_t>(counters_.global_steps))
+      .at(static_cast<std::uint64_t>(micro_batch * data_ranks_.size() + data_ranks_.rank()));
 }
 
 /// Where times by phase are asked for, phases end when the device has done their work.
 void Executor::end_phase() {
-  if (parts_.config.wall_clock_breakdown) parts_.device.synchronize();
+  if (config_.wall_clock_breakdown) device_.synchronize();
 }
 
-/// What a failed backward has left of the gradients is of no use, and ranks may be at different places.
+/// Gradients that a failed backward has left are of no use, and ranks may be at different places.
 void Executor::require_not_failed(const char* call) const {
   require(!failed(), call, " after a backward() that failed: go on with load_checkpoint()");
 }
@@ -102,35 +110,35 @@ void Executor::require_not_failed(const char* call) const {
 // ---- the calls of a micro-batch ----
 
 autograd::Var Executor::forward(const tensor::Batch& batch) {
-  parts_.update.require_whole_weights("forward()");
+  update_.require_whole_weights("forward()");
   require_not_failed("forward()");
   require(idle(), "forward() was called again before backward() and step()");
-  require(!link_, "forward() on a pipeline of ", parts_.stages.size(),
-          " stages, each of which has a part of the model: call train_batch(), or eval_batch()");
-  set_list(sharding::accumulate(accumulated_, is_boundary(), StepUpdate::may_begin_early(parts_.config)),
-           whole_);
+  if (link_)
+    fail(ErrorKind::usage, "forward() on a pipeline of ", link_->stages(),
+         " stages, each of which has a part of the model: call train_batch(), or eval_batch()");
+  set_list(sharding::accumulate(accumulated_, is_boundary(), StepUpdate::may_begin_early(config_)), whole_);
   batches_.emplace(accumulated_, batch);
   try {
     run_next();
   } catch (...) {
-    give_up();
+    abort();
     throw;
   }
   return std::exchange(loss_of_forward_, {});
 }
 
 void Executor::backward(const autograd::Var& loss) {
-  parts_.update.require_whole_weights("backward()");
+  update_.require_whole_weights("backward()");
   require_not_failed("backward()");
   require(!idle() && !next_is(Op::count), "backward() needs the loss of a forward() in train() mode, once");
   for (const Instruction& each : list_)
-    if (each.op == Op::begin_update) parts_.sharded.require_no_leases();  // so that it can be tried again
+    if (each.op == Op::begin_update) sharded_.require_no_leases();  // so that it can be tried again
   chunks_.set_loss(list_.front(), loss);
   try {
     while (!next_is(Op::count)) run_next();
   } catch (...) {
     if (failed()) {
-      give_up();
+      abort();
       loss_.clear();
     }
     throw;
@@ -143,8 +151,8 @@ bool Executor::step() {
   require(next_is(Op::count), "step() follows backward(), once per micro-batch");
   const bool updates = list_.size() > 1;
   if (updates) {
-    parts_.sharded.require_no_leases();  // before anything counts, so that it can be tried again
-    parts_.update.require_finite(parts_.counters.global_steps);
+    sharded_.require_no_leases();  // before anything counts, so that it can be tried again
+    update_.require_finite(counters_.global_steps);
   }
   while (!idle()) run_next();
   return updates;
@@ -153,22 +161,22 @@ bool Executor::step() {
 // ---- a step at once ----
 
 void Executor::run(const std::vector<Instruction>& list, const StageLayout& layout, const Next& next) {
-  parts_.update.require_usable_weights("train_batch()");
+  update_.require_usable_weights("train_batch()");
   require_not_failed("train_batch()");
   require(idle() && accumulated_ == 0, "train_batch() between forward() and step()");
-  parts_.sharded.require_no_leases();
+  sharded_.require_no_leases();
   set_list(list, layout);
   next_ = next;
-  if (!ends_late_) parts_.update.complete();
+  if (!ends_late_) update_.complete();
   try {
     begin_gathers(list);
     while (!next_is(Op::update)) run_next();
     chunks_.finish();
-    parts_.sharded.end_list();
+    sharded_.end_list();
     failed_ = false;
-    parts_.update.require_finite(parts_.counters.global_steps);
+    update_.require_finite(counters_.global_steps);
   } catch (...) {
-    give_up();
+    abort();
     if (link_) link_->abandon(reason_of(std::current_exception()));
     if (failed())
       loss_.clear();
@@ -203,16 +211,16 @@ void Executor::begin_gathers(const std::vector<Instruction>& list) {
   std::vector<sharding::Chunk> chunks;
   for (int c = 0; c < layout_->own_chunks(); ++c) chunks.push_back(layout_->own(c));
   chunks_.recover();
-  parts_.sharded.begin_list(gathers, chunks);
+  sharded_.begin_list(gathers, chunks);
 }
 
 void Executor::run_next() {
   const Instruction instruction = list_.front();
   if (observer_) observer_->begin(instruction);
   try {
-    parts_.update.guard(coming_step(), [&] {
+    update_.guard(coming_step(), [&] {
       execute(instruction);
-      parts_.update.poll();
+      update_.poll();
     });
   } catch (...) {
     if (instruction.op == Op::update) list_.clear(), drop_accumulated();
@@ -245,7 +253,7 @@ void Executor::execute(const Instruction& instruction) {
     case Op::share_loss:
       return loss_.share();
     case Op::begin_update:
-      return parts_.update.begin();
+      return update_.begin();
     case Op::reduce:
       return reduce(instruction);
     case Op::count:
@@ -253,7 +261,7 @@ void Executor::execute(const Instruction& instruction) {
     case Op::update:
       return run_update();
     case Op::update_chunk:
-      return parts_.update.update_units(parts_.sharded.units_of(layout_->own(instruction.chunk)));
+      return update_.update_units(sharded_.units_of(layout_->own(instruction.chunk)));
   }
 }
 
@@ -266,7 +274,7 @@ void Executor::run_forward(const Instruction& i) {
   PhaseTimer timer(times_.forward, "forward");
   run_ahead_.begin(layout_->own_chunks());
   const tensor::Batch& batch = batch_of(i.micro_batch);
-  weights_.try_emplace(i.micro_batch, loss_weight(parts_.config, parts_.device, batch));
+  weights_.try_emplace(i.micro_batch, loss_weight(config_, device_, batch));
   loss_of_forward_ = chunks_.forward(i, batch, random_key(i.micro_batch));
   run_ahead_.end();
   if (i.chunk + 1 == layout_->own_chunks()) {
@@ -280,11 +288,11 @@ void Executor::run_forward(const Instruction& i) {
 void Executor::run_backward(const Instruction& i) {
   PhaseTimer timer(times_.backward, "backward");
   run_ahead_.begin(layout_->own_chunks());
-  chunks_.begin_backward(i, parts_.update.seed() * weights_.at(i.micro_batch));
+  chunks_.begin_backward(i, update_.seed() * weights_.at(i.micro_batch));
   failed_ = true;  // until all has ended well: from here on it cannot be tried again
   // Where all gradients are needed before any weight changes, none of them is taken up here.
   while (chunks_.continue_backward(i)) hand_over_complete();
-  if (i.micro_batch == last_) report_.early_updates = parts_.update.updated_chunks();
+  if (i.micro_batch == last_) report_.early_updates = update_.updated_chunks();
   chunks_.end_backward(i);
   run_ahead_.end();
   end_phase();
@@ -299,7 +307,7 @@ void Executor::run_weight_gradients(const Instruction& i) {
 
 void Executor::reduce(const Instruction& i) {
   PhaseTimer timer(times_.backward, "reduce");
-  if (i.micro_batch == last_) parts_.sharded.finish_gradients();
+  if (i.micro_batch == last_) sharded_.finish_gradients();
   hand_over_complete();
   end_phase();
 }
@@ -307,17 +315,17 @@ void Executor::reduce(const Instruction& i) {
 /// To an update that has begun; those of chunks that the list holds wait for their release.
 void Executor::hand_over_complete() {
   std::vector<sharding::Segment*> ready;
-  for (sharding::Segment* segment : parts_.sharded.gradients().take_complete()) complete_.push_back(segment);
+  for (sharding::Segment* segment : sharded_.gradients().take_complete()) complete_.push_back(segment);
   const auto held =
       std::stable_partition(complete_.begin(), complete_.end(),
                             [&](const sharding::Segment* segment) { return !chunks_.holds(*segment); });
   ready.assign(complete_.begin(), held);
   complete_.erase(complete_.begin(), held);
-  parts_.update.gradients_complete(ready, [this] { return loss_.mean(); });
+  update_.gradients_complete(ready, [this] { return loss_.mean(); });
 }
 
 void Executor::count() {
-  ++parts_.counters.micro_steps;
+  ++counters_.micro_steps;
   ++accumulated_;
   report_.applied = false;
 }
@@ -325,13 +333,12 @@ void Executor::count() {
 void Executor::run_update() {
   {
     PhaseTimer timer(times_.update, "update");
-    report_.applied = parts_.update.finish(loss_.mean(), coming_step(), report_, ends_late_);
+    report_.applied = update_.finish(loss_.mean(), coming_step(), report_, ends_late_);
   }
-  parts_.states.end_step(report_.applied);
-  Counters& counters = parts_.counters;
-  if (!report_.applied) ++counters.skipped_steps;
-  counters.global_samples += parts_.config.batch.train_batch_size;
-  report_.step = ++counters.global_steps;
+  states_.end_step(report_.applied);
+  if (!report_.applied) ++counters_.skipped_steps;
+  counters_.global_samples += config_.batch.train_batch_size;
+  report_.step = ++counters_.global_steps;
   drop_accumulated();
   {
     PhaseTimer timer(times_.update, "update");
@@ -340,8 +347,8 @@ void Executor::run_update() {
   report_.times = std::exchange(times_, {});
 }
 
-/// What an exception has left of the list.
-void Executor::give_up() {
+/// Ends what an exception has left of the list.
+void Executor::abort() {
   list_.clear();
   batches_.clear();
   complete_.clear();
@@ -354,15 +361,15 @@ void Executor::drop_accumulated() {
   accumulated_ = 0;
   complete_.clear();
   loss_.clear();
-  parts_.states.drop_step();
-  parts_.sharded.gradients().clear();
+  states_.drop_step();
+  sharded_.gradients().clear();
 }
 
 // ---- evaluation ----
 
 void Executor::evaluate(const std::function<void(autograd::Tape&)>& run) {
   const device::TraceRange range("evaluation");
-  parts_.update.require_whole_weights("evaluation");
+  update_.require_whole_weights("evaluation");
   require_not_failed("evaluation");
   // Between forward() and backward() the gathered units belong to that micro-batch.
   require(idle() || next_is(Op::count),
@@ -380,17 +387,17 @@ void Executor::evaluate(const std::function<void(autograd::Tape&)>& run) {
 
 autograd::Var Executor::evaluate(const tensor::Batch& batch) {
   autograd::Var loss;
-  evaluate([&](autograd::Tape& tape) { loss = parts_.model(tape, batch); });
+  evaluate([&](autograd::Tape& tape) { loss = model_(tape, batch); });
   end_phase();
   return loss;
 }
 
 void Executor::abandon_failed() {
-  if (failed()) parts_.sharded.abandon_passes();
+  if (failed()) sharded_.abandon_passes();
 }
 
 void Executor::reset() {
-  give_up();
+  abort();
   failed_ = false;
   drop_accumulated();
 }

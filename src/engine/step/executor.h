@@ -8,13 +8,28 @@
 #include <vector>
 
 #include "engine/pipeline/model_stages.h"
+#include "engine/setup/resources.h"
 #include "engine/step/chunk_runner.h"
-#include "engine/step/instruction_observer.h"
 #include "engine/step/run_ahead.h"
+#include "engine/step/saved_inputs_on_nvme.h"
 #include "engine/step/step_loss.h"
+#include "engine/step/step_report.h"
 #include "engine/step/step_states.h"
 #include "engine/update/step_update.h"
 #include "nn/module.h"
+
+// This folder runs the instructions of a step (sharding/schedule/) on one rank.
+//
+//   executor.h              the list, one instruction after the other; micro-batches, boundaries, what
+//                           follows an error
+//   chunk_runner.h          forward and backward of chunks of the model; flights.h: those under way
+//   step_loss.h             what micro-batches weigh, and the mean of their losses over ranks and stages
+//   step_states.h           what modules learn once per step beside gradients (biases of routers)
+//   metric_sums.h           what is evaluated beside the loss
+//   run_ahead.h             how far the thread runs ahead of a GPU
+//   partial_recompute.h     which blocks recompute; which micro-batches do stands in the list
+//   saved_inputs_on_nvme.h  the inputs of recomputed blocks, on NVMe
+//   step_report.h           what a step tells, and the counters
 
 namespace sherd::engine {
 
@@ -23,24 +38,9 @@ namespace sherd::engine {
 /// thread.
 class Executor {
  public:
-  /// What it works with, all of which must outlive it.
-  struct Parts {
-    const config::Config& config;
-    nn::Model& model;
-    sharding::ShardedModel& sharded;
-    device::Device& device;
-    comm::Communicator& data_ranks;
-    comm::Communicator& stages;  ///< the ranks that hold the stages of this one's model, in order
-    const StageLayout& layout;   ///< of these stages
-    StepUpdate& update;
-    StepStates& states;                                       ///< that modules have beside their parameters
-    Counters& counters;                                       ///< of which it counts micro-batches and steps
-    autograd::CheckpointKeeper* checkpoint_keeper = nullptr;  ///< for full recompute, where not on the device
-    /// Split from `stages`, for what these pass to each other; null with one stage.
-    comm::Communicator *activations = nullptr, *gradients = nullptr;
-  };
-  /// Collective over the stages.
-  explicit Executor(const Parts& parts);
+  /// All must outlive it. `layout`: of the stages of a pipeline. Collective over these.
+  Executor(const config::Config& config, nn::Model& model, sharding::ShardedModel& sharded,
+           const StageLayout& layout, StepUpdate& update, const Resources& resources);
 
   // ---- the calls of a micro-batch, each of which runs its part of the list `accumulate` ----
   /// Begins the list of the coming micro-batch.
@@ -58,8 +58,11 @@ class Executor {
   /// that throws. On several stages the others are told why then, and no transfer works any more.
   void run(const std::vector<sharding::Instruction>& list, const StageLayout& layout, const Next& next);
 
-  /// Of the last step; `applied` is false again from the next micro-batch on.
+  /// The last step's; `applied` is false again from the next micro-batch on.
   const StepReport& report() const { return report_; }
+  /// How far training has come.
+  Counters& counters() { return counters_; }
+  const Counters& counters() const { return counters_; }
   /// Null: nobody. Must outlive its use.
   void set_observer(InstructionObserver* observer) { observer_ = observer; }
 
@@ -101,18 +104,26 @@ class Executor {
   void reduce(const Instruction& instruction);
   void count();
   void run_update();
-  void give_up();
+  void abort();
   void drop_accumulated();
   void require_not_failed(const char* call) const;
   const tensor::Batch& batch_of(std::int64_t micro_batch);
   RandomKey random_key(std::int64_t micro_batch) const;
-  std::int64_t coming_step() const { return parts_.counters.global_steps + 1; }
+  std::int64_t coming_step() const { return counters_.global_steps + 1; }
   void end_phase();
 
-  Parts parts_;
-  const StageLayout whole_;                 ///< of `accumulate`: one chunk
-  std::unique_ptr<StageLink> link_;         ///< null with one stage
-  std::unique_ptr<ModelStages> in_stages_;  ///< of evaluations; null with one stage
+  const config::Config& config_;
+  nn::Model& model_;
+  sharding::ShardedModel& sharded_;
+  StepUpdate& update_;
+  device::Device& device_;
+  comm::Communicator& data_ranks_;
+  const StageLayout whole_;                          ///< of `accumulate`: one chunk
+  StepStates states_;                                ///< that modules have beside their parameters
+  std::unique_ptr<StageLink> link_;                  ///< null with one stage
+  std::unique_ptr<ModelStages> in_stages_;           ///< of evaluations; null with one stage
+  std::unique_ptr<SavedInputsOnNvme> saved_inputs_;  ///< of full recompute; null where they are not on NVMe
+  Counters counters_;
   ChunkRunner chunks_;
   sharding::Pass evaluation_;
   RunAhead run_ahead_;

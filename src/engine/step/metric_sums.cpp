@@ -3,8 +3,7 @@
 #include <bit>
 
 #include "comm/communicator.h"
-#include "device/meta.h"
-#include "engine/gather_lists.h"
+#include "comm/gather.h"
 
 namespace sherd::engine {
 
@@ -91,7 +90,7 @@ std::vector<MetricSums::Batch> MetricSums::unpacked(const std::vector<std::int64
 
 MetricMeans MetricSums::means(comm::Communicator& ranks, comm::Communicator& stages) const {
   std::vector<std::vector<Batch>> all;
-  for (const std::vector<std::int64_t>& each : gather_lists(ranks, device_, packed(), "metrics"))
+  for (const std::vector<std::int64_t>& each : comm::gather_lists(ranks, device_, packed(), "metrics"))
     all.push_back(unpacked(each));
   MetricSums total(device_);
   for (std::size_t i = 0; i < all[0].size(); ++i)
@@ -102,7 +101,7 @@ MetricMeans MetricSums::means(comm::Communicator& ranks, comm::Communicator& sta
     }
   if (stages.size() > 1)
     total.batches_ =
-        unpacked(gather_lists(stages, device_, total.packed(), "metrics of the last stage").back());
+        unpacked(comm::gather_lists(stages, device_, total.packed(), "metrics of the last stage").back());
   MetricMeans out;
   if (total.batches_.empty()) return out;
   for (const auto& [name, sum] : total.batches_.front()) out[name] = sum.count == 0 ? 0 : sum.sum / sum.count;

@@ -17,8 +17,8 @@ namespace sherd::engine {
 /// Means by name: what Engine::evaluate() gives of a model.
 using MetricMeans = std::map<std::string, double>;
 
-/// What an evaluation of a batch adds up, on one rank: by name a sum, and what it is divided by. Used from
-/// the rank's thread.
+/// The sums of an evaluation, on one rank: by name a sum, and what it is divided by. Used from the rank's
+/// thread.
 class MetricSums {
  public:
   explicit MetricSums(device::Device& device) : device_(device) {}
@@ -33,7 +33,7 @@ class MetricSums {
   void add_accuracy(const std::string& name, const tensor::Tensor& logits, const tensor::Tensor& labels,
                     std::int32_t ignore_index = -100);
 
-  /// What comes belongs to the next batch.
+  /// Later sums belong to the next batch.
   void next_batch() { batches_.emplace_back(); }
   /// Nothing of it counts.
   void drop_batch() { batches_.back().clear(); }

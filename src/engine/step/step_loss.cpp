@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "device/cuda.h"
+#include "device/stream.h"
 
 namespace sherd::engine {
 
@@ -93,14 +93,14 @@ void StepLoss::bring_here() {
   told_.wait();
   weights_told_.wait();
   here_ = true;
-  if (device_.kind() != device::Kind::cuda) return;
+  if (!device_.accelerator()) return;
   for (Tensor* each : {&shared_.losses, &shared_.weights}) {
     const Tensor here = Tensor::empty(device_, each->shape(), each->dtype(), device::Category::workspace,
                                       device_.processor_tier());
     device_.copy(here.raw(), each->raw(), each->bytes());
     *each = here;
   }
-  complete_ = device::as_cuda(device_).compute_stream().record();
+  complete_ = device_.record();
 }
 
 MeanLoss StepLoss::mean() {
@@ -109,10 +109,8 @@ MeanLoss StepLoss::mean() {
   if (!here_) bring_here();
   if (device_.kind() == device::Kind::meta)  // of ranks that are not there, perhaps millions
     return {0, static_cast<double>(count_ * ranks_.size()), count_ * ranks_.size()};
-  if (device_.kind() == device::Kind::cuda) {
-    complete_.wait(device::as_cuda(device_).deadline(), "the forward pass");
-    device::as_cuda(device_).check();
-  }
+  complete_.wait(device_.deadline(), "the forward pass");
+  device_.check();
   mean_ = add_up();
   return *mean_;
 }
@@ -136,7 +134,7 @@ void StepLoss::clear() {
       try {
         each->wait();  // its memory is about to go
       } catch (const Error&) {
-        // What ended the step tells of it.
+        // Whatever ended the step tells of it.
       }
     }
   mine_ = {};

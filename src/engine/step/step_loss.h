@@ -10,7 +10,7 @@
 
 namespace sherd::engine {
 
-/// What the mean loss of a micro-batch weighs among those of a step, all ranks' together: its share of tokens
+/// The weight of a micro-batch's mean loss among those of a step, all ranks' together: its share of tokens
 /// that are targets (labels but -100), of train_micro_batch_size_per_gpu sequences whole of them. So a step
 /// is the mean over all targets of its global batch, however they lie in micro-batches; losses that a model
 /// adds to its own, as routers' balance, weigh alike.

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sharding/instruction.h"
+
 namespace sherd::engine {
 
 /// Wall time of the last optimizer step by phase, in milliseconds, summed over its micro-batches. What is
@@ -13,7 +15,7 @@ struct StepTimes {
   double total() const { return forward + backward + update; }
 };
 
-/// What the last optimizer step did, the same on every rank.
+/// The last optimizer step, the same on every rank.
 struct StepReport {
   std::int64_t step = 0;    ///< its number, from 1; 0: this engine has made none
   bool applied = false;     ///< false when the update was skipped: gradients overflowed, or had no targets
@@ -30,6 +32,16 @@ struct StepReport {
 /// How far training has come, as DeepSpeed counts it.
 struct Counters {
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;
+};
+
+/// Told of each instruction that an executor runs, from the rank's thread: for traces.
+class InstructionObserver {
+ public:
+  virtual ~InstructionObserver() = default;
+  virtual void begin(const sharding::Instruction& instruction) = 0;
+  /// `waited`: of the time since begin(), how long the thread waited for what other stages send, in seconds.
+  /// Not called where the instruction throws.
+  virtual void end(const sharding::Instruction& instruction, double waited) = 0;
 };
 
 }  // namespace sherd::engine

@@ -1,13 +1,11 @@
 #include "engine/step/step_states.h"
 
-#include "device/meta.h"
-
 namespace sherd::engine {
 namespace {
 
 using tensor::Tensor;
 
-/// Those of a model, by path.
+/// The step states of a model, by path.
 std::map<std::string, nn::StepState*> states_of(nn::Module& model) {
   std::map<std::string, nn::StepState*> out;
   model.for_each([&](nn::Module& module) {

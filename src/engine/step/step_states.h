@@ -11,7 +11,7 @@
 
 namespace sherd::engine {
 
-/// What modules learn once per step outside of gradients (nn::StepState), on one rank: ends their steps, with
+/// Ends the steps of modules that learn once per step outside of gradients (nn::StepState), on one rank, with
 /// the sums over ranks. Used from the rank's thread.
 class StepStates {
  public:
@@ -20,7 +20,7 @@ class StepStates {
   StepStates(nn::Module& model, comm::Communicator& ranks, bool first, device::Device& device);
   /// Collective where the model has such modules, else nothing: one exchange for all of them.
   void end_step(bool applied);
-  /// What was counted since the last step goes.
+  /// Drops what was counted since the last step.
   void drop_step();
 
  private:
@@ -30,7 +30,7 @@ class StepStates {
   device::Device& device_;
 };
 
-/// What checkpoints hold of them, by path. Ranks, and stages of a pipeline, have the same.
+/// Their values as checkpoints hold them, by path. Ranks, and stages of a pipeline, have the same.
 using SavedStepStates = std::map<std::string, std::vector<float>>;
 SavedStepStates save_step_states(nn::Module& model);
 /// Throws Error{data} where a module has another number of values than was saved.

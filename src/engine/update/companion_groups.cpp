@@ -6,8 +6,8 @@
 #include <unordered_set>
 
 #include "base/excerpt.h"
-#include "engine/update/packed_tensors.h"
 #include "engine/update/parameter_groups.h"
+#include "engine/update/rules/packed_tensors.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"
 
@@ -67,7 +67,7 @@ config::OptimizerGroup group_beside(config::OptimizerRule rule, Names match) {
 /// Fewer elements are not worth codes, and bitsandbytes keeps them as they are.
 constexpr std::int64_t least_in_codes = 4096;
 
-/// What of a model a rule with a companion takes itself.
+/// The parts of a model that a rule with a companion takes itself.
 class Taken {
  public:
   explicit Taken(nn::Module& model) : matrices_(matrices_of_blocks(model)) {}
@@ -83,6 +83,13 @@ class Taken {
  private:
   std::unordered_set<const autograd::Parameter*> matrices_;
 };
+
+/// A group with an `lr` of its own leaves that to AdamW, not the section's `adam_lr`.
+void drop_inherited_rate(config::OptimizerRule& rule, const config::OptimizerRule& section) {
+  auto* own = std::get_if<config::MuonOptions>(&rule.options);
+  const auto* inherited = std::get_if<config::MuonOptions>(&section.options);
+  if (own && own->adam_lr == (inherited ? inherited->adam_lr : std::nullopt)) own->adam_lr.reset();
+}
 
 void require_matrices(const std::string& where, const std::string& left) {
   fail(ErrorKind::config, where, " is of type Muon, which takes matrices of blocks, and has none: '",
@@ -120,7 +127,7 @@ config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model
       config::OptimizerRule rule = rule_of(i);
       if ((rule.type == optimizer.type ? family : taken[i]) == 0 && rule.type == config::OptimizerType::muon)
         require_matrices(section ? "optimizer" : cat("optimizer.groups[", i, "]"), *left[i].begin());
-      if (taken[i] == 0 && rule.lr != optimizer.lr && rule.adam_lr == optimizer.adam_lr) rule.adam_lr.reset();
+      if (taken[i] == 0 && rule.lr != optimizer.lr) drop_inherited_rate(rule, optimizer);
       optimizer.groups.push_back(group_beside(std::move(rule), patterns_of(left[i], all)));
     }
     if (!section && (taken[i] > 0 || left[i].empty())) optimizer.groups.push_back(groups[i]);

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/excerpt.h"
-#include "device/meta.h"
+#include "engine/setup/resources.h"
 
 namespace sherd::engine {
 
@@ -18,19 +18,27 @@ UpdatePipelineOptions pipeline_options(const config::Config& config, const Optim
 }
 }  // namespace
 
-StepUpdate::StepUpdate(const Parts& parts, const sharding::StateSources& sources)
-    : parts_(parts), pipeline_(parts.model, sources, pipeline_options(parts.config, parts.optimizer)) {
-  parts_.model.set_finish_changes([this] { complete(); });
-  parts_.optimizer.prepare_exchanges(parts_.model.trainable_segments(), parts_.device);
-  parts_.model.gradients().set_keeps_own([this](const sharding::Segment& segment) {
-    return parts_.optimizer.exchanges_momentum(segment, parts_.optimizer.steps() + 1);
+StepUpdate::StepUpdate(const config::Config& config, sharding::ShardedModel& model, Optimizer& optimizer,
+                       const Resources& resources)
+    : config_(config),
+      model_(model),
+      optimizer_(optimizer),
+      device_(resources.device()),
+      data_ranks_(resources.groups().group(comm::Axis::data)),
+      model_ranks_(resources.groups().world()),
+      pipeline_(model, model.sources(), pipeline_options(config, optimizer)) {
+  if (config.precision.compute == DType::f16) scaler_.emplace(config.precision.fp16);
+  model_.set_finish_changes([this] { complete(); });
+  optimizer_.prepare(model_, device_);
+  model_.gradients().set_keeps_own([this](const sharding::Segment& segment) {
+    return optimizer_.exchanges_momentum(segment, optimizer_.steps() + 1);
   });
 }
 
 StepUpdate::~StepUpdate() {
-  parts_.model.set_finish_changes(nullptr);
-  parts_.model.gradients().set_keeps_own(nullptr);
-  parts_.optimizer.end_exchanges();
+  model_.set_finish_changes(nullptr);
+  model_.gradients().set_keeps_own(nullptr);
+  optimizer_.release();
 }
 
 namespace {
@@ -51,25 +59,23 @@ bool StepUpdate::may_begin_early(const config::Config& config) {
 }
 
 optim::AverageScale StepUpdate::average_scale() const {
-  return optim::AverageScale::over(parts_.config.batch.gradient_accumulation_steps *
-                                   parts_.data_ranks.size());
+  return optim::AverageScale::over(config_.batch.gradient_accumulation_steps * data_ranks_.size());
 }
 
-/// Of a step with fewer micro-batches than it should have, or more, the divisor stays that of a whole one, as
+/// The divisor of a step with fewer micro-batches than it should have, or more, stays that of a whole one, as
 /// DeepSpeed has it.
 double StepUpdate::rest_of(const MeanLoss& mean) const {
-  const auto whole =
-      static_cast<double>(parts_.config.batch.gradient_accumulation_steps * parts_.data_ranks.size());
+  const auto whole = static_cast<double>(config_.batch.gradient_accumulation_steps * data_ranks_.size());
   return average_scale().rest(mean.weight * whole / static_cast<double>(mean.micro_batches));
 }
 
 void StepUpdate::begin() {
   complete();
   taken_up_ = false;
-  if (!may_begin_early(parts_.config)) return pipeline_.begin(parts_.optimizer, std::nullopt);
-  parts_.optimizer.begin_step();
-  // What micro-batches weigh is known with the loss, before any gradient is taken up.
-  pipeline_.begin(parts_.optimizer, 1.0);
+  if (!may_begin_early(config_)) return pipeline_.begin(optimizer_, std::nullopt);
+  optimizer_.begin_step();
+  // The weights of micro-batches are known with the loss, before any gradient is taken up.
+  pipeline_.begin(optimizer_, 1.0);
 }
 
 void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segments,
@@ -77,11 +83,11 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
   taken_up_ = true;
   for (const sharding::Segment* segment : segments) {
     if (!decided()) return;
-    parts_.model.require_no_leases(*segment);
+    model_.require_no_leases(*segment);
     const MeanLoss mean = mean_loss();
     if (!std::isfinite(mean.value) || mean.weight == 0) {  // finish() will say so
       pipeline_.abandon();
-      parts_.optimizer.abandon_step();
+      optimizer_.abandon_step();
       return;
     }
     pipeline_.decide(rest_of(mean));
@@ -91,12 +97,12 @@ void StepUpdate::gradients_complete(const std::vector<sharding::Segment*>& segme
 
 /// No gradient came, and the mean of no losses is none.
 bool StepUpdate::skip_without_targets(StepReport& report) {
-  if (decided()) parts_.optimizer.abandon_step();
+  if (decided()) optimizer_.abandon_step();
   pipeline_.abandon();
-  report.lr = parts_.optimizer.lr();
+  report.lr = optimizer_.lr();
   report.loss = std::numeric_limits<double>::quiet_NaN();
   report.grad_norm = 0;
-  report.loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
+  report.loss_scale = loss_scale();
   return false;
 }
 
@@ -105,22 +111,22 @@ bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& rep
   if (!report.has_targets) return skip_without_targets(report);
   const double mean_loss = mean.value, rest = rest_of(mean);
   if (decided()) pipeline_.decide(rest);
-  report.lr = decided() ? parts_.optimizer.used_lr() : parts_.optimizer.lr();
+  report.lr = decided() ? optimizer_.used_lr() : optimizer_.lr();
   report.loss = mean_loss;
-  report.loss_scale = parts_.scaler ? parts_.scaler->scale() : 1.0;
-  if (!std::isfinite(mean_loss) && !parts_.scaler)
+  report.loss_scale = loss_scale();
+  if (!std::isfinite(mean_loss) && !scaler_)
     fail(ErrorKind::numerics, "the loss is ", mean_loss, " at step ", step,
          ": nothing was updated; lower the learning rate, clip gradients (gradient_clipping), or resume from "
          "the last checkpoint");
-  if (decided() && parts_.device.kind() == device::Kind::cuda)
+  if (decided() && device_.accelerator())
     pipeline_.update_rest();  // before the norm, for which the thread waits until the GPU is through with
                               // backward
-  const tensor::ExactSum squares = parts_.model.gradients().sum_of_squares();
+  const tensor::ExactSum squares = model_.gradients().sum_of_squares();
   const bool overflow = squares.non_finite > 0 || !std::isfinite(mean_loss);
-  const config::Precision& precision = parts_.config.precision;
+  const config::Precision& precision = config_.precision;
   report.grad_norm = std::sqrt(squares.value()) * rest / report.loss_scale;
-  if (parts_.scaler) parts_.scaler->update(overflow);
-  if (overflow && !parts_.scaler && !(precision.compute == DType::bf16 && precision.check_grad_overflow))
+  if (scaler_) scaler_->update(overflow);
+  if (overflow && !scaler_ && !(precision.compute == DType::bf16 && precision.check_grad_overflow))
     fail(ErrorKind::numerics, "a gradient is NaN or infinite at step ", step, " although the loss is finite",
          may_have_changed() ? "" : ": nothing was updated", "; lower the learning rate or clip gradients");
   if (overflow) {
@@ -128,9 +134,9 @@ bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& rep
     return false;
   }
   if (!decided()) {
-    if (!pipeline_.under_way()) pipeline_.begin(parts_.optimizer, std::nullopt);
-    const double clipping = parts_.config.gradient_clipping;
-    parts_.optimizer.begin_step(report.grad_norm * optim::clip_factor(report.grad_norm, clipping));
+    if (!pipeline_.under_way()) pipeline_.begin(optimizer_, std::nullopt);
+    const double clipping = config_.gradient_clipping;
+    optimizer_.begin_step(report.grad_norm * optim::clip_factor(report.grad_norm, clipping));
     taken_up_ = true;
     pipeline_.decide(rest * optim::gradient_factor(report.grad_norm, report.loss_scale, clipping));
   }
@@ -143,7 +149,7 @@ bool StepUpdate::finish(const MeanLoss& mean, std::int64_t step, StepReport& rep
 // Beside a GPU the processor updates what the GPU hands it in an order of its own (UpdateStaging).
 bool StepUpdate::may_end_late(const config::Config& config, const device::Device& device) {
   const auto on_nvme = [](const config::Offload& o) { return o.device == config::OffloadDevice::nvme; };
-  return device::stands_for(device) != device::Kind::cuda &&
+  return !device.has_own_memory() &&
          (on_nvme(config.zero.offload_param) || on_nvme(config.zero.offload_optimizer));
 }
 
@@ -178,7 +184,7 @@ void StepUpdate::guard_late(const std::function<void()>& body) {
 /// Whether an update under way may have changed weights. What other ranks have done since gradients may be
 /// complete is not known here, and one weight is enough. A step whose update is late counts as taken.
 bool StepUpdate::may_have_changed() const {
-  return pending() || (decided() && (pipeline_.changed() || (parts_.model_ranks.size() > 1 && taken_up_)));
+  return pending() || (decided() && (pipeline_.changed() || (model_ranks_.size() > 1 && taken_up_)));
 }
 
 void StepUpdate::abort(std::int64_t step) {
@@ -186,7 +192,7 @@ void StepUpdate::abort(std::int64_t step) {
   if (may_have_changed())
     poison(cat("step ", late_step_.value_or(step), " has changed part of the weights and cannot be undone"));
   else if (decided())
-    parts_.optimizer.abandon_step();
+    optimizer_.abandon_step();
   pipeline_.abandon();
   late_step_.reset();
 }
@@ -223,7 +229,7 @@ void StepUpdate::require_whole_weights(const char* call) {
 }
 
 void StepUpdate::require_finite(std::int64_t steps) {
-  if (parts_.optimizer.finite()) return;
+  if (optimizer_.finite()) return;
   pipeline_.abandon();
   poison(cat("step ", steps, " has made a weight NaN or infinite"));
   fail(ErrorKind::numerics, poisoned_, ": lower the learning rate and load the last checkpoint");

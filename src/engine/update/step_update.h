@@ -15,32 +15,28 @@
 
 namespace sherd::engine {
 
+class Resources;
+
 /// Decides about the update of a step and runs it, from the first gradients that allow it to published
 /// weights; knows what is left of the weights where one fails. One per rank, used from its thread.
 class StepUpdate {
  public:
-  /// What it works with, all of which must outlive it. `scaler`: null without loss scaling.
-  struct Parts {
-    const config::Config& config;
-    sharding::ShardedModel& model;
-    Optimizer& optimizer;
-    optim::LossScaler* scaler;
-    comm::Communicator& data_ranks;   ///< over which gradients are averaged
-    comm::Communicator& model_ranks;  ///< all that take part in the step
-    device::Device& device;
-  };
-  StepUpdate(const Parts& parts, const sharding::StateSources& sources);
+  /// All must outlive it.
+  StepUpdate(const config::Config& config, sharding::ShardedModel& model, Optimizer& optimizer,
+             const Resources& resources);
   ~StepUpdate();
   StepUpdate(const StepUpdate&) = delete;
   StepUpdate& operator=(const StepUpdate&) = delete;
 
   /// Whether an update needs nothing that is known only after backward, and has transfers to hide behind it.
   static bool may_begin_early(const config::Config& config);
-  /// What the loss is multiplied with before backward.
-  double seed() const { return (parts_.scaler ? parts_.scaler->scale() : 1.0) * average_scale().seed; }
+  /// The factor by which the loss is multiplied before backward.
+  double seed() const { return loss_scale() * average_scale().seed; }
+  /// Null without loss scaling.
+  optim::LossScaler* scaler() { return scaler_ ? &*scaler_ : nullptr; }
 
-  /// What is left of the step before is ended; then, where nothing but the loss decides about the update,
-  /// opens it beside backward, with the rates of this moment; else only starts to read what it needs.
+  /// Ends what is left of the step before; then, where nothing but the loss decides about the update, opens
+  /// it beside backward, with the rates of this moment; else only starts to read what it needs.
   void begin();
   /// These segments' gradients will not change any more; begins to update them where an update is open,
   /// unless `mean_loss()` is NaN or infinite, which ends it.
@@ -86,6 +82,7 @@ class StepUpdate {
  private:
   /// Weights of the coming step may change.
   bool decided() const { return !pending() && pipeline_.decided(); }
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }
   optim::AverageScale average_scale() const;
   double rest_of(const MeanLoss& mean) const;
   bool skip_without_targets(StepReport& report);
@@ -93,7 +90,13 @@ class StepUpdate {
   [[noreturn]] void fail_poisoned(const Error& error) const;
   void guard_late(const std::function<void()>& body);
 
-  Parts parts_;
+  const config::Config& config_;
+  sharding::ShardedModel& model_;
+  Optimizer& optimizer_;
+  std::optional<optim::LossScaler> scaler_;  ///< fp16 only
+  device::Device& device_;
+  comm::Communicator& data_ranks_;   ///< over which gradients are averaged
+  comm::Communicator& model_ranks_;  ///< all that take part in the step
   UpdatePipeline pipeline_;
   bool taken_up_ = false;  ///< gradients of the update under way may be complete, on some rank
   std::optional<std::int64_t> late_step_;  ///< number of the step whose update goes on after it

@@ -7,9 +7,27 @@
 #include <vector>
 
 #include "engine/update/optimizer.h"
+#include "engine/update/update_buffers.h"
 #include "engine/update/update_plan.h"
-#include "offload/buffer_pool.h"
 #include "sharding/sharded_model.h"
+
+// This folder takes complete gradients to new parameters. A chunk's way:
+//
+//   step_update.h       decides: overflow, norm, scale, clipping; whether the update begins beside backward,
+//                       or ends beside the next step; what is left of the weights where one fails
+//   update_chunk.h      how segments are cut into chunks
+//   update_plan.h       what is done, as a list: reads, passes over elements, exchanges, writes
+//   update_pipeline.h   runs that list; late_update.cpp: what is left for beside the next step
+//   update_buffers.h    host memory through which chunks on NVMe pass
+//   rule_update.h       what a pass does: moments, masters and compute parameters of a view in one go, with
+//                       the masters rounded by optim/ (UpdateContext: by which rates)
+//   pass_runner.h       where it is done: on the processor, on a GPU, or on the processor beside a GPU, to
+//                       which gradients come in parts (update_staging.h)
+//   optimizer.h         rules, rates and counts; parameter_groups.h: whose they are; companion_groups.h: what
+//                       Muon and 8-bit AdamW leave to AdamW
+//   rules/              what some rules need beside that one pass (rules/rule_updates.h)
+//
+// To add an optimizer: a rule in optim/rules/ and its keys; nothing here, unless it needs more than elements.
 
 namespace sherd::engine {
 
@@ -79,23 +97,9 @@ class UpdatePipeline {
 
   const std::vector<UpdateInstruction>& plan() const { return plan_; }
   /// That one chunk takes while it is in memory; 0 when everything always is.
-  std::size_t buffer_bytes() const { return buffer_bytes_; }
+  std::size_t buffer_bytes() const { return buffers_.bytes(); }
 
  private:
-  /// A chunk's buffers at work.
-  struct Stage {
-    UpdateView view;
-    std::vector<offload::Io> reads, writes;
-  };
-  /// Buffers for what passes through one store, one for each chunk under way: only its own pools' memory
-  /// travels without a copy.
-  struct Lane {
-    offload::Store* store = nullptr;
-    std::unique_ptr<offload::BufferPool> pool;
-    std::vector<offload::Buffer> buffers;
-    std::vector<std::shared_ptr<void>>
-        pins;  ///< page-locked for a GPU that updates in them; go before the buffers
-  };
   /// A segment whose gradients are complete from a point of the device's work on.
   struct Complete {
     const sharding::Segment* segment;
@@ -105,30 +109,31 @@ class UpdatePipeline {
     Optimizer& optimizer;
     std::optional<double> factor;
     std::size_t next = 0;                         ///< instruction
+    std::size_t announced = 0;                    ///< instructions up to here, those of passes among them
     std::int64_t updated = 0;                     ///< chunks
     bool changed = false;                         ///< weights or states
-    std::size_t announced = 0;                    ///< passes that the optimizer was told of
-    std::size_t passed = 0;                       ///< passes that it has made
     std::vector<Complete> complete{};             ///< in the order of their completion
     std::optional<device::Event> all_complete{};  ///< the point from which on all are
     std::vector<sharding::Segment*> unpublished{};
     bool publishes = false;  ///< ranks have come to where they may make collectives
     bool late = false;       ///< leave() was called
   };
-  void add_lane(offload::Store* store, int count);
-  UpdateView bind(const UpdateChunk& chunk, int buffer) const;
+  std::vector<UpdateInstruction> make_plan(std::int64_t step);
+  optim::Phase phase_of(const UpdateInstruction& instruction) const {
+    return chunks_[instruction.chunk].phases[static_cast<std::size_t>(instruction.phase)];
+  }
   void advance(bool wait);
-  void update_through(const sharding::Segment& segment);
-  void end_late(bool wait);
   bool perform(const UpdateInstruction& instruction, bool wait);
-  const device::Event* ready(const sharding::Segment& segment, bool wait);
-  void make_plan(std::int64_t step);
-  bool announce(std::size_t pass, bool wait);
-  void announce_pass();
-  void pass(const UpdateInstruction& instruction, const UpdateView& view);
-  void update(const UpdateChunk& chunk, const UpdateView& view);
+  bool may_pass(const UpdateChunk& chunk, bool wait);
+  void pass(const UpdateInstruction& instruction);
+  void note_change(const UpdateInstruction& instruction);
   void publish(sharding::Segment& segment);
+  void all_complete();
+  const device::Event* ready(const sharding::Segment& segment, bool wait);
+  void announce_passes();
   void follow_completion();
+  void update_through(const sharding::Segment& segment);  // late_update.cpp, as end_late()
+  void end_late(bool wait);
 
   sharding::ShardedModel& model_;
   tensor::Kernels& kernels_;
@@ -136,11 +141,7 @@ class UpdatePipeline {
   std::vector<sharding::Segment*> order_;
   std::vector<UpdateChunk> chunks_;
   std::vector<UpdateInstruction> plan_;
-  std::vector<std::size_t> passes_;  ///< of the plan: where chunks are measured and updated
-  std::size_t buffer_bytes_ = 0;
-  std::vector<Lane> lanes_;
-  std::vector<Stage> stages_;  ///< by buffer; go before the lanes' memory, as their destructors wait
-
+  UpdateBuffers buffers_;
   std::optional<Step> step_;  ///< none: no update is under way
 };
 

@@ -1,138 +1,35 @@
 #include "engine/update/update_plan.h"
 
 #include <algorithm>
-#include <optional>
 
-#include "engine/update/whole_matrices.h"
+#include "base/error.h"
 
 namespace sherd::engine {
 
-using sharding::Segment;
+using optim::Phase;
 
-namespace {
-
-/// Chunks begin and end at whole pages in the narrowest dtype of a state.
-constexpr std::int64_t chunk_grain = 4096;
-/// More elements per chunk gain nothing: transfers are long enough, and the buffers would only grow.
-constexpr std::int64_t most_per_chunk = std::int64_t{1} << 22;
-
-bool has_stored_state(const Segment& segment) {
-  bool stored = segment.parameters().stored() || segment.masters().stored();
-  for (const sharding::StateBuffer& moment : segment.moments()) stored = stored || moment.stored();
-  return stored;
+bool is_pass(Phase phase) {
+  return phase != Phase::whole_parameters && phase != Phase::exchange;
 }
 
-/// Elements per chunk where `all` are cut into as few as can be. Of equal size, for a small one at the end
-/// would take a buffer while next to nothing is read ahead or written behind through it.
-std::int64_t even_step(std::int64_t all, std::int64_t most) {
-  const std::int64_t count = std::max<std::int64_t>(1, (all + most - 1) / most);
-  const std::int64_t step = (all + count - 1) / count;
-  return (step + chunk_grain - 1) / chunk_grain * chunk_grain;
-}
-
-}  // namespace
-
-std::span<const optim::Phase> phases_of(const Segment& segment, std::span<const optim::Description> rules,
-                                        std::int64_t step) {
-  if (rules.empty()) return UpdateChunk::elementwise_only;
-  const optim::Description& rule = rules[static_cast<std::size_t>(segment.key().rule)];
-  if (!rule.exchanges_momentum(step)) return rule.phases;
-  const std::span<const optim::Phase> frozen = rule.frozen_phases;
-  return segment.can_exchange_momentum() ? frozen : frozen.subspan(2);
+bool writes(Phase phase) {
+  return phase != Phase::parameter_norms;
 }
 
 namespace {
 
-bool takes_matrices(std::span<const optim::Phase> phases) {
-  return std::find(phases.begin(), phases.end(), optim::Phase::whole_parameters) != phases.end();
-}
+using Op = UpdateInstruction::Op;
 
-/// Numbers batches of neighbouring segments whose matrices lie on the same ranks, cut alike. One is full when
-/// its work can be dealt out evenly: as the ranks times its largest matrix.
-class BatchNumbers {
- public:
-  int next(const Segment& segment) {
-    const sharding::RankGroups& groups = segment.groups();
-    if (full_ || &groups.holders_of_all() != group_ || groups.shards() != shards_ ||
-        segment.optimizer_replicated() != replicated_)
-      ++number_, work_ = largest_ = 0;
-    group_ = &groups.holders_of_all(), shards_ = groups.shards();
-    replicated_ = segment.optimizer_replicated();
-    for (const Matrix& matrix : matrices_of(segment))
-      work_ += matrix.work(), largest_ = std::max(largest_, matrix.work());
-    full_ = work_ >= group_->size() * largest_;
-    return number_;
-  }
-
- private:
-  const comm::Communicator* group_ = nullptr;
-  bool full_ = false, replicated_ = false;
-  int number_ = 0, shards_ = 0;
-  double work_ = 0, largest_ = 0;
-};
-
-}  // namespace
-
-std::vector<UpdateChunk> cut_update(const std::vector<Segment*>& segments, std::int64_t most_elements,
-                                    std::span<const optim::Description> rules, std::int64_t step) {
-  const std::int64_t most =
-      std::max(chunk_grain, std::min(most_elements, most_per_chunk) / chunk_grain * chunk_grain);
-  std::vector<UpdateChunk> chunks;
-  BatchNumbers batches;
-  for (Segment* segment : segments) {
-    const bool stored = has_stored_state(*segment);
-    const std::span<const optim::Phase> phases = phases_of(*segment, rules, step);
-    const std::int64_t end = segment->update_end(), all = end - segment->update_begin();
-    const int batch = takes_matrices(phases) ? batches.next(*segment) : 0;
-    const std::int64_t each = stored ? even_step(all, most) : all;
-    for (std::int64_t at = segment->update_begin(); at < end; at += each)
-      chunks.push_back({segment, at, std::min(at + each, end), stored, at + each >= end, phases, batch});
-  }
-  return chunks;
-}
-
-namespace {
-
-/// What is done once for a whole segment in a phase.
-UpdateInstruction::Op op_of(optim::Phase phase) {
-  using Op = UpdateInstruction::Op;
-  return phase == optim::Phase::exchange ? Op::exchange : Op::whole;
-}
-
-/// Of what is done chunk by chunk; none for other phases.
-std::optional<UpdateInstruction::Op> pass_of(optim::Phase phase) {
-  using Op = UpdateInstruction::Op;
-  switch (phase) {
-    case optim::Phase::elementwise:
-      return Op::update;
-    case optim::Phase::parameter_norms:
-      return Op::measure;
-    case optim::Phase::compress:
-      return Op::compress;
-    case optim::Phase::direction:
-      return Op::direct;
-    case optim::Phase::refresh:
-      return Op::refresh;
-    case optim::Phase::whole_parameters:
-    case optim::Phase::exchange:
-      break;
-  }
-  return std::nullopt;
-}
-
-/// What is done to the chunks of that batch `left` phases before their last one, without transfers.
+/// Adds what is done to the chunks of that batch `left` phases before their last one, without transfers.
 void add_phase(std::span<const UpdateChunk> chunks, std::size_t left, int batch,
                std::vector<UpdateInstruction>& out) {
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     const UpdateChunk& chunk = chunks[i];
     if (chunk.batch != batch || left >= chunk.phases.size()) continue;
     const std::size_t phase = chunk.phases.size() - 1 - left;
-    const auto pass = pass_of(chunk.phases[phase]);
+    const bool pass = is_pass(chunk.phases[phase]);
     const bool ends = batch > 0 ? i + 1 == chunks.size() || chunks[i + 1].batch != batch : chunk.last;
-    if (pass)
-      out.push_back({*pass, i, -1, static_cast<int>(phase)});
-    else if (ends)
-      out.push_back({op_of(chunk.phases[phase]), i, -1, static_cast<int>(phase)});
+    if (pass || ends) out.push_back({pass ? Op::pass : Op::exchange, i, -1, static_cast<int>(phase)});
   }
 }
 
@@ -155,9 +52,8 @@ class TransferPlanner {
   }
 
  private:
-  using Op = UpdateInstruction::Op;
   bool passes_buffer(const UpdateInstruction& work) const {
-    return is_pass(work.op) && chunks_[work.chunk].stored;
+    return work.op == Op::pass && chunks_[work.chunk].stored;
   }
   int buffer_of(std::size_t position) const { return static_cast<int>(position % buffers_); }
   void pass(const UpdateInstruction& work, std::size_t ahead, bool pipeline_write,
@@ -167,8 +63,8 @@ class TransferPlanner {
       plan.push_back({Op::read, coming.chunk, buffer_of(read_), coming.phase});
     }
     const int buffer = buffer_of(position_++);
-    plan.push_back({work.op, work.chunk, buffer, work.phase});
-    if (work.op == Op::measure) return;
+    plan.push_back({Op::pass, work.chunk, buffer, work.phase});
+    if (!writes(chunks_[work.chunk].phases[static_cast<std::size_t>(work.phase)])) return;
     plan.push_back({Op::write, work.chunk, buffer, work.phase});
     if (!pipeline_write) plan.push_back({Op::wait_written, work.chunk, buffer, work.phase});
   }
@@ -194,11 +90,6 @@ std::vector<UpdateInstruction> work_of_batches(std::span<const UpdateChunk> chun
 
 }  // namespace
 
-bool is_pass(UpdateInstruction::Op op) {
-  using Op = UpdateInstruction::Op;
-  return op == Op::measure || op == Op::compress || op == Op::refresh || op == Op::direct || op == Op::update;
-}
-
 std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, int buffers,
                                            bool pipeline_read, bool pipeline_write,
                                            std::span<const optim::Description> rules) {
@@ -216,7 +107,7 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   };
   const bool measured = std::any_of(rules.begin(), rules.end(), optim::measures);
   for (std::size_t left = std::max<std::size_t>(phases, 1); left-- > 0;) {
-    if (left == 0 && measured) plan.push_back({UpdateInstruction::Op::norms, chunks.size(), -1});
+    if (left == 0 && measured) plan.push_back({Op::agree, chunks.size(), -1});
     std::vector<UpdateInstruction> work;
     add_phase(chunks, left, 0, work);
     add(work);

@@ -19,7 +19,7 @@ bool with_gpu(const sharding::StateBuffer& state) {
 
 }  // namespace
 
-UpdateStaging::UpdateStaging(device::CudaDevice& device, std::int64_t part_elements)
+UpdateStaging::UpdateStaging(device::Accelerator& device, std::int64_t part_elements)
     : device_(device),
       part_elements_(part_elements),
       fetching_(device.make_stream()),
@@ -30,7 +30,7 @@ bool UpdateStaging::by_processor(const Segment& segment) {
   return !with_gpu(segment.masters() ? segment.masters() : segment.parameters());
 }
 
-void UpdateStaging::book(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
+void UpdateStaging::charge(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
   std::vector<device::Storage> held;
   const auto room = [&](const sharding::StateBuffer& state) {
     if (with_gpu(state))

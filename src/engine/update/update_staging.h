@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "device/cuda.h"
-#include "engine/update/optimizer.h"
+#include "engine/update/update_chunk.h"
 
 namespace sherd::engine {
 
@@ -16,7 +16,7 @@ namespace sherd::engine {
 class UpdateStaging {
  public:
   /// `part_elements`: of a part at most.
-  explicit UpdateStaging(device::CudaDevice& device, std::int64_t part_elements = usual_part);
+  explicit UpdateStaging(device::Accelerator& device, std::int64_t part_elements = usual_part);
   ~UpdateStaging() { end_series(); }
   UpdateStaging(const UpdateStaging&) = delete;
   UpdateStaging& operator=(const UpdateStaging&) = delete;
@@ -39,7 +39,7 @@ class UpdateStaging {
 
   /// Takes the memory that a series of views like this one does, and gives it back: for a device that only
   /// tracks it.
-  static void book(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
+  static void charge(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
 
  private:
   static constexpr std::int64_t usual_part = std::int64_t{1} << 21;
@@ -61,7 +61,7 @@ class UpdateStaging {
   void send(const Part& part);
   tensor::Tensor room(device::Storage& storage, const tensor::Tensor& like);
 
-  device::CudaDevice& device_;
+  device::Accelerator& device_;
   const std::int64_t part_elements_;
   device::Stream fetching_, sending_;
   std::array<Slot, slot_count> slots_;

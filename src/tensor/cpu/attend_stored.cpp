@@ -13,13 +13,13 @@ namespace {
 using Extents = StoredExtents;
 
 /// The keys that a row sees: one or two runs of a store's rows, as they lie in a ring.
-struct SeenRows {
+struct StoredRange {
   Count first, count;  ///< the run that ends the ring, or all
   Count more;          ///< from row 0 on
   Count all() const { return count + more; }
 };
 
-SeenRows seen_rows(const Extents& e, Count position) {
+StoredRange seen_rows(const Extents& e, Count position) {
   const Count n = std::min(position + 1, e.window), first = (position + 1 - n) % e.capacity;
   const Count count = std::min(n, e.capacity - first);
   return {first, count, n - count};
@@ -55,7 +55,8 @@ class GroupRow {
         sums_(scratch),
         scores_(scratch + e.group() * e.dim) {}
 
-  void attend(const std::byte* queries, const StoredHead& head, const SeenRows& seen, std::byte* out) const {
+  void attend(const std::byte* queries, const StoredHead& head, const StoredRange& seen,
+              std::byte* out) const {
     const Count n = seen.all(), group = e_.group();
     const FewRowsOps& ops = isa_.few_rows[storage_];
     const auto products = [&](Count first, Count count, float* to) {
@@ -87,7 +88,7 @@ class GroupRow {
   float *sums_, *scores_;
 };
 
-void attend_f64(const Extents& e, const double* queries, const StoredHead& head, const SeenRows& seen,
+void attend_f64(const Extents& e, const double* queries, const StoredHead& head, const StoredRange& seen,
                 double* out) {
   const auto* keys = reinterpret_cast<const double*>(head.keys);
   const auto* values = reinterpret_cast<const double*>(head.values);
@@ -110,7 +111,7 @@ void attend_f64(const Extents& e, const double* queries, const StoredHead& head,
   }
 }
 
-/// What one task takes: the group's sums and scores.
+/// The workspace of one task: the group's sums and scores.
 Count scratch_floats(const Extents& e) {
   return e.group() * (e.dim + std::min(e.window, e.capacity));
 }
@@ -151,7 +152,7 @@ void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, con
       std::memcpy(head.values + place, at(qkv, row + e.value_col(g)), bytes);
       if (!to) continue;
       const std::byte* queries = at(qkv, row + e.query_col(g, 0));
-      const SeenRows seen = seen_rows(e, position);
+      const StoredRange seen = seen_rows(e, position);
       if (wide)
         attend_f64(e, reinterpret_cast<const double*>(queries), head, seen, reinterpret_cast<double*>(to));
       else

@@ -97,8 +97,8 @@ const AttentionOps& ops_for(bool bf16_products) {
   return portable::attention_f32;
 }
 
-/// What the loops need of one part of a call, and the conversion of rows between the tensors' dtype and the
-/// loops' elements.
+/// All that the loops need of one part of a call, and the conversion of rows between the tensors' dtype and
+/// the loops' elements.
 class Heads {
  public:
   Heads(Device& device, const IsaTable& isa, const Part& e, const Attention& geometry, DType dtype)
@@ -147,7 +147,7 @@ class Heads {
   Count row_bytes() const { return dim_ * (bf16_ ? 2 : 4); }
   /// One head's rows as elements.
   Count matrix_bytes() const { return e_.seq * row_bytes(); }
-  /// What one head's way there, and one group's way back, take of the workspace.
+  /// The workspace of one head's forward pass, and of one group's backward pass.
   Count forward_bytes() const { return ops().forward_scratch(head(0)) + (direct() ? 0 : 4 * matrix_bytes()); }
   Count backward_bytes() const {
     return 2 * e_.seq * row() * 4 + 6 * matrix_bytes() + ops().backward_scratch(head(0));

@@ -13,7 +13,7 @@ std::unique_ptr<Kernels> make_kernels(Device& device) {
 
 std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options) {
   if (device.kind() == device::Kind::meta) return std::make_unique<meta::MetaKernels>(device, options);
-  if (device.kind() == device::Kind::cuda) return make_cuda_kernels(device, options);
+  if (device.accelerator()) return make_cuda_kernels(device, options);
   return std::make_unique<cpu::CpuKernels>(device);
 }
 

@@ -25,7 +25,7 @@ struct Runs {
   std::vector<Count> begin;         ///< one more than there are runs
 };
 
-/// Of the ids that a table of `rows` from id `first` on holds.
+/// The ids that a table of `rows` from id `first` on holds.
 Runs runs_of(const Tensor& ids, Count first, Count rows) {
   Runs runs;
   const std::int32_t* id = ids.data<std::int32_t>();

@@ -58,7 +58,7 @@ void write_sum(const IsaTable& isa, double sum, const Tensor& out, Count element
 }
 
 /// Runs that follow each other; long ones in chunks.
-void sum_runs(Device& device, const IsaTable& isa, const Tensor& x, const Axis& axis, double factor,
+void sum_runs(Device& device, const IsaTable& isa, const Tensor& x, const AxisExtents& axis, double factor,
               const Tensor& out, bool accumulate) {
   const Count n = axis.extent, chunks = std::max<Count>(1, (n + element_grain - 1) / element_grain);
   if (chunks == 1) {
@@ -84,7 +84,7 @@ void sum_runs(Device& device, const IsaTable& isa, const Tensor& x, const Axis& 
 }
 
 /// Columns [0, count) of a block whose rows lie axis.inner apart.
-void sum_block(const IsaTable& isa, const Tensor& x, Count first, Count count, const Axis& axis,
+void sum_block(const IsaTable& isa, const Tensor& x, Count first, Count count, const AxisExtents& axis,
                double* total) {
   std::fill_n(total, count, 0.0);
   for (Count row = 0; row < axis.extent; row += rows_at_once) {
@@ -104,7 +104,7 @@ void sum_block(const IsaTable& isa, const Tensor& x, Count first, Count count, c
 /// fn(first element of x, first of what is left, columns) for blocks of columns of axis.outer times
 /// axis.inner.
 template <class Fn>
-void for_blocks(Device& device, const Axis& axis, const Fn& fn) {
+void for_blocks(Device& device, const AxisExtents& axis, const Fn& fn) {
   const Count blocks = (axis.inner + block_columns - 1) / block_columns;
   const Count work = axis.extent * std::min(axis.inner, block_columns);
   in_chunks(device, axis.outer * blocks, row_grain(work), [&](Count begin, Count count) {
@@ -147,13 +147,14 @@ void load_scores(const IsaTable& isa, const Tensor& x, Count first, Count column
   for (Count i = 0; i < n; ++i) values[i] = seen[i] ? values[i] : least;
 }
 
-struct RowSum {
+struct RowExponentials {
   float top = least;
   double sum = 0;  ///< of e^(x - top)
 };
 
-RowSum sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen, const Softmax& args) {
-  RowSum out;
+RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,
+                           const Softmax& args) {
+  RowExponentials out;
   float values[stack_block];
   for (Count i = 0; i < seen; i += stack_block) {
     const Count n = std::min(stack_block, seen - i);
@@ -175,7 +176,7 @@ RowSum sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,
 
 void softmax_row(const IsaTable& isa, const Tensor& x, Count row, const Softmax& args, const Tensor& y) {
   const Count n = x.shape().back(), first = row * n, seen = args.columns_of(row, n);
-  const RowSum row_sum = sum_scores(isa, x, first, seen, args);
+  const RowExponentials row_sum = sum_scores(isa, x, first, seen, args);
   const auto log_sum = static_cast<float>(std::log(row_sum.sum));
   const auto factor = static_cast<float>(row_sum.sum == 0 ? 0 : 1 / row_sum.sum);
   float values[stack_block];
@@ -252,7 +253,7 @@ void softmax_backward_row_f64(const double* y, const double* dy, Count n, const 
 
 }  // namespace
 
-void CpuKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+void CpuKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out,
                           bool accumulate) {
   check_sum_axis(x, axis, out);
   if (out.numel() == 0) return;
@@ -271,7 +272,7 @@ void CpuKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, cons
   });
 }
 
-void CpuKernels::max_axis(const Tensor& x, const Axis& axis, const Tensor& out) {
+void CpuKernels::max_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out) {
   if (axis.kept() == 0) return;
   check_max_axis("max_axis", x, axis, out);
   with_floating(x.dtype(), [&](auto zero) {
@@ -289,8 +290,8 @@ void CpuKernels::max_axis(const Tensor& x, const Axis& axis, const Tensor& out) 
   });
 }
 
-void CpuKernels::max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
-                                   const Tensor& dx) {
+void CpuKernels::max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy,
+                                   const AxisExtents& axis, const Tensor& dx) {
   if (axis.kept() == 0) return;
   check_max_axis("max_axis_backward", x, axis, y);
   require_alike("max_axis_backward", dx, {&x});

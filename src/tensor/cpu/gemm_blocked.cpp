@@ -94,7 +94,7 @@ class BlockedProduct {
     largest_group_ = std::min(panels_, std::max<Count>(1, packed_group / packed_bytes_));
   }
 
-  /// What run() holds at most with `threads` at work.
+  /// The most that run() holds with `threads` at work.
   std::size_t workspace(Count threads) const {
     Count packing = 0, multiplying = 0;
     for (const Count depth : {depth_, depth_of(depths_ - 1)}) {
@@ -191,7 +191,7 @@ class BlockedProduct {
     if (args_.c.dtype() == DType::f16) return false;
     return !args_.fold || folds_bf16() || *args_.fold == args_.c.dtype();
   }
-  /// What is folded is bf16.
+  /// The folded product is bf16.
   bool folds_bf16() const {
     if (args_.c.dtype() == DType::bf16) return args_.fold == DType::bf16 || args_.fold == DType::f32;
     return args_.fold == DType::bf16;

@@ -15,8 +15,8 @@ namespace sherd::tensor::cpu {
 struct GemmBlock {
   std::int64_t rows = 0, cols = 0, depth = 0;
   std::int64_t full_rows = 0;  ///< rows of the blocks that are not at the edge
-  std::int64_t a_stride =
-      0;  ///< elements from row to row of a: BlockProduct::a_stride(); 0 for pack_left()'s
+  /// Elements from row to row of a: BlockProduct::a_stride(); 0 for pack_left()'s.
+  std::int64_t a_stride = 0;
   /// The part of the depth that a holds, and whether it adds to what c holds; see BlockProduct::depth_step().
   std::int64_t first = 0, count = 0;
   bool add = false;
@@ -35,7 +35,7 @@ class BlockProduct {
  public:
   virtual ~BlockProduct() = default;
 
-  /// Of a and b: fp32, or bf16 where the processor multiplies it.
+  /// The dtype of a and b: fp32, or bf16 where the processor multiplies it.
   virtual DType dtype() const = 0;
   /// Rows of c that a block should have.
   virtual std::int64_t rows() const = 0;
@@ -90,7 +90,7 @@ using GemmExtents = MatmulExtents;
 
 /// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.
 void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents);
-/// What multiply_blocked() takes of the workspace at most.
+/// The most that multiply_blocked() takes of the workspace.
 std::size_t blocked_workspace(Device& device, const IsaTable& isa, const Matmul& args,
                               const GemmExtents& extents);
 

@@ -49,7 +49,7 @@ struct Product {
   dnnl::matmul primitive;
 };
 
-struct Packing {
+struct PackedOperand {
   memory::desc from, to;
   dnnl::reorder primitive;
 };
@@ -106,10 +106,10 @@ class Primitives {
     });
   }
 
-  const Packing& packing(const GemmBlock& block, std::int64_t depth_stride, std::int64_t col_stride) {
+  const PackedOperand& packing(const GemmBlock& block, std::int64_t depth_stride, std::int64_t col_stride) {
     const Key key{block.full_rows, block.cols, block.depth, depth_stride, col_stride};
     return find(packings_, key, [&] {
-      Packing out;
+      PackedOperand out;
       out.from = memory::desc({block.depth, block.cols}, type_, {depth_stride, col_stride});
       out.to = packed_layout(block);
       out.primitive = with_room_for_code(
@@ -131,7 +131,7 @@ class Primitives {
   static constexpr memory::data_type type_ = memory::data_type::bf16;
   std::map<Key, memory::desc> layouts_;
   std::map<Key, Product> products_;
-  std::map<Key, Packing> packings_;
+  std::map<Key, PackedOperand> packings_;
 };
 
 class DnnlBlocks final : public BlockProduct {
@@ -172,7 +172,7 @@ class DnnlBlocks final : public BlockProduct {
   void pack(const GemmBlock& block, const GemmPackPart&, const void* b, std::int64_t depth_stride,
             std::int64_t col_stride, void* packed) const override {
     run(block, [&](Primitives& primitives) {
-      const Packing& packing = primitives.packing(block, depth_stride, col_stride);
+      const PackedOperand& packing = primitives.packing(block, depth_stride, col_stride);
       memory from(packing.from, primitives.engine, const_cast<void*>(b));
       memory to(packing.to, primitives.engine, packed);
       packing.primitive.execute(primitives.stream, from, to);

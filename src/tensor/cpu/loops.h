@@ -5,7 +5,7 @@
 #include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
 
-// What the kernel families share: chunked loops. Chunks have fixed sizes, so no result
+// Shared by the kernel families: chunked loops. Chunks have fixed sizes, so no result
 // depends on the number of threads.
 
 namespace sherd::tensor::cpu {

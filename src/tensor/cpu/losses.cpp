@@ -85,7 +85,7 @@ void store_one(const IsaTable& isa, double value, const Tensor& x, Count element
   isa.convert[storage_index(x)].store(&narrow, at(x, element), 1);
 }
 
-/// Of n elements from `first` on: log Σ exp, and the largest.
+/// log Σ exp of n elements from `first` on, and the largest.
 struct RowSum {
   double lse, most;
 };

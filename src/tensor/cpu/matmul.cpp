@@ -43,7 +43,7 @@ void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
 /// Rows of a and columns of c that are under way at once: their sums, and as much of b, stay in the caches.
 constexpr Count few_rows = 16, few_cols = 64;
 
-/// What finished sums of one row become, from column `first` on.
+/// Turns finished sums of one row, from column `first` on, into the result.
 void finish_row(const IsaTable& isa, const Matmul& args, Count element, float* sums, const float* bias,
                 Count n) {
   if (bias) isa.elementwise[storage_f32].add(sums, bias, sums, n);

@@ -9,17 +9,18 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// What two softmaxes over different keys weigh in the one over all of them, and its log-sum-exp.
+/// The weights of two softmaxes over different keys in the one over all of them, and its log-sum-exp.
 template <class C>
-struct Shares {
+struct SoftmaxShares {
   C old, part, lse;
 };
 template <class C>
-Shares<C> shares_of(C old, C part) {
+SoftmaxShares<C> shares_of(C old, C part) {
   if (part == -std::numeric_limits<C>::infinity()) return {1, 0, old};  // even where old is -inf too
   const C high = old > part ? old : part, low = old > part ? part : old;
   const C e = std::exp(low - high), inverse = 1 / (1 + e), lse = high + std::log1p(e);
-  return old > part ? Shares<C>{inverse, e * inverse, lse} : Shares<C>{e * inverse, inverse, lse};
+  return old > part ? SoftmaxShares<C>{inverse, e * inverse, lse}
+                    : SoftmaxShares<C>{e * inverse, inverse, lse};
 }
 
 /// sum = sum·keep + x·factor
@@ -42,9 +43,9 @@ void merge_row(const IsaTable& isa, const Tensor& part, Count from, C part_lse, 
                Count n) {
   constexpr C none = -std::numeric_limits<C>::infinity();
   if (begin && part_lse == none) std::fill_n(out, n, C{0});
-  const Shares<C> shares = shares_of(begin ? none : *lse, part_lse);
+  const SoftmaxShares<C> shares = shares_of(begin ? none : *lse, part_lse);
   *lse = shares.lse;
-  // What has no weight may hold anything.
+  // A part without weight may hold anything.
   if (shares.part == 0) return;
   if (shares.old == 0) return set(isa, part, from, out, n);
   blend(isa, part, from, shares.part, out, shares.old, n);

@@ -70,7 +70,7 @@ void CpuKernels::dequantize(const Tensor& blocks, const Tensor& out) {
   });
 }
 
-void CpuKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
+void CpuKernels::sums_of_squares(std::span<const Tensor> all, ExactSum& sum) {
   for (const Tensor& x : all) require_floating("sum_of_squares", "x", x);
   std::mutex mutex;  // guards `sum`; the order of additions does not show in an exact sum
   for (const Tensor& x : all) {

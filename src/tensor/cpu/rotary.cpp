@@ -31,8 +31,8 @@ void write_angles(Device& device, const Tensor& cosine, const Tensor& sine, cons
 
 }  // namespace
 
-const CpuKernels::RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half,
-                                                          const Rotary& rotary, DType compute) {
+const RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary,
+                                              DType compute) {
   if (angles_.cosine && angles_.half == half && angles_.rotary == rotary &&
       angles_.cosine.dtype() == compute) {
     if (angles_.seq >= seq) return angles_;

@@ -3,8 +3,8 @@
 #include "device/cuda/lazy_library.h"
 #include "device/cuda/target.h"
 
-// What Sherd calls of cuBLASLt, loaded as it is called. Included by sources, behind <cublasLt.h>; tests/simt
-// has another in its place, for products of the emulated GPU.
+// The functions of cuBLASLt that Sherd calls, loaded as it is called. Included by sources, behind
+// <cublasLt.h>; tests/simt has another in its place, for products of the emulated GPU.
 
 namespace sherd::tensor::SHERD_CUDA {
 

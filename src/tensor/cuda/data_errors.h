@@ -7,7 +7,7 @@
 
 namespace sherd::tensor::SHERD_CUDA {
 
-/// What a kernel can find wrong with the data that it was given.
+/// The errors that a kernel can find in the data that it was given.
 enum class DataError : std::uint8_t { embedding_id, loss_target };
 inline constexpr int data_error_kinds = 2;
 

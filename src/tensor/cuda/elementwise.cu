@@ -29,7 +29,7 @@ struct Multiply {
   }
 };
 template <class C>
-struct Scale {
+struct ScaleOp {
   C factor;
   __device__ C operator()(C x) const { return x * factor; }
 };
@@ -52,7 +52,7 @@ struct GeluTanhBackward {
   template <class C>
   __device__ C operator()(C u, C g) const {
     const C square = u * u;
-    const Sigmoid<C> s = sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (square * u)));
+    const SigmoidValue<C> s = sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (square * u)));
     const C inner = C{2} * gelu_a<C> + (C{6} * gelu_a<C> * gelu_b<C>)*square;
     // For large |u| the slope is 0 while inner may overflow to infinity.
     const C bend = s.slope == C{0} ? C{0} : u * s.slope * inner;
@@ -70,7 +70,7 @@ template <class S>
 struct GeluErfBackward {
   template <class C>
   __device__ C operator()(C u, C g) const {
-    const Normal<C> d = normal<S>(u);
+    const NormalValue<C> d = normal<S>(u);
     return g * (d.cdf + u * d.density);
   }
 };
@@ -114,7 +114,7 @@ struct LogBackward {
     return g / u;
   }
 };
-struct Tanh {
+struct TanhOp {
   template <class C>
   __device__ C operator()(C u) const {
     return tanh_of(u);
@@ -127,7 +127,7 @@ struct TanhBackward {
   }
 };
 // A NaN passes through: only numbers below zero are cut.
-struct Relu {
+struct ReluOp {
   template <class C>
   __device__ C operator()(C u) const {
     return u < C{0} ? C{0} : u;
@@ -235,7 +235,7 @@ __global__ void swiglu_backward_kernel(Count rows, Count f, const S* x, const S*
       Pack<S, width> to_gate, to_up;
       for (int k = 0; k < width; ++k) {
         const C g = widen(gate.at[k]), d = widen(grad.at[k]);
-        const Sigmoid<C> s = sigmoid<S>(g);
+        const SigmoidValue<C> s = sigmoid<S>(g);
         to_up.at[k] = narrow<S>(d * (g * s.value));
         to_gate.at[k] = narrow<S>(d * widen(up.at[k]) * (s.value + g * s.slope));
       }
@@ -276,7 +276,7 @@ void CudaKernels::scale(const Tensor& x, double factor, const Tensor& out) {
   with_floating(out.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    map(target_, Scale<C>{static_cast<C>(factor)}, out.numel(), SHERD_CUDA::out<S>(out), in<S>(x));
+    map(target_, ScaleOp<C>{static_cast<C>(factor)}, out.numel(), SHERD_CUDA::out<S>(out), in<S>(x));
   });
 }
 
@@ -315,7 +315,7 @@ void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Te
 }
 
 void CudaKernels::tanh(const Tensor& x, const Tensor& out) {
-  unary("tanh", target_, Tanh{}, x, out);
+  unary("tanh", target_, TanhOp{}, x, out);
 }
 
 void CudaKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
@@ -323,7 +323,7 @@ void CudaKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor&
 }
 
 void CudaKernels::relu(const Tensor& x, const Tensor& out) {
-  unary("relu", target_, Relu{}, x, out);
+  unary("relu", target_, ReluOp{}, x, out);
 }
 
 void CudaKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {

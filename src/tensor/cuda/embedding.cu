@@ -11,7 +11,7 @@ namespace {
 /// to[row] = the table's row of ids[row]; zeros for an id that it lacks, and word of one that is outside the
 /// vocabulary.
 template <int width, class S>
-__global__ void embedding_kernel(const std::int32_t* ids, Count rows, HeldIds held, Count n, const S* table,
+__global__ void embedding_kernel(const std::int32_t* ids, Count rows, TableIds held, Count n, const S* table,
                                  S* to, DataErrorSlot* wrong) {
   for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
     const std::int32_t id = ids[row];
@@ -170,7 +170,7 @@ void add_row(const Target& target, const Tensor& x, const Tensor& table, const T
 void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                             const VocabSlice& slice) {
   const Count width = check_embedding("embedding", ids, table, out), rows = ids.numel();
-  const HeldIds held{slice.first, table.shape()[0], check_vocab_slice("embedding", table.shape()[0], slice)};
+  const TableIds held{slice.first, table.shape()[0], check_vocab_slice("embedding", table.shape()[0], slice)};
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
   if (out.numel() == 0) return;
@@ -190,7 +190,7 @@ void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
   constexpr const char* name = "embedding_backward";
   require(!fold, "embedding_backward: a GPU folds no gradients");
   const Count width = check_embedding(name, ids, dtable, dy), rows = ids.numel();
-  const HeldIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable.shape()[0], slice)};
+  const TableIds held{slice.first, dtable.shape()[0], check_vocab_slice(name, dtable.shape()[0], slice)};
   check_summable(name, dy, dtable);
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;

@@ -4,7 +4,7 @@
 #include "tensor/argument_checks.h"
 #include "tensor/cuda/cuda_kernels.h"
 
-// What the kernel families share: a dtype's type, element-wise loops, word of wrong data.
+// Shared by the kernel families: a dtype's type, element-wise loops, word of wrong data.
 
 namespace sherd::tensor::SHERD_CUDA {
 

@@ -28,7 +28,8 @@ __global__ void sum_runs_kernel(const S* x, Count runs, Count extent, Compute<Ou
 
 /// Sums of columns, of which a block takes 32 at a time and each of its 8 rows of threads every eighth row.
 template <class S, class Out>
-__global__ void sum_columns_kernel(const S* x, Axis axis, Compute<Out> factor, Out* out, bool accumulate) {
+__global__ void sum_columns_kernel(const S* x, AxisExtents axis, Compute<Out> factor, Out* out,
+                                   bool accumulate) {
   using C = Compute<S>;
   SHERD_SHARED(C, sums, row_lanes * column_lanes);
   const Count across = (axis.inner + column_lanes - 1) / column_lanes;
@@ -48,7 +49,7 @@ __global__ void sum_columns_kernel(const S* x, Axis axis, Compute<Out> factor, O
 }
 
 template <class S>
-__global__ void max_axis_kernel(const S* x, Axis axis, S* out) {
+__global__ void max_axis_kernel(const S* x, AxisExtents axis, S* out) {
   for (Count i = grid_thread(); i < axis.outer * axis.inner; i += grid_threads()) {
     const S* from = x + i / axis.inner * axis.extent * axis.inner + i % axis.inner;
     S top = from[0];
@@ -62,7 +63,7 @@ __global__ void max_axis_kernel(const S* x, Axis axis, S* out) {
 }
 
 template <class S>
-__global__ void max_axis_backward_kernel(const S* x, const S* y, const S* dy, Axis axis, S* dx) {
+__global__ void max_axis_backward_kernel(const S* x, const S* y, const S* dy, AxisExtents axis, S* dx) {
   for (Count i = grid_thread(); i < axis.outer * axis.inner; i += grid_threads()) {
     const Count first = i / axis.inner * axis.extent * axis.inner + i % axis.inner;
     const auto most = widen(y[i]);
@@ -82,9 +83,9 @@ template <class C>
 constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)
                                                : static_cast<C>(-0x1.fffffep127);
 
-/// What softmax reads: a row's scores, the least finite value where a column is hidden or -infinity.
+/// Reads what softmax takes: a row's scores, the least finite value where a column is hidden or -infinity.
 template <class In>
-struct Scores {
+struct SoftmaxScores {
   using C = Compute<In>;
   const In* x;
   Count rows, columns;
@@ -106,7 +107,7 @@ struct Scores {
 };
 
 template <class In, class Out>
-__global__ void softmax_kernel(Scores<In> scores, bool log, Out* y) {
+__global__ void softmax_kernel(SoftmaxScores<In> scores, bool log, Out* y) {
   using C = Compute<In>;
   for (Count row = blockIdx.x; row < scores.rows; row += gridDim.x) {
     const Count visible = scores.columns_of(row);
@@ -154,7 +155,7 @@ __global__ void softmax_backward_kernel(const S* y, const Slope* dy, Count rows,
 }
 
 template <class S, class Out>
-void sum_as(const Target& target, const Tensor& x, const Axis& axis, double factor, const Tensor& to,
+void sum_as(const Target& target, const Tensor& x, const AxisExtents& axis, double factor, const Tensor& to,
             bool accumulate) {
   const auto by = static_cast<Compute<Out>>(factor);
   if (axis.inner == 1) {
@@ -169,7 +170,7 @@ void sum_as(const Target& target, const Tensor& x, const Axis& axis, double fact
 
 }  // namespace
 
-void CudaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out,
+void CudaKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out,
                            bool accumulate) {
   check_sum_axis(x, axis, out);
   if (out.numel() == 0) return;
@@ -184,7 +185,7 @@ void CudaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, con
   });
 }
 
-void CudaKernels::max_axis(const Tensor& x, const Axis& axis, const Tensor& out) {
+void CudaKernels::max_axis(const Tensor& x, const AxisExtents& axis, const Tensor& out) {
   if (axis.kept() == 0) return;
   check_max_axis("max_axis", x, axis, out);
   with_floating(x.dtype(), [&](auto type) {
@@ -194,8 +195,8 @@ void CudaKernels::max_axis(const Tensor& x, const Axis& axis, const Tensor& out)
   });
 }
 
-void CudaKernels::max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy, const Axis& axis,
-                                    const Tensor& dx) {
+void CudaKernels::max_axis_backward(const Tensor& x, const Tensor& y, const Tensor& dy,
+                                    const AxisExtents& axis, const Tensor& dx) {
   if (axis.kept() == 0) return;
   check_max_axis("max_axis_backward", x, axis, y);
   require_alike("max_axis_backward", dx, {&x});
@@ -217,8 +218,8 @@ void CudaKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y)
       using In = decltype(from);
       using Out = decltype(to);
       if constexpr (std::is_same_v<In, Out> || std::is_same_v<In, Compute<Out>>) {
-        const Scores<In> scores{in<In>(x),       rows, columns, static_cast<Compute<In>>(args.scale), seen,
-                                args.causal_rows};
+        const SoftmaxScores<In> scores{
+            in<In>(x), rows, columns, static_cast<Compute<In>>(args.scale), seen, args.causal_rows};
         launch(softmax_kernel<In, Out>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
                target_.stream, scores, args.log, out<Out>(y));
       }

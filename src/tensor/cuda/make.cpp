@@ -1,6 +1,6 @@
 #include "tensor/cuda/make.h"
 
-#include "device/cuda.h"
+#include "device/cuda/cuda_device.h"
 #include "tensor/cuda/cuda_kernels.h"
 
 namespace sherd::tensor {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "tensor/cuda_options.h"
+#include "tensor/kernels.h"
 
 namespace sherd::tensor {
 

@@ -128,11 +128,11 @@ __device__ inline double tanh_of(double x) {
 
 /// The logistic function and its derivative, both accurate in either tail, for results stored as S.
 template <class C>
-struct Sigmoid {
+struct SigmoidValue {
   C value, slope;
 };
 template <class S>
-__device__ inline Sigmoid<float> sigmoid(float x) {
+__device__ inline SigmoidValue<float> sigmoid(float x) {
   const float e = exp_for<S>(-magnitude(x));
   float inverse;
   if constexpr (rounds_to_16<S>)
@@ -143,18 +143,18 @@ __device__ inline Sigmoid<float> sigmoid(float x) {
   return {x < 0.0f ? small : inverse, small * inverse};
 }
 template <class S>
-__device__ inline Sigmoid<double> sigmoid(double x) {
+__device__ inline SigmoidValue<double> sigmoid(double x) {
   const double e = ::exp(x < 0 ? x : -x), inverse = 1 / (1 + e), small = e * inverse;
   return {x < 0 ? small : inverse, small * inverse};
 }
 
 /// The normal distribution: Φ(x), with relative accuracy in the lower tail too, and its density φ(x).
 template <class C>
-struct Normal {
+struct NormalValue {
   C cdf, density;
 };
 template <class S>
-__device__ inline Normal<float> normal(float x) {
+__device__ inline NormalValue<float> normal(float x) {
   x = x > 14.0f ? 14.0f : x;  // Φ is 1 or 0 there, and infinities would meet in the differences below
   x = x < -14.0f ? -14.0f : x;
   const float t = magnitude(x);
@@ -183,7 +183,7 @@ __device__ inline Normal<float> normal(float x) {
   return {x < 0.0f ? tail : 1.0f - tail, e * 0x1.988454p-2f};
 }
 template <class S>
-__device__ inline Normal<double> normal(double x) {
+__device__ inline NormalValue<double> normal(double x) {
   return {0.5 * ::erfc(-x / 1.41421356237309504880), ::exp(-0.5 * x * x) * 0.39894228040143267794};
 }
 

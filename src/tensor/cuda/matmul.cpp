@@ -41,12 +41,12 @@ void check(cublasStatus_t status, const char* what) {
 
 /// Owns what a create function of cuBLASLt made.
 template <class Handle, auto& destroy>
-class Owned {
+class LtHandle {
  public:
-  Owned() = default;
-  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Owned& operator=(Owned&&) = delete;
-  ~Owned() {
+  LtHandle() = default;
+  LtHandle(LtHandle&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  LtHandle& operator=(LtHandle&&) = delete;
+  ~LtHandle() {
     if (handle_) destroy(handle_);
   }
   Handle* fresh() { return &handle_; }
@@ -55,10 +55,10 @@ class Owned {
  private:
   Handle handle_ = nullptr;
 };
-using LibraryHandle = Owned<cublasLtHandle_t, cublasLtDestroy>;
-using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
-using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+using LibraryHandle = LtHandle<cublasLtHandle_t, cublasLtDestroy>;
+using Layout = LtHandle<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Operation = LtHandle<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using Preference = LtHandle<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 cudaDataType data_type(DType dtype) {
   switch (dtype) {
@@ -73,7 +73,7 @@ cudaDataType data_type(DType dtype) {
   }
 }
 
-/// What the choice of an algorithm depends on.
+/// All that the choice of an algorithm depends on.
 struct ProductKey {
   std::int64_t m, n, k;
   DType from, to;
@@ -95,7 +95,7 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
 }
 
 /// One shape's product, ready to run.
-struct Plan {
+struct ProductPlan {
   Operation operation;
   Layout left, right, result;  // the library's left is our b
   cublasLtMatmulAlgo_t algorithm{};
@@ -163,14 +163,14 @@ class MatmulLibrary {
   MatmulLibrary() { check(cublasLtCreate(handle_.fresh()), "start"); }
 
   /// The plan for `key`, or none where the library has no kernel for it.
-  Plan* find(const ProductKey& key) {
+  ProductPlan* find(const ProductKey& key) {
     const auto known = plans_.find(key);
     if (known != plans_.end()) return known->second.get();
     return plans_.emplace(key, make(key)).first->second.get();
   }
 
   /// Where one product finds its operands.
-  struct Places {
+  struct ProductMemory {
     const void *left, *right;
     void* result;
     const void* bias;  ///< null: none that the library adds
@@ -179,7 +179,7 @@ class MatmulLibrary {
   };
 
   /// Queues the product; the caller holds the library until it is queued.
-  void run(Plan& plan, const Places& places, void* workspace, cudaStream_t stream) {
+  void run(ProductPlan& plan, const ProductMemory& places, void* workspace, cudaStream_t stream) {
     if (places.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, places.bias);
     if (places.pre_activation)
       set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, places.pre_activation);
@@ -196,8 +196,8 @@ class MatmulLibrary {
   }
 
  private:
-  std::unique_ptr<Plan> make(const ProductKey& key) {
-    auto plan = std::make_unique<Plan>(Plan{describe(key), {}, {}, {}});
+  std::unique_ptr<ProductPlan> make(const ProductKey& key) {
+    auto plan = std::make_unique<ProductPlan>(ProductPlan{describe(key), {}, {}, {}});
     lay_out(plan->left, key.from, key.trans_b ? key.k : key.n, key.trans_b ? key.n : key.k);
     lay_out(plan->right, key.from, key.trans_a ? key.m : key.k, key.trans_a ? key.k : key.m);
     lay_out(plan->result, key.to, key.n, key.m);
@@ -215,7 +215,7 @@ class MatmulLibrary {
   }
 
   LibraryHandle handle_;
-  std::map<ProductKey, std::unique_ptr<Plan>> plans_;
+  std::map<ProductKey, std::unique_ptr<ProductPlan>> plans_;
 };
 
 namespace {
@@ -230,8 +230,8 @@ std::uint32_t alignment_of(std::initializer_list<const Tensor*> tensors) {
 /// Which steps of one call the library takes, and where the product goes.
 struct Steps {
   Tensor result;  ///< pre_activation where it is asked for and comes first
-  Tensor
-      wide;  ///< the sums in fp32, to which a bias is added that the library does not fuse, before they round
+  /// The sums in fp32, to which a bias is added that the library does not fuse, before they round.
+  Tensor wide;
   bool fused_bias = false, fused_gelu = false;
 
   Steps(const Matmul& args, const MatmulExtents& e, const CudaOptions& options) {
@@ -282,7 +282,7 @@ void CudaKernels::matmul(const Matmul& args) {
                         alignment,
                         steps.epilogue(args)};
     };
-    Plan* plan = matmul_library_->find(key_of_product());
+    ProductPlan* plan = matmul_library_->find(key_of_product());
     if (!plan && steps.fused_gelu) {
       steps.fused_gelu = false;
       if (args.pre_activation) steps.result = args.pre_activation;
@@ -296,7 +296,7 @@ void CudaKernels::matmul(const Matmul& args) {
     require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key_of_product()), ", aligned to ",
             key_of_product().alignment, " bytes");
     if (steps.wide && args.accumulate) copy(steps.result, steps.wide);
-    const MatmulLibrary::Places places{
+    const MatmulLibrary::ProductMemory places{
         args.b.raw(),
         args.a.raw(),
         steps.sums().raw(),

@@ -38,14 +38,14 @@ __device__ C row_sum(C value) {
 
 /// A pack as it lies in registers: two of 16 bits to a word, where a struct's elements would take one each.
 template <class S, int width>
-using Kept = std::conditional_t<sizeof(S) * width == 16, Pack<std::uint32_t, 4>, Pack<S, width>>;
+using PackedRow = std::conditional_t<sizeof(S) * width == 16, Pack<std::uint32_t, 4>, Pack<S, width>>;
 
 template <class S, int width>
-__device__ Kept<S, width> load_kept(const S* from) {
-  return bits_as<Kept<S, width>>(load_pack<width>(from));
+__device__ PackedRow<S, width> load_packed(const S* from) {
+  return bits_as<PackedRow<S, width>>(load_pack<width>(from));
 }
 template <class S, int width>
-__device__ Pack<S, width> unpacked(const Kept<S, width>& kept) {
+__device__ Pack<S, width> unpacked(const PackedRow<S, width>& kept) {
   if constexpr (sizeof(S) == 2 && width == 8) {
     Pack<S, width> out;
     SHERD_UNROLL
@@ -59,17 +59,17 @@ __device__ Pack<S, width> unpacked(const Kept<S, width>& kept) {
 /// A row as the threads that share it see it: packs threadIdx.x, threadIdx.x + blockDim.x, …, of which the
 /// first `held` stay in registers where all do (`fits`).
 template <class S, int width, bool fits>
-struct Row {
+struct NormRow {
   const S* from;
   std::conditional_t<fits, unsigned, Count> packs;
-  Kept<S, width> kept[fits ? held : 1];
+  PackedRow<S, width> kept[fits ? held : 1];
 
-  __device__ Row(const S* row, Count n) : from(row), packs(static_cast<decltype(packs)>(n / width)) {
+  __device__ NormRow(const S* row, Count n) : from(row), packs(static_cast<decltype(packs)>(n / width)) {
     if constexpr (fits) {
       SHERD_UNROLL
       for (int h = 0; h < held; ++h) {
         const unsigned index = threadIdx.x + h * blockDim.x;
-        if (index < packs) kept[h] = load_kept<S, width>(from + index * width);
+        if (index < packs) kept[h] = load_packed<S, width>(from + index * width);
       }
     }
   }
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(most_threads) norm_kernel(NormArguments<S> a) 
   const C n = static_cast<C>(a.n);
   for (Count r = Count{blockIdx.x} * blockDim.y + threadIdx.y; r < a.rows;
        r += Count{gridDim.x} * blockDim.y) {
-    const Row<S, width, fits> row(a.x + r * a.n, a.n);
+    const NormRow<S, width, fits> row(a.x + r * a.n, a.n);
     C mean = 0;
     if constexpr (centre) {
       C sum = 0;
@@ -200,13 +200,13 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
   const Count end = first + a.group < a.rows ? first + a.group : a.rows;
   Pack<C, width> weight_sums[fits ? held : 1] = {}, bias_sums[fits ? held : 1] = {};
   for (Count r = first + threadIdx.y; r < end; r += blockDim.y) {
-    const Row<S, width, fits> x(a.x + r * a.n, a.n), dy(a.dy + r * a.n, a.n);
+    const NormRow<S, width, fits> x(a.x + r * a.n, a.n), dy(a.dy + r * a.n, a.n);
     const C mean = centre ? a.mean[r] : C{0}, rstd = a.rstd[r];
     C sum = 0, product = 0;
     dy.each([&](const Pack<S, width>& pack, auto at, int h) {
       const Pack<S, width> from = x.pack(at, h);
       Pack<S, width> weight{};
-      if (a.weight) weight = unpacked<S, width>(load_kept<S, width>(a.weight + at));
+      if (a.weight) weight = unpacked<S, width>(load_packed<S, width>(a.weight + at));
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
     dy.each([&](const Pack<S, width>& pack, auto at, int h) {
       const Pack<S, width> from = x.pack(at, h);
       Pack<S, width> weight{}, dx;
-      if (a.weight) weight = unpacked<S, width>(load_kept<S, width>(a.weight + at));
+      if (a.weight) weight = unpacked<S, width>(load_packed<S, width>(a.weight + at));
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
         dx.at[k] = narrow<S>((g - average - normal * slope) * rstd);
       }
       if (a.onto_dx) {
-        const Pack<S, width> old = unpacked<S, width>(load_kept<S, width>(a.dx + r * a.n + at));
+        const Pack<S, width> old = unpacked<S, width>(load_packed<S, width>(a.dx + r * a.n + at));
         SHERD_UNROLL
         for (int k = 0; k < width; ++k) dx.at[k] = narrow<S>(widen(old.at[k]) + widen(dx.at[k]));
       }

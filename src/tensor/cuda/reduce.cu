@@ -236,7 +236,7 @@ void CudaKernels::dequantize(const Tensor& blocks, const Tensor& out) {
   });
 }
 
-void CudaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum& sum) {
+void CudaKernels::sums_of_squares(std::span<const Tensor> all, ExactSum& sum) {
   Count elements = 0;
   for (const Tensor& x : all) {
     require_floating("sum_of_squares", "x", x);

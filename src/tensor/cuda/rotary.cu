@@ -56,8 +56,7 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
 
 }  // namespace
 
-const CudaKernels::RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rotary& rotary,
-                                                            DType compute) {
+const RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rotary& rotary, DType compute) {
   if (angles_.cosine && angles_.half == half && angles_.rotary == rotary &&
       angles_.cosine.dtype() == compute) {
     if (angles_.seq >= seq) return angles_;

@@ -10,7 +10,7 @@ constexpr int sort_bits = 8, sort_warps = 8, sort_steps = 8;
 static_assert(sort_digits == 1 << sort_bits && sort_tile == sort_warps * 32 * sort_steps);
 
 /// The keys of the first pass; word of ids outside the vocabulary.
-__global__ void sort_keys_kernel(const std::int32_t* ids, Count n, HeldIds held, std::uint32_t* keys,
+__global__ void sort_keys_kernel(const std::int32_t* ids, Count n, TableIds held, std::uint32_t* keys,
                                  std::uint32_t* rows, DataErrorSlot* wrong) {
   for (Count i = grid_thread(); i < n; i += grid_threads()) {
     const std::int32_t id = ids[i];
@@ -106,7 +106,7 @@ SortedRows RowSort::sorted() const {
   return {words(result_), words(result_) + rows_};
 }
 
-RowSort::RowSort(const Target& target, const Tensor& ids, const HeldIds& held, DataErrorSlot* wrong)
+RowSort::RowSort(const Target& target, const Tensor& ids, const TableIds& held, DataErrorSlot* wrong)
     : rows_(ids.numel()) {
   const Count n = rows_, blocks = (n + sort_tile - 1) / sort_tile;
   require(n <= 0xffffffffll && held.rows < 0xffffffffll, "embedding_backward: too many ids");

@@ -7,7 +7,7 @@
 namespace sherd::tensor::SHERD_CUDA {
 
 /// The ids that a table holds, `rows` from `first` on, of a vocabulary.
-struct HeldIds {
+struct TableIds {
   std::int64_t first, rows, vocab;
 };
 
@@ -22,7 +22,7 @@ struct SortedRows {
 /// same every time. Holds the memory of the result.
 class RowSort {
  public:
-  RowSort(const device::SHERD_CUDA::Target& target, const Tensor& ids, const HeldIds& held,
+  RowSort(const device::SHERD_CUDA::Target& target, const Tensor& ids, const TableIds& held,
           DataErrorSlot* wrong);
   SortedRows sorted() const;
 

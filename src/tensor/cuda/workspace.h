@@ -61,7 +61,7 @@ inline std::size_t mean_squared_error_backward_workspace(const Tensor& dx) {
   return dx.numel() > 0 ? size_of(compute_type(dx.dtype())) : 0;
 }
 
-/// Of each of the tiers device and host.
+/// Bytes of sum_of_squares() in each of the tiers device and host.
 inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * sizeof(std::int64_t);
 
 /// Ceiling for cuDNN's gradient of attention, which holds rows of scores to be repeatable; more sequences
@@ -79,7 +79,7 @@ inline bool attention_by_library(const AttentionExtents& e, const Attention& geo
 }
 
 /// Whether no one stride leads from query head to query head as they lie (Attention): several of them in
-/// several groups. cuDNN then takes one sequence at a time, or several regrouped (cuda/regroup.h).
+/// several groups. cuDNN then takes one sequence at a time, or several regrouped (cuda/attention/regroup.h).
 inline bool regroups(const AttentionExtents& e) {
   return e.group() > 1 && e.kv_heads > 1;
 }
@@ -88,7 +88,7 @@ inline std::size_t regrouped_bytes(const AttentionExtents& e, std::int64_t seque
   return static_cast<std::size_t>(sequences * e.seq * e.width()) * 2 * (backward ? 2 : 1);
 }
 
-/// What cuDNN itself wants for one call's gradient, at most, as version 9 counts it (tests/cudnn asks it):
+/// The most that cuDNN itself wants for one call's gradient, as version 9 counts it (tests/cudnn asks it):
 /// rows of scores in 16 bits, in squares of 64, where the gradient is to be repeatable, else fp32 sums (which
 /// Hopper does without); and where query heads share a key head, each one's gradient of keys and values.
 inline std::size_t cudnn_backward_workspace(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads,

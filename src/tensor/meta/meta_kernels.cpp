@@ -21,7 +21,7 @@ void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {
   charge(gpu_ ? cuda::sum_rows_workspace(x, out) : cpu::sum_rows_workspace(x, out));
 }
 
-void MetaKernels::sum_axis(const Tensor& x, const Axis& axis, double factor, const Tensor& out, bool) {
+void MetaKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double factor, const Tensor& out, bool) {
   if (sums_rows(x, axis, factor, out)) sum_rows(x.reshape({axis.extent, axis.inner}), out, false);
 }
 
@@ -85,7 +85,7 @@ void MetaKernels::mean_squared_error_backward(const Tensor&, const Tensor&, cons
   if (gpu_) charge(cuda::mean_squared_error_backward_workspace(dx));
 }
 
-void MetaKernels::sum_of_squares(std::span<const Tensor> all, ExactSum&) {
+void MetaKernels::sums_of_squares(std::span<const Tensor> all, ExactSum&) {
   if (!gpu_ || std::all_of(all.begin(), all.end(), [](const Tensor& x) { return x.numel() == 0; })) return;
   charge(cuda::sum_of_squares_workspace);
   charge(cuda::sum_of_squares_workspace, device::Tier::host);

@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <string>
 
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 #include "support/mpirun.h"
 #include "support/places.h"
 

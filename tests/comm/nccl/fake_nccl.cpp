@@ -20,7 +20,7 @@
 
 #include "base/dtype.h"
 #include "base/error.h"
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 
 namespace {
 

@@ -24,10 +24,10 @@ namespace sherd::comm {
 bool nccl_built() {
   return true;
 }
-std::uint64_t nccl_card(device::CudaDevice& gpu) {
+std::uint64_t nccl_card(device::Accelerator& gpu) {
   return reinterpret_cast<std::uintptr_t>(&gpu);  // each rank has a card of its own
 }
-void reduce_on_gpu(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+void reduce_on_gpu(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
   reduce_by_processor(gpu, stream, how, sources, outs, count);
@@ -66,7 +66,8 @@ void over_nccl(int ranks, const std::function<void(Communicator&)>& body) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nccl, GpuTensors,
-                         ::testing::Values(Way{"Sync", false, over_nccl}, Way{"Async", true, over_nccl}),
+                         ::testing::Values(StreamCase{"Sync", false, over_nccl},
+                                           StreamCase{"Async", true, over_nccl}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -241,7 +242,7 @@ class Alone final : public Backend {
   void start(Call&) override {}
   bool advance(Call&) override { return true; }
   void await(const std::function<bool()>&, const std::vector<Call*>&) override {}
-  void nudge() noexcept override {}
+  void wake() noexcept override {}
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
     return device.allocate(bytes, category, tier);

@@ -6,12 +6,12 @@
 #include <ostream>
 #include <string>
 
-#include "support/lazy_cuda.h"
+#include "support/gpu/lazy_cuda.h"
 #include "tests/comm/conformance.h"
 
 /// Collectives on tensors of GPUs, on devices that do everything as late as marks allow
-/// (support/lazy_cuda.h): a mark that is missing between two ranks, or between a rank's compute stream and
-/// its collectives, shows as wrong numbers. For every way that tensors of GPUs travel.
+/// (support/gpu/lazy_cuda.h): a mark that is missing between two ranks, or between a rank's compute stream
+/// and its collectives, shows as wrong numbers. For every way that tensors of GPUs travel.
 namespace sherd::comm::streams {
 
 /// One rank with its tensors on a lazy GPU.
@@ -47,16 +47,16 @@ class Rank {
 };
 
 /// How ranks are made, and whether they make their calls asynchronously.
-struct Way {
+struct StreamCase {
   std::string name;
   bool async;
   std::function<void(int ranks, const std::function<void(Communicator&)>&)> run;
 };
-inline void PrintTo(const Way& way, std::ostream* out) {
+inline void PrintTo(const StreamCase& way, std::ostream* out) {
   *out << way.name;
 }
 
-class GpuTensors : public ::testing::TestWithParam<Way> {
+class GpuTensors : public ::testing::TestWithParam<StreamCase> {
  protected:
   void on_ranks(int ranks, const std::function<void(Rank&)>& body) const {
     GetParam().run(ranks, [&](Communicator& comm) {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "support/expect_error.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 
 namespace sherd::device {
 namespace {
@@ -24,7 +24,7 @@ class CudaDeviceTest : public ::testing::Test {
     for (std::size_t i = 0; i < count; ++i) out[i] = static_cast<float>(i);
     return out;
   }
-  std::shared_ptr<CudaDevice> device;
+  std::shared_ptr<Accelerator> device;
 };
 
 TEST_F(CudaDeviceTest, is_identified_unlike_any_other) {

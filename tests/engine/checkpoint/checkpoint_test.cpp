@@ -99,21 +99,6 @@ TEST(CheckpointFaults, RanksOfDifferentSavesAreNotTakenForOneCheckpoint) {
                [&] { next_loss(folder / "a"); });
 }
 
-TEST(CheckpointFaults, OlderFormatsAreLoadedToTheSameBits) {
-  for (const int format : {1, 2}) {
-    TempFolder folder;
-    save_in(folder.path());
-    const double expected = next_loss(folder.path());
-    const fs::path one = folder / "one";
-    const Manifest manifest = engine::to_older_format(one, format);
-    expect_error(ErrorKind::data, format == 1 ? "were not saved together" : "does not say which elements",
-                 [&] { next_loss(folder.path()); });
-    write_text(one / "manifest.json",
-               format == 1 ? engine::manifest_of_format_1(manifest) : engine::manifest_of_format_2(manifest));
-    EXPECT_EQ(next_loss(folder.path()), expected) << format;
-  }
-}
-
 TEST(CheckpointFaults, AFolderThatAnotherRunSavesInIsRefusedOnAllRanks) {
   TempFolder folder;
   OtherProcess other([&] { return engine::SaveFolder(folder.path()); });

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/checksum.h"
+#include "engine/checkpoint/format.h"
 
 #include <gtest/gtest.h>
 

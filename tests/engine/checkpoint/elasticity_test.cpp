@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "models/gpt.h"
+#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/logical_states.h"
@@ -245,31 +246,6 @@ TEST_P(ElasticFaults, EveryFileIsVerifiedByOneRank) {
 }
 
 INSTANTIATE_TEST_SUITE_P(On, ElasticFaults, ::testing::Values(1, 2, 3, 4, 6));
-
-/// Written by the version before slices (`sherd train` on two ranks, three steps, stage 2 in bf16).
-TEST(ElasticCheckpoints, ThoseOfFormat2AreLoadedByAnyNumberOfRanks) {
-  const fs::path old = fs::path(SHERD_SOURCE_DIR) / "tests/engine/checkpoint/format_2";
-  const auto expected = whole_tensors(old);
-  ASSERT_EQ(expected.size(), 3 * 16u);
-  const engine::CheckpointReader reader(old);
-  EXPECT_EQ(reader.manifest().format, 2);
-  for (const int ranks : {1, 2, 3}) {
-    LogicalStateCollector states;
-    launch_ranks(ranks, [&](DistributedPtr dist) {
-      config::Config config = config::parse_text(reader.manifest().config);
-      config.zero.stage = ranks == 3 ? 3 : 1;
-      config.batch = {};
-      config.batch.micro_batch_size = 2;
-      config.data.reset();
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 257)), config);
-      engine.load_checkpoint(old.string());
-      EXPECT_EQ(engine.global_steps(), 3);
-      states.add(engine);
-    });
-    const LogicalStates loaded = states.take();
-    for (const auto& [name, bytes] : expected) EXPECT_EQ(loaded.at(name), bytes) << name;
-  }
-}
 
 }  // namespace
 }  // namespace sherd::test

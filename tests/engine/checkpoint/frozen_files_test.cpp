@@ -11,7 +11,6 @@
 
 #include "base/log.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/checkpoint/writer.h"

@@ -1,16 +1,12 @@
 #pragma once
 
-#include <filesystem>
-#include <span>
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "base/crc32c.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
-#include "support/temp_folder.h"
-#include "tensor/safetensors.h"
 
 namespace sherd::engine {
 
@@ -39,64 +35,13 @@ inline Manifest sample_manifest() {
 /// A changed manifest with the checksum of what it now says.
 inline std::string sealed(std::string text) {
   const std::string key = ",\n \"crc32c\": ";
-  text.erase(text.rfind(key));
+  text.erase(std::min(text.rfind(key), text.size()));
   return cat(text, key, crc32c(text.data(), text.size()), "\n}\n");
 }
 
 /// The same text, of another format.
-inline std::string in_format(std::string text, int from, int to) {
-  const std::string name = cat(format_prefix, from);
-  return text.replace(text.find(name), name.size(), cat(format_prefix, to));
-}
-
-/// Without what stands between the keys `from` and `to`, the second of which stays.
-inline std::string without(std::string text, const std::string& from, const std::string& to) {
-  const std::size_t at = text.find(cat("\"", from, "\""));
-  return text.erase(at, text.find(cat("\"", to, "\"")) - at);
-}
-
-/// As versions without slices wrote it.
-inline std::string manifest_of_format_2(const Manifest& manifest = sample_manifest()) {
-  return sealed(in_format(without(manifest.to_json(), "grid", "compute_dtype"), newest_format, 2));
-}
-
-/// As versions without checksum and save id wrote it.
-inline std::string manifest_of_format_1(const Manifest& manifest = sample_manifest()) {
-  std::string text = without(without(manifest_of_format_2(manifest), "save", "world_size"), "data", "config");
-  text.erase(text.rfind(",\n \"crc32c\""));
-  text += "\n}\n";
-  return in_format(text, 2, 1);
-}
-
-/// Writes the files of ranks in a checkpoint's folder anew, as versions without slices did, in format 1
-/// without save ids too; what its manifest must say then, in format 1 without the tokenizer's copy, which is
-/// removed.
-inline Manifest to_older_format(const std::filesystem::path& folder, int format) {
-  Manifest manifest = Manifest::from_json(testing::read_text(folder / "manifest.json"), "manifest.json");
-  if (format == 1)
-    if (manifest.files.erase(tokenizer_file) > 0) std::filesystem::remove(folder / tokenizer_file);
-  for (auto& [name, checksum] : manifest.files) {
-    const SafetensorsFile file(folder / name);
-    std::vector<SafetensorsSpec> specs;
-    auto metadata = file.metadata();
-    if (format == 1) metadata.erase(save_id_key);
-    for (const auto& entry : file.entries()) {
-      specs.push_back({entry.name, *entry.dtype, entry.shape});
-      const std::string parameter = entry.name.substr(entry.name.find('.') + 1);
-      metadata[entry.name] = std::to_string(
-          PieceRecord::parse(metadata[entry.name], manifest, parameter, entry.numel()).elements.begin);
-    }
-    SafetensorsWriter writer(folder / "copy", specs, metadata);
-    for (const auto& entry : file.entries()) {
-      std::vector<std::byte> bytes(entry.bytes);
-      file.read_bytes(entry, 0, bytes);
-      writer.write(entry.name, 0, std::span<const std::byte>(bytes));
-    }
-    writer.finish();
-    std::filesystem::rename(folder / "copy", folder / name);
-    checksum = checksum_file(folder / name);
-  }
-  return manifest;
+inline std::string in_format(std::string text, int format) {
+  return text.replace(text.find(checkpoint_format), checkpoint_format.size(), cat(format_prefix, format));
 }
 
 }  // namespace sherd::engine

@@ -6,7 +6,6 @@
 #include <cmath>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/checksum.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/sample_manifest.h"
 #include "engine/checkpoint/writer.h"

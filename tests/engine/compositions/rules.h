@@ -5,7 +5,7 @@
 
 #include "tests/engine/compositions/composition.h"
 
-/// What must be equal (docs/architecture.md, "Equal to the bit"), and how nearly the rest.
+/// What must be equal (docs/guarantees.md, "Equal to the bit"), and how nearly the rest.
 namespace sherd::test {
 
 /// All of a layout that the bits of a run may depend on: two runs of one problem with equal texts are equal

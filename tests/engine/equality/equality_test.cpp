@@ -1,5 +1,5 @@
 // Losses and final weights do not depend, to the last bit, on how the training is spread and scheduled
-// (docs/architecture.md, "Equal to the bit"). Each case asserts from the counters that its setting took
+// (docs/guarantees.md, "Equal to the bit"). Each case asserts from the counters that its setting took
 // effect.
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Experts give the same losses, norms and weights, to the last bit, however many ranks share them out, at
 // stages 2 and 3 with gradients accumulated in fp32; and wherever they lie, at every stage
-// (docs/architecture.md, "Equal to the bit"). Shared out among ranks or not, all is computed, so that the
+// (docs/guarantees.md, "Equal to the bit"). Shared out among ranks or not, all is computed, so that the
 // runs of one rank, which tests/models hold to others' numbers, stand for all.
 #include <gtest/gtest.h>
 

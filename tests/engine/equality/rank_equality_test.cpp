@@ -1,5 +1,5 @@
 // One global batch gives the same losses, norms and weights, to the last bit, on any number of data-parallel
-// ranks: at stages 2 and 3, with gradients accumulated in fp32 (docs/architecture.md, "Equal to the bit").
+// ranks: at stages 2 and 3, with gradients accumulated in fp32 (docs/guarantees.md, "Equal to the bit").
 #include <gtest/gtest.h>
 
 #include "support/equality.h"

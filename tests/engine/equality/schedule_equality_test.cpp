@@ -21,13 +21,13 @@ using sherd::testing::TempFolder;
 namespace {
 
 /// A schedule over so many stages, of so many virtual stages.
-struct Way {
+struct Variant {
   const char* schedule;
   int stages = 1, chunks = 1;
   long group = 0;  ///< of micro-batches
   std::string str() const { return cat(schedule, "_p", stages, "_v", chunks, group ? cat("_g", group) : ""); }
 };
-const Way ways[] = {
+const Variant variants[] = {
     {"layered"},        {"gpipe", 2},          {"1f1b", 2},           {"1f1b", 3},
     {"1f1b", 4},        {"interleaved", 2, 2}, {"interleaved", 4, 2}, {"interleaved", 2, 2, 4},
     {"zero_bubble", 2}, {"zero_bubble", 4},    {"gpipe", 4},          {"zero_bubble", 3}};
@@ -46,10 +46,10 @@ RunSpec base(int stage) {
   return spec;
 }
 
-RunSpec over(const Way& way, RunSpec spec) {
-  spec.schedule = way.schedule, spec.pipeline = way.stages, spec.virtual_stages = way.chunks;
-  spec.micro_batch_group = way.group;
-  spec.ranks = spec.tensor * spec.context * way.stages;
+RunSpec over(const Variant& variant, RunSpec spec) {
+  spec.schedule = variant.schedule, spec.pipeline = variant.stages, spec.virtual_stages = variant.chunks;
+  spec.micro_batch_group = variant.group;
+  spec.ranks = spec.tensor * spec.context * variant.stages;
   return spec;
 }
 
@@ -89,12 +89,12 @@ void expect_near(const RunResult& got, const RunResult& want, double tolerance) 
 
 /// The index of a way, ZeRO's stage, dtype, tier, recompute, partition, and optimizer.
 using Setting = std::tuple<int, int, int, int, int, int, int>;
-const std::vector<int> setting_counts{static_cast<int>(std::size(ways)), 4, 3, 3, 3, 3, 2};
+const std::vector<int> setting_counts{static_cast<int>(std::size(variants)), 4, 3, 3, 3, 3, 2};
 
 class AllSchedules : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(AllSchedules, GiveTheBitsOfOneRank) {
-  const auto& [way, stage, dtype, tier, recompute, partition, rule] = GetParam();
+  const auto& [variant, stage, dtype, tier, recompute, partition, rule] = GetParam();
   RunSpec spec = base(stage);
   spec.dtype = dtypes[dtype], spec.recompute = recomputes[recompute];
   if (rule == 1) spec.optimizer = sgd;
@@ -106,8 +106,8 @@ TEST_P(AllSchedules, GiveTheBitsOfOneRank) {
   if (stage == 3) spec.offload_param = tiers[tier];
   spec.bucket = stage % 2 ? 900 : spec.bucket, spec.overlap = stage == 3;
   spec.prefetch = stage == 3 ? 5000 : 0;
-  if (ways[way].stages > 1) spec.partition = partitions[partition];
-  expect_same(train_local(over(ways[way], spec)), want);
+  if (variants[variant].stages > 1) spec.partition = partitions[partition];
+  expect_same(train_local(over(variants[variant], spec)), want);
 }
 
 /// All of them is a matter of a minute or two; else every two values of two settings meet.
@@ -125,19 +125,19 @@ std::vector<Setting> settings() {
     }
     return out;
   }
-  for (int way = 0; way < setting_counts[0]; ++way)
+  for (int variant = 0; variant < setting_counts[0]; ++variant)
     for (int stage = 0; stage < 4; ++stage)
       for (int dtype = 0; dtype < 3; ++dtype)
         for (int tier = 0; tier < 3; ++tier)
           for (int recompute = 0; recompute < 3; ++recompute)
-            add({way, stage, dtype, tier, recompute, (way + tier + recompute) % 3,
-                 (way + stage + dtype) % 2});
+            add({variant, stage, dtype, tier, recompute, (variant + tier + recompute) % 3,
+                 (variant + stage + dtype) % 2});
   return out;
 }
 
 std::string name_of(const ::testing::TestParamInfo<Setting>& test) {
-  const auto& [way, stage, dtype, tier, recompute, partition, rule] = test.param;
-  const Way& w = ways[way];
+  const auto& [variant, stage, dtype, tier, recompute, partition, rule] = test.param;
+  const Variant& w = variants[variant];
   return cat("s", w.schedule, "_p", w.stages, "_v", w.chunks, "_g", w.group, "_zero", stage, "_",
              dtypes[dtype], "_", tiers[tier], "_", recomputes[recompute], "_", partitions[partition],
              rule ? "_sgd" : "_adamw");
@@ -147,24 +147,26 @@ INSTANTIATE_TEST_SUITE_P(Over, AllSchedules, ::testing::ValuesIn(settings()), na
 /// One micro-batch, fewer than stages, and a number that stages do not divide.
 TEST(ScheduleRuns, AnyNumberOfMicroBatchesGivesTheSameBits) {
   for (const int micro_batches : {1, 2, 5})
-    for (const Way& way : {Way{"layered"}, Way{"gpipe", 3}, Way{"1f1b", 4}, Way{"zero_bubble", 3}}) {
-      SCOPED_TRACE(cat(way.str(), " of ", micro_batches));
+    for (const Variant& variant :
+         {Variant{"layered"}, Variant{"gpipe", 3}, Variant{"1f1b", 4}, Variant{"zero_bubble", 3}}) {
+      SCOPED_TRACE(cat(variant.str(), " of ", micro_batches));
       RunSpec spec = base(micro_batches == 5 ? 2 : 1);
       spec.accumulation = micro_batches;
-      expect_same(train_local(over(way, spec)), expected(spec));
+      expect_same(train_local(over(variant, spec)), expected(spec));
     }
 }
 
 /// A scale that overflows: all stages skip the same step.
 TEST(ScheduleRuns, SkipTheSameStepInFp16) {
-  for (const Way& way : {Way{"layered"}, Way{"1f1b", 2}, Way{"interleaved", 2, 2}, Way{"zero_bubble", 4}}) {
-    SCOPED_TRACE(way.str());
-    RunSpec spec = base(way.stages > 1 ? 3 : 1);
+  for (const Variant& variant :
+       {Variant{"layered"}, Variant{"1f1b", 2}, Variant{"interleaved", 2, 2}, Variant{"zero_bubble", 4}}) {
+    SCOPED_TRACE(variant.str());
+    RunSpec spec = base(variant.stages > 1 ? 3 : 1);
     spec.dtype = "fp16", spec.steps = 20, spec.loss_scale_window = 1;  // doubles until gradients overflow
-    spec.accumulation = way.chunks > 1 ? 4 : 2;
+    spec.accumulation = variant.chunks > 1 ? 4 : 2;
     const RunResult& want = expected(spec);
     ASSERT_GT(want.skipped, 0);
-    const RunResult got = train_local(over(way, spec));
+    const RunResult got = train_local(over(variant, spec));
     expect_same(got, want);
     EXPECT_EQ(got.skipped, want.skipped);
   }
@@ -172,16 +174,16 @@ TEST(ScheduleRuns, SkipTheSameStepInFp16) {
 
 /// Without clipping an update may begin before the step's end.
 TEST(ScheduleRuns, WithoutClippingGiveTheSameBits) {
-  for (const Way& way : {Way{"layered"}, Way{"1f1b", 2}, Way{"zero_bubble", 2}})
+  for (const Variant& variant : {Variant{"layered"}, Variant{"1f1b", 2}, Variant{"zero_bubble", 2}})
     for (const char* tier : {"none", "nvme"}) {
-      SCOPED_TRACE(cat(way.str(), ", ", tier));
+      SCOPED_TRACE(cat(variant.str(), ", ", tier));
       const TempFolder folder;
       RunSpec spec = base(3);
       spec.clipping = 0, spec.check_overflow = false;
       const RunResult& want = expected(spec);
       spec.nvme_path = folder.path().string();
       spec.offload_optimizer = spec.offload_param = tier;
-      expect_same(train_local(over(way, spec)), want);
+      expect_same(train_local(over(variant, spec)), want);
     }
 }
 
@@ -205,11 +207,11 @@ TEST(ScheduleRuns, OverOtherRanksGiveTheBitsOfOneStage) {
         alone.accumulation = 4;
         expect_near(want, expected(alone), 2e-5);
       }
-      for (const Way& way :
-           {Way{"layered"}, Way{stage == 1 ? "1f1b" : "zero_bubble", 2}, Way{"interleaved", 2, 2}}) {
-        if (way.chunks > 1 && !full_suite() && (ranks.data == 1 || all_at_once)) continue;
-        RunSpec cut = over(way, spec);
-        cut.ranks = spec.ranks * way.stages;
+      for (const Variant& variant : {Variant{"layered"}, Variant{stage == 1 ? "1f1b" : "zero_bubble", 2},
+                                     Variant{"interleaved", 2, 2}}) {
+        if (variant.chunks > 1 && !full_suite() && (ranks.data == 1 || all_at_once)) continue;
+        RunSpec cut = over(variant, spec);
+        cut.ranks = spec.ranks * variant.stages;
         expect_same(train_local(cut), want);
       }
     }
@@ -223,12 +225,12 @@ TEST(ScheduleRuns, GoOnOverOtherStagesToTheBit) {
     const RunResult& want = expected(spec);
     const TempFolder folder;
     spec.directory = folder.path().string();
-    const Way way[] = {{"1f1b", 2}, {"accumulate"},     {"interleaved", 4, 2},
-                       {"layered"}, {"zero_bubble", 3}, {"gpipe", 2}};
+    const Variant variant[] = {{"1f1b", 2}, {"accumulate"},     {"interleaved", 4, 2},
+                               {"layered"}, {"zero_bubble", 3}, {"gpipe", 2}};
     RunResult last;
     for (int step = 0; step < spec.steps; ++step) {
-      SCOPED_TRACE(cat("step ", step, " over ", way[step].str()));
-      last = train_local(over(way[step], spec), step, step + 1);
+      SCOPED_TRACE(cat("step ", step, " over ", variant[step].str()));
+      last = train_local(over(variant[step], spec), step, step + 1);
       EXPECT_EQ(last.losses[0], want.losses[static_cast<std::size_t>(step)]);
       EXPECT_EQ(last.norms[0], want.norms[static_cast<std::size_t>(step)]);
     }
@@ -250,9 +252,10 @@ TEST(ScheduleRuns, OfTiedEmbeddingsAgreeAmongStagesToTheBit) {
       const RunResult want = train_local(one);
       expect_near(two, want, tolerance);
       spec.stage = stage + 1;
-      for (const Way& way : {Way{"gpipe", 3}, Way{"interleaved", 2, 2}, Way{"zero_bubble", 4}}) {
-        SCOPED_TRACE(way.str());
-        expect_same(train_local(over(way, spec)), two);
+      for (const Variant& variant :
+           {Variant{"gpipe", 3}, Variant{"interleaved", 2, 2}, Variant{"zero_bubble", 4}}) {
+        SCOPED_TRACE(variant.str());
+        expect_same(train_local(over(variant, spec)), two);
       }
       // There a table's two uses are summed in another order.
       one.schedule = "layered";
@@ -285,7 +288,7 @@ TEST(ScheduleRuns, CutWhereTheClassesOfPartsSay) {
 
 TEST(ScheduleProcesses, HaveTheBitsOfThreads) {
   struct Kind {
-    Way way;
+    Variant variant;
     bool mpi, shared_memory;
     const char* machines = "";
     int data = 1;
@@ -293,9 +296,9 @@ TEST(ScheduleProcesses, HaveTheBitsOfThreads) {
   for (const Kind& kind :
        {Kind{{"1f1b", 2}, true, true}, Kind{{"zero_bubble", 2}, false, false},
         Kind{{"interleaved", 2, 2}, false, true, "01"}, Kind{{"1f1b", 2}, false, false, "", 2}}) {
-    SCOPED_TRACE(kind.way.str());
+    SCOPED_TRACE(kind.variant.str());
     if (kind.mpi && !comm::mpi_available()) continue;
-    RunSpec spec = over(kind.way, base(3));
+    RunSpec spec = over(kind.variant, base(3));
     spec.hidden = 32, spec.ranks *= kind.data;
     if (kind.data > 1) spec.persistence = 100;  // parameters that are published
     const Processes how{.launcher = kind.mpi ? sherd::testing::mpirun(spec.ranks) : tcp_launcher(spec.ranks),
@@ -317,15 +320,16 @@ TEST(ScheduleStreams, HaveTheBitsOfTheProcessor) {
     sockets.shared_memory = false;
     comm::on_tcp_ranks(ranks, sockets, body);
   };
-  for (const Way& way : {Way{"layered"}, Way{"1f1b", 2}, Way{"interleaved", 2, 2}, Way{"zero_bubble", 3}}) {
-    SCOPED_TRACE(way.str());
-    RunSpec spec = base(way.stages == 2 ? 2 : 3);
-    spec.recompute = way.stages == 3 ? "selective" : "none", spec.steps = 2;
+  for (const Variant& variant :
+       {Variant{"layered"}, Variant{"1f1b", 2}, Variant{"interleaved", 2, 2}, Variant{"zero_bubble", 3}}) {
+    SCOPED_TRACE(variant.str());
+    RunSpec spec = base(variant.stages == 2 ? 2 : 3);
+    spec.recompute = variant.stages == 3 ? "selective" : "none", spec.steps = 2;
     const RunResult& want = expected(spec);
-    spec = over(way, spec);
+    spec = over(variant, spec);
     spec.lazy = true;
     expect_same(train_on(on_one_card, spec), want);
-    if (way.stages == 2) expect_same(train_on(on_own_cards, spec), want);
+    if (variant.stages == 2) expect_same(train_on(on_own_cards, spec), want);
   }
 }
 

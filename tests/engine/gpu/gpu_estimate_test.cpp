@@ -5,7 +5,7 @@
 #include "engine/estimate.h"
 #include "models/gpt.h"
 #include "support/equality.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 #include "support/temp_folder.h"
 
 namespace sherd::test {

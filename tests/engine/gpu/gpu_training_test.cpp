@@ -8,7 +8,7 @@
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/full_suite.h"
-#include "support/gpu.h"
+#include "support/gpu/gpu.h"
 #include "support/temp_folder.h"
 #include "tensor/library_version.h"
 

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/update/rules/parameter_norms.h"
 #include "engine/update/update_pipeline.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "support/places.h"
 #include "support/reference_file.h"
 

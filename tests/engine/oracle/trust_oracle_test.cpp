@@ -5,7 +5,7 @@
 
 #include "engine/engine.h"
 #include "models/gpt.h"
-#include "support/hugging_face_dict.h"
+#include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_states.h"
 #include "support/places.h"
 #include "support/reference_file.h"

@@ -9,13 +9,14 @@
 namespace sherd::test {
 namespace {
 
-struct Way {
+struct Variant {
   const char* schedule;
   int stages, virtual_stages;
 };
-const Way ways[] = {{"accumulate", 1, 1},  {"layered", 1, 1},    {"gpipe", 1, 1}, {"interleaved", 1, 4},
-                    {"zero_bubble", 1, 1}, {"gpipe", 2, 1},      {"1f1b", 2, 1},  {"interleaved", 2, 2},
-                    {"zero_bubble", 2, 1}, {"zero_bubble", 4, 1}};
+const Variant variants[] = {{"accumulate", 1, 1},  {"layered", 1, 1},     {"gpipe", 1, 1},
+                            {"interleaved", 1, 4}, {"zero_bubble", 1, 1}, {"gpipe", 2, 1},
+                            {"1f1b", 2, 1},        {"interleaved", 2, 2}, {"zero_bubble", 2, 1},
+                            {"zero_bubble", 4, 1}};
 
 class LayoutSchedules : public ::testing::TestWithParam<Sizes> {};
 
@@ -24,11 +25,13 @@ TEST_P(LayoutSchedules, TrainAsOneRankInDouble) {
   const cut::Weights initial = cut::weights_of(on_all({.sizes = {1, 1, 1}}, [](Engine&) {}));
   for (const int stage : {1, 3}) {
     std::optional<Outcome> first;
-    for (const Way& way : ways) {
+    for (const Variant& variant : variants) {
       Spec run{.sizes = GetParam(), .stage = stage, .accumulation = 6, .clipping = 0.2};
-      run.schedule = way.schedule, run.virtual_stages = way.virtual_stages, run.sizes.stages = way.stages;
+      run.schedule = variant.schedule, run.virtual_stages = variant.virtual_stages,
+      run.sizes.stages = variant.stages;
       if (run.sizes.ranks() > 16) continue;
-      SCOPED_TRACE(cat(way.schedule, ", ", way.stages, " stages of ", way.virtual_stages, ", ZeRO ", stage));
+      SCOPED_TRACE(cat(variant.schedule, ", ", variant.stages, " stages of ", variant.virtual_stages,
+                       ", ZeRO ", stage));
       Outcome outcome = outcome_of(run, 2);
       cut::Weights weights = initial;
       for (std::size_t step = 0; step < outcome.losses.size(); ++step) {

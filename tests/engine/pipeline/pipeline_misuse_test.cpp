@@ -3,8 +3,8 @@
 
 #include "autograd/ops.h"
 #include "engine/initialize.h"
-#include "nn/linear.h"
-#include "nn/sequential_model.h"
+#include "nn/layered_model.h"
+#include "nn/layers.h"
 #include "support/expect_error.h"
 
 namespace sherd::test {

@@ -43,7 +43,7 @@ const Place places[] = {{"forward", "1f1b", Op::forward},
                         {"receive_gradient", "1f1b", Op::receive_gradient},
                         {"weight_gradients", "zero_bubble", Op::weight_gradients}};
 
-struct Way {
+struct Variant {
   const char* name;
   StartRanks start;
   bool sees_waits = true;  ///< ranks see for whom others wait
@@ -55,18 +55,19 @@ StartRanks over_tcp(bool shared_memory) {
     comm::on_tcp_ranks(ranks, options, body);
   };
 }
-const Way ways[] = {{"local", [](int ranks, const comm::CommOptions& options,
-                                 const auto& body) { comm::run_local(ranks, options, body); }},
-                    {"tcp", over_tcp(true)},
-                    {"tcp_messages", over_tcp(false), false}};
+const Variant variants[] = {{"local", [](int ranks, const comm::CommOptions& options,
+                                         const auto& body) { comm::run_local(ranks, options, body); }},
+                            {"tcp", over_tcp(true)},
+                            {"tcp_messages", over_tcp(false), false}};
 
 /// What each rank's training threw; empty: nothing.
 std::vector<std::string> errors_of(
-    const Way& way, const RunSpec& spec, double timeout, const std::function<void()>& at_end = [] {}) {
+    const Variant& variant, const RunSpec& spec, double timeout,
+    const std::function<void()>& at_end = [] {}) {
   std::vector<std::string> errors(static_cast<std::size_t>(spec.ranks));
   const auto tells = [&](int ranks, comm::CommOptions options, const auto& body) {
     options.timeout_seconds = timeout;
-    way.start(ranks, options, [&](comm::Communicator& world) {
+    variant.start(ranks, options, [&](comm::Communicator& world) {
       try {
         body(world);
       } catch (const Error& error) {
@@ -84,7 +85,7 @@ std::vector<std::string> errors_of(
 class FailingStage : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(FailingStage, EndsAllWithOneError) {
-  const auto& [place_index, way] = GetParam();
+  const auto& [place_index, variant] = GetParam();
   const Place& place = places[place_index];
   RunSpec spec = pipeline(4, place.schedule);
   constexpr int failing = 1;
@@ -93,7 +94,7 @@ TEST_P(FailingStage, EndsAllWithOneError) {
       fail(ErrorKind::data, "shard 17 is cut short");
   };
   const auto start = Clock::now();
-  const auto errors = errors_of(ways[way], spec, 60);
+  const auto errors = errors_of(variants[variant], spec, 60);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(errors[failing], "shard 17 is cut short");
   for (int rank = 0; rank < spec.ranks; ++rank) {
@@ -106,26 +107,26 @@ TEST_P(FailingStage, EndsAllWithOneError) {
 std::vector<std::tuple<int, int>> failing_stages() {
   std::vector<std::tuple<int, int>> out;
   for (int place = 0; place < std::ssize(places); ++place)
-    for (int way = 0; way < std::ssize(ways); ++way)
-      if (full_suite() || place % std::ssize(ways) == way) out.emplace_back(place, way);
+    for (int variant = 0; variant < std::ssize(variants); ++variant)
+      if (full_suite() || place % std::ssize(variants) == variant) out.emplace_back(place, variant);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(In, FailingStage, ::testing::ValuesIn(failing_stages()), [](const auto& test) {
-  return cat(places[std::get<0>(test.param)].name, "_over_", ways[std::get<1>(test.param)].name);
+  return cat(places[std::get<0>(test.param)].name, "_over_", variants[std::get<1>(test.param)].name);
 });
 
 /// Of two pipelines side by side: the other one hears of it through the ranks that share data-parallel
 /// groups.
 TEST(FailingStages, EndOtherPipelinesToo) {
-  for (const Way& way : ways) {
-    SCOPED_TRACE(way.name);
+  for (const Variant& variant : variants) {
+    SCOPED_TRACE(variant.name);
     RunSpec spec = pipeline(2, "1f1b");
     spec.ranks = 4;
     spec.before_instruction = [&](int rank, int step, const Instruction& i) {
       if (rank == 3 && step == 1 && i.op == Op::backward && i.micro_batch == 2)
         fail(ErrorKind::data, "shard 17");
     };
-    const auto errors = errors_of(way, spec, 60);
+    const auto errors = errors_of(variant, spec, 60);
     for (int rank = 0; rank < 3; ++rank)
       EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank 3 ")) << "on rank " << rank;
   }
@@ -135,7 +136,7 @@ class HangingStage : public ::testing::TestWithParam<int> {};
 
 /// The others find out at the deadline. Nobody blames a rank that waits itself.
 TEST_P(HangingStage, IsNamedByAll) {
-  const Way& way = ways[GetParam()];
+  const Variant& variant = variants[GetParam()];
   constexpr int hanging = 2;
   for (const Op op : {Op::forward, Op::backward}) {
     if (!full_suite() && (op == Op::forward) != (GetParam() == 1)) continue;  // waits
@@ -148,20 +149,20 @@ TEST_P(HangingStage, IsNamedByAll) {
       fail(ErrorKind::usage, "awake again");
     };
     const auto start = Clock::now();
-    const auto errors = errors_of(way, spec, 2, [&] { ++ended; });
+    const auto errors = errors_of(variant, spec, 2, [&] { ++ended; });
     EXPECT_LT(Clock::now() - start, std::chrono::seconds(15));
     for (int rank = 0; rank < spec.ranks; ++rank) {
       if (rank == hanging) continue;
       const std::string& text = errors[static_cast<std::size_t>(rank)];
       EXPECT_THAT(text, HasSubstr("did not come within 2 s")) << "on rank " << rank;
-      if (way.sees_waits) {
+      if (variant.sees_waits) {
         EXPECT_THAT(text, HasSubstr("rank 2 did not come")) << "on rank " << rank;
       }
     }
   }
 }
 INSTANTIATE_TEST_SUITE_P(Over, HangingStage, ::testing::Range(0, 3),
-                         [](const auto& test) { return std::string(ways[test.param].name); });
+                         [](const auto& test) { return std::string(variants[test.param].name); });
 
 /// A process that is killed in its second step, in the middle of the list.
 TEST(KilledStage, EndsAllWithOneError) {

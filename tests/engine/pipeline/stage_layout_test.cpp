@@ -4,8 +4,7 @@
 
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/process_grid.h"
-#include "nn/embedding.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "tests/support/expect_error.h"
 
 namespace sherd::engine {

@@ -10,7 +10,7 @@
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 #include "support/odd_models.h"
 #include "support/temp_folder.h"
 

@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "nn/sequential_model.h"
+#include "nn/layered_model.h"
 
 namespace sherd::test {
 

@@ -2,6 +2,7 @@
 // parameter's parts lie, and beside rules that do not. What they compute is judged by LongOracle.
 #include <gtest/gtest.h>
 
+#include "engine/update/rules/parameter_norms.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"

@@ -6,7 +6,7 @@
 #include <map>
 
 #include "base/error.h"
-#include "nn/linear.h"
+#include "nn/layers.h"
 #include "support/expect_error.h"
 
 namespace sherd::engine {
@@ -79,7 +79,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
     EXPECT_EQ(step.buffer < 0, !chunks[step.chunk].stored);
     EXPECT_LT(step.buffer, buffers);
     if (step.buffer < 0) {
-      EXPECT_EQ(step.op, Op::update);
+      EXPECT_EQ(step.op, Op::pass);
       played.updated.push_back(step.chunk);
       continue;
     }
@@ -89,7 +89,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         EXPECT_TRUE(buffer.state == State::free || buffer.state == State::writing);
         buffer = {State::read, step.chunk};
         break;
-      case Op::update:
+      case Op::pass:
         EXPECT_EQ(buffer.state, State::read);
         EXPECT_EQ(buffer.chunk, step.chunk);
         played.most_reads = std::max(played.most_reads, count(State::read) - 1);
@@ -108,12 +108,7 @@ Played play(const std::vector<UpdateChunk>& chunks, int buffers, bool pipeline_r
         EXPECT_EQ(buffer.state, State::writing);
         buffer.state = State::free;
         break;
-      case Op::measure:
-      case Op::compress:
-      case Op::refresh:
-      case Op::direct:
-      case Op::norms:
-      case Op::whole:
+      case Op::agree:
       case Op::exchange:
         ADD_FAILURE() << "of no rule here";
     }
@@ -147,16 +142,16 @@ TEST(PlanUpdate, PhasesOfARuleFollowEachOther) {
   std::vector<optim::Description> rules(2);
   rules[0].phases = {with_norms[0], with_norms[1]};
   const std::vector<UpdateInstruction> expected{
-      {Op::compress, 4, -1, 0}, {Op::read, 3, 0, 0},      {Op::compress, 3, 0, 0}, {Op::write, 3, 0, 0},
-      {Op::exchange, 4, -1, 1}, {Op::read, 0, 0, 0},      {Op::read, 1, 1, 0},     {Op::measure, 0, 0, 0},
-      {Op::measure, 1, 1, 0},   {Op::exchange, 3, -1, 1}, {Op::refresh, 4, -1, 2}, {Op::norms, 5, -1, 0},
-      {Op::read, 0, 0, 1},      {Op::read, 1, 1, 1},      {Op::update, 0, 0, 1},   {Op::write, 0, 0, 1},
-      {Op::read, 3, 0, 2},      {Op::update, 1, 1, 1},    {Op::write, 1, 1, 1},    {Op::update, 2, -1, 0},
-      {Op::update, 3, 0, 2},    {Op::write, 3, 0, 2},     {Op::update, 4, -1, 3}};
+      {Op::pass, 4, -1, 0},     {Op::read, 3, 0, 0},      {Op::pass, 3, 0, 0},  {Op::write, 3, 0, 0},
+      {Op::exchange, 4, -1, 1}, {Op::read, 0, 0, 0},      {Op::read, 1, 1, 0},  {Op::pass, 0, 0, 0},
+      {Op::pass, 1, 1, 0},      {Op::exchange, 3, -1, 1}, {Op::pass, 4, -1, 2}, {Op::agree, 5, -1, 0},
+      {Op::read, 0, 0, 1},      {Op::read, 1, 1, 1},      {Op::pass, 0, 0, 1},  {Op::write, 0, 0, 1},
+      {Op::read, 3, 0, 2},      {Op::pass, 1, 1, 1},      {Op::write, 1, 1, 1}, {Op::pass, 2, -1, 0},
+      {Op::pass, 3, 0, 2},      {Op::write, 3, 0, 2},     {Op::pass, 4, -1, 3}};
   EXPECT_EQ(plan_update(chunks, 2, true, true, rules), expected);
   // A rank without chunks of such a rule adds up, too.
   EXPECT_EQ(plan_update(std::span(chunks).subspan(2, 1), 2, true, true, rules),
-            (std::vector<UpdateInstruction>{{Op::norms, 1, -1, 0}, {Op::update, 0, -1, 0}}));
+            (std::vector<UpdateInstruction>{{Op::agree, 1, -1, 0}, {Op::pass, 0, -1, 0}}));
 }
 
 /// Segments 1 and 2 are one batch, segment 3 another; reads go ahead over what stands between passes.
@@ -168,10 +163,10 @@ TEST(PlanUpdate, BatchesFollowEachOtherWithAllTheirPhases) {
                                         {nullptr, 0, 1, false, true, muon, 1},
                                         {nullptr, 0, 1, true, true, muon, 2}};
   const std::vector<UpdateInstruction> expected{
-      {Op::update, 0, -1, 0}, {Op::read, 1, 0, 0},    {Op::read, 1, 1, 2},    {Op::direct, 1, 0, 0},
-      {Op::write, 1, 0, 0},   {Op::direct, 2, -1, 0}, {Op::whole, 2, -1, 1},  {Op::read, 3, 0, 0},
-      {Op::update, 1, 1, 2},  {Op::write, 1, 1, 2},   {Op::update, 2, -1, 2}, {Op::read, 3, 1, 2},
-      {Op::direct, 3, 0, 0},  {Op::write, 3, 0, 0},   {Op::whole, 3, -1, 1},  {Op::update, 3, 1, 2},
+      {Op::pass, 0, -1, 0}, {Op::read, 1, 0, 0},  {Op::read, 1, 1, 2},      {Op::pass, 1, 0, 0},
+      {Op::write, 1, 0, 0}, {Op::pass, 2, -1, 0}, {Op::exchange, 2, -1, 1}, {Op::read, 3, 0, 0},
+      {Op::pass, 1, 1, 2},  {Op::write, 1, 1, 2}, {Op::pass, 2, -1, 2},     {Op::read, 3, 1, 2},
+      {Op::pass, 3, 0, 0},  {Op::write, 3, 0, 0}, {Op::exchange, 3, -1, 1}, {Op::pass, 3, 1, 2},
       {Op::write, 3, 1, 2}};
   EXPECT_EQ(plan_update(chunks, 2, true, true), expected);
 }
@@ -192,7 +187,7 @@ TEST(PlanUpdate, ReadsAheadAndWritesBehindOnlyWhenAsked) {
 TEST(PlanUpdate, NothingStoredNeedsNoBuffer) {
   for (const int buffers : {0, 1})
     for (const UpdateInstruction& step : plan_update(chunks_of({false, false}), buffers, true, true)) {
-      EXPECT_EQ(step.op, Op::update);
+      EXPECT_EQ(step.op, Op::pass);
       EXPECT_EQ(step.buffer, -1);
     }
 }

@@ -5,9 +5,10 @@
 
 #include <cstring>
 
-#include "nn/linear.h"
+#include "engine/update/optimizer.h"
+#include "nn/layers.h"
 #include "sharding/sharded_model.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 
 namespace sherd::engine {
 namespace {
@@ -49,11 +50,11 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
     adam.lr = 0.01;
     Optimizer optimizer(adam, 7);
     std::unique_ptr<UpdateStaging> staging;
-    if (device.kind() == device::Kind::cuda)
-      staging = std::make_unique<UpdateStaging>(device::as_cuda(device), 4096);
+    if (device.accelerator()) staging = std::make_unique<UpdateStaging>(*device.accelerator(), 4096);
     for (int step = 0; step < 2; ++step) {
       optimizer.begin_step();
       for (sharding::Segment* segment : model.trainable_segments()) {
+        RuleUpdate& update = optimizer.update_of(*segment);
         const std::int64_t begin = segment->update_begin(), end = segment->update_end();
         Tensor noise = Tensor::empty(device, {end - begin}, DType::f32);
         kernels.fill_normal(noise, {3, static_cast<std::uint64_t>(step)}, 0, 0, 1);
@@ -69,17 +70,19 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           const std::uint64_t held = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
           staging->announce(view, device::as_cuda(device).compute_stream().record());
-          ASSERT_TRUE(staging->run([&](const UpdateView& part) { return optimizer.update(part, 0.5, cpu); }));
+          ASSERT_TRUE(staging->run([&](const UpdateView& part) {
+            return update.pass(optim::Phase::elementwise, part, 0.5, cpu);
+          }));
           staging->join();
           const std::uint64_t taken = device.ledger().peak(Tier::host) - held;
           if (segment == model.trainable_segments().back()) staging->end_series();
           const std::uint64_t left = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
-          UpdateStaging::book(device, view, 4096);
+          UpdateStaging::charge(device, view, 4096);
           EXPECT_EQ(device.ledger().peak(Tier::host) - left, taken) << "what a dry run charges for it";
           EXPECT_GT(taken, 0u);
         } else {
-          ASSERT_TRUE(optimizer.update(view, 0.5, kernels));
+          ASSERT_TRUE(update.pass(optim::Phase::elementwise, view, 0.5, kernels));
         }
         // As the next forward does: read in the compute stream's order.
         out += bytes_of(tensor::to_host(device, view.parameters)) + bytes_of(view.moments[0]) +

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/attention.h"
 #include "support/cpu_fixture.h"
 

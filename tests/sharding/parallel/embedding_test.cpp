@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "nn/embedding.h"
+#include "nn/layers.h"
 #include "sharding/parallel/ranks.h"
 #include "support/expect_error.h"
 

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "autograd/elementwise.h"
+#include "autograd/ops.h"
 #include "nn/layers.h"
 #include "sharding/parallel/ranks.h"
 #include "support/expect_error.h"

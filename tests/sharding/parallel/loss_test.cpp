@@ -4,12 +4,10 @@
 
 #include <mutex>
 
-#include "autograd/linear.h"
-#include "autograd/loss.h"
-#include "device/meta.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/dense_head.h"
 #include "support/expect_error.h"
-#include "support/lazy_kernels.h"
+#include "support/gpu/lazy_kernels.h"
 #include "support/print_dtype.h"
 
 namespace sherd::parallel {

@@ -7,20 +7,19 @@
 #include <vector>
 
 #include "device/cuda.h"
-#include "support/gpu.h"
-#include "tensor/cuda_options.h"
+#include "support/gpu/gpu.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor {
 namespace {
 
-using device::CudaDevice;
+using device::Accelerator;
 
 constexpr std::int64_t rows = 32, inner = 48, cols = 64, batch = 2, seq = 16, heads = 2, dim = 8;
 
 /// What the works below read and write, two of each, on one device.
 struct Operands {
-  explicit Operands(CudaDevice& device, Kernels& kernels) {
+  explicit Operands(Accelerator& device, Kernels& kernels) {
     std::uint64_t stream = 1;
     const auto make = [&](const Shape& shape, DType dtype) {
       Tensor out = Tensor::empty(device, shape, dtype);
@@ -116,7 +115,7 @@ class Machine {
   device::GraphCounts counts() const { return device_->graph_counts(); }
 
  private:
-  std::shared_ptr<CudaDevice> device_;
+  std::shared_ptr<Accelerator> device_;
   std::unique_ptr<Kernels> kernels_;
   Operands x_;
 };

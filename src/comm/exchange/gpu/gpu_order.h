@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "comm/exchange/call.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 
 namespace sherd::comm {
 
@@ -12,9 +12,9 @@ namespace sherd::comm {
 /// streams beside it, and the host waits only for tensors in its own memory. Thread-safe.
 class GpuOrder {
  public:
-  explicit GpuOrder(std::shared_ptr<device::CudaDevice> gpu) : gpu_(std::move(gpu)) {}
+  explicit GpuOrder(std::shared_ptr<device::Accelerator> gpu) : gpu_(std::move(gpu)) {}
 
-  const std::shared_ptr<device::CudaDevice>& gpu() const { return gpu_; }
+  const std::shared_ptr<device::Accelerator>& gpu() const { return gpu_; }
 
   /// On the caller's thread: looks where the call's tensors lie, and records an event on the compute stream.
   void admit(Call& call) const;
@@ -26,7 +26,7 @@ class GpuOrder {
   void settle(Call& call) const;
 
  private:
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
 };
 
 /// For calls that nobody waited for: waits until no stream uses their tensors any more.

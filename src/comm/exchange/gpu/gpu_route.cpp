@@ -7,7 +7,7 @@
 
 namespace sherd::comm {
 
-GpuRoute::GpuRoute(Backend& host, std::shared_ptr<device::CudaDevice> gpu)
+GpuRoute::GpuRoute(Backend& host, std::shared_ptr<device::Accelerator> gpu)
     : host_(&host), gpu_(std::move(gpu)), stream_(gpu_->make_stream(true)) {}
 
 Tensor GpuRoute::staging(Call& call, std::int64_t elements, DType dtype) {
@@ -111,7 +111,7 @@ namespace {
 /// Ranks of one process on one card: the backend's rounds themselves, on the ranks' streams.
 class SharedCardRoute final : public GpuRoute {
  public:
-  SharedCardRoute(Backend& backend, std::shared_ptr<device::CudaDevice> on)
+  SharedCardRoute(Backend& backend, std::shared_ptr<device::Accelerator> on)
       : GpuRoute(backend, std::move(on)) {
     host().use_gpu(gpu());
   }
@@ -161,7 +161,7 @@ GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process) 
   return {GpuTraffic::nccl, ""};
 }
 
-std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu) {
+std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::Accelerator>& gpu) {
   GpuCard mine;
   if (gpu) {
     const std::uint64_t card = nccl_card(*gpu);

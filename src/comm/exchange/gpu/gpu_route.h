@@ -16,13 +16,13 @@ namespace sherd::comm {
 class GpuRoute {
  public:
   /// `host` must outlive it.
-  GpuRoute(Backend& host, std::shared_ptr<device::CudaDevice> gpu);
+  GpuRoute(Backend& host, std::shared_ptr<device::Accelerator> gpu);
   virtual ~GpuRoute() = default;
   virtual std::string_view name() const { return "page-locked host memory"; }
   /// True when run() queues work on the caller's thread, so that its calls come in the order in which they
   /// are made.
   virtual bool immediate() const { return false; }
-  /// Of an immediate route: whether run() only queues this call, and meets nobody on the host for it.
+  /// Whether run() of an immediate route only queues this call, and meets nobody on the host for it.
   virtual bool queues(const Call&) const { return immediate(); }
 
   /// Runs a checked collective of which some tensor is the GPU's, after Call::ready; sets Call::done.
@@ -37,7 +37,7 @@ class GpuRoute {
 
  protected:
   Backend& host() { return *host_; }
-  const std::shared_ptr<device::CudaDevice>& gpu() const { return gpu_; }
+  const std::shared_ptr<device::Accelerator>& gpu() const { return gpu_; }
   device::Stream& stream() { return stream_; }
 
  private:
@@ -47,11 +47,11 @@ class GpuRoute {
   void copy(const Tensor& to, const Tensor& from);
 
   Backend* host_;
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
   device::Stream stream_;
 };
 
-/// What a rank tells the others of its GPU.
+/// The facts about its GPU that a rank tells the others.
 struct GpuCard {
   bool present = false;
   bool nccl = false;       ///< its build has NCCL, which knows the GPU
@@ -68,6 +68,6 @@ struct GpuPlan {
 GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process);
 
 /// Collective: the route of a group, chosen by plan_gpu_traffic(). Null where `gpu` is null on all ranks.
-std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::CudaDevice>& gpu);
+std::unique_ptr<GpuRoute> make_gpu_route(Backend& host, const std::shared_ptr<device::Accelerator>& gpu);
 
 }  // namespace sherd::comm

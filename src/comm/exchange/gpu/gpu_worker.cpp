@@ -7,7 +7,7 @@ namespace {
 
 class GpuWorker final : public Worker {
  public:
-  GpuWorker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce, EventBoard& events, int rank)
+  GpuWorker(std::shared_ptr<device::Accelerator> gpu, GpuReduce reduce, EventBoard& events, int rank)
       : gpu_(std::move(gpu)),
         stream_(gpu_->make_stream(true)),
         reduce_(std::move(reduce)),
@@ -42,7 +42,7 @@ class GpuWorker final : public Worker {
   }
 
  private:
-  std::shared_ptr<device::CudaDevice> gpu_;
+  std::shared_ptr<device::Accelerator> gpu_;
   device::Stream stream_;
   GpuReduce reduce_;
   EventBoard& events_;
@@ -52,7 +52,7 @@ class GpuWorker final : public Worker {
 
 }  // namespace
 
-std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce,
+std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::Accelerator> gpu, GpuReduce reduce,
                                         EventBoard& events, int rank) {
   return std::make_unique<GpuWorker>(std::move(gpu), std::move(reduce), events, rank);
 }

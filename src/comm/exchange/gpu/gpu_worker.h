@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/exchange/worker.h"
-#include "device/cuda.h"
+#include "device/accelerator.h"
 
 namespace sherd::comm {
 
@@ -20,13 +20,13 @@ struct EventBoard {
 };
 
 /// Queues on `stream` what Worker::reduce says, on memory that the GPU's kernels reach.
-using GpuReduce = std::function<void(device::CudaDevice& gpu, device::Stream& stream, const ReduceSpec& how,
+using GpuReduce = std::function<void(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                                      std::span<const std::byte* const> sources,
                                      std::span<std::byte* const> outs, std::int64_t count)>;
 
 /// A worker that queues everything on a stream of its own beside the GPU's compute stream and never waits.
 /// `events` must outlive it.
-std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::CudaDevice> gpu, GpuReduce reduce,
+std::unique_ptr<Worker> make_gpu_worker(std::shared_ptr<device::Accelerator> gpu, GpuReduce reduce,
                                         EventBoard& events, int rank);
 
 }  // namespace sherd::comm

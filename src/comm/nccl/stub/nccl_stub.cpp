@@ -7,11 +7,11 @@ bool nccl_built() {
   return false;
 }
 
-std::uint64_t nccl_card(device::CudaDevice&) {
+std::uint64_t nccl_card(device::Accelerator&) {
   return 0;
 }
 
-std::unique_ptr<GpuRoute> make_nccl_route(Backend&, const std::shared_ptr<device::CudaDevice>&) {
+std::unique_ptr<GpuRoute> make_nccl_route(Backend&, const std::shared_ptr<device::Accelerator>&) {
   fail(ErrorKind::usage, "this build has no NCCL communicator: install NCCL and configure again");
 }
 

@@ -11,7 +11,7 @@ CudaStatus cuda_status() {
   return status;
 }
 
-std::shared_ptr<CudaDevice> make_cuda_device(const CudaDeviceOptions&) {
+std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions&) {
   fail(ErrorKind::config, "there is no CUDA device: ", cuda_status().why_not);
 }
 

@@ -1,4 +1,4 @@
-#include "device/profiler_range.h"
+#include "device/trace_range.h"
 
 namespace sherd::device {
 

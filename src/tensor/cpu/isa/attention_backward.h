@@ -15,12 +15,12 @@ struct AttentionBackward : AttentionBase<Dot> {
   static constexpr int slivers = 2;
   static constexpr Count query_block = slivers * sliver;
 
-  struct Scratch {
+  struct BackwardScratch {
     std::uint32_t *kt, *queries[slivers], *douts[slivers], *query_columns, *dout_columns, *gradients[slivers];
     float *scores, *products, *delta, *dq[slivers];
     Element *weight_rows, *gradient_rows;
     Count bytes;
-    Scratch(const AttentionHead& h, void* base) {
+    BackwardScratch(const AttentionHead& h, void* base) {
       Carver carve(base);
       kt = carve.take<std::uint32_t>(h.dim * padded(h.seq));
       query_columns = carve.take<std::uint32_t>(units(query_block) * ceil_to(h.dim, sliver));
@@ -40,7 +40,7 @@ struct AttentionBackward : AttentionBase<Dot> {
     }
   };
 
-  static Count scratch_bytes(const AttentionHead& h) { return Scratch(h, nullptr).bytes; }
+  static Count scratch_bytes(const AttentionHead& h) { return BackwardScratch(h, nullptr).bytes; }
 
   /// Turns one register column of scores and of dout·v into weights and score gradients (but for the scale),
   /// in both orientations. Rows from `keys` to `block_keys` are masked for these queries. `base`:
@@ -101,7 +101,7 @@ struct AttentionBackward : AttentionBase<Dot> {
 
   static void run(const AttentionHead& h, const float* lse, void* dq, Count dq_stride, float* dk, float* dv,
                   void* scratch) {
-    const Scratch s(h, scratch);
+    const BackwardScratch s(h, scratch);
     const Count width = attention_row(h.dim);
     row_products(h, s.delta);
     transpose_rows(h, static_cast<const Element*>(h.k), s.kt);
@@ -127,7 +127,7 @@ struct AttentionBackward : AttentionBase<Dot> {
     }
   }
 
-  static void prepare_queries(const AttentionHead& h, const Scratch& s, Count q0, Count queries) {
+  static void prepare_queries(const AttentionHead& h, const BackwardScratch& s, Count q0, Count queries) {
     const Element* q = static_cast<const Element*>(h.q) + q0 * h.stride;
     const Element* dout = static_cast<const Element*>(h.dout) + q0 * h.out_stride;
     for (int i = 0; i < slivers; ++i) {
@@ -158,7 +158,7 @@ struct AttentionBackward : AttentionBase<Dot> {
         }
   }
 
-  static void backward_tile(const AttentionHead& h, const Scratch& s, int i, Count q0, Count k0,
+  static void backward_tile(const AttentionHead& h, const BackwardScratch& s, int i, Count q0, Count k0,
                             Count block_keys, const float* lse) {
     const Count first = q0 + i * sliver;
     Count keys = keys_until(h, first + sliver) - k0;

@@ -11,8 +11,8 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-constexpr Count key_block =
-    128;  ///< keys whose scores are in flight; a multiple of 4, the block of the random stream
+/// Keys whose scores are in flight; a multiple of 4, the block of the random stream.
+constexpr Count key_block = 128;
 constexpr float very_low = -1e30f;
 constexpr float log2_e = 0x1.715476p0f;
 
@@ -76,7 +76,7 @@ SHERD_INLINE I lane_indices(Count q0) {
   return out;
 }
 
-/// Of the keys [k0, k0 + keys) all queries of the register from q0 on see those of the rows [begin, end),
+/// Among the keys [k0, k0 + keys) all queries of the register from q0 on see those of the rows [begin, end),
 /// none where that is empty.
 struct SeenRows {
   Count begin, end;

@@ -12,11 +12,11 @@ struct AttentionForward : AttentionBase<Dot> {
   using Base::keys_from, Base::keys_until, Base::pack_queries, Base::padded, Base::per, Base::precise,
       Base::transpose_rows, Base::units, Base::write_queries;
 
-  struct Scratch {
+  struct ForwardScratch {
     std::uint32_t *vt, *queries, *weights;
     float *scores, *sums;
     Count bytes;
-    Scratch(const AttentionHead& h, void* base) {
+    ForwardScratch(const AttentionHead& h, void* base) {
       Carver carve(base);
       vt = carve.take<std::uint32_t>(h.dim * padded(h.seq));
       queries = carve.take<std::uint32_t>(units(h.dim) * sliver);
@@ -27,7 +27,7 @@ struct AttentionForward : AttentionBase<Dot> {
     }
   };
 
-  static Count scratch_bytes(const AttentionHead& h) { return Scratch(h, nullptr).bytes; }
+  static Count scratch_bytes(const AttentionHead& h) { return ForwardScratch(h, nullptr).bytes; }
 
   /// Masks and exponentiates one register column of scores[keys, sliver] and writes it as weights; returns
   /// the factor for what was summed before. `top` is the highest score before scaling.
@@ -68,7 +68,7 @@ struct AttentionForward : AttentionBase<Dot> {
   }
 
   static void run(const AttentionHead& h, void* out, float* lse, void* scratch) {
-    const Scratch s(h, scratch);
+    const ForwardScratch s(h, scratch);
     const auto* k = static_cast<const Element*>(h.k);
     transpose_rows(h, static_cast<const Element*>(h.v), s.vt);
     for (Count q0 = 0; q0 < h.seq; q0 += sliver) {

@@ -17,7 +17,7 @@ SHERD_INLINE F widen_codes(const std::int8_t* from) {
 #endif
 
 template <class S>
-struct Loops {
+struct ConvertLoops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
   static S* out(void* x) { return static_cast<S*>(x); }
 
@@ -94,7 +94,7 @@ struct Loops {
 
 template <class S>
 constexpr ConvertOps table() {
-  using L = Loops<S>;
+  using L = ConvertLoops<S>;
   return {L::load_,    L::store_, L::add_to, L::accumulate, L::blend, L::block_squares, L::squared_difference,
           L::from_int8};
 }

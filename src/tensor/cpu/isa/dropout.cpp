@@ -49,9 +49,9 @@ SHERD_INLINE Q join(Q a, Q b) {
 }
 
 /// The round keys, kept in memory where each multiplication's sum can pick its own up.
-struct RoundKeys {
+struct BroadcastKeys {
   std::uint64_t even[10], odd[10];
-  explicit RoundKeys(std::uint64_t seed) {
+  explicit BroadcastKeys(std::uint64_t seed) {
     std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
       even[round] = k0, odd[round] = k1;
@@ -63,7 +63,7 @@ constexpr int chains = 2;
 
 /// base/random.h's philox() for the chains·lanes/2 blocks from `index` on: words[k] holds stream elements
 /// 4·index + k·lanes and following, one per lane.
-SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index,
+SHERD_INLINE void philox(const BroadcastKeys& keys, std::uint64_t stream, std::uint64_t index,
                          U (&words)[2 * chains]) {
   // One block per 64-bit lane; only the lower half of each lane means anything, as the multiplications read
   // no more. Lane 2q + k computes the block that the interleaving at the end moves to 128-bit part q of
@@ -99,7 +99,7 @@ SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint6
 }
 
 template <class S>
-struct Loops {
+struct DropoutLoops {
   template <bool with_residual>
   static void run(const S* x, const S* residual, S* out, Count n, std::uint64_t first, std::uint64_t seed,
                   std::uint64_t stream, std::uint32_t threshold, float factor) {
@@ -107,7 +107,7 @@ struct Loops {
       const F kept = (I)(word >> 8) >= (I)all(threshold) ? u * factor : F{};
       return with_residual ? r + kept : kept;
     };
-    const RoundKeys keys(seed);
+    const BroadcastKeys keys(seed);
     constexpr Count step_size = 2 * chains * lanes;
     U words[2 * chains];
     Count i = 0;
@@ -144,6 +144,6 @@ struct Loops {
 }  // namespace
 
 const DropoutOps dropout[storage_count] = {
-    {Loops<float>::dropout}, {Loops<Bf16>::dropout}, {Loops<F16>::dropout}};
+    {DropoutLoops<float>::dropout}, {DropoutLoops<Bf16>::dropout}, {DropoutLoops<F16>::dropout}};
 
 }  // namespace sherd::tensor::cpu::SHERD_ISA

@@ -8,7 +8,7 @@ constexpr float gelu_a = 0x1.988454p-1f;  // √(2/π)
 constexpr float gelu_b = 0.044715f;
 
 template <class S>
-struct Loops {
+struct ElementwiseLoops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
   static S* out(void* x) { return static_cast<S*>(x); }
 
@@ -176,7 +176,7 @@ struct Loops {
 
 template <class S>
 constexpr ElementwiseOps table() {
-  using L = Loops<S>;
+  using L = ElementwiseLoops<S>;
   return {L::add,
           L::subtract,
           L::multiply,

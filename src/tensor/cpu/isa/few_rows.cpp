@@ -11,12 +11,12 @@ constexpr int most_rows = 2, most_cols = 2;
 #endif
 
 template <class S>
-struct Loops {
-  struct Padded {
+struct FewRowsLoops {
+  struct PaddedRow {
     S element[32];
   };
-  static Padded padded(const S* from, Count n) {
-    Padded out{};
+  static PaddedRow padded(const S* from, Count n) {
+    PaddedRow out{};
     __builtin_memcpy(out.element, from, static_cast<std::size_t>(n) * sizeof(S));
     return out;
   }
@@ -61,7 +61,7 @@ struct Loops {
       add<rows, cols>(left, right, sum);
     }
     if (p < depth) {
-      Padded ends[rows + cols];
+      PaddedRow ends[rows + cols];
       for (int i = 0; i < rows; ++i) left[i] = (ends[i] = padded(a + i * a_stride + p, depth - p)).element;
       for (int j = 0; j < cols; ++j)
         right[j] = (ends[rows + j] = padded(b + j * b_stride + p, depth - p)).element;
@@ -124,7 +124,7 @@ struct Loops {
 
 template <class S>
 constexpr FewRowsOps table() {
-  return {Loops<S>::products, Loops<S>::weighted_sums};
+  return {FewRowsLoops<S>::products, FewRowsLoops<S>::weighted_sums};
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 namespace sherd::tensor::cpu {
 
-/// What becomes of finished sums: out = round(sums + bias), or out = round(out + sums + bias). With `folds`
+/// The use of finished sums: out = round(sums + bias), or out = round(out + sums + bias). With `folds`
 /// the sums themselves are rounded to bf16 before.
 struct GemmFinish {
   void* out = nullptr;          ///< bf16, or fp32 where `wide`

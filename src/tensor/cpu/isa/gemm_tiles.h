@@ -11,7 +11,7 @@ namespace {
 
 /// One sliver's sums on their way through memory. What a tile is added to is asked for when it begins and
 /// read when it ends, so that nobody waits for a cache.
-struct Partial {
+struct PartialSums {
   float* c;
   Count stride;
   bool add;
@@ -59,7 +59,7 @@ struct Finished {
   }
 
  private:
-  /// What the product would be apart, as bf16.
+  /// The product that would be made apart, as bf16.
   SHERD_INLINE void round_alone(F& first, F& second) const {
     if (finish.wide) {
       first = (F)(round_to_bf16(first) & 0xffff0000u), second = (F)(round_to_bf16(second) & 0xffff0000u);
@@ -161,8 +161,8 @@ struct GemmTiles {
       }
   }
 
-  /// What is asked for while a sliver is multiplied: fp32's next one. bf16's are deeper and multiplied at
-  /// twice the rate, so that asking costs more than it brings.
+  /// The data that is asked for while a sliver is multiplied: fp32's next one. bf16's are deeper and
+  /// multiplied at twice the rate, so that asking costs more than it brings.
   static auto ahead_of(const std::uint32_t* next, Count units, Count rows) {
     if constexpr (Dot::per_unit == 1)
       return SliverAhead{next, units, rows};
@@ -183,7 +183,7 @@ struct GemmTiles {
           multiply_rows<Dot>(a, rows, b, part.count,
                              Finished<Dot>{sums, c_stride, part.add, *finish, col, cols}, ahead);
         else
-          multiply_rows<Dot>(a, rows, b, part.count, Partial{sums, c_stride, part.add}, ahead);
+          multiply_rows<Dot>(a, rows, b, part.count, PartialSums{sums, c_stride, part.add}, ahead);
       };
       col == 0 ? by(first_left) : by(left);
     }

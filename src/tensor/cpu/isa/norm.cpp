@@ -9,11 +9,11 @@ SHERD_INLINE float inverse_root(float x) {
 }
 
 template <class S>
-struct Loops {
+struct NormLoops {
   static const S* in(const void* x) { return static_cast<const S*>(x); }
   static S* out(void* x) { return static_cast<S*>(x); }
 
-  /// What is stored as S and read again.
+  /// A value that is stored as S and read again.
   SHERD_INLINE static F rounded(F f) {
     if constexpr (same_type<S, Bf16>)
       return (F)(round_to_bf16(f) & 0xffff0000u);
@@ -142,7 +142,7 @@ struct Loops {
 
 template <class S>
 constexpr NormOps table() {
-  using L = Loops<S>;
+  using L = NormLoops<S>;
   return {L::layer_norm, L::layer_norm_backward, L::rms_norm, L::rms_norm_backward};
 }
 

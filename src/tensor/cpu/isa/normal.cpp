@@ -60,8 +60,8 @@ struct SineCosine {
   D sine, cosine;
 };
 
-/// Of 2π·word/2^32: of the rest of at most an eighth of a turn beside the nearest quarter, by their power
-/// series.
+/// Cosine and sine of 2π·word/2^32: of the rest of at most an eighth of a turn beside the nearest quarter, by
+/// their power series.
 SHERD_INLINE SineCosine turn(L word) {
   const L quarter = (word + (1 << 29)) >> 30;
   const D t = to_double(word - (quarter << 30)) * (0x1p-32 * 0x1.921fb54442d18p2), z = t * t;

@@ -27,7 +27,7 @@ SHERD_INLINE Q multiply_even(U a, U b) {
 
 /// Half of the lanes, one block per 64 bits. Only the lower half of each counter means anything, as the
 /// multiplications read no more.
-struct Counters {
+struct PhiloxCounters {
   Q c0, c1, c2, c3;
 
   SHERD_INLINE void round(Q k0, Q k1) {
@@ -52,7 +52,7 @@ struct RoundKeys {
 /// Lane by lane, the four words of the block whose index is low + 2^32·high.
 SHERD_INLINE void philox_blocks(const RoundKeys& keys, std::uint64_t stream, U low, U high, U (&words)[4]) {
   const Q stream0 = stream - Q{}, stream1 = (stream >> 32) - Q{};
-  Counters even{(Q)low, (Q)high, stream0, stream1}, odd{(Q)low >> 32, (Q)high >> 32, stream0, stream1};
+  PhiloxCounters even{(Q)low, (Q)high, stream0, stream1}, odd{(Q)low >> 32, (Q)high >> 32, stream0, stream1};
 #pragma GCC unroll 10
   for (int round = 0; round < 10; ++round) {
     even.round(keys.even[round] - Q{}, keys.odd[round] - Q{});

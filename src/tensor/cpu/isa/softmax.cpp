@@ -7,7 +7,7 @@ namespace {
 constexpr Count block = 2048;  // elements that stay in the first-level cache between the two looks at them
 
 template <class S>
-struct Loops {
+struct SoftmaxLoops {
   /// The largest of n >= 1 elements; a NaN anywhere makes the sum NaN later, not the maximum.
   static float block_max(const S* x, Count n) {
     const float first = [x] {
@@ -72,7 +72,7 @@ struct Loops {
 
 template <class S>
 constexpr SoftmaxOps table() {
-  return {Loops<S>::max_and_sum, Loops<S>::gradient};
+  return {SoftmaxLoops<S>::max_and_sum, SoftmaxLoops<S>::gradient};
 }
 
 }  // namespace

@@ -11,22 +11,23 @@
 
 #include "base/log.h"
 #include "device/cuda/driver.h"
-#include "tensor/cuda/attention_library.h"
+#include "tensor/cuda/attention/attention_library.h"
+#include "tensor/cuda/attention/regroup.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/cudnn/plan_cache.h"
-#include "tensor/cuda/regroup.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-using cudnn::Graph;
+using cudnn::GraphSlice;
+using cudnn::OperationGraph;
 using cudnn::Plan;
-using cudnn::Slice;
 using Count = std::int64_t;
 
-/// What cuDNN compiles its attention with. It looks for it by name alone, and finds what is loaded.
+/// The library that cuDNN compiles its attention with. It looks for it by name alone, and finds what is
+/// loaded.
 device::cuda::LazyLibrary nvrtc_library({.title = "NVRTC",
                                          .stem = "nvrtc",
                                          .major = CUDART_VERSION / 1000,
@@ -35,7 +36,7 @@ device::cuda::LazyLibrary nvrtc_library({.title = "NVRTC",
 SHERD_LAZY_FUNCTION(nvrtc_library, nvrtcVersion);
 
 struct PlanKey {
-  Slice slice;
+  GraphSlice slice;
   DType dtype;
   bool causal, backward, deterministic;
   auto operator<=>(const PlanKey&) const = default;
@@ -62,7 +63,8 @@ class CudnnGpu {
     const auto make = [&] {
       const device::cuda::OnGpu on(ordinal_);
       const cudnnDataType_t type = key.dtype == DType::bf16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF;
-      Graph graph = key.backward ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
+      OperationGraph graph = key.backward
+                                 ? cudnn::backward_graph(key.slice, type, key.causal, key.deterministic)
                                  : cudnn::forward_graph(key.slice, type, key.causal);
       std::lock_guard lock(mutex_);
       return std::make_unique<Plan>(handle_, std::move(graph), key.deterministic);
@@ -127,7 +129,7 @@ class CudnnAttention final : public AttentionLibrary {
   }
 
  private:
-  /// What is worth asking the library for.
+  /// Whether a call is worth asking the library for.
   bool takes(const AttentionCall& call) const {
     const AttentionExtents& e = call.extents;
     const std::size_t version = gpu_->version();
@@ -140,7 +142,7 @@ class CudnnAttention final : public AttentionLibrary {
   }
 
   /// How a call is cut: `key` says what one run of the library takes.
-  struct Cut {
+  struct BatchCut {
     const Plan* whole = nullptr;  ///< none: the library has no kernel
     PlanKey key{};
     Count batch = 0;  ///< of the whole slice
@@ -148,11 +150,11 @@ class CudnnAttention final : public AttentionLibrary {
   };
 
   /// Cuts a call as its workspace allows (workspace.h counts alike).
-  Cut cut(const AttentionCall& call, bool backward, bool deterministic) {
+  BatchCut cut(const AttentionCall& call, bool backward, bool deterministic) {
     const AttentionExtents& e = call.extents;
     const auto with = [&](bool regrouped) {
       const PlanKey key{cudnn::slice_of(e, regrouped), call.qkv.dtype(), e.causal(), backward, deterministic};
-      Cut cut{nullptr, key, key.slice.batch, regrouped};
+      BatchCut cut{nullptr, key, key.slice.batch, regrouped};
       const auto bytes = [&] {
         cut.whole = gpu_->find(cut.key);
         const std::size_t beside = regrouped ? regrouped_bytes(e, cut.key.slice.batch, backward) : 0;
@@ -163,24 +165,24 @@ class CudnnAttention final : public AttentionLibrary {
       return cut;
     };
     if (regroups(e) && e.batch > 1)
-      if (const Cut several = with(true); several.whole && several.key.slice.batch > 1) return several;
+      if (const BatchCut several = with(true); several.whole && several.key.slice.batch > 1) return several;
     return with(false);
   }
 
   bool run(const AttentionCall& call, bool backward, bool deterministic) {
     const AttentionExtents& e = call.extents;
-    const Cut cut = this->cut(call, backward, deterministic);
-    const Slice& s = cut.key.slice;
+    const BatchCut cut = this->cut(call, backward, deterministic);
+    const GraphSlice& s = cut.key.slice;
     PlanKey last = cut.key;
     last.slice.batch = (cut.batch - 1) % s.batch + 1;
     const Plan* rest = last == cut.key ? cut.whole : gpu_->find(last);
     if (!cut.whole || !rest || !cudnn::stays_aligned(e, s)) return false;
     // Parts run one after the other on the stream, so they share what they work in.
     const Count regrouped = cut.regrouped ? s.batch * e.seq * e.width() * 2 : 0;
-    const Work work{scratch(static_cast<Count>(std::max(cut.whole->workspace(), rest->workspace()))),
-                    scratch(backward ? s.batch * s.heads * s.seq * 4 : 0),
-                    scratch(backward && !deterministic ? s.batch * s.heads * s.seq * s.dim * 4 : 0),
-                    scratch(regrouped), scratch(backward ? regrouped : 0)};
+    const RunMemory work{scratch(static_cast<Count>(std::max(cut.whole->workspace(), rest->workspace()))),
+                         scratch(backward ? s.batch * s.heads * s.seq * 4 : 0),
+                         scratch(backward && !deterministic ? s.batch * s.heads * s.seq * s.dim * 4 : 0),
+                         scratch(regrouped), scratch(backward ? regrouped : 0)};
     for (Count slice = 0; slice < e.batch * e.heads / (cut.batch * s.heads); ++slice)
       for (Count first = 0; first < cut.batch; first += s.batch) {
         const Offsets at{slice * e.seq * e.width() + first * s.batch_stride,
@@ -195,7 +197,7 @@ class CudnnAttention final : public AttentionLibrary {
 
   /// Memory of one call beside its tensors: cuDNN's own, row sums of dout·out, dq in fp32, and projections
   /// and their gradient by kind of head.
-  struct Work {
+  struct RunMemory {
     Tensor workspace, delta, sums, regrouped, gradient;
   };
   /// Elements from the beginning of the packed projections, the result and lse.
@@ -209,8 +211,8 @@ class CudnnAttention final : public AttentionLibrary {
 
   void zero(const Tensor& t) { target_.device.zero(t.raw(), t.bytes()); }
 
-  /// What one run of a plan is given: memory by id, and numbers that the library reads from the host as it is
-  /// called.
+  /// The arguments of one run of a plan: memory by id, and numbers that the library reads from the host as it
+  /// is called.
   struct Arguments {
     std::vector<Count> ids;
     std::vector<void*> memory;
@@ -219,8 +221,8 @@ class CudnnAttention final : public AttentionLibrary {
   };
 
   /// `count` sequences, or groups, of the call.
-  void run_part(const AttentionCall& call, const Cut& cut, const Plan& plan, const Offsets& from,
-                const Work& work, Count count) {
+  void run_part(const AttentionCall& call, const BatchCut& cut, const Plan& plan, const Offsets& from,
+                const RunMemory& work, Count count) {
     const AttentionExtents& e = call.extents;
     const bool backward = cut.key.backward;
     constexpr Count element = 2;

@@ -20,52 +20,55 @@ using Count = std::int64_t;
 
 /// The tensors that both graphs have.
 struct Inputs {
-  Node q, k_transposed, lse;
+  GraphTensor q, k_transposed, lse;
   Extents4 scores, rows;  ///< [batch, heads, seq, seq] and [batch, heads, seq, 1]
 
-  Inputs(Graph& graph, const Slice& s, Enum type)
+  Inputs(OperationGraph& graph, const GraphSlice& s, Enum type)
       : q(graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
-                       Graph::Kind::memory, q_id)),
+                       OperationGraph::Kind::memory, q_id)),
         k_transposed(graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq},
-                                  {s.batch_stride, s.kv_stride, 1, s.row}, Graph::Kind::memory, k_id)),
+                                  {s.batch_stride, s.kv_stride, 1, s.row}, OperationGraph::Kind::memory,
+                                  k_id)),
         lse(graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq, 1}, {s.heads * s.seq, s.seq, 1, 1},
-                         Graph::Kind::memory, lse_id)),
+                         OperationGraph::Kind::memory, lse_id)),
         scores{s.batch, s.heads, s.seq, s.seq},
         rows{s.batch, s.heads, s.seq, 1} {}
 };
 
-Node result_node(Graph& graph, const Slice& s, Enum type, Id id) {
+GraphTensor result_node(OperationGraph& graph, const GraphSlice& s, Enum type, Id id) {
   return graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.out_batch_stride, s.dim, s.out_row, 1},
-                      Graph::Kind::memory, id);
+                      OperationGraph::Kind::memory, id);
 }
 
-Node mask_causal(Graph& graph, const Node& scores) {
-  const Node row = graph.index(scores, 2), column = graph.index(scores, 3);
-  const Node seen = graph.between(scores.extents, CUDNN_DATA_BOOLEAN), masked = graph.number(masked_id);
+GraphTensor mask_causal(OperationGraph& graph, const GraphTensor& scores) {
+  const GraphTensor row = graph.index(scores, 2), column = graph.index(scores, 3);
+  const GraphTensor seen = graph.between(scores.extents, CUDNN_DATA_BOOLEAN),
+                    masked = graph.number(masked_id);
   graph.pointwise_into(seen, CUDNN_POINTWISE_CMP_GE, row, &column, nullptr, CUDNN_DATA_BOOLEAN);
-  Node out = graph.between(scores.extents);
+  GraphTensor out = graph.between(scores.extents);
   graph.pointwise_into(out, CUDNN_POINTWISE_BINARY_SELECT, scores, &masked, &seen);
   return out;
 }
 
 /// to = transpose(rows)·columns, summed over the query heads that share a key-value head.
-void transposed_product(Graph& graph, const Slice& s, Enum type, const Node& rows, const Node& columns,
-                        Id id) {
+void transposed_product(OperationGraph& graph, const GraphSlice& s, Enum type, const GraphTensor& rows,
+                        const GraphTensor& columns, Id id) {
   const Extents4 transposed{s.batch, s.heads, s.seq, s.seq};
-  const Node view = graph.tensor(type, transposed, {s.heads * s.seq * s.seq, s.seq * s.seq, 1, s.seq},
-                                 Graph::Kind::between);
+  const GraphTensor view = graph.tensor(type, transposed, {s.heads * s.seq * s.seq, s.seq * s.seq, 1, s.seq},
+                                        OperationGraph::Kind::between);
   graph.view(rows, view);
-  const Node to = graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim},
-                               {s.batch_stride, s.kv_stride, s.row, 1}, Graph::Kind::memory, id);
+  const GraphTensor to =
+      graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim}, {s.batch_stride, s.kv_stride, s.row, 1},
+                   OperationGraph::Kind::memory, id);
   if (s.heads == s.kv_heads) return graph.matmul(view, columns, to);
-  const Node every = graph.between({s.batch, s.heads, s.seq, s.dim}, type);
+  const GraphTensor every = graph.between({s.batch, s.heads, s.seq, s.dim}, type);
   graph.matmul(view, columns, every);
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, every, to);
 }
 
 }  // namespace
 
-Slice slice_of(const AttentionExtents& e, bool regrouped) {
+GraphSlice slice_of(const AttentionExtents& e, bool regrouped) {
   const Count out_row = e.heads * e.dim;
   if (!regrouped && regroups(e))
     return {e.kv_heads, e.group(),         1,      e.seq, e.dim, (e.group() + 2) * e.dim, e.dim, e.dim,
@@ -75,76 +78,81 @@ Slice slice_of(const AttentionExtents& e, bool regrouped) {
           step,    step,    e.width(),  e.seq * out_row, out_row};
 }
 
-bool stays_aligned(const AttentionExtents& e, const Slice& slice) {
+bool stays_aligned(const AttentionExtents& e, const GraphSlice& slice) {
   const bool only_one = slice.batch * slice.heads == e.batch * e.heads;
   return only_one || slice.heads * slice.seq % 4 == 0;
 }
 
-Graph forward_graph(const Slice& s, Enum type, bool causal) {
-  Graph graph;
+OperationGraph forward_graph(const GraphSlice& s, Enum type, bool causal) {
+  OperationGraph graph;
   const Inputs in(graph, s, type);
-  const Node v = graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim},
-                              {s.batch_stride, s.kv_stride, s.row, 1}, Graph::Kind::memory, v_id);
-  const Node out = result_node(graph, s, type, out_id);
-  Node scores = graph.between(in.scores);
+  const GraphTensor v =
+      graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim}, {s.batch_stride, s.kv_stride, s.row, 1},
+                   OperationGraph::Kind::memory, v_id);
+  const GraphTensor out = result_node(graph, s, type, out_id);
+  GraphTensor scores = graph.between(in.scores);
   graph.matmul(in.q, in.k_transposed, scores);
   scores = graph.pointwise(CUDNN_POINTWISE_MUL, scores, graph.number(scale_id));
   if (causal) scores = mask_causal(graph, scores);
-  const Node top = graph.between(in.rows), sum = graph.between(in.rows);
+  const GraphTensor top = graph.between(in.rows), sum = graph.between(in.rows);
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, scores, top);
-  const Node weights =
+  const GraphTensor weights =
       graph.pointwise(CUDNN_POINTWISE_EXP, graph.pointwise(CUDNN_POINTWISE_SUB, scores, top));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, weights, sum);
-  const Node log = graph.pointwise(CUDNN_POINTWISE_LOG, sum);
+  const GraphTensor log = graph.pointwise(CUDNN_POINTWISE_LOG, sum);
   graph.pointwise_into(in.lse, CUDNN_POINTWISE_ADD, top, &log);
-  const Node normal = graph.between(in.scores, type);
+  const GraphTensor normal = graph.between(in.scores, type);
   graph.pointwise_into(normal, CUDNN_POINTWISE_DIV, weights, &sum);
   graph.matmul(normal, v, out);
   return graph;
 }
 
-Graph backward_graph(const Slice& s, Enum type, bool causal, bool deterministic) {
-  Graph graph;
+OperationGraph backward_graph(const GraphSlice& s, Enum type, bool causal, bool deterministic) {
+  OperationGraph graph;
   const Inputs in(graph, s, type);
-  const Node v_transposed = graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq},
-                                         {s.batch_stride, s.kv_stride, 1, s.row}, Graph::Kind::memory, v_id);
-  const Node out = result_node(graph, s, type, out_id), dout = result_node(graph, s, type, dout_id);
-  const Node products =
-      graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq, s.dim},
-                   {s.heads * s.seq * s.dim, s.seq * s.dim, s.heads * s.dim, 1}, Graph::Kind::between);
+  const GraphTensor v_transposed =
+      graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq}, {s.batch_stride, s.kv_stride, 1, s.row},
+                   OperationGraph::Kind::memory, v_id);
+  const GraphTensor out = result_node(graph, s, type, out_id), dout = result_node(graph, s, type, dout_id);
+  const GraphTensor products = graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq, s.dim},
+                                            {s.heads * s.seq * s.dim, s.seq * s.dim, s.heads * s.dim, 1},
+                                            OperationGraph::Kind::between);
   graph.pointwise_into(products, CUDNN_POINTWISE_MUL, dout, &out);
-  const Node sums = graph.between(in.rows), one = graph.number(one_id), scale = graph.number(scale_id);
+  const GraphTensor sums = graph.between(in.rows), one = graph.number(one_id), scale = graph.number(scale_id);
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, products, sums);
-  const Node delta = graph.tensor(CUDNN_DATA_FLOAT, in.rows, dense(in.rows), Graph::Kind::memory, delta_id);
+  const GraphTensor delta =
+      graph.tensor(CUDNN_DATA_FLOAT, in.rows, dense(in.rows), OperationGraph::Kind::memory, delta_id);
   graph.pointwise_into(delta, CUDNN_POINTWISE_MUL, sums, &one);
 
-  Node scores = graph.between(in.scores);
+  GraphTensor scores = graph.between(in.scores);
   graph.matmul(in.q, in.k_transposed, scores);
   scores = graph.pointwise(CUDNN_POINTWISE_MUL, scores, scale);
   scores = graph.pointwise(CUDNN_POINTWISE_SUB, scores, in.lse);
   if (causal) scores = mask_causal(graph, scores);
-  const Node weights = graph.pointwise(CUDNN_POINTWISE_EXP, scores);
+  const GraphTensor weights = graph.pointwise(CUDNN_POINTWISE_EXP, scores);
   transposed_product(graph, s, type, weights, dout, dv_id);
 
-  Node slopes = graph.between(in.scores);
+  GraphTensor slopes = graph.between(in.scores);
   graph.matmul(dout, v_transposed, slopes);
   slopes = graph.pointwise(CUDNN_POINTWISE_SUB, slopes, delta);
   slopes = graph.pointwise(CUDNN_POINTWISE_MUL, slopes, weights);
   slopes = graph.pointwise(CUDNN_POINTWISE_MUL, slopes, scale);
   transposed_product(graph, s, type, slopes, in.q, dk_id);
 
-  const Node keys = graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.kv_heads, s.seq, s.dim},
-                                 {s.batch_stride, s.kv_stride, s.row, 1}, Graph::Kind::between);
+  const GraphTensor keys =
+      graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.kv_heads, s.seq, s.dim},
+                   {s.batch_stride, s.kv_stride, s.row, 1}, OperationGraph::Kind::between);
   graph.view(in.k_transposed, keys);
-  const Node dq = graph.tensor(type, {s.batch, s.heads, s.seq, s.dim},
-                               {s.batch_stride, s.head_stride, s.row, 1}, Graph::Kind::memory, dq_id);
+  const GraphTensor dq =
+      graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
+                   OperationGraph::Kind::memory, dq_id);
   if (deterministic) {
     graph.matmul(slopes, keys, dq);
     return graph;
   }
   const Extents4 extents{s.batch, s.heads, s.seq, s.dim};
-  const Node dq_sums =
-      graph.tensor(CUDNN_DATA_FLOAT, extents, dense(extents), Graph::Kind::memory, dq_sums_id);
+  const GraphTensor dq_sums =
+      graph.tensor(CUDNN_DATA_FLOAT, extents, dense(extents), OperationGraph::Kind::memory, dq_sums_id);
   graph.matmul(slopes, keys, dq_sums);
   graph.pointwise_into(dq, CUDNN_POINTWISE_IDENTITY, dq_sums);
   return graph;

@@ -27,25 +27,25 @@ enum Id : std::int64_t {
 
 /// One call of the library: `batch` sequences (or groups) of `heads` query and `kv_heads` key-value heads,
 /// and the strides of its tensors.
-struct Slice {
+struct GraphSlice {
   std::int64_t batch, heads, kv_heads, seq, dim;
   std::int64_t batch_stride, head_stride, kv_stride, row;  ///< of the packed projections
   std::int64_t out_batch_stride, out_row;                  ///< of the result, whose heads are dim apart
-  auto operator<=>(const Slice&) const = default;
+  auto operator<=>(const GraphSlice&) const = default;
 };
 
 /// A call as one slice where heads lie as the graphs want them: `regrouped` by kind, or each query head
 /// beside a key head of its own, or one for all. Else one sequence of it, whose groups take the place of
 /// sequences.
-Slice slice_of(const AttentionExtents& e, bool regrouped);
+GraphSlice slice_of(const AttentionExtents& e, bool regrouped);
 
 /// Whether `slice` and those that follow it until the call is done all begin at multiples of 16 bytes, as the
 /// graphs promise. Where there are several, their rows of lse may not.
-bool stays_aligned(const AttentionExtents& e, const Slice& slice);
+bool stays_aligned(const AttentionExtents& e, const GraphSlice& slice);
 
-Graph forward_graph(const Slice& s, Enum type, bool causal);
+OperationGraph forward_graph(const GraphSlice& s, Enum type, bool causal);
 /// With `deterministic`, dq is a product of its own over whole rows of score gradients, which take workspace;
 /// without, blocks of keys add to fp32 sums in any order.
-Graph backward_graph(const Slice& s, Enum type, bool causal, bool deterministic);
+OperationGraph backward_graph(const GraphSlice& s, Enum type, bool causal, bool deterministic);
 
 }  // namespace sherd::tensor::SHERD_CUDA::cudnn

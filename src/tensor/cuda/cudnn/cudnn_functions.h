@@ -3,7 +3,8 @@
 #include "device/cuda/lazy_library.h"
 #include "device/cuda/target.h"
 
-// What Sherd calls of cuDNN, loaded as it is called. Included by sources, behind <cudnn_graph.h>.
+// The functions of cuDNN that Sherd calls, loaded as it is called. Included by sources, behind
+// <cudnn_graph.h>.
 
 namespace sherd::tensor::SHERD_CUDA {
 

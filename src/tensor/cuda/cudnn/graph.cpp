@@ -51,7 +51,8 @@ Extents4 dense(const Extents4& extents) {
   return strides;
 }
 
-Node Graph::tensor(Enum dtype, const Extents4& extents, const Extents4& strides, Kind kind, std::int64_t id) {
+GraphTensor OperationGraph::tensor(Enum dtype, const Extents4& extents, const Extents4& strides, Kind kind,
+                                   std::int64_t id) {
   auto made = std::make_shared<Descriptor>(CUDNN_BACKEND_TENSOR_DESCRIPTOR);
   const auto count = static_cast<std::int64_t>(extents.size());
   const std::int64_t alignment = 16, name = id ? id : next_id_++;
@@ -67,7 +68,7 @@ Node Graph::tensor(Enum dtype, const Extents4& extents, const Extents4& strides,
   return {std::move(made), extents, strides};
 }
 
-void Graph::matmul(const Node& a, const Node& b, const Node& c) {
+void OperationGraph::matmul(const GraphTensor& a, const GraphTensor& b, const GraphTensor& c) {
   Descriptor kind(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
   kind.set(CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
   kind.finalize();
@@ -80,8 +81,9 @@ void Graph::matmul(const Node& a, const Node& b, const Node& c) {
   operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
-void Graph::pointwise_into(const Node& y, Enum mode, const Node& x, const Node* b, const Node* t,
-                           Enum compute, std::int64_t axis) {
+void OperationGraph::pointwise_into(const GraphTensor& y, Enum mode, const GraphTensor& x,
+                                    const GraphTensor* b, const GraphTensor* t, Enum compute,
+                                    std::int64_t axis) {
   Descriptor kind(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   kind.set(CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
   kind.set(CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE, compute);
@@ -97,25 +99,25 @@ void Graph::pointwise_into(const Node& y, Enum mode, const Node& x, const Node* 
   operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
-Node Graph::pointwise(Enum mode, const Node& x, const Node& b) {
-  Node y = between(x.extents);
+GraphTensor OperationGraph::pointwise(Enum mode, const GraphTensor& x, const GraphTensor& b) {
+  GraphTensor y = between(x.extents);
   pointwise_into(y, mode, x, &b);
   return y;
 }
 
-Node Graph::pointwise(Enum mode, const Node& x) {
-  Node y = between(x.extents);
+GraphTensor OperationGraph::pointwise(Enum mode, const GraphTensor& x) {
+  GraphTensor y = between(x.extents);
   pointwise_into(y, mode, x);
   return y;
 }
 
-Node Graph::index(const Node& x, std::int64_t axis) {
-  Node y = between(x.extents, CUDNN_DATA_INT32);
+GraphTensor OperationGraph::index(const GraphTensor& x, std::int64_t axis) {
+  GraphTensor y = between(x.extents, CUDNN_DATA_INT32);
   pointwise_into(y, CUDNN_POINTWISE_GEN_INDEX, x, nullptr, nullptr, CUDNN_DATA_FLOAT, axis);
   return y;
 }
 
-void Graph::reduce(Enum op, const Node& x, const Node& y) {
+void OperationGraph::reduce(Enum op, const GraphTensor& x, const GraphTensor& y) {
   Descriptor kind(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   kind.set(CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, op);
   kind.set(CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
@@ -128,7 +130,7 @@ void Graph::reduce(Enum op, const Node& x, const Node& y) {
   operations_.push_back(std::move(operation)), kinds_.push_back(std::move(kind));
 }
 
-void Graph::view(const Node& x, const Node& y) {
+void OperationGraph::view(const GraphTensor& x, const GraphTensor& y) {
   Descriptor operation(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
   operation.set(CUDNN_ATTR_OPERATION_RESHAPE_XDESC, *x.descriptor);
   operation.set(CUDNN_ATTR_OPERATION_RESHAPE_YDESC, *y.descriptor);
@@ -138,7 +140,7 @@ void Graph::view(const Node& x, const Node& y) {
 
 namespace {
 
-Descriptor graph_of(cudnnHandle_t handle, const Graph& graph) {
+Descriptor graph_of(cudnnHandle_t handle, const OperationGraph& graph) {
   std::vector<cudnnBackendDescriptor_t> operations;
   for (const Descriptor& operation : graph.operations()) operations.push_back(operation.raw());
   Descriptor made(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
@@ -149,7 +151,7 @@ Descriptor graph_of(cudnnHandle_t handle, const Graph& graph) {
   return made;
 }
 
-/// What the heuristic proposes, best first.
+/// The heuristic's proposals, best first.
 std::vector<Descriptor> proposals(const Descriptor& graph, cudnnBackendHeurMode_t mode) {
   Descriptor heuristic(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
   heuristic.set(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
@@ -188,7 +190,7 @@ bool wavers(const Descriptor& configuration) {
 
 }  // namespace
 
-Plan::Plan(cudnnHandle_t handle, Graph graph, bool deterministic)
+Plan::Plan(cudnnHandle_t handle, OperationGraph graph, bool deterministic)
     : parts_(std::move(graph)), graph_(graph_of(handle, parts_)) {
   for (const auto mode : {CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK})
     for (const Descriptor& configuration : proposals(graph_, mode))

@@ -8,8 +8,9 @@
 
 #include "device/cuda/target.h"
 
-// What attention needs of cuDNN's graphs (NVIDIA's "backend" interface, version 9): tensors, operations
-// between them, and the plan that its heuristic finds for the whole. Included by sources of this folder only.
+// The part of cuDNN's graphs that attention needs (NVIDIA's "backend" interface, version 9): tensors,
+// operations between them, and the plan that its heuristic finds for the whole. Included by sources of this
+// folder only.
 
 struct cudnnContext;  // what cudnnHandle_t points to
 
@@ -52,36 +53,37 @@ using Extents4 = std::vector<std::int64_t>;  ///< four of them: batch, head, row
 Extents4 dense(const Extents4& extents);
 
 /// A tensor of a graph; what is made between operations is virtual: it has no memory.
-struct Node {
+struct GraphTensor {
   std::shared_ptr<Descriptor> descriptor;
   Extents4 extents, strides;
 };
 
 /// Collects the operations of a graph, in the order in which they are added, and keeps what they refer to.
-class Graph {
+class OperationGraph {
  public:
   enum class Kind : std::uint8_t { memory, between, by_value };
 
-  Node tensor(Enum dtype, const Extents4& extents, const Extents4& strides, Kind kind, std::int64_t id = 0);
+  GraphTensor tensor(Enum dtype, const Extents4& extents, const Extents4& strides, Kind kind,
+                     std::int64_t id = 0);
   /// One number, read from the host when the plan runs.
-  Node number(std::int64_t id) { return tensor(fp32, {1, 1, 1, 1}, {1, 1, 1, 1}, Kind::by_value, id); }
+  GraphTensor number(std::int64_t id) { return tensor(fp32, {1, 1, 1, 1}, {1, 1, 1, 1}, Kind::by_value, id); }
   /// A virtual tensor, dense.
-  Node between(const Extents4& extents, Enum dtype = fp32) {
+  GraphTensor between(const Extents4& extents, Enum dtype = fp32) {
     return tensor(dtype, extents, dense(extents), Kind::between);
   }
 
-  void matmul(const Node& a, const Node& b, const Node& c);
+  void matmul(const GraphTensor& a, const GraphTensor& b, const GraphTensor& c);
   /// y = mode(x), mode(x, b), or with `t` a choice between x and b.
-  void pointwise_into(const Node& y, Enum mode, const Node& x, const Node* b = nullptr,
-                      const Node* t = nullptr, Enum compute = fp32, std::int64_t axis = -1);
+  void pointwise_into(const GraphTensor& y, Enum mode, const GraphTensor& x, const GraphTensor* b = nullptr,
+                      const GraphTensor* t = nullptr, Enum compute = fp32, std::int64_t axis = -1);
   /// The same into a new virtual tensor of x's extents.
-  Node pointwise(Enum mode, const Node& x, const Node& b);
-  Node pointwise(Enum mode, const Node& x);
+  GraphTensor pointwise(Enum mode, const GraphTensor& x, const GraphTensor& b);
+  GraphTensor pointwise(Enum mode, const GraphTensor& x);
   /// x's number along `axis`, as int32.
-  Node index(const Node& x, std::int64_t axis);
-  void reduce(Enum op, const Node& x, const Node& y);
+  GraphTensor index(const GraphTensor& x, std::int64_t axis);
+  void reduce(Enum op, const GraphTensor& x, const GraphTensor& y);
   /// x seen with other extents and strides.
-  void view(const Node& x, const Node& y);
+  void view(const GraphTensor& x, const GraphTensor& y);
 
   const std::vector<Descriptor>& operations() const { return operations_; }
 
@@ -96,7 +98,7 @@ class Plan {
  public:
   /// The first configuration that cuDNN proposes and can build; with `deterministic`, among those whose
   /// results repeat. Throws Error{io} where there is none.
-  Plan(cudnnContext* handle, Graph graph, bool deterministic);
+  Plan(cudnnContext* handle, OperationGraph graph, bool deterministic);
   std::size_t workspace() const { return workspace_; }
   /// Queues it: memory by id.
   void run(cudnnContext* handle, const std::vector<std::int64_t>& ids, const std::vector<void*>& memory,
@@ -104,7 +106,7 @@ class Plan {
 
  private:
   bool build(cudnnContext* handle, const Descriptor& configuration, bool deterministic);
-  Graph parts_;
+  OperationGraph parts_;
   Descriptor graph_;
   std::unique_ptr<Descriptor> plan_;
   std::size_t workspace_ = 0;

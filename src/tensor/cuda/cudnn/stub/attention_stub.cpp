@@ -1,4 +1,4 @@
-#include "tensor/cuda/attention_library.h"
+#include "tensor/cuda/attention/attention_library.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+
+#include "tensor/kernel_list.h"
+
+namespace sherd::bench {
+
+/// Kernels that add up the seconds spent in each family and pass every call on. The clock is read twice per
+/// call, which is nothing next to what kernels take.
+class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
+ public:
+  explicit TimedKernels(tensor::Kernels& inner) : inner_(inner) {}
+
+  double seconds(tensor::KernelFamily family) const { return seconds_[static_cast<std::size_t>(family)]; }
+  std::int64_t calls(tensor::KernelFamily family) const { return calls_[static_cast<std::size_t>(family)]; }
+  /// Multiply-adds of all products, times two.
+  double gemm_flops() const { return gemm_flops_; }
+  void reset() { seconds_ = {}, calls_ = {}, gemm_flops_ = 0; }
+
+  tensor::Device& device() override { return inner_.device(); }
+  bool folds_gradients() const override { return inner_.folds_gradients(); }
+  void matmul(const tensor::Matmul& m) override {
+    const std::int64_t depth = m.trans_a ? m.a.shape().rows() : m.a.shape().back();
+    gemm_flops_ += 2.0 * static_cast<double>(m.c.numel()) * static_cast<double>(depth);
+    forward(tensor::KernelFamily::gemm, &tensor::Kernels::matmul, m);
+  }
+  template <class Kernel, class... Args>
+  void forward(tensor::KernelFamily family, Kernel kernel, Args&... args) {
+    const auto start = std::chrono::steady_clock::now();
+    (inner_.*kernel)(args...);
+    seconds_[static_cast<std::size_t>(family)] +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    ++calls_[static_cast<std::size_t>(family)];
+  }
+
+ private:
+  tensor::Kernels& inner_;
+  std::array<double, tensor::kernel_families.size()> seconds_{};
+  std::array<std::int64_t, tensor::kernel_families.size()> calls_{};
+  double gemm_flops_ = 0;
+};
+
+}  // namespace sherd::bench

@@ -1,0 +1,178 @@
+#include <algorithm>
+
+#include "config/tables.h"
+
+// Section `training`.
+namespace sherd::config {
+namespace {
+
+constexpr const char* recompute = "training.recompute";
+
+void check_training(const Training& training, const Given&, const Value& section) {
+  const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
+  if (by_loss && training.eval_interval == 0)
+    section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");
+}
+
+/// DeepSpeed's pipeline.activation_checkpoint_interval may give it too.
+Key<Training> recompute_key() {
+  Key<Training> key = choice("recompute", &Training::recompute, {"none", "selective", "full"}, "\"full\"");
+  key.read = [read = key.read](Training& training, const Value& value) {
+    Training asked;
+    read(asked, value);
+    Context& context = value.context;
+    context.given_as.erase(recompute);
+    if (context.given.contains(recompute) && asked.recompute != training.recompute)
+      value.error("\"full\" is what pipeline.activation_checkpoint_interval means, and this is ",
+                  value.node.brief(), "; keep one of them");
+    context.given.insert(recompute);
+    training.recompute = asked.recompute;
+  };
+  return std::move(key).means(
+      "what backward makes again: selective drops attention's output, norms and activations, full all but "
+      "the inputs of blocks",
+      "`pipeline.activation_checkpoint_interval` above 0 means full, here for every model");
+}
+
+bool saves_nothing(const Config& config) {
+  return config.training.save_dir.empty();
+}
+constexpr const char* not_saved = "no effect without training.save_dir";
+
+bool recomputes_nothing(const Config& config) {
+  return config.training.recompute == Recompute::none;
+}
+constexpr const char* not_recomputed = "no effect without training.recompute selective or full";
+
+std::string why_all_recompute(const Config& config) {
+  if (recomputes_nothing(config)) return not_recomputed;
+  const bool one_at_a_time = config.parallel.pipeline == 1 && config.parallel.virtual_stages == 1 &&
+                             config.parallel.schedule != Schedule::layered;
+  return one_at_a_time && config.training.recompute_micro_batches > 0
+             ? "no effect above 0: without a pipeline or schedule \"layered\" one micro-batch is in flight"
+             : "";
+}
+
+std::string why_whole_masters(const Config& config) {
+  if (config.precision.compute == DType::bf16) return "";
+  return cat("no effect: the model computes in ", sherd::name_of(config.precision.compute), ", not in bf16");
+}
+
+bool keeps_no_moments(const Config& config) {
+  const auto keeps = [](const OptimizerRule& rule) { return rule.keeps_states(); };
+  return !keeps(config.optimizer) &&
+         std::none_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), keeps);
+}
+
+/// How long a run is, what it begins from, and what it saves.
+std::vector<Key<Training>> course_keys() {
+  using T = Training;
+  return {
+      integer("steps", &T::steps, "100", 0)
+          .means("optimizer steps of the whole run, those before `--resume` included; `sherd train` needs it "
+                 "here or as `--steps`"),
+      integer("seed", &T::seed, "7", 0).of(Concerns::training).means("of initial weights and dropout"),
+      integer("eval_interval", &T::eval_interval, "50", 0)
+          .idle_if([](const Config& c) { return c.data && c.data->split[1] == 0; },
+                   "no effect: data.split leaves nothing for validation")
+          .means("steps between evaluations on the validation split; 0: only at the end"),
+      integer("eval_steps", &T::eval_steps, "5", 1)
+          .means("batches of `train_batch_size` samples per evaluation",
+                 "of Trainer's keys this is another: its `eval_steps` is `eval_interval` here"),
+      text("init_from", &T::init_from, "\"models/a\"")
+          .means("folder of weights to begin with: Hugging Face's files, or checkpoints (of the latest, or "
+                 "one's own folder, the weights alone); empty: none. It brings the `model` section, over "
+                 "which the file's own keys are laid ([Hugging Face](hugging_face.md)). `--resume` reads "
+                 "`save_dir` instead"),
+      text("save_dir", &T::save_dir, "\"runs/a\"")
+          .of(Concerns::machine)
+          .means("folder of checkpoints; empty: nothing is saved"),
+      integer("save_interval", &T::save_interval, "50", 0)
+          .idle_if(saves_nothing, not_saved)
+          .means("steps between checkpoints; 0: only at the end (and when a signal stops the run)"),
+      integer("keep_last", &T::keep_last, "2", 0)
+          .idle_if(saves_nothing, not_saved)
+          .means("`global_stepN` checkpoints to keep, the oldest going first; 0: all"),
+      boolean("save_async", &T::save_async)
+          .idle_if(saves_nothing, not_saved)
+          .means("write checkpoints while training goes on; false: training waits. The last one it waits for "
+                 "in any case ([more](config.md#writing-while-training))"),
+      boolean("keep_best", &T::keep_best)
+          .idle_if(saves_nothing, not_saved)
+          .means("also save after each evaluation that finds a lower validation loss than all before, and "
+                 "keep that checkpoint beside the `keep_last` newest ones; `DIR/best` names it, as "
+                 "`DIR/latest` names the newest, and so do `--tag best` and `sherd generate --checkpoint "
+                 "DIR/best`. Needs `save_dir`, `eval_interval` and validation data. Lightning's "
+                 "`save_top_k=1`"),
+      integer("patience", &T::patience, "3", 0)
+          .means("stop after so many evaluations in a row without a validation loss lower than all before, "
+                 "with a checkpoint as at the end; 0: never. A resumed run counts on; an evaluation that "
+                 "gives NaN counts as well. Needs `eval_interval` and validation data"),
+      integer("max_skipped_steps", &T::max_skipped_steps, "10", 0)
+          .means("end with an error at so many steps in a row that changed nothing, as their gradients "
+                 "overflowed or none of their tokens was a target; 0: never")};
+}
+
+/// How a step computes.
+std::vector<Key<Training>> step_keys() {
+  using T = Training;
+  return {
+      choice("loss_average", &T::loss_average, {"tokens", "micro_batches"}, "\"micro_batches\"")
+          .of(Concerns::training)
+          .means("what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
+                 "that are targets (labels but -100), or the means of its micro-batches. They differ where "
+                 "micro-batches have different numbers of targets. Programs without a `model` section have "
+                 "the second",
+                 "DeepSpeed takes the mean of means; transformers' Trainer, from 4.46 on, the mean over "
+                 "tokens"),
+      recompute_key(),
+      integer("recompute_blocks", &T::recompute_blocks, "2", 0)
+          .idle_if(recomputes_nothing, not_recomputed)
+          .unset(-1)
+          .or_null()
+          .by_default("all")
+          .means("only the first so many blocks of each pipeline stage recompute, as Megatron-LM's "
+                 "`recompute_num_layers` with method `block` (all chunks of a stage count as one; without a "
+                 "pipeline: blocks of the model). More than there are: all"),
+      integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0)
+          .idle_if(why_all_recompute)
+          .unset(-1)
+          .or_null()
+          .by_default("all")
+          .means("only so many of the micro-batches that the fullest pipeline stage has in flight recompute; "
+                 "the others keep everything. Stages with fewer in flight keep as many, so that later ones "
+                 "recompute less, or nothing. With `layered` all micro-batches of a step are in flight, with "
+                 "`accumulate` one ([more](parallel.md#recompute-of-a-part))"),
+      boolean("split_masters", &T::split_masters)
+          .idle_if(why_whole_masters)
+          .means(
+              "bf16: the optimizer keeps of each fp32 master only the 16 bits that the parameter lacks, to "
+              "the same bits; false keeps whole masters"),
+      word<T>(
+          "moments_dtype", {"fp32", "bf16"}, "\"bf16\"",
+          [](const T& t) { return t.moments_dtype == DType::bf16 ? 1 : 0; },
+          [](T& t, int index) { t.moments_dtype = index == 0 ? DType::f32 : DType::bf16; })
+          .idle_if(keeps_no_moments, "no effect: SGD without momentum keeps no moments")
+          .of(Concerns::training)
+          .means(
+              "type of the optimizer's moments; bf16: half the bytes, rounded stochastically, the same way "
+              "in every run"),
+      integer("log_interval", &T::log_interval, "1", 0)
+          .means("steps between lines of progress where the output is no terminal; 0: each has one")};
+}
+
+Table<Training> training_table() {
+  Table<Training> table{Auto::is_a_value, course_keys(), check_training};
+  append(table.keys, step_keys());
+  table.keys.push_back(adapter_key());
+  append(table.keys, trainer_keys());
+  return table;
+}
+
+}  // namespace
+
+Key<Config> training_key() {
+  return section("training", &Config::training, training_table()).of(Concerns::run);
+}
+
+}  // namespace sherd::config

@@ -1,0 +1,82 @@
+#include "engine/update/rules/momentum_exchange.h"
+#include "engine/update/rules/rule_updates.h"
+
+namespace sherd::engine {
+
+using optim::Hyper;
+using optim::Phase;
+using optim::SpanUpdate;
+
+namespace {
+
+class OneBitUpdate final : public RuleUpdate {
+ public:
+  using RuleUpdate::RuleUpdate;
+
+  bool moves(const UpdateChunk& chunk, Phase phase, const optim::State* state, Transfer way) const override;
+  void prepare(const sharding::Segment& segment, device::Device& device) override {
+    momentum_.prepare(segment, device);
+  }
+  void begin_step() override { momentum_.begin(); }
+  bool pass(Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) override;
+  void exchange(Phase, sharding::Segment& segment, tensor::Kernels& kernels) override {
+    momentum_.exchange(segment, kernels);
+  }
+
+ private:
+  double factor_of(const sharding::Segment& segment, const Hyper&, double factor) const override {
+    return momentum_.factor_of(segment, factor);
+  }
+  bool compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  bool move_by_agreed(const UpdateView& view, double factor, tensor::Kernels& kernels);
+
+  MomentumExchange momentum_{rule(), context()};
+};
+
+/// Packing takes the momentum and the error, and leaves the error. Then what was agreed on comes in place of
+/// the momentum, as the weights are updated; the variance stays.
+bool OneBitUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim::State* state,
+                         Transfer way) const {
+  if (!state) return phase != Phase::compress;
+  const bool error = state->held == optim::OverReplicas::own,
+             momentum = state == chunk.segment->states().data();
+  if (phase == Phase::compress) return error || (momentum && way == Transfer::read);
+  const bool exchanges = chunk.phases.front() == Phase::compress;
+  return exchanges ? error || momentum == (way == Transfer::write) : !error;
+}
+
+bool OneBitUpdate::pass(Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  if (phase == Phase::compress) return compress(view, factor, kernels);
+  return momentum_.exchanges(*view.segment) ? move_by_agreed(view, factor, kernels)
+                                            : move_weights(view, factor, kernels);
+}
+
+bool OneBitUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
+    for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, std::int64_t begin) {
+      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
+    });
+  };
+  return context().passes.run(view, kernels.device(), {.work = work});
+}
+
+bool OneBitUpdate::move_by_agreed(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+  device::Device& device = kernels.device();
+  const auto work = [&](const UpdateView& part, optim::FiniteCheck& check) {
+    for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, std::int64_t begin) {
+      const auto move = [&](const SpanUpdate& run, const optim::AgreedMomentum& agreed, auto) {
+        optim::update_agreed(run, agreed, hyper, context().step, device, check);
+      };
+      momentum_.for_each_agreed(part, span, begin, move);
+    });
+  };
+  return context().passes.run(view, device, {.work = work, .moves_weights = true});
+}
+
+}  // namespace
+
+std::unique_ptr<RuleUpdate> make_one_bit_update(const optim::Description& rule, UpdateContext& context) {
+  return std::make_unique<OneBitUpdate>(rule, context);
+}
+
+}  // namespace sherd::engine

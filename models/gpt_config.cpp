@@ -135,7 +135,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
 }
 
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
-                       autograd::Recompute recompute) {
+                       Recompute recompute) {
   const GptConfig c = config.resolved();
   const double h = static_cast<double>(c.hidden_size);
   const double attention_width = static_cast<double>(c.num_heads * c.head_dim);
@@ -163,7 +163,7 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
   const double head = 2.0 * h * static_cast<double>(c.vocab_size);
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
-  const double passes = recompute == autograd::Recompute::full ? trained + 1 : trained;
+  const double passes = recompute == Recompute::full ? trained + 1 : trained;
   return passes * blocks + trained * head;
 }
 

@@ -64,6 +64,6 @@ enum class AttentionFlops : std::uint8_t {
 /// is model FLOP/s, the numerator of MFU. With `recompute` full every block's forward counts a second time
 /// (hardware FLOPs); the output projection never does. Padding does not count.
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
-                       autograd::Recompute recompute = autograd::Recompute::none);
+                       Recompute recompute = Recompute::none);
 
 }  // namespace sherd::models

@@ -58,10 +58,10 @@ Gpt2Settings parse(int argc, char** argv) {
   return s;
 }
 
-autograd::Recompute recompute_of(const std::string& name) {
-  if (name == "selective") return autograd::Recompute::selective;
+Recompute recompute_of(const std::string& name) {
+  if (name == "selective") return Recompute::selective;
   require(name == "none" || name == "full", "--recompute takes none, selective or full");
-  return name == "full" ? autograd::Recompute::full : autograd::Recompute::none;
+  return name == "full" ? Recompute::full : Recompute::none;
 }
 
 /// AdamW on fp32 masters after clipping to norm 1, as the peer has it.

@@ -14,17 +14,12 @@
 
 #include <cstdint>
 
+#include "base/choices.h"
 #include "comm/process_groups.h"
 #include "tensor/kernels.h"
 #include "tensor/slice.h"
 
 namespace sherd::parallel {
-
-/// How ranks that hold pieces of the same sequences attend to each other's.
-enum class ContextMethod : std::uint8_t {
-  ring,    ///< keys and values go around (Liu et al. 2023, "Ring Attention"); any number of heads
-  ulysses  ///< all-to-all: each rank takes whole sequences of its heads (Jacobs et al. 2023)
-};
 
 /// Which of a sequence's 2·ranks chunks a rank's chunk 0 or 1 is, under the ring.
 constexpr int ring_chunk(int rank, int ranks, int chunk) {

@@ -273,14 +273,12 @@ void raise_sizes(const config::Config& config, const models::GptConfig& shape, i
   const config::Parallel& parallel = config.parallel;
   const auto tensor = comm::make_dry_world(0, parallel.tensor);
   const auto context = comm::make_dry_world(0, parallel.context);
-  const bool ulysses = parallel.context_method == config::ContextMethod::ulysses;
-  models::check_layout(
-      shape,
-      {.tensor = tensor.get(),
-       .context = context.get(),
-       .sequence_parallel = parallel.sequence_parallel,
-       .context_method = ulysses ? parallel::ContextMethod::ulysses : parallel::ContextMethod::ring},
-      problems);
+  models::check_layout(shape,
+                       {.tensor = tensor.get(),
+                        .context = context.get(),
+                        .sequence_parallel = parallel.sequence_parallel,
+                        .context_method = parallel.context_method},
+                       problems);
   if (parallel.pipeline > 1 || parallel.virtual_stages > 1)
     problems.attempt([&] {
       models::Gpt whole(shape);

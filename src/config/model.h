@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/model_kinds.h"
+#include "base/choices.h"
 
 namespace sherd::config {
 

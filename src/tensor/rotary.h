@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "base/model_kinds.h"
+#include "base/choices.h"
 
 // The angles of rotary positions, written once for processors and GPUs.
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "base/model_kinds.h"
+#include "base/choices.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {

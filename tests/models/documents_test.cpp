@@ -62,8 +62,7 @@ TEST_F(DocumentsTest, HaveTheLossesAndGradientsOfEachAlone) {
   GptConfig norms = test::tiny_llama();
   norms.qk_norm = true, norms.sliding_window = 2;
   for (const GptConfig& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
-    for (const auto recompute :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       Gpt model(options);
       test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
       autograd::Tape tape(*cpu_.kernels);

@@ -8,7 +8,6 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using sherd::testing::expect_error;
 using test::bytes_of;
 

@@ -8,7 +8,6 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using test::bytes_of;
 
 struct Style {

@@ -180,7 +180,7 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
   static parallel::RouterLosses pooled() { return {.balance = 0.02, .kind = BalanceLoss::pooled}; }
   std::string with_router_losses() const { return mixtral_ ? "grad_layers." : "grad."; }
   /// The gradients of a pass by one rank.
-  std::map<std::string, Values> gradients(DType dtype, autograd::Recompute recompute) {
+  std::map<std::string, Values> gradients(DType dtype, Recompute recompute) {
     Gpt model(options_);
     const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
     load_weights(cpu_, parameters);
@@ -280,8 +280,7 @@ TEST_P(MoeReference, LogitsAndLoss) {
 
 TEST_P(MoeReference, EveryGradient) {
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), "grad_lm.", tolerance);
     }
@@ -293,7 +292,7 @@ TEST_P(MoeReference, EveryGradientWithRouterLosses) {
   EXPECT_GT(norm(minus(of_parameter(router, prefix), of_parameter(router, "grad_lm."))),
             1e-2 * norm(of_parameter(router, prefix)));
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), prefix, tolerance);
     }
@@ -326,7 +325,7 @@ TEST_P(MoeReference, TotalsOfRouters) {
 TEST_P(MoeReference, EveryGradientWithThePooledLoss) {
   test::set_losses(options_.moe, pooled());
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), "grad.", tolerance);
     }

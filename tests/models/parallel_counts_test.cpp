@@ -13,10 +13,8 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using comm::Traffic;
 using device::Tier;
-using parallel::ContextMethod;
 using test::Cut;
 using Bytes = std::uint64_t;
 

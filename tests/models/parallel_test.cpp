@@ -15,7 +15,6 @@
 namespace sherd::models {
 namespace {
 
-using parallel::ContextMethod;
 using parallel::Layout;
 using tensor::Tensor;
 using test::Cut;
@@ -59,7 +58,7 @@ struct Outcome {
 
 class ParallelModel {
  public:
-  ParallelModel(GptConfig options, DType dtype, autograd::Recompute recompute = autograd::Recompute::none)
+  ParallelModel(GptConfig options, DType dtype, Recompute recompute = Recompute::none)
       : options_(std::move(options)), dtype_(dtype), recompute_(recompute) {}
 
   Outcome run(const Cut& cut) {
@@ -99,7 +98,7 @@ class ParallelModel {
 
   GptConfig options_;
   DType dtype_;
-  autograd::Recompute recompute_;
+  Recompute recompute_;
 };
 
 double norm(const Values& x) {
@@ -198,7 +197,7 @@ TEST_P(Cuts, RecomputeTheSameBits) {
     if (!fits(o)) continue;
     SCOPED_TRACE(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2");
     const Outcome want = ParallelModel(o, DType::f32).run(GetParam());
-    for (const auto recompute : {autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::selective, Recompute::full}) {
       const Outcome got = ParallelModel(o, DType::f32, recompute).run(GetParam());
       EXPECT_EQ(got.loss, want.loss);
       EXPECT_EQ(got.gradients, want.gradients);

@@ -136,7 +136,7 @@ TEST_P(Reference, LogitsAndLoss) {
 }
 
 TEST_P(Reference, EveryGradient) {
-  for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+  for (const auto recompute : {Recompute::none, Recompute::full}) {
     Gpt model(options_);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     load_weights(parameters);

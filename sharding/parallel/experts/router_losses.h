@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/model_kinds.h"
+#include "base/choices.h"
 #include "base/random.h"
 
 namespace sherd::parallel {

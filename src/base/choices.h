@@ -5,6 +5,33 @@
 // Choices that the configuration names and lower rooms compute: each is here once, where all rooms see it.
 namespace sherd {
 
+/// The values that are not kept between forward and backward, which computes them again:
+/// `training.recompute`.
+enum class Recompute : std::uint8_t {
+  none,
+  /// All that cheap operations and attention's core can make again: norms, activations, attention's output
+  /// (after Korthikanti et al. 2022).
+  selective,
+  full  ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
+};
+
+/// In whose order ranks' contributions are added up: `parallel.reduction`. Only sums of floating types
+/// differ, and only between several ranks.
+enum class Reduction : std::uint8_t {
+  ordered,  ///< rank order, in fp32: the same bits on every backend and for any number of ranks
+  /// As the library that carries the call adds them: NCCL for tensors in GPU memory, in the communication
+  /// type; MPI for messages of fp32 and fp64, as its algorithm orders them. Ordered where there is none:
+  /// between ranks that share memory, over TCP, and for 16-bit sums over MPI, which has no such types. Agrees
+  /// with `ordered` to rounding; one rank accumulates gradients in place.
+  native
+};
+
+/// How ranks that hold pieces of the same sequences attend to each other's: `parallel.context_method`.
+enum class ContextMethod : std::uint8_t {
+  ring,    ///< keys and values go around (Liu et al. 2023, "Ring Attention"); any number of heads
+  ulysses  ///< all-to-all: each rank takes whole sequences of its heads (Jacobs et al. 2023)
+};
+
 /// How frequencies of rotary positions are changed for sequences longer than those that a model was trained
 /// with: `rope_type` in Hugging Face's configurations.
 enum class RotaryScaling : std::uint8_t {

@@ -1,4 +1,4 @@
-#include "models/adapters/merged_weights.h"
+#include "models/adapters/adapters.h"
 
 #include <algorithm>
 

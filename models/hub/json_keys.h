@@ -20,8 +20,8 @@ namespace sherd::models {
 struct Published {
   config::Model model;
   std::string dtype, torch_dtype;
-  double rope_theta = 0,
-         inner_theta = 0;         ///< at the top, and in rope_parameters, which goes before; 0: absent
+  double rope_theta = 0;          ///< 0: absent
+  double inner_theta = 0;         ///< in rope_parameters, which goes before; 0: absent
   bool original_missing = false;  ///< rope_scaling does not say which positions it scales
   bool use_sliding_window = true;
   std::int64_t window = 0;

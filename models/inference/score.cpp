@@ -19,8 +19,8 @@ std::int64_t rows_of(const ScoreRequest& text, std::int64_t before) {
   return before + std::ssize(text.tokens) - 1;  // the last token is scored, not read
 }
 
-std::int64_t width_of(std::int64_t rows, std::int64_t max_seq) {
-  return std::min((rows + row_step - 1) / row_step * row_step, max_seq);
+std::int64_t width_of(std::int64_t rows, std::int64_t seq_length) {
+  return std::min((rows + row_step - 1) / row_step * row_step, seq_length);
 }
 
 /// Texts that are the same count once, as the first of them. The longest first, so that a model that does not
@@ -163,17 +163,17 @@ class Scorer {
 }  // namespace
 
 std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, std::int64_t first,
-                                        std::int64_t max_seq, const std::vector<bool>& counted) {
+                                        std::int64_t seq_length, const std::vector<bool>& counted) {
   require(first >= 1 && first < std::ssize(tokens), "of ", tokens.size(),
           " tokens those from 1 on can be scored, not from ", first);
   std::vector<ScoreRequest> out;
   const std::int64_t end = std::ssize(tokens);
   // A long context's part before more than a window's tokens leaves room for half of them.
-  const std::int64_t beside_context = std::max(max_seq + 1 - first, (max_seq + 1) / 2);
+  const std::int64_t beside_context = std::max(seq_length + 1 - first, (seq_length + 1) / 2);
   for (std::int64_t next = first; next < end;) {
-    const std::int64_t room = next == first && end - first > max_seq ? beside_context : max_seq;
+    const std::int64_t room = next == first && end - first > seq_length ? beside_context : seq_length;
     const std::int64_t stop = std::min(end, next + room),
-                       begin = std::max<std::int64_t>(0, stop - max_seq - 1);
+                       begin = std::max<std::int64_t>(0, stop - seq_length - 1);
     ScoreRequest window{{tokens.begin() + begin, tokens.begin() + stop}, next - begin, {}};
     if (!counted.empty())
       window.counted.assign(counted.begin() + (next - first), counted.begin() + (stop - first));

@@ -13,7 +13,6 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "models/adapters/adapters.h"
-#include "models/adapters/merged_weights.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/gpt.h"
 #include "models/gpt_config.h"

@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "models/adapters/merged_weights.h"
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"

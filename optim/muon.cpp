@@ -71,7 +71,7 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
   }
 }
 
-void book_directions(device::Device& device, std::int64_t elements, DType dtype) {
+void charge_directions(device::Device& device, std::int64_t elements, DType dtype) {
   if (dtype == DType::f32) return;
   Tensor::empty(device, {std::min(elements, piece_on_gpu)}, DType::f32, Category::workspace);
 }

@@ -141,7 +141,7 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
   sums.ratio = std::max(sums.ratio, *tensor::to_host(device, room.ratio).data<float>());
 }
 
-void book_refresh(device::Device& device, std::int64_t elements) {
+void charge_refresh(device::Device& device, std::int64_t elements) {
   const Room booked(device, elements);
 }
 

@@ -20,8 +20,8 @@ Description Lamb::describe(const Hyper& hyper) {
                   .phases = {Phase::parameter_norms, Phase::elementwise}};
   if (hyper.type != OptimizerType::onebitlamb) return out;
   out.states.push_back({.name = "exp_avg_sq_fresh", .fresh = true});
-  out.states.push_back({"worker_error", 0, Held::by_each});
-  out.states.push_back({"server_error", 0, Held::by_one_of_them});
+  out.states.push_back({"worker_error", 0, OverReplicas::own});
+  out.states.push_back({"server_error", 0, OverReplicas::spread});
   out.freeze_step = hyper.as<config::OneBitLambOptions>().freeze_step;
   out.frozen_phases = {Phase::compress, Phase::exchange, Phase::refresh, Phase::elementwise};
   return out;

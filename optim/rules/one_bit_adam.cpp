@@ -12,8 +12,8 @@ Description OneBitAdam::describe(const Hyper& hyper) {
   Description out{config::name_of(hyper.type),
                   {{"exp_avg"},
                    {"exp_avg_sq"},
-                   {"worker_error", 0, Held::by_each},
-                   {"server_error", 0, Held::by_one_of_them}}};
+                   {"worker_error", 0, OverReplicas::own},
+                   {"server_error", 0, OverReplicas::spread}}};
   out.freeze_step = hyper.as<config::OneBitAdamOptions>().freeze_step;
   out.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   return out;

@@ -151,8 +151,8 @@ class Reducer {
   void gather_sums(Flight& flight);
   void compare_replicas();
   comm::CallOptions options_for(const Flight& flight) const;
-  enum class Way : std::uint8_t { receive, send };
-  void transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works);
+  enum class Direction : std::uint8_t { receive, send };
+  void transfer(Direction direction, int replica, const Flight& flight, std::vector<comm::Work>& works);
   bool first() const { return groups_.replica_index() == 0; }
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
   bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }

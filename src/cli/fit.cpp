@@ -162,8 +162,8 @@ std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& worl
 
 }  // namespace
 
-std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
-                                        const Machine& machine) {
+std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
+                                 const Machine& machine) {
   if (!machine.on_gpus || machine.sharing(world) > 1) return 0;
   const int channels = comm::nccl_channels();
   return comm::nccl_memory(world.ranks, world.local_ranks, channels) +
@@ -227,8 +227,8 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
   const std::uint64_t sharing = machine.sharing(world);
   check(sharing > 1 ? cat("the memory of a GPU, shared by ", sharing, " ranks,") : "the memory of a GPU",
         "there is",
-        sharing * (of_rank(Tier::device) + beside_the_books +
-                   beside_the_books_for_nccl(config.parallel, world, machine)),
+        sharing *
+            (of_rank(Tier::device) + untracked_of_cuda + untracked_for_nccl(config.parallel, world, machine)),
         machine.gpu_memory);
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",

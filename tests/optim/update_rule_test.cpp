@@ -373,8 +373,8 @@ TEST(UpdateRule, DescribesItself) {
   one_bit.as<config::OneBitAdamOptions>().freeze_step = 7;
   Description exchanged = elementwise("OneBitAdam", {{"exp_avg"},
                                                      {"exp_avg_sq"},
-                                                     {"worker_error", 0, Held::by_each},
-                                                     {"server_error", 0, Held::by_one_of_them}});
+                                                     {"worker_error", 0, OverReplicas::own},
+                                                     {"server_error", 0, OverReplicas::spread}});
   exchanged.freeze_step = 7;
   exchanged.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   EXPECT_EQ(describe(one_bit), exchanged);
@@ -410,8 +410,9 @@ TEST(UpdateRule, OneRuleServesEachOptimizer) {
     const std::vector<int> states = states_of_those_that_serve(h, Rules{});
     ASSERT_EQ(states.size(), 1u) << config::name_of(h.type);
     const std::vector<State> kept = describe(h).states;  // that a pass takes, which come first
-    const auto taken = std::find_if(kept.begin(), kept.end(),
-                                    [](const State& s) { return s.held != Held::by_all || s.fresh; });
+    const auto taken = std::find_if(kept.begin(), kept.end(), [](const State& s) {
+      return s.over_replicas != OverReplicas::same || s.fresh;
+    });
     EXPECT_EQ(taken - kept.begin(), states[0]);
     EXPECT_EQ(describe(h).states.empty(), !h.keeps_states());
     EXPECT_EQ(describe(h).type, config::name_of(h.type));

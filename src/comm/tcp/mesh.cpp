@@ -258,7 +258,7 @@ bool Mesh::done(const Ticket& ticket) {
   return true;
 }
 
-void Mesh::give_up(const Ticket& ticket) noexcept {
+void Mesh::abort(const Ticket& ticket) noexcept {
   Link& way = link(ticket->peer);
   if (ticket->sending) {
     std::lock_guard lock(way.writing);

@@ -11,10 +11,10 @@
 namespace sherd::optim {
 
 /// How replicas hold a state.
-enum class Held : std::uint8_t {
-  by_all,         ///< all have the same values
-  by_each,        ///< each has values of its own
-  by_one_of_them  ///< each element has one replica that holds it, as many for each
+enum class OverReplicas : std::uint8_t {
+  same,   ///< all have the same values
+  own,    ///< each has values of its own
+  spread  ///< each element has one replica that holds it, as many for each
 };
 
 /// A tensor that a rule keeps per element beside the masters, in the dtype of the configuration's moments, or
@@ -22,7 +22,7 @@ enum class Held : std::uint8_t {
 struct State {
   std::string name;    ///< as in checkpoints: "exp_avg"
   double initial = 0;  ///< every element's value before the first step
-  Held held = Held::by_all;
+  OverReplicas over_replicas = OverReplicas::same;
   Code code = Code::none;  ///< initial values are 0 where there is one
   bool fresh = false;      ///< Phase::refresh alone takes it
   bool operator==(const State&) const = default;

@@ -71,16 +71,20 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
   }
 }
 
-void book_directions(device::Device& device, std::int64_t elements, DType dtype) {
+void charge_directions(device::Device& device, std::int64_t elements, DType dtype) {
   if (dtype == DType::f32) return;
   Tensor::empty(device, {std::min(elements, piece_on_gpu)}, DType::f32, Category::workspace);
 }
 
 namespace {
 
+const config::MuonOptions& muon_of(const Hyper& hyper) {
+  return hyper.as<config::MuonOptions>();
+}
+
 /// X is kept multiplied by this root of c, which makes the factor of (X·Xᵀ)² one.
 double root_of(const Hyper& hyper) {
-  const double c = hyper.ns_coefficients[2];
+  const double c = muon_of(hyper).ns_coefficients[2];
   return c > 0 ? std::pow(c, 0.25) : 1;
 }
 
@@ -90,8 +94,8 @@ struct Iteration {
       : kernels(kernels),
         wide(x.shape()[0] <= x.shape()[1]),
         rows(std::min(x.shape()[0], x.shape()[1])),
-        b_over_root(hyper.ns_coefficients[1] / std::pow(root_of(hyper), 2)),
-        squared(hyper.ns_coefficients[2] > 0) {
+        b_over_root(muon_of(hyper).ns_coefficients[1] / std::pow(root_of(hyper), 2)),
+        squared(muon_of(hyper).ns_coefficients[2] > 0) {
     const auto room = [&](const tensor::Shape& shape, DType dtype) {
       return Tensor::empty(kernels.device(), shape, dtype, Category::workspace);
     };
@@ -101,7 +105,7 @@ struct Iteration {
     poly = x.dtype() == DType::f32 ? sums : room({rows, rows}, x.dtype());
     factor = room({1}, DType::f32), diagonal = room({1}, DType::f32);
     kernels.fill(factor, b_over_root);
-    kernels.fill(diagonal, hyper.ns_coefficients[0]);
+    kernels.fill(diagonal, muon_of(hyper).ns_coefficients[0]);
   }
 
   /// X ← (a + b·A + c·A²)·X with A = X·Xᵀ, or X·(…) with A = Xᵀ·X where X is tall. The sum in fp32, rounded
@@ -133,23 +137,24 @@ void orthogonalize(const Tensor& x, const Hyper& hyper, tensor::Kernels& kernels
   if (x.numel() == 0) return;
   tensor::ExactSum squares;
   kernels.sum_of_squares(x, squares);
-  kernels.scale(x, root_of(hyper) / std::max(std::sqrt(squares.value()), hyper.ns_eps), x);
+  kernels.scale(x, root_of(hyper) / std::max(std::sqrt(squares.value()), muon_of(hyper).ns_eps), x);
   Iteration iterate(x, hyper, kernels);
   Tensor from = x, to = iterate.next;
-  for (std::int64_t step = 0; step < hyper.ns_steps; ++step, std::swap(from, to)) iterate(from, to);
+  for (std::int64_t step = 0; step < muon_of(hyper).ns_steps; ++step, std::swap(from, to)) iterate(from, to);
   if (from.raw() != x.raw()) kernels.copy(from, x);
 }
 
 double orthogonalize_flops(std::int64_t rows, std::int64_t columns, const Hyper& hyper) {
   const double small = static_cast<double>(std::min(rows, columns)),
                large = static_cast<double>(std::max(rows, columns));
-  return static_cast<double>(hyper.ns_steps) * (4 * small * small * large + 2 * small * small * small);
+  return static_cast<double>(muon_of(hyper).ns_steps) *
+         (4 * small * small * large + 2 * small * small * small);
 }
 
 double step_scale(const Hyper& hyper, std::int64_t rows, std::int64_t columns) {
   const double r = static_cast<double>(rows), c = static_cast<double>(columns);
   const auto of_shape = [&] {
-    switch (hyper.adjust_lr_fn) {
+    switch (muon_of(hyper).adjust_lr_fn) {
       case config::MuonScale::original:
         return std::sqrt(std::max(1.0, r / c));
       case config::MuonScale::match_rms_adamw:
@@ -170,8 +175,9 @@ Hyper step_rule(const Hyper& muon) {
 
 Hyper beside_muon(const Hyper& muon) {
   Hyper out = config::default_rule(config::OptimizerType::adamw);
-  out.lr = muon.adam_lr.value_or(muon.lr), out.weight_decay = muon.weight_decay;
-  out.beta1 = muon.beta1, out.beta2 = muon.beta2, out.eps = muon.eps;
+  const config::MuonOptions& own = muon_of(muon);
+  out.lr = own.adam_lr.value_or(muon.lr), out.weight_decay = muon.weight_decay;
+  static_cast<config::Moments&>(out.as<config::AdamOptions>()) = own;
   return out;
 }
 

@@ -23,7 +23,7 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
 bool directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, void* to, DType dtype,
                 Arena& arena);
 /// Takes the memory that directions() does on a GPU, and gives it back: for a device that only tracks it.
-void book_directions(device::Device& device, std::int64_t elements, DType dtype);
+void charge_directions(device::Device& device, std::int64_t elements, DType dtype);
 
 /// x [rows, columns] in place: divided by its Frobenius norm, or by ns_eps if that is larger, then
 /// X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X, ns_steps times, on the side of the smaller extent. What comes out is

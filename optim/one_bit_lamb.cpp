@@ -55,14 +55,16 @@ struct Room {
 
 void remember(const Hyper& hyper, double trust, TrustMemory& memory) {
   memory.factor = 1, memory.refreshed = false;
-  if (trust != 1) memory.mean = hyper.coeff_beta * memory.mean + (1 - hyper.coeff_beta) * trust;
+  const double beta = hyper.as<config::OneBitLambOptions>().coeff_beta;
+  if (trust != 1) memory.mean = beta * memory.mean + (1 - beta) * trust;
 }
 
 double frozen_trust(const Hyper& hyper, double direction, double update, double ratio, TrustMemory& memory) {
+  const auto& own = hyper.as<config::OneBitLambOptions>();
   const double part = update > direction ? direction / update : 1.0;
-  const double near = std::clamp(ratio * part + 1 - part, hyper.factor_min, hyper.factor_max);
-  memory.factor = std::clamp(near, memory.factor * (1 - hyper.factor_threshold),
-                             memory.factor * (1 + hyper.factor_threshold));
+  const double near = std::clamp(ratio * part + 1 - part, own.factor_min, own.factor_max);
+  memory.factor = std::clamp(near, memory.factor * (1 - own.factor_threshold),
+                             memory.factor * (1 + own.factor_threshold));
   memory.refreshed = true;
   return (memory.mean == 0 ? 1 : memory.mean) * memory.factor;
 }
@@ -139,7 +141,7 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
   sums.ratio = std::max(sums.ratio, *tensor::to_host(device, room.ratio).data<float>());
 }
 
-void book_refresh(device::Device& device, std::int64_t elements) {
+void charge_refresh(device::Device& device, std::int64_t elements) {
   const Room booked(device, elements);
 }
 

@@ -46,6 +46,6 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
 
 /// Takes the memory that this does on a GPU for a span of `elements`, and gives it back: for a device that
 /// only tracks it.
-void book_refresh(device::Device& device, std::int64_t elements);
+void charge_refresh(device::Device& device, std::int64_t elements);
 
 }  // namespace sherd::optim

@@ -119,7 +119,7 @@ void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::i
   });
 }
 
-void book_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states) {
+void charge_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states) {
   const Copies booked(device, elements, moment_dtype, states);
 }
 

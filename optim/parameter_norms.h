@@ -26,6 +26,6 @@ void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::i
 
 /// Takes the memory that measure() does on a GPU for a span of `elements` with `states` moments, and gives it
 /// back: for a device that only tracks it.
-void book_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states);
+void charge_measure(device::Device& device, std::int64_t elements, DType moment_dtype, std::size_t states);
 
 }  // namespace sherd::optim

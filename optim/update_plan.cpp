@@ -71,7 +71,8 @@ void check(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check_masters(span);
   require(span.grad || span.agreed, "optim::update: the span has no gradient");
   const std::vector<State> states = describe(hyper).states;
-  for (std::size_t i = 0; i < states.size() && states[i].held == Held::by_all && !states[i].fresh; ++i) {
+  for (std::size_t i = 0;
+       i < states.size() && states[i].over_replicas == OverReplicas::same && !states[i].fresh; ++i) {
     require(span.moments[i], "optim::update: the span has no ", states[i].name);
     require(span.moment_dtype != DType::u8 || span.scales[i], "optim::update: the span has no scales of ",
             states[i].name);

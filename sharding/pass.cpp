@@ -37,7 +37,7 @@ void Block::post_forward(autograd::Tape& tape) {
 void Block::pre_backward(autograd::Tape& tape) {
   Pass& pass = pass_of(tape);
   for (const Unit* unit : units_)
-    if (unit->on_demand()) pass.come_back(*unit);
+    if (unit->on_demand()) pass.announce_next(*unit);
   pass.enter("backward", units_);
   for (Unit* unit : units_)
     if (unit->trainable()) pass.open_gradients(*unit);
@@ -128,7 +128,7 @@ void Pass::enter(const char* direction, const Units& units) {
 }
 
 /// Backward comes to units on demand in the reverse order, so that it is known which are next.
-void Pass::come_back(const Unit& unit) {
+void Pass::announce_next(const Unit& unit) {
   constexpr std::size_t ahead = 2;
   while (!ran_.empty() && ran_.back() != &unit) ran_.pop_back();
   if (!ran_.empty()) ran_.pop_back();

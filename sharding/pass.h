@@ -83,7 +83,7 @@ class Pass {
   using Units = std::vector<Unit*>;
 
   void enter(const char* direction, const Units& units);
-  void come_back(const Unit& unit);
+  void announce_next(const Unit& unit);
   void leave();
   void open_gradients(Unit& unit);
   void attach_gradients(Unit& unit);

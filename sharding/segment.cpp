@@ -60,7 +60,7 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
       masters_ =
           make(sources, Category::optimizer, table.masters, held(optimizer_sharded_), false, "masters");
     for (const optim::State& state : format.states)
-      if (state.held == optim::Held::by_all || (key.groups.replica && !key.groups.over_stages))
+      if (state.over_replicas == optim::OverReplicas::same || (key.groups.replica && !key.groups.over_stages))
         states_.push_back(state);
     make_moments(sources, table.moments);
   }
@@ -70,7 +70,8 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
 void Segment::make_moments(const StateSources& sources, const Placement& placement) {
   for (const optim::State& state : states_) {
     const bool coded = state.code != optim::Code::none;
-    const Range range = state.held == optim::Held::by_one_of_them ? served() : held(optimizer_sharded_);
+    const Range range =
+        state.over_replicas == optim::OverReplicas::spread ? served() : held(optimizer_sharded_);
     Placement where = placement;
     if (coded) where.dtype = DType::u8;
     StateBuffer& made =
@@ -160,8 +161,9 @@ void Segment::write_state(std::size_t state, std::int64_t begin, const Tensor& f
 }
 
 bool Segment::can_exchange_momentum() const {
-  return std::any_of(states_.begin(), states_.end(),
-                     [](const optim::State& state) { return state.held != optim::Held::by_all; });
+  return std::any_of(states_.begin(), states_.end(), [](const optim::State& state) {
+    return state.over_replicas != optim::OverReplicas::same;
+  });
 }
 
 Segment::Range Segment::served() const {

@@ -93,8 +93,8 @@ class Segment {
   StateBuffer& masters() { return masters_; }
   /// Replicas may exchange momentum in place of gradients: some of states() are not held by all of them.
   bool can_exchange_momentum() const;
-  /// The part of the update range of which this replica holds what one of them does (optim::Held): elements
-  /// of the same number for each replica, a multiple of 64, as far as there are any.
+  /// The part of the update range of which this replica holds what one of them does (optim::OverReplicas):
+  /// elements of the same number for each replica, a multiple of 64, as far as there are any.
   Range served() const;
   /// Gradients of the step under way are summed over the shard group alone, as replicas exchange momentum.
   void keep_own_gradients(bool own) { own_gradients_only_ = own; }

@@ -107,7 +107,7 @@ void AdamBench::pack_momentum() {
 
 void AdamBench::update_by_momentum() {
   optim::Hyper one_bit = config::default_rule(config::OptimizerType::onebitadam);
-  one_bit.freeze_step = 0;
+  one_bit.as<config::OneBitAdamOptions>().freeze_step = 0;
   optim::SpanUpdate update = span(DType::bf16, Masters::split, DType::f32);
   update.grad = nullptr;
   const auto* signs = reinterpret_cast<const std::uint64_t*>(signs_.raw());

@@ -139,13 +139,13 @@ void IoThread::complete(const IoCompletion& completion) {
   const std::int64_t result = completion.result;
   if (result == -EINTR || result == -EAGAIN) {
     if (!again(index))
-      give_up(index, ErrorKind::io, slot.rest.offset, std::strerror(static_cast<int>(-result)));
+      fail_request(index, ErrorKind::io, slot.rest.offset, std::strerror(static_cast<int>(-result)));
   } else if (result < 0) {
     const int error = static_cast<int>(-result);
-    give_up(index, ErrorKind::io, slot.rest.offset, std::strerror(error) + next_step(error));
+    fail_request(index, ErrorKind::io, slot.rest.offset, std::strerror(error) + next_step(error));
   } else if (result == 0) {
-    give_up(index, ErrorKind::io, slot.rest.offset,
-            (slot.rest.write ? "the device takes no bytes" : "the file ends there") + next_step(0));
+    fail_request(index, ErrorKind::io, slot.rest.offset,
+                 (slot.rest.write ? "the device takes no bytes" : "the file ends there") + next_step(0));
   } else if (go_on(index, result)) {
     if (slot.fetching || !slot.rest.write)
       arrived(index);
@@ -166,7 +166,8 @@ bool IoThread::go_on(std::size_t index, std::int64_t moved) {
   slot.rest.memory += whole;
   slot.rest.bytes -= whole;
   if (whole > 0) slot.retries = 0;
-  if (!again(index)) give_up(index, ErrorKind::io, slot.rest.offset, "the device moves parts of a page only");
+  if (!again(index))
+    fail_request(index, ErrorKind::io, slot.rest.offset, "the device moves parts of a page only");
   return false;
 }
 
@@ -186,7 +187,7 @@ void IoThread::arrived(std::size_t index) {
   Transfer& transfer = *slot.transfer;
   const Extent& extent = *transfer.extent;
   if (const auto bad = find_bad_page(extent, piece.file_begin - extent.begin, slot.pages, piece.file_bytes))
-    return give_up(
+    return fail_request(
         index, ErrorKind::data, extent.begin + *bad,
         "the page is not what was written (its CRC-32C differs): the disk lost or tore a write. Check "
         "the disk, and resume from the last checkpoint");
@@ -198,8 +199,8 @@ void IoThread::arrived(std::size_t index) {
   release(index);
 }
 
-void IoThread::give_up(std::size_t index, ErrorKind kind, std::uint64_t file_offset,
-                       const std::string& cause) {
+void IoThread::fail_request(std::size_t index, ErrorKind kind, std::uint64_t file_offset,
+                            const std::string& cause) {
   const Transfer& transfer = *slots_[index].transfer;
   const std::string damage = queue_.file.damage();  // explains more, where there is any
   queue_.fail(kind,

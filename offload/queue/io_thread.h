@@ -40,7 +40,7 @@ class IoThread {
   bool go_on(std::size_t index, std::int64_t moved);
   bool again(std::size_t index);
   void arrived(std::size_t index);
-  void give_up(std::size_t index, ErrorKind kind, std::uint64_t file_offset, const std::string& cause);
+  void fail_request(std::size_t index, ErrorKind kind, std::uint64_t file_offset, const std::string& cause);
   void release(std::size_t index);
   void hand_over();
 

@@ -21,13 +21,14 @@ Description Adam::describe(const Hyper& hyper) {
 }
 
 Adam Adam::make(const Hyper& hyper, std::int64_t step, const SpanTerms& terms) {
+  const auto& own = hyper.as<config::AdamOptions>();
   const double t = static_cast<double>(step);
-  const double c1 = hyper.bias_correction ? 1 - std::pow(hyper.beta1, t) : 1.0;
-  const double c2 = hyper.bias_correction ? 1 / std::sqrt(1 - std::pow(hyper.beta2, t)) : 1.0;
+  const double c1 = own.bias_correction ? 1 - std::pow(own.beta1, t) : 1.0;
+  const double c2 = own.bias_correction ? 1 / std::sqrt(1 - std::pow(own.beta2, t)) : 1.0;
   const double decay = terms.decays ? hyper.weight_decay * (hyper.decoupled_decay() ? hyper.lr : 1.0) : 0.0;
   const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(hyper.beta1), f(1 - hyper.beta1), f(hyper.beta2),   f(1 - hyper.beta2),      f(c2),
-          f(hyper.eps),   f(decay),           f(hyper.lr / c1), !hyper.decoupled_decay()};
+  return {f(own.beta1), f(1 - own.beta1), f(own.beta2),     f(1 - own.beta2),        f(c2),
+          f(own.eps),   f(decay),         f(hyper.lr / c1), !hyper.decoupled_decay()};
 }
 
 }  // namespace sherd::optim

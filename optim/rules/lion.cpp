@@ -13,11 +13,12 @@ Description Lion::describe(const Hyper& hyper) {
 }
 
 Lion Lion::make(const Hyper& hyper, std::int64_t, const SpanTerms& terms) {
+  const auto& own = hyper.as<config::LionOptions>();
   const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(hyper.beta1),
-          f(1 - hyper.beta1),
-          f(hyper.beta2),
-          f(1 - hyper.beta2),
+  return {f(own.beta1),
+          f(1 - own.beta1),
+          f(own.beta2),
+          f(1 - own.beta2),
           f(terms.decays ? hyper.lr * hyper.weight_decay : 0.0),
           f(hyper.lr)};
 }

@@ -15,8 +15,9 @@ Description MuonDirection::describe(const Hyper& hyper) {
 }
 
 MuonDirection MuonDirection::make(const Hyper& hyper, std::int64_t, const SpanTerms&) {
+  const auto& own = hyper.as<config::MuonOptions>();
   const auto f = [](double x) { return static_cast<float>(x); };
-  return {f(hyper.momentum), f(1 - hyper.momentum), 0, hyper.nesterov};
+  return {f(own.momentum), f(1 - own.momentum), 0, own.nesterov};
 }
 
 }  // namespace sherd::optim

@@ -12,18 +12,19 @@ Description OneBitAdam::describe(const Hyper& hyper) {
   Description out{config::name_of(hyper.type),
                   {{"exp_avg"},
                    {"exp_avg_sq"},
-                   {"worker_error", 0, Held::by_each},
-                   {"server_error", 0, Held::by_one_of_them}}};
-  out.freeze_step = hyper.freeze_step;
+                   {"worker_error", 0, OverReplicas::own},
+                   {"server_error", 0, OverReplicas::spread}}};
+  out.freeze_step = hyper.as<config::OneBitAdamOptions>().freeze_step;
   out.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   return out;
 }
 
 OneBitAdam OneBitAdam::make(const Hyper& hyper, std::int64_t step, const SpanTerms& terms) {
+  const auto& own = hyper.as<config::OneBitAdamOptions>();
   const auto f = [](double x) { return static_cast<float>(x); };
   const double decay = terms.decays ? hyper.weight_decay : 0.0;
-  return {f(hyper.beta1), f(1 - hyper.beta1), f(hyper.beta2),           f(1 - hyper.beta2), f(hyper.eps),
-          f(hyper.lr),    f(decay),           step > hyper.freeze_step, terms.agreed};
+  return {f(own.beta1), f(1 - own.beta1), f(own.beta2),           f(1 - own.beta2), f(own.eps),
+          f(hyper.lr),  f(decay),         step > own.freeze_step, terms.agreed};
 }
 
 }  // namespace sherd::optim

@@ -32,8 +32,9 @@ Description MomentumSgd::describe(const Hyper& hyper) {
 }
 
 MomentumSgd MomentumSgd::make(const Hyper& hyper, std::int64_t, const SpanTerms& terms) {
-  return {static_cast<float>(hyper.momentum), decay_of(hyper, terms.decays), static_cast<float>(hyper.lr),
-          hyper.nesterov};
+  const auto& own = hyper.as<config::SgdOptions>();
+  return {static_cast<float>(own.momentum), decay_of(hyper, terms.decays), static_cast<float>(hyper.lr),
+          own.nesterov};
 }
 
 }  // namespace sherd::optim

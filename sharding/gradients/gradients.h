@@ -108,7 +108,6 @@ class Gradients {
   void agree(Segment& segment);
   void fill_missing();
   Reducer& reducer_of(const Segment& segment);
-  void note_complete(Segment& segment);
 
   tensor::Kernels& kernels_;
   comm::Communicator& model_ranks_;

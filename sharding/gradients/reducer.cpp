@@ -16,7 +16,7 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
                      std::span<const Segment::Range> apart) {
   const Tensor own = segment.own_gradients();
   const int shards = segment.groups().shards();
-  const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
+  const bool summed = !full && shards == 1 && options_.reduction == Reduction::native;
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
   if (segment.gradient_groups().alone()) {                                    // the one rank's fold
     const Tensor from = full ? *full : own;
@@ -156,7 +156,7 @@ void Reducer::send_end() {
 
 void Reducer::launch(Flight flight) {
   if (flight.last && chained() && !first())
-    transfer(Way::receive, groups_.replica_index() - 1, flight, flight.incoming);
+    transfer(Direction::receive, groups_.replica_index() - 1, flight, flight.incoming);
   flights_.push_back(std::move(flight));
   take(turns_.launch());
   if (!groups_.replica) tell_complete();  // replicas are some buckets apart until all have come
@@ -264,11 +264,12 @@ void Reducer::finish_sums(Flight& flight) {
   }
 }
 
-void Reducer::transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works) {
+void Reducer::transfer(Direction direction, int replica, const Flight& flight,
+                       std::vector<comm::Work>& works) {
   const comm::CallOptions options{.label = flight.label, .async = true};
   const auto add = [&](const Tensor& sums) {
-    works.push_back(way == Way::send ? groups_.replica->send(sums, replica, options)
-                                     : groups_.replica->receive(sums, replica, options));
+    works.push_back(direction == Direction::send ? groups_.replica->send(sums, replica, options)
+                                                 : groups_.replica->receive(sums, replica, options));
   };
   for (const Part& part : flight.parts) add(part.sums());
   if (flight.end.defined()) add(flight.end);
@@ -292,15 +293,15 @@ void Reducer::pass_on(Flight& flight) {
     kernels_.fold(own, own.dtype(), part.sums(), !first());
   }
   if (last()) return;
-  transfer(Way::send, groups_.replica_index() + 1, flight, flight.outgoing);
-  transfer(Way::receive, groups_.replica_index() + 1, flight, flight.results);
+  transfer(Direction::send, groups_.replica_index() + 1, flight, flight.outgoing);
+  transfer(Direction::receive, groups_.replica_index() + 1, flight, flight.results);
 }
 
 /// The last replica's sums come back.
 void Reducer::pass_back(Flight& flight) {
   for (comm::Work& work : flight.results) work.wait();
   if (flight.last && chained() && !first())
-    transfer(Way::send, groups_.replica_index() - 1, flight, flight.outgoing);
+    transfer(Direction::send, groups_.replica_index() - 1, flight, flight.outgoing);
 }
 
 void Reducer::settle(Flight& flight) {

@@ -24,7 +24,7 @@ struct ReducerOptions {
   /// Bound of one reduce-scatter; 0 sends each segment by itself.
   std::int64_t bucket_elements = 500'000'000;
   bool overlap = false;  ///< on the communicator's thread; how many at a time: Turns
-  comm::Reduction reduction = comm::Reduction::ordered;
+  Reduction reduction = Reduction::ordered;
   bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
 };
 
@@ -151,11 +151,11 @@ class Reducer {
   void gather_sums(Flight& flight);
   void compare_replicas();
   comm::CallOptions options_for(const Flight& flight) const;
-  enum class Way : std::uint8_t { receive, send };
-  void transfer(Way way, int replica, const Flight& flight, std::vector<comm::Work>& works);
+  enum class Direction : std::uint8_t { receive, send };
+  void transfer(Direction direction, int replica, const Flight& flight, std::vector<comm::Work>& works);
   bool first() const { return groups_.replica_index() == 0; }
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
-  bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }
+  bool chained() const { return groups_.replica && options_.reduction == Reduction::ordered; }
 
   RankGroups groups_;
   tensor::Kernels& kernels_;

@@ -29,7 +29,7 @@ void Unit::hold() {
   ++leases_;
 }
 
-void Unit::let_go() {
+void Unit::end_lease() {
   if (--leases_ == 0) residency_.released(*this);
 }
 

@@ -47,7 +47,7 @@ class Unit {
       return *this;
     }
     ~Lease() {
-      if (unit_) unit_->let_go();
+      if (unit_) unit_->end_lease();
     }
 
    private:
@@ -86,7 +86,7 @@ class Unit {
   enum class State : std::uint8_t { absent, under_way, resident };
 
   void hold();
-  void let_go();
+  void end_lease();
   void start_gather(std::deque<GroupMemory>& memories, bool async);
   /// Waits until the gather no longer needs what was read for it.
   void settle();

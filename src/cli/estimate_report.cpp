@@ -49,8 +49,8 @@ std::string rank_table(const EstimateReport& r) {
                         human_bytes(states.current[c]), human_bytes(peaks.peak[c])});
     rows.push_back({tier + " total", human_bytes(states.total_current), human_bytes(peaks.total_peak)});
     if (!r.machine.on_gpus || static_cast<Tier>(t) != Tier::device) continue;
-    rows.push_back({"beside it, CUDA", "", human_bytes(beside_the_books)});
-    if (const std::uint64_t nccl = beside_the_books_for_nccl(r.config.parallel, r.world, r.machine))
+    rows.push_back({"beside it, CUDA", "", human_bytes(untracked_of_cuda)});
+    if (const std::uint64_t nccl = untracked_for_nccl(r.config.parallel, r.world, r.machine))
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   rows.push_back({"memory held", "", human_bytes(r.estimate().peaks.held)});
@@ -111,11 +111,10 @@ std::string verdict(const EstimateReport& r) {
   if (r.machine.gpus > 0)
     out += cat(counted(r.machine.gpus, "GPU"), " of ", human_bytes(r.machine.gpu_memory), " here\n");
   if (unknown_gpu)
-    out +=
-        cat("no GPU here: each must hold the device tier, ",
-            human_bytes(memory_of(r.estimate().peaks, 0).total_peak), ", and some ",
-            human_bytes(beside_the_books + beside_the_books_for_nccl(r.config.parallel, r.world, r.machine)),
-            " beside it; device.device_memory_limit says what one has\n");
+    out += cat("no GPU here: each must hold the device tier, ",
+               human_bytes(memory_of(r.estimate().peaks, 0).total_peak), ", and some ",
+               human_bytes(untracked_of_cuda + untracked_for_nccl(r.config.parallel, r.world, r.machine)),
+               " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty())
     return out + (unknown_gpu ? "Whether it fits is not known, as no GPU is seen here. The memory of this "
                                 "machine is enough.\n"
@@ -199,8 +198,8 @@ std::string json_of(const EstimateReport& r) {
                      {"total", resident},
                      {"of_machine", most_on_a_machine(by_stage(r, resident_bytes), r.world)}};
   if (r.machine.on_gpus)
-    out["beside_the_books"] = {{"cuda", beside_the_books},
-                               {"nccl", beside_the_books_for_nccl(r.config.parallel, r.world, r.machine)}};
+    out["beside_the_books"] = {{"cuda", untracked_of_cuda},
+                               {"nccl", untracked_for_nccl(r.config.parallel, r.world, r.machine)}};
   const comm::Traffic& sent = r.estimate().traffic;
   out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},         {"all_gather_bytes", sent.all_gather},
                      {"reduce_scatter_bytes", sent.reduce_scatter}, {"all_to_all_bytes", sent.all_to_all},

@@ -58,13 +58,13 @@ struct Shortfall {
 
 /// Bytes that CUDA and cuDNN take of a GPU for themselves, for each rank on it: most of it contexts, more
 /// than is usual.
-inline constexpr std::uint64_t beside_the_books = std::uint64_t{1} << 30;
+inline constexpr std::uint64_t untracked_of_cuda = std::uint64_t{1} << 30;
 
 /// Bytes that NCCL takes of a GPU for itself (comm/memory.h): 0 on CPUs, for one rank, and where ranks share
 /// GPUs, which they do without NCCL. The communicators of all ranks, and those of the pairs of pipeline
 /// stages.
-std::uint64_t beside_the_books_for_nccl(const config::Parallel& parallel, const World& world,
-                                        const Machine& machine);
+std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
+                                 const Machine& machine);
 
 /// An allowance for what a rank's process holds beside what is tracked: the data of program and
 /// libraries, code that oneDNN makes, threads' stacks, the tokenizer, the ends of shared windows. The runs of

@@ -37,51 +37,128 @@ enum class MuonScale : std::uint8_t {
 /// As in configurations: "AdamW".
 const char* name_of(OptimizerType type);
 std::vector<OptimizerType> optimizer_types();
-/// Whether the optimizer has `params.betas`.
-bool has_betas(OptimizerType type);
+/// Shares of running means that stay with a step, each in [0, 1): of gradients, and of their squares (Lion:
+/// of the momentum in the step, and of that which stays).
+struct Betas {
+  double beta1 = 0.9, beta2 = 0.999;
+  bool operator==(const Betas&) const = default;
+};
 
-/// An update rule with its parameters. Learning rates are per step; a scheduler, when there is one, overrides
-/// `lr`.
-struct OptimizerRule {
-  OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored
-  double lr = 1e-3;                           ///< `params.lr`, ≥ 0
-  double beta1 = 0.9, beta2 = 0.999;          ///< `params.betas`, each in [0, 1); Adam, AdamW, Lion, LAMB,
-                                              ///< and the AdamW beside Muon
-  double eps = 1e-8;            ///< `params.eps`, ≥ 0; all but SGD and Lion; beside Muon AdamW's
-  double weight_decay = 0;      ///< `params.weight_decay`, ≥ 0
-  bool adam_w_mode = true;      ///< `params.adam_w_mode`; false gives type Adam L2 decay; AdamW ignores it
-  bool bias_correction = true;  ///< `params.bias_correction`; Adam, AdamW and LAMB
-  double momentum = 0;          ///< `params.momentum`, ≥ 0; SGD, LARS and Muon (there < 1)
-  bool nesterov = false;        ///< `params.nesterov`; SGD and Muon, needs momentum > 0
-  double lr_decay = 0;          ///< `params.lr_decay`, ≥ 0; Adagrad
-  double initial_accumulator_value = 0;     ///< `params.initial_accumulator_value`, ≥ 0; Adagrad
-  double max_coeff = 10, min_coeff = 0.01;  ///< `params.max_coeff`, `.min_coeff`, ≥ 0; of Lamb's trust ratio
-  double coeff_beta = 0.9;  ///< `params.coeff_beta`, in [0, 1); OneBitLamb: of the mean of its trust ratios
-  /// `params.factor_max`, `.factor_min`, `.factor_threshold`, ≥ 0; OneBitLamb: bounds of the factor on that
-  /// mean after freeze_step, and of its relative change in a step
+/// Betas, and what is added to the root of the mean of squares.
+struct Moments : Betas {
+  double eps = 1e-8;  ///< ≥ 0
+  bool operator==(const Moments&) const = default;
+};
+
+// What `params` of each type has beside `lr` and `weight_decay`; keys are called as the fields.
+
+/// Adam, AdamW and AdamW8bit.
+struct AdamOptions : Moments {
+  bool bias_correction = true;
+  bool adam_w_mode = true;  ///< false gives type Adam L2 decay; the others ignore it
+  bool operator==(const AdamOptions&) const = default;
+};
+
+struct SgdOptions {
+  double momentum = 0;    ///< ≥ 0
+  bool nesterov = false;  ///< needs momentum > 0
+  bool operator==(const SgdOptions&) const = default;
+};
+
+struct LionOptions : Betas {
+  LionOptions() : Betas{0.9, 0.99} {}
+  bool operator==(const LionOptions&) const = default;
+};
+
+struct AdagradOptions {
+  double lr_decay = 0;                   ///< ≥ 0
+  double initial_accumulator_value = 0;  ///< ≥ 0
+  double eps = 1e-10;                    ///< ≥ 0
+  bool operator==(const AdagradOptions&) const = default;
+};
+
+struct LambOptions : Moments {
+  bool bias_correction = true;
+  double max_coeff = 10, min_coeff = 0.01;  ///< bounds of the trust ratio, ≥ 0
+  bool operator==(const LambOptions&) const = default;
+};
+
+struct NvLambOptions : Moments {
+  bool bias_correction = true;
+  double normalize_above = 0;  ///< ≥ 0; gradients are divided by their global norm where that is larger
+  bool operator==(const NvLambOptions&) const = default;
+};
+
+struct LarsOptions {
+  double momentum = 0.9;            ///< ≥ 0
+  double eps = 1e-8;                ///< ≥ 0
+  double trust_coefficient = 1e-3;  ///< ≥ 0
+  bool clip = false;                ///< at most lr, as LARC
+  bool operator==(const LarsOptions&) const = default;
+};
+
+struct OneBitAdamOptions : Moments {
+  /// Steps, ≥ 1, after which replicas exchange compressed momentum, not gradients.
+  std::int64_t freeze_step = 100000;
+  bool operator==(const OneBitAdamOptions&) const = default;
+};
+
+struct OneBitLambOptions : Moments {
+  std::int64_t freeze_step = 100000;        ///< as OneBitAdam's
+  double max_coeff = 10, min_coeff = 0.01;  ///< bounds of the trust ratio, ≥ 0
+  double coeff_beta = 0.9;                  ///< of the mean of trust ratios, in [0, 1)
+  /// ≥ 0; bounds of the factor on that mean after freeze_step, and of its relative change in a step.
   double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
-  double normalize_above = 0;  ///< `params.normalize_above`, ≥ 0; NVLamb divides gradients by their global
-                               ///< norm where that is larger
-  double trust_coefficient = 1e-3;    ///< `params.trust_coefficient`, ≥ 0; LARS
-  bool clip = false;                  ///< `params.clip`; LARS: at most lr, as LARC
-  std::int64_t freeze_step = 100000;  ///< `params.freeze_step`, steps, ≥ 1; OneBitAdam and OneBitLamb: after
-                                      ///< them replicas exchange compressed momentum, not gradients
-  std::int64_t ns_steps = 5;  ///< `params.ns_steps`, 1 to 99; Muon's Newton-Schulz iterations
-  /// `params.ns_coefficients`: X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X; c ≥ 0
+  bool operator==(const OneBitLambOptions&) const = default;
+};
+
+/// The moments are those of the AdamW that takes what Muon leaves (optim::beside()).
+struct MuonOptions : Moments {
+  double momentum = 0.95;  ///< in [0, 1)
+  bool nesterov = true;
+  std::int64_t ns_steps = 5;  ///< Newton-Schulz iterations, 1 to 99
+  /// X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X; c ≥ 0.
   std::array<double, 3> ns_coefficients = {3.4445, -4.7750, 2.0315};
-  double ns_eps = 1e-7;  ///< `params.ns_eps`, > 0: what a matrix's Frobenius norm is at least taken for
-  MuonScale adjust_lr_fn = MuonScale::original;  ///< `params.adjust_lr_fn`
-  /// `params.adam_lr`, ≥ 0: the rate of what Muon leaves to AdamW (optim::beside()); none: lr.
-  /// (`muon_lr` overrides `lr` for the matrices.)
+  double ns_eps = 1e-7;  ///< > 0: what a matrix's Frobenius norm is at least taken for
+  MuonScale adjust_lr_fn = MuonScale::original;
+  /// ≥ 0: the rate of what is left to AdamW; none: lr. (`muon_lr` overrides `lr` for the matrices.)
   std::optional<double> adam_lr{};
+  bool operator==(const MuonOptions&) const = default;
+};
+
+/// An update rule with its parameters: what all types have, and the type's own options. Learning rates are
+/// per step; a scheduler, when there is one, overrides `lr`. default_rule() makes one of a type.
+struct OptimizerRule {
+  OptimizerType type = OptimizerType::adamw;  ///< `type`, case ignored; it goes with the kind of options
+  double lr = 1e-3;                           ///< `params.lr`, ≥ 0
+  double weight_decay = 0;                    ///< `params.weight_decay`, ≥ 0
+  std::variant<AdamOptions, SgdOptions, LionOptions, AdagradOptions, LambOptions, NvLambOptions, LarsOptions,
+               OneBitAdamOptions, OneBitLambOptions, MuonOptions>
+      options = {};
+
+  /// The options, which are of that kind: rule.as<SgdOptions>().momentum. Throws Error{config} where the type
+  /// has others.
+  template <class Options>
+  Options& as() {
+    return const_cast<Options&>(static_cast<const OptimizerRule*>(this)->as<Options>());
+  }
+  template <class Options>
+  const Options& as() const {
+    const auto* own = std::get_if<Options>(&options);
+    if (!own) other_options();
+    return *own;
+  }
+  /// Those of the types that have `params.betas`; null for others.
+  Betas* betas();
+  const Betas* betas() const;
 
   /// Whether anything is kept per element beside the weights.
-  bool keeps_states() const { return type != OptimizerType::sgd || momentum > 0; }
+  bool keeps_states() const { return type != OptimizerType::sgd || as<SgdOptions>().momentum > 0; }
   /// Adam's decay acts on the weight (p ← p − lr·wd·p) rather than on the gradient. DeepSpeed's rule: type
   /// AdamW, or type Adam unless adam_w_mode is false.
   bool decoupled_decay() const {
     return type == OptimizerType::adamw || type == OptimizerType::adamw8bit ||
-           (type == OptimizerType::adam && adam_w_mode);
+           (type == OptimizerType::adam && as<AdamOptions>().adam_w_mode);
   }
   /// Replicas exchange momentum, after freeze_step.
   bool exchanges_momentum() const {
@@ -92,10 +169,15 @@ struct OptimizerRule {
   /// What a group of type `other` has where it says nothing: this rule where it is of that type, else its lr
   /// and weight_decay with the defaults of `other`.
   OptimizerRule for_type(OptimizerType other) const;
+
+ private:
+  [[noreturn]] void other_options() const;
 };
 
 /// The rule of a section that gives the type alone.
 OptimizerRule default_rule(OptimizerType type);
+/// Whether all numbers of a rule are.
+bool is_finite(const OptimizerRule& rule);
 
 /// An entry of `optimizer.groups`: parameters with a rule of their own (PyTorch's param_groups).
 struct OptimizerGroup : OptimizerRule {

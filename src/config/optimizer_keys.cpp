@@ -75,13 +75,35 @@ void read_optimizer(Config& config, const Value& section) {
 
 /// Where the matrices have a rate of their own, `lr` is that of the rest.
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
+  MuonOptions& muon = rule.as<MuonOptions>();
   if (const auto own = given.find("muon_lr"); own != given.end()) {
-    rule.adam_lr = rule.adam_lr.value_or(rule.lr);
+    muon.adam_lr = muon.adam_lr.value_or(rule.lr);
     rule.lr = unquoted({*own->second, join(params.path, "muon_lr"), params.context}).number;
   }
-  if (rule.momentum >= 1) params.error("momentum ", rule.momentum, " must be below 1: Muon's is a mean");
-  if (rule.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
+  if (muon.momentum >= 1) params.error("momentum ", muon.momentum, " must be below 1: Muon's is a mean");
+  if (muon.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");
 }
+
+struct Check {
+  const Value& params;
+
+  template <class O>
+  void operator()(const O& own) const {
+    if constexpr (requires { own.nesterov; })
+      if (own.nesterov && own.momentum == 0)
+        params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
+    if constexpr (requires { own.min_coeff; })
+      if (own.min_coeff > own.max_coeff)
+        params.error("min_coeff ", own.min_coeff, " is above max_coeff ", own.max_coeff);
+    if constexpr (requires { own.coeff_beta; }) {
+      if (own.coeff_beta >= 1)
+        params.error("coeff_beta ", own.coeff_beta, " must be below 1: it is a mean's");
+      if (own.factor_min > own.factor_max)
+        params.error("factor_min ", own.factor_min, " is above factor_max ", own.factor_max);
+    }
+  }
+};
+
 }  // namespace
 
 void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
@@ -90,13 +112,7 @@ void finish_rule(OptimizerRule& rule, const Value& params, const Given& given) {
   const bool of_torch = torch_adam && (torch_adam->boolean || !torch_adam->text.empty());
   if (of_torch && rule.decoupled_decay() && !given.contains("weight_decay")) rule.weight_decay = 0.01;
   if (rule.type == OptimizerType::muon) finish_muon(rule, params, given);
-  if (rule.nesterov && rule.momentum == 0)
-    params.error("nesterov needs a momentum above 0; set momentum or drop nesterov");
-  if (rule.min_coeff > rule.max_coeff)
-    params.error("min_coeff ", rule.min_coeff, " is above max_coeff ", rule.max_coeff);
-  if (rule.coeff_beta >= 1) params.error("coeff_beta ", rule.coeff_beta, " must be below 1: it is a mean's");
-  if (rule.factor_min > rule.factor_max)
-    params.error("factor_min ", rule.factor_min, " is above factor_max ", rule.factor_max);
+  std::visit(Check{params}, rule.options);
 }
 
 void check_replicas(Config& config, const Value& file) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "config/foreign_keys.h"
 #include "config/tables.h"
@@ -20,6 +21,13 @@ struct Entry {
   Table<Rule> params = {};  ///< all of them; entries() fills it
 };
 
+/// A row of the options O of a type, or of what these descend from.
+template <class O, class U>
+Row of(Key<U> key) {
+  return lifted<Rule>(
+      key, [](auto& rule) -> auto& { return rule.template as<O>(); });
+}
+
 // ---- rows that several types have ----
 
 Row lr() {
@@ -32,60 +40,63 @@ Row weight_decay() {
              "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone");
 }
 
+template <class O>
 Row betas() {
-  const auto read = [](Rule& rule, const Value& value) {
+  const auto read = [](Betas& betas, const Value& value) {
     const auto both = read_numbers(value, 2, "two numbers such as [0.9, 0.999]", 0, 1);
     for (std::size_t i = 0; i < 2; ++i)
       if (both[i] == 1)
         Value{value.node.items[i], cat(value.path, "[", i, "]"), value.context}.error("must be below 1");
-    rule.beta1 = both[0], rule.beta2 = both[1];
+    betas.beta1 = both[0], betas.beta2 = both[1];
   };
-  return custom<Rule>("betas", "[0.9, 0.95]", read,
-                      [](const Rule& rule) {
-                        return list_of(std::array{rule.beta1, rule.beta2});
-                      })
-      .takes({"two numbers from 0 to below 1",
-              R"({"type": "array", "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1}, )"
-              R"("minItems": 2, "maxItems": 2})"})
-      .means(
-          "shares of the means of gradients and of their squares that stay with a step; Lion: of the "
-          "momentum in the step, and of that which stays; Muon: of the AdamW beside it");
+  return of<O>(
+      custom<Betas>("betas", "[0.9, 0.95]", read,
+                    [](const Betas& betas) {
+                      return list_of(std::array{betas.beta1, betas.beta2});
+                    })
+          .takes({"two numbers from 0 to below 1",
+                  R"({"type": "array", "items": {"type": "number", "minimum": 0, "exclusiveMaximum": 1}, )"
+                  R"("minItems": 2, "maxItems": 2})"})
+          .means("shares of the means of gradients and of their squares that stay with a step; Lion: of the "
+                 "momentum in the step, and of that which stays; Muon: of the AdamW beside it"));
 }
 
+template <class O>
 Row eps() {
-  return real("eps", &Rule::eps, "1e-6", 0)
-      .means(
-          "added to the root of the second moment; LARS: to its denominator; Muon: of the AdamW beside it");
+  return of<O>(real("eps", &O::eps, "1e-6", 0)
+                   .means("added to the root of the second moment; LARS: to its denominator; Muon: of the "
+                          "AdamW beside it"));
 }
 
+template <class O>
 Row bias_correction() {
-  return boolean("bias_correction", &Rule::bias_correction)
-      .means("moments are divided by 1 − βᵗ", "Lamb corrects the rate instead");
+  return of<O>(boolean("bias_correction", &O::bias_correction)
+                   .means("moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"));
 }
 
-Row momentum(const char* example = "0.9") {
-  return real("momentum", &Rule::momentum, example, 0)
-      .means("share of the momentum that stays with a step; Muon: below 1");
+template <class O>
+Row momentum() {
+  return of<O>(real("momentum", &O::momentum, "0.8", 0)
+                   .means("share of the momentum that stays with a step; Muon: below 1"));
 }
 
-Row nesterov(const char* example = "true") {
-  Row row =
-      boolean("nesterov", &Rule::nesterov).means("look ahead along the momentum; needs a momentum above 0");
-  row.example = example;
-  return row;
+template <class O>
+Row nesterov() {
+  return of<O>(
+      boolean("nesterov", &O::nesterov).means("look ahead along the momentum; needs a momentum above 0"));
 }
 
-Row max_coeff() {
-  return real("max_coeff", &Rule::max_coeff, "5.0", 0).means("largest trust ratio");
-}
-Row min_coeff() {
-  return real("min_coeff", &Rule::min_coeff, "0.1", 0).means("smallest trust ratio");
+template <class O>
+std::vector<Row> trust_bounds() {
+  return {of<O>(real("max_coeff", &O::max_coeff, "5.0", 0).means("largest trust ratio")),
+          of<O>(real("min_coeff", &O::min_coeff, "0.1", 0).means("smallest trust ratio"))};
 }
 
+template <class O>
 Row freeze_step() {
-  return integer("freeze_step", &Rule::freeze_step, "23000", 1)
-      .means("steps after which replicas exchange compressed momentum in place of gradients",
-             "counts one more than it updates");
+  return of<O>(integer("freeze_step", &O::freeze_step, "23000", 1)
+                   .means("steps after which replicas exchange compressed momentum in place of gradients",
+                          "counts one more than it updates"));
 }
 
 /// Nothing but a default depends on it; dump() tells the decay.
@@ -107,101 +118,129 @@ Row torch_adam() {
 // ---- rows of one type ----
 
 Row adam_w_mode() {
-  return boolean("adam_w_mode", &Rule::adam_w_mode)
-      .means("decoupled decay, as AdamW's; false: L2, in the gradient");
+  return of<AdamOptions>(boolean("adam_w_mode", &AdamOptions::adam_w_mode)
+                             .means("decoupled decay, as AdamW's; false: L2, in the gradient"));
 }
 
-std::vector<Row> one_bit_lamb_params() {
-  return {betas(),
-          eps(),
-          freeze_step(),
-          max_coeff(),
-          min_coeff(),
-          real("coeff_beta", &Rule::coeff_beta, "0.8", 0)
-              .means("share of the mean of trust ratios that stays with a step; below 1"),
-          real("factor_max", &Rule::factor_max, "3.0", 0)
-              .means("after `freeze_step`: largest factor on that mean"),
-          real("factor_min", &Rule::factor_min, "0.6", 0)
-              .means("after `freeze_step`: smallest factor on that mean"),
-          real("factor_threshold", &Rule::factor_threshold, "0.05", 0)
-              .means("after `freeze_step`: largest relative change of that factor in a step")};
+std::vector<Row> adagrad_rows() {
+  using O = AdagradOptions;
+  return {of<O>(real("lr_decay", &O::lr_decay, "0.01", 0)
+                    .means("the rate is divided by 1 + this for each step done")),
+          of<O>(real("initial_accumulator_value", &O::initial_accumulator_value, "0.1", 0)
+                    .means("the sum of squares begins at this")),
+          eps<O>()};
 }
 
-Row ns_coefficients() {
-  const auto read = [](Rule& rule, const Value& value) {
+std::vector<Row> lars_rows() {
+  using O = LarsOptions;
+  return {
+      momentum<O>(), eps<O>(),
+      of<O>(real("trust_coefficient", &O::trust_coefficient, "0.02", 0).means("factor of the trust ratio")),
+      of<O>(boolean("clip", &O::clip).means("the rate is at most `lr` (LARC)"))};
+}
+
+std::vector<Row> lamb_rows() {
+  using O = LambOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  append(out, trust_bounds<O>());
+  return out;
+}
+
+std::vector<Row> nvlamb_rows() {
+  using O = NvLambOptions;
+  return {betas<O>(), eps<O>(), bias_correction<O>(),
+          of<O>(real("normalize_above", &O::normalize_above, "1.0", 0)
+                    .means("gradients are divided by their global norm where that is larger; 1: apex's "
+                           "version"))};
+}
+
+std::vector<Row> one_bit_lamb_rows() {
+  using O = OneBitLambOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), freeze_step<O>()};
+  append(out, trust_bounds<O>());
+  append(out, {of<O>(real("coeff_beta", &O::coeff_beta, "0.8", 0)
+                         .means("share of the mean of trust ratios that stays with a step; below 1")),
+               of<O>(real("factor_max", &O::factor_max, "3.0", 0)
+                         .means("after `freeze_step`: largest factor on that mean")),
+               of<O>(real("factor_min", &O::factor_min, "0.6", 0)
+                         .means("after `freeze_step`: smallest factor on that mean")),
+               of<O>(real("factor_threshold", &O::factor_threshold, "0.05", 0)
+                         .means("after `freeze_step`: largest relative change of that factor in a step"))});
+  return out;
+}
+
+Key<MuonOptions> ns_coefficients() {
+  const auto read = [](MuonOptions& muon, const Value& value) {
     const auto all = read_numbers(value, 3, "three numbers such as [3.4445, -4.775, 2.0315]");
-    rule.ns_coefficients = {all[0], all[1], all[2]};
+    muon.ns_coefficients = {all[0], all[1], all[2]};
     if (all[2] < 0) value.error("needs a last coefficient of 0 or more");
   };
-  return custom<Rule>("ns_coefficients", "[2.0, -1.5, 0.5]", read,
-                      [](const Rule& rule) { return list_of(rule.ns_coefficients); })
+  return custom<MuonOptions>("ns_coefficients", "[2.0, -1.5, 0.5]", read,
+                             [](const MuonOptions& muon) { return list_of(muon.ns_coefficients); })
       .takes(numbers("three numbers, the last >= 0", 3))
       .means("a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always");
 }
 
-std::vector<Row> muon_params() {
-  return {momentum(), nesterov("false"),
-          integer("ns_steps", &Rule::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always"),
-          ns_coefficients(),
-          real("ns_eps", &Rule::ns_eps, "1e-6", 0)
-              .means("what a matrix's norm is at least taken for; above 0", "1e-7, always"),
-          choice("adjust_lr_fn", &Rule::adjust_lr_fn, {"original", "match_rms_adamw", "spectral_unclamped"},
-                 "\"match_rms_adamw\"")
-              .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
-                     "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
-                     "√(rows/columns)",
-                     "original, always"),
+std::vector<Row> muon_rows() {
+  using O = MuonOptions;
+  return {momentum<O>(), nesterov<O>(),
+          of<O>(integer("ns_steps", &O::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always")),
+          of<O>(ns_coefficients()),
+          of<O>(real("ns_eps", &O::ns_eps, "1e-6", 0)
+                    .means("what a matrix's norm is at least taken for; above 0", "1e-7, always")),
+          of<O>(choice("adjust_lr_fn", &O::adjust_lr_fn,
+                       {"original", "match_rms_adamw", "spectral_unclamped"}, "\"match_rms_adamw\"")
+                    .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
+                           "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
+                           "√(rows/columns)",
+                           "original, always")),
           // finish_rule() sorts the rates out, whatever the order in which they stand.
           custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
               .takes(reals(0))
               .by_default("`lr`")
               .means("rate of the matrices; then `lr` is that of the rest"),
-          real("adam_lr", &Rule::adam_lr, "0.0005", 0)
-              .by_default("`lr`")
-              .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases"),
-          betas(), eps()};
+          of<O>(real("adam_lr", &O::adam_lr, "0.0005", 0)
+                    .by_default("`lr`")
+                    .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases")),
+          betas<O>(), eps<O>()};
 }
 
 // ---- the types ----
 
+std::vector<Row> adam_rows(bool decouples_always) {
+  using O = AdamOptions;
+  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  if (!decouples_always) out.push_back(adam_w_mode());
+  out.push_back(torch_adam());
+  return out;
+}
+
 /// In the order of OptimizerType.
 std::vector<Entry> optimizers() {
   using enum OptimizerType;
-  return {
-      {"Adam", {.type = adam}, {betas(), eps(), bias_correction(), adam_w_mode(), torch_adam()}},
-      {"AdamW", {.type = adamw}, {betas(), eps(), bias_correction(), torch_adam()}},
-      {"SGD", {.type = sgd}, {momentum(), nesterov()}},
-      {"Lion",
-       {.type = lion, .lr = 1e-4, .beta2 = 0.99},
-       {betas()},
-       {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
-        {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
-      {"Adagrad",
-       {.type = adagrad, .lr = 1e-2, .eps = 1e-10},
-       {real("lr_decay", &Rule::lr_decay, "0.01", 0)
-            .means("the rate is divided by 1 + this for each step done"),
-        real("initial_accumulator_value", &Rule::initial_accumulator_value, "0.1", 0)
-            .means("the sum of squares begins at this"),
-        eps()}},
-      {"Lamb", {.type = lamb}, {betas(), eps(), bias_correction(), max_coeff(), min_coeff()}},
-      {"NVLamb",
-       {.type = nvlamb},
-       {betas(), eps(), bias_correction(),
-        real("normalize_above", &Rule::normalize_above, "1.0", 0)
-            .means("gradients are divided by their global norm where that is larger; 1: apex's version")}},
-      {"LARS",
-       {.type = lars, .momentum = 0.9},
-       {momentum("0.8"), eps(),
-        real("trust_coefficient", &Rule::trust_coefficient, "0.02", 0).means("factor of the trust ratio"),
-        boolean("clip", &Rule::clip).means("the rate is at most `lr` (LARC)")}},
-      {"OneBitAdam", {.type = onebitadam}, {betas(), eps(), freeze_step()}},
-      {"OneBitLamb", {.type = onebitlamb}, one_bit_lamb_params()},
-      {"Muon",
-       {.type = muon, .weight_decay = 0.1, .momentum = 0.95, .nesterov = true},
-       muon_params(),
-       {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
-        {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
-      {"AdamW8bit", {.type = adamw8bit}, {betas(), eps(), bias_correction(), torch_adam()}}};
+  using OneBit = OneBitAdamOptions;
+  return {{"Adam", {.type = adam, .options = AdamOptions()}, adam_rows(false)},
+          {"AdamW", {.type = adamw, .options = AdamOptions()}, adam_rows(true)},
+          {"SGD", {.type = sgd, .options = SgdOptions()}, {momentum<SgdOptions>(), nesterov<SgdOptions>()}},
+          {"Lion",
+           {.type = lion, .lr = 1e-4, .options = LionOptions()},
+           {betas<LionOptions>()},
+           {{"lr", "not given: 1e-4, as published; DeepSpeed takes 1e-3"},
+            {"betas", "not given: [0.9, 0.99], as published; DeepSpeed takes [0.9, 0.999]"}}},
+          {"Adagrad", {.type = adagrad, .lr = 1e-2, .options = AdagradOptions()}, adagrad_rows()},
+          {"Lamb", {.type = lamb, .options = LambOptions()}, lamb_rows()},
+          {"NVLamb", {.type = nvlamb, .options = NvLambOptions()}, nvlamb_rows()},
+          {"LARS", {.type = lars, .options = LarsOptions()}, lars_rows()},
+          {"OneBitAdam",
+           {.type = onebitadam, .options = OneBit()},
+           {betas<OneBit>(), eps<OneBit>(), freeze_step<OneBit>()}},
+          {"OneBitLamb", {.type = onebitlamb, .options = OneBitLambOptions()}, one_bit_lamb_rows()},
+          {"Muon",
+           {.type = muon, .weight_decay = 0.1, .options = MuonOptions()},
+           muon_rows(),
+           {{"lr", "not given: 1e-3, as torch.optim.Muon has it; DeepSpeed takes 0.02 for the matrices"},
+            {"weight_decay", "not given: 0.1, as torch.optim.Muon has it; DeepSpeed takes 0"}}},
+          {"AdamW8bit", {.type = adamw8bit, .options = AdamOptions()}, adam_rows(true)}};
 }
 
 const std::vector<Entry>& entries() {
@@ -260,9 +299,33 @@ std::vector<OptimizerType> optimizer_types() {
   return out;
 }
 
-bool has_betas(OptimizerType type) {
-  const std::vector<Row>& params = entry_of(type).params.keys;
-  return std::any_of(params.begin(), params.end(), [](const Row& row) { return row.name == "betas"; });
+Betas* OptimizerRule::betas() {
+  return const_cast<Betas*>(static_cast<const OptimizerRule*>(this)->betas());
+}
+
+const Betas* OptimizerRule::betas() const {
+  return std::visit(
+      [](const auto& own) -> const Betas* {
+        if constexpr (std::is_base_of_v<Betas, std::decay_t<decltype(own)>>)
+          return &own;
+        else
+          return nullptr;
+      },
+      options);
+}
+
+void OptimizerRule::other_options() const {
+  fail(ErrorKind::config, "a rule of the type ", name_of(type), " was asked for options of another: ",
+       "take those of the type, or set it (parameter_groups have `type`)");
+}
+
+bool is_finite(const OptimizerRule& rule) {
+  const Node params = written(optimizer_params(rule.type), rule);
+  const auto good = [](const Node& node) { return std::isfinite(node.number); };
+  return std::all_of(params.members.begin(), params.members.end(), [&](const auto& member) {
+    const std::vector<Node>& items = member.second.items;
+    return good(member.second) && std::all_of(items.begin(), items.end(), good);
+  });
 }
 
 OptimizerType read_optimizer_type(const Value& type) {

@@ -41,7 +41,7 @@ void note_default_optimizer(Config& config, Context& context) {
 }
 
 void note_cycle(const Config& config, Context& context) {
-  const auto has = [](const OptimizerRule& rule) { return has_betas(rule.type); };
+  const auto has = [](const OptimizerRule& rule) { return rule.betas() != nullptr; };
   const std::vector<OptimizerGroup>& groups = config.optimizer.groups;
   if (std::holds_alternative<OneCycle>(config.scheduler) && !has(config.optimizer) &&
       std::none_of(groups.begin(), groups.end(), has))

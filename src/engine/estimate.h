@@ -16,8 +16,8 @@ namespace sherd::engine {
 /// parameters, gradients, optimizer and padding they are cut a little differently.
 struct Estimate {
   int rank = 0;  ///< which
-  MemoryReport
-      states;  ///< `current`: held once the engine is built, model states and the buffers that live as long
+  /// `current`: held once the engine is built, model states and the buffers that live as long.
+  MemoryReport states;
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart

@@ -41,7 +41,7 @@ void Scheduler::apply() {
 std::shared_ptr<Scheduler> make_scheduler(const config::Config& config,
                                           const std::shared_ptr<Optimizer>& optimizer) {
   if (std::holds_alternative<std::monostate>(config.scheduler)) return nullptr;
-  const auto has_betas = [](const config::OptimizerRule& rule) { return config::has_betas(rule.type); };
+  const auto has_betas = [](const config::OptimizerRule& rule) { return rule.betas() != nullptr; };
   const bool betas = has_betas(config.optimizer) ||
                      std::any_of(config.optimizer.groups.begin(), config.optimizer.groups.end(), has_betas);
   return std::make_shared<Scheduler>(optim::LrSchedule(config.scheduler, config.optimizer.lr, betas),

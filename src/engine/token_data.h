@@ -18,8 +18,8 @@ struct TokenData {
   std::optional<data::DatasetInfo> info;  ///< of the first; absent for datasets that other programs wrote
   std::string chat_template;              ///< of the first that holds conversations; empty: none does
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
-  std::string
-      tokenizer_model;  ///< the bytes of its file; empty where it has none, or the file cannot be read
+  /// The bytes of its file; empty where it has none, or the file cannot be read.
+  std::string tokenizer_model;
   std::int64_t vocab_size = 0;    ///< ids in the data are below this
   std::uint32_t fingerprint = 0;  ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
   std::shared_ptr<const data::Samples> train;

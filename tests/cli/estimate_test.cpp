@@ -216,22 +216,22 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 1u)
       << "on CPUs both tiers share the memory";
   machine.memory = both, machine.on_gpus = true, machine.gpus = 4;
-  machine.gpu_memory = on_device + beside_the_books + comm::nccl_memory(4, 4, comm::nccl_channels());
+  machine.gpu_memory = on_device + untracked_of_cuda + comm::nccl_memory(4, 4, comm::nccl_channels());
   EXPECT_TRUE(shortfalls(plain({}), {estimate}, world, machine).empty());
   --machine.gpu_memory;
   EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 1u);
   // Ranks that share GPUs do without NCCL.
-  machine.gpu_memory = on_device + beside_the_books;
+  machine.gpu_memory = on_device + untracked_of_cuda;
   machine.gpus = 2;
   auto missing = shortfalls(plain({}), {estimate}, world, machine);
   ASSERT_EQ(missing.size(), 1u);
   EXPECT_EQ(missing[0].what, "the memory of a GPU, shared by 2 ranks,");
-  EXPECT_EQ(missing[0].needed, 2 * (on_device + beside_the_books));
+  EXPECT_EQ(missing[0].needed, 2 * (on_device + untracked_of_cuda));
   machine.memory = both - 1;
   EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 2u);
   // One visible GPU is this rank's own where a launcher shows each rank another.
   machine.memory = both, machine.gpus = 1, machine.ranks_per_gpu = 1;
-  machine.gpu_memory += beside_the_books_for_nccl(plain({}).parallel, world, machine);
+  machine.gpu_memory += untracked_for_nccl(plain({}).parallel, world, machine);
   EXPECT_TRUE(shortfalls(plain({}), {estimate}, world, machine).empty());
   machine.ranks_per_gpu = 4;
   missing = shortfalls(plain({}), {estimate}, world, machine);
@@ -244,17 +244,17 @@ TEST(Shortfalls, CountWhatNcclTakesForThePairsOfStages) {
   Machine machine;
   const World world{4, 4};
   const int channels = comm::nccl_channels();
-  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine), 0u) << "on CPUs";
+  EXPECT_EQ(untracked_for_nccl(parallel, world, machine), 0u) << "on CPUs";
   machine.on_gpus = true;
-  const std::uint64_t all = beside_the_books_for_nccl(parallel, world, machine);
+  const std::uint64_t all = untracked_for_nccl(parallel, world, machine);
   parallel.pipeline = 2;
-  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all,
+  EXPECT_EQ(untracked_for_nccl(parallel, world, machine) - all,
             comm::nccl_pairs_memory(1, 2, true, channels));
   parallel.pipeline = 4;
   const std::uint64_t between = comm::nccl_pairs_memory(3, 3, true, channels);
-  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all, between);
+  EXPECT_EQ(untracked_for_nccl(parallel, world, machine) - all, between);
   parallel.pipeline = 2, parallel.virtual_stages = 2;
-  EXPECT_EQ(beside_the_books_for_nccl(parallel, world, machine) - all, between);
+  EXPECT_EQ(untracked_for_nccl(parallel, world, machine) - all, between);
 }
 
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {

@@ -19,7 +19,7 @@ using conformance::error_of;
 using sherd::testing::LazyCudaDevice;
 using streams::GpuTensors;
 using streams::Rank;
-using streams::Way;
+using streams::StreamCase;
 using ::testing::HasSubstr;
 
 /// What kernels would do, by the emulated ones, in the order of the stream.
@@ -43,10 +43,10 @@ void on_processes(int ranks, const std::function<void(Communicator&)>& body) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Streams, GpuTensors,
-                         ::testing::Values(Way{"SharedCard", false, on_shared_card},
-                                           Way{"SharedCardAsync", true, on_shared_card},
-                                           Way{"Staged", false, on_processes},
-                                           Way{"StagedAsync", true, on_processes}),
+                         ::testing::Values(StreamCase{"SharedCard", false, on_shared_card},
+                                           StreamCase{"SharedCardAsync", true, on_shared_card},
+                                           StreamCase{"Staged", false, on_processes},
+                                           StreamCase{"StagedAsync", true, on_processes}),
                          [](const auto& test) { return test.param.name; });
 
 /// After a failure its caller frees the tensors.

@@ -51,7 +51,7 @@ class Unmoved final : public Backend {
     std::lock_guard lock(fates_.mutex);
     fates_.given_up.push_back(&transfer);
   }
-  void nudge() noexcept override {}
+  void wake() noexcept override {}
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
     return device.allocate(bytes, category, tier);
@@ -97,11 +97,11 @@ TEST(Group, GivesUpATransferThatFailsToStart) {
 
 // ---- leaving ----
 
-struct Way {
+struct GroupCase {
   const char* name;
   void (*run)(int ranks, const CommOptions& options, const std::function<void(Communicator&)>& body);
 };
-class Leaving : public ::testing::TestWithParam<Way> {};
+class Leaving : public ::testing::TestWithParam<GroupCase> {};
 
 void on_sockets(int ranks, CommOptions options, const std::function<void(Communicator&)>& body) {
   options.shared_memory = false;
@@ -111,9 +111,9 @@ void on_sockets(int ranks, CommOptions options, const std::function<void(Communi
 INSTANTIATE_TEST_SUITE_P(
     Group, Leaving,
     ::testing::Values(
-        Way{"local", [](int n, const CommOptions& o, const auto& body) { run_local(n, o, body); }},
-        Way{"shared", [](int n, const CommOptions& o, const auto& body) { on_tcp_ranks(n, o, body); }},
-        Way{"sockets", [](int n, const CommOptions& o, const auto& body) { on_sockets(n, o, body); }}),
+        GroupCase{"local", [](int n, const CommOptions& o, const auto& body) { run_local(n, o, body); }},
+        GroupCase{"shared", [](int n, const CommOptions& o, const auto& body) { on_tcp_ranks(n, o, body); }},
+        GroupCase{"sockets", [](int n, const CommOptions& o, const auto& body) { on_sockets(n, o, body); }}),
     [](const auto& test) { return std::string(test.param.name); });
 
 /// Each waits for another that has left as well, nobody because of an error.

@@ -25,7 +25,7 @@ TEST(OptimizerGroups, TakeFromTheSectionWhatTheyDoNotGive) {
   OptimizerRule first = config.optimizer, second = config.optimizer;
   EXPECT_EQ(first.lr, 0.002);
   first.weight_decay = 0;
-  second.lr = 1e-4, second.beta1 = 0.5, second.beta2 = 0.6;
+  second.lr = 1e-4, second.betas()->beta1 = 0.5, second.betas()->beta2 = 0.6;
   EXPECT_EQ(static_cast<OptimizerRule>(config.optimizer.groups[0]), first);
   EXPECT_EQ(static_cast<OptimizerRule>(config.optimizer.groups[1]), second);
   EXPECT_THAT(config.optimizer.groups[0].match, ElementsAre("*.bias", "*norm*"));
@@ -36,10 +36,9 @@ TEST(OptimizerGroups, OfAnotherTypeTakeRateAndDecayAlone) {
   const Config config =
       parse_text(with_groups(R"([{"match": "a", "type": "SGD", "momentum": 0.9, "nesterov": true},
                                                    {"match": "b", "type": "adam", "lr": 1}])"));
-  OptimizerRule sgd, adam;
-  sgd.type = OptimizerType::sgd, sgd.lr = 0.002, sgd.weight_decay = 0.05, sgd.momentum = 0.9,
-  sgd.nesterov = true;
-  adam.type = OptimizerType::adam, adam.lr = 1, adam.weight_decay = 0.05;
+  OptimizerRule sgd = default_rule(OptimizerType::sgd), adam = default_rule(OptimizerType::adam);
+  sgd.lr = 0.002, sgd.weight_decay = 0.05, sgd.options = SgdOptions{.momentum = 0.9, .nesterov = true};
+  adam.lr = 1, adam.weight_decay = 0.05;
   EXPECT_EQ(static_cast<OptimizerRule>(config.optimizer.groups[0]), sgd);
   EXPECT_EQ(static_cast<OptimizerRule>(config.optimizer.groups[1]), adam) << "betas are the type's own";
 }
@@ -101,7 +100,7 @@ TEST(OptimizerGroups, CanBeOverriddenOneByOne) {
   const Config config =
       parse_text(text, "run.json", {"optimizer.groups[1].lr=0.5", "optimizer.groups[0].betas=[0, 0.25]"});
   EXPECT_EQ(config.optimizer.groups[1].lr, 0.5);
-  EXPECT_EQ(config.optimizer.groups[0].beta2, 0.25);
+  EXPECT_EQ(config.optimizer.groups[0].betas()->beta2, 0.25);
   for (const char* path : {"optimizer.groups[2]", "optimizer.groups[x]", "optimizer.groups[]",
                            "optimizer.grps[0]", "optimizer.params[0]", "[0]"})
     EXPECT_EQ(error_of(text, {cat(path, ".lr=1")}),

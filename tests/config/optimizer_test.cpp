@@ -27,7 +27,7 @@ TEST(Optimizers, AreNamedInAnyCase) {
 TEST(Optimizers, MuonHasTwoRates) {
   const auto rates = [](const std::string& params) {
     const Optimizer optimizer = of("Muon", params).optimizer;
-    return std::pair(optimizer.lr, optimizer.adam_lr.value_or(optimizer.lr));
+    return std::pair(optimizer.lr, optimizer.as<MuonOptions>().adam_lr.value_or(optimizer.lr));
   };
   EXPECT_EQ(rates("{}"), std::pair(1e-3, 1e-3));
   EXPECT_EQ(rates(R"({"lr": 0.5})"), std::pair(0.5, 0.5));
@@ -38,8 +38,9 @@ TEST(Optimizers, MuonHasTwoRates) {
 }
 
 TEST(Optimizers, MuonHasTorchsDefaults) {
-  const Optimizer muon = of("Muon").optimizer;
-  EXPECT_EQ(muon.weight_decay, 0.1);
+  const Optimizer optimizer = of("Muon").optimizer;
+  EXPECT_EQ(optimizer.weight_decay, 0.1);
+  const auto& muon = optimizer.as<MuonOptions>();
   EXPECT_EQ(muon.momentum, 0.95);
   EXPECT_TRUE(muon.nesterov);
   EXPECT_EQ(muon.ns_steps, 5);
@@ -51,13 +52,13 @@ TEST(Optimizers, MuonHasTorchsDefaults) {
 TEST(Optimizers, HaveTheirOwnDefaults) {
   const Optimizer lion = of("Lion").optimizer, adagrad = of("Adagrad").optimizer, sgd = of("SGD").optimizer;
   EXPECT_EQ(lion.lr, 1e-4);
-  EXPECT_EQ(lion.beta1, 0.9);
-  EXPECT_EQ(lion.beta2, 0.99);
+  EXPECT_EQ(lion.betas()->beta1, 0.9);
+  EXPECT_EQ(lion.betas()->beta2, 0.99);
   EXPECT_EQ(lion.weight_decay, 0);
   EXPECT_EQ(adagrad.lr, 1e-2);
-  EXPECT_EQ(adagrad.eps, 1e-10);
-  EXPECT_EQ(adagrad.lr_decay, 0);
-  EXPECT_EQ(adagrad.initial_accumulator_value, 0);
+  EXPECT_EQ(adagrad.as<AdagradOptions>().eps, 1e-10);
+  EXPECT_EQ(adagrad.as<AdagradOptions>().lr_decay, 0);
+  EXPECT_EQ(adagrad.as<AdagradOptions>().initial_accumulator_value, 0);
   EXPECT_EQ(sgd.lr, 1e-3);
 }
 

@@ -75,7 +75,7 @@ TEST(Parse, NumbersAndBooleansMayStandInQuotes) {
   EXPECT_EQ(config.precision.compute, DType::f16);
   EXPECT_EQ(config.batch.gradient_accumulation_steps, 8);
   EXPECT_EQ(config.optimizer.lr, 0.02);
-  EXPECT_EQ(config.optimizer.adam_lr, 1e-3);
+  EXPECT_EQ(config.optimizer.as<MuonOptions>().adam_lr, 1e-3);
   EXPECT_TRUE(has_note(config, "gradient_accumulation_steps: \"8\" is taken for 8, without quotes"));
   EXPECT_EQ(parse_text(R"({"bf16": {"enabled": "True"}, "fp16": {"enabled": "False"}})").precision.compute,
             DType::bf16);
@@ -281,14 +281,14 @@ TEST(ParseFiles, LaterFilesAddAndOverride) {
       write("b.json", "{\"optimizer\": {\"params\": {\"lr\": 0.2}}, \"steps_per_print\": 3}");
   const Config config = parse_files({first, second}, {"steps_per_print=4", "training.save_dir=runs/x"});
   EXPECT_EQ(config.optimizer.lr, 0.2);
-  EXPECT_EQ(config.optimizer.eps, 1e-6);
+  EXPECT_EQ(config.optimizer.as<AdamOptions>().eps, 1e-6);
   EXPECT_EQ(config.steps_per_print, 4);
   EXPECT_EQ(config.training.save_dir, "runs/x");
 
   // Parameters of another type do not leak into the later file's optimizer.
   const std::string third =
       write("c.json", "{\"optimizer\": {\"type\": \"SGD\", \"params\": {\"momentum\": 0.9}}}");
-  EXPECT_EQ(parse_files({first, third}).optimizer.momentum, 0.9);
+  EXPECT_EQ(parse_files({first, third}).optimizer.as<SgdOptions>().momentum, 0.9);
   EXPECT_EQ(parse_files({first}, {"optimizer.type=Adam"}).optimizer.lr, 0.1);
 
   const std::string bad = write("d.json", "{\n\n\"steps_per_print\": -1}");

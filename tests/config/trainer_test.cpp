@@ -70,8 +70,8 @@ TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
       parse("{}", R"({"steps": 10, "learning_rate": 3e-4, "warmup_ratio": 0.25, "adam_beta2": 0.95})");
   EXPECT_EQ(made.optimizer.type, OptimizerType::adamw);
   EXPECT_EQ(made.optimizer.lr, 3e-4);
-  EXPECT_EQ(made.optimizer.beta1, 0.9);
-  EXPECT_EQ(made.optimizer.beta2, 0.95);
+  EXPECT_EQ(made.optimizer.betas()->beta1, 0.9);
+  EXPECT_EQ(made.optimizer.betas()->beta2, 0.95);
   EXPECT_EQ(made.batch.micro_batch_size, 8);
   const auto& schedule = std::get<TrainerSchedule>(made.scheduler);
   EXPECT_TRUE((schedule == TrainerSchedule{RateShape::linear, 10, 3}));

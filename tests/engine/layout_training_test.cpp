@@ -347,7 +347,7 @@ TEST(LayoutStates, MomentsRoundByTheLogicalElement) {
         view.gradients = tensor::Tensor::empty(engine.device(), {end - begin}, DType::f32);
         engine.kernels().fill(view.gradients, 0.3);
         if (segment == engine.sharded().trainable_segments()[0]) engine.optimizer()->begin_step();
-        engine.optimizer()->update(view, 1, engine.kernels());
+        engine.optimizer()->update_of(*segment).pass(optim::Phase::elementwise, view, 1, engine.kernels());
         engine.sharded().publish(*segment);
       }
       engine.sharded().end_step();

@@ -52,7 +52,7 @@ std::vector<float> weights(Engine& engine) {
 
 config::Config sgd(int stage, const std::string& zero, const std::string& more = "") {
   config::Config out = odd_config(stage, cat(more, R"(, "parallel": {"timeout_seconds": 60})"), zero);
-  out.optimizer.type = config::OptimizerType::sgd;
+  static_cast<config::OptimizerRule&>(out.optimizer) = out.optimizer.for_type(config::OptimizerType::sgd);
   return out;
 }
 
@@ -103,7 +103,7 @@ TEST(Misuse, ReplicasThatRunDifferentBlocksOfOneSizeAreToldWhich) {
             sgd(stage, cat(R"("reduce_bucket_size": 500000000, "overlap_comm": )", overlap));
         config.parallel.shard_size = 2;
         config.parallel.reduction =
-            std::string(reduction) == "native" ? config::Reduction::native : config::Reduction::ordered;
+            std::string(reduction) == "native" ? Reduction::native : Reduction::ordered;
         expect_error(ErrorKind::comm, "mismatched calls", [&] {
           launch_ranks(4, [&](DistributedPtr dist) {
             auto model = std::make_shared<Skipping>();

@@ -19,9 +19,9 @@ namespace sherd::offload {
 namespace {
 
 using device::Category;
+using sherd::testing::cannot_test;
 using sherd::testing::expect_in_child;
 using sherd::testing::forbid;
-using sherd::testing::give_up;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -75,7 +75,7 @@ TEST_F(FallbackTest, threads_stand_in_where_io_uring_cannot_be_used_here) {
 TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
   if (!uring_works()) GTEST_SKIP() << "no io_uring here";
   const auto refused = [&](unsigned error) {
-    if (!forbid(SYS_io_uring_setup, error)) give_up();
+    if (!forbid(SYS_io_uring_setup, error)) cannot_test();
     report();
   };
   expect_in_child([&] { refused(EPERM); },
@@ -92,7 +92,7 @@ TEST_F(FallbackTest, threads_stand_in_where_io_uring_is_refused) {
 
 TEST_F(FallbackTest, the_page_cache_stands_in_where_direct_io_is_refused) {
   const auto refused = [&] {
-    if (!forbid(SYS_openat, EINVAL, 2, O_DIRECT)) give_up();
+    if (!forbid(SYS_openat, EINVAL, 2, O_DIRECT)) cannot_test();
     report();
   };
   expect_in_child(refused, AllOf(Has(1, "sherd:"), HasSubstr("refuses O_DIRECT"),
@@ -103,7 +103,7 @@ TEST_F(FallbackTest, direct_reads_that_fail_are_found_at_the_start) {
   const auto refused = [&] {
     // The first pread64 is the probe's; with threads out of the way nothing else calls it.
     options.backend = StoreOptions::Backend::io_uring;
-    if (!uring_works() || !forbid(SYS_pread64, EINVAL)) give_up();
+    if (!uring_works() || !forbid(SYS_pread64, EINVAL)) cannot_test();
     report();
   };
   if (!uring_works()) GTEST_SKIP() << "no io_uring here";
@@ -117,10 +117,10 @@ TEST_F(FallbackTest, plain_buffers_stand_in_where_memory_may_not_be_locked) {
   const auto refused = [&] {
     const rlimit none{16384, 16384};
     // Root may lock any amount, so it becomes nobody.
-    if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0) give_up();
+    if (::setrlimit(RLIMIT_MEMLOCK, &none) != 0) cannot_test();
     if (::geteuid() == 0 && (::setgroups(0, nullptr) != 0 || ::setgid(65534) != 0 || ::setuid(65534) != 0))
-      give_up();
-    if (!uring_works()) give_up();
+      cannot_test();
+    if (!uring_works()) cannot_test();
     report();
   };
   expect_in_child(

@@ -102,7 +102,7 @@ TEST_P(FaultTest, transfers_behind_a_failed_one_end_with_its_error) {
   Io failing = store->write(span, 0, first.data(), span_bytes);
   Io ordered = store->read(span, 0, second.data(), span_bytes),
      apart = store->read(other, 0, third.data(), 1 << 20);
-  faults->let_go();
+  faults->release();
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { failing.wait(); });
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { failing.wait(); });
   expect_error(ErrorKind::io, "cannot write 'moments'", [&] { ordered.wait(); });
@@ -231,7 +231,7 @@ TEST_P(FaultTest, a_slow_device_is_waited_for) {
   std::vector<unsigned char> memory(span_bytes);
   Io io = store->read(span, 0, memory.data(), memory.size());
   EXPECT_FALSE(io.ready());
-  faults->let_go();
+  faults->release();
   io.wait();
   EXPECT_EQ(memory, data);
 }
@@ -266,7 +266,7 @@ TEST_P(FaultTest, a_stuck_device_is_an_error_at_the_deadline_and_keeps_no_memory
   store.reset();
   EXPECT_LT(seconds_since(start), 15.0);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
-  faults->let_go();
+  faults->release();
   const Deadline limit = soon();
   while (pool.free_count() < 1 && !limit.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(pool.free_count(), 1) << "given back once the device answered";
@@ -283,7 +283,7 @@ TEST_P(FaultTest, a_device_that_answers_after_everything_has_gone_does_no_harm) 
     Buffer buffer = pool.acquire(soon());
     Io io = stuck.write(late, 0, buffer.data(), buffer.bytes());
   }
-  held->let_go();
+  held->release();
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
 }
 

@@ -125,7 +125,7 @@ TEST(Bf16Moments, EveryCoordinateOfTheKeyCounts) {
     SpanUpdate u = span.all();
     change(u);
     Hyper uncorrected = h;
-    uncorrected.bias_correction = false;  // or the step would show otherwise
+    uncorrected.as<config::AdamOptions>().bias_correction = false;  // or the step would show otherwise
     EXPECT_TRUE(update(u, uncorrected, step, arena));
     return std::array{span.first, span.second};
   };
@@ -152,7 +152,8 @@ TEST(Bf16Moments, RoundingIsUnbiased) {
     const float g = 1.0f + part * 0x1p-7f;  // `part` of the way from one bf16 to the next
     for (const float sign : {1.0f, -1.0f}) {
       Hyper h;
-      h.beta1 = 0, h.beta2 = 0, h.bias_correction = false;
+      auto& adam = h.as<config::AdamOptions>();
+      adam.beta1 = 0, adam.beta2 = 0, adam.bias_correction = false;
       Span span(n, DType::f32, DType::f32, DType::bf16);
       for (std::size_t i = 0; i < n; ++i) span.set_grad(i, sign * g);
       ASSERT_TRUE(update(span.all(), h, 1, arena));
@@ -205,9 +206,8 @@ TEST(Bf16Moments, SecondMomentsStayNonNegative) {
 
 TEST(Bf16Moments, OverflowIsReported) {
   Arena arena(1);
-  Hyper momentum;
-  momentum.type = config::OptimizerType::sgd;
-  momentum.lr = 1e-30, momentum.momentum = 0.5;
+  Hyper momentum = config::default_rule(config::OptimizerType::sgd);
+  momentum.lr = 1e-30, momentum.as<config::SgdOptions>().momentum = 0.5;
   const auto finite = [&](std::uint32_t gradient, const Hyper& h) {
     bool out = true;
     for (const std::size_t at : {std::size_t{0}, std::size_t{64}, std::size_t{99}}) {

@@ -244,9 +244,8 @@ TEST_F(DeviceUpdate, ReportsNonFiniteUpdates) {
         span.set_grad(257, bad);
         EXPECT_FALSE(side->update(span, hyper, 2)) << config::name_of(hyper.type) << " " << bad;
       }
-  Hyper momentum;
-  momentum.type = config::OptimizerType::sgd;
-  momentum.lr = 1e-30, momentum.momentum = 0.5;
+  Hyper momentum = config::default_rule(config::OptimizerType::sgd);
+  momentum.lr = 1e-30, momentum.as<config::SgdOptions>().momentum = 0.5;
   for (const auto& [bits, finite] : {std::pair{0x7f7f0000u, true}, {0x7f7f0001u, false}}) {
     Span span(100, DType::f32, DType::f32, DType::bf16);  // finite, but rounding may end at infinity
     span.set_grad(64, std::bit_cast<float>(bits));

@@ -22,6 +22,10 @@ Hyper muon() {
   return config::default_rule(OptimizerType::muon);
 }
 
+config::MuonOptions& options_of(Hyper& hyper) {
+  return hyper.as<config::MuonOptions>();
+}
+
 struct Dense {
   std::int64_t rows, columns;
   Values x;
@@ -41,11 +45,12 @@ Dense product(const Dense& a, const Dense& b, bool transposed) {
 
 /// The published iteration, with X·Xᵀ whatever the shape, times step_scale()'s shape factor of 1.
 Dense iterated(Dense x, const Hyper& hyper) {
+  const auto& own = hyper.as<config::MuonOptions>();
   double squares = 0;
   for (const double value : x.x) squares += value * value;
-  for (double& value : x.x) value /= std::max(std::sqrt(squares), hyper.ns_eps);
-  const auto& [a, b, c] = hyper.ns_coefficients;
-  for (std::int64_t step = 0; step < hyper.ns_steps; ++step) {
+  for (double& value : x.x) value /= std::max(std::sqrt(squares), own.ns_eps);
+  const auto& [a, b, c] = own.ns_coefficients;
+  for (std::int64_t step = 0; step < own.ns_steps; ++step) {
     const Dense gram = product(x, x, true), twice = product(gram, gram, false);
     const Dense once_x = product(gram, x, false), twice_x = product(twice, x, false);
     for (std::size_t i = 0; i < x.x.size(); ++i) x.x[i] = a * x.x[i] + b * once_x.x[i] + c * twice_x.x[i];
@@ -75,8 +80,8 @@ Values orthogonalized(Cpu& cpu, const Dense& m, DType dtype, const Hyper& hyper)
 TEST(Muon, OrthogonalizesAsPublished) {
   Cpu cpu;
   Hyper cubic = muon(), other = muon();
-  cubic.ns_coefficients = {1.5, -0.5, 0}, cubic.ns_steps = 6;
-  other.ns_coefficients = {2, -1.5, 0.5}, other.ns_steps = 1;
+  options_of(cubic).ns_coefficients = {1.5, -0.5, 0}, options_of(cubic).ns_steps = 6;
+  options_of(other).ns_coefficients = {2, -1.5, 0.5}, options_of(other).ns_steps = 1;
   for (const Hyper& hyper : {muon(), cubic, other})
     for (const auto& [rows, columns] : {std::pair{16, 16}, {12, 40}, {70, 24}, {1, 9}, {9, 1}}) {
       const Dense x = matrix_of(rows, columns, 7);
@@ -115,13 +120,13 @@ TEST(Muon, ThreadsDoNotShow) {
 
 TEST(Muon, ScalesAsNamed) {
   Hyper hyper = muon();
-  hyper.ns_coefficients[2] = 1;  // no constant beside it
+  options_of(hyper).ns_coefficients[2] = 1;  // no constant beside it
   EXPECT_DOUBLE_EQ(step_scale(hyper, 32, 8), 2);
   EXPECT_DOUBLE_EQ(step_scale(hyper, 8, 32), 1);
-  hyper.adjust_lr_fn = MuonScale::match_rms_adamw;
+  options_of(hyper).adjust_lr_fn = MuonScale::match_rms_adamw;
   EXPECT_DOUBLE_EQ(step_scale(hyper, 25, 8), 1);
   EXPECT_DOUBLE_EQ(step_scale(hyper, 8, 100), 2);
-  hyper.adjust_lr_fn = MuonScale::spectral_unclamped;
+  options_of(hyper).adjust_lr_fn = MuonScale::spectral_unclamped;
   EXPECT_DOUBLE_EQ(step_scale(hyper, 32, 8), 2);
   EXPECT_DOUBLE_EQ(step_scale(hyper, 8, 32), 0.5);
 }
@@ -142,7 +147,7 @@ TEST(Muon, DirectionsFollowTheFormulaAndLeaveWeightsAlone) {
     for (const DType to : {DType::f32, DType::bf16})
       for (const DType moments : {DType::f32, DType::bf16}) {
         Hyper hyper = muon();
-        hyper.nesterov = nesterov, hyper.momentum = 0.75;
+        options_of(hyper).nesterov = nesterov, options_of(hyper).momentum = 0.75;
         const std::size_t n = 70'003;
         Span span = random_span(n, DType::bf16, DType::bf16, moments);
         const Span before = span;
@@ -188,18 +193,19 @@ TEST(Muon, TellsOfWhatIsNotFinite) {
 
 TEST(Muon, WeightsMoveByGradientDescent) {
   Hyper hyper = muon();
-  hyper.lr = 0.5, hyper.weight_decay = 0.25, hyper.adam_lr = 0.125, hyper.beta1 = 0.7, hyper.eps = 1e-3;
+  hyper.lr = 0.5, hyper.weight_decay = 0.25;
+  options_of(hyper).adam_lr = 0.125, options_of(hyper).beta1 = 0.7, options_of(hyper).eps = 1e-3;
   const Hyper step = step_rule(hyper), rest = beside_muon(hyper);
   EXPECT_EQ(step.type, OptimizerType::sgd);
   EXPECT_EQ(step.lr, 0.5);
   EXPECT_EQ(step.weight_decay, 0.25);
-  EXPECT_EQ(step.momentum, 0);
+  EXPECT_EQ(step.as<config::SgdOptions>().momentum, 0);
   EXPECT_EQ(rest.type, OptimizerType::adamw);
   EXPECT_EQ(rest.lr, 0.125);
   EXPECT_EQ(rest.weight_decay, 0.25);
-  EXPECT_EQ(rest.beta1, 0.7);
-  EXPECT_EQ(rest.eps, 1e-3);
-  hyper.adam_lr.reset();
+  EXPECT_EQ(rest.as<config::AdamOptions>().beta1, 0.7);
+  EXPECT_EQ(rest.as<config::AdamOptions>().eps, 1e-3);
+  options_of(hyper).adam_lr.reset();
   EXPECT_EQ(beside_muon(hyper).lr, 0.5);
 }
 

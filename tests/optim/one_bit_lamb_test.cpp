@@ -17,7 +17,8 @@ constexpr std::int64_t word = 64;
 
 Hyper one_bit_lamb(double eps = 1e-6) {
   Hyper hyper = config::default_rule(config::OptimizerType::onebitlamb);
-  hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.freeze_step = 3, hyper.eps = eps;
+  hyper.lr = 0.01, hyper.weight_decay = 0.1;
+  hyper.as<config::OneBitLambOptions>().freeze_step = 3, hyper.as<config::OneBitLambOptions>().eps = eps;
   return hyper;
 }
 
@@ -164,7 +165,7 @@ TEST(OneBitLamb, TheLargestRatioIsAnElements) {
 
 TEST(OneBitLamb, LearnsTrustRatiosUpToTheFreezeStep) {
   Hyper hyper = one_bit_lamb();
-  hyper.coeff_beta = 0.75;
+  hyper.as<config::OneBitLambOptions>().coeff_beta = 0.75;
   TrustMemory memory;
   remember(hyper, 1, memory);  // of norms of 0
   EXPECT_EQ(memory, (TrustMemory{0, 1}));
@@ -175,7 +176,8 @@ TEST(OneBitLamb, LearnsTrustRatiosUpToTheFreezeStep) {
 
 TEST(OneBitLamb, FollowsVariancesWithinItsBounds) {
   Hyper hyper = one_bit_lamb();
-  hyper.factor_min = 0.5, hyper.factor_max = 2, hyper.factor_threshold = 0.25;
+  auto& own = hyper.as<config::OneBitLambOptions>();
+  own.factor_min = 0.5, own.factor_max = 2, own.factor_threshold = 0.25;
   TrustMemory memory{3, 1};
   EXPECT_EQ(frozen_trust(hyper, 1, 2, 1.25, memory), 3 * 1.125);  // half of the step is direction
   EXPECT_EQ(memory.factor, 1.125);
@@ -194,7 +196,7 @@ TEST(OneBitLamb, FollowsVariancesWithinItsBounds) {
 /// Resumed with a later freeze_step, a run that was frozen warms up again.
 TEST(OneBitLamb, FreezesAnewAfterAnotherWarmUp) {
   Hyper hyper = one_bit_lamb();
-  hyper.coeff_beta = 0.75;
+  hyper.as<config::OneBitLambOptions>().coeff_beta = 0.75;
   TrustMemory memory{3, 1};
   frozen_trust(hyper, 1, 1, 0.9, memory);
   EXPECT_EQ(memory, (TrustMemory{3, 0.9, true}));

@@ -182,7 +182,8 @@ TEST(OneBit, AGpuTakesWhatReplicasAgreedOn) {
 
 Hyper one_bit_adam() {
   Hyper hyper = config::default_rule(config::OptimizerType::onebitadam);
-  hyper.lr = 0.01, hyper.weight_decay = 0.1, hyper.freeze_step = 3, hyper.eps = 1e-6;
+  hyper.lr = 0.01, hyper.weight_decay = 0.1;
+  hyper.as<config::OneBitAdamOptions>().freeze_step = 3, hyper.as<config::OneBitAdamOptions>().eps = 1e-6;
   return hyper;
 }
 

@@ -23,12 +23,20 @@ std::vector<Hyper> measuring_rules() {
 /// What the rule takes a norm of, in double.
 double measured(const Hyper& h, int step, double p, double g, double m, double v) {
   if (h.type == OptimizerType::lars) return g;
-  m = h.beta1 * m + (1 - h.beta1) * g;
-  v = h.beta2 * v + (1 - h.beta2) * g * g;
+  const auto own = std::visit(
+      [](const auto& options) {
+        if constexpr (std::is_base_of_v<config::Moments, std::decay_t<decltype(options)>>)
+          return static_cast<config::Moments>(options);
+        else
+          return config::Moments();
+      },
+      h.options);
+  m = own.beta1 * m + (1 - own.beta1) * g;
+  v = own.beta2 * v + (1 - own.beta2) * g * g;
   const bool corrects = h.type != OptimizerType::onebitlamb;
-  const double c1 = corrects ? 1 - std::pow(h.beta1, step) : 1,
-               c2 = corrects ? 1 - std::pow(h.beta2, step) : 1;
-  return m / c1 / (std::sqrt(v / c2) + h.eps) + h.weight_decay * p;
+  const double c1 = corrects ? 1 - std::pow(own.beta1, step) : 1,
+               c2 = corrects ? 1 - std::pow(own.beta2, step) : 1;
+  return m / c1 / (std::sqrt(v / c2) + own.eps) + h.weight_decay * p;
 }
 
 std::vector<std::int64_t> words(const NormSums& sums) {
@@ -96,10 +104,11 @@ TEST(TrustRatio, IsThatOfThePapers) {
     EXPECT_EQ(trust_ratio(hyper, 0, 2, true), 1);
     EXPECT_EQ(trust_ratio(hyper, 2, 0, true), 1);
   }
-  lars.eps = 0.5, lars.weight_decay = 0.25, lars.trust_coefficient = 0.125, lars.lr = 0.5;
+  auto& own = lars.as<config::LarsOptions>();
+  own.eps = 0.5, lars.weight_decay = 0.25, own.trust_coefficient = 0.125, lars.lr = 0.5;
   EXPECT_EQ(trust_ratio(lars, 4, 0.5, true), 0.25);  // 0.125·4/(0.5 + 0.25·4 + 0.5)
   EXPECT_EQ(trust_ratio(lars, 4, 0.5, false), 1) << "a vector";
-  lars.clip = true;
+  own.clip = true;
   EXPECT_EQ(trust_ratio(lars, 4, 0.5, true), 0.5) << "times lr: 0.25";
   lars.lr = 0.125;
   EXPECT_EQ(trust_ratio(lars, 4, 0.5, true), 1) << "times lr: lr";

@@ -178,7 +178,8 @@ struct SpanOfCodes : Span {
 
 Hyper adamw() {
   Hyper out = config::default_rule(config::OptimizerType::adamw);
-  out.lr = 0.01, out.beta1 = 0.9, out.beta2 = 0.99, out.eps = 1e-6, out.weight_decay = 0.1;
+  auto& own = out.as<config::AdamOptions>();
+  out.lr = 0.01, own.beta1 = 0.9, own.beta2 = 0.99, own.eps = 1e-6, out.weight_decay = 0.1;
   return out;
 }
 
@@ -275,7 +276,7 @@ TEST(AdamWInEightBits, StepsAreBoundedWhateverGradientsDo) {
   Arena arena(1);
   constexpr std::int64_t n = 1024, steps = 3000;
   Hyper hyper = config::default_rule(config::OptimizerType::adamw);
-  hyper.lr = 1, hyper.beta1 = 0.9, hyper.beta2 = 0.999, hyper.eps = 1e-15, hyper.weight_decay = 0;
+  hyper.lr = 1, hyper.as<config::AdamOptions>().eps = 1e-15, hyper.weight_decay = 0;
   SpanOfCodes span(n, DType::f32, DType::f32);
   float largest = 0;
   for (std::int64_t step = 1; step <= steps; ++step) {
@@ -300,7 +301,7 @@ TEST(AdamWInEightBits, LeavesAloneWhatIsBehindAShortBlock) {
   SpanOfCodes span(512, DType::f32, DType::f32);
   for (std::size_t i = 0; i < 512; ++i) span.set_grad(i, 1.0f), span.master[i] = 1;
   Hyper hyper = adamw();
-  hyper.eps = 0;
+  hyper.as<config::AdamOptions>().eps = 0;
   ASSERT_TRUE(update(span.update(0, 300), hyper, 1, arena));
   for (std::size_t i = 300; i < 512; ++i) {
     EXPECT_EQ(span.master[i], 1);

@@ -110,10 +110,11 @@ inline std::vector<Hyper> every_rule() {
     out.push_back(hyper);
   }
   Hyper l2 = config::default_rule(OptimizerType::adam), momentum = config::default_rule(OptimizerType::sgd);
-  l2.weight_decay = 0.1, l2.adam_w_mode = false;
-  momentum.lr = 0.1, momentum.weight_decay = 0.05, momentum.momentum = 0.9;
+  l2.weight_decay = 0.1, l2.as<config::AdamOptions>().adam_w_mode = false;
+  momentum.lr = 0.1, momentum.weight_decay = 0.05, momentum.as<config::SgdOptions>().momentum = 0.9;
   Hyper nesterov = momentum, uneven = config::default_rule(OptimizerType::adagrad);
-  nesterov.nesterov = true, uneven.lr_decay = 0.1, uneven.weight_decay = 0.05;
+  nesterov.as<config::SgdOptions>().nesterov = true;
+  uneven.as<config::AdagradOptions>().lr_decay = 0.1, uneven.weight_decay = 0.05;
   out.insert(out.end(), {l2, momentum, nesterov, uneven});
   return out;
 }

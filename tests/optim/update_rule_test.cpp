@@ -40,14 +40,16 @@ void expect_trace(const double (&want)[Steps][Size], const Hyper& hyper) {
 
 Hyper adam(OptimizerType type, double lr, double b1, double b2, double eps, double wd) {
   Hyper h;
-  h.type = type, h.lr = lr, h.beta1 = b1, h.beta2 = b2, h.eps = eps, h.weight_decay = wd;
-  h.adam_w_mode = false;
+  h.type = type, h.lr = lr, h.weight_decay = wd;
+  auto& own = h.as<config::AdamOptions>();
+  own.beta1 = b1, own.beta2 = b2, own.eps = eps, own.adam_w_mode = false;
   return h;
 }
 
 Hyper sgd(double wd, double momentum, bool nesterov) {
-  Hyper h;
-  h.type = OptimizerType::sgd, h.lr = 0.1, h.weight_decay = wd, h.momentum = momentum, h.nesterov = nesterov;
+  Hyper h = config::default_rule(OptimizerType::sgd);
+  h.lr = 0.1, h.weight_decay = wd;
+  h.options = config::SgdOptions{.momentum = momentum, .nesterov = nesterov};
   return h;
 }
 
@@ -93,8 +95,9 @@ void expect_long_trace(const double (&want)[Rows][Size], const Hyper& hyper) {
 TEST(UpdateRule, AdagradFollowsPyTorchOver50Steps) {
   const auto adagrad = [](double lr, double lr_decay, double decay, double initial, double eps) {
     Hyper h = config::default_rule(OptimizerType::adagrad);
-    h.lr = lr, h.lr_decay = lr_decay, h.weight_decay = decay, h.initial_accumulator_value = initial;
-    h.eps = eps;
+    h.lr = lr, h.weight_decay = decay;
+    h.options =
+        config::AdagradOptions{.lr_decay = lr_decay, .initial_accumulator_value = initial, .eps = eps};
     return h;
   };
   expect_long_trace(long_traces::adagrad, config::default_rule(OptimizerType::adagrad));
@@ -107,7 +110,8 @@ TEST(UpdateRule, AdagradFollowsPyTorchOver50Steps) {
 
 Hyper lion(double lr, double beta1, double beta2, double decay) {
   Hyper h = config::default_rule(OptimizerType::lion);
-  h.lr = lr, h.beta1 = beta1, h.beta2 = beta2, h.weight_decay = decay;
+  h.lr = lr, h.weight_decay = decay;
+  h.betas()->beta1 = beta1, h.betas()->beta2 = beta2;
   return h;
 }
 
@@ -139,12 +143,13 @@ struct Exact {
 
 Exact adam_in_double(Exact x, double g, const Hyper& h, int step) {
   if (!h.decoupled_decay()) g += h.weight_decay * x.p;
-  x.m = h.beta1 * x.m + (1 - h.beta1) * g;
-  x.v = h.beta2 * x.v + (1 - h.beta2) * g * g;
-  const double c1 = h.bias_correction ? 1 - std::pow(h.beta1, step) : 1;
-  const double c2 = h.bias_correction ? 1 - std::pow(h.beta2, step) : 1;
+  const auto& own = h.as<config::AdamOptions>();
+  x.m = own.beta1 * x.m + (1 - own.beta1) * g;
+  x.v = own.beta2 * x.v + (1 - own.beta2) * g * g;
+  const double c1 = own.bias_correction ? 1 - std::pow(own.beta1, step) : 1;
+  const double c2 = own.bias_correction ? 1 - std::pow(own.beta2, step) : 1;
   if (h.decoupled_decay()) x.p -= h.lr * h.weight_decay * x.p;
-  x.p -= h.lr * (x.m / c1) / (std::sqrt(x.v / c2) + h.eps);
+  x.p -= h.lr * (x.m / c1) / (std::sqrt(x.v / c2) + own.eps);
   return x;
 }
 
@@ -153,8 +158,9 @@ TEST(UpdateRule, AdamFollowsTheFormulasInDouble) {
   for (const bool decoupled : {false, true})
     for (const bool correct : {false, true}) {
       Hyper h;
-      h.type = decoupled ? OptimizerType::adamw : OptimizerType::adam, h.adam_w_mode = false;
-      h.weight_decay = 0.1, h.bias_correction = correct;
+      h.type = decoupled ? OptimizerType::adamw : OptimizerType::adam, h.weight_decay = 0.1;
+      auto& own = h.as<config::AdamOptions>();
+      own.adam_w_mode = false, own.bias_correction = correct;
       Span span = random_span(3001, DType::f32, DType::f32);
       std::vector<Exact> exact;
       for (std::size_t i = 0; i < span.master.size(); ++i)
@@ -312,7 +318,11 @@ TEST(UpdateRule, EveryRuleReportsNonFiniteGradients) {
 TEST(UpdateRule, PaddingLanesDoNotCount) {
   Arena arena(1);
   for (Hyper h : every_rule()) {
-    h.eps = 0;  // 0/0 in lanes past the end
+    std::visit(
+        [](auto& own) {
+          if constexpr (requires { own.eps; }) own.eps = 0;  // 0/0 in lanes past the end
+        },
+        h.options);
     for (const DType moments : {DType::f32, DType::bf16})
       for (std::size_t n = 1; n < 40; ++n) {
         Span span = random_span(n, DType::f32, DType::bf16, moments);
@@ -349,7 +359,7 @@ TEST(UpdateRule, DescribesItself) {
   EXPECT_EQ(describe(sgd(0, 0, false)), elementwise("SGD", {}));
   EXPECT_EQ(describe(lion(1, 0.9, 0.99, 0)), elementwise("Lion", {{"exp_avg", 0}}));
   Hyper adagrad = config::default_rule(OptimizerType::adagrad);
-  adagrad.initial_accumulator_value = 0.25;
+  adagrad.as<config::AdagradOptions>().initial_accumulator_value = 0.25;
   EXPECT_EQ(describe(adagrad), elementwise("Adagrad", {{"sum", 0.25}}));
   for (const auto& [type, states] :
        {std::pair(OptimizerType::lamb, std::vector<State>{{"exp_avg"}, {"exp_avg_sq"}}),
@@ -360,11 +370,11 @@ TEST(UpdateRule, DescribesItself) {
     EXPECT_EQ(describe(config::default_rule(type)), measured);
   }
   Hyper one_bit = config::default_rule(OptimizerType::onebitadam);
-  one_bit.freeze_step = 7;
+  one_bit.as<config::OneBitAdamOptions>().freeze_step = 7;
   Description exchanged = elementwise("OneBitAdam", {{"exp_avg"},
                                                      {"exp_avg_sq"},
-                                                     {"worker_error", 0, Held::by_each},
-                                                     {"server_error", 0, Held::by_one_of_them}});
+                                                     {"worker_error", 0, OverReplicas::own},
+                                                     {"server_error", 0, OverReplicas::spread}});
   exchanged.freeze_step = 7;
   exchanged.frozen_phases = {Phase::compress, Phase::exchange, Phase::elementwise};
   EXPECT_EQ(describe(one_bit), exchanged);
@@ -400,8 +410,9 @@ TEST(UpdateRule, OneRuleServesEachOptimizer) {
     const std::vector<int> states = states_of_those_that_serve(h, Rules{});
     ASSERT_EQ(states.size(), 1u) << config::name_of(h.type);
     const std::vector<State> kept = describe(h).states;  // that a pass takes, which come first
-    const auto taken = std::find_if(kept.begin(), kept.end(),
-                                    [](const State& s) { return s.held != Held::by_all || s.fresh; });
+    const auto taken = std::find_if(kept.begin(), kept.end(), [](const State& s) {
+      return s.over_replicas != OverReplicas::same || s.fresh;
+    });
     EXPECT_EQ(taken - kept.begin(), states[0]);
     EXPECT_EQ(describe(h).states.empty(), !h.keeps_states());
     EXPECT_EQ(describe(h).type, config::name_of(h.type));

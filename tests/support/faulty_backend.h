@@ -19,7 +19,7 @@ struct Fate {
   std::int64_t moves = -1;  ///< moves only that many bytes (0: none), and says so; -1: all
   bool lies = false;        ///< …but says that it moved all
   int flips = -1;           ///< this byte of what a read brought is changed
-  bool held = false;        ///< does not reach the device before Faults::let_go()
+  bool held = false;        ///< does not reach the device before Faults::release()
 };
 
 /// Decides what becomes of requests; shared with the test, which may outlive the store.
@@ -39,7 +39,7 @@ class Faults {
     count_ = 0;
   }
   /// The device answers again: held requests are done now, none is held any more.
-  void let_go() {
+  void release() {
     std::lock_guard lock(mutex_);
     open_ = true;
     if (wake_) wake_();

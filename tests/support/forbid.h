@@ -38,7 +38,7 @@ inline bool forbid(unsigned number, unsigned error, unsigned argument = 0, unsig
 inline constexpr int gave_up_code = 77;
 
 /// Ends a child process of expect_in_child() that could not forbid what it wanted to.
-[[noreturn]] inline void give_up() {
+[[noreturn]] inline void cannot_test() {
   std::_Exit(gave_up_code);
 }
 

@@ -52,7 +52,7 @@ class LogicalStateCollector {
     segment.read_masters(segment.update_begin(), masters);
     add(segment, "fp32", segment.update_begin(), masters);
     for (std::size_t i = 0; i < segment.moments().size(); ++i) {
-      if (segment.states()[i].held != optim::Held::by_all) continue;
+      if (segment.states()[i].over_replicas != optim::OverReplicas::same) continue;
       const sharding::StateBuffer& buffer = segment.moments()[i];
       const bool in_codes = segment.states()[i].code != optim::Code::none;
       const tensor::Tensor values =

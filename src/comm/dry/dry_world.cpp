@@ -30,7 +30,7 @@ class DryWorld final : public Backend {
   void await(const std::function<bool()>& ready, const std::vector<Call*>&) override {
     require(ready(), name_, ": a transfer is not done although none moves");
   }
-  void nudge() noexcept override {}
+  void wake() noexcept override {}
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {

@@ -23,7 +23,7 @@ struct Part {
 /// Throws Error{usage} for parts that are empty, overlap, or hold ranks that a group of `size` has not.
 Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size);
 
-/// How one group moves bytes. One thread at a time calls in, but for fail() and nudge(). Everything that
+/// How one group moves bytes. One thread at a time calls in, but for fail() and wake(). Everything that
 /// waits ends at the deadline, or when a peer has died, left or failed, with Error{comm}.
 class Backend {
  public:
@@ -49,7 +49,7 @@ class Backend {
   /// Returns when its memory may go.
   virtual void abandon(Call&) noexcept {}
   /// Makes await() look at ready() again.
-  virtual void nudge() noexcept = 0;
+  virtual void wake() noexcept = 0;
 
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;

@@ -160,7 +160,7 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
                  " waited for it in ", describe(call), "; see that rank's own output");
   }
   if (!late || may_hear_more(missing, deadline)) return "";
-  return cat(name(), ": ", describe(call), ": ", say_late(missing),
+  return cat(name(), ": ", describe(call), ": ", name_late_ranks(missing),
              "; raise parallel.timeout_seconds if the work in between takes that long");
 }
 
@@ -179,7 +179,7 @@ std::vector<int> Board::waits_behind(int rank) const {
 }
 
 /// Names those who did not come. Who waits itself for another in a transfer is not to blame.
-std::string Board::say_late(const std::vector<int>& missing) const {
+std::string Board::name_late_ranks(const std::vector<int>& missing) const {
   std::vector<int> numbers;
   for (const int r : missing) numbers.push_back(in_world(r));
   const std::vector<int> behind = missing.size() == 1 ? waits_behind(missing[0]) : std::vector<int>{};

@@ -158,7 +158,7 @@ class Board final : public Health {
   std::string shared_failure() const;
   void nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) const;
   std::vector<int> waits_behind(int rank) const;
-  std::string say_late(const std::vector<int>& missing) const;
+  std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The text of the failure that what is waited for and the clock amount to, or empty.
   std::string diagnose(const Waited& waited, bool slow_checks);

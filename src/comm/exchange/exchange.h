@@ -37,7 +37,7 @@ class HostExchange : public CollectiveBackend {
   bool advance(Call& transfer) override;
   void await(const std::function<bool()>& ready, const std::vector<Call*>& active) override;
   void abandon(Call& transfer) noexcept override;
-  void nudge() noexcept override { board_->moved(board_->rank()).wake_all(); }
+  void wake() noexcept override { board_->moved(board_->rank()).wake_all(); }
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
   std::string failure() const override { return board_->failure(); }
   void look_after_peers() noexcept override;

@@ -57,7 +57,7 @@ class BackendGroup final : public Communicator {
       stopping_ = true;
     }
     wake_.notify_all();
-    backend_->nudge();
+    backend_->wake();
     if (thread_.joinable()) thread_.join();
     siblings_->remove(*backend_);
   }
@@ -296,7 +296,7 @@ class BackendGroup final : public Communicator {
         thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] { serve(rank); }));
     }
     wake_.notify_all();
-    backend_->nudge();
+    backend_->wake();
     return Work(std::move(task));
   }
 

@@ -70,7 +70,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   ncclConfig_t config = configuration();
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
-    made->give_up(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
+    made->abort(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
   made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
   made->start_watching();
   return made;
@@ -85,7 +85,7 @@ std::unique_ptr<NcclComm> NcclComm::join_pair(Backend& host, const std::shared_p
   std::memcpy(&words, id, sizeof words);
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, 2, words, rank, &config);
   if (!under_way(status))
-    made->give_up(cat(host.own_name(), " cannot join another rank over NCCL: ", words_for(status, nullptr)));
+    made->abort(cat(host.own_name(), " cannot join another rank over NCCL: ", words_for(status, nullptr)));
   made->start_watching();
   return made;
 }
@@ -100,7 +100,7 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
     if (!comm_) fail(ErrorKind::comm, host_.failure());
     const ncclResult_t status =
         ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
-    if (!under_way(status)) give_up(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
+    if (!under_way(status)) abort(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
   settle(what, setup_seconds(host_));
   if (color < 0 || !part) return nullptr;
@@ -117,7 +117,7 @@ void NcclComm::load() {
     int version = 0;
     ncclGetVersion(&version);
   } catch (const Error& error) {
-    give_up(cat(host_.own_name(), ": ", error.what()));
+    abort(cat(host_.own_name(), ": ", error.what()));
   }
 }
 
@@ -177,12 +177,12 @@ bool NcclComm::settled(const std::string& what, const Deadline& deadline, double
       turns_ = 0;
       return true;
     }
-    if (!under_way(status)) give_up(cat(host_.own_name(), ": ", what, ": ", words_for(status, comm_)));
+    if (!under_way(status)) abort(cat(host_.own_name(), ": ", what, ": ", words_for(status, comm_)));
   }
-  if (const std::string reason = host_.failure(); !reason.empty()) give_up(reason);
+  if (const std::string reason = host_.failure(); !reason.empty()) abort(reason);
   if (++turns_ % 64 == 0) host_.look_after_peers();
   if (deadline.passed())
-    if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) give_up(late);
+    if (const std::string late = overdue(what, deadline, seconds, number); !late.empty()) abort(late);
   return false;
 }
 
@@ -190,7 +190,7 @@ bool NcclComm::settled(const Call& call, const Deadline& deadline) {
   return settled(describe(call), deadline, host_.timeout_seconds(), 0);
 }
 
-void NcclComm::give_up(const std::string& reason) {
+void NcclComm::abort(const std::string& reason) {
   break_off(reason);
   throw Error(ErrorKind::comm, host_.failure());
 }
@@ -231,8 +231,7 @@ bool NcclComm::queue_group(const Call& call, const std::function<void(ncclComm*)
   ncclGroupStart();
   queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
   const ncclResult_t status = ncclGroupEnd();
-  if (!under_way(status))
-    give_up(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
+  if (!under_way(status)) abort(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
   return status == ncclSuccess;
 }
 

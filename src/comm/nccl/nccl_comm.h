@@ -58,7 +58,7 @@ class NcclComm {
   bool queue_group(const Call& call, const std::function<void(ncclComm*)>& queue);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds,
                       std::uint64_t number);
-  [[noreturn]] void give_up(const std::string& reason);
+  [[noreturn]] void abort(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
   void watch_over();
   void look_on();

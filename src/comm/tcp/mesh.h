@@ -52,7 +52,7 @@ class Mesh {
   int size() const { return static_cast<int>(links_.size()); }
   const std::vector<RankIdentity>& identities() const { return identities_; }
 
-  /// Without waiting; the memory must stay until done() or give_up(). To a process that has ended it goes
+  /// Without waiting; the memory must stay until done() or abort(). To a process that has ended it goes
   /// nowhere.
   Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
   /// The same with a copy of the memory.
@@ -63,7 +63,7 @@ class Mesh {
   bool done(const Ticket& ticket);
   /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
   /// memory for that the connection ends.
-  void give_up(const Ticket& ticket) noexcept;
+  void abort(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
 

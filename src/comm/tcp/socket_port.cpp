@@ -76,7 +76,7 @@ class SocketPort final : public Port {
   bool cancel(int request) noexcept override {
     const Mesh::Ticket open = ticket(request);
     if (!open) return true;
-    mesh_->give_up(open);
+    mesh_->abort(open);
     drop(request);
     return true;
   }

@@ -81,7 +81,7 @@ class CudaGraphMaker final : public GraphMaker {
       return std::make_unique<CudaGraph>(ordinal_, stream_, graph, ready, std::move(nodes));
     } catch (const Error& error) {
       if (ready) cudaGraphExecDestroy(ready);
-      give_up(graph);
+      abort_capture(graph);
       if (!told_) log_warning("device.cuda_graphs: some work runs without a graph: ", error.what());
       told_ = true;
       return nullptr;
@@ -117,7 +117,7 @@ class CudaGraphMaker final : public GraphMaker {
   }
 
   /// Leaves no capture under way and no error behind.
-  void give_up(cudaGraph_t graph) {
+  void abort_capture(cudaGraph_t graph) {
     cudaStreamCaptureStatus status{};
     if (cudaStreamIsCapturing(aside(), &status) == cudaSuccess && status != cudaStreamCaptureStatusNone)
       cudaStreamEndCapture(aside(), &graph);

@@ -18,8 +18,8 @@ namespace {
 /// replicas: then it is zero.
 std::vector<std::string> sources_of(const CheckpointReader& reader, const SavedState& state,
                                     const std::string& parameter) {
-  if (state.held == optim::Held::by_all) return {state.kind};
-  if (state.held == optim::Held::by_one_of_them)
+  if (state.over_replicas == optim::OverReplicas::same) return {state.kind};
+  if (state.over_replicas == optim::OverReplicas::spread)
     return reader.holds(state.kind, parameter) ? std::vector{state.kind} : std::vector<std::string>();
   std::vector<std::string> out;
   for (std::int64_t replica = 0;; ++replica) {

@@ -21,13 +21,13 @@ tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder
 }
 
 /// The part of a rank's own shard that is to be written here.
-tensor::Range written_range(const Segment& segment, optim::Held held) {
+tensor::Range written_range(const Segment& segment, optim::OverReplicas over_replicas) {
   const sharding::RankGroups& groups = segment.groups();
   const std::int64_t begin = segment.own_begin(), end = segment.own_end();
-  if (held == optim::Held::by_all) return share_of(begin, end, groups.holder(), groups.holders());
+  if (over_replicas == optim::OverReplicas::same) return share_of(begin, end, groups.holder(), groups.holders());
   const int copy = groups.copies ? groups.copies->rank() : 0,
             copies = groups.copies ? groups.copies->size() : 1;
-  if (held == optim::Held::by_each) return share_of(begin, end, copy, copies);
+  if (over_replicas == optim::OverReplicas::own) return share_of(begin, end, copy, copies);
   const Segment::Range served = segment.served();
   return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies);
 }
@@ -64,7 +64,7 @@ std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
                    [&segment, i](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
                      return segment.freeze_state(i, at, count, memory);
                    },
-                   kept.held});
+                   kept.over_replicas});
   }
   return out;
 }
@@ -74,7 +74,7 @@ std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
 std::vector<SavedState> saved_states(Segment& segment, Kinds kinds) {
   std::vector<SavedState> out = states_of(segment, kinds);
   for (SavedState& state : out) {
-    state.written = written_range(segment, state.held);
+    state.written = written_range(segment, state.over_replicas);
     state.replica = segment.groups().replica_index(), state.replicas = segment.groups().replicas();
   }
   return out;

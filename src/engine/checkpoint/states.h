@@ -25,7 +25,7 @@ struct SavedState {
   /// Makes what `read` gives now of `count` elements from a place on, to be read later. Null where training
   /// does not change it.
   std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze{};
-  optim::Held held = optim::Held::by_all;
+  optim::OverReplicas over_replicas = optim::OverReplicas::same;
   int replica = 0, replicas = 1;  ///< which of how many this rank belongs to
   /// Which of them this rank writes, so that the ranks together write every element once, of what each
   /// replica has once for each.

@@ -18,8 +18,9 @@ void for_each_tensor(const sharding::ShardedModel& model, FilePart part,
       model, Kinds::all, Extent::written,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
         if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
-        const std::string kind =
-            state.held == optim::Held::by_each ? kind_of_replica(state.kind, state.replica) : state.kind;
+        const std::string kind = state.over_replicas == optim::OverReplicas::own
+                                     ? kind_of_replica(state.kind, state.replica)
+                                     : state.kind;
         visit({cat(kind, ".", parameter.name),
                state.dtype,
                state.in_file(piece.count),

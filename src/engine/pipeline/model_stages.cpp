@@ -1,7 +1,5 @@
 #include "engine/pipeline/model_stages.h"
 
-#include "engine/pipeline/value_header.h"
-
 namespace sherd::engine {
 
 using autograd::Tape;

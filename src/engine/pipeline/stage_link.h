@@ -11,7 +11,6 @@
 
 #include "comm/process_groups.h"
 #include "engine/pipeline/stage_layout.h"
-#include "engine/pipeline/value_header.h"
 
 namespace sherd::engine {
 

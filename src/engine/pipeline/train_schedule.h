@@ -11,10 +11,8 @@
 // This folder says which list of instructions a step has, and what the stages of a pipeline pass on.
 //
 //   train_schedule.h  which schedule a configuration gets, and its list; what a run tells of it
-//   stage_layout.h    which parts of the model each pipeline stage has: part_weights(),
-//   sharding/schedule/cut.h stage_link.h      activations and gradients between neighbours, beside the rank's
-//   thread; value_header.h:
-//                     their shapes, which travel ahead
+//   stage_layout.h    which parts of the model each pipeline stage has (part_weights()); forms of values
+//   stage_link.h      activations and gradients between neighbours, beside the rank's thread
 //   model_stages.h    the model whole over the stages, for evaluation and generation
 //
 // To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/schedule.h; what it

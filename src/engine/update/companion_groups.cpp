@@ -84,6 +84,13 @@ class Taken {
   std::unordered_set<const autograd::Parameter*> matrices_;
 };
 
+/// A group with an `lr` of its own leaves that to AdamW, not the section's `adam_lr`.
+void drop_inherited_rate(config::OptimizerRule& rule, const config::OptimizerRule& section) {
+  auto* own = std::get_if<config::MuonOptions>(&rule.options);
+  const auto* inherited = std::get_if<config::MuonOptions>(&section.options);
+  if (own && own->adam_lr == (inherited ? inherited->adam_lr : std::nullopt)) own->adam_lr.reset();
+}
+
 void require_matrices(const std::string& where, const std::string& left) {
   fail(ErrorKind::config, where, " is of type Muon, which takes matrices of blocks, and has none: '",
        excerpt(left), "' is no 2-dimensional weight of a block (mark_block()); choose another type");
@@ -120,7 +127,7 @@ config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model
       config::OptimizerRule rule = rule_of(i);
       if ((rule.type == optimizer.type ? family : taken[i]) == 0 && rule.type == config::OptimizerType::muon)
         require_matrices(section ? "optimizer" : cat("optimizer.groups[", i, "]"), *left[i].begin());
-      if (taken[i] == 0 && rule.lr != optimizer.lr && rule.adam_lr == optimizer.adam_lr) rule.adam_lr.reset();
+      if (taken[i] == 0 && rule.lr != optimizer.lr) drop_inherited_rate(rule, optimizer);
       optimizer.groups.push_back(group_beside(std::move(rule), patterns_of(left[i], all)));
     }
     if (!section && (taken[i] > 0 || left[i].empty())) optimizer.groups.push_back(groups[i]);

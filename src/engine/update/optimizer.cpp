@@ -71,7 +71,8 @@ std::vector<double> Optimizer::lr_proportions() const {
 void Optimizer::follow(const std::vector<double>& lr, const std::optional<std::pair<double, double>>& betas) {
   for (std::size_t group = 0; group < hyper_.size(); ++group) {
     hyper_[group].lr = lr[group];
-    if (betas) hyper_[group].beta1 = betas->first, hyper_[group].beta2 = betas->second;
+    if (config::Betas* own = hyper_[group].betas(); own && betas)
+      own->beta1 = betas->first, own->beta2 = betas->second;
     own_lr_[group].reset();
   }
 }

@@ -152,10 +152,8 @@ namespace {
 void check_rules(config::Config& config) {
   config::Config asked = config;
   for (config::OptimizerGroup& group : asked.optimizer.groups) {
-    for (const double x : {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
-                           group.lr_decay, group.initial_accumulator_value})
-      if (!std::isfinite(x))
-        fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
+    if (!config::is_finite(group))
+      fail(ErrorKind::config, "parameter_groups: every number of a rule must be finite");
     if (group.match.empty()) group.match = {"*"};
   }
   const config::Config read =

@@ -18,7 +18,8 @@ struct ParameterGroup {
   std::vector<nn::ParameterPtr> parameters;  ///< of the model: model->head()->parameters()
   std::optional<config::OptimizerType> type = {};
   std::optional<double> lr = {}, weight_decay = {};
-  /// Sets what else the rule has: [](config::OptimizerRule& rule) { rule.momentum = 0.9; }
+  /// Sets what else the rule has:
+  /// [](config::OptimizerRule& rule) { rule.as<config::SgdOptions>().momentum = 0.9; }
   std::function<void(config::OptimizerRule&)> with = nullptr;
 };
 

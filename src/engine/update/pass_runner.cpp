@@ -24,9 +24,9 @@ bool PassRunner::run(const UpdateView& view, device::Device& device, const Pass&
   const bool beside = beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside)
-      UpdateStaging::book(device, view);
-    else if (device.has_own_memory() && pass.book_on_gpu)
-      pass.book_on_gpu();
+      UpdateStaging::charge(device, view);
+    else if (device.has_own_memory() && pass.charge_on_gpu)
+      pass.charge_on_gpu();
     return true;
   }
   const auto on_processor = [&](const UpdateView& part) {

@@ -21,7 +21,7 @@ class PassRunner {
     Work work;
     bool moves_weights = false;
     /// Takes the memory that it does on a GPU, and gives it back. Null: none.
-    std::function<void()> book_on_gpu = nullptr;
+    std::function<void()> charge_on_gpu = nullptr;
   };
 
   /// Whether the processor updates what a GPU computes with.

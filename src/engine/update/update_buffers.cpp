@@ -18,7 +18,7 @@ constexpr std::size_t page = 4096;
 
 /// Whether passes over elements have their part of the state: all but what is exchanged as a whole.
 bool in_passes(const optim::State& state) {
-  return state.held != optim::Held::by_one_of_them;
+  return state.over_replicas != optim::OverReplicas::spread;
 }
 
 /// Every lasting state that passes over elements read or write, gradients apart.

@@ -15,9 +15,8 @@
 //
 //   step_update.h       decides: overflow, norm, scale, clipping; whether the update begins beside backward,
 //                       or ends beside the next step; what is left of the weights where one fails
-//   update_plan.h       what is done, as a list: reads, passes over elements, exchanges, writes;
-//   update_chunk.h:
-//                       how segments are cut
+//   update_chunk.h      how segments are cut into chunks
+//   update_plan.h       what is done, as a list: reads, passes over elements, exchanges, writes
 //   update_pipeline.h   runs that list; late_update.cpp: what is left for beside the next step
 //   update_buffers.h    host memory through which chunks on NVMe pass
 //   rule_update.h       what a pass does: moments, masters and compute parameters of a view in one go, with

@@ -30,7 +30,7 @@ bool UpdateStaging::by_processor(const Segment& segment) {
   return !with_gpu(segment.masters() ? segment.masters() : segment.parameters());
 }
 
-void UpdateStaging::book(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
+void UpdateStaging::charge(device::Device& device, const UpdateView& view, std::int64_t part_elements) {
   std::vector<device::Storage> held;
   const auto room = [&](const sharding::StateBuffer& state) {
     if (with_gpu(state))

@@ -39,7 +39,7 @@ class UpdateStaging {
 
   /// Takes the memory that a series of views like this one does, and gives it back: for a device that only
   /// tracks it.
-  static void book(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
+  static void charge(device::Device& device, const UpdateView& view, std::int64_t part_elements = usual_part);
 
  private:
   static constexpr std::int64_t usual_part = std::int64_t{1} << 21;

@@ -66,7 +66,8 @@ void over_nccl(int ranks, const std::function<void(Communicator&)>& body) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Nccl, GpuTensors,
-                         ::testing::Values(Way{"Sync", false, over_nccl}, Way{"Async", true, over_nccl}),
+                         ::testing::Values(StreamCase{"Sync", false, over_nccl},
+                                           StreamCase{"Async", true, over_nccl}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -241,7 +242,7 @@ class Alone final : public Backend {
   void start(Call&) override {}
   bool advance(Call&) override { return true; }
   void await(const std::function<bool()>&, const std::vector<Call*>&) override {}
-  void nudge() noexcept override {}
+  void wake() noexcept override {}
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
     return device.allocate(bytes, category, tier);

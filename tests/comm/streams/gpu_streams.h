@@ -47,16 +47,16 @@ class Rank {
 };
 
 /// How ranks are made, and whether they make their calls asynchronously.
-struct Way {
+struct StreamCase {
   std::string name;
   bool async;
   std::function<void(int ranks, const std::function<void(Communicator&)>&)> run;
 };
-inline void PrintTo(const Way& way, std::ostream* out) {
+inline void PrintTo(const StreamCase& way, std::ostream* out) {
   *out << way.name;
 }
 
-class GpuTensors : public ::testing::TestWithParam<Way> {
+class GpuTensors : public ::testing::TestWithParam<StreamCase> {
  protected:
   void on_ranks(int ranks, const std::function<void(Rank&)>& body) const {
     GetParam().run(ranks, [&](Communicator& comm) {

@@ -39,7 +39,8 @@ TEST_P(ResumeStates, ThatTheCheckpointLacksAreToldBeforeAnythingChanges) {
   const TempFolder folder;
   const auto make_engine = [stage = stage](const DistributedPtr& dist, const RunKind& run) {
     config::Config config = odd_config(stage, run.config);
-    config.optimizer.type = run.optimizer, config.optimizer.momentum = run.momentum;
+    static_cast<config::OptimizerRule&>(config.optimizer) = config.optimizer.for_type(run.optimizer);
+    if (auto* sgd = std::get_if<config::SgdOptions>(&config.optimizer.options)) sgd->momentum = run.momentum;
     return std::make_unique<Engine>(dist, std::make_shared<Odd>(run.frozen), config);
   };
   launch_ranks(2, [&, &c = c](DistributedPtr dist) {

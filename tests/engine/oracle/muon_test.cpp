@@ -52,8 +52,8 @@ std::vector<std::string> taken_by(const std::map<std::string, OptimizerType>& ty
 
 TEST(MuonGroups, TakeTheMatricesOfBlocks) {
   for (const bool llama : {false, true}) {
-    models::GptOptions options = llama ? tiny_llama() : tiny_gpt2();
-    options.layers = 1;
+    models::GptConfig options = llama ? tiny_llama() : tiny_gpt2();
+    options.num_layers = 1;
     models::Gpt model(options);
     const auto types = types_of(model, muon_section());
     EXPECT_THAT(taken_by(types, OptimizerType::muon),
@@ -66,7 +66,7 @@ TEST(MuonGroups, TakeTheMatricesOfBlocks) {
 TEST(MuonGroups, AreFewPatternsAndTheSameWhenAskedTwice) {
   models::Gpt model(tiny_llama());
   config::Optimizer section = muon_section();
-  section.adam_lr = 0.25;
+  section.as<config::MuonOptions>().adam_lr = 0.25;
   const config::Optimizer once = engine::with_companions(section, model);
   ASSERT_EQ(once.groups.size(), 1u);
   EXPECT_THAT(once.groups[0].match, ElementsAre("blocks.*.norm_1.weight", "blocks.*.norm_2.weight",
@@ -79,14 +79,15 @@ TEST(MuonGroups, StandBeforeTheGroupsThatTheyAreOf) {
   models::Gpt model(tiny_gpt2());
   config::Optimizer section;  // AdamW
   config::OptimizerGroup& head = section.groups.emplace_back();
-  head.match = {"norm.*"}, head.type = OptimizerType::lion;
+  static_cast<config::OptimizerRule&>(head) = config::default_rule(OptimizerType::lion);
+  head.match = {"norm.*"};
   config::OptimizerGroup& blocks = section.groups.emplace_back();
   static_cast<config::OptimizerRule&>(blocks) = config::default_rule(OptimizerType::muon);
-  blocks.match = {"blocks.1.*"}, blocks.eps = 0.5;
+  blocks.match = {"blocks.1.*"}, blocks.as<config::MuonOptions>().eps = 0.5;
   const config::Optimizer got = engine::with_companions(section, model);
   ASSERT_EQ(got.groups.size(), 3u);
   EXPECT_EQ(got.groups[1].type, OptimizerType::adamw);
-  EXPECT_EQ(got.groups[1].eps, 0.5);
+  EXPECT_EQ(got.groups[1].as<config::AdamOptions>().eps, 0.5);
   EXPECT_TRUE(got.groups[2] == blocks);
   const auto types = types_of(model, section);
   EXPECT_EQ(taken_by(types, OptimizerType::muon).size(), 4u);
@@ -97,7 +98,7 @@ TEST(MuonGroups, StandBeforeTheGroupsThatTheyAreOf) {
 TEST(MuonGroups, OfTablesAndVectorsGoToAdamW) {
   models::Gpt model(tiny_gpt2());
   config::Optimizer section = muon_section();
-  section.lr = 0.5, section.adam_lr = 0.25, section.weight_decay = 0.1;
+  section.lr = 0.5, section.as<config::MuonOptions>().adam_lr = 0.25, section.weight_decay = 0.1;
   const auto add = [&](const char* match) -> config::OptimizerGroup& {
     config::OptimizerGroup& group = section.groups.emplace_back();
     static_cast<config::OptimizerRule&>(group) = section;
@@ -106,7 +107,7 @@ TEST(MuonGroups, OfTablesAndVectorsGoToAdamW) {
   };
   add("tokens.*").lr = 0.125;
   add("*.bias").weight_decay = 0.2;
-  add("positions.*").adam_lr = 0.75;
+  add("positions.*").as<config::MuonOptions>().adam_lr = 0.75;
   const config::Optimizer got = engine::with_companions(section, model);
   const auto types = types_of(model, section);
   EXPECT_EQ(taken_by(types, OptimizerType::muon).size(), 8u);

@@ -180,17 +180,18 @@ TEST(ParameterGroups, ComeFromCodeToo) {
         {.dist = dist,
          .model = model,
          .config = with_groups(R"([{"match": "out.bias", "lr": 1}])"),
-         .parameter_groups = {{.parameters = model->layer(0).parameters(), .lr = 0.5, .weight_decay = 0.25},
-                              {.parameters = {model->layer(1).weight()},
-                               .type = config::OptimizerType::sgd,
-                               .with = [](config::OptimizerRule& rule) { rule.momentum = 0.75; }}}});
+         .parameter_groups = {
+             {.parameters = model->layer(0).parameters(), .lr = 0.5, .weight_decay = 0.25},
+             {.parameters = {model->layer(1).weight()},
+              .type = config::OptimizerType::sgd,
+              .with = [](config::OptimizerRule& rule) { rule.as<config::SgdOptions>().momentum = 0.75; }}}});
     EXPECT_THAT(made.engine->get_lr(), ElementsAre(0.01, 1, 0.5, 0.01));
     const auto& groups = made.engine->config().optimizer.groups;
     ASSERT_EQ(groups.size(), 3u);
     EXPECT_THAT(groups[1].match, ElementsAre("layer0.weight", "layer0.bias"));
     EXPECT_EQ(groups[1].weight_decay, 0.25);
     EXPECT_THAT(groups[2].match, ElementsAre("layer1.weight"));
-    EXPECT_EQ(groups[2].momentum, 0.75);
+    EXPECT_EQ(groups[2].as<config::SgdOptions>().momentum, 0.75);
     EXPECT_TRUE(config::parse_text(config::dump(made.engine->config())).optimizer ==
                 made.engine->config().optimizer);
   });
@@ -215,8 +216,12 @@ TEST(ParameterGroups, FromCodeAreCheckedAsThoseOfFiles) {
   expect_bad({.parameters = model->parameters(), .lr = std::nan("")}, "must be finite");
   expect_bad({.parameters = model->parameters(),
               .type = config::OptimizerType::sgd,
-              .with = [](config::OptimizerRule& rule) { rule.nesterov = true; }},
+              .with = [](config::OptimizerRule& rule) { rule.as<config::SgdOptions>().nesterov = true; }},
              "nesterov needs a momentum");
+  expect_bad({.parameters = model->parameters(),
+              .type = config::OptimizerType::adamw,
+              .with = [](config::OptimizerRule& rule) { rule.as<config::SgdOptions>().momentum = 0.5; }},
+             "a rule of the type AdamW was asked for options of another");
 }
 
 /// With a section of one type, and a group of another made in code: of which replicas exchange momentum, the
@@ -257,13 +262,15 @@ TEST(ParameterGroups, FromCodeMayExchangeMomentumAndStandBesideWhatDoes) {
 TEST(ParameterGroups, FromCodeMakeEachRankAReplicaAtStage0) {
   launch_ranks(2, [](DistributedPtr dist) {
     const auto model = std::make_shared<Odd>();
-    const auto made = initialize(
-        {.dist = dist,
-         .model = model,
-         .config = with_groups("[]", "", 0),
-         .parameter_groups = {{.parameters = model->layer(0).parameters(),
-                               .type = config::OptimizerType::onebitadam,
-                               .with = [](config::OptimizerRule& rule) { rule.freeze_step = 1; }}}});
+    const auto made = initialize({.dist = dist,
+                                  .model = model,
+                                  .config = with_groups("[]", "", 0),
+                                  .parameter_groups = {{.parameters = model->layer(0).parameters(),
+                                                        .type = config::OptimizerType::onebitadam,
+                                                        .with = [](config::OptimizerRule& rule) {
+                                                          rule.as<config::OneBitAdamOptions>().freeze_step =
+                                                              1;
+                                                        }}}});
     EXPECT_EQ(made.engine->config().parallel.shard_size, 1);
     EXPECT_EQ(made.engine->groups().group(comm::Axis::replica).size(), 2);
     for (int step = 0; step < 3; ++step)

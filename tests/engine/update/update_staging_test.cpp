@@ -78,7 +78,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
           if (segment == model.trainable_segments().back()) staging->end_series();
           const std::uint64_t left = device.ledger().current(Tier::host);
           device.ledger().reset_peaks();
-          UpdateStaging::book(device, view, 4096);
+          UpdateStaging::charge(device, view, 4096);
           EXPECT_EQ(device.ledger().peak(Tier::host) - left, taken) << "what a dry run charges for it";
           EXPECT_GT(taken, 0u);
         } else {

@@ -71,8 +71,8 @@ bool MatrixUpdate::make_directions(const UpdateView& view, double factor, tensor
                         directions.dtype(), device, check);
     });
   };
-  const auto book = [&] { optim::book_directions(device, view.gradients.numel(), directions.dtype()); };
-  return context().passes.run(view, device, {.work = work, .book_on_gpu = book});
+  const auto charge = [&] { optim::charge_directions(device, view.gradients.numel(), directions.dtype()); };
+  return context().passes.run(view, device, {.work = work, .charge_on_gpu = charge});
 }
 
 void MatrixUpdate::exchange(optim::Phase, sharding::Segment&, tensor::Kernels& kernels) {

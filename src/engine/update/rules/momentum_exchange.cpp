@@ -153,9 +153,10 @@ void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
   });
 }
 
-void MomentumExchange::prepare(const Segment& segment, device::Device& device) {
-  if (segment.can_exchange_momentum())
-    packed_.emplace(&segment, std::make_unique<PackedMomentum>(segment, device));
+PackedMomentum& MomentumExchange::of(const Segment& segment, device::Device& device) {
+  std::unique_ptr<PackedMomentum>& packed = packed_[&segment];
+  if (!packed) packed = std::make_unique<PackedMomentum>(segment, device);
+  return *packed;
 }
 
 void MomentumExchange::compress(const UpdateView& view, const optim::SpanUpdate& span, std::int64_t begin,
@@ -164,12 +165,12 @@ void MomentumExchange::compress(const UpdateView& view, const optim::SpanUpdate&
   packs.momentum = static_cast<const float*>(span.moments[0]);
   packs.error = view.moments.back().data<float>() + (begin - view.begin);
   packs.n = span.n;
-  packed_.at(view.segment)->compress(begin, packs, kernels);
+  of(*view.segment, kernels.device()).compress(begin, packs, kernels);
 }
 
 void MomentumExchange::exchange(Segment& segment, tensor::Kernels& kernels) {
   const device::TraceRange range("exchange momentum", segment.name());
-  packed_.at(&segment)->exchange(segment, kernels);
+  of(segment, kernels.device()).exchange(segment, kernels);
 }
 
 }  // namespace sherd::engine

@@ -80,8 +80,10 @@ class MomentumExchange {
   double factor_of(const sharding::Segment& segment, double factor) const {
     return exchanges(segment) ? factor * segment.groups().replicas() : factor;
   }
-  /// Makes what is packed of a segment, where it can exchange momentum.
-  void prepare(const sharding::Segment& segment, device::Device& device);
+  /// Takes the memory that the segment will need, where it can exchange momentum.
+  void prepare(const sharding::Segment& segment, device::Device& device) {
+    if (segment.can_exchange_momentum()) of(segment, device);
+  }
   /// Opens a step: forgets what one that was abandoned has packed.
   void begin() {
     for (auto& [segment, packed] : packed_) packed->begin();
@@ -106,6 +108,8 @@ class MomentumExchange {
   }
 
  private:
+  PackedMomentum& of(const sharding::Segment& segment, device::Device& device);
+
   const optim::Description& rule_;
   const UpdateContext& context_;
   std::unordered_map<const sharding::Segment*, std::unique_ptr<PackedMomentum>> packed_;

@@ -44,7 +44,8 @@ bool OneBitLambUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim:
                              Transfer way) const {
   const bool reads = way == Transfer::read;
   if (!state) return phase == Phase::refresh ? reads : phase != Phase::compress;
-  const bool error = state->held == optim::Held::by_each, momentum = state == chunk.segment->states().data();
+  const bool error = state->over_replicas == optim::OverReplicas::own,
+             momentum = state == chunk.segment->states().data();
   if (phase == Phase::compress) return error || (momentum && reads);
   if (phase == Phase::refresh) return reads || momentum || error || state->fresh;
   const bool refreshed =
@@ -61,7 +62,7 @@ bool OneBitLambUpdate::pass(Phase phase, const UpdateView& view, double factor, 
 bool OneBitLambUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
     RuleUpdate::for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, auto begin) {
-      momentum_.compress(part, span, begin, hyper.beta1, kernels);
+      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
     });
   };
   return context().passes.run(view, kernels.device(), {.work = work});
@@ -78,8 +79,8 @@ bool OneBitLambUpdate::refresh(const UpdateView& view, double factor, tensor::Ke
     if (begin < end) refresh_part(all.part(begin, end), factor, true, kernels);
     if (end < all.end()) refresh_part(all.part(end, all.end()), factor, false, kernels);
   };
-  const auto book = [&] { optim::book_refresh(device, view.gradients.numel()); };
-  return context().passes.run(view, device, {.work = work, .book_on_gpu = book});
+  const auto charge = [&] { optim::charge_refresh(device, view.gradients.numel()); };
+  return context().passes.run(view, device, {.work = work, .charge_on_gpu = charge});
 }
 
 /// The fresh variance is the third of the view's moments.

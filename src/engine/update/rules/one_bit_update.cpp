@@ -38,7 +38,8 @@ class OneBitUpdate final : public RuleUpdate {
 bool OneBitUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim::State* state,
                          Transfer way) const {
   if (!state) return phase != Phase::compress;
-  const bool error = state->held == optim::Held::by_each, momentum = state == chunk.segment->states().data();
+  const bool error = state->over_replicas == optim::OverReplicas::own,
+             momentum = state == chunk.segment->states().data();
   if (phase == Phase::compress) return error || (momentum && way == Transfer::read);
   const bool exchanges = chunk.phases.front() == Phase::compress;
   return exchanges ? error || momentum == (way == Transfer::write) : !error;
@@ -53,7 +54,7 @@ bool OneBitUpdate::pass(Phase phase, const UpdateView& view, double factor, tens
 bool OneBitUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
   const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
     for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, std::int64_t begin) {
-      momentum_.compress(part, span, begin, hyper.beta1, kernels);
+      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
     });
   };
   return context().passes.run(view, kernels.device(), {.work = work});

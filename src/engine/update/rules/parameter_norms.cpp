@@ -74,7 +74,7 @@ double ParameterNorms::trust_of(const MeasuredTensor& tensor, const optim::NormS
                                 const optim::Hyper& hyper) {
   const double weight = std::sqrt(sums.weight.value()), measured = std::sqrt(sums.measured.value());
   const bool remembers = hyper.type == config::OptimizerType::onebitlamb;
-  if (remembers && step > hyper.freeze_step)
+  if (remembers && step > hyper.as<config::OneBitLambOptions>().freeze_step)
     return optim::frozen_trust(hyper, weight, measured, sums.ratio, memories_[tensor.name()]);
   const bool matrix = tensor.parameter->logical_slice().shape().rank() > 1;
   const double trust = optim::trust_ratio(hyper, weight, measured, matrix);

@@ -6,8 +6,7 @@
 #include "engine/update/rules/parameter_norms.h"
 #include "engine/update/rules/whole_matrices.h"
 
-// This folder holds what some rules do beside one pass over elements; whoever follows Adam need not look
-// here.
+// This folder holds what some rules do beside one pass over elements. Adam does nothing of it.
 //
 //   rule_updates.h       TrustUpdate and the others, each a RuleUpdate, of which make_rule_update() chooses
 //   parameter_norms.h    norms of published tensors over all ranks, and trust ratios (LAMB, LARS)

@@ -25,13 +25,13 @@ bool TrustUpdate::measure(const UpdateView& view, double factor, tensor::Kernels
                              optim::measure(span, hyper, context().step, kernels, norms_->of(tensor));
                          });
   };
-  const auto book = [&] {
+  const auto charge = [&] {
     std::int64_t most = 0;
     for (const Piece& piece : view.segment->layout().pieces(view.begin, view.end()))
       most = std::max(most, piece.count);
-    if (most > 0) optim::book_measure(device, most, view.moments.front().dtype(), view.moments.size());
+    if (most > 0) optim::charge_measure(device, most, view.moments.front().dtype(), view.moments.size());
   };
-  return context().passes.run(view, device, {.work = work, .book_on_gpu = book});
+  return context().passes.run(view, device, {.work = work, .charge_on_gpu = charge});
 }
 
 void TrustUpdate::for_each_tensor_span(const UpdateView& view, double factor,
@@ -62,8 +62,8 @@ void TrustUpdate::for_each_span(const UpdateView& view, double factor, const Spa
 
 /// NVLAMB first divides all gradients by their norm.
 double TrustUpdate::factor_of(const sharding::Segment&, const Hyper& hyper, double factor) const {
-  const bool normalizes =
-      hyper.type == config::OptimizerType::nvlamb && context().norm > hyper.normalize_above;
+  const bool normalizes = hyper.type == config::OptimizerType::nvlamb &&
+                          context().norm > hyper.as<config::NvLambOptions>().normalize_above;
   return normalizes ? factor / context().norm : factor;
 }
 

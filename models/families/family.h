@@ -1,15 +1,16 @@
 #pragma once
 
+// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
+// To add one, write a file like mistral.cpp, name it in families.cpp, and give its row in config::families(),
+// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
+// families.
+
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "models/hub/json_keys.h"
 
-// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
-// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
-// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
-// families.
 namespace sherd::models {
 
 /// The names by which a family calls the tensors of its state dicts; the defaults are Llama's. A list of

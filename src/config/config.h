@@ -1,5 +1,19 @@
 #pragma once
 
+// This room turns configuration files into validated structs, and back. Each key is described once, by a row
+// in the table of its section; reading, writing, errors, suggestions and documents go by the rows.
+//
+// To change, look at:
+// - add a key: docs/recipes.md, "A configuration key"; the structs are here and in zero.h, model.h, adapter.h
+//   and optimizer.h, the rows in *_keys.cpp and optimizer_types.cpp
+// - what a row may say, and the makers of rows: reader.h; which tables there are: tables.h
+// - keys of DeepSpeed, PEFT and AdapterHub that set nothing here: foreign_table.h
+// - how files and overrides are laid over each other, and what is checked across sections: parse.cpp; values
+//   with their place, for errors: value.h; JSON as a tree: json_tree.h
+// - what transformers' Trainer would fill in: trainer_fill.cpp; the three batch numbers: batch.cpp
+// - docs/keys.md: keys_page.cpp; the JSON Schema: json_schema.cpp; defaults that both tell: key_defaults.h
+// - sections that other programs' files have too, as a config.json: published.h; families: model.cpp
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -30,7 +44,6 @@ struct Batch {
   bool operator==(const Batch&) const = default;
 };
 
-/// Section `data`: what `sherd train` reads.
 /// An entry of `data.sources`.
 struct DataSource {
   std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
@@ -45,6 +58,7 @@ enum class Packing : std::uint8_t {
   documents  ///< whole ones into each sample, none of which sees another
 };
 
+/// Section `data`: what `sherd train` reads.
 struct Data {
   /// Of what is trained on, as `path` or `sources` name it: at least one. All are of one tokenizer.
   std::vector<DataSource> sources;

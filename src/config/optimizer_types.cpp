@@ -316,7 +316,7 @@ const Betas* OptimizerRule::betas() const {
 
 void OptimizerRule::other_options() const {
   fail(ErrorKind::config, "a rule of the type ", name_of(type), " was asked for options of another: ",
-       "take those of the type, or set it (parameter_groups have `type`)");
+       "config::default_rule() gives a type and its options (parameter_groups have `type`)");
 }
 
 bool is_finite(const OptimizerRule& rule) {

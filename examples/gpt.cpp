@@ -13,7 +13,7 @@ int main(int argc, char** argv) {
   return launch(argc, argv, [&](DistributedPtr dist) {
     const config::Config config = config::parse_files({argv[1]});
     const auto data = engine::open_token_data(config);
-    auto model = std::make_shared<models::Gpt>(models::gpt_options(config, data->vocab_size));
+    auto model = std::make_shared<models::Gpt>(models::gpt_config(config, data->vocab_size));
     auto [engine, optimizer, loader, scheduler] =
         initialize({.dist = dist, .model = model, .config = config});
 

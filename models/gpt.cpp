@@ -15,7 +15,6 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Init;
 using tensor::Tensor;
 
 const Tensor& entry(const tensor::Batch& batch, const char* name) {
@@ -35,7 +34,8 @@ std::shared_ptr<const autograd::Documents> documents_of(Tape& tape, const tensor
   return std::make_shared<const autograd::Documents>(bounds, bounds + found->second.numel());
 }
 
-/// Of rows whose last places hold no token; null where there are none. On a meta device nobody can read them.
+/// Marks the rows that hold no token, at the end of sequences; null where there are none. On a meta device
+/// nobody can read them.
 std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Batch& batch) {
   const auto found = batch.find("filling");
   if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
@@ -57,64 +57,64 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
 
 }  // namespace
 
-/// What parallel layers would say of their own sizes, in the configuration's words.
-void check_layout(const GptOptions& o, const parallel::Layout& layout, Problems& problems) {
-  problems.attempt([&] { (void)parallel::rank_heads(o.geometry(), layout); });
+/// Says what parallel layers would say of their own sizes, in the configuration's words.
+void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& problems) {
+  problems.attempt([&] { (void)parallel::rank_heads(c.attention(), layout); });
   const int ranks = layout.tensor_size();
   const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
-  if (o.ffn_hidden % ranks != 0)
-    problems.add(cat("a feed-forward width of ", o.ffn_hidden, over,
+  if (c.ffn_hidden_size % ranks != 0)
+    problems.add(cat("a feed-forward width of ", c.ffn_hidden_size, over,
                      ": make model.ffn_hidden_size a multiple of ", ranks));
   // Padded sequences must fit too.
-  if (const std::int64_t multiple = layout.sequence_multiple(); o.max_seq % multiple != 0)
-    problems.add(cat("sequences of ", o.max_seq, " tokens cannot be cut over ", ranks, " tensor and ",
+  if (const std::int64_t multiple = layout.sequence_multiple(); c.seq_length % multiple != 0)
+    problems.add(cat("sequences of ", c.seq_length, " tokens cannot be cut over ", ranks, " tensor and ",
                      counted(layout.context_size(), "context rank"), ": make model.seq_length a multiple of ",
                      multiple));
-  if (o.padded_vocab() % ranks != 0)
-    problems.add(cat("a vocabulary padded to ", o.padded_vocab(), " ids", over,
+  if (c.padded_vocab() % ranks != 0)
+    problems.add(cat("a vocabulary padded to ", c.padded_vocab(), " ids", over,
                      ": make model.pad_vocab_to_multiple_of a multiple of ", ranks));
 }
 
-Gpt::Gpt(const GptOptions& options, const parallel::Layout& layout)
-    : options_(options.resolved()), layout_(layout) {
-  const GptOptions& o = options_;
+Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
+    : config_(config.resolved()), layout_(layout) {
+  const GptConfig& c = config_;
   Problems problems;
-  check_layout(o, layout, problems);
+  check_layout(c, layout, problems);
   problems.raise();
-  const Init init = Init::normal(0, o.init_std);
-  tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(o.padded_vocab(), o.hidden, layout, init,
-                                                                     o.vocab_size));
-  if (auto prompts = make_prompts(o, layout)) tokens_->set_adapter(std::move(prompts));
-  if (o.positions == PositionKind::learned)
-    positions_ =
-        add("positions",
-            parallel::on_stream(std::make_shared<nn::Positions>(o.position_rows, o.hidden, init), layout));
-  embedding_dropout_ = add("embedding_dropout", std::make_shared<nn::Dropout>(o.embedding_dropout));
+  const autograd::Init init = c.init();
+  tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(c.padded_vocab(), c.hidden_size, layout,
+                                                                     init, c.vocab_size));
+  if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
+  if (c.position == config::Positions::learned)
+    positions_ = add(
+        "positions",
+        parallel::on_stream(std::make_shared<nn::Positions>(c.max_positions, c.hidden_size, init), layout));
+  embedding_dropout_ =
+      add("embedding_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
-  const auto pooled = o.experts.losses.kind == parallel::BalanceLoss::pooled
-                          ? std::make_shared<parallel::PooledChoices>()
-                          : nullptr;
-  for (std::int64_t i = 0; i < o.layers; ++i)
-    blocks_->append(std::make_shared<TransformerBlock>(o, i, layout, pooled));
-  norm_ = add("norm", make_norm(o, layout));
+  const auto pooled =
+      c.moe.aux_loss_type == BalanceLoss::pooled ? std::make_shared<parallel::PooledChoices>() : nullptr;
+  for (std::int64_t i = 0; i < c.num_layers; ++i)
+    blocks_->append(std::make_shared<TransformerBlock>(c, i, layout, pooled));
+  norm_ = add("norm", make_norm(c, layout));
   head_ = add("head", std::make_shared<parallel::ColumnLinear>(
-                          o.hidden, o.padded_vocab(), layout,
+                          c.hidden_size, c.padded_vocab(), layout,
                           nn::LinearOptions{.bias = false,
                                             .init = init,
                                             .packing = tokens_->weight()->packing,
-                                            .tied = o.tied_embeddings ? tokens_->weight() : nullptr}));
+                                            .tied = c.tie_embeddings ? tokens_->weight() : nullptr}));
   append_part(positions_ ? std::vector<std::shared_ptr<nn::Module>>{tokens_, positions_, embedding_dropout_}
                          : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
   append_part({norm_, head_});
-  if (o.adapter.type == config::AdapterType::none) return;
+  if (c.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
     if (dynamic_cast<parallel::LinearAdapter*>(&module) || dynamic_cast<parallel::Prompts*>(&module) ||
         dynamic_cast<parallel::Bottlenecks*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
-  if (o.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
+  if (c.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
     blocks_->for_each([](nn::Module& module) {
       if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module)) layer->weight()->int8 = true;
       if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->int8 = true;
@@ -125,9 +125,9 @@ void Gpt::check_tokens(const Tensor& tokens) const {
   if (tokens.dtype() != DType::i32 || tokens.shape().rank() != 2)
     fail(ErrorKind::data, "tokens must be int32 [batch, seq], not ", name_of(tokens.dtype()), " ",
          tokens.shape().str());
-  if (tokens.shape()[1] > options_.max_seq)
-    fail(ErrorKind::data, "a sequence of ", tokens.shape()[1], " tokens is longer than the model's max_seq ",
-         options_.max_seq);
+  if (tokens.shape()[1] > config_.seq_length)
+    fail(ErrorKind::data, "a sequence of ", tokens.shape()[1],
+         " tokens is longer than the model's seq_length ", config_.seq_length);
 }
 
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
@@ -201,11 +201,11 @@ namespace {
 
 /// While it lives, what is put on a tape keeps its dtype: scores are differences of numbers that the model's
 /// own would round away.
-struct AsTheyAre {
-  explicit AsTheyAre(Tape& on) : tape(on), input_dtype(std::exchange(on.input_dtype, {})) {}
-  ~AsTheyAre() { tape.input_dtype = input_dtype; }
-  AsTheyAre(const AsTheyAre&) = delete;
-  AsTheyAre& operator=(const AsTheyAre&) = delete;
+struct KeepDtypes {
+  explicit KeepDtypes(Tape& on) : tape(on), input_dtype(std::exchange(on.input_dtype, {})) {}
+  ~KeepDtypes() { tape.input_dtype = input_dtype; }
+  KeepDtypes(const KeepDtypes&) = delete;
+  KeepDtypes& operator=(const KeepDtypes&) = delete;
   Tape& tape;
   std::optional<DType> input_dtype;
 };
@@ -215,14 +215,14 @@ struct AsTheyAre {
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
-  const AsTheyAre keep(tape);
+  const KeepDtypes keep(tape);
   const auto head = [&](const Var& x) {
     const Tensor& all = x.value();
     const std::int64_t width = all.shape().back(), n = rows.numel();
     const Var picked = autograd::take_rows(tape.input(all.reshape({all.numel() / width, width})), rows);
     const Var sequence = tape.input((*norm_)(tape, picked).value().reshape({1, n, width}));
     return tape.input(parallel::vocab_scores(sequence, tape.parameter(head_->weight()),
-                                             labels.reshape({1, n}), options_.vocab_size, layout_));
+                                             labels.reshape({1, n}), config_.vocab_size, layout_));
   };
   return scores(tape, tokens, head).value();
 }
@@ -242,7 +242,7 @@ Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
   return parallel::vocab_cross_entropy((*norm_)(tape, x), tape.parameter(head_->weight()),
                                        parallel::inner_part(tape.kernels(), labels, layout_),
-                                       options_.vocab_size, layout_);
+                                       config_.vocab_size, layout_);
 }
 
 }  // namespace sherd::models

@@ -5,9 +5,10 @@
 // To change, look at:
 // - a decoder and its blocks: gpt.cpp, transformer_block.cpp
 // - add a family: docs/recipes.md, "A model family"
-// - files of Hugging Face, PEFT and AdapterHub: hub/
-// - adapters: which modules, names in files: adapters/adapters.cpp; merging: adapters/merged_weights.cpp;
-//   prompts, and what they begin as: adapters/prompt_weights.h; the layers: sharding/parallel/adapters/
+// - families: families/, a file each; files of Hugging Face, PEFT and AdapterHub: hub/
+// - adapters as modules: adapters/adapters.cpp; which modules have one, names in files: hub/adapter_names.cpp;
+//   merging: adapters/merged_weights.cpp; prompts, and what they begin as: adapters/prompt_weights.h; the
+//   layers: sharding/parallel/adapters/
 // - generation: inference/generate.cpp; the next token, stop strings: inference/sampling.cpp; how likely
 //   texts are: inference/score.cpp
 
@@ -19,22 +20,22 @@
 namespace sherd::models {
 
 /// Adds to `problems` whatever the ranks of a layout cannot share evenly: heads, the feed-forward width,
-/// sequences, the vocabulary. Resolved options.
-void check_layout(const GptOptions& options, const parallel::Layout& layout, Problems& problems);
+/// sequences, the vocabulary. `config` must be resolved.
+void check_layout(const GptConfig& config, const parallel::Layout& layout, Problems& problems);
 
-/// A decoder-only language model, GPT-2's or Llama's style by its options. Parts: "tokens", "positions"
+/// A decoder-only language model, GPT-2's or Llama's style by its configuration. Parts: "tokens", "positions"
 /// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
-/// A list of parts: the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
-/// recompute too. With an adapter (GptOptions::adapter) its parameters alone are trainable; a prompt's
-/// virtual tokens are ids behind the padded vocabulary, which callers put in front of texts.
+/// As a layered model its parts are the embeddings, each block, norm and head. Each is a unit of sharding, a
+/// block one of recompute too. With an adapter (GptConfig::adapter) its parameters alone are trainable; a
+/// prompt's virtual tokens are ids behind the padded vocabulary, which callers put in front of texts.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
-  /// where the options do not fit each other, or cannot be shared by the ranks.
-  explicit Gpt(const GptOptions& options, const parallel::Layout& layout = {});
+  /// where the keys do not fit each other, or cannot be shared by the ranks.
+  explicit Gpt(const GptConfig& config, const parallel::Layout& layout = {});
 
-  /// The resolved options.
-  const GptOptions& options() const { return options_; }
+  /// The configuration that the model was built from, resolved.
+  const GptConfig& config() const { return config_; }
   /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
   /// padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the layout gives all
   /// tokens and gets all scores, and must do the same with them; of the stages of a pipeline, all too, on
@@ -47,7 +48,7 @@ class Gpt : public nn::LayeredModel {
   /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, and for layouts that
   /// cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
   tensor::Tensor next_logits(Tape& tape, const tensor::Tensor& tokens);
-  /// What the scores of `labels` are made of, as parallel::vocab_scores() says: labels[i] follows row rows[i]
+  /// The parts of the scores of `labels`, as parallel::vocab_scores() says: labels[i] follows row rows[i]
   /// of the batch's batch·seq rows; both int32 [n]. Every rank calls it alike, and all get the result. Not
   /// recorded. Layouts as of next_logits(); with a key cache the batch's rows continue its texts.
   tensor::Tensor label_scores(Tape& tape, const tensor::Tensor& tokens, const tensor::Tensor& rows,
@@ -69,10 +70,10 @@ class Gpt : public nn::LayeredModel {
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
-  /// What `head` makes of the stream behind the blocks, on all ranks.
+  /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);
 
-  GptOptions options_;
+  GptConfig config_;
   parallel::Layout layout_;
   std::shared_ptr<parallel::VocabEmbedding> tokens_;
   std::shared_ptr<nn::Positions> positions_;

@@ -6,19 +6,19 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Init;
-
 using autograd::Packing;
+using config::Norm;
+using config::Positions;
 
 /// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
-Packing qkv_packing(const GptOptions& o) {
-  Packing packing{.tensors = {{}, {}, {}}, .published_as_one = o.positions == PositionKind::learned};
+Packing qkv_packing(const GptConfig& c) {
+  Packing packing{.tensors = {{}, {}, {}}, .published_as_one = c.position == Positions::learned};
   auto& out = packing.tensors;
-  const std::int64_t queries = o.heads / o.kv_heads * o.head_dim;
-  for (std::int64_t begin = 0; begin < o.qkv_width(); begin += queries + 2 * o.head_dim) {
-    const std::int64_t key = begin + queries, value = key + o.head_dim;
+  const std::int64_t queries = c.num_heads / c.num_kv_heads * c.head_dim;
+  for (std::int64_t begin = 0; begin < c.qkv_width(); begin += queries + 2 * c.head_dim) {
+    const std::int64_t key = begin + queries, value = key + c.head_dim;
     out[0].push_back({begin, key}), out[1].push_back({key, value});
-    out[2].push_back({value, value + o.head_dim});
+    out[2].push_back({value, value + c.head_dim});
   }
   return packing;
 }
@@ -30,36 +30,36 @@ Packing gated_packing(std::int64_t width) {
 
 }  // namespace
 
-std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::Layout& layout) {
+std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::Layout& layout) {
   std::shared_ptr<nn::Layer> norm;
-  if (options.norm == Norm::rms_norm)
-    norm = std::make_shared<nn::RmsNorm>(options.hidden, options.norm_eps);
+  if (config.norm == Norm::rmsnorm)
+    norm = std::make_shared<nn::RmsNorm>(config.hidden_size, config.norm_epsilon);
   else
-    norm = std::make_shared<nn::LayerNorm>(options.hidden, options.norm_eps);
+    norm = std::make_shared<nn::LayerNorm>(config.hidden_size, config.norm_epsilon);
   return parallel::on_stream(std::move(norm), layout);
 }
 
-SelfAttention::SelfAttention(const GptOptions& o, const parallel::Layout& layout)
+SelfAttention::SelfAttention(const GptConfig& c, const parallel::Layout& layout)
     : layout_(layout),
-      geometry_(o.geometry()),
-      rotary_(o.positions == PositionKind::rotary ? std::optional(o.rotary) : std::nullopt),
-      norm_eps_(o.norm_eps),
-      qkv_(add("qkv",
-               std::make_shared<parallel::ColumnLinear>(
-                   o.hidden, o.qkv_width(), layout,
-                   nn::LinearOptions{
-                       .bias = o.qkv_bias, .init = Init::normal(0, o.init_std), .packing = qkv_packing(o)}))),
+      geometry_(c.attention()),
+      rotary_(c.position == Positions::rotary ? std::optional(c.rotary()) : std::nullopt),
+      norm_eps_(c.norm_epsilon),
+      qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
+                          c.hidden_size, c.qkv_width(), layout,
+                          nn::LinearOptions{
+                              .bias = c.has_qkv_bias(), .init = c.init(), .packing = qkv_packing(c)}))),
       projection_(add("projection", std::make_shared<parallel::RowLinear>(
-                                        o.heads * o.head_dim, o.hidden, layout,
-                                        nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))),
-      dropout_(add("dropout", std::make_shared<nn::Dropout>(o.attention_dropout))) {
+                                        c.num_heads * c.head_dim, c.hidden_size, layout,
+                                        nn::LinearOptions{.bias = c.bias, .init = c.output_init()}))),
+      dropout_(add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.attention_dropout)))) {
   using Cut = parallel::AdaptedLayer::Cut;
-  const std::int64_t width = o.heads * o.head_dim;
-  qkv_->set_adapter(make_adapter(o, "attention.qkv", {o.qkv_width(), o.hidden}, Cut::outputs, layout));
-  projection_->set_adapter(make_adapter(o, "attention.projection", {o.hidden, width}, Cut::inputs, layout));
-  if (!o.qk_norm) return;
-  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
-  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(o.head_dim, o.norm_eps));
+  const std::int64_t width = c.num_heads * c.head_dim;
+  qkv_->set_adapter(make_adapter(c, "attention.qkv", {c.qkv_width(), c.hidden_size}, Cut::outputs, layout));
+  projection_->set_adapter(
+      make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout));
+  if (!c.qk_norm) return;
+  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon));
+  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon));
   // Tensor ranks have other heads each.
   for (const auto& norm : {query_norm_, key_norm_})
     norm->weight()->partial_gradient = layout.tensor_size() > 1;
@@ -77,26 +77,26 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
   return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 
-FeedForward::FeedForward(const GptOptions& o, std::int64_t width, const parallel::Layout& layout)
-    : gated_(o.mlp == Mlp::swiglu),
+FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
+    : gated_(c.gated()),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
-                        o.hidden, gated_ ? 2 * width : width, layout,
-                        nn::LinearOptions{.bias = o.bias,
-                                          .activation = fused_activation(o.mlp),
-                                          .init = Init::normal(0, o.init_std),
+                        c.hidden_size, gated_ ? 2 * width : width, layout,
+                        nn::LinearOptions{.bias = c.bias,
+                                          .activation = c.fused_activation(),
+                                          .init = c.init(),
                                           .packing = gated_ ? gated_packing(width) : Packing()},
                         gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
-      down_(add("down",
-                std::make_shared<parallel::RowLinear>(
-                    width, o.hidden, layout, nn::LinearOptions{.bias = o.bias, .init = o.output_init()}))) {}
+      down_(add("down", std::make_shared<parallel::RowLinear>(
+                            width, c.hidden_size, layout,
+                            nn::LinearOptions{.bias = c.bias, .init = c.output_init()}))) {}
 
-void FeedForward::set_adapters(const GptOptions& o, const parallel::Layout& layout) {
+void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layout) {
   using Cut = parallel::AdaptedLayer::Cut;
-  const std::int64_t width = o.ffn_hidden;
+  const std::int64_t width = c.ffn_hidden_size;
   const auto blocks = gated_ ? std::vector{width, width} : std::vector<std::int64_t>{};
   up_->set_adapter(
-      make_adapter(o, "mlp.up", {gated_ ? 2 * width : width, o.hidden}, Cut::outputs, layout, blocks));
-  down_->set_adapter(make_adapter(o, "mlp.down", {o.hidden, width}, Cut::inputs, layout));
+      make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs, layout, blocks));
+  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout));
 }
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
@@ -105,29 +105,27 @@ Var FeedForward::forward(Tape& tape, const Var& x) {
   return (*down_)(tape, wide);
 }
 
-ExpertsAndShared::ExpertsAndShared(const GptOptions& o, const parallel::Layout& layout,
+ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
-    : parallel::Moe(o.moe(std::move(pooled)), layout) {
-  const ExpertsOptions& e = o.experts;
+    : parallel::Moe(c.experts(std::move(pooled)), layout) {
+  const config::Moe& e = c.moe;
   const auto gate = [&](std::int64_t outputs, bool bias) {
-    return parallel::on_stream(
-        std::make_shared<nn::Linear>(o.hidden, outputs,
-                                     nn::LinearOptions{.bias = bias, .init = Init::normal(0, o.init_std)}),
-        layout);
+    return parallel::on_stream(std::make_shared<nn::Linear>(
+                                   c.hidden_size, outputs, nn::LinearOptions{.bias = bias, .init = c.init()}),
+                               layout);
   };
-  if (e.shared > 0)
-    shared_ = add("shared", std::make_shared<FeedForward>(o, e.shared * e.ffn_hidden, layout));
-  if (shared_ && e.shared_gate) shared_gate_ = add("shared_gate", gate(1, false));
-  if (!e.residual) return;
-  dense_ = add("dense", std::make_shared<FeedForward>(o, o.ffn_hidden, layout));
+  if (e.shared_experts > 0)
+    shared_ = add("shared", std::make_shared<FeedForward>(c, e.shared_experts * e.ffn_hidden_size, layout));
+  if (shared_ && e.shared_expert_gate) shared_gate_ = add("shared_gate", gate(1, false));
+  if (!e.use_residual) return;
+  dense_ = add("dense", std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout));
   coefficient_ = add("coefficient", gate(2, true));
 }
 
 namespace {
 
 /// The parts' rows, each times the score that the gate's output of the same number has.
-Var weighed(Tape& tape, const Var& x, nn::Linear& gate, tensor::RouterScores scores,
-            const std::vector<Var>& parts) {
+Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, const std::vector<Var>& parts) {
   const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
   const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
   const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
@@ -151,40 +149,40 @@ Var weighed(Tape& tape, const Var& x, nn::Linear& gate, tensor::RouterScores sco
 
 Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   const Var routed = parallel::Moe::forward(tape, x);
-  if (dense_)
-    return weighed(tape, x, *coefficient_, tensor::RouterScores::softmax, {routed, (*dense_)(tape, x)});
+  if (dense_) return weighed(tape, x, *coefficient_, RouterScores::softmax, {routed, (*dense_)(tape, x)});
   if (!shared_) return routed;
   Var beside = (*shared_)(tape, x);
-  if (shared_gate_) beside = weighed(tape, x, *shared_gate_, tensor::RouterScores::sigmoid, {beside});
+  if (shared_gate_) beside = weighed(tape, x, *shared_gate_, RouterScores::sigmoid, {beside});
   return autograd::add(routed, beside);
 }
 
 namespace {
 
-/// The feed-forward part of a block without experts. Of a model that has some in other blocks adapters are in
-/// the attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptOptions& o, const parallel::Layout& layout) {
-  auto out = std::make_shared<FeedForward>(o, o.ffn_hidden, layout);
-  if (o.experts.count == 0) out->set_adapters(o, layout);
+/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
+/// its attention alone.
+std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
+  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
+  if (c.moe.experts == 0) out->set_adapters(c, layout);
   return out;
 }
 
 }  // namespace
 
-TransformerBlock::TransformerBlock(const GptOptions& o, std::int64_t index, const parallel::Layout& layout,
+TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
     : layout_(layout),
-      norm_1_(add("norm_1", make_norm(o, layout))),
+      norm_1_(add("norm_1", make_norm(c, layout))),
       norm_2_(nullptr),
-      attention_(add("attention", std::make_shared<SelfAttention>(o, layout))),
-      attention_dropout_(add("attention_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout))) {
-  norm_2_ = add("norm_2", make_norm(o, layout));
-  if (o.experts.in(index))
-    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(o, layout, std::move(pooled)));
+      attention_(add("attention", std::make_shared<SelfAttention>(c, layout))),
+      attention_dropout_(
+          add("attention_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)))) {
+  norm_2_ = add("norm_2", make_norm(c, layout));
+  if (c.moe.in(index))
+    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
   else
-    mlp_ = add("mlp", dense_part(o, layout));
-  mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(o.hidden_dropout));
-  if (auto adapter = make_bottlenecks(o, layout)) adapter_ = add("adapter", std::move(adapter));
+    mlp_ = add("mlp", dense_part(c, layout));
+  mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
+  if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));
 }
 
 Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::Part part, const Var& x, const Var& y,

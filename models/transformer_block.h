@@ -1,6 +1,6 @@
 #pragma once
 
-#include "models/gpt_options.h"
+#include "models/gpt_config.h"
 #include "nn/layers.h"
 #include "sharding/parallel/adapters/bottleneck.h"
 #include "sharding/parallel/attention.h"
@@ -18,8 +18,8 @@ using autograd::Var;
 /// Tensor ranks have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
-  /// `options` must be resolved.
-  SelfAttention(const GptOptions& options, const parallel::Layout& layout);
+  /// `config` must be resolved.
+  SelfAttention(const GptConfig& config, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -38,9 +38,9 @@ class SelfAttention : public nn::Layer {
 /// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".
 class FeedForward : public nn::Layer {
  public:
-  FeedForward(const GptOptions& options, std::int64_t width, const parallel::Layout& layout);
-  /// Adapters for that of a dense block, as `options` ask for them.
-  void set_adapters(const GptOptions& options, const parallel::Layout& layout);
+  FeedForward(const GptConfig& config, std::int64_t width, const parallel::Layout& layout);
+  /// Adapters for the part of a dense block, as `config` asks for them.
+  void set_adapters(const GptConfig& config, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -56,7 +56,7 @@ class FeedForward : public nn::Layer {
 /// "dense", where the two are weighed by a softmax of "coefficient", a linear layer of two outputs.
 class ExpertsAndShared : public parallel::Moe {
  public:
-  ExpertsAndShared(const GptOptions& options, const parallel::Layout& layout,
+  ExpertsAndShared(const GptConfig& config, const parallel::Layout& layout,
                    std::shared_ptr<parallel::PooledChoices> pooled);
 
  protected:
@@ -72,8 +72,9 @@ class ExpertsAndShared : public parallel::Moe {
 /// result: this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
-  /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptOptions::moe().
-  TransformerBlock(const GptOptions& options, std::int64_t index, const parallel::Layout& layout,
+  /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptConfig::experts() takes
+  /// it.
+  TransformerBlock(const GptConfig& config, std::int64_t index, const parallel::Layout& layout,
                    std::shared_ptr<parallel::PooledChoices> pooled = nullptr);
 
  protected:
@@ -91,7 +92,7 @@ class TransformerBlock : public nn::Layer {
   std::shared_ptr<parallel::Bottlenecks> adapter_;  ///< null: none
 };
 
-/// The norm that `options` asks for, of the stream.
-std::shared_ptr<nn::Layer> make_norm(const GptOptions& options, const parallel::Layout& layout);
+/// The norm of the stream that `config` asks for.
+std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::Layout& layout);
 
 }  // namespace sherd::models

@@ -23,8 +23,7 @@ ShardingOptions make_sharding_options(const config::Config& config) {
   options.reduce_bucket = config.zero.reduce_bucket_size;
   options.gather_bucket = config.zero.allgather_bucket_size;
   options.overlap = config.zero.overlap_comm;
-  options.reduction = config.parallel.reduction == config::Reduction::native ? comm::Reduction::native
-                                                                             : comm::Reduction::ordered;
+  options.reduction = config.parallel.reduction;
   options.optimizer_offload_ratio = config.zero.offload_optimizer.ratio;
   options.parameters_in_host = config.zero.offload_param.max_in_cpu;
   options.parameter_buffers = static_cast<int>(config.zero.offload_param.buffer_count);

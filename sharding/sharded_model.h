@@ -65,7 +65,7 @@ struct ShardingOptions {
   bool overlap = false;
   /// Native: by the backend's own collectives where it has them, and one rank accumulates where backward
   /// writes.
-  comm::Reduction reduction = comm::Reduction::ordered;
+  Reduction reduction = Reduction::ordered;
   double optimizer_offload_ratio = 1;  ///< share of the elements whose optimizer states leave the device
   /// Elements per rank that stay in the host tier although NVMe is asked for.
   std::int64_t parameters_in_host = 0;

@@ -84,8 +84,9 @@ class WeightReader {
 
 int run(int argc, char** argv) {
   const GenerateSettings s = parse(argc, argv);
-  models::GptOptions o = s.style == "llama" ? models::GptOptions::llama() : models::GptOptions();
-  o.vocab_size = s.vocab, o.max_seq = s.seq, o.hidden = s.hidden, o.layers = s.layers, o.heads = s.heads;
+  models::GptConfig o = s.style == "llama" ? models::GptConfig::of_family("llama") : models::GptConfig();
+  o.vocab_size = s.vocab, o.seq_length = s.seq, o.hidden_size = s.hidden, o.num_layers = s.layers;
+  o.num_heads = s.heads;
   test::Cpu cpu(s.threads);
   models::Gpt model(o);
   for (const auto& p : model.parameters()) p->trainable = false;

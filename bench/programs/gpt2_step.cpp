@@ -20,7 +20,7 @@ struct Gpt2Settings {
   int threads = 2, steps = 3, warmup = 1, heads = 12;
   std::int64_t batch = 4, seq = 512, layers = 12, hidden = 768, vocab = 50257, vocab_multiple = 128;
   float dropout = 0;
-  models::GptOptions options;
+  models::GptConfig options;
 };
 
 Gpt2Settings parse(int argc, char** argv) {
@@ -34,7 +34,7 @@ Gpt2Settings parse(int argc, char** argv) {
       .value("style",
              [&](const std::string& text) {
                require(text == "gpt2" || text == "llama", "--style takes gpt2 or llama, not '", text, "'");
-               s.options = text == "llama" ? models::GptOptions::llama() : models::GptOptions();
+               s.options = text == "llama" ? models::GptConfig::of_family("llama") : models::GptConfig();
              })
       .value("recompute", s.recompute)
       .value("threads", s.threads)
@@ -51,16 +51,17 @@ Gpt2Settings parse(int argc, char** argv) {
       .parse(argc, argv);
   require(parse_dtype(s.mode).has_value() && s.steps > 0,
           "--mode must be fp32 or bf16, and --steps positive");
-  s.options.vocab_size = s.vocab, s.options.vocab_multiple = s.vocab_multiple, s.options.max_seq = s.seq;
-  s.options.hidden = s.hidden, s.options.layers = s.layers, s.options.heads = s.heads;
-  s.options.embedding_dropout = s.options.attention_dropout = s.options.hidden_dropout = s.dropout;
+  s.options.vocab_size = s.vocab, s.options.pad_vocab_to_multiple_of = s.vocab_multiple,
+  s.options.seq_length = s.seq;
+  s.options.hidden_size = s.hidden, s.options.num_layers = s.layers, s.options.num_heads = s.heads;
+  s.options.embedding_dropout = s.options.attention_dropout = s.options.dropout = s.dropout;
   return s;
 }
 
-autograd::Recompute recompute_of(const std::string& name) {
-  if (name == "selective") return autograd::Recompute::selective;
+Recompute recompute_of(const std::string& name) {
+  if (name == "selective") return Recompute::selective;
   require(name == "none" || name == "full", "--recompute takes none, selective or full");
-  return name == "full" ? autograd::Recompute::full : autograd::Recompute::none;
+  return name == "full" ? Recompute::full : Recompute::none;
 }
 
 /// AdamW on fp32 masters after clipping to norm 1, as the peer has it.

@@ -19,7 +19,7 @@
 #include "config/config.h"
 #include "engine/initialize.h"
 #include "engine/token_data.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 
 namespace {
 
@@ -36,7 +36,7 @@ class Saving {
   Saving(const SaveCostSettings& s, const DistributedPtr& dist)
       : s_(s),
         config_(config::parse_files(s.files, s.overrides)),
-        shape_(models::gpt_options(config_, engine::vocabulary_size(config_))),
+        shape_(models::gpt_config(config_, engine::vocabulary_size(config_))),
         folder_(std::filesystem::path(s.path) / cat("save_cost.", ::getpid())) {
     config_.data.reset();  // which random ids stand for
     engine_ = initialize({.dist = dist,
@@ -123,7 +123,7 @@ class Saving {
     engine_->save_checkpoint(folder_.string(), engine::SaveOptions{.async = async, .keep_last = 1});
   }
   tensor::Tensor random_ids(std::uint64_t stream) {
-    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.max_seq};
+    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.seq_length};
     std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
     for (std::size_t i = 0; i < ids.size(); ++i)
       ids[i] = static_cast<std::int32_t>(philox({9, stream}, i)[0] %
@@ -133,7 +133,7 @@ class Saving {
 
   const SaveCostSettings& s_;
   config::Config config_;
-  models::GptOptions shape_;
+  models::GptConfig shape_;
   std::filesystem::path folder_;
   std::unique_ptr<Engine> engine_;
   tensor::Batch batch_;

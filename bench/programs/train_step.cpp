@@ -23,7 +23,7 @@
 #include "engine/initialize.h"
 #include "engine/setup/gpu_sharing.h"
 #include "engine/token_data.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 
 namespace {
 
@@ -41,7 +41,7 @@ class TrainedModel {
  public:
   TrainedModel(const TrainSettings& s, const DistributedPtr& dist)
       : config_(config::parse_files(s.files, s.overrides)),
-        shape_(models::gpt_options(config_, engine::vocabulary_size(config_))) {
+        shape_(models::gpt_config(config_, engine::vocabulary_size(config_))) {
     config_.data.reset();  // which random ids stand for
     const double build = bench::seconds_of([&] {
       engine_ = initialize({.dist = dist,
@@ -90,8 +90,8 @@ class TrainedModel {
         << name_of(engine_->config().precision.compute)
         << "\", \"parameters\": " << shape_.num_parameters(false)
         << ", \"micro_batch\": " << batch.micro_batch_size
-        << ", \"accumulation\": " << batch.gradient_accumulation_steps << ", \"seq\": " << shape_.max_seq
-        << ", \"tokens_per_step\": " << batch.train_batch_size * shape_.max_seq
+        << ", \"accumulation\": " << batch.gradient_accumulation_steps << ", \"seq\": " << shape_.seq_length
+        << ", \"tokens_per_step\": " << batch.train_batch_size * shape_.seq_length
         << ", \"flops_per_token\": " << flops(models::AttentionFlops::causal_half)
         << ", \"flops_per_token_full_attention\": " << flops(models::AttentionFlops::full)
         << ", \"peak_flops\": " << peak() << ", \"build_s\": " << build_seconds_ << "}";
@@ -139,11 +139,13 @@ class TrainedModel {
     return tensor::to_host(engine_->device(), x).data<std::int32_t>()[0];
   }
 
-  double tokens_per_step() const { return static_cast<double>(engine_->train_batch_size() * shape_.max_seq); }
+  double tokens_per_step() const {
+    return static_cast<double>(engine_->train_batch_size() * shape_.seq_length);
+  }
 
  private:
   tensor::Tensor random_ids(std::uint64_t stream) {
-    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.max_seq};
+    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.seq_length};
     std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
     for (std::size_t i = 0; i < ids.size(); ++i)
       ids[i] = static_cast<std::int32_t>(philox({9, stream}, i)[0] %
@@ -151,7 +153,7 @@ class TrainedModel {
     return tensor::Tensor::of<std::int32_t>(engine_->device(), shape, ids);
   }
   double flops(models::AttentionFlops convention) const {
-    return models::flops_per_token(shape_, shape_.max_seq, convention);
+    return models::flops_per_token(shape_, shape_.seq_length, convention);
   }
   /// The GPU's, as MFU counts it; 0 on a processor and where it is unknown.
   double peak() const {
@@ -163,7 +165,7 @@ class TrainedModel {
   }
 
   config::Config config_;
-  models::GptOptions shape_;
+  models::GptConfig shape_;
   double build_seconds_ = 0;
   std::unique_ptr<Engine> engine_;
   tensor::Batch batch_;

@@ -4,62 +4,40 @@
 #include <string>
 #include <vector>
 
-#include "models/hub/hugging_face.h"
+#include "models/gpt_config.h"
 #include "nn/weight_source.h"
 #include "sharding/parallel/adapters/adapters.h"
 #include "sharding/parallel/adapters/bottleneck.h"
 #include "sharding/parallel/adapters/prompts.h"
 
-// Adapters of Gpt's layers, by the modules as which these are published: a weight that packs several gets
-// what PEFT gives each of them.
+// Adapters of Gpt's layers, as its modules; models/hub/adapter_names.h says where they are in published
+// files.
 namespace sherd::models {
 
 /// Whether a parameter of Gpt is an adapter's: "blocks.0.attention.qkv.adapter.lora_A".
 bool is_adapter(const std::string& parameter);
 
-/// The stem of the files' names in which adapters of a type are published: PEFT's, or AdapterHub's.
-std::string adapter_stem(config::AdapterType type);
-
-/// What the adapter trains, and what stays as it is, of a model's parameters.
+/// The parameters of a model that its adapter trains, and those that stay as they are.
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
 std::vector<nn::ParameterPtr> base_parameters(const std::vector<nn::ParameterPtr>& all);
 
-/// The options that `adapter` asks of the resolved model `options`, published as `family`. Throws
-/// Error{config} for targets that there are not, with a list of those that there are.
-AdapterOptions adapter_options(const config::Adapter& adapter, const GptOptions& options,
-                               config::ModelType family);
-
 /// The adapter of part `part` of a block ("attention.qkv"), whose weight is [out, in]; null where it has
 /// none.
-std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptOptions& options, const std::string& part,
+std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& part,
                                                       const tensor::Shape& weight,
                                                       parallel::AdaptedLayer::Cut cut,
                                                       const parallel::Layout& layout,
                                                       std::vector<std::int64_t> blocks = {});
 
 /// The networks in a block; null where it has none.
-std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptOptions& options,
+std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,
                                                         const parallel::Layout& layout);
 
 /// The prompts of the model's embeddings; null where it has none.
-std::shared_ptr<parallel::Prompts> make_prompts(const GptOptions& options, const parallel::Layout& layout);
+std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const parallel::Layout& layout);
 
-/// Where PEFT has a parameter of prompts, "prompt". Throws Error{usage} for another kind: of p-tuning's
-/// network PEFT keeps nothing.
-PublishedParameter published_prompt(const GptOptions& options, const std::string& kind);
-
-/// Where AdapterHub has a parameter of the networks in a block, "mlp_down.weight"; `block`: the block's own
-/// prefix, "model.layers.0.".
-PublishedParameter published_bottleneck(const GptOptions& options, const std::string& block,
-                                        const std::string& parameter);
-
-/// Where PEFT has an adapter's parameter `kind` ("lora_A", "lora_B", "ia3") of a layer with the published
-/// weight `weight`; `of_inputs`: IA³ multiplies what goes in. Throws Error{usage} for another kind.
-PublishedParameter published_adapter(const AdapterOptions& options, const PublishedParameter& weight,
-                                     const std::string& kind, bool of_inputs);
-
-/// The text of PEFT's adapter_config.json for the model; `base`: what it is an adapter of, or empty.
-std::string peft_config(const config::Adapter& adapter, const GptOptions& options, const std::string& base);
+/// Width of p-tuning's network.
+std::int64_t encoder_width(const GptConfig& config);
 
 /// A model's weights, of which some come from `base` and those of adapters from `adapter`; null: it has none,
 /// and they keep the values that they were drawn with. Both must outlive it.
@@ -77,13 +55,27 @@ class WithAdapter : public nn::WeightSource {
   nn::WeightSource* adapter_;
 };
 
-/// A layer's published weight and which of its tensors have an adapter.
-struct AdaptedWeight {
-  PublishedParameter weight;
-  std::vector<int> tensors;  ///< none: the layer has no adapter
-  bool of_inputs = false;    ///< IA³ multiplies what goes in
+/// The weights of a model without adapters that computes what `source`'s computes with them: W + scale·B·A of
+/// LoRA, and rows or columns times IA³'s factors, in fp32. `source` must outlive it.
+class MergedWeights : public nn::WeightSource {
+ public:
+  /// `config`: the model with its adapters.
+  MergedWeights(nn::WeightSource& source, const GptConfig& config, device::Device& device);
+  ~MergedWeights() override;
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override;
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override;
+  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
+
+ private:
+  struct Layer;
+  const Layer* layer_of(const std::string& name);
+  std::vector<float> whole(const std::string& name, const tensor::Shape& shape);
+
+  nn::WeightSource& source_;
+  GptConfig config_;
+  device::Device& device_;
+  std::unique_ptr<Layer> layer_;  ///< whose parameter was asked for last
 };
-/// Of the layer with that path, "blocks.0.attention.qkv"; no tensors for what is no linear layer of a block.
-AdaptedWeight adapted_weight(const GptOptions& options, const std::string& layer);
 
 }  // namespace sherd::models

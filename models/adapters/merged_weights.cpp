@@ -1,8 +1,8 @@
-#include "models/adapters/merged_weights.h"
+#include "models/adapters/adapters.h"
 
 #include <algorithm>
 
-#include "models/adapters/adapters.h"
+#include "models/hub/adapter_names.h"
 
 namespace sherd::models {
 
@@ -15,16 +15,16 @@ struct MergedWeights::Layer {
   std::int64_t columns = 0;
   std::vector<float> a, b, factors;
   bool of_inputs = false;
-  /// Of each row of the weight, which of lora_B or of the factors it has, and which target's lora_A; -1:
-  /// none.
+  /// For each row of the weight: which row of lora_B, or which of the factors, it has, and which target's
+  /// lora_A; -1: none.
   std::vector<std::int64_t> row_of, target_of;
 
   void merge(std::int64_t row, std::int64_t first, std::int64_t end, std::int64_t rank, float scale,
              float* to) const;
 };
 
-MergedWeights::MergedWeights(nn::WeightSource& source, const GptOptions& options, device::Device& device)
-    : source_(source), options_(options.resolved()), device_(device), layer_(std::make_unique<Layer>()) {}
+MergedWeights::MergedWeights(nn::WeightSource& source, const GptConfig& config, device::Device& device)
+    : source_(source), config_(config.resolved()), device_(device), layer_(std::make_unique<Layer>()) {}
 MergedWeights::~MergedWeights() = default;
 
 void MergedWeights::check(const std::vector<nn::ParameterPtr>&) const {}
@@ -42,8 +42,8 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   if (layer_->name == layer) return layer_->adapted ? layer_.get() : nullptr;
   *layer_ = {};
   layer_->name = layer;
-  const AdapterOptions& o = options_.adapter;
-  const auto [weight, tensors, of_inputs] = adapted_weight(options_, layer);
+  const config::Adapter& adapter = config_.adapter;
+  const auto [weight, tensors, of_inputs] = adapted_weight(config_, layer);
   if (tensors.empty()) return nullptr;
   Layer& out = *layer_;
   out.adapted = true, out.columns = weight.columns, out.of_inputs = of_inputs;
@@ -56,9 +56,9 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
     }
   }
   const std::string at = layer + ".adapter.";
-  if (o.type == config::AdapterType::lora) {
-    out.a = whole(at + "lora_A", {std::ssize(tensors) * o.rank, weight.columns});
-    out.b = whole(at + "lora_B", {held, o.rank});
+  if (adapter.type == config::AdapterType::lora) {
+    out.a = whole(at + "lora_A", {std::ssize(tensors) * adapter.lora.rank, weight.columns});
+    out.b = whole(at + "lora_B", {held, adapter.lora.rank});
   } else {
     out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
   }
@@ -95,8 +95,8 @@ void MergedWeights::read(const std::string& name, const tensor::Slice& slice, st
   const std::int64_t columns = bias ? 1 : layer->columns;
   for (std::int64_t i = 0; i < to.numel();) {
     const std::int64_t first = (begin + i) % columns, end = std::min(columns, first + to.numel() - i);
-    layer->merge((begin + i) / columns, first, end, options_.adapter.rank,
-                 static_cast<float>(options_.adapter.scale), to.data<float>() + i - first);
+    layer->merge((begin + i) / columns, first, end, config_.adapter.lora.rank,
+                 static_cast<float>(config_.adapter.lora.scale()), to.data<float>() + i - first);
     i += end - first;
   }
 }

@@ -37,27 +37,27 @@ std::vector<float> PromptSource::read_source(const std::string& name, const Shap
   return {values.data<float>(), values.data<float>() + count};
 }
 
-TaskPrompt::TaskPrompt(nn::WeightSource& source, const GptOptions& of_source, std::int64_t prompt,
+TaskPrompt::TaskPrompt(nn::WeightSource& source, const GptConfig& of_source, std::int64_t prompt,
                        device::Device& device)
-    : PromptSource(source, device), options_(of_source.resolved()), prompt_(prompt) {
-  require(prompt >= 0 && prompt < options_.adapter.prompts && options_.adapter.virtual_tokens > 0, "prompt ",
-          prompt, " of ", options_.adapter.prompts);
+    : PromptSource(source, device), config_(of_source.resolved()), prompt_(prompt) {
+  require(prompt >= 0 && prompt < config_.adapter.prompt.prompts() && config_.adapter.has_prompt(), "prompt ",
+          prompt, " of ", config_.adapter.prompt.prompts());
 }
 
-GptOptions TaskPrompt::options(const GptOptions& of_source) {
-  GptOptions out = of_source;
+GptConfig TaskPrompt::config(const GptConfig& of_source) {
+  GptConfig out = of_source;
   out.adapter.type = config::AdapterType::prompt_tuning;
-  out.adapter.prompts = 1, out.adapter.encoder_hidden = 0;
+  out.adapter.prompt.tasks.clear();
   return out;
 }
 
 void TaskPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
-  Gpt model(options_);
+  Gpt model(config_);
   model.assign_names();
   const bool whole = std::any_of(parameters.begin(), parameters.end(),
                                  [](const nn::ParameterPtr& p) { return !is_adapter(p->name); });
   source().check(whole ? model.parameters() : adapter_parameters(model.parameters()));
-  const Shape has{options_.adapter.virtual_tokens, options_.hidden};
+  const Shape has{config_.adapter.virtual_tokens(), config_.hidden_size};
   for (const nn::ParameterPtr& p : parameters)
     if (p->name == prompt_parameter && p->logical_slice().logical() != has)
       fail(ErrorKind::config, "training.adapter.virtual_tokens and the hidden size make a prompt ",
@@ -80,43 +80,43 @@ std::vector<float> TaskPrompt::layer(const std::vector<float>& x, const char* na
 }
 
 std::vector<float> TaskPrompt::make() {
-  const AdapterOptions& adapter = options_.adapter;
-  const std::int64_t width = options_.hidden, hidden = adapter.encoder_hidden,
-                     elements = adapter.virtual_tokens * width;
+  const config::Adapter& adapter = config_.adapter;
+  const std::int64_t width = config_.hidden_size, hidden = encoder_width(config_),
+                     elements = adapter.virtual_tokens() * width;
   const bool encoded = adapter.type == config::AdapterType::p_tuning;
   const std::vector<float> own =
       read_source(encoded ? "tokens.adapter.embedding" : prompt_parameter,
-                  {adapter.prompts * adapter.virtual_tokens, width}, prompt_ * elements, elements);
+                  {adapter.prompt.prompts() * adapter.virtual_tokens(), width}, prompt_ * elements, elements);
   if (!encoded) return own;
   return layer(layer(layer(own, "mlp_0", width, hidden, true), "mlp_2", hidden, hidden, true), "mlp_4",
                hidden, width, false);
 }
 
-VocabularyPrompt::VocabularyPrompt(nn::WeightSource& base, const GptOptions& options,
+VocabularyPrompt::VocabularyPrompt(nn::WeightSource& base, const GptConfig& config,
                                    std::vector<std::int32_t> ids, device::Device& device)
-    : PromptSource(base, device), options_(options.resolved()), ids_(std::move(ids)) {
+    : PromptSource(base, device), config_(config.resolved()), ids_(std::move(ids)) {
   for (const std::int32_t id : ids_)
-    require(id >= 0 && id < options_.vocab_size, "a prompt begins as the vector of id ", id, " of ",
-            options_.vocab_size);
+    require(id >= 0 && id < config_.vocab_size, "a prompt begins as the vector of id ", id, " of ",
+            config_.vocab_size);
 }
 
 void VocabularyPrompt::check(const std::vector<nn::ParameterPtr>& parameters) const {
   const auto rows = std::ssize(ids_);
   for (const nn::ParameterPtr& p : parameters)
-    require(p->name == prompt_parameter && p->logical_slice().logical() == Shape{rows, options_.hidden},
+    require(p->name == prompt_parameter && p->logical_slice().logical() == Shape{rows, config_.hidden_size},
             "ids of ", rows, " vectors for ", p->name, " ", p->logical_slice().logical().str());
 }
 
 /// In ascending order of ids, as sources are asked.
 std::vector<float> VocabularyPrompt::make() {
-  const std::int64_t width = options_.hidden;
+  const std::int64_t width = config_.hidden_size;
   std::vector<std::size_t> order(ids_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ids_[a] < ids_[b]; });
   std::vector<float> out(ids_.size() * static_cast<std::size_t>(width));
   for (const std::size_t i : order) {
     const std::vector<float> row =
-        read_source("tokens.weight", {options_.padded_vocab(), width}, ids_[i] * width, width);
+        read_source("tokens.weight", {config_.padded_vocab(), width}, ids_[i] * width, width);
     std::copy(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(i) * width);
   }
   return out;

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "models/gpt_options.h"
+#include "models/gpt_config.h"
 #include "nn/weight_source.h"
 
 // Where the vectors of a prompt come from, beside files and chance.
@@ -41,10 +41,10 @@ class PromptSource : public nn::WeightSource {
 class TaskPrompt : public PromptSource {
  public:
   /// `of_source`: the model whose weights, or whose adapter, `source` has; `prompt`: which of its prompts.
-  TaskPrompt(nn::WeightSource& source, const GptOptions& of_source, std::int64_t prompt,
+  TaskPrompt(nn::WeightSource& source, const GptConfig& of_source, std::int64_t prompt,
              device::Device& device);
-  /// What TaskPrompt's model is: `of_source` with one prompt.
-  static GptOptions options(const GptOptions& of_source);
+  /// The model that TaskPrompt's prompt is for: `of_source` with one prompt.
+  static GptConfig config(const GptConfig& of_source);
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
 
  private:
@@ -53,7 +53,7 @@ class TaskPrompt : public PromptSource {
   std::vector<float> layer(const std::vector<float>& x, const char* name, std::int64_t in, std::int64_t out,
                            bool relu) const;
 
-  GptOptions options_;
+  GptConfig config_;
   std::int64_t prompt_;
 };
 
@@ -61,7 +61,7 @@ class TaskPrompt : public PromptSource {
 class VocabularyPrompt : public PromptSource {
  public:
   /// `ids`: of all prompts' vectors, one behind the other. `base`: has the model's weights.
-  VocabularyPrompt(nn::WeightSource& base, const GptOptions& options, std::vector<std::int32_t> ids,
+  VocabularyPrompt(nn::WeightSource& base, const GptConfig& config, std::vector<std::int32_t> ids,
                    device::Device& device);
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
   bool has(const std::string& name) const override { return name == prompt_parameter; }
@@ -69,7 +69,7 @@ class VocabularyPrompt : public PromptSource {
  private:
   std::vector<float> make() override;
 
-  GptOptions options_;
+  GptConfig config_;
   std::vector<std::int32_t> ids_;
 };
 

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "config/model.h"
-#include "models/gpt_options.h"
+#include "models/families/family.h"
+#include "models/gpt_config.h"
 
 namespace sherd::models {
 
@@ -30,38 +30,34 @@ struct PublishedParameter {
   std::int64_t columns = 1;
 };
 
-/// Where the parameters of Gpt are in the state dicts of Hugging Face's transformers: GPT-2, Llama, Mistral,
-/// Qwen2, Qwen3, Mixtral, Qwen3-MoE, by the names under which models are published. Pure. Packed qkv has its
-/// queries, keys and values apart there, gate and up likewise, GPT-2's matrices are transposed, and rows that
-/// pad the vocabulary are left out.
+/// Where the parameters of Gpt are in the state dicts of Hugging Face's transformers, by the names under
+/// which its family is published (models/families). Pure. Packed qkv has its queries, keys and values apart
+/// there, or ungrouped, gate and up likewise; GPT-2's matrices are transposed; rows that pad the vocabulary
+/// are left out.
 class HuggingFaceLayout {
  public:
-  /// `family`: as which the model is published (config::published_as()); not given: gpt2 or llama by norm and
-  /// positions, mixtral where it has experts. Throws Error{config} for options that none has (learned
-  /// positions with RMSNorm, say).
-  explicit HuggingFaceLayout(const GptOptions& options, std::optional<config::ModelType> family = {});
+  /// The model's layout as published_as() says. Throws Error{config} for a model that no family can be.
+  explicit HuggingFaceLayout(const GptConfig& config);
 
-  config::ModelType family() const { return family_; }
-  bool tied() const { return options_.tied_embeddings; }
-  /// Of an adapter's parameters: where they are in PEFT's files, or AdapterHub's. Throws Error{usage} for a
+  const char* family() const { return family_->name; }
+  bool tied() const { return config_.tie_embeddings; }
+  /// An adapter's parameters are where PEFT's files have them, or AdapterHub's. Throws Error{usage} for a
   /// name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
-  /// What published files may lack in front of all names but the head's: "transformer." or "model.".
-  const char* prefix() const { return gpt2_ ? "transformer." : "model."; }
+  /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".
+  const std::string& prefix() const { return names().prefix; }
 
  private:
-  /// What stands in front of names in a block.
+  const TensorNames& names() const { return family_->names; }
+  /// The part in front of names in a block: "model.layers.0.".
   std::string at_block(const std::string& block) const;
-  PublishedParameter of_block(const std::string& parameter, const std::string& layer, const std::string& part,
-                              const std::string& kind) const;
+  std::optional<PublishedParameter> of_block(const std::string& layer, const std::string& part,
+                                             const std::string& kind) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
-  std::optional<PublishedParameter> of_mlp(const std::string& at, const std::string& part,
-                                           const std::string& kind) const;
-  PublishedParameter of_expert(const std::string& at, const std::string& expert, bool up) const;
+  std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part) const;
 
-  GptOptions options_;
-  config::ModelType family_;
-  bool gpt2_;
+  GptConfig config_;
+  const Family* family_;
 };
 
 }  // namespace sherd::models

@@ -59,7 +59,7 @@ HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFace
 
 std::string HuggingFaceWeights::found_as(const std::string& name) const {
   if (name == table_is_head_) return head_name;
-  const std::string prefix = layout_.prefix();
+  const std::string& prefix = layout_.prefix();
   return !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
 
@@ -117,7 +117,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
   list(problems, "not the model's are", unexpected);
   if (!problems.empty())
     fail(ErrorKind::data, "the tensors in ", files_.path().string(), " are not the weights of this model (",
-         config::name_of(layout_.family()), "): ", problems);
+         layout_.family(), "): ", problems);
   if (tied) require_tied(head, table);
 }
 

@@ -35,7 +35,7 @@ std::int64_t positions_for(const Gpt& model, std::span<const TextRequest> texts)
   std::int64_t most = 1;
   for (const TextRequest& text : texts)
     most = std::max(most, std::ssize(text.prompt) + std::max<std::int64_t>(0, text.max_tokens) - 1);
-  return model.options().adapter.virtual_tokens + std::min(most, model.options().max_text());
+  return model.config().adapter.virtual_tokens() + std::min(most, model.config().max_text());
 }
 
 class Texts {
@@ -47,7 +47,7 @@ class Texts {
         requests_(requests),
         sampling_(sampling),
         on_token_(on_token),
-        prompt_(model.options().prompt()),
+        prompt_(model.config().prompt()),
         cache_(std::min(batch, std::ssize(requests)), positions_for(model, requests)) {
     for (std::int64_t place = cache_.texts(); place > 0; --place) free_.push_back(place - 1);
   }
@@ -72,7 +72,7 @@ class Texts {
       texts_.push_back({next_, free_.back(), request.prompt, std::ssize(prompt_)});
       free_.pop_back();
       Text& text = texts_.back();
-      text.begin = std::max<std::int64_t>(0, std::ssize(text.tokens) - model_.options().max_text());
+      text.begin = std::max<std::int64_t>(0, std::ssize(text.tokens) - model_.config().max_text());
     }
   }
 
@@ -139,7 +139,7 @@ class Texts {
       tape.kernels().copy(scores, wide);
       logits = tensor::to_host(tape.device(), wide);
     });
-    const auto vocabulary = static_cast<std::size_t>(model_.options().vocab_size);
+    const auto vocabulary = static_cast<std::size_t>(model_.config().vocab_size);
     for (std::size_t i = 0; i < texts.size(); ++i)
       take({logits.data<float>() + static_cast<std::int64_t>(i) * logits.shape()[1], vocabulary}, *texts[i]);
   }
@@ -154,8 +154,8 @@ class Texts {
     if (!goes_on || text.made == request.max_tokens) {
       free_.push_back(text.place);
       text.place = -1;
-    } else if (text.end() > model_.options().max_seq) {
-      text.begin = std::ssize(text.tokens) - std::max<std::int64_t>(1, model_.options().max_text() / 2);
+    } else if (text.end() > model_.config().seq_length) {
+      text.begin = std::ssize(text.tokens) - std::max<std::int64_t>(1, model_.config().max_text() / 2);
       text.stored = 0;
       ++stats_.reread;
     }

@@ -1,4 +1,4 @@
-#include "models/inference/sampling.h"
+#include "models/inference/generate.h"
 
 #include <algorithm>
 #include <cmath>

@@ -14,20 +14,20 @@ constexpr std::int64_t row_step = 32;
 
 using Batch = std::vector<std::size_t>;  ///< indices of texts
 
-/// Of a text behind so many virtual tokens.
+/// Rows that a text takes behind so many virtual tokens.
 std::int64_t rows_of(const ScoreRequest& text, std::int64_t before) {
   return before + std::ssize(text.tokens) - 1;  // the last token is scored, not read
 }
 
-std::int64_t width_of(std::int64_t rows, std::int64_t max_seq) {
-  return std::min((rows + row_step - 1) / row_step * row_step, max_seq);
+std::int64_t width_of(std::int64_t rows, std::int64_t seq_length) {
+  return std::min((rows + row_step - 1) / row_step * row_step, seq_length);
 }
 
-/// Of texts that are the same the first alone. The longest first, so that a model that does not fit fails at
-/// once.
+/// Texts that are the same count once, as the first of them. The longest first, so that a model that does not
+/// fit fails at once.
 std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
-                              std::int64_t most_rows, const GptOptions& model) {
-  const std::int64_t before = model.adapter.virtual_tokens;
+                              std::int64_t most_rows, const GptConfig& model) {
+  const std::int64_t before = model.adapter.virtual_tokens();
   Batch order;
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (first_alike[i] == i) order.push_back(i);
@@ -39,14 +39,14 @@ std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<con
   for (const std::size_t text : order) {
     if (out.empty() || (std::ssize(out.back()) + 1) * width > most_rows) {
       out.emplace_back();
-      width = width_of(rows_of(texts[text], before), model.max_seq);
+      width = width_of(rows_of(texts[text], before), model.seq_length);
     }
     out.back().push_back(text);
   }
   return out;
 }
 
-/// Of each text the number of the first that is the same: equal choices score equally, to the bit, whatever
+/// For each text the number of the first that is the same: equal choices score equally, to the bit, whatever
 /// rows of a product they would fall on.
 std::vector<std::size_t> first_alike(std::span<const ScoreRequest> texts) {
   std::vector<std::size_t> order(texts.size()), out(texts.size());
@@ -81,12 +81,12 @@ struct Label {
 class Scorer {
  public:
   Scorer(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts)
-      : model_(model), run_(run), texts_(texts), prompt_(model.options().prompt()) {}
+      : model_(model), run_(run), texts_(texts), prompt_(model.config().prompt()) {}
 
   /// Adds to `scores`, where given.
   void score(const Batch& batch, std::vector<Score>* scores) {
     const std::int64_t width =
-        width_of(rows_of(texts_[batch.front()], std::ssize(prompt_)), model_.options().max_seq);
+        width_of(rows_of(texts_[batch.front()], std::ssize(prompt_)), model_.config().seq_length);
     std::vector<std::int32_t> ids(batch.size() * static_cast<std::size_t>(width), 0);
     std::vector<autograd::KeyCache::Rows> places;
     std::vector<Label> labels;
@@ -131,7 +131,7 @@ class Scorer {
     return out;
   }
 
-  /// What the parts of the vocabulary give together.
+  /// The scores that the parts of the vocabulary give together.
   static void add(const tensor::Tensor& found, const std::vector<Label>& labels, std::vector<Score>& scores) {
     const std::int64_t parts = found.shape()[1], n = found.shape()[2];
     const double* lse = found.data<double>();
@@ -163,17 +163,17 @@ class Scorer {
 }  // namespace
 
 std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, std::int64_t first,
-                                        std::int64_t max_seq, const std::vector<bool>& counted) {
+                                        std::int64_t seq_length, const std::vector<bool>& counted) {
   require(first >= 1 && first < std::ssize(tokens), "of ", tokens.size(),
           " tokens those from 1 on can be scored, not from ", first);
   std::vector<ScoreRequest> out;
   const std::int64_t end = std::ssize(tokens);
-  // What of a long context stands before more than a window's tokens leaves room for half of them.
-  const std::int64_t beside_context = std::max(max_seq + 1 - first, (max_seq + 1) / 2);
+  // A long context's part before more than a window's tokens leaves room for half of them.
+  const std::int64_t beside_context = std::max(seq_length + 1 - first, (seq_length + 1) / 2);
   for (std::int64_t next = first; next < end;) {
-    const std::int64_t room = next == first && end - first > max_seq ? beside_context : max_seq;
+    const std::int64_t room = next == first && end - first > seq_length ? beside_context : seq_length;
     const std::int64_t stop = std::min(end, next + room),
-                       begin = std::max<std::int64_t>(0, stop - max_seq - 1);
+                       begin = std::max<std::int64_t>(0, stop - seq_length - 1);
     ScoreRequest window{{tokens.begin() + begin, tokens.begin() + stop}, next - begin, {}};
     if (!counted.empty())
       window.counted.assign(counted.begin() + (next - first), counted.begin() + (stop - first));
@@ -185,10 +185,10 @@ std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, st
 
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share) {
-  check(texts, model.options().max_text());
+  check(texts, model.config().max_text());
   std::vector<Score> scores(texts.size());
   const std::vector<std::size_t> alike = first_alike(texts);
-  const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.options());
+  const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.config());
   Scorer scorer(model, run, texts);
   const auto ranks = static_cast<std::size_t>(share.ranks), rank = static_cast<std::size_t>(share.rank);
   for (std::size_t round = 0; round < batches.size(); round += ranks) {

@@ -26,11 +26,11 @@ struct Score {
 };
 
 /// Windows over a text of any length, so that each of tokens [first, …) is scored once, by a model of up to
-/// `max_seq` positions: the first window begins with the text, each later one scores the next max_seq tokens
-/// and begins with the one before them, the last is filled up with tokens before. (The common evaluation
-/// harness's rolling windows, for first = 1.) `counted`: of tokens [first, …), or empty.
+/// `seq_length` positions: the first window begins with the text, each later one scores the next seq_length
+/// tokens and begins with the one before them, the last is filled up with tokens before. (The common
+/// evaluation harness's rolling windows, for first = 1.) `counted`: of tokens [first, …), or empty.
 std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, std::int64_t first,
-                                        std::int64_t max_seq, const std::vector<bool>& counted = {});
+                                        std::int64_t seq_length, const std::vector<bool>& counted = {});
 
 /// Data-parallel ranks that score a part of the texts each.
 struct ScoreShare {

@@ -47,7 +47,7 @@ bool Gradients::has_sum(const Segment& segment) const {
 }
 
 Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
-  const bool fold = segment.folds_gradients() && options_.reduction == comm::Reduction::ordered;
+  const bool fold = segment.folds_gradients() && options_.reduction == Reduction::ordered;
   Open open;
   open.onto = has_sum(segment);
   if (!open.onto) segment.keep_own_gradients(keeps_own_ && keeps_own_(segment));

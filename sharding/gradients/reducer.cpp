@@ -16,7 +16,7 @@ void Reducer::submit(Segment& segment, std::shared_ptr<const Tensor> full, bool 
                      std::span<const Segment::Range> apart) {
   const Tensor own = segment.own_gradients();
   const int shards = segment.groups().shards();
-  const bool summed = !full && shards == 1 && options_.reduction == comm::Reduction::native;
+  const bool summed = !full && shards == 1 && options_.reduction == Reduction::native;
   if (summed && groups_.replica) return last ? submit_sum(segment) : void();  // where backward has written
   if (segment.gradient_groups().alone()) {                                    // the one rank's fold
     const Tensor from = full ? *full : own;

@@ -24,7 +24,7 @@ struct ReducerOptions {
   /// Bound of one reduce-scatter; 0 sends each segment by itself.
   std::int64_t bucket_elements = 500'000'000;
   bool overlap = false;  ///< on the communicator's thread; how many at a time: Turns
-  comm::Reduction reduction = comm::Reduction::ordered;
+  Reduction reduction = Reduction::ordered;
   bool compare_replicas = false;  ///< they compare what they have exchanged as a step finishes
 };
 
@@ -155,7 +155,7 @@ class Reducer {
   void transfer(Direction direction, int replica, const Flight& flight, std::vector<comm::Work>& works);
   bool first() const { return groups_.replica_index() == 0; }
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
-  bool chained() const { return groups_.replica && options_.reduction == comm::Reduction::ordered; }
+  bool chained() const { return groups_.replica && options_.reduction == Reduction::ordered; }
 
   RankGroups groups_;
   tensor::Kernels& kernels_;

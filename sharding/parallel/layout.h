@@ -14,17 +14,12 @@
 
 #include <cstdint>
 
+#include "base/choices.h"
 #include "comm/process_groups.h"
 #include "tensor/kernels.h"
 #include "tensor/slice.h"
 
 namespace sherd::parallel {
-
-/// How ranks that hold pieces of the same sequences attend to each other's.
-enum class ContextMethod : std::uint8_t {
-  ring,    ///< keys and values go around (Liu et al. 2023, "Ring Attention"); any number of heads
-  ulysses  ///< all-to-all: each rank takes whole sequences of its heads (Jacobs et al. 2023)
-};
 
 /// Which of a sequence's 2·ranks chunks a rank's chunk 0 or 1 is, under the ring.
 constexpr int ring_chunk(int rank, int ranks, int chunk) {
@@ -46,7 +41,7 @@ struct Layout {
   comm::Communicator* context = nullptr;  ///< ranks that hold pieces of the same sequences; null: likewise
   bool sequence_parallel = true;          ///< where there are several tensor ranks
   ContextMethod context_method = ContextMethod::ring;
-  /// Of which layers of experts take communicators of their own, to exchange tokens by
+  /// Groups of which layers of experts take communicators of their own, to exchange tokens by
   /// (ProcessGroups::apart()); null: this rank has all experts, and no other rank has them too.
   comm::ProcessGroups* groups = nullptr;
 
@@ -57,7 +52,7 @@ struct Layout {
   /// Sequence parallelism is on.
   bool cuts_stream() const { return sequence_parallel && tensor_size() > 1; }
 
-  /// What sequences must be a multiple of, so that all ranks get as many tokens.
+  /// The number that sequences must be a multiple of, so that all ranks get as many tokens.
   std::int64_t sequence_multiple() const;
   /// Positions of the inner part, of `rows` tokens, of this context rank or another; throws Error{usage}
   /// where these cannot be one.

@@ -21,7 +21,7 @@ namespace {
 /// Rows of [..., rows, features], over which the stream is cut.
 constexpr int row_dim = -2;
 
-/// What nn::Linear draws weights and biases from, by the logical number of inputs.
+/// The distribution from which nn::Linear draws weights and biases, by the logical number of inputs.
 Init default_init(std::int64_t in) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
   return Init::uniform(-bound, bound);

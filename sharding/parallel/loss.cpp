@@ -15,8 +15,8 @@ using autograd::Tape;
 using autograd::Var;
 using tensor::Shape;
 
-/// What gradients of chunks are multiplied by, whose divisor is known only when all ranks have counted their
-/// labels: fp16 keeps small probabilities so, and a power of two rounds nothing.
+/// A factor by which gradients of chunks are multiplied, whose divisor is known only when all ranks have
+/// counted their labels: fp16 keeps small probabilities so, and a power of two rounds nothing.
 constexpr double chunk_factor = 256;
 
 /// A call's arguments but for the tensors that are computed.

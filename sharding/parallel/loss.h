@@ -29,7 +29,7 @@ autograd::Var vocab_cross_entropy(const autograd::Var& x, const autograd::Var& w
                                   const tensor::Tensor& labels, std::int64_t vocabulary, const Layout& layout,
                                   std::int32_t ignore_index = -100);
 
-/// What each label's score is made of, [3, parts, labels] in fp32 (fp64 for fp64), the same bits on all
+/// The parts of each label's score, [3, parts, labels] in fp32 (fp64 for fp64), the same bits on all
 /// tensor ranks, each of which holds a part of the vocabulary: a part's log-sum-exp of logits, the label's
 /// logit (0 in parts that do not have it), and the part's largest logit; all 0 for `ignore_index`. Arguments
 /// and errors as of vocab_cross_entropy(); not recorded. Tokens are taken in chunks as there.

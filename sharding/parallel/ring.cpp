@@ -25,7 +25,7 @@ class Hop {
     received_ = ranks.receive(arriving_, (rank + size - 1) % size, options);
   }
   bool under_way() const { return arriving_.defined(); }
-  /// What has come; what was sent may go.
+  /// The block that has come; the one that was sent may go.
   Tensor wait() {
     received_.wait(), sent_.wait();
     received_ = {}, sent_ = {};  // they hold what they moved

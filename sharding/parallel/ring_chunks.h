@@ -20,7 +20,7 @@ struct RingPair {
   tensor::Attention geometry;
 };
 
-/// What a chunk's tokens have in some columns of a tensor: for each key-value head `width` elements,
+/// The part of a chunk's tokens in some columns of a tensor: for each key-value head `width` elements,
 /// `stride` after those of the head before; tokens follow each other.
 struct RingColumns {
   Tensor tensor;
@@ -35,7 +35,7 @@ class RingChunks {
   RingChunks(tensor::Kernels& kernels, int rank, int ranks, const Tensor& qkv,
              const tensor::Attention& geometry);
 
-  /// What of the keys of rank `from` this rank's queries see.
+  /// The keys of rank `from` that this rank's queries see.
   std::vector<RingPair> pairs(int from) const;
 
   /// Keys and values of a rank, by chunk: what travels.

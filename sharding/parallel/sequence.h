@@ -14,7 +14,7 @@ using tensor::Tensor;
 /// layout.sequence_multiple().
 Tensor inner_part(tensor::Kernels& kernels, const Tensor& ids, const Layout& layout);
 
-/// What of ids [batch, rows] of the inner part this rank's part of the stream has.
+/// The ids among [batch, rows] of the inner part that this rank's part of the stream has.
 Tensor stream_part(tensor::Kernels& kernels, const Tensor& inner, const Layout& layout);
 
 /// The reverse for values: the inner parts of all context ranks, [batch, rows, width] each, as the whole

@@ -140,7 +140,7 @@ RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& 
     double exponentials = 0, sum = 0;
     for (std::size_t i = 0; i < p.size(); ++i) {
       const double e = std::exp(row[i] - top);
-      p[i] = routing.scores == tensor::RouterScores::sigmoid ? 1 / (1 + std::exp(-row[i])) : e;
+      p[i] = routing.scores == RouterScores::sigmoid ? 1 / (1 + std::exp(-row[i])) : e;
       exponentials += e, sum += p[i];
     }
     for (std::size_t i = 0; i < p.size(); ++i) out.probabilities[i] += p[i] / sum;

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "base/choices.h"
 #include "base/random.h"
 #include "tensor/kernels.h"
 
@@ -36,10 +37,6 @@ using tensor::Tensor;
 class KeyCache;
 class Tape;
 class Var;
-
-/// The values that are kept between forward and backward: everything; all but what cheap operations and the
-/// attention core can make again (norms, activations, attention output); or only the inputs of blocks.
-enum class Recompute : std::uint8_t { none, selective, full };
 
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that
 /// they need not keep the value itself alive.

@@ -8,7 +8,7 @@
 #include "cli/program.h"
 #include "engine/setup/process_grid.h"
 #include "engine/token_data.h"
-#include "models/from_config.h"
+#include "models/gpt_config.h"
 
 namespace sherd::cli {
 
@@ -45,7 +45,7 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
     fail(ErrorKind::config,
          "there is no `model` section: add one to the configuration or give a further --config");
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
-  report.parameters = models::gpt_options(report.config, vocabulary).num_parameters();
+  report.parameters = models::gpt_config(report.config, vocabulary).num_parameters();
   report.machine = this_machine(report.config);
   report.stages = estimate_stages(report.config, vocabulary, report.world, chosen);
   look_at(report, chosen);

@@ -86,7 +86,7 @@ class Evaluation {
   /// Collective.
   void run(const DistributedPtr& dist) {
     InferenceModel model(from_.reader(), from_.config(), dist);
-    const std::int64_t max_text = model.model().options().max_text();
+    const std::int64_t max_text = model.model().config().max_text();
     for (std::size_t begin = 0; begin < questions_.size(); begin += round_size) {
       const std::size_t end = std::min(questions_.size(), begin + round_size);
       std::vector<models::ScoreRequest> windows;

@@ -10,14 +10,14 @@
 #include "cli/inference/inference.h"
 #include "cli/program.h"
 #include "cli/weights.h"
-#include "config/hugging_face.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "models/adapters/adapters.h"
-#include "models/adapters/merged_weights.h"
 #include "models/adapters/prompt_weights.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/gpt_config.h"
+#include "models/hub/adapter_names.h"
+#include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 
 namespace sherd::cli {
@@ -130,7 +130,7 @@ const char* torch_name(DType dtype) {
 struct Exported {
   const engine::CheckpointReader& reader;
   const config::Config& config;
-  models::GptOptions options;
+  models::GptConfig options;
   models::ExportOptions files;
   std::int64_t prompt = 0;  ///< which one of several
 };
@@ -148,14 +148,13 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   models::ExportOptions files = what.files;
   files.stem = models::adapter_stem(adapter.type);
   write_file_atomically(folder / "adapter_config.json",
-                        models::peft_config(adapter, what.options, what.config.training.init_from));
+                        models::adapter_config(adapter, what.options, what.config.training.init_from));
   const auto write = [&](const models::Gpt& of, nn::WeightSource& from) {
-    return models::export_to_hugging_face(
-        folder, models::HuggingFaceLayout(of.options(), what.options.adapter.family),
-        models::adapter_parameters(of.parameters()), from, device, files);
+    return models::export_to_hugging_face(folder, models::HuggingFaceLayout(of.config()),
+                                          models::adapter_parameters(of.parameters()), from, device, files);
   };
   if (!adapter.has_prompt()) return write(model, weights);
-  models::Gpt one(models::TaskPrompt::options(what.options));
+  models::Gpt one(models::TaskPrompt::config(what.options));
   one.assign_names();
   models::TaskPrompt prompt(weights, what.options, what.prompt, device);
   return write(one, prompt);
@@ -178,7 +177,7 @@ void require_merges(const engine::CheckpointReader& reader, const config::Adapte
 
 /// The model, into which an adapter is merged.
 std::size_t write_model(const Exported& what, const fs::path& folder, device::Device& device) {
-  models::GptOptions plain = what.options;
+  models::GptConfig plain = what.options;
   plain.adapter = {};
   models::Gpt model(plain), adapted(what.options);
   model.assign_names(), adapted.assign_names();
@@ -186,14 +185,14 @@ std::size_t write_model(const Exported& what, const fs::path& folder, device::De
   weights.check(adapted.parameters());
   const std::string original = copy_companions(what.reader, folder);
   models::MergedWeights merged(weights, what.options, device);
-  const models::HuggingFaceLayout layout(plain, config::published_as(*what.config.model));
+  const models::HuggingFaceLayout layout(plain);
   const bool adapter = what.options.adapter.type != config::AdapterType::none;
   const std::size_t shards = models::export_to_hugging_face(
       folder, layout, model.parameters(), adapter ? static_cast<nn::WeightSource&>(merged) : weights, device,
       what.files);
   write_file_atomically(
       folder / "config.json",
-      config::to_hugging_face(*what.config.model, plain.vocab_size, torch_name(what.files.dtype), original));
+      models::to_hugging_face(*what.config.model, plain.vocab_size, torch_name(what.files.dtype), original));
   return shards;
 }
 
@@ -229,12 +228,12 @@ void export_command(const Arguments& arguments) {
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(),
          " is of a model of its program's own, which transformers has no class for");
   const bool adapter = line.has("adapter");
-  Exported what{reader, config, models::gpt_options(config, reader.manifest().data.vocab_size), {}, 0};
+  Exported what{reader, config, models::gpt_config(config, reader.manifest().data.vocab_size), {}, 0};
   what.files.dtype = dtype_of(line, adapter ? "fp32" : reader.manifest().compute_dtype);
   what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
   if (!adapter) require_merges(reader, config.training.adapter);
   what.prompt = prompt_index(config.training.adapter, line.text("task"));
-  config::published_as(*config.model);  // throws where transformers has no class for it
+  models::published_as(*config.model);  // throws where transformers has no class for it
   OutputFolder output(line.required("output"));
   using engine::CheckpointReader;
   reader.verify_all(adapter ? CheckpointReader::WhatToVerify::trained : CheckpointReader::WhatToVerify::all);
@@ -245,7 +244,7 @@ void export_command(const Arguments& arguments) {
   const bool merged = !adapter && what.options.adapter.type != config::AdapterType::none;
   log_info("exported ", adapter ? "the adapter of " : "", reader.folder().string(),
            merged ? ", its adapter merged," : "", " as ",
-           config::name_of(config::published_as(*config.model)), " in ", name_of(what.files.dtype), ", ",
+           config::name_of(models::published_as(*config.model)), " in ", name_of(what.files.dtype), ", ",
            counted(static_cast<std::int64_t>(shards), "file"), " of weights: ", output.path().string());
 }
 

@@ -17,7 +17,7 @@
 #include "engine/report/machine.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 
 namespace sherd::cli {
 namespace {
@@ -106,7 +106,7 @@ std::vector<std::pair<std::string, std::uint64_t>> files_of(const config::Config
 
 /// Throws Error{config} for sizes that each are allowed and together are beyond any machine, whose bytes a
 /// number might not hold.
-void require_countable(const models::GptOptions& shape, std::int64_t rows) {
+void require_countable(const models::GptConfig& shape, std::int64_t rows) {
   constexpr double most_parameters = 1e14, most_activations = 1e15;
   const auto real = [](std::int64_t number) { return static_cast<double>(number); };
   if (const double parameters = real(shape.num_parameters()); parameters > most_parameters)
@@ -114,11 +114,12 @@ void require_countable(const models::GptOptions& shape, std::int64_t rows) {
          engine::human_count(most_parameters),
          " are supported: lower model.num_layers, model.hidden_size, model.ffn_hidden_size or "
          "model.vocab_size");
-  const double tokens = real(rows) * real(shape.max_seq);
-  const double per_token = real(shape.layers) * (16 * real(shape.hidden) + 4 * real(shape.ffn_hidden)) +
-                           real(shape.padded_vocab());
+  const double tokens = real(rows) * real(shape.seq_length);
+  const double per_token =
+      real(shape.num_layers) * (16 * real(shape.hidden_size) + 4 * real(shape.ffn_hidden_size)) +
+      real(shape.padded_vocab());
   if (tokens * per_token > most_activations)
-    fail(ErrorKind::config, "a micro-batch of ", rows, " samples of ", shape.max_seq, " tokens makes ",
+    fail(ErrorKind::config, "a micro-batch of ", rows, " samples of ", shape.seq_length, " tokens makes ",
          engine::human_count(tokens * per_token), " activations, and at most ",
          engine::human_count(most_activations),
          " are supported: lower train_micro_batch_size_per_gpu or model.seq_length");
@@ -245,11 +246,11 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
 
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank) {
-  const models::GptOptions shape = models::gpt_options(config, vocabulary);
+  const models::GptConfig shape = models::gpt_config(config, vocabulary);
   const std::int64_t rows =
       config::resolve_batch(config, engine::data_ranks(config, world.ranks)).micro_batch_size;
   require_countable(shape, rows);
-  const auto batch = [rows, seq = shape.max_seq](device::Device& device) {
+  const auto batch = [rows, seq = shape.seq_length](device::Device& device) {
     return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
                          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
   };
@@ -264,7 +265,7 @@ namespace {
 
 /// Throws one error of all sizes that do not fit the world or the model, each of which is checked again by
 /// whoever needs it, alone.
-void raise_sizes(const config::Config& config, const models::GptOptions& shape, int ranks) {
+void raise_sizes(const config::Config& config, const models::GptConfig& shape, int ranks) {
   Problems problems;
   problems.attempt([&] { (void)comm::Grid(ranks, engine::grid_sizes(config)); });
   if (problems.size() == 0)
@@ -272,14 +273,12 @@ void raise_sizes(const config::Config& config, const models::GptOptions& shape, 
   const config::Parallel& parallel = config.parallel;
   const auto tensor = comm::make_dry_world(0, parallel.tensor);
   const auto context = comm::make_dry_world(0, parallel.context);
-  const bool ulysses = parallel.context_method == config::ContextMethod::ulysses;
-  models::check_layout(
-      shape,
-      {.tensor = tensor.get(),
-       .context = context.get(),
-       .sequence_parallel = parallel.sequence_parallel,
-       .context_method = ulysses ? parallel::ContextMethod::ulysses : parallel::ContextMethod::ring},
-      problems);
+  models::check_layout(shape,
+                       {.tensor = tensor.get(),
+                        .context = context.get(),
+                        .sequence_parallel = parallel.sequence_parallel,
+                        .context_method = parallel.context_method},
+                       problems);
   if (parallel.pipeline > 1 || parallel.virtual_stages > 1)
     problems.attempt([&] {
       models::Gpt whole(shape);
@@ -306,7 +305,7 @@ StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabu
     return out;
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::config)
-      raise_sizes(config, models::gpt_options(config, vocabulary), world.ranks);
+      raise_sizes(config, models::gpt_config(config, vocabulary), world.ranks);
     throw;
   }
 }

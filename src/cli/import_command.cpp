@@ -8,8 +8,8 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "engine/report/report.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/gpt_config.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -67,11 +67,11 @@ void import_command(const Arguments& arguments) {
   if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));
   const config::Config config =
       config::parse_text(model_section(folder), cat("the model of ", folder), overrides);
-  const models::GptOptions options = models::gpt_options(config, config.model->vocab_size);
+  const models::GptConfig options = models::gpt_config(config, config.model->vocab_size);
   const auto device = device::make_cpu_device(1);
   models::Gpt model(options);
   model.assign_names();
-  Weights weights(folder, *config.model, options, *device);
+  Weights weights(folder, options, *device);
   weights.source().check(model.parameters());
   engine::Manifest manifest;
   manifest.config = config::dump(config);

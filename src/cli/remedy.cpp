@@ -104,11 +104,11 @@ class Changes {
   }
 
   void recompute() {
-    const config::Recompute now = config_.training.recompute;
-    if (now == config::Recompute::none)
+    const Recompute now = config_.training.recompute;
+    if (now == Recompute::none)
       add(4, "norms and activations are computed again in backward", of_all("selective"));
     const Keys full = of_all("full");
-    if (now != config::Recompute::full || full.size() > 1)
+    if (now != Recompute::full || full.size() > 1)
       add(whole_blocks, "whole blocks are computed again in backward", full);
     Keys in_host = full;
     in_host.emplace_back("activation_checkpointing.cpu_checkpointing", "true");
@@ -130,7 +130,7 @@ class Changes {
   /// have fewer, and spare more), or of blocks.
   void part_of_recompute() {
     const config::Training& training = config_.training;
-    const bool full = training.recompute == config::Recompute::full;
+    const bool full = training.recompute == Recompute::full;
     const auto part = [&](const char* key, std::int64_t now, std::int64_t all, double share,
                           const char* reason) {
       if (full && now < 0) return;  // all of them do

@@ -14,7 +14,7 @@
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 
 namespace sherd::cli {
 namespace {
@@ -35,7 +35,7 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
     : dist_(std::move(dist)),
       request_(request),
       data_(std::move(data)),
-      shape_(models::gpt_options(request.config, data_->vocab_size)),
+      shape_(models::gpt_config(request.config, data_->vocab_size)),
       gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
   const auto groups = make_groups(dist_, request_.config);
@@ -104,8 +104,8 @@ TrainerOptions TrainRun::trainer_options() {
 /// The model's operations per second, over those that the machine can do.
 std::optional<double> TrainRun::mfu(double tokens_per_second) {
   if (gemm_rate_ <= 0) return {};
-  const double reached = tokens_per_second *
-                         models::flops_per_token(shape_, shape_.max_seq, models::AttentionFlops::causal_half);
+  const double reached = tokens_per_second * models::flops_per_token(shape_, shape_.seq_length,
+                                                                     models::AttentionFlops::causal_half);
   if (reached > gemm_rate_)
     gemm_rate_ = better_rate_(reached);  // measured while the machine did other things
   return reached / gemm_rate_;
@@ -129,7 +129,7 @@ void TrainRun::announce() const {
   const config::Config& config = engine_->config();
   log_info(config::name_of(config.model->type), " with ",
            engine::human_count(static_cast<double>(shape_.num_parameters())), " parameters (",
-           counted(shape_.layers, "layer"), ", ", shape_.hidden, " hidden, ", shape_.vocab_size,
+           counted(shape_.num_layers, "layer"), ", ", shape_.hidden_size, " hidden, ", shape_.vocab_size,
            " vocabulary) in ", name_of(config.precision.compute), ", ZeRO stage ", config.zero.stage,
            " over ", dist_->world().name(), layout_shown(), ", ",
            counted(engine_->device().arena().threads(), "thread"), " per rank");
@@ -144,7 +144,7 @@ void TrainRun::announce() const {
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
            config.batch.gradient_accumulation_steps, " accumulated x ",
            counted(engine_->data_ranks().size(), "data-parallel rank"), ", ",
-           counted(shape_.max_seq, "token"), " each; data ", data_->name(), ": ",
+           counted(shape_.seq_length, "token"), " each; data ", data_->name(), ": ",
            engine::human_count(static_cast<double>(data_->train->tokens())), " training tokens");
   if (config.training.save_dir.empty()) log_info("nothing will be saved: training.save_dir is not set");
   if (!engine_->device().accelerator()) return;
@@ -202,7 +202,7 @@ std::vector<std::int32_t> TrainRun::prompt_ids() const {
 
 void TrainRun::begin_from(const std::string& folder) {
   const config::Config& config = engine_->config();
-  Weights weights(folder, *config.model, shape_, engine_->device(), config.training.adapter, prompt_ids());
+  Weights weights(folder, shape_, engine_->device(), config.training.adapter, prompt_ids());
   comm::gather_results(dist_->world(), "weights verified", [&] {
     weights.verify_share(dist_->rank(), dist_->world_size());
     return true;

@@ -42,7 +42,7 @@ class TrainRun {
   DistributedPtr dist_;
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
-  models::GptOptions shape_;
+  models::GptConfig shape_;
   std::unique_ptr<engine::Trace> trace_;  ///< null: not asked for
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;

@@ -6,21 +6,23 @@
 
 #include "base/excerpt.h"
 #include "base/files.h"
-#include "config/hugging_face.h"
 #include "data/hugging_face/tokens_beside.h"
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_data.h"
 #include "models/adapters/adapters.h"
 #include "models/adapters/prompt_weights.h"
+#include "models/hub/adapter_config.h"
+#include "models/hub/adapter_names.h"
+#include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-config::PublishedModel published_in(const std::string& folder) {
+models::PublishedModel published_in(const std::string& folder) {
   const std::string name = (fs::path(folder) / "config.json").string();
-  return config::from_hugging_face(read_file(name), name);
+  return models::from_hugging_face(read_file(name), name);
 }
 
 constexpr const char* peft_config = "adapter_config.json";
@@ -88,8 +90,8 @@ std::string adapter_section(const std::string& folder) {
   if (is_peft(folder)) {
     const std::string name = (fs::path(folder) / peft_config).string();
     const std::string text = read_file(name);
-    return config::section_of(config::is_adapter_hub(text, name) ? config::from_adapter_hub(text, name)
-                                                                 : config::from_peft(text, name));
+    return config::section_of(models::is_adapter_hub(text, name) ? models::from_adapter_hub(text, name)
+                                                                 : models::from_peft(text, name));
   }
   if (!holds_checkpoints(folder))
     fail(ErrorKind::io, "training.adapter.init_from: '", excerpt(folder, 300),
@@ -115,12 +117,11 @@ std::string sections_of(const std::string& folder) {
   return both.dump(2);
 }
 
-Weights::Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-                 device::Device& device, const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
+Weights::Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
+                 const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
     : folder_(folder) {
   if (is_hugging_face(folder)) {
-    source_ = std::make_unique<models::HuggingFaceWeights>(
-        folder, models::HuggingFaceLayout(options, config::published_as(model)));
+    source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options));
     notes_ = published_in(folder).notes;
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
@@ -145,11 +146,12 @@ Weights::Weights(const std::string& folder, const config::Model& model, const mo
 /// fits.
 std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointReader& reader,
                                                       const config::Adapter& adapter,
-                                                      const models::GptOptions& options,
+                                                      const models::GptConfig& options,
                                                       device::Device& device,
                                                       std::unique_ptr<nn::WeightSource> source) {
   const config::Adapter saved = configuration_of(reader).training.adapter;
-  const bool one = options.adapter.type == config::AdapterType::prompt_tuning && options.adapter.prompts == 1;
+  const bool one =
+      options.adapter.type == config::AdapterType::prompt_tuning && options.adapter.prompt.prompts() == 1;
   if (!one) engine::require_same_prompts(reader, adapter);
   if (!one || !saved.has_prompt()) return source;
   const std::string task = adapter.prompt.tasks.empty() ? "" : adapter.prompt.tasks[0].name;
@@ -160,13 +162,13 @@ std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointRe
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(), " has prompts for ",
          saved.prompt.task_names(),
          task.empty() ? ": say which in training.adapter.tasks" : cat(", and none for ", task));
-  models::GptOptions of_source = options;
-  of_source.adapter = models::adapter_options(saved, options, options.adapter.family);
+  models::GptConfig of_source = options;
+  of_source.adapter = models::resolved_adapter(saved, options);
   prompts_ = std::move(source);
   return std::make_unique<models::TaskPrompt>(*prompts_, of_source, found, device);
 }
 
-void Weights::add_adapter(const config::Adapter& adapter, const models::GptOptions& options,
+void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfig& options,
                           device::Device& device, std::vector<std::int32_t> prompt_ids) {
   const std::string& folder = adapter.init_from;
   base_ = std::move(source_);
@@ -175,9 +177,8 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptOptio
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
            "' holds the prompt that p-tuning's network made, not the network: go on from it with type "
            "\"prompt_tuning\", or from a checkpoint");
-    adapter_ = std::make_unique<models::HuggingFaceWeights>(
-        folder, models::HuggingFaceLayout(options, options.adapter.family),
-        models::adapter_stem(options.adapter.type));
+    adapter_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options),
+                                                            models::adapter_stem(options.adapter.type));
   } else if (!folder.empty()) {
     adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
     adapter_ =

@@ -11,7 +11,7 @@
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
-#include "models/gpt_options.h"
+#include "models/gpt_config.h"
 #include "nn/weight_source.h"
 
 namespace sherd::cli {
@@ -39,16 +39,15 @@ std::string adapter_section(const std::string& folder);
 /// from it begins with.
 std::string sections_of(const std::string& folder);
 
-/// The weights of either kind, for the model `model`, of `options`. A model with an adapter has its own from
+/// The weights of either kind, for the model of `options`. A model with an adapter has its own from
 /// `adapter.init_from`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at
 /// `folder` if it holds them, or as they were drawn, prompts as `prompt_ids` if there are any. Of a
 /// checkpoint with several prompts, or with p-tuning's network, a model with one prompt has that of
 /// `adapter`'s task.
 class Weights {
  public:
-  Weights(const std::string& folder, const config::Model& model, const models::GptOptions& options,
-          device::Device& device, const config::Adapter& adapter = {},
-          std::vector<std::int32_t> prompt_ids = {});
+  Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
+          const config::Adapter& adapter = {}, std::vector<std::int32_t> prompt_ids = {});
   nn::WeightSource& source() { return *source_; }
   /// Files that came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
@@ -58,11 +57,11 @@ class Weights {
   void verify_share(int rank, int ranks) const;
 
  private:
-  void add_adapter(const config::Adapter& adapter, const models::GptOptions& options, device::Device& device,
+  void add_adapter(const config::Adapter& adapter, const models::GptConfig& options, device::Device& device,
                    std::vector<std::int32_t> prompt_ids);
   std::unique_ptr<nn::WeightSource> one_prompt(const engine::CheckpointReader& reader,
                                                const config::Adapter& adapter,
-                                               const models::GptOptions& options, device::Device& device,
+                                               const models::GptConfig& options, device::Device& device,
                                                std::unique_ptr<nn::WeightSource> source);
 
   std::string folder_;

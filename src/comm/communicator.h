@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "base/choices.h"
 #include "tensor/kernels.h"
 #include "tensor/tensor.h"
 
@@ -28,17 +29,6 @@ namespace sherd::comm {
 using tensor::Tensor;
 
 enum class ReduceOp : std::uint8_t { sum, max, min };
-
-/// In whose order ranks' contributions are added up. Only sums of floating types differ, and only between
-/// several ranks.
-enum class Reduction : std::uint8_t {
-  ordered,  ///< rank order, in fp32: the same bits on every backend
-  /// As the library that carries the call adds them: NCCL for tensors in GPU memory, in the communication
-  /// type; MPI for messages of fp32 and fp64, as its algorithm orders them. Ordered where there is none:
-  /// between ranks that share memory, over TCP, and for 16-bit sums over MPI, which has no such types. Agrees
-  /// with `ordered` to rounding.
-  native
-};
 
 /// Payload that left this rank for another, by collective. Scalars (loss, norms, flags, barriers) are counted
 /// apart.

@@ -104,10 +104,13 @@ struct Adapter {
 
   /// Virtual tokens stand in front of texts.
   bool has_prompt() const { return type == AdapterType::prompt_tuning || type == AdapterType::p_tuning; }
+  /// Tokens of each prompt; 0: there is none.
+  std::int64_t virtual_tokens() const { return has_prompt() ? prompt.virtual_tokens : 0; }
   bool operator==(const Adapter&) const = default;
 };
 
-std::string_view name_of(AdapterType type);  ///< "lora", "ia3", …; of none ""
+std::string_view name_of(AdapterType type);   ///< "lora", "ia3", …; of none ""
+std::string_view name_of(NonLinearity kind);  ///< "swish", "relu", …
 /// The first id of the virtual tokens of prompt `prompt`: they lie behind a vocabulary of `vocabulary` ids,
 /// padded to a multiple of `multiple`, one prompt's behind the other's.
 std::int64_t first_virtual_id(const PromptKeys& keys, std::int64_t vocabulary, std::int64_t multiple,
@@ -115,37 +118,5 @@ std::int64_t first_virtual_id(const PromptKeys& keys, std::int64_t vocabulary, s
 
 /// The section alone, {"training": {"adapter": {…}}}, as text that the parser reads to the same.
 std::string section_of(const Adapter& adapter);
-
-/// Reads PEFT's adapter_config.json; `name` stands for the file in errors. Throws Error{config} naming each
-/// key that would change what the adapter computes and that Sherd does not have. Of p-tuning PEFT keeps the
-/// computed prompt, without the network: that is an adapter of prompt_tuning.
-Adapter from_peft(std::string_view text, const std::string& name);
-
-/// The adapter as an adapter_config.json. `targets`: ends of the names of all modules that have one, those of
-/// `feedforward` among them that IA³ takes at their input; `transposed`: published weights are [in, out], as
-/// GPT-2's are; `base`: a name or path of the model, or empty.
-std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
-                    const std::vector<std::string>& feedforward, bool transposed, const std::string& base);
-
-/// Of the model with a prompt what its adapter_config.json tells.
-struct PromptedModel {
-  std::int64_t hidden, layers, heads;
-  std::string base;  ///< a name or path of the model, or empty
-};
-/// One prompt as an adapter_config.json.
-std::string to_peft(const Adapter& adapter, const PromptedModel& model);
-
-/// Whether an adapter_config.json is AdapterHub's, not PEFT's.
-bool is_adapter_hub(std::string_view text, const std::string& name);
-
-/// Reads AdapterHub's adapter_config.json, of `adapters` 1.0 or newer; `name` stands for the file in errors.
-/// Throws Error{config} naming each key that would change what the adapter computes and that Sherd does not
-/// have.
-Adapter from_adapter_hub(std::string_view text, const std::string& name);
-
-/// A bottleneck adapter as AdapterHub's adapter_config.json, for a model of that width and transformers'
-/// model_type; `base`: a name or path of the model, or empty.
-std::string to_adapter_hub(const Adapter& adapter, std::int64_t hidden, const std::string& model_type,
-                           const std::string& base);
 
 }  // namespace sherd::config

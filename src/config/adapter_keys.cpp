@@ -150,6 +150,14 @@ Key<Training> adapter_key() {
   return key;
 }
 
+bool is_off(const Node& node) {
+  using Kind = Node::Kind;
+  return node.is(Kind::null) || (node.is(Kind::boolean) && !node.boolean) ||
+         (node.is(Kind::array) && node.items.empty()) || (node.is(Kind::object) && node.members.empty()) ||
+         (node.is(Kind::string) && (node.text.empty() || node.text == "none")) ||
+         (node.is(Kind::integer) && node.integer == 0) || (node.is(Kind::number) && node.number == 0);
+}
+
 double LoraKeys::scale() const {
   const auto r = static_cast<double>(rank);
   return alpha / (rslora ? std::sqrt(r) : r);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "config/adapter.h"
@@ -57,13 +58,6 @@ struct Data {
   bool operator==(const Data&) const = default;
 };
 
-/// What the forward pass drops and the backward pass computes again.
-enum class Recompute : std::uint8_t {
-  none,
-  selective,  ///< all but attention's output, norms and activations (after Korthikanti et al. 2022)
-  full        ///< every transformer block from its input (Chen et al., "Sublinear memory cost", 2016)
-};
-
 /// What the loss of a step is the mean of, and with it the gradient.
 enum class LossAverage : std::uint8_t {
   tokens,        ///< all targets of the global batch
@@ -107,18 +101,6 @@ struct Training {
   std::int64_t log_interval =
       10;  ///< steps between the plain progress lines of `sherd train`; 0: each has one
   bool operator==(const Training&) const = default;
-};
-
-/// How gradients are summed over data-parallel ranks.
-enum class Reduction : std::uint8_t {
-  ordered,  ///< in rank order, in fp32: the same bits for any number of ranks that share states
-  native    ///< as the backend's own reduce-scatter and all-reduce do; one rank accumulates in place
-};
-
-/// How ranks that hold pieces of the same sequences attend to each other's (parallel::ContextMethod).
-enum class ContextMethod : std::uint8_t {
-  ring,    ///< keys and values go around
-  ulysses  ///< all-to-all: whole sequences of some heads each; what `sequence_parallel_size` means
 };
 
 /// In which order the micro-batches of a step pass the parts of a model (sharding/schedule/).

@@ -4,10 +4,7 @@
 namespace sherd::config {
 namespace {
 
-/// In the order of ModelType.
-const std::vector<std::string> model_types = {"gpt2",  "llama",   "mistral",  "qwen2",
-                                              "qwen3", "mixtral", "qwen3_moe"};
-/// In the order of RopeType.
+/// In the order of RotaryScaling.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
 
 std::string type_of(const RopeScaling& rope) {
@@ -15,10 +12,10 @@ std::string type_of(const RopeScaling& rope) {
 }
 
 bool is_llama3(const RopeScaling& rope) {
-  return rope.type == RopeType::llama3;
+  return rope.type == RotaryScaling::llama3;
 }
 bool is_yarn(const RopeScaling& rope) {
-  return rope.type == RopeType::yarn;
+  return rope.type == RotaryScaling::yarn;
 }
 
 }  // namespace
@@ -66,7 +63,7 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
     if (!given.contains(name)) section.error("needs \"", name, "\"");
   };
   require_key("rope_type");
-  if (rope.type != RopeType::none) require_key("factor");
+  if (rope.type != RotaryScaling::none) require_key("factor");
   note_idle(table, rope, given, section, cat("no effect with ", type_of(rope)));
   if (is_llama3(rope))
     for (const char* name : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
@@ -79,7 +76,7 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
   // What has no effect is not kept.
   RopeScaling used;
   used.type = rope.type;
-  if (rope.type != RopeType::none) used.factor = rope.factor;
+  if (rope.type != RotaryScaling::none) used.factor = rope.factor;
   if (is_llama3(rope))
     used.low_freq_factor = rope.low_freq_factor, used.high_freq_factor = rope.high_freq_factor;
   if (is_yarn(rope)) {
@@ -88,6 +85,19 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
   }
   if (is_llama3(rope) || is_yarn(rope)) used.original_max_positions = rope.original_max_positions;
   rope = used;
+}
+
+void read_rope(RopeScaling& rope, const Value& section) {
+  read_section(rope_table(), rope, section);
+}
+
+Node written_rope(const RopeScaling& rope) {
+  Node out = written(rope_table(), rope);
+  const bool none = rope.type == RotaryScaling::none;
+  std::erase_if(out.members, [&](const auto& member) {
+    return (none && member.first == "factor") || (rope.truncate && member.first == "truncate");
+  });
+  return out;
 }
 
 namespace {
@@ -108,7 +118,7 @@ std::string why_all_seen(const Config& config) {
 std::vector<Key<Model>> size_keys() {
   using T = Model;
   return {
-      choice("type", &T::type, model_types, "\"llama\"")
+      choice("type", &T::type, family_names(), "\"llama\"")
           .means("defaults, and the family as which the model is [exported](hugging_face.md); \"others\" are "
                  "all that are not named",
                  shapes),
@@ -171,64 +181,30 @@ std::vector<Key<Model>> block_keys() {
       section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 
-void set_type_defaults(Model& model) {
-  const bool gpt2 = model.type == ModelType::gpt2;
-  model.position = gpt2 ? Positions::learned : Positions::rotary;
-  model.norm = gpt2 ? Norm::layernorm : Norm::rmsnorm;
-  model.activation = gpt2 ? FfnActivation::gelu_tanh : FfnActivation::swiglu;
-  model.dropout = gpt2 ? 0.1 : 0;
-  model.tie_embeddings = model.bias = gpt2;
-  model.qk_norm = model.type == ModelType::qwen3 || model.type == ModelType::qwen3_moe;
-}
-
-std::int64_t default_ffn(const Model& model) {
-  if (model.type == ModelType::gpt2) return 4 * model.hidden_size;
-  return (8 * model.hidden_size / 3 + 63) / 64 * 64;
-}
-
-void fill(Model& model, const Given& given) {
-  if (!given.contains("max_positions")) model.max_positions = model.seq_length;
-  if (!given.contains("num_kv_heads")) model.num_kv_heads = model.num_heads;
-  if (!given.contains("head_dim")) model.head_dim = model.hidden_size / model.num_heads;
-  if (!given.contains("ffn_hidden_size")) model.ffn_hidden_size = default_ffn(model);
+/// What follows from the keys that were given, once all are read.
+void fill(Model& model, const Given& given, const Value& section) {
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
-  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || model.type == ModelType::qwen2;
-  if (model.rope_scaling.type == RopeType::yarn && model.rope_scaling.original_max_positions == 0)
-    model.rope_scaling.original_max_positions = model.max_positions;
-}
-
-void check(const Model& model, const Given& given, const Value& section) {
-  if (!given.contains("head_dim") && model.hidden_size % model.num_heads != 0)
-    section.error("hidden_size ", model.hidden_size, " is not a multiple of num_heads ", model.num_heads,
-                  "; set head_dim to have them differ");
-  if (model.num_heads % model.num_kv_heads != 0)
-    section.error("num_heads ", model.num_heads, " is not a multiple of num_kv_heads ", model.num_kv_heads);
-  if (model.head_dim > most_ffn_hidden / model.num_heads)
-    section.error("num_heads ", model.num_heads, " x head_dim ", model.head_dim, " is beyond ",
-                  most_ffn_hidden, ", the most there can be");
-  if (model.seq_length > model.max_positions)
-    section.error("seq_length ", model.seq_length, " is longer than the model's max_positions ",
-                  model.max_positions);
-  if (model.position == Positions::rotary && model.head_dim % 2 != 0)
-    section.error("rotary positions need an even head size, not ",
-                  given.contains("head_dim") ? "head_dim = " : "hidden_size/num_heads = ", model.head_dim);
+  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || defaults_of(model.type).qkv_bias;
+  try {
+    model = resolved(model);
+  } catch (const Error& error) {
+    section.error(error.what());
+  }
 }
 
 void read_model(Config& config, const Value& section) {
   section.expect(Node::Kind::object);
-  Model model;
-  if (const Node* type = section.node.find("type"); type && !type->is(Node::Kind::null))
-    model.type =
-        static_cast<ModelType>(Value{*type, join(section.path, "type"), section.context}.choice(model_types));
-  set_type_defaults(model);
+  std::size_t type = 0;
+  if (const Node* given = section.node.find("type"); given && !given->is(Node::Kind::null))
+    type = Value{*given, join(section.path, "type"), section.context}.choice(family_names());
+  Model model = families()[type].defaults;
   const Given given = read_section(model_table(), model, section);
   for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
     if (!given.contains(name)) section.error("needs \"", name, "\"");
-  fill(model, given);
-  check(model, given, section);
+  fill(model, given, section);
   if (const auto moe = given.find("moe"); moe != given.end())
-    finish_moe(model.moe, model, {*moe->second, join(section.path, "moe"), section.context});
+    finish_moe(model.moe, {*moe->second, join(section.path, "moe"), section.context});
   config.model = model;
 }
 
@@ -249,10 +225,7 @@ Key<Config> model_key() {
   return key;
 }
 
-std::string_view name_of(ModelType type) {
-  return model_types[static_cast<std::size_t>(type)];
-}
-std::string_view name_of(RopeType type) {
+std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Positions positions) {

@@ -92,13 +92,12 @@ Table<Moe> moe_table() {
   return table;
 }
 
-void finish_moe(Moe& moe, const Model& model, const Value& section) {
+void finish_moe(Moe& moe, const Value& section) {
   const auto given = [&](const char* name) {
     const Node* node = section.node.find(name);
     return node && !node->is(Node::Kind::null);
   };
   if (!given("experts")) section.error("needs \"experts\"");
-  if (!given("ffn_hidden_size")) moe.ffn_hidden_size = model.ffn_hidden_size;
   if (!given("norm_topk")) moe.norm_topk = moe.top_k > 1;
   if (moe.experts % moe.groups != 0)
     section.error("groups ", moe.groups, " does not divide ", moe.experts, " experts");
@@ -107,20 +106,15 @@ void finish_moe(Moe& moe, const Model& model, const Value& section) {
   if (const std::int64_t open = moe.experts / moe.groups * moe.top_groups; moe.top_k > open)
     section.error("top_k ", moe.top_k, " is more than the ", open, " experts that a token can take",
                   moe.groups == 1 ? "" : cat(" in ", moe.top_groups, " of ", moe.groups, " groups"));
-  if (moe.top_k == 1 && (moe.norm_topk || moe.router == Router::softmax_topk))
+  if (moe.top_k == 1 && (moe.norm_topk || moe.router == RouterScores::softmax_of_chosen))
     section.error("top_k 1 with ", moe.norm_topk ? "norm_topk" : "router \"softmax_topk\"",
                   ": the weight of a token's only expert would always be the same, and the router learn "
                   "nothing; set router to \"softmax\" or \"sigmoid\", and norm_topk to false");
-  if (moe.first_dense + moe.every > model.num_layers)
-    section.error("none of ", model.num_layers, " blocks has experts: the first ", moe.first_dense,
-                  " have none, and behind them one of ", moe.every, " has");
-  if (moe.use_residual && moe.shared_experts > 0)
-    section.error("use_residual and shared_experts are both a dense part beside the experts; take one");
 }
 
 void check_moe(const Config& config, const Value& file) {
   if (!config.model || config.model->moe.experts == 0) return;
-  if (config.model->moe.aux_loss_type != AuxLoss::hf || config.parallel.pipeline <= 1) return;
+  if (config.model->moe.aux_loss_type != BalanceLoss::pooled || config.parallel.pipeline <= 1) return;
   const Node* model = file.node.find("model");
   const Node* moe = model ? model->find("moe") : nullptr;
   Value{moe ? *moe : file.node, "model.moe.aux_loss_type", file.context}.error(
@@ -128,14 +122,14 @@ void check_moe(const Config& config, const Value& file) {
       " a stage knows its own alone; take \"switch\" or \"gshard\", or set parallel.pipeline to 1");
 }
 
-std::string_view name_of(Router router) {
+std::string_view name_of(RouterScores router) {
   constexpr std::string_view names[] = {"softmax", "softmax_topk", "sigmoid"};
   return names[static_cast<std::size_t>(router)];
 }
-std::string_view name_of(DropPolicy policy) {
-  return policy == DropPolicy::position ? "position" : "weight";
+std::string_view name_of(Drop policy) {
+  return policy == Drop::by_position ? "position" : "weight";
 }
-std::string_view name_of(AuxLoss loss) {
+std::string_view name_of(BalanceLoss loss) {
   constexpr std::string_view names[] = {"switch", "gshard", "hf"};
   return names[static_cast<std::size_t>(loss)];
 }

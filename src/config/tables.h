@@ -1,6 +1,7 @@
 #pragma once
 
 #include "config/config.h"
+#include "config/published.h"
 #include "config/reader.h"
 #include "config/schedule.h"
 
@@ -49,8 +50,6 @@ void fill_from_trainer(Node& file, Context& context);
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
 void finish_bottleneck(const BottleneckKeys& keys, const Given& given, const Value& section);
-/// Whether a value in an adapter_config.json says that a feature is off. peft.cpp
-bool is_off(const Node& node);
 /// Throws where documents are to be kept apart on ranks that hold parts of sequences.
 void check_packing(const Config& config, const Value& file);
 /// Throws where a prompt does not fit the model, or tasks do not fit the data.
@@ -83,7 +82,7 @@ void check_replicas(Config& config, const Value& file);
 
 /// What follows from the keys of `section`, model.moe, that were given; throws where they contradict each
 /// other. moe_keys.cpp
-void finish_moe(Moe& moe, const Model& model, const Value& section);
+void finish_moe(Moe& moe, const Value& section);
 /// Throws where experts do not fit the rest of the file.
 void check_moe(const Config& config, const Value& file);
 

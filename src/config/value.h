@@ -11,7 +11,8 @@
 #include "base/error.h"
 #include "config/json_tree.h"
 
-// What the parser reads: values with their place, and what it gathers on its way. Internal to this room.
+// The values that the parser reads, with their place, and what it gathers on its way. Internal to this room and
+// to models/hub, which reads config.json.
 namespace sherd::config {
 
 inline constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();

@@ -60,7 +60,7 @@ void Engine::shard() {
   sharding::ShardingOptions options = optimizer_->sharding_options(config_);
   options.parts = stages_.all_own();
   options.expert_rank = groups().grid().coordinate(comm::Axis::expert, dist_->rank());
-  const bool ordered = config_.parallel.reduction == config::Reduction::ordered;
+  const bool ordered = config_.parallel.reduction == Reduction::ordered;
   sharded_ = std::make_unique<sharding::ShardedModel>(
       model_, options, resources_->sources(engine::StateGroups(*model_, stages_, groups(), ordered)));
   update_ = std::make_unique<engine::StepUpdate>(config_, *sharded_, *optimizer_, *resources_);

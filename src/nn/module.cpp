@@ -20,15 +20,14 @@ void collect(const Module& module, const std::string& prefix,
 /// While it lives, the tape keeps what is recorded.
 class KeepAll {
  public:
-  explicit KeepAll(Tape& tape)
-      : tape_(tape), before_(std::exchange(tape.recompute, autograd::Recompute::none)) {}
+  explicit KeepAll(Tape& tape) : tape_(tape), before_(std::exchange(tape.recompute, Recompute::none)) {}
   ~KeepAll() { tape_.recompute = before_; }
   KeepAll(const KeepAll&) = delete;
   KeepAll& operator=(const KeepAll&) = delete;
 
  private:
   Tape& tape_;
-  autograd::Recompute before_;
+  Recompute before_;
 };
 
 }  // namespace
@@ -97,8 +96,8 @@ Var Module::run(Tape& tape, const std::vector<Var>& inputs,
   tape.enter(scope_);
   std::optional<KeepAll> keeps;
   if (block_ && !recomputes_) keeps.emplace(tape);
-  Var out = block_ && tape.recompute == autograd::Recompute::full ? tape.recompute_later(inputs, body)
-                                                                  : body(tape, inputs);
+  Var out =
+      block_ && tape.recompute == Recompute::full ? tape.recompute_later(inputs, body) : body(tape, inputs);
   keeps.reset();
   if (block_ || scope_) out.pin();
   tape.leave(scope_);

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "base/choices.h"
+
 // The angles of rotary positions, written once for processors and GPUs.
 
 #if defined(__CUDACC__)
@@ -12,15 +14,6 @@
 #endif
 
 namespace sherd::tensor {
-
-/// How frequencies are changed for sequences longer than those that a model was trained with: `rope_type` in
-/// Hugging Face's configurations.
-enum class RotaryScaling : std::uint8_t {
-  none,    ///< "default"
-  linear,  ///< all divided by `factor` (position interpolation, Chen et al. 2023)
-  llama3,  ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
-  yarn     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
-};
 
 /// Rotary positions (Su et al. 2021): pair i of a head of 2·half elements is turned by position·frequency(i),
 /// and multiplied by attention_scale(). The numbers are those of Hugging Face's transformers for a

@@ -2,16 +2,10 @@
 
 #include <cstdint>
 
+#include "base/choices.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {
-
-/// How a router chooses by its logits.
-enum class RouterScores : std::uint8_t {
-  softmax,            ///< over all experts, before some are chosen (Switch, Mixtral, Qwen-MoE)
-  softmax_of_chosen,  ///< over those chosen (Megatron-LM's default)
-  sigmoid             ///< of each by itself (DeepSeek-V3)
-};
 
 /// How a router chooses experts for a token, and what weighs their outputs. Scores are made of logits;
 /// `top_k` experts with the highest are chosen, of equal ones the first; a bias counts for the choice alone.

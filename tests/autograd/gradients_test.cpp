@@ -163,7 +163,6 @@ TEST_F(Gradients, RotaryAndAttention) {
   Attention part;
   part.heads = 2, part.positions = {.first = 3, .count = 1, .second = 9};
   check({normal({2, 3, 16}, 1)}, [&](Tape&, const Vars& in) { return rotary(in[0], part, {.base = 100}); });
-  using tensor::RotaryScaling;
   for (const tensor::Rotary& angles :
        {tensor::Rotary{.base = 50, .scaling = RotaryScaling::linear, .factor = 3},
         {.base = 50, .scaling = RotaryScaling::llama3, .factor = 3, .original_positions = 20},

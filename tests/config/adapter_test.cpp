@@ -1,4 +1,4 @@
-// training.adapter, and PEFT's adapter_config.json.
+// training.adapter.
 #include "config/adapter.h"
 
 #include <gtest/gtest.h>
@@ -75,7 +75,7 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
 TEST(AdapterKeys, InitFromBringsTheSection) {
   const auto sections = [](const std::string& from, const std::string&) {
     EXPECT_EQ(from, "adapters/a");
-    return section_of(from_peft(R"({"peft_type": "LORA", "r": 16, "lora_alpha": 4})", "peft"));
+    return section_of(Adapter{.type = AdapterType::lora, .lora = {.rank = 16, .alpha = 4}});
   };
   const sherd::testing::TempFolder folder;
   sherd::testing::write_text(folder / "a.json",
@@ -125,28 +125,6 @@ TEST(AdapterKeys, WhatHasNoEffectIsNoted) {
   EXPECT_TRUE(noted("{" + model + ", " + adapter + "}", "model.moe.bias_update: no effect"));
   EXPECT_FALSE(noted("{" + model + ", " + adapter + "}", "training.adapter"));
   EXPECT_FALSE(noted("{" + model + "}", "model.moe.bias_update"));
-}
-
-TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
-  const auto read = [](const std::string& keys) {
-    return from_peft(R"({"peft_type": "LORA", "r": 4)" + keys + "}", "adapter_config.json");
-  };
-  EXPECT_EQ(read(R"(, "use_dora": false, "rank_pattern": {}, "modules_to_save": null, "bias": "none",
-                   "something_new": null, "megatron_core": "megatron.core", "init_lora_weights": true)")
-                .lora.rank,
-            4);
-  for (const char* key : {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
-                          R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])",
-                          R"("layers_to_transform": 0)", R"("something_new": 7)"})
-    expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
-  for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
-    EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);
-  for (const char* way : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "of tomorrow"})
-    expect_error(ErrorKind::config, cat("init_lora_weights: \"", way, "\" begins by taking a part"),
-                 [&] { read(cat(R"(, "init_lora_weights": ")", way, '"')); });
-  expect_error(ErrorKind::config, "is a pattern", [&] { read(R"(, "target_modules": ".*_proj")"); });
-  expect_error(ErrorKind::config, "peft_type",
-               [] { from_peft(R"({"peft_type": "PREFIX_TUNING"})", "adapter_config.json"); });
 }
 
 }  // namespace

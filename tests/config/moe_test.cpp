@@ -23,12 +23,12 @@ TEST(MoeKeys, HaveDefaultsThatFollowFromOthers) {
   EXPECT_EQ(moe.ffn_hidden_size, 384);
   EXPECT_TRUE(moe.norm_topk);
   EXPECT_EQ(moe.aux_loss, 0.01);
-  EXPECT_EQ(moe.aux_loss_type, AuxLoss::switch_layers);
+  EXPECT_EQ(moe.aux_loss_type, BalanceLoss::all_choices);
   EXPECT_EQ(moe.bias_update, 0);
   EXPECT_EQ(moe.jitter, 0);
   EXPECT_FALSE(moe.shared_expert_gate || moe.use_residual);
   EXPECT_FALSE(moe_of(R"("experts": 8, "top_k": 1)").norm_topk);
-  EXPECT_EQ(moe_of(R"("experts": 8, "aux_loss_type": "hf")").aux_loss_type, AuxLoss::hf);
+  EXPECT_EQ(moe_of(R"("experts": 8, "aux_loss_type": "hf")").aux_loss_type, BalanceLoss::pooled);
 }
 
 TEST(MoeKeys, TellWhatDoesNotFit) {

@@ -13,7 +13,6 @@
 #include "engine/token_data.h"
 #include "engine/trainer.h"
 #include "engine/update/step_update.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -70,9 +69,9 @@ class DocumentTraining : public ::testing::Test {
     const auto data = engine::open_token_data(config);
     launch_ranks(ranks, [&](DistributedPtr dist) {
       const auto groups = make_groups(dist, config);
-      Engine engine(
-          dist, std::make_shared<models::Gpt>(models::gpt_options(config, 29), layout_of(*groups, config)),
-          config, nullptr, nullptr, groups);
+      Engine engine(dist,
+                    std::make_shared<models::Gpt>(models::gpt_config(config, 29), layout_of(*groups, config)),
+                    config, nullptr, nullptr, groups);
       const auto loader = data->training_loader(engine.loader_rank(), engine.device());
       const auto validation = data->validation_loader(engine.loader_rank(), 8, engine.device());
       for (int step = 0; step < 4; ++step) {
@@ -140,7 +139,7 @@ TEST_F(DocumentTraining, RatesCountTokensAlone) {
     launch_ranks(ranks, [&](DistributedPtr dist) {
       const auto groups = make_groups(dist, setting);
       Engine engine(
-          dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29), layout_of(*groups, setting)),
+          dist, std::make_shared<models::Gpt>(models::gpt_config(setting, 29), layout_of(*groups, setting)),
           setting, nullptr, nullptr, groups);
       const auto loader = data->training_loader(engine.loader_rank(), engine.device());
       engine.set_training_data(*loader, data);
@@ -187,7 +186,7 @@ TEST_F(DocumentTraining, AStepThatEndsEarlyKeepsItsDivisor) {
     const auto data = engine::open_token_data(setting);
     double out = 0;
     launch_ranks(1, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29)), setting);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(setting, 29)), setting);
       const auto loader = data->training_loader(engine.loader_rank(), engine.device());
       for (int i = 0; i < 2; ++i) {
         engine.set_gradient_accumulation_boundary(i == 1);
@@ -252,7 +251,7 @@ TEST_F(DocumentTraining, AStepWithoutTargetsIsSkipped) {
     launch_ranks(ranks, [&](DistributedPtr dist) {
       const auto groups = make_groups(dist, setting);
       Engine engine(
-          dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29), layout_of(*groups, setting)),
+          dist, std::make_shared<models::Gpt>(models::gpt_config(setting, 29), layout_of(*groups, setting)),
           setting, nullptr, nullptr, groups);
       const auto loader = data->training_loader(engine.loader_rank(), engine.device()),
                  other = data->training_loader(engine.loader_rank(), engine.device());
@@ -292,7 +291,7 @@ TEST_F(DocumentTraining, TooManySkippedStepsInARowEndTheRun) {
   const auto run = [&](const config::Config& setting, bool targets) {
     const auto data = engine::open_token_data(setting);
     launch_ranks(2, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(setting, 29)), setting);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(setting, 29)), setting);
       const auto loader = data->training_loader(engine.loader_rank(), engine.device());
       const auto step = [&](bool empty) {
         engine.train_batch([&] { return empty ? without_targets(loader->next()) : loader->next(); });

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "engine/initialize.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -253,7 +252,7 @@ TEST(Engine, HalfPrecisionSkipsOverflowsAndShrinksTheScale) {
     spec.dtype = "fp16";
     config::Config config =
         config::parse_text(spec.config(), "test", {"fp16.initial_scale_power=40", "fp16.hysteresis=1"});
-    Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
+    Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)), config);
     std::vector<double> scales;
     for (int step = 0; step < 40; ++step) {
       const auto& report = engine.train_batch(

@@ -5,7 +5,6 @@
 
 #include <mutex>
 
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/full_suite.h"
@@ -70,7 +69,7 @@ tensor::Batch any_batch(device::Device& device) {
 }
 
 std::shared_ptr<models::Gpt> model_of(const config::Config& config, const parallel::Layout& layout = {}) {
-  return std::make_shared<models::Gpt>(models::gpt_options(config, vocab), layout);
+  return std::make_shared<models::Gpt>(models::gpt_config(config, vocab), layout);
 }
 
 /// What a real run charges and moves, by rank.

@@ -197,7 +197,7 @@ class OnInput : public nn::Model {
   explicit OnInput(const parallel::Layout& layout) {
     parallel::MoeOptions options;
     options.hidden = 8, options.ffn_hidden = 16, options.experts = 4;
-    options.routing = {.top_k = 2, .scores = tensor::RouterScores::sigmoid, .normalize = true};
+    options.routing = {.top_k = 2, .scores = RouterScores::sigmoid, .normalize = true};
     options.bias_update = 1e-3;
     experts_ = add("experts", std::make_shared<parallel::Moe>(options, layout));
     experts_->restore(std::vector<float>{10, 10, 0, 0});

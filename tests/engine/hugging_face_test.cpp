@@ -7,13 +7,12 @@
 #include <cstring>
 #include <filesystem>
 
-#include "config/hugging_face.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/initialize.h"
 #include "engine/setup/process_grid.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
@@ -74,7 +73,7 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> 
         expected_(folder_ / "expected.safetensors") {}
 
   config::Config config_with(const Optimizer& optimizer) const {
-    const auto published = config::from_hugging_face(read_text(folder_ / "config.json"), "config.json");
+    const auto published = models::from_hugging_face(read_text(folder_ / "config.json"), "config.json");
     const std::string model = config::section_of(published.model);
     return config::parse_text(
         model, "the model",
@@ -91,8 +90,7 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> 
   }
   HuggingFaceWeights weights_for(const config::Config& config) const { return {folder_, layout_for(config)}; }
   static HuggingFaceLayout layout_for(const config::Config& config) {
-    return HuggingFaceLayout(models::gpt_options(config, config.model->vocab_size),
-                             config::published_as(*config.model));
+    return HuggingFaceLayout(models::gpt_config(config, config.model->vocab_size));
   }
   /// The whole batch, or where micro-batches have one row that row.
   tensor::Batch batch(device::Device& device, int row = 0) const {
@@ -170,7 +168,7 @@ TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
     const TempFolder saved;
     launch_ranks(setting_.ranks, [&](DistributedPtr dist) {
       const auto groups = make_groups(dist, config);
-      const auto options = models::gpt_options(config, config.model->vocab_size);
+      const auto options = models::gpt_config(config, config.model->vocab_size);
       Engine engine(dist, std::make_shared<models::Gpt>(options, layout_of(*groups, config)), config, nullptr,
                     nullptr, groups);
       HuggingFaceWeights weights = weights_for(config);

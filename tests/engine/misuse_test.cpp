@@ -103,7 +103,7 @@ TEST(Misuse, ReplicasThatRunDifferentBlocksOfOneSizeAreToldWhich) {
             sgd(stage, cat(R"("reduce_bucket_size": 500000000, "overlap_comm": )", overlap));
         config.parallel.shard_size = 2;
         config.parallel.reduction =
-            std::string(reduction) == "native" ? config::Reduction::native : config::Reduction::ordered;
+            std::string(reduction) == "native" ? Reduction::native : Reduction::ordered;
         expect_error(ErrorKind::comm, "mismatched calls", [&] {
           launch_ranks(4, [&](DistributedPtr dist) {
             auto model = std::make_shared<Skipping>();

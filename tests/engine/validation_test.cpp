@@ -9,7 +9,6 @@
 #include "engine/initialize.h"
 #include "engine/setup/process_grid.h"
 #include "engine/trainer.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "nn/layers.h"
 #include "support/equality.h"
@@ -129,7 +128,7 @@ TEST(Validation, RanksWithoutASampleRunAlongThroughExperts) {
     double out = 0;
     launch_ranks(ranks, [&](const DistributedPtr& dist) {
       const auto groups = make_groups(dist, of);
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(of, 64), layout_of(*groups, of)),
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(of, 64), layout_of(*groups, of)),
                     of, nullptr, nullptr, groups);
       const auto next = [&] {
         Batch batch = synthetic_batch(engine.device(), 2, 8, 64, 0, 0, 0);
@@ -182,7 +181,7 @@ TEST(Validation, ABatchWithoutTargetsIsNotA0) {
         R"("}, "model": {"type": "gpt2", "num_layers": 1, "hidden_size": 16, "num_heads": 2, "seq_length": 8,
             "vocab_size": 64}})"));
     launch_ranks(1, [&](const DistributedPtr& dist) {
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 64)), config);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 64)), config);
       const auto batch = [&](bool targets) {
         Batch out = synthetic_batch(engine.device(), 2, 8, 64, 0, 0, 0);
         std::int32_t count = 16;

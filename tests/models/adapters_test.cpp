@@ -5,7 +5,6 @@
 
 #include <cmath>
 
-#include "models/adapters/merged_weights.h"
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"
@@ -52,7 +51,7 @@ TEST_P(Peft, GivesItsLogitsLossAndGradients) {
 
 /// One model without an adapter that gives the same.
 TEST_P(Peft, MergedWeightsGiveTheSameLogits) {
-  GptOptions plain = options;
+  GptConfig plain = options;
   plain.adapter = {};
   Gpt model(plain);
   const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
@@ -89,11 +88,11 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
     EXPECT_EQ(one, other) << name;
   }
   const config::Adapter again =
-      config::from_peft(peft_config(config.training.adapter, options, family), "written");
-  const AdapterOptions read = adapter_options(again, options, options.adapter.family);
-  EXPECT_EQ(read.scale, options.adapter.scale);
-  EXPECT_EQ(read.rank, options.adapter.rank);
-  GptOptions other = options;
+      from_peft(adapter_config(config.training.adapter, options, family), "written");
+  const config::Adapter read = resolved_adapter(again, options);
+  EXPECT_EQ(read.lora.scale(), options.adapter.lora.scale());
+  EXPECT_EQ(read.lora.rank, options.adapter.lora.rank);
+  GptConfig other = options;
   other.adapter = read;
   Gpt same(other);
   same.assign_names();
@@ -108,13 +107,13 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                                            "qwen2_ia3"),
                          [](const auto& test) { return test.param; });
 
-GptOptions options_of(const std::string& family, const config::Adapter& adapter) {
+GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
   const config::Config config = with_adapter(family, adapter);
-  return gpt_options(config, config.model->vocab_size);
+  return gpt_config(config, config.model->vocab_size);
 }
 
 /// Names of adapters' parameters in block 0, with their shapes.
-std::string in_first_block(const GptOptions& options) {
+std::string in_first_block(const GptConfig& options) {
   Gpt model(options);
   model.assign_names();
   std::string out;
@@ -160,8 +159,8 @@ TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {
 /// As PEFT draws them: nothing changes before the first step.
 TEST(Adapters, BeginAsTheModelWithoutThem) {
   test::Cpu cpu{1};
-  const GptOptions options = options_of("llama", lora({"all-linear"}));
-  GptOptions plain = options;
+  const GptConfig options = options_of("llama", lora({"all-linear"}));
+  GptConfig plain = options;
   plain.adapter = {};
   Gpt with(options), without(plain);
   const test::PlainParameters one(*cpu.kernels, with, DType::f32), other(*cpu.kernels, without, DType::f32);
@@ -187,8 +186,8 @@ TEST(Adapters, BeginAsTheModelWithoutThem) {
 }
 
 TEST(Adapters, FlopsLeaveOutGradientsOfFrozenWeights) {
-  const GptOptions options = options_of("llama", lora());
-  GptOptions plain = options;
+  const GptConfig options = options_of("llama", lora());
+  GptConfig plain = options;
   plain.adapter = {};
   const double all = flops_per_token(plain, 12, AttentionFlops::full),
                frozen = flops_per_token(options, 12, AttentionFlops::full);

@@ -16,10 +16,10 @@ class BesideExperts : public ::testing::Test {
  protected:
   /// All of a layer's output, that of its experts alone and that of what lies beside them; and x·wᵀ + b of a
   /// gate of so many outputs.
-  void run(const GptOptions& options, const char* beside, std::int64_t width, const std::string& gate,
+  void run(const GptConfig& options, const char* beside, std::int64_t width, const std::string& gate,
            std::size_t outputs) {
-    const GptOptions o = options.resolved();
-    const tensor::Tensor x = cpu_.normal({2, 5, o.hidden}, 9);
+    const GptConfig o = options.resolved();
+    const tensor::Tensor x = cpu_.normal({2, 5, o.hidden_size}, 9);
     ExpertsAndShared whole(o, {}, nullptr);
     const test::PlainParameters all(*cpu_.kernels, whole, DType::f64);
     Values w, b(outputs);
@@ -31,7 +31,7 @@ class BesideExperts : public ::testing::Test {
     }
     autograd::Tape tape(*cpu_.kernels);
     whole_ = cpu_.values(whole(tape, tape.input(x)).value());
-    parallel::Moe experts(o.moe());
+    parallel::Moe experts(o.experts());
     const test::PlainParameters of_experts(*cpu_.kernels, experts, DType::f64);
     experts_ = cpu_.values(experts(tape, tape.input(x)).value());
     const auto dense = std::make_shared<FeedForward>(o, width, parallel::Layout());
@@ -39,7 +39,7 @@ class BesideExperts : public ::testing::Test {
     const test::PlainParameters of_dense(*cpu_.kernels, within, DType::f64);
     beside_ = cpu_.values((*dense)(tape, tape.input(x)).value());
     const Values rows = cpu_.values(x);
-    hidden_ = static_cast<std::size_t>(o.hidden);
+    hidden_ = static_cast<std::size_t>(o.hidden_size);
     gates_.clear();
     for (std::size_t t = 0; t < 10; ++t)
       for (std::size_t i = 0; i < outputs; ++i)
@@ -61,18 +61,18 @@ class BesideExperts : public ::testing::Test {
 };
 
 TEST_F(BesideExperts, ASharedPartIsAddedTimesItsGate) {
-  GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.shared = 2;
+  GptConfig o = test::with_experts(test::tiny_llama());
+  o.moe.shared_experts = 2;
   run(o, "shared", 20, "", 0);
   for (std::size_t t = 0; t < 10; ++t) expect(t, 1, 1);
-  o.experts.shared_gate = true;
+  o.moe.shared_expert_gate = true;
   run(o, "shared", 20, "shared_gate", 1);
   for (std::size_t t = 0; t < 10; ++t) expect(t, 1, 1 / (1 + std::exp(-gates_[t])));
 }
 
 TEST_F(BesideExperts, AResidualPartIsWeighedAgainstThem) {
-  GptOptions o = test::with_experts(test::tiny_gpt2());
-  o.experts.residual = true, o.experts.ffn_hidden = 6;
+  GptConfig o = test::with_experts(test::tiny_gpt2());
+  o.moe.use_residual = true, o.moe.ffn_hidden_size = 6;
   run(o, "dense", 10, "coefficient", 2);
   bool first = false, second = false;  // which weighs more
   for (std::size_t t = 0; t < 10; ++t) {

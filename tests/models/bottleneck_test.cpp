@@ -56,13 +56,13 @@ TEST_P(Bottleneck, ExportGivesTheFilesBack) {
     there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
     EXPECT_EQ(one, other) << name;
   }
-  EXPECT_EQ(config::from_adapter_hub(peft_config(config.training.adapter, options, family), "written"),
+  EXPECT_EQ(from_adapter_hub(adapter_config(config.training.adapter, options, family), "written"),
             config.training.adapter);
 }
 
 /// As Houlsby et al. ask for: nothing changes before the first step.
 TEST_P(Bottleneck, BeginsAsTheModelWithoutIt) {
-  GptOptions plain = options;
+  GptConfig plain = options;
   plain.adapter = {};
   Gpt with(options), without(plain);
   const test::PlainParameters one(*cpu.kernels, with, DType::f32), other(*cpu.kernels, without, DType::f32);

@@ -59,11 +59,10 @@ class DocumentsTest : public ::testing::Test {
 };
 
 TEST_F(DocumentsTest, HaveTheLossesAndGradientsOfEachAlone) {
-  GptOptions norms = test::tiny_llama();
+  GptConfig norms = test::tiny_llama();
   norms.qk_norm = true, norms.sliding_window = 2;
-  for (const GptOptions& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
-    for (const auto recompute :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+  for (const GptConfig& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       Gpt model(options);
       test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
       autograd::Tape tape(*cpu_.kernels);

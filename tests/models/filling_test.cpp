@@ -27,7 +27,7 @@ struct Setting {
   BalanceLoss kind = BalanceLoss::all_choices;
   double capacity_factor = 0;
   Drop drop = Drop::by_weight;
-  tensor::RouterScores scores = tensor::RouterScores::softmax;
+  RouterScores scores = RouterScores::softmax;
 };
 
 MoeOptions options(const Setting& setting) {
@@ -101,7 +101,7 @@ TEST(Filling, RoutersLeaveItOut) {
   for (const Setting& setting :
        {Setting{}, Setting{first_choices}, Setting{pooled}, Setting{all_choices, 0.75, Drop::by_weight},
         Setting{all_choices, 0.75, Drop::by_position},
-        Setting{all_choices, 0, Drop::by_weight, tensor::RouterScores::sigmoid}}) {
+        Setting{all_choices, 0, Drop::by_weight, RouterScores::sigmoid}}) {
     const Outcome want = step(cpu, setting, alone(x), alone(dy), false);
     const Outcome got = step(cpu, setting, x, dy, true);
     expect_near(tokens_of(got.output, hidden), want.output, "output");
@@ -162,8 +162,8 @@ TEST(Filling, BalanceLossesAreThoseOfAnAttentionMask) {
 /// Of a whole model no number depends on what stands in those places.
 TEST(Filling, WhatItIsDoesNotMatter) {
   test::Cpu cpu;
-  models::GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.losses = {.balance = 0.5, .z = 0.1}, o.experts.capacity_factor = 0.75;
+  models::GptConfig o = test::with_experts(test::tiny_llama());
+  test::set_losses(o.moe, {.balance = 0.5, .z = 0.1}), o.moe.capacity_factor = 0.75;
   std::map<std::string, Values> expected;
   for (const std::int32_t id : {1, 7}) {
     models::Gpt model(o);
@@ -187,7 +187,7 @@ TEST(Filling, WhatItIsDoesNotMatter) {
 
 TEST(Filling, OfOtherSequencesIsRefused) {
   test::Cpu cpu;
-  const models::GptOptions o = test::tiny_llama();
+  const models::GptConfig o = test::tiny_llama();
   models::Gpt model(o);
   test::PlainParameters parameters(*cpu.kernels, model, DType::f64);
   tensor::Batch batch = test::tiny_batch(cpu, o, 2, 7);

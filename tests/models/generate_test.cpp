@@ -112,8 +112,8 @@ class Generate : public ::testing::Test {
 /// max_seq/2 tokens whenever max_seq are full. Virtual tokens stay in front, and leave room for fewer.
 std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape& tape,
                                       std::vector<std::int32_t> text, int tokens) {
-  const auto max_seq = static_cast<std::size_t>(model.options().max_text());
-  const std::vector<std::int32_t> prompt = model.options().prompt();
+  const auto max_seq = static_cast<std::size_t>(model.config().max_text());
+  const std::vector<std::int32_t> prompt = model.config().prompt();
   std::size_t begin = text.size() > max_seq ? text.size() - max_seq : 0;
   std::vector<std::int32_t> out;
   for (int i = 0; i < tokens; ++i) {
@@ -123,9 +123,8 @@ std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape
     const auto scores = cpu.values(
         model.logits(tape, tensor::Tensor::of<std::int32_t>(*cpu.device, {1, std::ssize(window)}, window))
             .value());
-    const auto last = scores.end() - model.options().padded_vocab();
-    out.push_back(
-        static_cast<std::int32_t>(std::max_element(last, last + model.options().vocab_size) - last));
+    const auto last = scores.end() - model.config().padded_vocab();
+    out.push_back(static_cast<std::int32_t>(std::max_element(last, last + model.config().vocab_size) - last));
     text.push_back(out.back());
     tape.clear();
   }
@@ -133,8 +132,8 @@ std::vector<std::int32_t> read_afresh(test::Cpu& cpu, Gpt& model, autograd::Tape
 }
 
 TEST_F(Generate, MatchesAStepByStepReadingAndReadsAgainWhatFillsTheWindow) {
-  for (const GptOptions& o : {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama()),
-                              test::with_prompt(test::tiny_gpt2()), test::with_prompt(test::tiny_llama())}) {
+  for (const GptConfig& o : {test::with_dropout(test::tiny_gpt2()), test::with_dropout(test::tiny_llama()),
+                             test::with_prompt(test::tiny_gpt2()), test::with_prompt(test::tiny_llama())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     for (const std::vector<std::int32_t>& prompt :
@@ -151,7 +150,7 @@ TEST_F(Generate, MatchesAStepByStepReadingAndReadsAgainWhatFillsTheWindow) {
 
 /// Texts of other lengths beside it, that begin and end at other times, are nothing to a text.
 TEST_F(Generate, ATextDoesNotDependOnItsBatch) {
-  for (const GptOptions& o :
+  for (const GptConfig& o :
        {test::tiny_gpt2(), test::with_experts(test::tiny_llama()), test::with_prompt(test::tiny_gpt2())}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Gpt model(o);
@@ -189,7 +188,7 @@ TEST_F(Generate, ATextDoesNotDependOnItsBatch) {
         EXPECT_GT(stats.cache_bytes, 0u);
         if (batch == 20) {
           // A prompt leaves less of the window, which is read again once more.
-          EXPECT_LE(stats.prefill_passes + stats.decode_passes, o.adapter.virtual_tokens > 0 ? 15 : 14);
+          EXPECT_LE(stats.prefill_passes + stats.decode_passes, o.adapter.virtual_tokens() > 0 ? 15 : 14);
         }
       }
     }

@@ -8,7 +8,6 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using sherd::testing::expect_error;
 using test::bytes_of;
 
@@ -18,29 +17,31 @@ class GptTest : public ::testing::Test {
 };
 
 TEST_F(GptTest, Gpt2SmallHasItsParameters) {
-  GptOptions o;
+  const GptConfig o = test::gpt2_small();
   EXPECT_EQ(o.num_parameters(false), 124'439'808);  // as published
   EXPECT_EQ(o.num_parameters(true), 124'439'808 + (50304 - 50257) * 768);
-  GptOptions seven = GptOptions::llama();
-  seven.vocab_size = 32000, seven.max_seq = 4096, seven.hidden = 4096, seven.layers = 32, seven.heads = 32;
-  seven.ffn_hidden = 11008;
+  GptConfig seven = GptConfig::of_family("llama");
+  seven.vocab_size = 32000, seven.seq_length = 4096, seven.hidden_size = 4096, seven.num_layers = 32,
+  seven.num_heads = 32;
+  seven.ffn_hidden_size = 11008;
   EXPECT_EQ(seven.num_parameters(false), 6'738'415'616);  // Llama 2 7B
 }
 
-GptOptions gated() {
-  GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.shared = 2, o.experts.shared_gate = true, o.experts.first_dense = 1;
+GptConfig gated() {
+  GptConfig o = test::with_experts(test::tiny_llama());
+  o.moe.shared_experts = 2, o.moe.shared_expert_gate = true, o.moe.first_dense = 1;
   return o;
 }
 
-GptOptions residual() {
-  GptOptions o = test::with_experts(test::tiny_gpt2());
-  o.experts.residual = true, o.experts.ffn_hidden = 6;
+GptConfig residual() {
+  GptConfig o = test::with_experts(test::tiny_gpt2());
+  o.moe.use_residual = true, o.moe.ffn_hidden_size = 6;
   return o;
 }
 
 TEST_F(GptTest, CountsMatchWhatIsDeclared) {
-  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama(), GptOptions(), gated(), residual()}) {
+  for (const GptConfig& o :
+       {test::tiny_gpt2(), test::tiny_llama(), test::gpt2_small(), gated(), residual()}) {
     Gpt model(o);
     std::int64_t declared = 0;
     for (const auto& p : model.parameters()) declared += p->numel();
@@ -75,8 +76,8 @@ TEST_F(GptTest, NamesTiesAndDecay) {
 }
 
 TEST_F(GptTest, OutputProjectionsStartSmaller) {
-  GptOptions o;
-  o.vocab_size = 64, o.hidden = 128, o.layers = 8, o.heads = 4, o.init_std = 0.02;
+  GptConfig o = test::gpt2_small();
+  o.vocab_size = 64, o.hidden_size = 128, o.num_layers = 8, o.num_heads = 4, o.init_std = 0.02;
   Gpt model(o);
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   const auto deviation = [&](const std::string& name) {
@@ -93,7 +94,7 @@ TEST_F(GptTest, OutputProjectionsStartSmaller) {
 }
 
 TEST_F(GptTest, FlopsFollowThePublishedFormulas) {
-  GptOptions o;
+  GptConfig o = test::gpt2_small();
   const double B = 4, s = 512, h = 768, L = 12, V = 50257;
   const double tokens = B * s, base = 72 * B * L * s * h * h;
   const auto near = [](double got, double want) { EXPECT_NEAR(got / want, 1.0, 1e-12); };
@@ -103,40 +104,40 @@ TEST_F(GptTest, FlopsFollowThePublishedFormulas) {
   near(flops_per_token(o, 512, AttentionFlops::full, Recompute::full) * tokens,
        base * 4 / 3 * (1 + s / (6 * h) + V / (16 * h * L)));
   // SwiGLU's third matrix makes the feed-forward part, 48 of the 72, half as large again.
-  o.mlp = Mlp::swiglu, o.ffn_hidden = 4 * 768;
+  o.activation = config::FfnActivation::swiglu, o.ffn_hidden_size = 4 * 768;
   near(flops_per_token(o, 512, AttentionFlops::full) * tokens,
        base * (1 + 24.0 / 72 + s / (6 * h) + V / (12 * h * L)));
 }
 
 TEST_F(GptTest, OptionsThatDoNotFitAreConfigErrors) {
-  const auto refuses = [](const std::string& part, const std::function<void(GptOptions&)>& change) {
-    GptOptions o;
+  const auto refuses = [](const std::string& part, const std::function<void(GptConfig&)>& change) {
+    GptConfig o = test::gpt2_small();
     change(o);
     expect_error(ErrorKind::config, part, [&] { Gpt model(o); });
   };
-  refuses("multiple of heads", [](GptOptions& o) { o.heads = 7; });
-  refuses("share 5 key-value heads", [](GptOptions& o) { o.kv_heads = 5; });
-  refuses("even head_dim", [](GptOptions& o) { o.positions = PositionKind::rotary, o.head_dim = 3; });
-  refuses("dropout", [](GptOptions& o) { o.attention_dropout = 1.0f; });
-  refuses("layers 0", [](GptOptions& o) { o.layers = 0; });
-  refuses("vocabulary", [](GptOptions& o) { o.vocab_size = 0; });
+  refuses("multiple of num_heads", [](GptConfig& o) { o.num_heads = 7; });
+  refuses("not a multiple of num_kv_heads 5", [](GptConfig& o) { o.num_kv_heads = 5; });
+  refuses("even head size", [](GptConfig& o) { o.position = config::Positions::rotary, o.head_dim = 3; });
+  refuses("dropout", [](GptConfig& o) { o.attention_dropout = 1.0f; });
+  refuses("num_layers 0", [](GptConfig& o) { o.num_layers = 0; });
+  refuses("vocabulary", [](GptConfig& o) { o.vocab_size = 0; });
 }
 
 TEST_F(GptTest, BatchesThatDoNotFitAreDataErrors) {
   Gpt model(test::tiny_gpt2());
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   autograd::Tape tape(*cpu_.kernels);
-  tensor::Batch batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  tensor::Batch batch = test::tiny_batch(cpu_, model.config(), 2, 5);
   batch.erase("labels");
   expect_error(ErrorKind::data, "holds 'tokens'", [&] { model(tape, batch); });
   batch["labels"] = cpu_.ids({2, 4}, 1, 5);
   expect_error(ErrorKind::data, "do not match", [&] { model(tape, batch); });
-  expect_error(ErrorKind::data, "max_seq 7",
-               [&] { model(tape, test::tiny_batch(cpu_, model.options(), 1, 8)); });
-  batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  expect_error(ErrorKind::data, "seq_length 7",
+               [&] { model(tape, test::tiny_batch(cpu_, model.config(), 1, 8)); });
+  batch = test::tiny_batch(cpu_, model.config(), 2, 5);
   batch["tokens"].data<std::int32_t>()[3] = 13;  // a row of the padded table, yet no token
   expect_error(ErrorKind::data, "token id 13", [&] { model(tape, batch); });
-  batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  batch = test::tiny_batch(cpu_, model.config(), 2, 5);
   batch["labels"].data<std::int32_t>()[3] = 13;
   expect_error(ErrorKind::data, "13", [&] { model(tape, batch); });
   batch["tokens"] = cpu_.normal({2, 5}, 1, DType::f32);
@@ -144,7 +145,7 @@ TEST_F(GptTest, BatchesThatDoNotFitAreDataErrors) {
 }
 
 TEST_F(GptTest, PaddingOfTheVocabularyTakesNoPart) {
-  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama()}) {
+  for (const GptConfig& o : {test::tiny_gpt2(), test::tiny_llama()}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     const tensor::Batch batch = test::tiny_batch(cpu_, o, 2, 7);
@@ -167,26 +168,27 @@ TEST_F(GptTest, PaddingOfTheVocabularyTakesNoPart) {
   }
 }
 
-TEST(GptOptions, HasBoundsThatItNames) {
-  const auto refused = [](const std::string& part, void (*change)(GptOptions&)) {
-    GptOptions options;
+TEST(GptConfig, HasBoundsThatItNames) {
+  const auto refused = [](const std::string& part, void (*change)(GptConfig&)) {
+    GptConfig options = test::gpt2_small();
     change(options);
     testing::expect_error(ErrorKind::config, part, [&] { static_cast<void>(options.resolved()); });
   };
-  refused("layers 1000000 is beyond 2048", [](GptOptions& o) { o.layers = 1'000'000; });
-  refused("hidden 9223372036854775807 is beyond", [](GptOptions& o) { o.hidden = INT64_MAX; });
-  refused("vocab_size 9223372036854775807 is beyond", [](GptOptions& o) { o.vocab_size = INT64_MAX; });
-  refused("vocab_multiple 9223372036854775807 is beyond",
-          [](GptOptions& o) { o.vocab_multiple = INT64_MAX; });
-  refused("max_seq 9223372036854775807 is beyond", [](GptOptions& o) { o.max_seq = INT64_MAX; });
-  refused("ffn_hidden 9223372036854775807 is beyond", [](GptOptions& o) { o.ffn_hidden = INT64_MAX; });
-  refused("head_dim 9223372036854775807 is beyond", [](GptOptions& o) { o.head_dim = INT64_MAX; });
-  refused("heads x head_dim 68719476736 is beyond",
-          [](GptOptions& o) { o.heads = 1 << 16, o.head_dim = 1 << 20; });
+  refused("num_layers 1000000 is beyond 2048", [](GptConfig& o) { o.num_layers = 1'000'000; });
+  refused("hidden_size 9223372036854775807 is beyond", [](GptConfig& o) { o.hidden_size = INT64_MAX; });
+  refused("vocab_size 9223372036854775807 is beyond", [](GptConfig& o) { o.vocab_size = INT64_MAX; });
+  refused("pad_vocab_to_multiple_of 9223372036854775807 is beyond",
+          [](GptConfig& o) { o.pad_vocab_to_multiple_of = INT64_MAX; });
+  refused("seq_length 9223372036854775807 is beyond", [](GptConfig& o) { o.seq_length = INT64_MAX; });
+  refused("ffn_hidden_size 9223372036854775807 is beyond",
+          [](GptConfig& o) { o.ffn_hidden_size = INT64_MAX; });
+  refused("head_dim 9223372036854775807 is beyond", [](GptConfig& o) { o.head_dim = INT64_MAX; });
+  refused("num_heads 65536 x head_dim 1048576 is beyond",
+          [](GptConfig& o) { o.num_heads = 1 << 16, o.head_dim = 1 << 20; });
 }
 
 TEST_F(GptTest, TheFutureDoesNotReachThePast) {
-  for (const GptOptions& o : {test::tiny_gpt2(), test::tiny_llama()}) {
+  for (const GptConfig& o : {test::tiny_gpt2(), test::tiny_llama()}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     autograd::Tape tape(*cpu_.kernels);
@@ -194,7 +196,7 @@ TEST_F(GptTest, TheFutureDoesNotReachThePast) {
     const auto before = cpu_.values(model.logits(tape, tokens).value());
     tokens.data<std::int32_t>()[4] = (tokens.data<std::int32_t>()[4] + 1) % 11;
     const auto after = cpu_.values(model.logits(tape, tokens).value());
-    const auto split = static_cast<std::ptrdiff_t>(4 * model.options().padded_vocab());
+    const auto split = static_cast<std::ptrdiff_t>(4 * model.config().padded_vocab());
     EXPECT_EQ(std::vector(before.begin(), before.begin() + split),
               std::vector(after.begin(), after.begin() + split));
     EXPECT_NE(std::vector(before.begin() + split, before.end()),

@@ -8,12 +8,11 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using test::bytes_of;
 
 struct Style {
   const char* name;
-  GptOptions options;
+  GptConfig options;
 };
 
 class WholeModel : public ::testing::TestWithParam<Style> {
@@ -24,12 +23,12 @@ class WholeModel : public ::testing::TestWithParam<Style> {
     bool operator==(const Outcome& other) const { return bytes == other.bytes; }
   };
 
-  static Outcome run(test::Cpu& cpu, DType dtype, Recompute recompute, const GptOptions& options,
+  static Outcome run(test::Cpu& cpu, DType dtype, Recompute recompute, const GptConfig& options,
                      const std::function<void(Gpt&)>& change = nullptr) {
     Gpt model(options);
     if (change) change(model);
     test::PlainParameters parameters(*cpu.kernels, model, dtype);
-    const tensor::Batch batch = test::tiny_batch(cpu, options, 3, options.max_seq);
+    const tensor::Batch batch = test::tiny_batch(cpu, options, 3, options.seq_length);
     const auto before = cpu.device->ledger().current(device::Tier::device, device::Category::activations);
     autograd::Tape tape(*cpu.kernels);
     tape.random = {11, 12};
@@ -45,9 +44,10 @@ class WholeModel : public ::testing::TestWithParam<Style> {
   }
 
   /// Large enough for every kernel to cut its work in several pieces.
-  static GptOptions larger(GptOptions o) {
-    o.vocab_size = 301, o.hidden = 96, o.max_seq = 70, o.head_dim = 24, o.heads = 4, o.ffn_hidden = 150;
-    if (o.positions == PositionKind::learned) o.kv_heads = 4;
+  static GptConfig larger(GptConfig o) {
+    o.vocab_size = 301, o.hidden_size = 96, o.seq_length = 70, o.head_dim = 24, o.num_heads = 4,
+    o.ffn_hidden_size = 150;
+    if (o.position == config::Positions::learned) o.num_kv_heads = 4;
     o.init_std = 0.05;
     return o;
   }
@@ -58,7 +58,7 @@ class WholeModel : public ::testing::TestWithParam<Style> {
 TEST_P(WholeModel, GradientsMatchDifferences) {
   Gpt model(GetParam().options);
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
-  const tensor::Batch batch = test::tiny_batch(cpu_, model.options(), 2, 5);
+  const tensor::Batch batch = test::tiny_batch(cpu_, model.config(), 2, 5);
   autograd::Tape tape(*cpu_.kernels);
   tape.random = {1, 2};
   tape.backward(model(tape, batch));
@@ -73,7 +73,7 @@ TEST_P(WholeModel, GradientsMatchDifferences) {
 }
 
 TEST_P(WholeModel, RecomputeChangesNoBit) {
-  const GptOptions options = larger(GetParam().options);
+  const GptConfig options = larger(GetParam().options);
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     SCOPED_TRACE(name_of(dtype));
     const Outcome none = run(cpu_, dtype, Recompute::none, options);
@@ -87,7 +87,7 @@ TEST_P(WholeModel, RecomputeChangesNoBit) {
 }
 
 TEST_P(WholeModel, NeitherDoesTheNumberOfThreads) {
-  const GptOptions options = larger(GetParam().options);
+  const GptConfig options = larger(GetParam().options);
   test::Cpu one(1), three(3);
   for (const DType dtype : {DType::f32, DType::bf16})
     EXPECT_EQ(run(one, dtype, Recompute::none, options), run(three, dtype, Recompute::none, options))
@@ -95,7 +95,7 @@ TEST_P(WholeModel, NeitherDoesTheNumberOfThreads) {
 }
 
 TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
-  const GptOptions options = larger(GetParam().options);
+  const GptConfig options = larger(GetParam().options);
   const Outcome all = run(cpu_, DType::f32, Recompute::none, options);
   for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
     std::vector<bool> trains{true};  // the loss
@@ -114,33 +114,33 @@ TEST_P(WholeModel, FrozenPartsLeaveTheOthersGradientsAlone) {
 }
 
 /// DeepSeek-V3's router, and a dense part beside the experts.
-GptOptions sigmoid_experts() {
-  GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.routing.scores = tensor::RouterScores::sigmoid, o.experts.routing.scale = 2.5;
-  o.experts.routing.groups = 2, o.experts.routing.top_groups = 1;
-  o.experts.shared = 1, o.experts.first_dense = 1;
+GptConfig sigmoid_experts() {
+  GptConfig o = test::with_experts(test::tiny_llama());
+  o.moe.router = RouterScores::sigmoid, o.moe.routed_scaling_factor = 2.5;
+  o.moe.groups = 2, o.moe.top_groups = 1;
+  o.moe.shared_experts = 1, o.moe.first_dense = 1;
   return o;
 }
 
 /// Each token takes one expert, if there is room in it.
-GptOptions switch_experts() {
-  GptOptions o = test::with_experts(test::tiny_gpt2());
-  o.experts.routing = {.top_k = 1};
-  o.experts.capacity_factor = 1, o.experts.drop = parallel::Drop::by_position;
+GptConfig switch_experts() {
+  GptConfig o = test::with_experts(test::tiny_gpt2());
+  o.moe.top_k = 1, o.moe.norm_topk = false;
+  o.moe.capacity_factor = 1, o.moe.drop = Drop::by_position;
   return o;
 }
 
 /// Qwen2-MoE's dense part.
-GptOptions gated_shared_experts() {
-  GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.routing.normalize = false, o.experts.shared = 2, o.experts.shared_gate = true;
+GptConfig gated_shared_experts() {
+  GptConfig o = test::with_experts(test::tiny_llama());
+  o.moe.norm_topk = false, o.moe.shared_experts = 2, o.moe.shared_expert_gate = true;
   return o;
 }
 
 /// DeepSpeed's Residual-MoE.
-GptOptions residual_experts() {
-  GptOptions o = test::with_experts(test::tiny_gpt2());
-  o.experts.routing = {.top_k = 1}, o.experts.residual = true, o.experts.ffn_hidden = 6;
+GptConfig residual_experts() {
+  GptConfig o = test::with_experts(test::tiny_gpt2());
+  o.moe.top_k = 1, o.moe.norm_topk = false, o.moe.use_residual = true, o.moe.ffn_hidden_size = 6;
   return o;
 }
 

@@ -8,9 +8,8 @@
 #include <map>
 
 #include "config/config.h"
-#include "config/hugging_face.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
@@ -37,7 +36,7 @@ fs::path folder_of(const std::string& family) {
 }
 
 config::Config config_in(const fs::path& folder) {
-  const auto published = config::from_hugging_face(read_text(folder / "config.json"), "config.json");
+  const auto published = from_hugging_face(read_text(folder / "config.json"), "config.json");
   return config::parse_text(config::section_of(published.model));
 }
 
@@ -86,11 +85,10 @@ class Copy {
   /// Reading the folder as the model that its config.json describes.
   void open() const {
     const config::Config config = config_in(folder());
-    const GptOptions options = gpt_options(config, config.model->vocab_size);
+    const GptConfig options = gpt_config(config, config.model->vocab_size);
     Gpt model(options);
     model.assign_names();
-    HuggingFaceWeights(folder(), HuggingFaceLayout(options, config::published_as(*config.model)))
-        .check(model.parameters());
+    HuggingFaceWeights(folder(), HuggingFaceLayout(options)).check(model.parameters());
   }
 
  private:
@@ -102,8 +100,8 @@ class Family : public ::testing::TestWithParam<std::string> {
   Family()
       : folder_(folder_of(GetParam())),
         config_(config_in(folder_)),
-        options_(gpt_options(config_, config_.model->vocab_size)),
-        layout_(options_, config::published_as(*config_.model)),
+        options_(gpt_config(config_, config_.model->vocab_size)),
+        layout_(options_),
         expected_(folder_ / "expected.safetensors") {}
 
   Values expected(const std::string& name) const {
@@ -142,7 +140,7 @@ class Family : public ::testing::TestWithParam<std::string> {
 
   fs::path folder_;
   config::Config config_;
-  GptOptions options_;
+  GptConfig options_;
   HuggingFaceLayout layout_;
   SafetensorsFile expected_;
   mutable test::Cpu cpu_{2};
@@ -166,7 +164,7 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
   tape.backward(loss);
   // The language model's alone; routers' losses go into gradients.
-  if (options_.experts.losses.balance == 0) {
+  if (options_.moe.aux_loss == 0) {
     EXPECT_NEAR(cpu_.values(loss.value())[0], expected("loss")[0], 1e-5);
   }
   for (const auto& p : parameters.all()) {
@@ -228,8 +226,8 @@ TEST_P(Family, ExportGivesTheFilesBack) {
   }
   const std::string original = read_text(folder_ / "config.json");
   for (const std::string& base : {original, std::string()}) {
-    const std::string text = config::to_hugging_face(*config_.model, 37, "float32", base);
-    EXPECT_EQ(config::from_hugging_face(text, "exported").model, *config_.model) << text;
+    const std::string text = to_hugging_face(*config_.model, 37, "float32", base);
+    EXPECT_EQ(from_hugging_face(text, "exported").model, *config_.model) << text;
   }
 }
 
@@ -287,7 +285,7 @@ TEST(HuggingFaceFolder, ATiedTableMayBeStoredAsTheHeadAlone) {
   });
   EXPECT_NO_THROW(copy.open());
   const config::Config config = config_in(copy.folder());
-  const HuggingFaceLayout layout(gpt_options(config, config.model->vocab_size), config::ModelType::qwen2);
+  const HuggingFaceLayout layout(gpt_config(config, config.model->vocab_size));
   test::Cpu cpu(1);
   HuggingFaceWeights one(copy.folder(), layout), other(folder_of("qwen2"), layout);
   const Tensor a = Tensor::empty(*cpu.device, {37, 16}, DType::f32),
@@ -340,8 +338,8 @@ TEST(HuggingFaceFolder, FilesThatAreNotThereAreNamed) {
 TEST(HuggingFaceFolder, NarrowTypesRoundOnce) {
   test::Cpu cpu(1);
   const config::Config config = config_in(folder_of("llama_linear"));
-  const GptOptions options = gpt_options(config, config.model->vocab_size);
-  const HuggingFaceLayout layout(options, config::ModelType::llama);
+  const GptConfig options = gpt_config(config, config.model->vocab_size);
+  const HuggingFaceLayout layout(options);
   Gpt model(options);
   model.assign_names();
   for (const DType dtype : {DType::bf16, DType::f16}) {

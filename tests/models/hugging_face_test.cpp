@@ -36,8 +36,9 @@ HostTensorSource map_source(std::map<std::string, HostTensor> tensors) {
 }
 
 TEST(HuggingFace, LlamaGroupsQueriesWithTheirKeyAndValue) {
-  GptOptions o = GptOptions::llama();
-  o.vocab_size = 3, o.hidden = 4, o.layers = 1, o.heads = 4, o.kv_heads = 2, o.head_dim = 2, o.ffn_hidden = 3;
+  GptConfig o = GptConfig::of_family("llama");
+  o.vocab_size = 3, o.seq_length = 8, o.hidden_size = 4, o.num_layers = 1, o.num_heads = 4,
+  o.num_kv_heads = 2, o.head_dim = 2, o.ffn_hidden_size = 3;
   const HuggingFaceLayout layout(o);
   const std::string at = "model.layers.0.self_attn.";
   const auto packed = from_dict(layout, "blocks.0.attention.qkv.weight",
@@ -68,7 +69,7 @@ TEST(HuggingFace, Gpt2IsTransposed) {
 }
 
 TEST(HuggingFace, RoundTripOfEveryParameterAndPaddingIsZero) {
-  for (GptOptions o : {test::tiny_gpt2(), test::tiny_llama()}) {
+  for (GptConfig o : {test::tiny_gpt2(), test::tiny_llama()}) {
     const HuggingFaceLayout layout(o);
     Gpt model(o);
     model.assign_names();
@@ -83,7 +84,7 @@ TEST(HuggingFace, RoundTripOfEveryParameterAndPaddingIsZero) {
     for (const auto& p : model.parameters()) {
       HostTensor want = values[p->name];
       if (p->name == "tokens.weight" || p->name == "head.weight")
-        std::fill(want.bytes.begin() + o.vocab_size * o.hidden * 2, want.bytes.end(), std::byte{});
+        std::fill(want.bytes.begin() + o.vocab_size * o.hidden_size * 2, want.bytes.end(), std::byte{});
       EXPECT_EQ(from_dict(layout, p->name, map_source(dict)).bytes, want.bytes) << p->name;
     }
   }
@@ -94,8 +95,8 @@ TEST(HuggingFace, WhatNoModelHasIsNamed) {
   for (const char* name : {"blocks.0.nothing.weight", "else", "norm.bias", "blocks.0.mlp.up.bias",
                            "blocks.0.mlp.experts.0.up.weight", "blocks.0.attention.q_norm.bias"})
     expect_error(ErrorKind::usage, name, [&] { layout.published(name); });
-  GptOptions mixed = test::tiny_gpt2();
-  mixed.norm = Norm::rms_norm;
+  GptConfig mixed = test::tiny_gpt2();
+  mixed.norm = config::Norm::rmsnorm;
   expect_error(ErrorKind::config, "Hugging Face", [&] { HuggingFaceLayout unused(mixed); });
 }
 

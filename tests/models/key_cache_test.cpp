@@ -18,42 +18,39 @@ using Values = std::vector<double>;
 
 struct Family {
   std::string name;
-  GptOptions options;
+  GptConfig options;
 };
 
-GptOptions llama(const std::function<void(GptOptions&)>& change) {
-  GptOptions o = GptOptions::llama();
-  o.vocab_size = 61, o.vocab_multiple = 8, o.max_seq = 40, o.hidden = 24, o.layers = 3, o.heads = 6,
-  o.kv_heads = 2, o.head_dim = 10, o.ffn_hidden = 36, o.init_std = 0.2;
+GptConfig llama(const std::function<void(GptConfig&)>& change) {
+  GptConfig o = GptConfig::of_family("llama");
+  o.vocab_size = 61, o.pad_vocab_to_multiple_of = 8, o.seq_length = 40, o.hidden_size = 24, o.num_layers = 3,
+  o.num_heads = 6, o.num_kv_heads = 2, o.head_dim = 10, o.ffn_hidden_size = 36, o.init_std = 0.2;
   change(o);
   return o;
 }
 
 std::vector<Family> families() {
-  GptOptions gpt2;
-  gpt2.vocab_size = 53, gpt2.vocab_multiple = 8, gpt2.max_seq = 40, gpt2.hidden = 24, gpt2.layers = 3,
-  gpt2.heads = 3, gpt2.init_std = 0.2, gpt2.position_rows = 44;
-  const auto scaled = [](tensor::RotaryScaling scaling) {
-    return llama([&](GptOptions& o) {
-      o.rotary.scaling = scaling, o.rotary.factor = 4, o.rotary.original_positions = 16;
-    });
+  GptConfig gpt2;
+  gpt2.vocab_size = 53, gpt2.pad_vocab_to_multiple_of = 8, gpt2.seq_length = 40, gpt2.hidden_size = 24,
+  gpt2.num_layers = 3, gpt2.num_heads = 3, gpt2.init_std = 0.2, gpt2.max_positions = 44;
+  const auto scaled = [](RotaryScaling scaling) {
+    return llama(
+        [&](GptConfig& o) { o.rope_scaling = {.type = scaling, .factor = 4, .original_max_positions = 16}; });
   };
-  const auto experts = [](GptOptions& o) {
-    o.experts.count = 4, o.experts.routing.top_k = 2, o.experts.losses = {};
-  };
+  const auto experts = [](GptConfig& o) { o.moe.experts = 4, o.moe.top_k = 2, o.moe.aux_loss = 0; };
   return {{"gpt2", gpt2},
-          {"grouped queries", llama([](GptOptions&) {})},
-          {"one key-value head", llama([](GptOptions& o) { o.kv_heads = 1; })},
-          {"window", llama([](GptOptions& o) { o.sliding_window = 5; })},
-          {"window of one", llama([](GptOptions& o) { o.sliding_window = 1; })},
-          {"qk_norm, biases", llama([](GptOptions& o) { o.qk_norm = o.qkv_bias = true; })},
-          {"linear", scaled(tensor::RotaryScaling::linear)},
-          {"llama3", scaled(tensor::RotaryScaling::llama3)},
-          {"yarn", scaled(tensor::RotaryScaling::yarn)},
+          {"grouped queries", llama([](GptConfig&) {})},
+          {"one key-value head", llama([](GptConfig& o) { o.num_kv_heads = 1; })},
+          {"window", llama([](GptConfig& o) { o.sliding_window = 5; })},
+          {"window of one", llama([](GptConfig& o) { o.sliding_window = 1; })},
+          {"qk_norm, biases", llama([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
+          {"linear", scaled(RotaryScaling::linear)},
+          {"llama3", scaled(RotaryScaling::llama3)},
+          {"yarn", scaled(RotaryScaling::yarn)},
           {"experts", llama(experts)},
-          {"experts beside others", llama([&](GptOptions& o) {
+          {"experts beside others", llama([&](GptConfig& o) {
              experts(o);
-             o.experts.shared = 1, o.experts.shared_gate = true, o.experts.every = 2;
+             o.moe.shared_experts = 1, o.moe.shared_expert_gate = true, o.moe.every = 2;
            })}};
 }
 
@@ -70,7 +67,7 @@ class KeyCacheTest : public ::testing::Test {
     autograd::Tape tape(*cpu_.kernels);
     tape.training = false;
     const std::int64_t texts = text.shape()[0], seq = text.shape()[1];
-    KeyCache cache(texts, model.options().max_seq);
+    KeyCache cache(texts, model.config().seq_length);
     tape.key_cache = &cache;
     Values out;
     std::int64_t begin = 0;
@@ -115,7 +112,7 @@ TEST_F(KeyCacheTest, GivesTheLogitsOfAWholeReadingOfEveryFamilyAndSplit) {
   for (const Family& family : families()) {
     for (const auto& [dtype, bound] :
          {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 0.06}}) {
-      if (dtype == DType::bf16 && family.options.experts.count > 0) continue;  // other experts by a rounding
+      if (dtype == DType::bf16 && family.options.moe.experts > 0) continue;  // other experts by a rounding
       Gpt model(family.options);
       const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
       const Tensor text = cpu_.ids({texts, seq}, 3, 50);
@@ -138,7 +135,7 @@ TEST_F(KeyCacheTest, TextsOfOtherLengthsGoOnSideBySide) {
     const std::vector<std::int64_t> prompts{11, 4, 8};
     const Tensor text = cpu_.ids({3, 16}, 5, 50);
     const Values want = whole(model, text);
-    const std::size_t ids = static_cast<std::size_t>(model.options().padded_vocab());
+    const std::size_t ids = static_cast<std::size_t>(model.config().padded_vocab());
     const double largest = std::abs(*std::max_element(
         want.begin(), want.end(), [](double a, double b) { return std::abs(a) < std::abs(b); }));
     std::vector<std::int64_t> ends(3);
@@ -178,8 +175,8 @@ TEST_F(KeyCacheTest, TextsOfOtherLengthsGoOnSideBySide) {
 
 /// What one becomes must not depend on the others, of which capacities speak.
 TEST_F(KeyCacheTest, ExpertsDropNoTokens) {
-  GptOptions dropless = test::with_experts(test::tiny_llama()), tight = dropless;
-  tight.experts.capacity_factor = 0.5;
+  GptConfig dropless = test::with_experts(test::tiny_llama()), tight = dropless;
+  tight.moe.capacity_factor = 0.5;
   Gpt a(dropless), b(tight);
   const test::PlainParameters of_a(*cpu_.kernels, a, DType::f32), of_b(*cpu_.kernels, b, DType::f32);
   const Tensor text = cpu_.ids({2, 7}, 3, 11);
@@ -192,7 +189,7 @@ TEST_F(KeyCacheTest, TakesWhatItSays) {
     return cpu_.device->ledger().current(device::Tier::device, device::Category::activations);
   };
   for (const std::int64_t window : {0, 5}) {
-    Gpt model(llama([&](GptOptions& o) { o.sliding_window = window; }));
+    Gpt model(llama([&](GptConfig& o) { o.sliding_window = window; }));
     const test::PlainParameters parameters(*cpu_.kernels, model, DType::bf16);
     const std::uint64_t before = held();
     autograd::Tape tape(*cpu_.kernels);

@@ -15,12 +15,12 @@
 #include "support/logical_gradients.h"
 #include "support/places.h"
 #include "support/reference_file.h"
+#include "support/tiny_gpt.h"
 
 namespace sherd::models {
 namespace {
 
 using autograd::Var;
-using tensor::RouterScores;
 using tensor::Tensor;
 using Values = std::vector<double>;
 
@@ -129,25 +129,26 @@ struct Ranks {
 class MoeReference : public ::testing::TestWithParam<std::string> {
  protected:
   MoeReference() : mixtral_(GetParam() == "mixtral"), file_(GetParam()) {
-    options_ = GptOptions::llama();
-    GptOptions& o = options_;
-    o.hidden = 24, o.heads = 4, o.kv_heads = 2, o.max_seq = 32;
-    o.experts.losses = {};
+    options_ = GptConfig::of_family("llama");
+    GptConfig& o = options_;
+    o.hidden_size = 24, o.num_heads = 4, o.num_kv_heads = 2, o.seq_length = 32;
+    o.moe.aux_loss = 0;
     if (mixtral_) {
-      o.vocab_size = 37, o.layers = 2, o.norm_eps = 1e-5, o.rotary.base = 1e6;
-      o.ffn_hidden = 14, o.experts.count = 4, o.experts.routing = {.top_k = 2, .normalize = true};
+      o.vocab_size = 37, o.num_layers = 2, o.norm_epsilon = 1e-5, o.rotary_base = 1e6;
+      o.ffn_hidden_size = 14, o.moe.experts = 4, o.moe.top_k = 2;
     } else {
-      o.vocab_size = 43, o.layers = 3, o.norm_eps = 1e-6, o.ffn_hidden = 20;
-      o.experts.ffn_hidden = 12, o.experts.count = 8, o.experts.every = 2;
-      o.experts.routing = {.top_k = 3, .normalize = true};
+      o.vocab_size = 43, o.num_layers = 3, o.norm_epsilon = 1e-6, o.ffn_hidden_size = 20;
+      o.moe.ffn_hidden_size = 12, o.moe.experts = 8, o.moe.every = 2;
+      o.moe.top_k = 3;
     }
     o = o.resolved();
   }
 
   /// The whole of a parameter, or with a prefix of its gradient.
   Values of_parameter(const std::string& parameter, const std::string& prefix = "") const {
-    const auto family = mixtral_ ? config::ModelType::mixtral : config::ModelType::qwen3_moe;
-    const HostTensor host = from_dict(HuggingFaceLayout(options_, family), parameter, file_.source(prefix));
+    GptConfig published = options_;
+    published.qk_norm = !mixtral_;  // Qwen3-MoE's class has those norms
+    const HostTensor host = from_dict(HuggingFaceLayout(published), parameter, file_.source(prefix));
     test::Cpu cpu(1);
     const Tensor out = Tensor::empty(*cpu.device, host.shape, host.dtype);
     tensor::copy_from_host(*cpu.device, out, host.bytes.data(), host.bytes.size());
@@ -174,12 +175,12 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
   /// transformers is k times Switch's.
   parallel::RouterLosses router_losses() const {
     if (mixtral_) return {.balance = 0.02, .z = 0.001};
-    return {.balance = 0.02 * options_.experts.routing.top_k};
+    return {.balance = 0.02 * options_.moe.top_k};
   }
-  static parallel::RouterLosses pooled() { return {.balance = 0.02, .kind = parallel::BalanceLoss::pooled}; }
+  static parallel::RouterLosses pooled() { return {.balance = 0.02, .kind = BalanceLoss::pooled}; }
   std::string with_router_losses() const { return mixtral_ ? "grad_layers." : "grad."; }
   /// The gradients of a pass by one rank.
-  std::map<std::string, Values> gradients(DType dtype, autograd::Recompute recompute) {
+  std::map<std::string, Values> gradients(DType dtype, Recompute recompute) {
     Gpt model(options_);
     const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
     load_weights(cpu_, parameters);
@@ -250,7 +251,7 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
   test::Cpu cpu_;
   bool mixtral_;
   File file_;
-  GptOptions options_;
+  GptConfig options_;
 };
 
 TEST_P(MoeReference, LogitsAndLoss) {
@@ -266,8 +267,8 @@ TEST_P(MoeReference, LogitsAndLoss) {
     expect_alike(cpu_.values(model(tape, batch()).value()), file_.values("lm_loss"), tolerance);
 
     if (mixtral_) continue;  // whose weights always add up to 1
-    GptOptions raw = options_;
-    raw.experts.routing.normalize = false;
+    GptConfig raw = options_;
+    raw.moe.norm_topk = false;
     Gpt other(raw);
     const test::PlainParameters same(*cpu_.kernels, other, dtype);
     load_weights(cpu_, same);
@@ -279,20 +280,19 @@ TEST_P(MoeReference, LogitsAndLoss) {
 
 TEST_P(MoeReference, EveryGradient) {
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), "grad_lm.", tolerance);
     }
 }
 
 TEST_P(MoeReference, EveryGradientWithRouterLosses) {
-  options_.experts.losses = router_losses();
+  test::set_losses(options_.moe, router_losses());
   const std::string prefix = with_router_losses(), router = "blocks.1.mlp.router.weight";
   EXPECT_GT(norm(minus(of_parameter(router, prefix), of_parameter(router, "grad_lm."))),
             1e-2 * norm(of_parameter(router, prefix)));
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), prefix, tolerance);
     }
@@ -323,16 +323,16 @@ TEST_P(MoeReference, TotalsOfRouters) {
 
 /// The loss of all layers together, as the models of transformers have it.
 TEST_P(MoeReference, EveryGradientWithThePooledLoss) {
-  options_.experts.losses = pooled();
+  test::set_losses(options_.moe, pooled());
   for (const auto& [dtype, tolerance] : precisions)
-    for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::full}) {
       SCOPED_TRACE(name_of(dtype));
       expect_gradients(gradients(dtype, recompute), "grad.", tolerance);
     }
 }
 
 TEST_P(MoeReference, PooledLoss) {
-  options_.experts.losses = pooled();
+  test::set_losses(options_.moe, pooled());
   for (const auto& [dtype, tolerance] : precisions) {
     SCOPED_TRACE(name_of(dtype));
     Gpt model(options_);
@@ -367,9 +367,9 @@ TEST_P(MoeReference, EveryGradientWithRouterLossesOverRanks) {
   for (const Ranks& ranks :
        {Ranks{.tensor = 2}, {.context = 2}, {.tensor = 2, .context = 2}, {.context = 2, .expert = 2}}) {
     SCOPED_TRACE(ranks.str());
-    options_.experts.losses = router_losses();
+    test::set_losses(options_.moe, router_losses());
     expect_gradients(gradients_over(ranks), with_router_losses(), 1e-5);
-    options_.experts.losses = pooled();
+    test::set_losses(options_.moe, pooled());
     expect_gradients(gradients_over(ranks), "grad.", 1e-5);
   }
 }

@@ -12,7 +12,6 @@
 namespace sherd::parallel {
 namespace {
 
-using tensor::RouterScores;
 using tensor::Tensor;
 using ::testing::ElementsAre;
 

@@ -13,10 +13,8 @@
 namespace sherd::models {
 namespace {
 
-using autograd::Recompute;
 using comm::Traffic;
 using device::Tier;
-using parallel::ContextMethod;
 using test::Cut;
 using Bytes = std::uint64_t;
 
@@ -32,9 +30,10 @@ struct Counts {
   Bytes peak = 0;  ///< of the whole step
 };
 
-GptOptions options(std::int64_t layers) {
-  GptOptions o;
-  o.vocab_size = 40, o.vocab_multiple = 8, o.max_seq = s, o.hidden = h, o.heads = a, o.layers = layers;
+GptConfig options(std::int64_t layers) {
+  GptConfig o;
+  o.vocab_size = 40, o.pad_vocab_to_multiple_of = 8, o.seq_length = s, o.hidden_size = h, o.num_heads = a,
+  o.num_layers = layers;
   return test::with_dropout(o);
 }
 
@@ -83,7 +82,7 @@ class Measurement {
     const device::Ledger& ledger = cpu.device->ledger();
     Gpt model(options(layers), cut_.layout(groups));
     const test::PlainParameters parameters(*cpu.kernels, model, dtype_);
-    const tensor::Batch batch = test::tiny_batch(cpu, model.options(), b, s);
+    const tensor::Batch batch = test::tiny_batch(cpu, model.config(), b, s);
     const Bytes before = ledger.current(Tier::device);
     groups.reset_traffic();
     autograd::Tape tape(*cpu.kernels);

@@ -15,36 +15,37 @@
 namespace sherd::models {
 namespace {
 
-using parallel::ContextMethod;
 using parallel::Layout;
 using tensor::Tensor;
 using test::Cut;
 using Values = std::vector<double>;
 
 /// GPT-2's style; what is cut over four ranks has no other factor of two to spare.
-GptOptions gpt2() {
-  GptOptions o;
-  o.vocab_size = 91, o.vocab_multiple = 4, o.max_seq = 48, o.hidden = 20, o.layers = 2, o.heads = 4;
-  o.ffn_hidden = 44, o.init_std = 0.2;
+GptConfig gpt2() {
+  GptConfig o;
+  o.vocab_size = 91, o.pad_vocab_to_multiple_of = 4, o.seq_length = 48, o.hidden_size = 20, o.num_layers = 2,
+  o.num_heads = 4;
+  o.ffn_hidden_size = 44, o.init_std = 0.2;
   return test::with_dropout(o);
 }
 
 /// Llama's, with grouped queries; over four ranks there are fewer key-value heads than ranks.
-GptOptions llama() {
-  GptOptions o = GptOptions::llama();
-  o.vocab_size = 45, o.vocab_multiple = 4, o.max_seq = 48, o.hidden = 20, o.layers = 2, o.heads = 8;
-  o.kv_heads = 2, o.head_dim = 6, o.ffn_hidden = 28, o.init_std = 0.2;
+GptConfig llama() {
+  GptConfig o = GptConfig::of_family("llama");
+  o.vocab_size = 45, o.pad_vocab_to_multiple_of = 4, o.seq_length = 48, o.hidden_size = 20, o.num_layers = 2,
+  o.num_heads = 8;
+  o.num_kv_heads = 2, o.head_dim = 6, o.ffn_hidden_size = 28, o.init_std = 0.2;
   return test::with_dropout(o);
 }
 
 /// Experts of which each token takes both, so that rounding chooses no others, and a dense part beside them.
-GptOptions with_beside(GptOptions o) {
-  o.experts.count = 2, o.experts.routing = {.top_k = 2}, o.experts.jitter = 0.1;
-  o.experts.losses = {.balance = 0.3, .z = 0.1, .kind = parallel::BalanceLoss::first_choices};
-  if (o.norm == Norm::rms_norm)
-    o.experts.shared = 1, o.experts.shared_gate = true;
+GptConfig with_beside(GptConfig o) {
+  o.moe.experts = 2, o.moe.top_k = 2, o.moe.norm_topk = false, o.moe.jitter = 0.1;
+  test::set_losses(o.moe, {.balance = 0.3, .z = 0.1, .kind = BalanceLoss::first_choices});
+  if (o.norm == config::Norm::rmsnorm)
+    o.moe.shared_experts = 1, o.moe.shared_expert_gate = true;
   else
-    o.experts.residual = true;
+    o.moe.use_residual = true;
   return o;
 }
 
@@ -57,7 +58,7 @@ struct Outcome {
 
 class ParallelModel {
  public:
-  ParallelModel(GptOptions options, DType dtype, autograd::Recompute recompute = autograd::Recompute::none)
+  ParallelModel(GptConfig options, DType dtype, Recompute recompute = Recompute::none)
       : options_(std::move(options)), dtype_(dtype), recompute_(recompute) {}
 
   Outcome run(const Cut& cut) {
@@ -78,7 +79,7 @@ class ParallelModel {
     test::Cpu cpu(1);
     Gpt model(options_, layout);
     const test::PlainParameters parameters(*cpu.kernels, model, dtype_);
-    tensor::Batch batch = test::tiny_batch(cpu, options_, 2, options_.max_seq);
+    tensor::Batch batch = test::tiny_batch(cpu, options_, 2, options_.seq_length);
     for (int i = 0; i < 20; ++i) batch["labels"].data<std::int32_t>()[3 * i] = -100;  // unevenly over ranks
     autograd::Tape tape(*cpu.kernels);
     tape.random = {5, 6};
@@ -95,9 +96,9 @@ class ParallelModel {
     EXPECT_EQ(value, out.loss) << "ranks have different losses";
   }
 
-  GptOptions options_;
+  GptConfig options_;
   DType dtype_;
-  autograd::Recompute recompute_;
+  Recompute recompute_;
 };
 
 double norm(const Values& x) {
@@ -126,8 +127,8 @@ void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
 class Cuts : public ::testing::TestWithParam<Cut> {
  protected:
   /// Ulysses takes whole key-value heads.
-  bool fits(const GptOptions& o) const {
-    const int kv_heads = o.kv_heads == 0 ? o.heads : o.kv_heads;
+  bool fits(const GptConfig& o) const {
+    const int kv_heads = o.num_kv_heads == 0 ? o.num_heads : o.num_kv_heads;
     const int own = std::max(1, kv_heads / GetParam().tensor);
     return GetParam().method == ContextMethod::ring || GetParam().context == 1 ||
            own % GetParam().context == 0;
@@ -135,16 +136,16 @@ class Cuts : public ::testing::TestWithParam<Cut> {
 };
 
 TEST_P(Cuts, GiveWhatOneRankGives) {
-  for (const GptOptions& o : {gpt2(), llama(), with_beside(gpt2()), with_beside(llama())}) {
+  for (const GptConfig& o : {gpt2(), llama(), with_beside(gpt2()), with_beside(llama())}) {
     if (!fits(o)) continue;
     SCOPED_TRACE(
-        cat(o.norm == Norm::rms_norm ? "llama" : "gpt2", o.experts.count > 0 ? " with experts" : ""));
+        cat(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2", o.moe.experts > 0 ? " with experts" : ""));
     for (const auto& [dtype, tolerance] :
          {std::pair{DType::f64, 1e-11}, {DType::f32, 1e-5}, {DType::bf16, 6e-2}}) {
       SCOPED_TRACE(name_of(dtype));
       ParallelModel model(o, dtype);
       // The gradient of what weighs two parts against each other is a small rest of large sums.
-      const bool cancels = o.experts.residual && dtype == DType::bf16;
+      const bool cancels = o.moe.use_residual && dtype == DType::bf16;
       expect_close(model.run(GetParam()), model.run({}), cancels ? 0.2 : tolerance);
     }
   }
@@ -154,7 +155,7 @@ TEST_P(Cuts, GiveWhatOneRankGives) {
 TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
   const Cut cut = GetParam();
   if (cut.context > 1) GTEST_SKIP() << "single tokens cannot be cut";
-  for (const GptOptions& o : {gpt2(), llama()}) {
+  for (const GptConfig& o : {gpt2(), llama()}) {
     if (!fits(o)) continue;
     constexpr std::int64_t seq = 7, prompt = 4;
     test::Cpu cpu(1);
@@ -192,11 +193,11 @@ TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
 }
 
 TEST_P(Cuts, RecomputeTheSameBits) {
-  for (const GptOptions& o : {gpt2(), llama()}) {
+  for (const GptConfig& o : {gpt2(), llama()}) {
     if (!fits(o)) continue;
-    SCOPED_TRACE(o.norm == Norm::rms_norm ? "llama" : "gpt2");
+    SCOPED_TRACE(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2");
     const Outcome want = ParallelModel(o, DType::f32).run(GetParam());
-    for (const auto recompute : {autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::selective, Recompute::full}) {
       const Outcome got = ParallelModel(o, DType::f32, recompute).run(GetParam());
       EXPECT_EQ(got.loss, want.loss);
       EXPECT_EQ(got.gradients, want.gradients);
@@ -214,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(Over, Cuts,
 
 TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
   const auto refuses = [](const std::string& part, const Cut& cut,
-                          const std::function<void(GptOptions&)>& change) {
-    GptOptions o = gpt2();
+                          const std::function<void(GptConfig&)>& change) {
+    GptConfig o = gpt2();
     change(o);
     const auto tensor = comm::make_dry_world(0, cut.tensor), context = comm::make_dry_world(0, cut.context);
     testing::expect_error(ErrorKind::config, part, [&] {
@@ -223,12 +224,12 @@ TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
     });
   };
   refuses("3 tensor ranks cannot share 4 heads", {3},
-          [](GptOptions& o) { o.vocab_multiple = 3, o.ffn_hidden = 45; });
+          [](GptConfig& o) { o.pad_vocab_to_multiple_of = 3, o.ffn_hidden_size = 45; });
   refuses("width of 42 cannot be cut over 4 tensor ranks: make model.ffn_hidden_size a multiple of 4", {4},
-          [](GptOptions& o) { o.ffn_hidden = 42; });
-  refuses("model.seq_length a multiple of 2", {2}, [](GptOptions& o) { o.max_seq = 47; });
-  refuses("model.seq_length a multiple of 8", {1, 4}, [](GptOptions& o) { o.max_seq = 12; });
-  refuses("padded to 90 ids", {4}, [](GptOptions& o) { o.vocab_multiple = 2, o.vocab_size = 90; });
+          [](GptConfig& o) { o.ffn_hidden_size = 42; });
+  refuses("model.seq_length a multiple of 2", {2}, [](GptConfig& o) { o.seq_length = 47; });
+  refuses("model.seq_length a multiple of 8", {1, 4}, [](GptConfig& o) { o.seq_length = 12; });
+  refuses("padded to 90 ids", {4}, [](GptConfig& o) { o.pad_vocab_to_multiple_of = 2, o.vocab_size = 90; });
 }
 
 }  // namespace

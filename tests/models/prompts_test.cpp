@@ -56,7 +56,7 @@ TEST_P(Prompt, ItsFileGivesTheSameLogits) {
 
 /// Of a model with three prompts a row has that of its ids, and the others get no gradient.
 TEST_P(Prompt, ARowHasThePromptOfItsIds) {
-  const GptOptions several = trained(3);
+  const GptConfig several = trained(3);
   Gpt model(several);
   const PlainParameters parameters(*cpu.kernels, model, DType::f32);
   Given own = encoder(3, 1);
@@ -84,7 +84,7 @@ TEST_P(Prompt, ARowHasThePromptOfItsIds) {
 /// Of several prompts one, for a model without the others and without a network: PEFT's file.
 TEST_P(Prompt, OneOfSeveralIsPeftsFile) {
   Given own = encoder(3, 2);
-  const GptOptions single = TaskPrompt::options(trained(3));
+  const GptConfig single = TaskPrompt::config(trained(3));
   Gpt one(single);
   one.assign_names();
   TaskPrompt prompt(own, trained(3), 2, *cpu.device);
@@ -96,7 +96,7 @@ TEST_P(Prompt, OneOfSeveralIsPeftsFile) {
   ASSERT_EQ(back.entries().size(), 1U);
   const auto values = [&](const tensor::SafetensorsFile& file) {
     const Tensor to =
-        Tensor::empty(*cpu.device, {options.adapter.virtual_tokens, options.hidden}, DType::f32);
+        Tensor::empty(*cpu.device, {options.adapter.virtual_tokens(), options.hidden_size}, DType::f32);
     file.read("prompt_embeddings", 0, to);
     return cpu.values(to);
   };
@@ -105,28 +105,28 @@ TEST_P(Prompt, OneOfSeveralIsPeftsFile) {
 
 /// Reading goes on from PEFT's description of what is written.
 TEST_P(Prompt, ItsDescriptionMeansTheSamePrompt) {
-  const std::string text = peft_config(config.training.adapter, options, family);
+  const std::string text = adapter_config(config.training.adapter, options, family);
   EXPECT_NE(text.find(encoded ? "\"P_TUNING\"" : "\"PROMPT_TUNING\""), std::string::npos);
-  EXPECT_NE(text.find(cat("\"token_dim\": ", options.hidden)), std::string::npos);
+  EXPECT_NE(text.find(cat("\"token_dim\": ", options.hidden_size)), std::string::npos);
   const config::Adapter there =
-      config::from_peft(testing::read_text(folder / "adapter_config.json"), "adapter_config.json");
-  EXPECT_EQ(config::from_peft(text, "written"), there);
+      from_peft(testing::read_text(folder / "adapter_config.json"), "adapter_config.json");
+  EXPECT_EQ(from_peft(text, "written"), there);
 }
 
 /// Rows of the model's table, in any order.
 TEST_P(Prompt, BeginsAsRowsOfTheTable) {
-  GptOptions plain = options;
+  GptConfig plain = options;
   plain.adapter = {};
   Gpt of_base(plain), model(options);
   const PlainParameters table(*cpu.kernels, of_base, DType::f32), begun(*cpu.kernels, model, DType::f32);
   load(table, base);
-  const std::vector<std::int32_t> ids = repeated({7, 3, 36}, options.adapter.virtual_tokens);
+  const std::vector<std::int32_t> ids = repeated({7, 3, 36}, options.adapter.virtual_tokens());
   VocabularyPrompt prompt(base, options, ids, *cpu.device);
   WithAdapter weights(base, &prompt);
   load(begun, weights);
   const Values got = cpu.values(begun.find(prompt_parameter)->value),
                rows = cpu.values(table.find("tokens.weight")->value);
-  const auto width = static_cast<std::size_t>(options.hidden);
+  const auto width = static_cast<std::size_t>(options.hidden_size);
   for (std::size_t i = 0; i < got.size(); ++i)
     EXPECT_EQ(got[i], rows[static_cast<std::size_t>(ids[i / width]) * width + i % width]) << "element " << i;
 }

@@ -16,15 +16,15 @@ namespace {
 
 using tensor::Tensor;
 
-GptOptions options_of(const std::string& kind) {
-  GptOptions o;
+GptConfig options_of(const std::string& kind) {
+  GptConfig o;
   if (kind == "gpt2") {
-    o.vocab_size = 97, o.max_seq = 24, o.hidden = 48, o.layers = 2, o.heads = 4;
+    o.vocab_size = 97, o.seq_length = 24, o.hidden_size = 48, o.num_layers = 2, o.num_heads = 4;
   } else {
-    o = GptOptions::llama();
-    o.vocab_size = 101, o.max_seq = 32, o.hidden = 48, o.layers = 2, o.heads = 6, o.kv_heads = 2,
-    o.ffn_hidden = 80;
-    o.norm_eps = 1e-6;
+    o = GptConfig::of_family("llama");
+    o.vocab_size = 101, o.seq_length = 32, o.hidden_size = 48, o.num_layers = 2, o.num_heads = 6,
+    o.num_kv_heads = 2, o.ffn_hidden_size = 80;
+    o.norm_epsilon = 1e-6;
   }
   return o;
 }
@@ -80,7 +80,7 @@ class Reference : public ::testing::TestWithParam<std::string> {
   /// ids that ranks can cut, with `filler` behind those of the file.
   Tensor lengthened(test::Cpu& cpu, const std::string& name, std::int32_t filler) const {
     const Tensor ids = read(cpu, name);
-    const std::int64_t batch = ids.shape()[0], seq = ids.shape()[1], longer = options_.max_seq;
+    const std::int64_t batch = ids.shape()[0], seq = ids.shape()[1], longer = options_.seq_length;
     const Tensor out =
         Tensor::of<std::int32_t>(*cpu.device, {batch, longer},
                                  std::vector<std::int32_t>(static_cast<std::size_t>(batch * longer), filler));
@@ -113,7 +113,7 @@ class Reference : public ::testing::TestWithParam<std::string> {
   tensor::Batch batch() { return {{"tokens", load("tokens")}, {"labels", load("labels")}}; }
 
   test::Cpu cpu_;
-  GptOptions options_;
+  GptConfig options_;
   std::map<std::string, test::ReferenceTensor> file_;
 };
 
@@ -136,7 +136,7 @@ TEST_P(Reference, LogitsAndLoss) {
 }
 
 TEST_P(Reference, EveryGradient) {
-  for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::full}) {
+  for (const auto recompute : {Recompute::none, Recompute::full}) {
     Gpt model(options_);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     load_weights(parameters);

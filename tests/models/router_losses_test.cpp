@@ -301,21 +301,21 @@ std::vector<Values> gradients(test::Cpu& cpu, const test::PlainParameters& all) 
   return out;
 }
 
-models::GptOptions pooled_model() {
-  models::GptOptions o = test::with_experts(test::tiny_llama());
-  o.experts.losses = {.balance = 0.5, .kind = BalanceLoss::pooled};
+models::GptConfig pooled_model() {
+  models::GptConfig o = test::with_experts(test::tiny_llama());
+  test::set_losses(o.moe, {.balance = 0.5, .kind = BalanceLoss::pooled});
   return o;
 }
 
 TEST(RouterLosses, OfAllLayersOutlastRecomputeAndOtherMicroBatches) {
   test::Cpu cpu;
-  const models::GptOptions o = pooled_model();
+  const models::GptConfig o = pooled_model();
   models::Gpt model(o);
   test::PlainParameters all(*cpu.kernels, model, DType::f64);
   const auto layers = layers_of_experts(model);
   ASSERT_EQ(layers.size(), 2u);
   EXPECT_EQ(layers[1].first, "blocks.1.mlp");
-  const auto run = [&](autograd::Recompute recompute, bool together) {
+  const auto run = [&](Recompute recompute, bool together) {
     all.zero_grad();
     std::vector<std::unique_ptr<autograd::Tape>> tapes;
     std::vector<Var> losses;
@@ -330,13 +330,13 @@ TEST(RouterLosses, OfAllLayersOutlastRecomputeAndOtherMicroBatches) {
     EXPECT_EQ(layers[0].second->options().pooled->size(), 0u);
     return gradients(cpu, all);
   };
-  const auto want = run(autograd::Recompute::none, false);
+  const auto want = run(Recompute::none, false);
   const RoutingTotals totals = layers[0].second->take_totals();
   EXPECT_EQ(totals.choices, 2 * 3 * 8 * 2);
   EXPECT_EQ(totals.micro_batches, 2);
-  EXPECT_EQ(run(autograd::Recompute::none, true), want);
+  EXPECT_EQ(run(Recompute::none, true), want);
   (void)layers[0].second->take_totals();
-  EXPECT_EQ(run(autograd::Recompute::full, true), want);
+  EXPECT_EQ(run(Recompute::full, true), want);
   const RoutingTotals again = layers[0].second->take_totals();
   EXPECT_EQ(again.per_expert, totals.per_expert);  // once
   EXPECT_EQ(again.balance, totals.balance);

@@ -76,7 +76,7 @@ class ScoreTexts : public ::testing::Test {
       body(tape_);
     };
   }
-  static std::vector<ScoreRequest> requests(const GptOptions& o) {
+  static std::vector<ScoreRequest> requests(const GptConfig& o) {
     std::vector<ScoreRequest> out;
     for (std::int64_t i = 0; i < 11; ++i) {
       ScoreRequest text;
@@ -99,7 +99,7 @@ class ScoreTexts : public ::testing::Test {
 /// Against a softmax in double of the logits that the model gives each text alone.
 TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
   bool seen[2] = {};
-  for (const GptOptions& o :
+  for (const GptConfig& o :
        {test::with_dropout(test::tiny_gpt2()), test::tiny_llama(), test::with_prompt(test::tiny_gpt2())}) {
     Gpt model(o);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
@@ -135,9 +135,9 @@ TEST_F(ScoreTexts, AreTheLogSoftmaxOfTheLogits) {
 }
 
 TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
-  GptOptions experts = test::with_experts(test::tiny_llama());
-  experts.experts.capacity_factor = 1;  // drops tokens in training
-  for (const GptOptions& o : {test::tiny_gpt2(), experts, test::with_prompt(test::tiny_gpt2())})
+  GptConfig experts = test::with_experts(test::tiny_llama());
+  experts.moe.capacity_factor = 1;  // drops tokens in training
+  for (const GptConfig& o : {test::tiny_gpt2(), experts, test::with_prompt(test::tiny_gpt2())})
     for (const DType dtype : {DType::f32, DType::bf16}) {
       Gpt model(o);
       test::PlainParameters parameters(*cpu_.kernels, model, dtype);
@@ -172,7 +172,7 @@ TEST_F(ScoreTexts, DoNotDependOnTheirBatchNorOnWhoScoresThem) {
 
 /// Equal choices tie, whatever else is scored; as the likeliest, the first of them is taken.
 TEST_F(ScoreTexts, AreEqualToTheBitWhereTheTextsAre) {
-  const GptOptions o = test::tiny_gpt2();
+  const GptConfig o = test::tiny_gpt2();
   Gpt model(o);
   test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   std::vector<ScoreRequest> texts = requests(o);
@@ -192,7 +192,7 @@ TEST_F(ScoreTexts, AreEqualToTheBitWhereTheTextsAre) {
 
 /// As an engine's, whose tape makes inputs what the model computes in.
 TEST_F(ScoreTexts, KeepTheirDigitsOnATapeOfAnEngine) {
-  const GptOptions o = test::tiny_gpt2();
+  const GptConfig o = test::tiny_gpt2();
   Gpt model(o);
   test::PlainParameters parameters(*cpu_.kernels, model, DType::bf16);
   const std::vector<ScoreRequest> texts = requests(o);

@@ -74,8 +74,7 @@ TEST_F(Layers, NamesShapesAndDecay) {
 }
 
 TEST_F(Layers, GradientsOfAStackWithDropoutAndATiedWeight) {
-  for (const auto recompute :
-       {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+  for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
     Stack model(6);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
     const tensor::Batch inputs = batch(DType::f64);
@@ -187,8 +186,7 @@ class OnlyInside : public autograd::Scope {
 TEST_F(Layers, BlocksNeedOnlyTheirOwnParametersUnderEveryRecompute) {
   std::vector<std::vector<std::vector<std::byte>>> outcomes;
   for (const bool sharded : {false, true})
-    for (const auto recompute :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       Stack model(6);
       test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
       if (sharded)
@@ -230,8 +228,7 @@ TEST_F(Layers, OneLayerInTwoPlacesSumsItsGradients) {
     }
   };
   std::vector<std::vector<std::byte>> grads;
-  for (const auto recompute :
-       {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+  for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
     Twice model(shared);
     test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
     ASSERT_EQ(parameters.all().size(), 2u);

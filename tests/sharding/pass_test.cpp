@@ -49,8 +49,8 @@ class WithTable : public Odd {
 
 struct Case {
   int ranks, stage;
-  autograd::Recompute recompute = autograd::Recompute::none;
-  comm::Reduction reduction = comm::Reduction::ordered;
+  Recompute recompute = Recompute::none;
+  Reduction reduction = Reduction::ordered;
   bool table = false;
 };
 void PrintTo(const Case& c, std::ostream* to) {
@@ -172,14 +172,13 @@ TEST_P(Passes, ManyUnderWayGiveTheBitsOfOneByOne) {
   EXPECT_TRUE(gradients_after(GetParam(), weights_last) == expected) << "weight gradients last";
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Stages, Passes,
-    ::testing::Values(Case{1, 0}, Case{1, 2}, Case{1, 3, autograd::Recompute::full}, Case{2, 0}, Case{2, 1},
-                      Case{2, 2}, Case{2, 3}, Case{2, 3, autograd::Recompute::full},
-                      Case{2, 3, autograd::Recompute::selective}, Case{3, 3},
-                      Case{1, 2, autograd::Recompute::none, comm::Reduction::native},
-                      Case{1, 2, autograd::Recompute::none, comm::Reduction::ordered, true},
-                      Case{2, 2, autograd::Recompute::none, comm::Reduction::ordered, true}));
+INSTANTIATE_TEST_SUITE_P(Stages, Passes,
+                         ::testing::Values(Case{1, 0}, Case{1, 2}, Case{1, 3, Recompute::full}, Case{2, 0},
+                                           Case{2, 1}, Case{2, 2}, Case{2, 3}, Case{2, 3, Recompute::full},
+                                           Case{2, 3, Recompute::selective}, Case{3, 3},
+                                           Case{1, 2, Recompute::none, Reduction::native},
+                                           Case{1, 2, Recompute::none, Reduction::ordered, true},
+                                           Case{2, 2, Recompute::none, Reduction::ordered, true}));
 
 /// Two layers, each on a tape of its own, as two stages of a pipeline on one rank.
 TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {

@@ -61,12 +61,12 @@ void add_gradient(Cpu& cpu, const Matrix& w, const tensor::Batch& batch, Matrix&
 struct Layout {
   int data, stage, shard;  ///< data ranks of each stage, of which `shard` share states
   int micro_batches;
-  comm::Reduction reduction = comm::Reduction::ordered;
+  Reduction reduction = Reduction::ordered;
   bool overlap = false;
 };
 void PrintTo(const Layout& l, std::ostream* to) {
   *to << "data " << l.data << ", shard " << l.shard << ", stage " << l.stage << ", " << l.micro_batches
-      << " micro-batches" << (l.reduction == comm::Reduction::native ? ", native" : "");
+      << " micro-batches" << (l.reduction == Reduction::native ? ", native" : "");
 }
 
 /// Rank = pipeline stage · data + data rank.
@@ -174,15 +174,13 @@ TEST_P(TiedStages, AgreeOnTheSumOfAFormula) {
         << "all copies have the same bits";
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, TiedStages,
-                         ::testing::Values(Layout{1, 0, 1, 1}, Layout{1, 0, 1, 3}, Layout{1, 1, 1, 2},
-                                           Layout{1, 2, 1, 1}, Layout{1, 2, 1, 3}, Layout{1, 3, 1, 2},
-                                           Layout{2, 0, 2, 2}, Layout{2, 2, 2, 3}, Layout{2, 3, 2, 1},
-                                           Layout{2, 3, 1, 2}, Layout{4, 3, 2, 2},
-                                           Layout{2, 1, 2, 2, comm::Reduction::native},
-                                           Layout{2, 0, 2, 2, comm::Reduction::ordered, true},
-                                           Layout{2, 3, 1, 2, comm::Reduction::ordered, true},
-                                           Layout{1, 2, 1, 2, comm::Reduction::native}));
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, TiedStages,
+    ::testing::Values(Layout{1, 0, 1, 1}, Layout{1, 0, 1, 3}, Layout{1, 1, 1, 2}, Layout{1, 2, 1, 1},
+                      Layout{1, 2, 1, 3}, Layout{1, 3, 1, 2}, Layout{2, 0, 2, 2}, Layout{2, 2, 2, 3},
+                      Layout{2, 3, 2, 1}, Layout{2, 3, 1, 2}, Layout{4, 3, 2, 2},
+                      Layout{2, 1, 2, 2, Reduction::native}, Layout{2, 0, 2, 2, Reduction::ordered, true},
+                      Layout{2, 3, 1, 2, Reduction::ordered, true}, Layout{1, 2, 1, 2, Reduction::native}));
 
 /// A rank of the last of two stages, next to a first one that is not there.
 TEST(StagesStore, OnlyWhatTheirPartsUse) {

@@ -11,7 +11,7 @@ namespace sherd::test {
 struct Cut {
   int tensor = 1, context = 1;
   bool sequence = true;
-  parallel::ContextMethod method = parallel::ContextMethod::ring;
+  ContextMethod method = ContextMethod::ring;
 
   int ranks() const { return tensor * context; }
   comm::Grid grid() const { return comm::Grid(ranks(), {.tensor = tensor, .context = context}); }
@@ -22,7 +22,7 @@ struct Cut {
   std::string str() const {
     return "t" + std::to_string(tensor) + "c" + std::to_string(context) +
            (tensor > 1 && !sequence ? "_whole" : "") +
-           (context > 1 ? method == parallel::ContextMethod::ring ? "_ring" : "_ulysses" : "");
+           (context > 1 ? method == ContextMethod::ring ? "_ring" : "_ulysses" : "");
   }
 };
 

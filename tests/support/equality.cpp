@@ -11,7 +11,6 @@
 #include "base/random.h"
 #include "config/config.h"
 #include "engine/setup/process_grid.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/gpu/lazy_kernels.h"
 
@@ -236,7 +235,7 @@ std::unique_ptr<Engine> make_engine(DistributedPtr dist, const RunSpec& spec) {
   const config::Config config = config::parse_text(spec.config());
   const auto groups = make_groups(dist, config);
   const auto model =
-      std::make_shared<models::Gpt>(models::gpt_options(config, 101), layout_of(*groups, config));
+      std::make_shared<models::Gpt>(models::gpt_config(config, 101), layout_of(*groups, config));
   if (!spec.lazy) return std::make_unique<Engine>(std::move(dist), model, config, nullptr, nullptr, groups);
   const auto gpu =
       std::make_shared<testing::LazyCudaDevice>(std::numeric_limits<std::size_t>::max(), spec.graphs);

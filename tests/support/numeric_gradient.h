@@ -61,7 +61,7 @@ inline void expect_gradients(Cpu& cpu, std::vector<tensor::Tensor> inputs, const
   for (auto& input : inputs)
     numeric.push_back(
         numeric_gradient({input.data<double>(), static_cast<std::size_t>(input.numel())}, evaluate));
-  for (const auto recompute : {autograd::Recompute::none, autograd::Recompute::selective}) {
+  for (const auto recompute : {Recompute::none, Recompute::selective}) {
     autograd::Tape tape(*cpu.kernels);
     tape.recompute = recompute;
     std::vector<autograd::Var> vars;

@@ -5,43 +5,54 @@
 
 namespace sherd::test {
 
+/// As it is published.
+inline models::GptConfig gpt2_small() {
+  models::GptConfig o;
+  o.vocab_size = 50257, o.seq_length = 1024, o.hidden_size = 768, o.num_layers = 12, o.num_heads = 12;
+  return o;
+}
+
 /// GPT-2's style, small enough for central differences.
-inline models::GptOptions tiny_gpt2() {
-  models::GptOptions o;
-  o.vocab_size = 13, o.vocab_multiple = 8, o.max_seq = 7, o.hidden = 6, o.layers = 2, o.heads = 2,
-  o.ffn_hidden = 10;
+inline models::GptConfig tiny_gpt2() {
+  models::GptConfig o;
+  o.vocab_size = 13, o.pad_vocab_to_multiple_of = 8, o.seq_length = 7, o.hidden_size = 6, o.num_layers = 2,
+  o.num_heads = 2, o.ffn_hidden_size = 10;
   o.init_std = 0.3;
   return o;
 }
 
 /// Llama's style with grouped queries and a head size of its own.
-inline models::GptOptions tiny_llama() {
-  models::GptOptions o = models::GptOptions::llama();
-  o.vocab_size = 11, o.vocab_multiple = 4, o.max_seq = 9, o.hidden = 6, o.layers = 2, o.heads = 4,
-  o.kv_heads = 2;
-  o.head_dim = 2, o.ffn_hidden = 10, o.init_std = 0.3, o.norm_eps = 1e-3;
+inline models::GptConfig tiny_llama() {
+  models::GptConfig o = models::GptConfig::of_family("llama");
+  o.vocab_size = 11, o.pad_vocab_to_multiple_of = 4, o.seq_length = 9, o.hidden_size = 6, o.num_layers = 2,
+  o.num_heads = 4, o.num_kv_heads = 2;
+  o.head_dim = 2, o.ffn_hidden_size = 10, o.init_std = 0.3, o.norm_epsilon = 1e-3;
   return o;
 }
 
-inline models::GptOptions with_dropout(models::GptOptions o) {
-  o.embedding_dropout = 0.1f, o.attention_dropout = 0.2f, o.hidden_dropout = 0.3f;
+inline models::GptConfig with_dropout(models::GptConfig o) {
+  o.embedding_dropout = 0.1f, o.attention_dropout = 0.2f, o.dropout = 0.3f;
   return o;
 }
 
 /// Two virtual tokens in front of texts.
-inline models::GptOptions with_prompt(models::GptOptions o) {
-  o.adapter.type = config::AdapterType::prompt_tuning, o.adapter.virtual_tokens = 2;
+inline models::GptConfig with_prompt(models::GptConfig o) {
+  o.adapter.type = config::AdapterType::prompt_tuning, o.adapter.prompt.virtual_tokens = 2;
   return o;
 }
 
 /// Experts in its blocks, whose balance loss is no part of the loss that a model gives.
-inline models::GptOptions with_experts(models::GptOptions o) {
-  o.experts.count = 4, o.experts.routing.top_k = 2, o.experts.losses = {};
+inline models::GptConfig with_experts(models::GptConfig o) {
+  o.moe.experts = 4, o.moe.top_k = 2, o.moe.aux_loss = 0;
   return o;
 }
 
+inline void set_losses(config::Moe& moe, const parallel::RouterLosses& losses) {
+  moe.aux_loss = losses.balance, moe.z_loss = losses.z, moe.aux_loss_type = losses.kind;
+}
+
 /// Random tokens and labels, one label ignored.
-inline tensor::Batch tiny_batch(Cpu& cpu, const models::GptOptions& o, std::int64_t batch, std::int64_t seq,
+inline tensor::Batch tiny_batch(Cpu& cpu, const models::GptConfig& o, std::int64_t batch, std::int64_t seq,
                                 std::uint64_t seed = 1) {
   tensor::Batch out{{"tokens", cpu.ids({batch, seq}, seed, static_cast<std::int32_t>(o.vocab_size))},
                     {"labels", cpu.ids({batch, seq}, seed + 1, static_cast<std::int32_t>(o.vocab_size))}};

@@ -8,8 +8,6 @@
 // Made by scripts/make_rotary_reference.py, which says what is what. Do not edit.
 namespace sherd::test {
 
-using tensor::RotaryScaling;
-
 struct RotaryReference {
   const char* name;
   std::int64_t head;

@@ -143,7 +143,6 @@ TEST(RotaryAngles, follow_a_change_of_geometry) {
     machine.kernels.rotary(x, {}, rotary, false, x);
     return values_of(x);
   };
-  using tensor::RotaryScaling;
   const auto check = [&](std::int64_t seq, const tensor::Rotary& rotary, DType dtype) {
     Machine fresh(CpuIsa::portable, 1);
     EXPECT_EQ(rotate(m, seq, rotary, dtype), rotate(fresh, seq, rotary, dtype));
@@ -177,7 +176,6 @@ TEST(RotaryErrors, name_the_geometry) {
 }
 
 TEST(RotaryErrors, name_what_makes_no_angles) {
-  using tensor::RotaryScaling;
   const auto refuses = [](const tensor::Rotary& rotary, const char* text) {
     testing::expect_error(ErrorKind::usage, text, [&] { tensor::check(rotary); });
   };

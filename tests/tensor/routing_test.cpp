@@ -11,7 +11,6 @@
 namespace sherd::test {
 namespace {
 
-using tensor::RouterScores;
 using tensor::Routing;
 
 struct Plain {

@@ -39,7 +39,7 @@ std::vector<TargetRows> in_order(const AdaptedLayer& layer) {
   return out;
 }
 
-/// Of the targets' rows those that this rank has.
+/// The rows of the targets that this rank has.
 struct HeldRows {
   std::int64_t all = 0;      ///< rows of all targets, over all ranks
   std::int64_t outputs = 0;  ///< of the layer, on this rank
@@ -163,7 +163,7 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   held_out_ = rows.outputs;
 }
 
-/// What the first product gives, on its way to where the second one is computed.
+/// The result of the first product, on its way to where the second one is computed.
 Var Lora::exchanged(const Var& x) const {
   comm::Communicator* group = layout_.tensor;
   const std::string label = cat(path(), " low-rank rows");
@@ -200,7 +200,7 @@ Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(
     factors = layer.cut == Cut::inputs ? tensor_slice(what, {layer.in}, 0, layout) : Slice::whole({layer.in});
   hold(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
   if (!of_inputs) factors_->packing = packing_of(layer);
-  // What the stream is multiplied by, all ranks have, and each sees its part of the stream.
+  // The factors of the stream all ranks have, and each sees its part of the stream.
   const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;
   factors_->partial_gradient = on_stream ? layout.cuts_stream() : !of_inputs && !rows.even;
   held_out_ = rows.outputs;

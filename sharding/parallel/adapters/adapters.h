@@ -20,12 +20,12 @@ namespace sherd::parallel {
 using autograd::Tape;
 using autograd::Var;
 
-/// What stands between a linear layer and those around it. Runs under the layer's lease.
+/// A part that stands between a linear layer and those around it. Runs under the layer's lease.
 class LinearAdapter : public nn::Module {
  public:
-  /// What the layer takes in place of x.
+  /// Makes what the layer takes in place of x.
   virtual Var input(Tape& tape, const Var& x);
-  /// What it gives in place of y, x·wᵀ + b, before an activation. Takes y's memory.
+  /// Makes what the layer gives in place of y, x·wᵀ + b, before an activation. Takes y's memory.
   virtual Var output(Tape& tape, const Var& x, const Var& y);
 };
 
@@ -35,7 +35,7 @@ struct AdaptedLayer {
   enum class Cut : std::uint8_t { outputs, inputs };
   Cut cut;
   std::int64_t in, out;
-  /// Of each published weight that has an adapter: its (logical) rows, ascending, apart from all others'.
+  /// For each published weight that has an adapter its (logical) rows, ascending, apart from all others'.
   std::vector<std::vector<tensor::Range>> targets;
   std::vector<std::int64_t> blocks;  ///< of outputs, as ColumnLinear's; empty: one
 };

@@ -4,13 +4,9 @@
 #include <span>
 #include <vector>
 
-namespace sherd::parallel {
+#include "base/choices.h"
 
-/// Whose choice of an expert goes where it has more than its capacity.
-enum class Drop : std::uint8_t {
-  by_weight,   ///< those with the lowest weights (Megatron-LM's default)
-  by_position  ///< first choices before second ones, and earlier tokens before later ones (GShard)
-};
+namespace sherd::parallel {
 
 /// Choices of experts, [tokens, top_k], −1 of rows that choose none, and which of them are dropped where an
 /// expert takes at most `capacity`; below 0: none is. Pure. `weights`, [tokens, top_k], are looked at where

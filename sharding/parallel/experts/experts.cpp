@@ -121,7 +121,7 @@ std::string Experts::label(const char* what) const {
   return cat(path().empty() ? "experts" : path(), " ", what);
 }
 
-/// Of every expert rank, what it sends to each expert. Peers that are not there send as much as this one.
+/// How many rows every expert rank sends to each expert. Peers that are not there send as much as this one.
 std::vector<Counts> Experts::gather_counts(Tape& tape, const Counts& own) const {
   const auto ranks = static_cast<std::size_t>(ranks_);
   std::vector<Counts> out(ranks, own);

@@ -16,7 +16,7 @@ namespace sherd::parallel {
 using autograd::Tape;
 using autograd::Var;
 
-/// What experts are.
+/// Sizes and functions that all experts of a layer have.
 struct ExpertOptions {
   std::int64_t hidden = 0, ffn_hidden = 0;  ///< widths of the stream, and within an expert
   std::int64_t experts = 0;

@@ -27,7 +27,7 @@ void check(const MoeOptions& o) {
          counted(r.groups, "group"));
   const std::int64_t open = o.experts / r.groups * r.top_groups;
   config(r.top_k >= 1 && r.top_k <= open, "a token cannot take ", r.top_k, " of ", open);
-  config(r.top_k > 1 || (!r.normalize && r.scores != tensor::RouterScores::softmax_of_chosen),
+  config(r.top_k > 1 || (!r.normalize && r.scores != RouterScores::softmax_of_chosen),
          "the weight of a token's only expert would always be the same, and the router get no gradient: take "
          "softmax scores over all experts without normalizing them, or more experts per token");
   config(r.scale > 0 && std::isfinite(r.scale), "weights cannot be multiplied by ", r.scale);
@@ -88,7 +88,7 @@ double sum_of_products(const std::vector<double>& a, const std::vector<double>& 
 
 }  // namespace
 
-/// What the losses of a micro-batch in this layer are made of, once it has chosen.
+/// The numbers of which the losses of a micro-batch in this layer are made, once it has chosen.
 struct Moe::MicroBatch {
   RandomKey key;
   double tokens = 0;      ///< on all context ranks, as are those of n
@@ -162,7 +162,7 @@ std::vector<bool> Moe::filling_of(const Tape& tape, const tensor::Shape& inner) 
   return out;
 }
 
-/// Of the micro-batch, on all context ranks, each of which has so many rows.
+/// Tokens of the micro-batch on all context ranks, each of which has so many rows.
 std::int64_t Moe::tokens_of(const Tape& tape, std::int64_t rows) const {
   if (!tape.filling) return rows * layout_.context_size();
   return std::count(tape.filling->begin(), tape.filling->end(), false);

@@ -30,7 +30,7 @@ struct MoeOptions : ExpertOptions {
   /// part of the token's output is 0. 0: all are taken.
   double capacity_factor = 0;
   Drop drop = Drop::by_weight;
-  /// What a router reads is multiplied by numbers of [1 − jitter, 1 + jitter] in training.
+  /// In training a router's input is multiplied by numbers of [1 − jitter, 1 + jitter].
   double jitter = 0;
   /// By how much a bias per expert, which counts for the choice alone, moves with each step: up where the
   /// expert had less than the mean of the step's choices, down where it had more (Wang et al. 2024,
@@ -38,7 +38,7 @@ struct MoeOptions : ExpertOptions {
   double bias_update = 0;
 };
 
-/// What a router has done: on this rank so far, or on all in a step.
+/// Counts of what a router has done: on this rank so far, or on all in a step.
 struct RoutingTotals {
   std::vector<std::int64_t> per_expert;  ///< choices of each expert, before any were dropped
   std::int64_t choices = 0, dropped = 0;
@@ -59,8 +59,8 @@ struct RoutingTotals {
 /// Parameters: "router.weight" [experts, hidden], which all ranks have, and "experts" (Experts). x and the
 /// result: this rank's part of the stream, [..., hidden] (Layout). Losses and capacities are those of the
 /// micro-batch's tokens on all tensor and context ranks. Expert ranks exchange the rows of chosen tokens.
-/// What fills sequences up (Tape::filling) is no token: it takes no expert, the result is 0 there, and it
-/// counts nowhere.
+/// Filling at the end of sequences (Tape::filling) is no token: it takes no expert, the result is 0 there,
+/// and it counts nowhere.
 class Moe : public nn::Layer, public nn::StepState {
  public:
   /// Throws Error{config} for options that do not fit each other.
@@ -68,9 +68,9 @@ class Moe : public nn::Layer, public nn::StepState {
   const MoeOptions& options() const { return options_; }
   /// Takes what was counted in training since the last call, or the end of a step.
   RoutingTotals take_totals();
-  /// Of all ranks and micro-batches, in the step that ended last.
+  /// The totals of all ranks and micro-batches in the step that ended last.
   const RoutingTotals& last_step() const { return last_step_; }
-  /// Of each expert; empty without bias_update.
+  /// One number for each expert; empty without bias_update.
   const std::vector<float>& bias() const { return bias_; }
 
   std::vector<double> counted() const override;

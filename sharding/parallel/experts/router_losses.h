@@ -6,18 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/random.h"
 
 namespace sherd::parallel {
-
-/// Which loss keeps experts evenly loaded. Of E experts each of a micro-batch's T tokens takes k; n_i choices
-/// fall on expert i, before any are dropped, and P(t, i) is its share of token t's scores.
-enum class BalanceLoss : std::uint8_t {
-  all_choices,  ///< of each layer E/(k·T²)·Σ_i n_i·Σ_t P(t, i) (Fedus et al. 2021, "Switch transformers")
-  first_choices,  ///< likewise E/T²·Σ_i n_i·Σ_t P(t, i), n_i: of first choices (Lepikhin et al. 2020,
-                  ///< "GShard")
-  pooled  ///< of all L layers together E·Σ_i (Σ_l n_li/(L·T))·(Σ_l Σ_t P_l(t, i)/(L·T)): Hugging Face's
-};
 
 /// The losses that routers add to that of a micro-batch.
 struct RouterLosses {
@@ -26,12 +18,12 @@ struct RouterLosses {
   BalanceLoss kind = BalanceLoss::all_choices;
 };
 
-/// What the balance loss, without its factor, multiplies a layer's Σ_t P(t, i) with. Pure. `n`: the choices
-/// that it counts; of the pooled loss their mean over `layers` layers.
+/// The factors with which the balance loss, without its own, multiplies a layer's Σ_t P(t, i). Pure. `n`: the
+/// choices that it counts; of the pooled loss their mean over `layers` layers.
 std::vector<double> balance_weights(BalanceLoss kind, std::span<const double> n, double tokens, int top_k,
                                     int layers);
 
-/// What the layers of one model have chosen, for a loss over all of them. A micro-batch is known by the key
+/// The choices of all layers of one model, for a loss over all of them. A micro-batch is known by the key
 /// of its random stream: several may be under way, and one on several tapes. A layer that runs again replaces
 /// what it chose. Used from the rank's thread.
 class PooledChoices {

@@ -6,7 +6,7 @@
 #include "cli/command_line.h"
 #include "cli/weights.h"
 #include "engine/setup/process_grid.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 
 namespace sherd::cli {
 
@@ -61,7 +61,7 @@ InferenceModel::InferenceModel(const engine::CheckpointReader& reader, config::C
   share_ = {coordinate(comm::Axis::data), groups->grid().size(comm::Axis::data)};
   leads_ = coordinate(comm::Axis::tensor) == 0 && coordinate(comm::Axis::pipeline) == 0;
   resources_ = std::make_unique<engine::Resources>(*dist, config_, nullptr, nullptr, groups);
-  model_ = std::make_shared<models::Gpt>(models::gpt_options(config_, reader.manifest().data.vocab_size),
+  model_ = std::make_shared<models::Gpt>(models::gpt_config(config_, reader.manifest().data.vocab_size),
                                          layout_of(*groups, config_));
   // Frozen: neither gradients nor masters. Values come from the checkpoint, and none need be drawn.
   for (const autograd::ParameterPtr& parameter : model_->parameters()) {
@@ -78,8 +78,7 @@ InferenceModel::InferenceModel(const engine::CheckpointReader& reader, config::C
   options.parts = stages_->all_own();
   sharded_ = std::make_unique<sharding::ShardedModel>(
       model_, options, resources_->sources(engine::StateGroups(*model_, *stages_, *groups)));
-  Weights weights(reader.folder().string(), *config_.model, model_->options(), resources_->device(),
-                  config_.training.adapter);
+  Weights weights(reader.folder().string(), model_->config(), resources_->device(), config_.training.adapter);
   engine::load_weights(weights.source(), *sharded_, resources_->kernels());
   pass_ = std::make_unique<sharding::Pass>(*sharded_);
   if (stages_->stages > 1) over_stages_.emplace(*model_, *stages_, groups->group(comm::Axis::pipeline));

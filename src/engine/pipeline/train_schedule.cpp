@@ -93,8 +93,8 @@ bool saves_traffic(const config::Config& config, const nn::Model& model, int sha
 
 Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
   const config::Training& training = config.training;
-  const bool recomputes_all = training.recompute == config::Recompute::full &&
-                              training.recompute_blocks < 0 && training.recompute_micro_batches < 0;
+  const bool recomputes_all = training.recompute == Recompute::full && training.recompute_blocks < 0 &&
+                              training.recompute_micro_batches < 0;
   const bool same_bits =
       saves_traffic(config, model, shards) && !ties_parts(dynamic_cast<const nn::LayeredModel&>(model));
   return same_bits && recomputes_all ? Schedule::layered : Schedule::accumulate;
@@ -156,7 +156,7 @@ double ideal_bubble(const TrainSchedule& schedule, const config::Config& config,
   std::vector<std::vector<sharding::Instruction>> lists;
   for (of_stage.layout.stage = 0; of_stage.layout.stage < schedule.layout.stages; ++of_stage.layout.stage)
     lists.push_back(make_list(of_stage, config, false, false));
-  const double again = config.training.recompute == config::Recompute::full ? 1 : 0;
+  const double again = config.training.recompute == Recompute::full ? 1 : 0;
   const auto seconds = [&](int stage, const sharding::Instruction& i) {
     const auto number = static_cast<std::size_t>(i.chunk * schedule.layout.stages + stage);
     double forward = 0;

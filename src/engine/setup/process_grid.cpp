@@ -33,9 +33,7 @@ parallel::Layout layout_of(comm::ProcessGroups& groups, const config::Config& co
   layout.context = several(Axis::context);
   layout.groups = &groups;
   layout.sequence_parallel = config.parallel.sequence_parallel;
-  layout.context_method = config.parallel.context_method == config::ContextMethod::ulysses
-                              ? parallel::ContextMethod::ulysses
-                              : parallel::ContextMethod::ring;
+  layout.context_method = config.parallel.context_method;
   return layout;
 }
 

@@ -61,7 +61,7 @@ void Resources::open_stores(const config::Config& config, int rank) {
     optimizer_store_ = parameter_store_ && same_folder(optimizer.nvme_path, parameters.nvme_path)
                            ? parameter_store_
                            : open_store(config, optimizer.nvme_path, rank, *device_);
-  if (!config.training.nvme_checkpointing || config.training.recompute != config::Recompute::full) return;
+  if (!config.training.nvme_checkpointing || config.training.recompute != Recompute::full) return;
   activation_store_ = parameter_store_ ? parameter_store_ : optimizer_store_;
   if (!activation_store_)
     activation_store_ = open_store(

@@ -62,7 +62,7 @@ Var ChunkRunner::forward(const Instruction& i, const tensor::Batch& batch, const
   Flight& flight = flights_.begin(i.micro_batch, i.chunk, parts_of(i), i.micro_batch == last_);
   Tape& tape = flight.pass->tape();
   tape.random = random;
-  if (i.keeps_activations) tape.recompute = autograd::Recompute::none;
+  if (i.keeps_activations) tape.recompute = Recompute::none;
   if (input.defined()) flight.input = tape.variable(std::move(input));
   flight.output = run(tape, parts_of(i), flight.input, batch);
   const bool hands_on = !layout_->has_last(i.chunk);

@@ -28,21 +28,8 @@ class PhaseTimer {
   std::chrono::steady_clock::time_point start_;
 };
 
-autograd::Recompute recompute_for(const config::Config& config) {
-  if (config.training.recompute_micro_batches == 0) return autograd::Recompute::none;
-  switch (config.training.recompute) {
-    case config::Recompute::full:
-      return autograd::Recompute::full;
-    case config::Recompute::selective:
-      return autograd::Recompute::selective;
-    case config::Recompute::none:
-      break;
-  }
-  return autograd::Recompute::none;
-}
-
 void set_up(autograd::Tape& tape, const config::Config& config, autograd::SavedInputs* keeper) {
-  tape.recompute = recompute_for(config);
+  tape.recompute = config.training.recompute_micro_batches == 0 ? Recompute::none : config.training.recompute;
   tape.saved_inputs = keeper;
   tape.input_dtype = config.precision.compute;
   tape.saved_inputs_in_host = config.training.cpu_checkpointing;

@@ -46,7 +46,7 @@ std::int64_t choose_blocks(nn::Model& model, const config::Training& training, c
 std::string describe_partial_recompute(const config::Config& config, std::int64_t blocks,
                                        const TrainSchedule& schedule) {
   const config::Training& training = config.training;
-  if (training.recompute == config::Recompute::none) return {};
+  if (training.recompute == Recompute::none) return {};
   std::string out;
   const auto add = [&](std::int64_t part, std::int64_t all, const char* what) {
     if (part >= 0)

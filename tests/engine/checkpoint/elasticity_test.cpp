@@ -6,7 +6,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
-#include "models/from_config.h"
+#include "models/gpt.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -82,7 +82,7 @@ class Elasticity : public ::testing::TestWithParam<Case> {
     LogicalStateCollector states;
     launch_ranks(setup.ranks, [&](DistributedPtr dist) {
       const config::Config config = config::parse_text(config_of(setup));
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)), config);
       body(engine);
       states.add(engine);
     });

@@ -5,7 +5,6 @@
 #include "base/log.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/initialize.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -50,7 +49,7 @@ void on_all(const Stages& stages, const std::string& nvme_path, const std::funct
   launch_ranks(stages.ranks(), [&](DistributedPtr dist) {
     const config::Config config = stages.config(nvme_path);
     const auto build = [&](const parallel::Layout& layout) {
-      return std::make_shared<models::Gpt>(models::gpt_options(config, 101), layout);
+      return std::make_shared<models::Gpt>(models::gpt_config(config, 101), layout);
     };
     const auto made = initialize({.dist = dist, .model = build, .config = config});
     body(*made.engine);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "engine/estimate.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/gpu/gpu.h"
@@ -36,7 +35,7 @@ TEST(GpuEstimate, is_what_a_run_books) {
         "model": {"type": "gpt2", "vocab_size": )",
         vocab, R"(, "seq_length": )", seq, R"(, "hidden_size": )", hidden, R"(, "num_layers": )", layers,
         R"(, "num_heads": 8, "dropout": 0}})"));
-    const auto model = [&] { return std::make_shared<models::Gpt>(models::gpt_options(config, vocab)); };
+    const auto model = [&] { return std::make_shared<models::Gpt>(models::gpt_config(config, vocab)); };
     engine::Estimate real;
     launch_ranks(1, [&](DistributedPtr dist) {
       Engine engine(dist, model(), config);

@@ -5,7 +5,6 @@
 #include <mutex>
 
 #include "autograd/ops.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "nn/layers.h"
 #include "support/equality.h"
@@ -160,7 +159,7 @@ TEST(DeviceMemoryLimit, RefusesWhatDoesNotFitAndNamesTheHolders) {
   config::Config config = config::parse_text(spec.config(), "test", {"device.device_memory_limit=100000"});
   try {
     launch_ranks(2, [&](DistributedPtr dist) {
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)), config);
     });
     FAIL() << "the limit was not enforced";
   } catch (const Error& error) {

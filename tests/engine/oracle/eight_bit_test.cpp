@@ -26,8 +26,8 @@ RunSpec eight_bit(int stage, int ranks) {
 
 TEST(EightBitAdamW, LeavesTablesAndWhatIsSmallToAdamW) {
   const auto types = [](bool in_group) {
-    models::GptOptions options = tiny_gpt2();
-    options.hidden = 64, options.ffn_hidden = 128, options.layers = 1, options.vocab_size = 100;
+    models::GptConfig options = tiny_gpt2();
+    options.hidden_size = 64, options.ffn_hidden_size = 128, options.num_layers = 1, options.vocab_size = 100;
     models::Gpt model(options);
     config::Optimizer asked;
     static_cast<config::OptimizerRule&>(asked) = config::default_rule(OptimizerType::adamw8bit);

@@ -52,8 +52,8 @@ std::vector<std::string> taken_by(const std::map<std::string, OptimizerType>& ty
 
 TEST(MuonGroups, TakeTheMatricesOfBlocks) {
   for (const bool llama : {false, true}) {
-    models::GptOptions options = llama ? tiny_llama() : tiny_gpt2();
-    options.layers = 1;
+    models::GptConfig options = llama ? tiny_llama() : tiny_gpt2();
+    options.num_layers = 1;
     models::Gpt model(options);
     const auto types = types_of(model, muon_section());
     EXPECT_THAT(taken_by(types, OptimizerType::muon),

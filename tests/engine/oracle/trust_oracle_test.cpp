@@ -51,11 +51,11 @@ const Setting settings[] = {
     {"two_ranks", 2, 128, R"({"zero_optimization": {"stage": 2}})"},
     {"tensor_2", 2, 128, R"({"parallel": {"tensor": 2, "sequence_parallel": false}})"}};
 
-models::GptOptions options_of(bool llama, std::int64_t padding) {
-  models::GptOptions o = llama ? models::GptOptions::llama() : models::GptOptions();
-  o.vocab_size = llama ? 101 : 97, o.vocab_multiple = padding, o.max_seq = llama ? 32 : 24;
-  o.hidden = 48, o.layers = 2, o.heads = llama ? 6 : 4, o.norm_eps = llama ? 1e-6 : 1e-5;
-  if (llama) o.kv_heads = 2, o.ffn_hidden = 80;
+models::GptConfig options_of(bool llama, std::int64_t padding) {
+  models::GptConfig o = llama ? models::GptConfig::of_family("llama") : models::GptConfig();
+  o.vocab_size = llama ? 101 : 97, o.pad_vocab_to_multiple_of = padding, o.seq_length = llama ? 32 : 24;
+  o.hidden_size = 48, o.num_layers = 2, o.num_heads = llama ? 6 : 4, o.norm_epsilon = llama ? 1e-6 : 1e-5;
+  if (llama) o.num_kv_heads = 2, o.ffn_hidden_size = 80;
   return o;
 }
 
@@ -105,7 +105,7 @@ struct Outcome {
 };
 
 Outcome train(bool llama, const Rule& rule, const Setting& setting) {
-  const models::GptOptions options = options_of(llama, setting.padding);
+  const models::GptConfig options = options_of(llama, setting.padding);
   const HuggingFaceLayout layout(options);
   const Reference file = read_reference(
       cat(SHERD_SOURCE_DIR "/tests/models/reference/", llama ? "llama" : "gpt2", ".safetensors"));

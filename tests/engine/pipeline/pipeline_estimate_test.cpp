@@ -4,7 +4,6 @@
 
 #include "engine/estimate.h"
 #include "engine/initialize.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
@@ -50,7 +49,7 @@ TEST(PipelineEstimates, AreWhatARunBooksAndSends) {
     SCOPED_TRACE(
         cat(spec.pipeline, " stages, ZeRO ", spec.zero, ", schedule ", static_cast<int>(spec.schedule)));
     const auto build = [&](const parallel::Layout& layout) {
-      return std::make_shared<models::Gpt>(models::gpt_options(config, 101), layout);
+      return std::make_shared<models::Gpt>(models::gpt_config(config, 101), layout);
     };
     const auto batch = [](device::Device& device) {
       return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {2, 24}, DType::i32)},

@@ -203,7 +203,7 @@ TEST(Schedules, TellTheBubblesOfThePapers) {
   const auto bubble = [](const Case& c, const char* recompute) {
     config::Config config = c.config();
     config.batch = config::resolve_batch(config, 1);
-    if (std::string_view(recompute) == "full") config.training.recompute = config::Recompute::full;
+    if (std::string_view(recompute) == "full") config.training.recompute = Recompute::full;
     Stack model{{}};
     const engine::StageLayout layout = engine::make_stage_layout(model, config.parallel, 0);
     const engine::TrainSchedule schedule = engine::choose_schedule(config, model, layout, 1);

@@ -135,7 +135,7 @@ TEST(StageLayout, WhatCannotBeCutSaysWhatWouldDo) {
 TEST(TrainSchedule, ParametersOutsideOfPartsAreNamed) {
   config::Config config;
   config.zero.stage = 3, config.zero.offload_param.device = config::OffloadDevice::cpu;
-  config.training.recompute = config::Recompute::full;
+  config.training.recompute = Recompute::full;
   config.batch.gradient_accumulation_steps = 4;
   Ladder whole(false), without_head(false, true);
   const auto choose = [&](Ladder& model, config::Schedule schedule, int virtual_stages = 1) {

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "autograd/ops.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "nn/layers.h"
 #include "support/equality.h"
@@ -69,7 +68,7 @@ Bytes held(const Part& part, int stage) {
   const bool dry = part.stages > 1;
   Bytes most = 0;
   const auto measure = [&](const DistributedPtr& dist) {
-    Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config,
+    Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)), config,
                   dry ? device::make_meta_device(1) : nullptr);
     if (dry) engine.assume_values(std::vector<engine::ValueForm>(7, {{b, s, h}, DType::bf16}));
     Watch watch(engine.device().ledger());

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "engine/step/step_loss.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -144,7 +143,7 @@ struct Lazy {
     const config::Config config = config::parse_text(spec.config());
     auto own = std::make_unique<LazyKernels>(*gpu);
     kernels = own.get();
-    engine = std::make_unique<Engine>(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)),
+    engine = std::make_unique<Engine>(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)),
                                       config, gpu, std::move(own));
   }
   tensor::Batch batch(int step, int micro) { return synthetic_batch(*gpu, 2, 24, 101, step, micro, 0); }

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <filesystem>
 
-#include "models/from_config.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
@@ -83,7 +82,7 @@ TEST(OffloadBooks, AreEmptyWhenTheEngineIsGone) {
     const auto device = device::make_cpu_device(1);
     {
       const config::Config config = config::parse_text(spec.config());
-      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_options(config, 101)), config, device);
+      Engine engine(dist, std::make_shared<models::Gpt>(models::gpt_config(config, 101)), config, device);
       engine.train_batch([&] { return synthetic_batch(engine.device(), 2, 24, 101, 0, 0, dist->rank()); });
       for (const Tier tier : {Tier::device, Tier::host, Tier::nvme})
         EXPECT_GT(device->ledger().peak(tier), 0u);

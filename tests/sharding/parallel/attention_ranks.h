@@ -90,8 +90,7 @@ struct RankPass {
   Tensor out, dqkv;
   std::uint64_t forward_peak = 0, peak = 0;  ///< bytes of the device beside qkv and dout
   RankPass(test::Cpu& cpu, const Layout& layout, const AttentionCase& c, DType dtype,
-           autograd::Recompute recompute = autograd::Recompute::none,
-           const std::function<void()>& between = {}) {
+           Recompute recompute = Recompute::none, const std::function<void()>& between = {}) {
     autograd::Tape tape(*cpu.kernels);
     tape.recompute = recompute;
     const Var qkv = tape.variable(own_part(cpu, layout, c, dtype));

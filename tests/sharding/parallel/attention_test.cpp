@@ -69,12 +69,12 @@ TEST(AttentionOfRanks, SelectiveRecomputeMakesTheSameResultAgain) {
   for (const ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
     on_grid({1, 2}, method, [&](Cpu& cpu, const Layout& layout) {
       const AttentionCase c{2, 16, 2, 2, 4, true, 0.1f};
-      const auto run = [&](autograd::Recompute recompute) {
+      const auto run = [&](Recompute recompute) {
         layout.context->reset_traffic();
         const RankPass pass(cpu, layout, c, DType::f32, recompute);
         return std::pair(test::bytes_of(pass.dqkv), layout.context->traffic().payload());
       };
-      const auto kept = run(autograd::Recompute::none), again = run(autograd::Recompute::selective);
+      const auto kept = run(Recompute::none), again = run(Recompute::selective);
       EXPECT_EQ(kept.first, again.first);
       EXPECT_GT(again.second, kept.second) << "nothing was made again";
     });
@@ -103,7 +103,7 @@ TEST(AttentionOfRanks, SendsWhatTheFormulasSay) {
                         others = static_cast<std::uint64_t>(ranks) - 1, keys = rows * 12 * 5 * 2,
                         all = static_cast<std::uint64_t>(ranks);
     on_grid({1, ranks}, ContextMethod::ring, [&](Cpu& cpu, const Layout& layout) {
-      RankPass pass(cpu, layout, c, DType::bf16, autograd::Recompute::none, [&] {
+      RankPass pass(cpu, layout, c, DType::bf16, Recompute::none, [&] {
         EXPECT_EQ(layout.context->traffic().payload(), others * keys * size);
         layout.context->reset_traffic();
       });
@@ -112,7 +112,7 @@ TEST(AttentionOfRanks, SendsWhatTheFormulasSay) {
     });
     on_grid({1, ranks}, ContextMethod::ulysses, [&](Cpu& cpu, const Layout& layout) {
       const std::uint64_t four = 4 * rows * 12 * 5 * size * others / all;  // Q, K, V and the result
-      RankPass pass(cpu, layout, c, DType::bf16, autograd::Recompute::none, [&] {
+      RankPass pass(cpu, layout, c, DType::bf16, Recompute::none, [&] {
         EXPECT_EQ(layout.context->traffic().all_to_all, four);
         layout.context->reset_traffic();
       });

@@ -288,15 +288,14 @@ TEST(Collectives, AGradientThatOthersReadIsNotSummedInPlace) {
 TEST(Collectives, RunUnderRecompute) {
   on_ranks(2, [](Cpu& cpu, Communicator& group) {
     std::vector<double> seen[3];
-    for (const auto how :
-         {autograd::Recompute::none, autograd::Recompute::selective, autograd::Recompute::full}) {
+    for (const auto how : {Recompute::none, Recompute::selective, Recompute::full}) {
       Tape tape(*cpu.kernels);
       tape.recompute = how;
       const Var x = tape.variable(cpu.normal({4, 2}, 1 + group.rank()));
       const auto body = [&](Tape&, const std::vector<Var>& in) {
         return reduce_scatter(all_gather(copy_to(in[0], &group), 1, &group), 0, &group);
       };
-      const Var out = how == autograd::Recompute::full ? tape.recompute_later({x}, body) : body(tape, {x});
+      const Var out = how == Recompute::full ? tape.recompute_later({x}, body) : body(tape, {x});
       tape.backward({{out, cpu.normal(out.shape(), 9)}});
       seen[static_cast<int>(how)] = cpu.values(x.grad());
     }

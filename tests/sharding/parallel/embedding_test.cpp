@@ -9,7 +9,6 @@
 namespace sherd::parallel {
 namespace {
 
-using autograd::Recompute;
 using comm::Communicator;
 using tensor::Tensor;
 using test::Cpu;

@@ -12,7 +12,6 @@
 namespace sherd::parallel {
 namespace {
 
-using autograd::Recompute;
 using autograd::WeightGradients;
 using comm::Communicator;
 using tensor::Activation;

@@ -7,14 +7,14 @@
 #include <cstring>
 #include <functional>
 
-#include "config/hugging_face.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/initialize.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/adapters.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/gpt_config.h"
+#include "models/hub/config_json.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
 
@@ -61,7 +61,7 @@ inline void expect_step(const KnownStep& step, const StepSetting& setting) {
                           "train_micro_batch_size_per_gpu=2", "model.dropout=0", "model.attention_dropout=0",
                           "model.embedding_dropout=0"});
   config.training.adapter = step.of.training.adapter;
-  const models::GptOptions options = models::gpt_options(config, config.model->vocab_size);
+  const models::GptConfig options = models::gpt_config(config, config.model->vocab_size);
   const auto next = [&](device::Device& device) {
     tensor::Batch out = step.batch(device);
     const tensor::Tensor& labels = out.at("labels");

@@ -7,10 +7,11 @@
 #include <cstring>
 #include <filesystem>
 
-#include "config/hugging_face.h"
 #include "models/adapters/adapters.h"
-#include "models/from_config.h"
 #include "models/gpt.h"
+#include "models/hub/adapter_config.h"
+#include "models/hub/adapter_names.h"
+#include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
 #include "support/hugging_face/hugging_face_dict.h"
@@ -30,7 +31,7 @@ inline std::filesystem::path models_reference() {
 /// The configuration of a family's tiny model with an adapter, as a file would have it.
 inline config::Config with_adapter(const std::string& family, const config::Adapter& adapter) {
   const auto folder = models_reference() / "hugging_face" / family;
-  const auto published = config::from_hugging_face(testing::read_text(folder / "config.json"), "config.json");
+  const auto published = models::from_hugging_face(testing::read_text(folder / "config.json"), "config.json");
   config::Config out = config::parse_text(config::section_of(published.model));
   out.training.adapter = adapter;
   return out;
@@ -53,9 +54,9 @@ inline std::filesystem::path adapter_reference(const std::string& name) {
 
 inline config::Adapter adapter_in(const std::filesystem::path& folder) {
   const std::string text = testing::read_text(folder / "adapter_config.json");
-  return config::is_adapter_hub(text, "adapter_config.json")
-             ? config::from_adapter_hub(text, "adapter_config.json")
-             : config::from_peft(text, "adapter_config.json");
+  return models::is_adapter_hub(text, "adapter_config.json")
+             ? models::from_adapter_hub(text, "adapter_config.json")
+             : models::from_peft(text, "adapter_config.json");
 }
 
 /// A reference folder with the family's tiny model that it belongs to.
@@ -64,8 +65,8 @@ struct PeftReference {
       : folder(adapter_reference(name)),
         family(name.starts_with("qwen3_moe") ? "qwen3_moe" : name.substr(0, name.find('_'))),
         config(with_adapter(family, adapter_in(folder))),
-        options(models::gpt_options(config, config.model->vocab_size)),
-        layout(options, options.adapter.family),
+        options(models::gpt_config(config, config.model->vocab_size)),
+        layout(options),
         expected_file(folder / "expected.safetensors"),
         base(models_reference() / "hugging_face" / family, layout),
         adapter(folder, layout, models::adapter_stem(options.adapter.type)),
@@ -121,7 +122,7 @@ struct PeftReference {
   std::filesystem::path folder;
   std::string family;
   config::Config config;
-  models::GptOptions options;
+  models::GptConfig options;
   models::HuggingFaceLayout layout;
   tensor::SafetensorsFile expected_file;
   models::HuggingFaceWeights base, adapter;

@@ -40,10 +40,11 @@ struct PromptReference : PeftReference {
 
   /// Options of the model that is trained, p-tuning's with its network, with so many prompts. `options` are
   /// those of what PEFT saves.
-  models::GptOptions trained(std::int64_t prompts = 1) const {
-    models::GptOptions out = options;
-    out.adapter = models::adapter_options(config.training.adapter, options, options.adapter.family);
-    out.adapter.prompts = prompts;
+  models::GptConfig trained(std::int64_t prompts = 1) const {
+    models::GptConfig out = options;
+    out.adapter = config.training.adapter;
+    for (std::int64_t i = 0; prompts > 1 && i < prompts; ++i)
+      out.adapter.prompt.tasks.push_back({.name = cat("task", i)});
     return out;
   }
   /// PEFT's name of a parameter of its encoder.
@@ -72,7 +73,7 @@ struct PromptReference : PeftReference {
   /// The reference's texts behind prompt `prompt`: the first token of each is the label of the last virtual
   /// one.
   tensor::Batch texts(device::Device& device, std::int64_t prompt = 0) const {
-    const std::int64_t count = options.adapter.virtual_tokens;
+    const std::int64_t count = options.adapter.virtual_tokens();
     const std::vector<std::int32_t> tokens = id_values("tokens"), labels = id_values("labels");
     std::vector<std::int32_t> all, next;
     for (std::size_t row = 0; row < 24; row += 12) {

@@ -1,14 +1,21 @@
-#include "config/hugging_face.h"
+#include "models/hub/config_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "config/config.h"
+#include "models/families/family.h"
 #include "support/expect_error.h"
 
-namespace sherd::config {
+namespace sherd::models {
 namespace {
 
+using config::family_named;
+using config::FfnActivation;
+using config::Model;
+using config::Moe;
+using config::parse_text;
+using config::section_of;
 using sherd::testing::expect_error;
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -40,12 +47,19 @@ const std::string llama3 = R"({
   "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
   "transformers_version": "4.43.0.dev0", "use_cache": true, "vocab_size": 128256})";
 
+/// The configuration's list and that of the files in models/families.
+TEST(Families, BothListsHaveTheSame) {
+  std::vector<std::string> here;
+  for (const Family& family : families()) here.push_back(family.name);
+  EXPECT_THAT(here, ::testing::UnorderedElementsAreArray(config::family_names()));
+}
+
 TEST(HuggingFaceConfig, LlamaThree) {
   const PublishedModel published = read(llama3);
   EXPECT_EQ(published.dtype, "bfloat16");
   const Model& m = published.model;
   EXPECT_THAT(published.notes, IsEmpty());
-  EXPECT_EQ(m.type, ModelType::llama);
+  EXPECT_EQ(m.type, family_named("llama"));
   EXPECT_EQ(m.vocab_size, 128256);
   EXPECT_EQ(m.hidden_size, 4096);
   EXPECT_EQ(m.ffn_hidden_size, 14336);
@@ -56,7 +70,7 @@ TEST(HuggingFaceConfig, LlamaThree) {
   EXPECT_EQ(m.max_positions, 131072);
   EXPECT_EQ(m.seq_length, 131072);
   EXPECT_EQ(m.rotary_base, 5e5);
-  EXPECT_EQ(m.rope_scaling.type, RopeType::llama3);
+  EXPECT_EQ(m.rope_scaling.type, RotaryScaling::llama3);
   EXPECT_EQ(m.rope_scaling.factor, 8);
   EXPECT_EQ(m.rope_scaling.original_max_positions, 8192);
   EXPECT_EQ(m.norm_epsilon, 1e-5);
@@ -116,13 +130,13 @@ TEST(HuggingFaceConfig, BothFormsOfRotaryScaling) {
       "factor": 4.0, "original_max_position_embeddings": 32768}})")
           .model;
   EXPECT_EQ(older, newer);
-  EXPECT_EQ(older.rope_scaling.type, RopeType::yarn);
+  EXPECT_EQ(older.rope_scaling.type, RotaryScaling::yarn);
   EXPECT_EQ(older.rotary_base, 1e6);
   EXPECT_EQ(
       read(
           R"({"model_type": "llama", "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}})")
           .model.rope_scaling.type,
-      RopeType::linear);
+      RotaryScaling::linear);
 }
 
 TEST(HuggingFaceConfig, WhatPublishedFilesCarryBesideIsRead) {
@@ -179,6 +193,8 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias"},
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
       {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
+       "LongRoPE (\"longrope\") is not supported"},
       {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}})", "low_freq_factor"},
       {R"({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64})",
        "shared_expert_intermediate_size"},
@@ -214,7 +230,7 @@ TEST(HuggingFaceConfig, BalanceLossOnlyWhereTransformersAddsIt) {
       read(R"({"model_type": "mixtral", "router_aux_loss_coef": 0.02, "output_router_logits": true})")
           .model.moe;
   EXPECT_EQ(on.aux_loss, 0.02);
-  EXPECT_EQ(on.aux_loss_type, AuxLoss::hf);
+  EXPECT_EQ(on.aux_loss_type, BalanceLoss::pooled);
 }
 
 TEST(HuggingFaceConfig, AModelIsPublishedAsTheFamilyThatCanSayIt) {
@@ -224,13 +240,13 @@ TEST(HuggingFaceConfig, AModelIsPublishedAsTheFamilyThatCanSayIt) {
                            keys, "}}"))
                 .model;
   };
-  EXPECT_EQ(published_as(model("")), ModelType::llama);
-  EXPECT_EQ(published_as(model(R"(, "sliding_window": 4)")), ModelType::mistral);
-  EXPECT_EQ(published_as(model(R"(, "qkv_bias": true)")), ModelType::qwen2);
-  EXPECT_EQ(published_as(model(R"(, "qk_norm": true)")), ModelType::qwen3);
-  EXPECT_EQ(published_as(model(R"(, "moe": {"experts": 4})")), ModelType::mixtral);
+  EXPECT_EQ(published_as(model("")), family_named("llama"));
+  EXPECT_EQ(published_as(model(R"(, "sliding_window": 4)")), family_named("mistral"));
+  EXPECT_EQ(published_as(model(R"(, "qkv_bias": true)")), family_named("qwen2"));
+  EXPECT_EQ(published_as(model(R"(, "qk_norm": true)")), family_named("qwen3"));
+  EXPECT_EQ(published_as(model(R"(, "moe": {"experts": 4})")), family_named("mixtral"));
   EXPECT_EQ(published_as(model(R"(, "qk_norm": true, "moe": {"experts": 4, "first_dense": 1})")),
-            ModelType::qwen3_moe);
+            family_named("qwen3_moe"));
   expect_error(ErrorKind::config, "model.moe.shared_experts",
                [&] { published_as(model(R"(, "moe": {"experts": 4, "shared_experts": 1})")); });
   expect_error(ErrorKind::config, "model.bias true", [&] { published_as(model(R"(, "bias": true)")); });
@@ -248,4 +264,4 @@ TEST(HuggingFaceConfig, KeysOfTheModelsOwnFileStay) {
 }
 
 }  // namespace
-}  // namespace sherd::config
+}  // namespace sherd::models

@@ -2,16 +2,21 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
-#include "config/adapter.h"
-#include "config/tables.h"
+#include "base/error.h"
+#include "config/published.h"
+#include "models/hub/adapter_config.h"
 
 // adapter_config.json of PEFT.
-namespace sherd::config {
+namespace sherd::models {
 namespace {
 
+using config::Adapter;
+using config::AdapterType;
+using config::Node;
+using config::Value;
 using Json = nlohmann::ordered_json;
 
-/// What no number of the adapter depends on.
+/// Keys on which no number of the adapter depends.
 constexpr std::array idle_keys{"auto_mapping",
                                "base_model_name_or_path",
                                "inference_mode",
@@ -61,11 +66,11 @@ bool is_first_layer(const std::string& name, const Node& node) {
 /// tuners/lora/layer.py: these leave it as it is.)
 void expect_plain_base(const Value& value) {
   if (value.node.is(Node::Kind::boolean) || value.node.is(Node::Kind::null)) return;
-  const std::string way = value.text();
+  const std::string init = value.text();
   for (const char* plain : {"gaussian", "orthogonal", "eva", "mica"})
-    if (way == plain) return;
+    if (init == plain) return;
   value.error(
-      "\"", way,
+      "\"", init,
       "\" begins by taking a part of the base model's weights away, which Sherd does not do: have PEFT "
       "convert the adapter to LoRA (save_pretrained() with path_initial_model_for_weight_conversion)");
 }
@@ -74,7 +79,7 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
   const bool lora = adapter.type == AdapterType::lora, prompt = adapter.has_prompt();
   if (name == "peft_type") return;
   if (name == "num_virtual_tokens" && prompt)
-    adapter.prompt.virtual_tokens = value.integer(1, most_virtual_tokens);
+    adapter.prompt.virtual_tokens = value.integer(1, config::most_virtual_tokens);
   else if (name == "num_transformer_submodules" && prompt)
     value.integer(1, 1);
   else if (name == "target_modules" && !prompt)
@@ -82,9 +87,9 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
   else if (name == "feedforward_modules" && adapter.type == AdapterType::ia3)
     return;  // checked against the tensors' shapes
   else if (name == "r" && lora)
-    adapter.lora.rank = value.integer(1, most_adapter_rank);
+    adapter.lora.rank = value.integer(1, config::most_adapter_rank);
   else if (name == "lora_alpha" && lora)
-    adapter.lora.alpha = value.real(0, infinity, true);
+    adapter.lora.alpha = value.real(0, config::infinity, true);
   else if (name == "lora_dropout" && lora)
     adapter.lora.dropout = value.real(0, 0.999);
   else if (name == "init_lora_weights" && lora)
@@ -92,23 +97,15 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
   else if (name == "use_rslora" && lora)
     adapter.lora.rslora = value.boolean();
   else if (std::find(idle_keys.begin(), idle_keys.end(), name) == idle_keys.end() &&
-           (!is_off(value.node) || is_first_layer(name, value.node)))
+           (!config::is_off(value.node) || is_first_layer(name, value.node)))
     value.error(value.node.brief(), " would change what the adapter computes, and Sherd does not have it");
 }
 
 }  // namespace
 
-bool is_off(const Node& node) {
-  using Kind = Node::Kind;
-  return node.is(Kind::null) || (node.is(Kind::boolean) && !node.boolean) ||
-         (node.is(Kind::array) && node.items.empty()) || (node.is(Kind::object) && node.members.empty()) ||
-         (node.is(Kind::string) && (node.text.empty() || node.text == "none")) ||
-         (node.is(Kind::integer) && node.integer == 0) || (node.is(Kind::number) && node.number == 0);
-}
-
 Adapter from_peft(std::string_view text, const std::string& name) {
-  const Node tree = parse_tree(text, name);
-  Context context;
+  const Node tree = config::parse_tree(text, name);
+  config::Context context;
   const Value file{tree, "", context};
   file.expect(Node::Kind::object);
   const Node* type = tree.find("peft_type");
@@ -171,4 +168,4 @@ std::string to_peft(const Adapter& adapter, const PromptedModel& model) {
   return out.dump(2) + "\n";
 }
 
-}  // namespace sherd::config
+}  // namespace sherd::models

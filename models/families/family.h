@@ -1,0 +1,75 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/hub/json_keys.h"
+
+// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
+// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
+// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
+// families.
+namespace sherd::models {
+
+/// The names by which a family calls the tensors of its state dicts; the defaults are Llama's. A list of
+/// several names: the parameter is published as that many tensors; of one: as it is packed here, but queries,
+/// keys and values not grouped by heads.
+struct TensorNames {
+  std::string prefix = "model.";  ///< of all names but the head's; some published files lack it
+  std::string tokens = "embed_tokens", positions = "", norm = "norm", blocks = "layers";
+  // In a block.
+  std::string norm_1 = "input_layernorm", norm_2 = "post_attention_layernorm";
+  std::vector<std::string> qkv{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
+  std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", projection = "self_attn.o_proj";
+  std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
+  std::string down = "mlp.down_proj";
+  std::string router = "mlp.gate", experts = "mlp.experts";
+  // In an expert.
+  std::vector<std::string> expert_up{"gate_proj", "up_proj"};
+  std::string expert_down = "down_proj";
+  bool transposed = false;  ///< matrices of the blocks are [in, out]
+};
+
+/// One family.
+struct Family {
+  const char* name;          ///< model_type; config::families() has a row of it
+  const char* architecture;  ///< the class of transformers
+  /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
+  /// lacks.
+  void (*class_defaults)(Published&);
+  JsonKeys keys;  ///< in the order in which they are written
+  TensorNames names = {};
+  std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
+  std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
+  bool window = true;    ///< its class has sliding windows
+  bool experts = false;  ///< its blocks have experts
+  /// The first thing of such a model that the class does not have, beside what its row in config::families()
+  /// and the flags above say; null: nothing more.
+  std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
+};
+
+/// All families, in the order in which they are tried for a model whose own family cannot say it.
+const std::vector<Family>& families();
+/// The family's description here.
+const Family& family_of(config::ModelType type);
+
+// The things that Llama's relatives have in common.
+
+/// Sets the sizes that a class has where its config.json leaves them out.
+struct ClassSizes {
+  std::int64_t vocabulary, hidden, ffn, layers, heads, kv_heads, positions;
+};
+void set_sizes(config::Model& model, const ClassSizes& sizes);
+/// Sizes, activation, norm and attention's dropout.
+JsonKeys decoder_sizes();
+/// attention_bias and mlp_bias, which must be false; `written`: which of them such a file has.
+JsonKeys no_biases(bool attention_written, bool mlp_written);
+/// sliding_window, in all layers or, by layer_types, in none.
+JsonKeys window_keys();
+/// The keys of experts that all such classes have; `count`: what the number of experts is called.
+JsonKeys experts_keys(std::string count, std::string other_count);
+/// The first thing of the experts that no class of transformers has.
+std::optional<std::string> lacks_experts(const config::Model& model);
+
+}  // namespace sherd::models

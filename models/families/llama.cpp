@@ -1,0 +1,116 @@
+#include "base/excerpt.h"
+#include "models/families/family.h"
+
+// Llama, and what its relatives have in common.
+namespace sherd::models {
+
+using M = config::Model;
+using E = config::Moe;
+using config::Node;
+using config::Value;
+
+void set_sizes(M& model, const ClassSizes& sizes) {
+  model.vocab_size = sizes.vocabulary, model.hidden_size = sizes.hidden, model.ffn_hidden_size = sizes.ffn;
+  model.num_layers = sizes.layers, model.num_heads = sizes.heads, model.num_kv_heads = sizes.kv_heads;
+  model.max_positions = sizes.positions;
+  model.norm_epsilon = model.norm == config::Norm::layernorm ? 1e-5 : 1e-6;
+}
+
+JsonKeys decoder_sizes() {
+  // Null is num_attention_heads, whatever the class has where the key is absent.
+  const auto kv_heads = [](const Value& value) {
+    return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_heads);
+  };
+  return {whole("max_position_embeddings", &M::max_positions, 1, config::most_positions),
+          whole("hidden_size", &M::hidden_size, 1, config::most_hidden),
+          whole("intermediate_size", &M::ffn_hidden_size, 1, config::most_ffn_hidden),
+          whole("num_hidden_layers", &M::num_layers, 1, config::most_layers),
+          whole("num_attention_heads", &M::num_heads, 1, config::most_heads),
+          member_key("num_key_value_heads", &M::num_kv_heads, kv_heads).null_too(),
+          whole("head_dim", &M::head_dim, 1, config::most_hidden),
+          activation("hidden_act",
+                     {{"silu", config::FfnActivation::swiglu}, {"swish", config::FfnActivation::swiglu}},
+                     "\"silu\" is"),
+          positive("rms_norm_eps", &M::norm_epsilon),
+          share("attention_dropout", &M::attention_dropout)};
+}
+
+JsonKeys no_biases(bool attention_written, bool mlp_written) {
+  JsonKeys out{only("attention_bias", config::is_false, "the projections of attention have no biases here"),
+               only("mlp_bias", config::is_false, "the feed-forward part has no biases here")};
+  if (attention_written) out[0] = std::move(out[0]).written_as(config::node_of(false));
+  if (mlp_written) out[1] = std::move(out[1]).written_as(config::node_of(false));
+  return out;
+}
+
+JsonKeys window_keys() {
+  const auto window = [](const Value& value) {
+    return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
+  };
+  JsonKey layer_types{.name = "layer_types", .read = [](Published& published, const Value& value) {
+                        value.expect(Node::Kind::array);
+                        for (const Node& item : value.node.items) {
+                          const std::string& type = Value{item, value.path, value.context}.text();
+                          if (type != "full_attention" && type != "sliding_attention")
+                            value.error("\"", excerpt(type), "\" is not supported");
+                          published.layer_types.push_back(type);
+                        }
+                      }};
+  return {member_key("sliding_window", &Published::window, window).null_too().written([](const M& m) {
+            return m.sliding_window > 0 ? config::node_of(m.sliding_window) : config::Node();
+          }),
+          std::move(layer_types)};
+}
+
+JsonKeys experts_keys(std::string count, std::string other_count) {
+  const auto pooled = [](const M& m) {
+    return m.moe.aux_loss_type == BalanceLoss::pooled && m.moe.aux_loss > 0;
+  };
+  JsonKey loss{.name = "router_aux_loss_coef", .read = [](Published& published, const Value& value) {
+                 published.router_loss = value.real(0);
+                 published.router_loss_given = true;
+               }};
+  return {whole("num_experts_per_tok", &E::top_k, 1, config::most_experts),
+          flag("output_router_logits", &Published::router_losses).written([pooled](const M& m) {
+            return config::node_of(pooled(m));
+          }),
+          std::move(loss).written([pooled](const M& m) {
+            return pooled(m) ? std::optional(config::node_of(m.moe.aux_loss)) : std::nullopt;
+          }),
+          whole(std::move(count), &E::experts, 1, config::most_experts).alias(std::move(other_count))};
+}
+
+std::optional<std::string> lacks_experts(const M& m) {
+  const E& moe = m.moe;
+  if (moe.router == RouterScores::sigmoid) return "model.moe.router \"sigmoid\"";
+  if (moe.shared_experts > 0) return "model.moe.shared_experts";
+  if (moe.use_residual) return "model.moe.use_residual";
+  if (moe.routed_scaling_factor != 1) return "model.moe.routed_scaling_factor";
+  if (moe.groups != 1) return "model.moe.groups";
+  if (moe.capacity_factor > 0) return "model.moe.capacity_factor";
+  if (moe.bias_update > 0) return "model.moe.bias_update";
+  if (moe.first_dense % moe.every != 0) return "model.moe.first_dense that model.moe.every does not divide";
+  return std::nullopt;
+}
+
+Family llama() {
+  const auto is_silu = [](const Value& value) {
+    return value.node.is_text("silu") || value.node.is_text("swiglu");
+  };
+  JsonKey layer_types = std::move(window_keys()[1]);
+  return {.name = "llama",
+          .architecture = "LlamaForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {32000, 4096, 11008, 32, 32, 0, 2048});
+              },
+          .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(),
+                         JsonKeys{only("activation", is_silu, "the activation is SiLU"),
+                                  only("sliding_window", config::never,
+                                       "the family has none; where transformers passes it over, take it out "
+                                       "of the file"),
+                                  std::move(layer_types)}),
+          .window = false};
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,110 @@
+#include "models/families/family.h"
+
+// Qwen2, Qwen3 and Qwen3-MoE.
+namespace sherd::models {
+namespace {
+
+using M = config::Model;
+using E = config::Moe;
+using config::Node;
+using config::Value;
+
+/// The keys that all three have. `qkv_bias` and `qk_norm`: what the class has.
+JsonKeys common(bool qkv_bias, bool qk_norm) {
+  const auto is = [](bool value) { return value ? is_true : config::is_false; };
+  return joined(decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(),
+                JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
+                         only("qkv_bias", is(qkv_bias), "the family decides"),
+                         flag("use_sliding_window", &Published::use_sliding_window).written([](const M& m) {
+                           return config::node_of(m.sliding_window > 0);
+                         })});
+}
+
+/// Qwen2's models see everything in their first layers, Qwen3-MoE's have the key alone.
+JsonKey max_window_layers() {
+  return whole("max_window_layers", &Published::first_full_layers, 0, config::most_layers);
+}
+
+JsonKeys dense_keys(bool qkv_bias, bool qk_norm) {
+  return joined(common(qkv_bias, qk_norm), JsonKeys{max_window_layers().written([](const M& m) {
+                  return config::node_of(m.sliding_window > 0 ? 0 : m.num_layers);
+                })});
+}
+
+void dense_defaults(Published& p) {
+  set_sizes(p.model, {151936, 4096, 22016, 32, 32, 32, 32768});
+  p.use_sliding_window = false, p.window = 4096, p.first_full_layers = 28;
+}
+
+/// The first so many layers are dense; a list of others has no key here.
+JsonKey mlp_only_layers() {
+  JsonKey key{.name = "mlp_only_layers", .read = [](Published& published, const Value& value) {
+                value.expect(Node::Kind::array);
+                std::int64_t first = 0;
+                for (const Node& item : value.node.items)
+                  if (!item.is(Node::Kind::integer) || item.integer != first++)
+                    value.error(value.node.brief(),
+                                " is not supported: only the first layers can be dense ones");
+                published.model.moe.first_dense = first;
+              }};
+  return std::move(key).written([](const M& m) {
+    std::vector<std::int64_t> layers;
+    for (std::int64_t layer = 0; layer < m.moe.first_dense; ++layer) layers.push_back(layer);
+    return config::list_of(layers);
+  });
+}
+
+JsonKeys moe_keys() {
+  JsonKeys keys = joined(
+      common(false, true), JsonKeys{max_window_layers()}, experts_keys("num_experts", "num_local_experts"),
+      JsonKeys{
+          whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
+          whole("decoder_sparse_step", &E::every, 1, config::most_layers),
+          flag("norm_topk_prob", &E::norm_topk).written([](const M& m) {
+            return config::node_of(m.moe.norm_topk || m.moe.router == RouterScores::softmax_of_chosen);
+          }),
+          only("shared_expert_intermediate_size", config::equals_number(0), "there are no shared experts"),
+          mlp_only_layers()});
+  // The class has these two and goes by use_sliding_window alone.
+  for (JsonKey& key : keys)
+    if (key.name == "max_window_layers" || key.name == "layer_types")
+      key.read = [read = key.read](Published&, const Value& value) {
+        Published unused;
+        read(unused, value);
+      };
+  return keys;
+}
+
+}  // namespace
+
+Family qwen2() {
+  return {.name = "qwen2",
+          .architecture = "Qwen2ForCausalLM",
+          .class_defaults = dense_defaults,
+          .keys = dense_keys(true, false)};
+}
+
+Family qwen3() {
+  return {.name = "qwen3",
+          .architecture = "Qwen3ForCausalLM",
+          .class_defaults = [](Published& p) { dense_defaults(p), p.model.head_dim = 128; },
+          .keys = dense_keys(false, true)};
+}
+
+Family qwen3_moe() {
+  return {.name = "qwen3_moe",
+          .architecture = "Qwen3MoeForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {151936, 2048, 6144, 24, 32, 4, 32768});
+                p.use_sliding_window = false, p.window = 4096;
+                p.model.moe.experts = 128, p.model.moe.top_k = 8, p.model.moe.ffn_hidden_size = 768;
+                p.model.moe.norm_topk = false;
+              },
+          .keys = moe_keys(),
+          .ia3_targets = {"k_proj", "v_proj"},
+          .experts = true,
+          .lacks = lacks_experts};
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,170 @@
+#include "models/gpt_config.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "models/hub/adapter_names.h"
+#include "models/hub/config_json.h"
+
+namespace sherd::models {
+namespace {
+
+/// Elements of a feed-forward network, and the multiply-adds of one token in it.
+std::int64_t feed_forward_weights(const GptConfig& c, std::int64_t width) {
+  return (c.gated() ? 3 : 2) * c.hidden_size * width;
+}
+std::int64_t feed_forward_biases(const GptConfig& c, std::int64_t width) {
+  return c.bias ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
+}
+
+}  // namespace
+
+GptConfig GptConfig::resolved() const {
+  if (vocab_size <= 0) fail(ErrorKind::config, "model: the vocabulary must not be empty");
+  GptConfig out = *this;
+  try {
+    static_cast<config::Model&>(out) = config::resolved(*this);
+  } catch (const Error& error) {
+    fail(error.kind(), "model: ", error.what());
+  }
+  if (out.max_text() <= 0)
+    fail(ErrorKind::config, "model: sequences of ", seq_length, " tokens leave no room for text behind ",
+         adapter.virtual_tokens(), " virtual ones");
+  return out;
+}
+
+std::vector<std::int32_t> GptConfig::prompt() const {
+  const std::int64_t prompts = adapter.has_prompt() ? adapter.prompt.prompts() : 1;
+  require(prompts == 1, "texts of a model with ", prompts,
+          " prompts are continued and scored by a model that has one of them (models::TaskPrompt)");
+  std::vector<std::int32_t> out(static_cast<std::size_t>(adapter.virtual_tokens()));
+  std::iota(out.begin(), out.end(), static_cast<std::int32_t>(padded_vocab()));
+  return out;
+}
+
+tensor::Attention GptConfig::attention() const {
+  tensor::Attention out;
+  out.heads = static_cast<int>(num_heads);
+  out.kv_heads = static_cast<int>(num_kv_heads);
+  out.dropout = static_cast<float>(attention_dropout);
+  out.window = sliding_window;
+  return out;
+}
+
+tensor::Rotary GptConfig::rotary() const {
+  const config::RopeScaling& r = rope_scaling;
+  return {.base = rotary_base,
+          .scaling = r.type,
+          .factor = r.factor,
+          .low_freq_factor = r.low_freq_factor,
+          .high_freq_factor = r.high_freq_factor,
+          .beta_fast = r.beta_fast,
+          .beta_slow = r.beta_slow,
+          .truncate = r.truncate,
+          .original_positions = r.original_max_positions,
+          .attention_factor = r.attention_factor};
+}
+
+tensor::Activation GptConfig::fused_activation() const {
+  if (gated()) return tensor::Activation::none;
+  return activation == config::FfnActivation::gelu ? tensor::Activation::gelu_erf
+                                                   : tensor::Activation::gelu_tanh;
+}
+
+autograd::Init GptConfig::output_init() const {
+  return autograd::Init::normal(0, init_std / std::sqrt(2.0 * static_cast<double>(num_layers)));
+}
+
+parallel::MoeOptions GptConfig::experts(std::shared_ptr<parallel::PooledChoices> pooled) const {
+  parallel::MoeOptions out;
+  out.hidden = hidden_size, out.ffn_hidden = moe.ffn_hidden_size, out.experts = moe.experts;
+  out.routing = {.top_k = static_cast<int>(moe.top_k),
+                 .scores = moe.router,
+                 .normalize = moe.norm_topk,
+                 .scale = moe.routed_scaling_factor,
+                 .groups = static_cast<int>(moe.groups),
+                 .top_groups = static_cast<int>(moe.top_groups)};
+  out.losses = {.balance = moe.aux_loss, .z = moe.z_loss, .kind = moe.aux_loss_type};
+  out.pooled = std::move(pooled);
+  out.capacity_factor = moe.capacity_factor, out.drop = moe.drop;
+  out.jitter = moe.jitter, out.bias_update = moe.bias_update;
+  out.gated = gated(), out.activation = fused_activation();
+  out.bias = bias;
+  out.init = init(), out.output_init = output_init();
+  return out;
+}
+
+GptConfig gpt_config(const config::Config& config, std::int64_t vocabulary) {
+  if (!config.model)
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration (README, \"Your first training run\"), "
+         "or give a second file with --config");
+  GptConfig out{*config.model};
+  if (out.vocab_size == 0) out.vocab_size = vocabulary;
+  out = out.resolved();
+  if (config.training.adapter.type != config::AdapterType::none) {
+    out.type = published_as(out);
+    out.adapter = resolved_adapter(config.training.adapter, out);
+    out.moe.bias_update = 0;  // the router stays as it is
+  }
+  return out;
+}
+
+std::int64_t GptConfig::num_parameters(bool padding) const {
+  const GptConfig c = resolved();
+  const std::int64_t rows = padding ? c.padded_vocab() : c.vocab_size, hidden = c.hidden_size;
+  const std::int64_t norm_size = c.norm == config::Norm::layernorm ? 2 * hidden : hidden;
+  const std::int64_t weights = hidden * (c.qkv_width() + c.num_heads * c.head_dim);
+  const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() : 0) + (c.bias ? hidden : 0);
+  const std::int64_t head_gains = c.qk_norm ? 2 * c.head_dim : 0;
+  const auto feed_forward = [&](std::int64_t width) {
+    return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);
+  };
+  const config::Moe& e = c.moe;
+  const std::int64_t with_experts = e.blocks(c.num_layers);
+  std::int64_t beside = feed_forward(e.shared_experts * e.ffn_hidden_size);
+  if (e.shared_experts > 0 && e.shared_expert_gate) beside += hidden;
+  if (e.use_residual) beside += feed_forward(c.ffn_hidden_size) + 2 * hidden + 2;
+  const std::int64_t networks =
+      (c.num_layers - with_experts) * feed_forward(c.ffn_hidden_size) +
+      with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
+  const std::int64_t tables = rows * hidden * (c.tie_embeddings ? 1 : 2) +
+                              (c.position == config::Positions::learned ? c.max_positions * hidden : 0);
+  return tables + c.num_layers * (weights + biases + head_gains + 2 * norm_size) + networks + norm_size;
+}
+
+double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
+                       Recompute recompute) {
+  const GptConfig c = config.resolved();
+  const double h = static_cast<double>(c.hidden_size);
+  const double attention_width = static_cast<double>(c.num_heads * c.head_dim);
+  const double products = h * static_cast<double>(c.qkv_width()) + attention_width * h;
+  const config::Moe& e = c.moe;
+  const std::int64_t with_experts = e.blocks(c.num_layers);
+  const std::int64_t gates =
+      c.hidden_size *
+      (e.experts + (e.shared_experts > 0 && e.shared_expert_gate ? 1 : 0) + (e.use_residual ? 2 : 0));
+  const double networks =
+      static_cast<double>(c.num_layers - with_experts) *
+          static_cast<double>(feed_forward_weights(c, c.ffn_hidden_size)) +
+      static_cast<double>(with_experts) *
+          static_cast<double>(feed_forward_weights(c, (e.top_k + e.shared_experts) * e.ffn_hidden_size) +
+                              gates + feed_forward_weights(c, e.use_residual ? c.ffn_hidden_size : 0));
+  // Scores and their product with the values: one multiply-add each per pair of positions and column.
+  // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average.
+  const double s = static_cast<double>(seq), w = static_cast<double>(c.sliding_window);
+  const bool window = c.sliding_window > 0 && c.sliding_window < seq;
+  const double causal = window ? w - w * w / (2 * s) : 0.5 * s;
+  const double pairs = convention == AttentionFlops::causal_half ? causal : window ? 2 * causal : s;
+  const double blocks =
+      static_cast<double>(c.num_layers) * (2.0 * products + 2.0 * 2.0 * pairs * attention_width) +
+      2.0 * networks;
+  const double head = 2.0 * h * static_cast<double>(c.vocab_size);
+  // Weights that stay as they are have no gradients.
+  const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
+  const double passes = recompute == Recompute::full ? trained + 1 : trained;
+  return passes * blocks + trained * head;
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,241 @@
+#include "models/hub/adapter_names.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "models/hub/adapter_config.h"
+
+namespace sherd::models {
+
+using config::AdapterType;
+using tensor::Shape;
+
+namespace {
+
+constexpr const char* down = "mlp.down";
+
+/// "model.layers.0.self_attn.q_proj" of the published weight.
+std::string module_of(const PublishedTensor& tensor) {
+  return tensor.name.substr(0, tensor.name.rfind('.'));
+}
+
+bool matches(const std::string& module, const std::string& target) {
+  return target == "all-linear" || module == target || module.ends_with("." + target);
+}
+
+bool is_chosen(const config::Adapter& adapter, const PublishedTensor& tensor) {
+  return std::any_of(adapter.targets.begin(), adapter.targets.end(),
+                     [&](const std::string& target) { return matches(module_of(tensor), target); });
+}
+
+/// The tensors of a published weight that have an adapter.
+std::vector<int> chosen(const config::Adapter& adapter, const PublishedParameter& weight) {
+  std::vector<int> out;
+  for (std::size_t i = 0; i < weight.tensors.size(); ++i)
+    if (is_chosen(adapter, weight.tensors[i])) out.push_back(static_cast<int>(i));
+  return out;
+}
+
+/// The parts of a block that can have an adapter.
+std::vector<std::string> parts_of(const config::Model& model) {
+  std::vector<std::string> out{"attention.qkv", "attention.projection"};
+  if (model.moe.experts == 0) out.insert(out.end(), {"mlp.up", down});
+  return out;
+}
+
+PublishedParameter weight_of(const HuggingFaceLayout& layout, const std::string& part,
+                             const std::string& block = "0") {
+  return layout.published(cat("blocks.", block, ".", part, ".weight"));
+}
+
+/// The part behind the block's number: "self_attn.q_proj".
+std::string short_name(const std::string& module) {
+  const std::size_t block = module.find(".0.");
+  return module.substr(block + 3);
+}
+
+/// The number of the block that a target's name has, and what is behind it; -1: none has one.
+std::pair<std::int64_t, std::string> numbered(const std::string& target) {
+  for (std::size_t begin = 0; begin < target.size();) {
+    const std::size_t end = std::min(target.find('.', begin), target.size());
+    const std::string word = target.substr(begin, end - begin);
+    const bool number = !word.empty() && word.size() < 9 &&
+                        std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
+    if (number && end < target.size()) return {std::stoll(word), target.substr(end + 1)};
+    begin = end + 1;
+  }
+  return {-1, target};
+}
+
+/// Targets without the numbers of blocks, by which PEFT writes out what "all-linear" meant. Throws where
+/// these are not all blocks.
+std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, std::int64_t blocks) {
+  std::vector<std::string> out;
+  std::map<std::string, std::set<std::int64_t>> seen;
+  for (const std::string& target : targets) {
+    const auto [block, name] = numbered(target);
+    if (block < 0)
+      out.push_back(name);
+    else
+      seen[name].insert(block);
+  }
+  for (const auto& [name, at] : seen) {
+    if (std::ssize(at) != blocks || *at.rbegin() != blocks - 1)
+      fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in ", at.size(),
+           " of the ", blocks,
+           " blocks, and adapters are in all of them here: name it without a block's number");
+    out.push_back(name);
+  }
+  return out;
+}
+
+void check_targets(const config::Adapter& adapter, const config::Model& model,
+                   const HuggingFaceLayout& layout) {
+  std::vector<std::string> modules;
+  for (const std::string& part : parts_of(model))
+    for (const PublishedTensor& tensor : weight_of(layout, part).tensors)
+      modules.push_back(module_of(tensor));
+  std::string there;
+  for (const std::string& module : modules) there += cat(there.empty() ? "" : ", ", short_name(module));
+  const bool experts = model.moe.experts > 0;
+  for (const std::string& target : adapter.targets) {
+    const bool found = std::any_of(modules.begin(), modules.end(),
+                                   [&](const std::string& module) { return matches(module, target); });
+    if (found && !(experts && target == "all-linear")) continue;
+    std::vector<std::string> names{"all-linear"};
+    for (const std::string& module : modules) names.push_back(short_name(module));
+    const std::string close = target == "all-linear" ? "" : nearest(target, names);
+    fail(ErrorKind::config,
+         "training.adapter.targets: ", target == "all-linear" ? "" : "no module is called ", "'", target, "'",
+         close.empty() ? "" : cat(" (did you mean '", close, "'?)"),
+         target == "all-linear" ? " would be experts' weights too, which have no adapters yet: " : "; ",
+         "there are ", there,
+         experts && target != "all-linear" ? " (experts' weights have no adapters yet)" : "");
+  }
+}
+
+}  // namespace
+
+std::string adapter_stem(AdapterType type) {
+  return type == AdapterType::bottleneck ? "adapter" : "adapter_model";
+}
+
+config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig& model) {
+  config::Adapter out = adapter;
+  if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return out;
+  const Family& family = family_of(model.type);
+  out.targets = of_all_blocks(adapter.targets, model.num_layers);
+  if (out.targets.empty())
+    out.targets = adapter.type == AdapterType::lora ? family.lora_targets : family.ia3_targets;
+  check_targets(out, model, HuggingFaceLayout(model));
+  return out;
+}
+
+PublishedParameter published_prompt(const GptConfig& model, const std::string& kind) {
+  require(kind == "prompt", "PEFT's files of prompts hold no '", kind, "'");
+  const std::int64_t rows = model.adapter.prompt.prompts() * model.adapter.virtual_tokens();
+  return {.tensors = {{"prompt_embeddings", {rows, model.hidden_size}}},
+          .rows = {{0, rows, 0, 0}},
+          .columns = model.hidden_size};
+}
+
+PublishedParameter published_bottleneck(const GptConfig& model, const std::string& block,
+                                        const std::string& parameter) {
+  const std::size_t end = parameter.find('_'), dot = parameter.find('.');
+  require(end < dot && dot != std::string::npos, "no parameter of an adapter is called '", parameter, "'");
+  const std::string part = parameter.substr(0, end), direction = parameter.substr(end + 1, dot - end - 1),
+                    kind = parameter.substr(dot + 1);
+  const bool goes_down = direction == "down";
+  const config::BottleneckKeys& keys = model.adapter.bottleneck;
+  const std::int64_t width = model.hidden_size, size = keys.width(width);
+  const std::int64_t rows = goes_down ? size : width, columns = goes_down ? width : size;
+  const std::string name = cat(block, part == "mlp" ? "output" : part, "_adapters.adapters.", keys.name,
+                               goes_down ? ".adapter_down.0." : ".adapter_up.", kind);
+  if (kind == "bias") return {.tensors = {{name, {rows}}}, .rows = {{0, rows, 0, 0}}};
+  return {.tensors = {{name, {rows, columns}}}, .rows = {{0, rows, 0, 0}}, .columns = columns};
+}
+
+namespace {
+
+/// PEFT's name of a tensor of a module's adapter.
+PublishedTensor of_peft(const PublishedTensor& weight, const char* kind, Shape shape) {
+  return {cat("base_model.model.", module_of(weight), ".", kind), shape, false};
+}
+
+/// The outputs of a published weight.
+std::int64_t outputs(const PublishedTensor& weight) {
+  return weight.shape[weight.transposed ? 1 : 0];
+}
+
+}  // namespace
+
+PublishedParameter published_adapter(const config::Adapter& adapter, const PublishedParameter& weight,
+                                     const std::string& kind, bool of_inputs) {
+  const std::vector<int> tensors = chosen(adapter, weight);
+  const std::int64_t r = adapter.lora.rank;
+  PublishedParameter out;
+  if (kind == "lora_A" || (kind == "ia3" && of_inputs)) {
+    const bool lora = kind == "lora_A";
+    out.columns = lora ? weight.columns : 1;
+    for (const int i : tensors) {
+      const PublishedTensor& tensor = weight.tensors[static_cast<std::size_t>(i)];
+      const std::int64_t rows = lora ? r : weight.columns;
+      out.rows.push_back({rows * std::ssize(out.tensors), rows, static_cast<int>(out.tensors.size()), 0});
+      out.tensors.push_back(lora ? of_peft(tensor, "lora_A.weight", {r, weight.columns})
+                                 : of_peft(tensor, "ia3_l", {1, weight.columns}));
+    }
+    return out;
+  }
+  require(kind == "lora_B" || kind == "ia3", "no parameter of an adapter is called '", kind, "'");
+  out.columns = kind == "lora_B" ? r : 1;
+  std::vector<int> place(weight.tensors.size(), -1);
+  for (const int i : tensors) {
+    const PublishedTensor& tensor = weight.tensors[static_cast<std::size_t>(i)];
+    place[static_cast<std::size_t>(i)] = static_cast<int>(out.tensors.size());
+    out.tensors.push_back(kind == "lora_B" ? of_peft(tensor, "lora_B.weight", {outputs(tensor), r})
+                                           : of_peft(tensor, "ia3_l", {outputs(tensor), 1}));
+  }
+  std::int64_t row = 0;
+  for (const PublishedParameter::Rows& run : weight.rows) {
+    if (run.tensor < 0 || place[static_cast<std::size_t>(run.tensor)] < 0) continue;
+    out.rows.push_back({row, run.rows, place[static_cast<std::size_t>(run.tensor)], run.tensor_row});
+    row += run.rows;
+  }
+  return out;
+}
+
+std::string adapter_config(const config::Adapter& adapter, const GptConfig& model, const std::string& base) {
+  if (adapter.type == AdapterType::bottleneck)
+    return to_adapter_hub(adapter, model.hidden_size, family_of(model.type).name, base);
+  if (adapter.has_prompt())
+    return to_peft(adapter, {model.hidden_size, model.num_layers, model.num_heads, base});
+  const HuggingFaceLayout layout(model);
+  std::vector<std::string> targets, feedforward;
+  bool transposed = false;
+  for (const std::string& part : parts_of(model))
+    for (const PublishedTensor& tensor : weight_of(layout, part).tensors) {
+      if (!is_chosen(model.adapter, tensor)) continue;
+      targets.push_back(short_name(module_of(tensor)));
+      if (part == down) feedforward.push_back(targets.back());
+      transposed = transposed || tensor.transposed;
+    }
+  return to_peft(adapter, targets, feedforward, transposed, base);
+}
+
+AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
+  AdaptedWeight out;
+  const std::size_t block = std::strlen("blocks.");
+  const std::size_t dot = layer.starts_with("blocks.") ? layer.find('.', block) : std::string::npos;
+  if (dot == std::string::npos) return out;
+  const std::string part = layer.substr(dot + 1);
+  const std::vector<std::string> parts = parts_of(model);
+  if (std::find(parts.begin(), parts.end(), part) == parts.end()) return out;
+  out.weight = weight_of(HuggingFaceLayout(model), part, layer.substr(block, dot - block));
+  out.tensors = chosen(model.adapter, out.weight);
+  out.of_inputs = part == down;
+  return out;
+}
+
+}  // namespace sherd::models

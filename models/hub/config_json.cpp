@@ -1,0 +1,204 @@
+#include "models/hub/config_json.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "models/families/family.h"
+
+namespace sherd::models {
+namespace {
+
+using config::Model;
+using config::ModelType;
+using config::Node;
+using config::Value;
+
+/// Throws about something that concerns several keys, or none.
+template <class... Args>
+[[noreturn]] void refuse(const Value& file, const Args&... args) {
+  fail(ErrorKind::config, file.node.place.file, ": ", args...);
+}
+
+const Family& family_in(const Value& file) {
+  const Node* node = file.node.find("model_type");
+  std::string known;
+  for (const Family& family : families()) {
+    if (node && node->is_text(family.name)) return family;
+    known += cat(known.empty() ? "" : ", ", family.name);
+  }
+  refuse(file, "model_type ", node ? node->brief() : "is absent, so the family is not known;",
+         node ? " is not supported;" : "", " there are ", known);
+}
+
+/// The values of a model that its config.json leaves out.
+Published class_defaults(const Family& family) {
+  Published out;
+  out.model = config::defaults_of(config::family_named(family.name));
+  out.model.qkv_bias = out.model.has_qkv_bias();
+  family.class_defaults(out);
+  return out;
+}
+
+/// Reads one key, unless it counts as absent. `spelled`: by which of its names each key was given.
+void read_key(const JsonKeys& keys, Published& published, const Value& file, const std::string& name,
+              const Node& node, std::map<std::string, std::string>& spelled) {
+  const Value value{node, name, file.context};
+  const auto key = std::find_if(keys.begin(), keys.end(), [&](const JsonKey& candidate) {
+    return candidate.name == name || candidate.other_name == name;
+  });
+  if (key == keys.end()) {
+    std::vector<std::string> known;
+    for (const JsonKey& candidate : keys) known.push_back(candidate.name);
+    config::unknown_key(file, name, node, known);
+  }
+  if (!spelled.emplace(key->name, name).second) config::given_twice(value, spelled[key->name]);
+  if (!node.is(Node::Kind::null) || key->reads_null) key->read(published, value);
+}
+
+/// A model sees everything in all of its layers, or in none of them.
+void settle_window(Published& p, const Value& file) {
+  if (!p.use_sliding_window) p.window = 0;
+  const std::int64_t layers = p.model.num_layers;
+  std::int64_t cut = p.use_sliding_window ? std::max<std::int64_t>(0, layers - p.first_full_layers) : layers;
+  if (!p.layer_types.empty())
+    cut = std::count(p.layer_types.begin(), p.layer_types.end(), "sliding_attention");
+  if (p.window > 0 && cut != 0 && cut != layers)
+    refuse(file, "sliding_window in ", cut, " of ", layers,
+           " layers is not supported: all of them, or none, can have one");
+  p.model.sliding_window = cut > 0 ? p.window : 0;
+}
+
+void settle_experts(Published& p, const Value& file) {
+  config::Moe& moe = p.model.moe;
+  if (moe.experts == 0) return;
+  if (moe.first_dense % moe.every != 0)
+    refuse(file, "decoder_sparse_step ", moe.every, " behind ", moe.first_dense,
+           " mlp_only_layers is not supported: it must divide their number");
+  // transformers adds the loss only where the router's logits are asked for.
+  moe.aux_loss = p.router_losses ? p.router_loss : 0;
+  moe.aux_loss_type = p.router_losses ? BalanceLoss::pooled : BalanceLoss::all_choices;
+  if (!p.router_losses && p.router_loss_given)
+    file.context.note(
+        "router_aux_loss_coef",
+        "no effect: output_router_logits is false, and transformers adds the loss only where it "
+        "is true; model.moe.aux_loss sets it");
+}
+
+void settle(Published& p, const Value& file) {
+  Model& m = p.model;
+  m.seq_length = m.max_positions;
+  if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
+  if (p.inner_theta > 0) m.rotary_base = p.inner_theta;
+  if (p.original_missing) m.rope_scaling.original_max_positions = m.max_positions;
+  settle_window(p, file);
+  settle_experts(p, file);
+  if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
+    refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
+  try {
+    m = config::resolved(m);
+  } catch (const Error& error) {
+    refuse(file, error.what());
+  }
+}
+
+}  // namespace
+
+PublishedModel from_hugging_face(std::string_view text, const std::string& name) {
+  config::Context context;
+  context.advice =
+      "Sherd does not know whether the model depends on it; where it does not, take it out of the file";
+  Node tree = config::parse_tree(text, name);
+  config::drop_notes(tree);
+  const Value file{tree, "", context};
+  PublishedModel out;
+  context.attempt([&] {
+    file.expect(Node::Kind::object);
+    const Family& family = family_in(file);
+    const JsonKeys keys = joined(common_keys(), family.keys);
+    Published published = class_defaults(family);
+    std::map<std::string, std::string> spelled;
+    for (const auto& [key, node] : tree.members)
+      context.attempt([&] { read_key(keys, published, file, key, node, spelled); });
+    if (context.problems.size() > 0) throw config::Reported{};
+    settle(published, file);
+    out.model = published.model;
+    out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
+  });
+  context.raise();
+  out.notes = std::move(context.notes);
+  return out;
+}
+
+namespace {
+
+/// The first thing of the model that the family's class does not have, or has and the model does not.
+std::optional<std::string> missing_of(const Model& m, const Family& family) {
+  const Model& has = config::defaults_of(config::family_named(family.name));
+  const auto said = [](const char* key, bool value) {
+    return cat("model.", key, value ? " true" : " false");
+  };
+  if (m.norm != has.norm) return cat("model.norm \"", config::name_of(m.norm), "\"");
+  if (m.position != has.position) return cat("model.position \"", config::name_of(m.position), "\"");
+  if (m.gated() != has.gated()) return cat("model.activation \"", config::name_of(m.activation), "\"");
+  if (m.bias != has.bias) return said("bias", m.bias);
+  if (m.has_qkv_bias() != has.has_qkv_bias()) return said("qkv_bias", m.qkv_bias);
+  if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
+  if (m.sliding_window > 0 && !family.window) return "model.sliding_window";
+  if ((m.moe.experts > 0) != family.experts)
+    return m.moe.experts > 0 ? "model.moe" : "a model without model.moe";
+  return family.lacks ? family.lacks(m) : std::nullopt;
+}
+
+}  // namespace
+
+ModelType published_as(const Model& model) {
+  if (!missing_of(model, family_of(model.type))) return model.type;
+  std::string reasons;
+  for (const Family& family : families()) {
+    const ModelType type = config::family_named(family.name);
+    const std::optional<std::string> missing = missing_of(model, family);
+    if (!missing) return type;
+    // Families that are something else altogether are passed over in silence.
+    const bool near =
+        config::defaults_of(type).norm == model.norm && family.experts == (model.moe.experts > 0);
+    if (near) reasons += cat(reasons.empty() ? "" : ", ", family.name, " not with ", *missing);
+  }
+  fail(ErrorKind::config, "no family that Hugging Face's transformers knows can be this model: ",
+       reasons.empty() ? "none has experts beside LayerNorm" : reasons,
+       ". Train it with other keys to export it; its checkpoints are whole without");
+}
+
+std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::string_view dtype,
+                            std::string_view original) {
+  const Family& family = family_of(published_as(model));
+  Node out = original.empty() ? config::node_of(std::vector<std::pair<std::string, Node>>{})
+                              : config::parse_tree(original, "config.json");
+  const bool newer_rope = out.find("rope_parameters") != nullptr;
+  // Keys that mean the same as some that follow.
+  static const std::set<std::string> others{"rope_theta",  "rope_scaling", "rope_parameters",
+                                            "layer_types", "num_experts",  "num_local_experts",
+                                            "dtype",       "torch_dtype",  "quantization_config"};
+  std::erase_if(out.members, [](const auto& member) { return others.contains(member.first); });
+  const auto put = [&](const std::string& name, Node value) {
+    if (Node* there = out.find(name))
+      *there = std::move(value);
+    else
+      out.members.emplace_back(name, std::move(value));
+  };
+  put("architectures", config::list_of(std::vector<std::string>{family.architecture}));
+  put("model_type", config::node_of(family.name));
+  put("vocab_size", config::node_of(vocab_size));
+  for (const JsonKey& key : family.keys)
+    if (auto value = key.write ? key.write(model) : std::nullopt;
+        value && (key.name != "rope_parameters" || newer_rope))
+      put(key.name, *std::move(value));
+  put("tie_word_embeddings", config::node_of(model.tie_embeddings));
+  put("initializer_range", config::node_of(model.init_std));
+  put("torch_dtype", config::node_of(std::string(dtype)));
+  return out.json(2) + "\n";
+}
+
+}  // namespace sherd::models

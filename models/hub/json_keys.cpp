@@ -1,0 +1,169 @@
+#include "models/hub/json_keys.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/excerpt.h"
+#include "config/published.h"
+
+namespace sherd::models {
+
+using config::Node;
+using config::RopeScaling;
+using config::Value;
+
+JsonKey only(std::string name, std::function<bool(const Value&)> same, std::string reason) {
+  return {.name = std::move(name), .read = [same, reason](Published&, const Value& value) {
+            if (!same(value)) value.error(value.node.brief(), " is not supported: ", reason);
+          }};
+}
+
+JsonKey idle(std::string name) {
+  return {.name = std::move(name), .read = [](Published&, const Value&) {}};
+}
+
+JsonKey activation(std::string name, std::vector<std::pair<std::string, config::FfnActivation>> names,
+                   std::string known) {
+  JsonKey key{.name = name, .read = [=](Published& published, const Value& value) {
+                for (const auto& [text, activation] : names)
+                  if (value.text() == text) return void(published.model.activation = activation);
+                fail(ErrorKind::config, value.node.place.file, ": ", name, " \"", excerpt(value.text()),
+                     "\" is not supported: ", known);
+              }};
+  return std::move(key).written([names](const config::Model& model) -> std::optional<Node> {
+    for (const auto& [text, activation] : names)
+      if (model.activation == activation) return config::node_of(text);
+    return std::nullopt;
+  });
+}
+
+bool is_true(const Value& value) {
+  return value.node.is(Node::Kind::boolean) && value.node.boolean;
+}
+
+namespace {
+
+/// Keys that transformers and others keep in config.json and on which no number of the model depends.
+constexpr const char* idle_keys =
+    "architectures model_type transformers_version use_cache bos_token_id "
+    "eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id "
+    "forced_eos_token_id tokenizer_class prefix id2label label2id num_labels problem_type "
+    "task_specific_params finetuning_task output_attentions output_hidden_states output_scores "
+    "return_dict return_dict_in_generate torchscript use_bfloat16 is_decoder tie_encoder_decoder "
+    "chunk_size_feed_forward gradient_checkpointing pretraining_tp auto_map attn_implementation "
+    "reorder_and_upcast_attn classifier_dropout summary_type summary_use_proj summary_activation "
+    "summary_proj_to_labels summary_first_dropout unsloth_version unsloth_fixed n_ctx temperature "
+    "top_k top_p typical_p do_sample num_beams num_beam_groups diversity_penalty repetition_penalty "
+    "length_penalty early_stopping max_length min_length no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "cross_attention_hidden_size rope_interleaved n_special predict_special_tokens output_past "
+    "max_sequence_length is_llama_config transformers.js_config model_max_length eos_token "
+    "bos_token pad_token ";
+
+}  // namespace
+
+JsonKeys common_keys() {
+  using M = config::Model;
+  JsonKeys keys{whole("vocab_size", &M::vocab_size, 1, config::most_vocabulary),
+                positive("initializer_range", &M::init_std),
+                flag("tie_word_embeddings", &M::tie_embeddings),
+                only("is_encoder_decoder", config::is_false, "the model has no encoder here"),
+                only("add_cross_attention", config::is_false, "the model has no encoder here"),
+                only("pruned_heads", config::is_empty, "all heads are there"),
+                only("quantization_config", config::never,
+                     "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
+                only("use_mrope", config::is_false, "positions are those of text"),
+                only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),
+                only("text_config", config::never, "the model reads text alone here")};
+  for (const auto& [name, member] :
+       {std::pair("dtype", &Published::dtype), std::pair("torch_dtype", &Published::torch_dtype)})
+    keys.push_back({.name = name, .read = [member](Published& published, const Value& value) {
+                      if (!value.node.is(Node::Kind::string)) return;
+                      const std::string& type = value.text();
+                      published.*member = type.starts_with("torch.") ? type.substr(6) : type;
+                    }});
+  std::istringstream names(idle_keys);
+  for (std::string name; names >> name;) keys.push_back(idle(name));
+  return keys;
+}
+
+namespace {
+
+/// Takes a key out of a section, if it is there and not null.
+std::optional<Node> taken(Node& section, const char* name) {
+  std::optional<Node> out;
+  if (const Node* node = section.find(name); node && !node->is(Node::Kind::null)) out = *node;
+  std::erase_if(section.members, [&](const auto& member) { return member.first == name; });
+  return out;
+}
+
+/// Takes out the keys that stand beside those of model.rope_scaling.
+void take_others(Published& published, Node& rope, const Value& section) {
+  const auto value = [&](const Node& node, const char* name) {
+    return Value{node, section.path + "." + name, section.context};
+  };
+  taken(rope, "finetuned");
+  if (const auto base = taken(rope, "rope_theta"))
+    published.inner_theta = value(*base, "rope_theta").real(1, config::infinity, true);
+  const std::string scores = "attention_factor says by how much scores grow";
+  const JsonKey refused[] = {
+      only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated"),
+      only("mscale", config::never, scores), only("mscale_all_dim", config::never, scores)};
+  for (const JsonKey& key : refused)
+    if (const auto node = taken(rope, key.name.c_str()))
+      section.context.attempt([&] { key.read(published, value(*node, key.name.c_str())); });
+}
+
+void read_rope_scaling(Published& published, const Value& given) {
+  given.expect(Node::Kind::object);
+  Node rope = given.node;
+  const Node *old = rope.find("type"), *type = rope.find("rope_type");
+  const Node* kind = type ? type : old;
+  if (kind && (kind->is_text("longrope") || kind->is_text("su")))
+    given.error("LongRoPE (", kind->brief(),
+                ") is not supported: it scales each pair of a head by a factor of "
+                "its own; take a model of the family without it");
+  // Some files say "type" and "rope_type" alike.
+  if (old && type && type->is(Node::Kind::string) && old->is_text(type->text)) taken(rope, "type");
+  kind = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
+  const std::size_t problems = given.context.problems.size();
+  published.original_missing =
+      kind && kind->is_text("llama3") && !rope.find("original_max_position_embeddings");
+  if (published.original_missing) {  // transformers takes max_position_embeddings, which may come later
+    Node later = *kind;
+    later.kind = Node::Kind::integer, later.integer = 1, later.number = 1;
+    rope.members.emplace_back("original_max_position_embeddings", std::move(later));
+  }
+  take_others(published, rope, given);
+  const bool empty = std::all_of(rope.members.begin(), rope.members.end(),
+                                 [](const auto& member) { return member.second.is(Node::Kind::null); });
+  RopeScaling scaling;
+  if (!empty) config::read_rope(scaling, {rope, given.path, given.context});
+  if (given.context.problems.size() > problems) throw config::Reported{};
+  if (!empty) published.model.rope_scaling = scaling;
+}
+
+}  // namespace
+
+/// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
+JsonKeys rope_keys() {
+  JsonKey theta{.name = "rope_theta", .read = [](Published& published, const Value& value) {
+                  published.rope_theta = value.real(1, config::infinity, true);
+                }};
+  JsonKey scaling{.name = "rope_scaling", .read = read_rope_scaling},
+      parameters{.name = "rope_parameters", .read = read_rope_scaling};
+  parameters.write = [](const config::Model& m) {
+    Node out = config::written_rope(m.rope_scaling);
+    out.members.emplace_back("rope_theta", config::node_of(m.rotary_base));
+    return out;
+  };
+  return {std::move(theta).written([](const config::Model& m) { return config::node_of(m.rotary_base); }),
+          std::move(scaling).written([](const config::Model& m) {
+            return m.rope_scaling.type == RotaryScaling::none ? Node() : config::written_rope(m.rope_scaling);
+          }),
+          std::move(parameters),
+          only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated")};
+}
+
+}  // namespace sherd::models

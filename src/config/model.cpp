@@ -1,0 +1,155 @@
+#include "config/model.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace sherd::config {
+namespace {
+
+/// Llama's style: rotary positions, RMSNorm, SwiGLU, no biases, untied embeddings.
+Model decoder() {
+  Model m;
+  m.position = Positions::rotary, m.norm = Norm::rmsnorm, m.activation = FfnActivation::swiglu;
+  m.tie_embeddings = m.bias = m.qkv_bias = false;
+  return m;
+}
+
+Model with_qkv_bias(Model m) {
+  m.qkv_bias = true;
+  return m;
+}
+
+Model with_qk_norm(Model m) {
+  m.qk_norm = true;
+  return m;
+}
+
+/// GPT-2's style, which a Model has without being told.
+Model gpt2() {
+  Model m;
+  m.dropout = m.attention_dropout = m.embedding_dropout = 0.1;
+  m.qkv_bias = false;  // those of `bias` are enough
+  return m;
+}
+
+}  // namespace
+
+const std::vector<Family>& families() {
+  static const std::vector<Family> all = [] {
+    std::vector<Family> rows{{"gpt2", gpt2()},
+                             {"llama", decoder()},
+                             {"mistral", decoder()},
+                             {"qwen2", with_qkv_bias(decoder())},
+                             {"qwen3", with_qk_norm(decoder())},
+                             {"mixtral", decoder()},
+                             {"qwen3_moe", with_qk_norm(decoder())}};
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].defaults.type = static_cast<ModelType>(i);
+    return rows;
+  }();
+  return all;
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> out;
+  for (const Family& family : families()) out.emplace_back(family.name);
+  return out;
+}
+
+ModelType family_named(std::string_view name) {
+  for (const Family& family : families())
+    if (family.name == name) return family.defaults.type;
+  fail(ErrorKind::usage, "no family of models is called '", name, "'");
+}
+
+const Model& defaults_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].defaults;
+}
+
+std::string_view name_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].name;
+}
+
+namespace {
+
+template <class... Args>
+void expect(bool holds, const Args&... args) {
+  if (!holds) fail(ErrorKind::config, args...);
+}
+
+/// The bounds of a model, which keep every product of extents far from overflow.
+void check_bounds(const Model& m) {
+  struct Bound {
+    const char* name;
+    std::int64_t value, least, most;
+  };
+  for (const auto& [name, value, least, most] :
+       {Bound{"vocab_size", m.vocab_size, 0, most_vocabulary},
+        {"pad_vocab_to_multiple_of", m.pad_vocab_to_multiple_of, 1, most_vocabulary},
+        {"seq_length", m.seq_length, 1, most_positions},
+        {"max_positions", m.max_positions, 0, most_positions},
+        {"hidden_size", m.hidden_size, 1, most_hidden},
+        {"num_layers", m.num_layers, 1, most_layers},
+        {"num_heads", m.num_heads, 1, most_heads},
+        {"num_kv_heads", m.num_kv_heads, 0, most_heads},
+        {"head_dim", m.head_dim, 0, most_hidden},
+        {"ffn_hidden_size", m.ffn_hidden_size, 0, most_ffn_hidden},
+        {"sliding_window", m.sliding_window, 0, most_positions},
+        {"moe.experts", m.moe.experts, 0, most_experts},
+        {"moe.ffn_hidden_size", m.moe.ffn_hidden_size, 0, most_ffn_hidden},
+        {"moe.every", m.moe.every, 1, most_layers},
+        {"moe.first_dense", m.moe.first_dense, 0, most_layers},
+        {"moe.shared_experts", m.moe.shared_experts, 0, most_experts}}) {
+    expect(value >= least, name, " ", value, " is below ", least, ", the least there can be");
+    expect(value <= most, name, " ", value, " is beyond ", most, ", the most there can be");
+  }
+  for (const double p : {m.dropout, m.attention_dropout, m.embedding_dropout})
+    expect(p >= 0 && p < 1, "a dropout probability must be in [0, 1), not ", p);
+  expect(m.norm_epsilon > 0, "norm_epsilon ", m.norm_epsilon, " must be positive");
+  expect(m.init_std > 0, "init_std ", m.init_std, " must be positive");
+  expect(m.rotary_base > 1, "rotary_base ", m.rotary_base, " must be above 1");
+}
+
+std::int64_t default_ffn(const Model& m) {
+  return defaults_of(m.type).gated() ? (8 * m.hidden_size / 3 + 63) / 64 * 64 : 4 * m.hidden_size;
+}
+
+void check_experts(const Model& m) {
+  const Moe& e = m.moe;
+  if (e.experts == 0) return;
+  expect(!e.use_residual || e.shared_experts == 0,
+         "moe: use_residual and shared_experts are both a dense part beside the experts; take one");
+  expect(e.shared_experts <= most_ffn_hidden / e.ffn_hidden_size, "moe: ", e.shared_experts,
+         " shared experts are too many");
+  expect(e.blocks(m.num_layers) > 0, "moe: none of ", m.num_layers, " blocks has experts: the first ",
+         e.first_dense, " have none, and behind them one of ", e.every, " has");
+}
+
+}  // namespace
+
+Model resolved(Model m) {
+  check_bounds(m);
+  const bool own_head = m.head_dim > 0;
+  if (m.max_positions == 0) m.max_positions = m.seq_length;
+  if (m.num_kv_heads == 0) m.num_kv_heads = m.num_heads;
+  expect(own_head || m.hidden_size % m.num_heads == 0, "hidden_size ", m.hidden_size,
+         " is not a multiple of num_heads ", m.num_heads, "; set head_dim to have them differ");
+  if (!own_head) m.head_dim = m.hidden_size / m.num_heads;
+  if (m.ffn_hidden_size == 0) m.ffn_hidden_size = default_ffn(m);
+  if (m.moe.experts > 0 && m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
+  if (m.rope_scaling.type == RotaryScaling::yarn && m.rope_scaling.original_max_positions == 0)
+    m.rope_scaling.original_max_positions = m.max_positions;
+  expect(m.num_heads % m.num_kv_heads == 0, "num_heads ", m.num_heads, " is not a multiple of num_kv_heads ",
+         m.num_kv_heads);
+  expect(m.head_dim <= most_ffn_hidden / m.num_heads, "num_heads ", m.num_heads, " x head_dim ", m.head_dim,
+         " is beyond ", most_ffn_hidden, ", the most there can be");
+  expect(m.seq_length <= m.max_positions, "seq_length ", m.seq_length,
+         " is longer than the model's max_positions ", m.max_positions);
+  expect(m.position != Positions::rotary || m.head_dim % 2 == 0,
+         "rotary positions need an even head size, not ",
+         own_head ? "head_dim = " : "hidden_size/num_heads = ", m.head_dim);
+  check_experts(m);
+  return m;
+}
+
+}  // namespace sherd::config

@@ -102,9 +102,10 @@ struct Model {
   double embedding_dropout = 0;  ///< of the embeddings' sum; default `dropout`
   bool tie_embeddings = true;    ///< the output projection is the embedding; by type
   bool bias = true;              ///< of linear layers; by type
-  /// Of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
+  /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
-  /// Of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual stream.
+  /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
+  /// stream.
   double init_std = 0.02;
   Moe moe;
 

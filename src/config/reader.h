@@ -40,7 +40,7 @@ enum class Extent : std::uint8_t {
   whole
 };
 
-// What a row may say behind its meaning; a text is what DeepSpeed does otherwise.
+// A row may say these behind its meaning; a text is what DeepSpeed does otherwise.
 
 enum class Flag : std::uint8_t {
   required,            ///< its section is refused without it
@@ -95,7 +95,7 @@ struct Key : KeyInfo {
   bool writes_null = false;                     ///< else null is left out
   std::optional<Auto> auto_rule = {};           ///< where it differs from the table's
 
-  /// What the key is, and what else there is to say of it.
+  /// Says what the key is, and what else there is to know of it.
   template <class... Tags>
   Key means(std::string what, Tags... tags) && {
     meaning = std::move(what);
@@ -149,7 +149,7 @@ struct Key : KeyInfo {
   }
 
  private:
-  /// What DeepSpeed does otherwise.
+  /// DeepSpeed does otherwise.
   void apply(std::string deepspeed) { difference = std::move(deepspeed); }
   void apply(Default rule) { derived = std::move(rule.words); }
   void apply(Alias other) { aliases.push_back(std::move(other.name)); }
@@ -175,7 +175,7 @@ template <class T>
 struct Table {
   Auto auto_rule = Auto::is_a_value;
   std::vector<Key<T>> keys = {};
-  /// What follows from the keys that were given; throws where they contradict each other.
+  /// Draws conclusions from the keys that were given; throws where they contradict each other.
   std::function<void(T&, const Given&, const Value&)> finish = {};
 };
 

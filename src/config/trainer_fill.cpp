@@ -2,13 +2,13 @@
 #include <array>
 #include <cmath>
 
-#include "config/tables.h"
-#include "config/trainer_keys.h"
+#include "config/sections/tables.h"
+#include "config/sections/trainer_keys.h"
 
-// What transformers' Trainer adds to a DeepSpeed file: HfTrainerDeepSpeedConfig fills every "auto" from its
-// arguments, and the Trainer makes an optimizer and a schedule where the file has none. Here its arguments
-// are keys of section training. They become values of DeepSpeed's keys before those are read, so that nothing
-// behind the parser knows of them.
+// This file does what transformers' Trainer does to a DeepSpeed file: HfTrainerDeepSpeedConfig fills every
+// "auto" from its arguments, and the Trainer makes an optimizer and a schedule where the file has none. Here
+// its arguments are keys of section training. They become values of DeepSpeed's keys before those are read,
+// so that nothing behind the parser knows of them.
 namespace sherd::config {
 namespace {
 
@@ -240,7 +240,7 @@ void Filler::fill_precision() {
   for (const auto& [name, path] : {std::pair{"fp16", section("fp16", "fp16") + ".enabled"},
                                    std::pair{"bf16", section("bf16", "bfloat16") + ".enabled"}}) {
     const bool on = asked == name;
-    // What is off needs no section to say so.
+    // A type that is off needs no section to say so.
     const bool says = given && (on || !is_absent(find_path(file_, path)));
     match(path, {"precision", at_place(node_of(on), place_of("precision")), says, cat('"', asked, '"')});
   }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/excerpt.h"
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {

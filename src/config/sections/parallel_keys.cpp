@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -121,7 +121,7 @@ Key<Config> parallel_key() {
   return section("parallel", &Config::parallel, parallel_table()).with(Concerns::run);
 }
 
-std::vector<Key<Config>> parallel_twins() {
+std::vector<Key<Config>> deepspeed_parallel_keys() {
   return {section<Config>("tensor_parallel", tensor_parallel_table()), sequence_parallel_size_key(),
           pipeline_key()};
 }

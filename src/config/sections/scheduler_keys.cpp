@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -236,7 +236,7 @@ Node write_scheduler(const Config& config) {
   return node_of({{"type", node_of(type.name)}, {"params", written(type.params, config.scheduler)}});
 }
 
-/// Of a schedule that ends: how long it rises, when it ends, and at what rate.
+/// How long a schedule that ends rises, when it ends, and at what rate.
 struct Course {
   std::int64_t warmup = 0, total = 0;
   std::string last;

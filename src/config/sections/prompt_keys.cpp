@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `training`.
 namespace sherd::config {

@@ -1,7 +1,7 @@
 // Section data.
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 // The optimizers that a configuration can name, each an entry of optimizers() below.
 

@@ -1,4 +1,4 @@
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `model.moe`.
 namespace sherd::config {
@@ -43,7 +43,7 @@ std::vector<Key<Moe>> routing_keys() {
                       "no effect: without capacity_factor nothing is dropped"))};
 }
 
-/// What keeps experts evenly loaded, and what stands beside them.
+/// Losses that keep experts evenly loaded, and the parts beside them.
 std::vector<Key<Moe>> balance_keys() {
   using T = Moe;
   return {

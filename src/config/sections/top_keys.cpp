@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -90,7 +90,7 @@ Table<Config> make_top_table() {
   table.keys.push_back(parallel_key());
   table.keys.push_back(device_key());
   append(table.keys, foreign_keys<Config>(""));
-  append(table.keys, parallel_twins());
+  append(table.keys, deepspeed_parallel_keys());
   return table;
 }
 

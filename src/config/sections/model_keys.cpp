@@ -1,4 +1,4 @@
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `model`.
 namespace sherd::config {
@@ -73,7 +73,7 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
                   rope.high_freq_factor);
   if (is_yarn(rope) && rope.beta_slow >= rope.beta_fast)
     section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
-  // What has no effect is not kept.
+  // A value without effect is not kept.
   RopeScaling used;
   used.type = rope.type;
   if (rope.type != RotaryScaling::none) used.factor = rope.factor;
@@ -144,7 +144,7 @@ std::vector<Key<Model>> size_keys() {
                  by("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
 }
 
-/// What its blocks are made of.
+/// The parts of its blocks.
 std::vector<Key<Model>> block_keys() {
   using T = Model;
   return {
@@ -181,7 +181,7 @@ std::vector<Key<Model>> block_keys() {
       section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 
-/// What follows from the keys that were given, once all are read.
+/// Fills in values that follow from the keys that were given, once all are read.
 void fill(Model& model, const Given& given, const Value& section) {
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;

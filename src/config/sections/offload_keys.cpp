@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/excerpt.h"
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {

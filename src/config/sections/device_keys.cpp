@@ -1,5 +1,5 @@
 #include "config/bytes.h"
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -13,7 +13,7 @@ OptimizerType read_type(const Value& section) {
   return read_optimizer_type({*type, join(section.path, "type"), section.context});
 }
 
-/// What the section has beside `params`. read_optimizer() has read the type before, and reads groups later.
+/// The section's keys beside `params`. read_optimizer() has read the type before, and reads groups later.
 Table<Optimizer> section_table() {
   const auto later = [](Optimizer&, const Value&) {};
   Table<Optimizer> table{

@@ -1,6 +1,6 @@
-#include "config/trainer_keys.h"
+#include "config/sections/trainer_keys.h"
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -10,7 +10,7 @@ using Arguments = TrainerArguments;
 const std::vector<std::string> schedule_types = {"linear", "cosine", "constant", "constant_with_warmup"};
 const std::vector<std::string> precisions = {"fp32", "fp16", "bf16"};
 
-/// What the Trainer has where an argument is not given.
+/// The Trainer's values where an argument is not given.
 const Arguments defaults = {.learning_rate = 5e-5,
                             .weight_decay = 0.0,
                             .adam_beta1 = 0.9,

@@ -148,8 +148,5 @@ std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "
 std::string_view name_of(Positions positions);       ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
-std::string_view name_of(RouterScores router);       ///< "softmax", "softmax_topk", "sigmoid"
-std::string_view name_of(Drop policy);               ///< "weight", "position"
-std::string_view name_of(BalanceLoss loss);          ///< "switch", "gshard", "hf"
 
 }  // namespace sherd::config

@@ -164,21 +164,7 @@ double LoraKeys::scale() const {
 }
 
 std::string_view name_of(AdapterType type) {
-  switch (type) {
-    case AdapterType::lora:
-      return "lora";
-    case AdapterType::ia3:
-      return "ia3";
-    case AdapterType::prompt_tuning:
-      return "prompt_tuning";
-    case AdapterType::p_tuning:
-      return "p_tuning";
-    case AdapterType::bottleneck:
-      return "bottleneck";
-    case AdapterType::none:
-      break;
-  }
-  return "";
+  return type == AdapterType::none ? std::string_view() : types[static_cast<std::size_t>(type) - 1];
 }
 
 }  // namespace sherd::config

@@ -4,8 +4,11 @@
 namespace sherd::config {
 namespace {
 
-/// In the order of RotaryScaling.
+// Words, in the order of their enums.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
+const std::vector<std::string> positions_names = {"learned", "rotary"};
+const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
+const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 
 std::string type_of(const RopeScaling& rope) {
   return cat("rope_type \"", name_of(rope.type), "\"");
@@ -148,7 +151,7 @@ std::vector<Key<Model>> size_keys() {
 std::vector<Key<Model>> block_keys() {
   using T = Model;
   return {
-      choice("position", &T::position, {"learned", "rotary"}, "\"rotary\"")
+      choice("position", &T::position, positions_names, "\"rotary\"")
           .means("rotary needs an even head size", shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
           .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
@@ -159,10 +162,9 @@ std::vector<Key<Model>> block_keys() {
               idle(why_all_seen)),
       boolean("qk_norm", &T::qk_norm)
           .means("RMSNorm of each query and key head, before rotary positions", shapes),
-      choice("norm", &T::norm, {"layernorm", "rmsnorm"}, "\"rmsnorm\"")
-          .means("of blocks, and before the head", shapes),
+      choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
       real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
-      choice("activation", &T::activation, {"gelu_tanh", "gelu", "swiglu"}, "\"swiglu\"")
+      choice("activation", &T::activation, activation_names, "\"swiglu\"")
           .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate", shapes),
       real("dropout", &T::dropout, "0.2", 0, 0.99)
           .means("share dropped of what blocks add to the residual stream"),
@@ -229,22 +231,13 @@ std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Positions positions) {
-  return positions == Positions::rotary ? "rotary" : "learned";
+  return positions_names[static_cast<std::size_t>(positions)];
 }
 std::string_view name_of(Norm norm) {
-  return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm";
+  return norm_names[static_cast<std::size_t>(norm)];
 }
-
 std::string_view name_of(FfnActivation activation) {
-  switch (activation) {
-    case FfnActivation::gelu_tanh:
-      return "gelu_tanh";
-    case FfnActivation::gelu:
-      return "gelu";
-    case FfnActivation::swiglu:
-      break;
-  }
-  return "swiglu";
+  return activation_names[static_cast<std::size_t>(activation)];
 }
 
 }  // namespace sherd::config

@@ -122,16 +122,4 @@ void check_moe(const Config& config, const Value& file) {
       " a stage knows its own alone; take \"switch\" or \"gshard\", or set parallel.pipeline to 1");
 }
 
-std::string_view name_of(RouterScores router) {
-  constexpr std::string_view names[] = {"softmax", "softmax_topk", "sigmoid"};
-  return names[static_cast<std::size_t>(router)];
-}
-std::string_view name_of(Drop policy) {
-  return policy == Drop::by_position ? "position" : "weight";
-}
-std::string_view name_of(BalanceLoss loss) {
-  constexpr std::string_view names[] = {"switch", "gshard", "hf"};
-  return names[static_cast<std::size_t>(loss)];
-}
-
 }  // namespace sherd::config

@@ -46,7 +46,7 @@ enum class Packing : std::uint8_t {
 };
 
 struct Data {
-  /// Of what is trained on, as `path` or `sources` name it: at least one. All are of one tokenizer.
+  /// The datasets to train on, as `path` or `sources` name them: at least one. All are of one tokenizer.
   std::vector<DataSource> sources;
   std::array<double, 2> split = {0.98,
                                  0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
@@ -58,7 +58,7 @@ struct Data {
   bool operator==(const Data&) const = default;
 };
 
-/// What the loss of a step is the mean of, and with it the gradient.
+/// The loss of a step, and with it the gradient, is a mean over these.
 enum class LossAverage : std::uint8_t {
   tokens,        ///< all targets of the global batch
   micro_batches  ///< the means of micro-batches, as DeepSpeed has it
@@ -95,7 +95,7 @@ struct Training {
   /// Where compute is bf16: the optimizer keeps of each fp32 master only the 16 bits that the bf16 parameter
   /// lacks. The same values in 2 bytes less per parameter; false keeps whole masters.
   bool split_masters = true;
-  /// Of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
+  /// Type of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
   Adapter adapter;  ///< none: the model's own weights are trained
   std::int64_t log_interval =
@@ -126,7 +126,8 @@ struct Parallel {
   int expert = 1;    ///< ranks that share out the experts of a layer; divides context × data
   Schedule schedule = Schedule::automatic;
   int virtual_stages = 1;  ///< runs of parts that each stage holds, > 1 with `interleaved` only
-  /// Of `interleaved`: so many micro-batches pass a virtual stage before the next one's turn; 0: `pipeline`.
+  /// With `interleaved`, so many micro-batches pass a virtual stage before the next one's turn; 0:
+  /// `pipeline`.
   std::int64_t micro_batch_group = 0;
   /// How parts go to stages, as DeepSpeed's `partition_method`: "best" (equal work: parameters that a part
   /// computes with), "parameters" (equal numbers of them), "uniform" (of parts), or "type:REGEX" (of parts
@@ -151,7 +152,7 @@ struct Device {
   bool bind_cores = false;   ///< pin each local rank's compute threads to cores of its own
   std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none
   std::uint64_t host_memory_limit = 0;    ///< bytes, or a string such as "8GB"; 0: none
-  // Of GPUs only. The defaults keep every result repeatable and as accurate as on CPUs.
+  // The rest is for GPUs only. The defaults keep every result repeatable and as accurate as on CPUs.
   bool tf32 = false;  ///< products of an fp32 model may round their operands to TF32 (10 bits of fraction)
   /// GELU (tanh) on the sum inside the product, before it rounds: faster in 16-bit models; with selective
   /// recompute on, and with it off, the results then differ in their last bits.

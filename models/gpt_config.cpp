@@ -98,8 +98,8 @@ parallel::MoeOptions GptConfig::experts(std::shared_ptr<parallel::PooledChoices>
 GptConfig gpt_config(const config::Config& config, std::int64_t vocabulary) {
   if (!config.model)
     fail(ErrorKind::config,
-         "there is no `model` section: add one to the configuration (README, \"Your first training run\"), "
-         "or give a second file with --config");
+         "there is no `model` section: add one to the configuration (docs/getting_started.md, \"Your first "
+         "training run\"), or give a second file with --config");
   GptConfig out{*config.model};
   if (out.vocab_size == 0) out.vocab_size = vocabulary;
   out = out.resolved();

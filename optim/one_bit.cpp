@@ -18,7 +18,8 @@ constexpr std::int64_t grain = 1 << 16, piece = 1 << 14;
 
 /// Memory of a device as a tensor.
 tensor::Tensor at(float* data, std::int64_t n) {
-  const device::Block block{reinterpret_cast<std::byte*>(data), static_cast<std::size_t>(n) * sizeof(float)};
+  const device::MemoryBlock block{reinterpret_cast<std::byte*>(data),
+                                  static_cast<std::size_t>(n) * sizeof(float)};
   return tensor::Tensor::view_of(device::Storage(block, nullptr), 0, {n}, DType::f32);
 }
 

@@ -66,9 +66,9 @@ FileCut cut_for(std::uint64_t bytes, const StoreOptions& options) {
 }
 
 /// One block size and queue depth.
-class Setting {
+class NvmeSetting {
  public:
-  Setting(const StoreOptions& options, std::uint64_t bytes) : options_(options) {
+  NvmeSetting(const StoreOptions& options, std::uint64_t bytes) : options_(options) {
     const FileCut cut = cut_for(bytes, options);
     through_store_ = std::make_unique<StoreTraffic>(options, bytes, cut.buffers, cut.buffer_bytes);
     StoreOptions raw = options;
@@ -198,7 +198,7 @@ BenchReport measure_nvme(const NvmeBenchOptions& options, const std::function<bo
   double most = 0;
   bool buffered = false;
   for (const StoreOptions& store : all) {
-    Setting setting(store, options.bytes);
+    NvmeSetting setting(store, options.bytes);
     setting.measure(options.rounds, stopped, tell);
     for (const DiskTraffic traffic : traffics) report.rows.push_back(setting.row(traffic));
     buffered = setting.buffered();

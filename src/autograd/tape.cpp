@@ -232,7 +232,7 @@ Tensor Tape::moved(const Tensor& value, device::Tier tier) const {
   return there;
 }
 
-/// What brings an input of recompute_later() back.
+/// Brings an input of recompute_later() back.
 std::function<Tensor(Tape&)> Tape::save_input(const Var& input) {
   if (saved_inputs) return [restore = saved_inputs->save(input.value())](Tape&) { return restore(); };
   if (saved_inputs_in_host)
@@ -350,20 +350,20 @@ void Tape::clear() {
 /// Notes whose backward runs; within recompute_later()'s run those of its body.
 class Tape::Running {
  public:
-  Running(const Node*& running, const Node& node)
+  Running(const RecordedOperation*& running, const RecordedOperation& node)
       : running_(running), outer_(std::exchange(running, &node)) {}
   ~Running() { running_ = outer_; }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
-  const Node*& running_;
-  const Node* outer_;
+  const RecordedOperation*& running_;
+  const RecordedOperation* outer_;
 };
 
 /// Takes the newest node off the tape and runs its backward. True where that ended a block's.
 bool Tape::run_last() {
-  Node node = std::move(nodes_.back());
+  RecordedOperation node = std::move(nodes_.back());
   nodes_.pop_back();
   if (node.scope) {
     if (node.entering) return leave_block(node.scope), true;

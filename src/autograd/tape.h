@@ -275,7 +275,7 @@ class Tape {
   };
 
  private:
-  struct Node {
+  struct RecordedOperation {
     GradRef output;  // null for block markers
     BackwardFn backward;
     std::shared_ptr<Scope> scope;
@@ -303,7 +303,7 @@ class Tape {
   void leave_block(const std::shared_ptr<Scope>& scope);
 
   tensor::Kernels& kernels_;
-  std::vector<Node> nodes_;
+  std::vector<RecordedOperation> nodes_;
   std::uint64_t pass_ = 1;   ///< of what nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
@@ -311,7 +311,7 @@ class Tape {
   WeightGradients when_ = WeightGradients::now;     ///< of the backward under way
   std::vector<Deferred> entered_;                   ///< blocks whose backward runs, the innermost last
   std::deque<Deferred> deferred_;                   ///< blocks whose weight gradients are to come
-  const Node* running_ = nullptr;                   // whose backward runs
+  const RecordedOperation* running_ = nullptr;      // whose backward runs
 };
 
 }  // namespace sherd::autograd

@@ -23,7 +23,7 @@ namespace sherd::comm {
 std::vector<std::vector<std::int64_t>> gather_lists(Communicator& ranks, device::Device& device,
                                                     std::vector<std::int64_t> mine, const std::string& label);
 
-/// What gather_records() does, with the bytes of the records.
+/// Does what gather_records() does, with the bytes of the records.
 std::vector<std::byte> gather_bytes(Communicator& ranks, std::span<const std::byte> mine,
                                     const std::string& label);
 
@@ -52,9 +52,9 @@ struct PartOutcome {
   ErrorKind kind = ErrorKind::io;
   char message[1000] = {};
 
-  /// What `error` holds.
+  /// The outcome that `error` tells.
   static PartOutcome of(const std::exception_ptr& error) noexcept;
-  /// Throws what rank `rank` met, naming it.
+  /// Throws the error that rank `rank` met, naming it.
   [[noreturn]] void rethrow(std::size_t rank) const;
 };
 

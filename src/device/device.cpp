@@ -7,7 +7,7 @@
 
 namespace sherd::device {
 
-Storage::Storage(Block block, std::function<void(Block)> release)
+Storage::Storage(MemoryBlock block, std::function<void(MemoryBlock)> release)
     : state_(std::make_shared<State>(block, std::move(release))) {}
 
 Storage StorageWatch::lock() const {

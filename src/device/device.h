@@ -21,7 +21,7 @@
 namespace sherd::device {
 
 /// A block of memory with one owner; the last Storage handle returns it. Buffers start on 64-byte boundaries.
-struct Block {
+struct MemoryBlock {
   std::byte* data = nullptr;
   std::size_t bytes = 0;  ///< what was asked for, and what the ledger was charged
 };
@@ -30,7 +30,7 @@ struct Block {
 class Storage {
  public:
   Storage() = default;
-  Storage(Block block, std::function<void(Block)> release);
+  Storage(MemoryBlock block, std::function<void(MemoryBlock)> release);
 
   std::byte* data() const { return state_ ? state_->block.data : nullptr; }
   std::size_t bytes() const { return state_ ? state_->block.bytes : 0; }
@@ -41,12 +41,12 @@ class Storage {
 
  private:
   struct State {
-    State(Block b, std::function<void(Block)> r) : block(b), release(std::move(r)) {}
+    State(MemoryBlock b, std::function<void(MemoryBlock)> r) : block(b), release(std::move(r)) {}
     ~State() {
       if (release) release(block);
     }
-    Block block;
-    std::function<void(Block)> release;
+    MemoryBlock block;
+    std::function<void(MemoryBlock)> release;
   };
   std::shared_ptr<State> state_;
   friend class StorageWatch;

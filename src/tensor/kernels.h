@@ -367,8 +367,7 @@ struct CudaOptions {
 
 /// The kernels for `device`, which must outlive them; `options` are for GPUs, and for devices that stand for
 /// one. Those of a meta device read and write no tensor, find every sum and norm to be zero, and charge the
-/// workspace that the device's that it stands for would hold.
-std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options);
-std::unique_ptr<Kernels> make_kernels(Device& device);
+/// workspace that kernels of the device for which it stands would hold.
+std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options = {});
 
 }  // namespace sherd::tensor

@@ -80,7 +80,7 @@ TEST(Event, names_the_work_that_missed_the_deadline) {
 
 /// A storage that says when it is freed.
 Storage watched(bool& freed) {
-  return Storage({nullptr, 1}, [&freed](Block) { freed = true; });
+  return Storage({nullptr, 1}, [&freed](MemoryBlock) { freed = true; });
 }
 
 TEST(StreamUse, keeps_memory_until_the_compute_stream_waits) {

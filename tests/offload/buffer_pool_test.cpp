@@ -171,7 +171,7 @@ TEST_F(BufferPoolTest, lent_storage_travels_directly_and_stays_while_it_is_used)
   const auto memory = std::shared_ptr<void>(std::aligned_alloc(4096, 4 << 20), &std::free);
   bool freed = false;
   device::Storage storage({static_cast<std::byte*>(memory.get()), 4 << 20},
-                          [&](device::Block) { freed = true; });
+                          [&](device::MemoryBlock) { freed = true; });
   std::memcpy(storage.data(), data.data(), data.size());
   const Span span = store.reserve("s", 4 << 20, Category::optimizer);
   {

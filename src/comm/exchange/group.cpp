@@ -19,7 +19,7 @@
 namespace sherd::comm {
 namespace {
 
-class Group final : public Communicator {
+class BackendGroup final : public Communicator {
   /// Runs `work`; whatever it throws breaks the group, for a peer cannot know how far this rank came.
   template <class Body>
   auto guarded(const Body& work) {
@@ -35,15 +35,15 @@ class Group final : public Communicator {
   }
 
  public:
-  explicit Group(std::unique_ptr<Backend> backend,
-                 std::shared_ptr<Siblings> siblings = std::make_shared<Siblings>())
+  explicit BackendGroup(std::unique_ptr<Backend> backend,
+                        std::shared_ptr<Siblings> siblings = std::make_shared<Siblings>())
       : backend_(std::move(backend)),
         siblings_(std::move(siblings)),
         exceptions_(std::uncaught_exceptions()) {
     siblings_->add(*backend_);
   }
 
-  ~Group() override {
+  ~BackendGroup() override {
     // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
     // wait for what this rank had queued, nor this rank for them.
     const std::size_t open = open_transfers();
@@ -142,7 +142,7 @@ class Group final : public Communicator {
     const Part mine = find_part(parts, rank(), size());
     throw_if_failed();
     if (mine.alone) {
-      auto group = mine.color < 0 ? nullptr : std::make_unique<Group>(backend_->part(mine), siblings_);
+      auto group = mine.color < 0 ? nullptr : std::make_unique<BackendGroup>(backend_->part(mine), siblings_);
       if (group && order_) group->bind(order_->gpu());
       return group;
     }
@@ -177,7 +177,7 @@ class Group final : public Communicator {
       std::unique_ptr<Backend> part = split_backend();
       std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
       if (!part) return nullptr;
-      auto group = std::make_unique<Group>(std::move(part), siblings_);
+      auto group = std::make_unique<BackendGroup>(std::move(part), siblings_);
       group->route_ = std::move(route), group->order_ = order_;
       return group;
     });
@@ -434,7 +434,7 @@ class Group final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_group(std::unique_ptr<Backend> backend) {
-  return std::make_unique<Group>(std::move(backend));
+  return std::make_unique<BackendGroup>(std::move(backend));
 }
 
 }  // namespace sherd::comm

@@ -91,7 +91,7 @@ class ProcessExchange final : public HostExchange {
     try {
       const auto [part, data] = take(bytes);
       return device::Storage({data, bytes},
-                             [part = part, anchor, &ledger, category, tier](device::Block block) {
+                             [part = part, anchor, &ledger, category, tier](device::MemoryBlock block) {
                                part->give(block.data, block.bytes);
                                ledger.credit(tier, category, block.bytes);
                              });

@@ -137,23 +137,23 @@ void Mesh::send_copy(int to, std::uint64_t group, int tag, const void* data, std
 }
 
 void Mesh::submit(int to, std::uint64_t group, int tag, Ticket ticket) {
-  Link& way = link(to);
+  Link& peer = link(to);
   ticket->peer = to, ticket->sending = true;
   bool rest = false;
   {
-    std::lock_guard lock(way.writing);
-    way.out.push_back({{group, ticket->bytes, tag}, std::move(ticket), 0});
-    flush(way);
-    rest = !way.out.empty();
+    std::lock_guard lock(peer.writing);
+    peer.out.push_back({{group, ticket->bytes, tag}, std::move(ticket), 0});
+    flush(peer);
+    rest = !peer.out.empty();
   }
   if (rest) wake();
 }
 
 /// Sends what the system takes without waiting. The caller holds `writing`.
-void Mesh::flush(Link& way) {
-  way.mute = way.mute || way.closed;
-  while (!way.out.empty() && !way.mute) {
-    Link::Outgoing& front = way.out.front();
+void Mesh::flush(Link& peer) {
+  peer.mute = peer.mute || peer.closed;
+  while (!peer.out.empty() && !peer.mute) {
+    Link::Outgoing& front = peer.out.front();
     Transfer& message = *front.message;
     std::size_t sent = front.sent;
     std::array<iovec, 2> parts;
@@ -168,23 +168,23 @@ void Mesh::flush(Link& way) {
       parts[static_cast<std::size_t>(count++)] = {message.data + sent, message.bytes - sent};
     msghdr all{};
     all.msg_iov = parts.data(), all.msg_iovlen = static_cast<std::size_t>(count);
-    const ssize_t done = sendmsg(way.socket.get(), &all, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t done = sendmsg(peer.socket.get(), &all, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (done < 0) {
-      way.mute = true;
+      peer.mute = true;
       break;
     }
     front.sent += static_cast<std::size_t>(done);
     if (front.sent < sizeof(Header) + message.bytes) continue;
     message.done = true;
-    way.out.pop_front();
+    peer.out.pop_front();
   }
-  if (way.mute) {
-    for (Link::Outgoing& lost : way.out) lost.message->done = true;
-    way.out.clear();
+  if (peer.mute) {
+    for (Link::Outgoing& lost : peer.out) lost.message->done = true;
+    peer.out.clear();
   }
-  way.pending = !way.out.empty();
+  peer.pending = !peer.out.empty();
 }
 
 // ---- receiving ----
@@ -248,8 +248,8 @@ bool Mesh::take(int from, std::uint64_t group, int tag, std::vector<std::byte>& 
 bool Mesh::done(const Ticket& ticket) {
   if (!ticket->done && ticket->sending) {
     // Whoever waits may as well do the work.
-    Link& way = link(ticket->peer);
-    if (std::unique_lock lock(way.writing, std::try_to_lock); lock) flush(way);
+    Link& peer = link(ticket->peer);
+    if (std::unique_lock lock(peer.writing, std::try_to_lock); lock) flush(peer);
   }
   if (!ticket->done) return false;
   if (!ticket->sending && ticket->came != ticket->bytes)
@@ -259,18 +259,18 @@ bool Mesh::done(const Ticket& ticket) {
 }
 
 void Mesh::abort(const Ticket& ticket) noexcept {
-  Link& way = link(ticket->peer);
+  Link& peer = link(ticket->peer);
   if (ticket->sending) {
-    std::lock_guard lock(way.writing);
+    std::lock_guard lock(peer.writing);
     if (ticket->done || !ticket->copy.empty()) return;
     try {
       ticket->copy.assign(ticket->data, ticket->data + ticket->bytes);
       ticket->data = ticket->copy.data();
     } catch (const std::bad_alloc&) {
       // A part of it may have left, so nothing can follow it; the other side hears of it as of an end.
-      way.mute = true;
-      shutdown(way.socket.get(), SHUT_WR);
-      flush(way);
+      peer.mute = true;
+      shutdown(peer.socket.get(), SHUT_WR);
+      flush(peer);
     }
     return;
   }
@@ -281,8 +281,8 @@ void Mesh::abort(const Ticket& ticket) noexcept {
       if (found->second.empty()) asked_.erase(found);
     }
   }
-  std::lock_guard lock(way.reading);
-  if (way.into == ticket) way.into = nullptr, way.message = {};
+  std::lock_guard lock(peer.reading);
+  if (peer.into == ticket) peer.into = nullptr, peer.message = {};
 }
 
 // ---- the mesh's thread ----
@@ -297,15 +297,15 @@ void Mesh::serve() {
     open.assign(1, {bell_.get(), POLLIN, 0});
     ranks.assign(1, rank_);
     for (int r = 0; r < size(); ++r) {
-      Link& way = link(r);
+      Link& peer = link(r);
       // Who has left waits to hear that nothing more comes, also from those that stay.
-      if ((way.closed || (told && !way.pending)) && !std::exchange(way.shut, true))
-        shutdown(way.socket.get(), SHUT_WR);
-      if (way.closed) continue;
+      if ((peer.closed || (told && !peer.pending)) && !std::exchange(peer.shut, true))
+        shutdown(peer.socket.get(), SHUT_WR);
+      if (peer.closed) continue;
       // Who leaves keeps nothing any more, and hears the others out.
-      const bool full = !told && way.kept >= most_kept_;
+      const bool full = !told && peer.kept >= most_kept_;
       open.push_back(
-          {way.socket.get(), static_cast<short>((full ? 0 : POLLIN) | (way.pending ? POLLOUT : 0)), 0});
+          {peer.socket.get(), static_cast<short>((full ? 0 : POLLIN) | (peer.pending ? POLLOUT : 0)), 0});
       ranks.push_back(r);
     }
     if (told && open.size() == 1) return;
@@ -315,87 +315,88 @@ void Mesh::serve() {
       const ssize_t count = read(bell_.get(), &rung, sizeof rung);
     bool moved = false;
     for (std::size_t i = 1; i < open.size(); ++i) {
-      Link& way = link(ranks[i]);
+      Link& peer = link(ranks[i]);
       moved = moved || open[i].revents;
-      if (open[i].revents & ~POLLOUT) read_from(ranks[i], way);
-      if (!(open[i].revents & POLLOUT) && !way.closed) continue;
-      std::lock_guard lock(way.writing);
-      flush(way);
+      if (open[i].revents & ~POLLOUT) read_from(ranks[i], peer);
+      if (!(open[i].revents & POLLOUT) && !peer.closed) continue;
+      std::lock_guard lock(peer.writing);
+      flush(peer);
     }
     if (moved) tell();
   }
 }
 
-void Mesh::read_from(int rank, Link& way) try {
-  std::lock_guard reading(way.reading);
+void Mesh::read_from(int rank, Link& peer) try {
+  std::lock_guard reading(peer.reading);
   for (std::size_t budget = std::size_t{16} << 20; budget > 0;) {
-    const bool head = way.have < sizeof(Header);
-    const std::size_t at = head ? way.have : way.have - sizeof(Header);
-    std::byte* to = head               ? reinterpret_cast<std::byte*>(&way.header) + at
-                    : way.into         ? way.into->data + at
-                    : way.message.data ? way.message.data.get() + at
-                                       : way.scratch.data();
-    std::size_t wanted = (head ? sizeof(Header) : way.header.bytes) - at;
-    if (to == way.scratch.data()) wanted = std::min(wanted, way.scratch.size());
-    const ssize_t done = recv(way.socket.get(), to, wanted, MSG_DONTWAIT);
+    const bool head = peer.have < sizeof(Header);
+    const std::size_t at = head ? peer.have : peer.have - sizeof(Header);
+    std::byte* to = head                ? reinterpret_cast<std::byte*>(&peer.header) + at
+                    : peer.into         ? peer.into->data + at
+                    : peer.message.data ? peer.message.data.get() + at
+                                        : peer.scratch.data();
+    std::size_t wanted = (head ? sizeof(Header) : peer.header.bytes) - at;
+    if (to == peer.scratch.data()) wanted = std::min(wanted, peer.scratch.size());
+    const ssize_t done = recv(peer.socket.get(), to, wanted, MSG_DONTWAIT);
     if (done < 0 && errno == EINTR) continue;
     if (done < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (done <= 0) {
-      way.closed = true;
+      peer.closed = true;
       return;
     }
-    way.have += static_cast<std::size_t>(done);
+    peer.have += static_cast<std::size_t>(done);
     budget -= std::min(budget, static_cast<std::size_t>(done));
-    if (head && way.have == sizeof(Header)) open_message(rank, way);
-    if (way.have >= sizeof(Header) && way.have == sizeof(Header) + way.header.bytes) close_message(rank, way);
+    if (head && peer.have == sizeof(Header)) open_message(rank, peer);
+    if (peer.have >= sizeof(Header) && peer.have == sizeof(Header) + peer.header.bytes)
+      close_message(rank, peer);
   }
 } catch (const std::exception&) {  // no memory for what comes: what this connection carries is lost
-  way.closed = true;
+  peer.closed = true;
 }
 
 /// Where shall it go? The caller holds `reading`.
-void Mesh::open_message(int rank, Link& way) {
-  const std::size_t bytes = way.header.bytes;
-  way.message = {};
+void Mesh::open_message(int rank, Link& peer) {
+  const std::size_t bytes = peer.header.bytes;
+  peer.message = {};
   {
     std::lock_guard lock(mutex_);
-    const auto found = asked_.find({way.header.group, rank, static_cast<int>(way.header.tag)});
+    const auto found = asked_.find({peer.header.group, rank, static_cast<int>(peer.header.tag)});
     if (found != asked_.end() && found->second.front()->bytes == bytes) {
-      way.into = std::move(found->second.front());
+      peer.into = std::move(found->second.front());
       found->second.pop_front();
       if (found->second.empty()) asked_.erase(found);
       return;
     }
   }
   if (leaving_) return;  // thrown away
-  way.message = {std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1)), bytes};
+  peer.message = {std::make_unique_for_overwrite<std::byte[]>(std::max<std::size_t>(bytes, 1)), bytes};
 }
 
 /// The caller holds `reading`.
-void Mesh::close_message(int rank, Link& way) {
-  way.have = 0;
-  if (way.into) {
-    way.into->came = way.header.bytes;
-    way.into->done = true;
-    way.into = nullptr;
+void Mesh::close_message(int rank, Link& peer) {
+  peer.have = 0;
+  if (peer.into) {
+    peer.into->came = peer.header.bytes;
+    peer.into->done = true;
+    peer.into = nullptr;
     return;
   }
-  if (!way.message.data) return;  // aborted
-  const Key key{way.header.group, rank, static_cast<int>(way.header.tag)};
+  if (!peer.message.data) return;  // aborted
+  const Key key{peer.header.group, rank, static_cast<int>(peer.header.tag)};
   Ticket asked;
   {
     std::lock_guard lock(mutex_);
     const auto found = asked_.find(key);
     if (found == asked_.end()) {
-      keep(rank, key, std::move(way.message));
+      keep(rank, key, std::move(peer.message));
     } else {
       asked = std::move(found->second.front());
       found->second.pop_front();
       if (found->second.empty()) asked_.erase(found);
     }
   }
-  if (asked) finish(*asked, way.message);
-  way.message = {};
+  if (asked) finish(*asked, peer.message);
+  peer.message = {};
 }
 
 }  // namespace sherd::comm

@@ -24,7 +24,7 @@ class CpuDevice final : public Device {
       ledger_->credit(tier, category, bytes);
       fail(ErrorKind::memory, "the system has no ", bytes, " bytes of memory left for the device arena");
     }
-    return Storage({data, bytes}, [ledger = ledger_, memory = memory_, category, tier](Block block) {
+    return Storage({data, bytes}, [ledger = ledger_, memory = memory_, category, tier](MemoryBlock block) {
       memory->give(block.data, block.bytes);
       ledger->credit(tier, category, block.bytes);
     });

@@ -102,7 +102,7 @@ class Gpu final : public CudaDevice {
       ledger_->credit(tier, category, bytes);  // or it were among what the rank holds
       fail_allocation(bytes, category, tier);
     }
-    return Storage({data, bytes}, [ledger = ledger_, cache, category, tier](Block block) {
+    return Storage({data, bytes}, [ledger = ledger_, cache, category, tier](MemoryBlock block) {
       cache->give(block.data, block.bytes);
       ledger->credit(tier, category, block.bytes);
     });

@@ -88,14 +88,15 @@ class MetaDevice final : public Device {
           "overcommitment (vm.overcommit_memory)");
     }
     const std::uint64_t offset = heaps_->take(bytes, heap_of(bytes, category));
-    return Storage({data, bytes}, [ledger = ledger_, heaps = heaps_, offset, category, tier](Block block) {
-      if (block.bytes <= small_block)
-        std::free(block.data);
-      else
-        ::munmap(block.data, block.bytes);
-      heaps->give(offset, block.bytes, heap_of(block.bytes, category));
-      ledger->credit(tier, category, block.bytes);
-    });
+    return Storage({data, bytes},
+                   [ledger = ledger_, heaps = heaps_, offset, category, tier](MemoryBlock block) {
+                     if (block.bytes <= small_block)
+                       std::free(block.data);
+                     else
+                       ::munmap(block.data, block.bytes);
+                     heaps->give(offset, block.bytes, heap_of(block.bytes, category));
+                     ledger->credit(tier, category, block.bytes);
+                   });
   }
 
   Arena& arena() override { return arena_; }

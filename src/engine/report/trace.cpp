@@ -4,6 +4,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "comm/gather.h"
 
 namespace sherd::engine {

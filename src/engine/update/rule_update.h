@@ -72,7 +72,7 @@ class RuleUpdate {
     return factor;
   }
   /// Gradients times `factor` → moments → masters → compute parameters.
-  virtual bool move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels);
+  bool move_weights(const UpdateView& view, double factor, tensor::Kernels& kernels);
 
   /// Calls visit for the spans of a part of a view that is of one parameter: all of it, but where moments are
   /// rounded by the element's place in the whole parameter, of which there is a slice.

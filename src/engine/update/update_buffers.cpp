@@ -104,7 +104,7 @@ UpdateView UpdateBuffers::view(const UpdateChunk& chunk, int buffer) const {
     while (lanes_[lane].store != state.store()) ++lane;
     std::byte* data = lanes_[lane].buffers[static_cast<std::size_t>(buffer)].data() +
                       std::exchange(at[lane], at[lane] + room_for(elements, state.dtype()));
-    const device::Block block{data, static_cast<std::size_t>(elements) * size_of(state.dtype())};
+    const device::MemoryBlock block{data, static_cast<std::size_t>(elements) * size_of(state.dtype())};
     return Tensor::view_of(device::Storage(block, nullptr), 0, {elements}, state.dtype());
   };
   UpdateView out;

@@ -7,10 +7,6 @@
 
 namespace sherd::tensor {
 
-std::unique_ptr<Kernels> make_kernels(Device& device) {
-  return make_kernels(device, {});
-}
-
 std::unique_ptr<Kernels> make_kernels(Device& device, const CudaOptions& options) {
   if (device.kind() == device::Kind::meta) return std::make_unique<meta::MetaKernels>(device, options);
   if (device.accelerator()) return make_cuda_kernels(device, options);

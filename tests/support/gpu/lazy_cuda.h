@@ -188,10 +188,11 @@ class LazyCudaDevice final : public device::CudaDevice {
       ledger_->credit(tier, category, bytes);
       fail(ErrorKind::memory, "the lazy device has no ", bytes, " bytes left");
     }
-    return device::Storage({data, bytes}, [ledger = ledger_, cache, category, tier](device::Block block) {
-      cache->give(block.data, block.bytes);
-      ledger->credit(tier, category, block.bytes);
-    });
+    return device::Storage({data, bytes},
+                           [ledger = ledger_, cache, category, tier](device::MemoryBlock block) {
+                             cache->give(block.data, block.bytes);
+                             ledger->credit(tier, category, block.bytes);
+                           });
   }
 
   void copy(void* to, const void* from, std::size_t bytes) override { copy_on(compute_, to, from, bytes); }

@@ -44,7 +44,7 @@ bool OneBitLambUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim:
                              Transfer way) const {
   const bool reads = way == Transfer::read;
   if (!state) return phase == Phase::refresh ? reads : phase != Phase::compress;
-  const bool error = state->held == optim::OverReplicas::own,
+  const bool error = state->over_replicas == optim::OverReplicas::own,
              momentum = state == chunk.segment->states().data();
   if (phase == Phase::compress) return error || (momentum && reads);
   if (phase == Phase::refresh) return reads || momentum || error || state->fresh;

@@ -38,7 +38,7 @@ class OneBitUpdate final : public RuleUpdate {
 bool OneBitUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim::State* state,
                          Transfer way) const {
   if (!state) return phase != Phase::compress;
-  const bool error = state->held == optim::OverReplicas::own,
+  const bool error = state->over_replicas == optim::OverReplicas::own,
              momentum = state == chunk.segment->states().data();
   if (phase == Phase::compress) return error || (momentum && way == Transfer::read);
   const bool exchanges = chunk.phases.front() == Phase::compress;

@@ -56,9 +56,11 @@ FAMILIES = {
     "qwen3_moe": (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
         **LLAMA, head_dim=6, moe_intermediate_size=10, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
         mlp_only_layers=[0], rope_parameters=DEFAULT_ROPE), {}),
+    "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        **LLAMA, sliding_window=5, rope_parameters=DEFAULT_ROPE, pad_token_id=None), {}),
 }
 # As transformers 4 wrote config.json.
-OLDER = ("mistral", "llama", "qwen3", "mixtral")
+OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3")
 
 
 def made(kind, config, seed):

@@ -3,10 +3,11 @@
 
 namespace sherd::models {
 
-Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe();
+Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2(), llama(), mistral(), qwen2(), qwen3(), mixtral(), qwen3_moe()};
+  static const std::vector<Family> all{gpt2(),  llama(),   mistral(),   qwen2(),
+                                       qwen3(), mixtral(), qwen3_moe(), phi3()};
   return all;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 // Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
-// To add one, write a file like mistral.cpp, name it in families.cpp, and give its row in config::families(),
+// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
 // whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
 // families.
 

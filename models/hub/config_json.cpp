@@ -193,7 +193,7 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   put("vocab_size", config::node_of(vocab_size));
   for (const JsonKey& key : family.keys)
     if (auto value = key.write ? key.write(model) : std::nullopt;
-        value && (key.name != "rope_parameters" || newer_rope))
+        value && (key.name != "rope_parameters" || newer_rope) && !(key.stays_original && out.find(key.name)))
       put(key.name, *std::move(value));
   put("tie_word_embeddings", config::node_of(model.tie_embeddings));
   put("initializer_range", config::node_of(model.init_std));

@@ -37,9 +37,11 @@ struct JsonKey {
   std::function<void(Published&, const config::Value&)> read;
   /// Null, or without a value: the key is not written.
   std::function<std::optional<config::Node>(const config::Model&)> write = {};
-  bool reads_null = false;  ///< else null means absent
+  bool reads_null = false;      ///< else null means absent
+  bool stays_original = false;  ///< not written over what a file has that the model came from
 
   JsonKey alias(std::string other) && { return other_name = std::move(other), std::move(*this); }
+  JsonKey unless_original() && { return stays_original = true, std::move(*this); }
   JsonKey null_too() && { return reads_null = true, std::move(*this); }
   JsonKey written(std::function<std::optional<config::Node>(const config::Model&)> as) && {
     return write = std::move(as), std::move(*this);

@@ -18,19 +18,19 @@ enum class AdapterType : std::uint8_t {
 
 inline constexpr std::int64_t most_adapter_rank = 4096, most_virtual_tokens = 4096, most_tasks = 1024;
 
-/// What `lora` alone has.
+/// The keys of `lora` alone.
 struct LoraKeys {
   std::int64_t rank = 8;  ///< of the products, 1 to most_adapter_rank
   double alpha = 8;       ///< the products are multiplied by alpha/rank, > 0
   bool rslora = false;    ///< by alpha/√rank instead (Kalajdzievski 2023)
   double dropout = 0;     ///< of what goes into the products, [0, 1)
 
-  /// What the products are multiplied by.
+  /// The products are multiplied by this.
   double scale() const;
   bool operator==(const LoraKeys&) const = default;
 };
 
-/// What a prompt's vectors are at first.
+/// How a prompt's vectors begin.
 enum class PromptInit : std::uint8_t {
   random,        ///< drawn, normal(0, 1)
   sample_vocab,  ///< those of ids that are drawn
@@ -44,7 +44,7 @@ struct PromptTask {
   bool operator==(const PromptTask&) const = default;
 };
 
-/// What `prompt_tuning` and `p_tuning` have.
+/// The keys of `prompt_tuning` and `p_tuning`.
 struct PromptKeys {
   std::int64_t virtual_tokens = 20;  ///< of each prompt, 1 to most_virtual_tokens
   PromptInit init = PromptInit::random;
@@ -61,7 +61,7 @@ struct PromptKeys {
   bool operator==(const PromptKeys&) const = default;
 };
 
-/// Of a bottleneck adapter; AdapterHub's names and functions.
+/// The function within a bottleneck adapter; names and functions are AdapterHub's.
 enum class NonLinearity : std::uint8_t {
   swish,  ///< x·sigmoid(x)
   relu,
@@ -70,8 +70,8 @@ enum class NonLinearity : std::uint8_t {
   tanh
 };
 
-/// What `bottleneck` has. Names are AdapterHub's, and defaults those of its "double_seq_bn" (Houlsby et al.
-/// 2019); "seq_bn" (Pfeiffer et al. 2020) has no mh_adapter, original_ln_before and relu.
+/// The keys of `bottleneck`. Names are AdapterHub's, and defaults those of its "double_seq_bn" (Houlsby et
+/// al. 2019); "seq_bn" (Pfeiffer et al. 2020) has no mh_adapter, original_ln_before and relu.
 struct BottleneckKeys {
   bool attention = true;         ///< mh_adapter: behind attention
   bool mlp = true;               ///< output_adapter: behind the feed-forward part
@@ -94,7 +94,7 @@ struct Adapter {
   LoraKeys lora;
   PromptKeys prompt;
   BottleneckKeys bottleneck;
-  /// Of lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
+  /// For lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
   /// empty: the family's default.
   std::vector<std::string> targets;
   /// The model's own weights in linear layers are kept in 8 bits (tensor/int8_blocks.h), not in the dtype

@@ -44,7 +44,7 @@ std::string suggestion(const Batch& given, const Batch& filled, std::int64_t ran
              "), or change one of the others");
 }
 
-/// What the sizes make, where they make anything.
+/// The samples that the sizes make, where they make any.
 std::string sizes(const Batch& filled, std::int64_t ranks) {
   if (filled.micro_batch_size == 0 || filled.gradient_accumulation_steps == 0)
     return "that is less than one sample for each of them";

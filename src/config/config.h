@@ -5,9 +5,9 @@
 //
 // To change, look at:
 // - add a key: docs/recipes.md, "A configuration key"; the structs are here and in zero.h, model.h, adapter.h
-//   and optimizer.h, the rows in *_keys.cpp and optimizer_types.cpp
-// - what a row may say, and the makers of rows: reader.h; which tables there are: tables.h
-// - keys of DeepSpeed, PEFT and AdapterHub that set nothing here: foreign_table.h
+//   and optimizer.h, the rows in sections/
+// - what a row may say, and the makers of rows: reader.h; which tables there are: sections/tables.h
+// - keys of DeepSpeed, PEFT and AdapterHub that set nothing here: sections/foreign_table.h
 // - how files and overrides are laid over each other, and what is checked across sections: parse.cpp; values
 //   with their place, for errors: value.h; JSON as a tree: json_tree.h
 // - what transformers' Trainer would fill in: trainer_fill.cpp; the three batch numbers: batch.cpp
@@ -60,7 +60,7 @@ enum class Packing : std::uint8_t {
 
 /// Section `data`: what `sherd train` reads.
 struct Data {
-  /// Of what is trained on, as `path` or `sources` name it: at least one. All are of one tokenizer.
+  /// The datasets to train on, as `path` or `sources` name them: at least one. All are of one tokenizer.
   std::vector<DataSource> sources;
   std::array<double, 2> split = {0.98,
                                  0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
@@ -72,7 +72,7 @@ struct Data {
   bool operator==(const Data&) const = default;
 };
 
-/// What the loss of a step is the mean of, and with it the gradient.
+/// The loss of a step, and with it the gradient, is a mean over these.
 enum class LossAverage : std::uint8_t {
   tokens,        ///< all targets of the global batch
   micro_batches  ///< the means of micro-batches, as DeepSpeed has it
@@ -109,7 +109,7 @@ struct Training {
   /// Where compute is bf16: the optimizer keeps of each fp32 master only the 16 bits that the bf16 parameter
   /// lacks. The same values in 2 bytes less per parameter; false keeps whole masters.
   bool split_masters = true;
-  /// Of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
+  /// Type of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
   Adapter adapter;  ///< none: the model's own weights are trained
   std::int64_t log_interval =
@@ -140,7 +140,8 @@ struct Parallel {
   int expert = 1;    ///< ranks that share out the experts of a layer; divides context × data
   Schedule schedule = Schedule::automatic;
   int virtual_stages = 1;  ///< runs of parts that each stage holds, > 1 with `interleaved` only
-  /// Of `interleaved`: so many micro-batches pass a virtual stage before the next one's turn; 0: `pipeline`.
+  /// With `interleaved`, so many micro-batches pass a virtual stage before the next one's turn; 0:
+  /// `pipeline`.
   std::int64_t micro_batch_group = 0;
   /// How parts go to stages, as DeepSpeed's `partition_method`: "best" (equal work: parameters that a part
   /// computes with), "parameters" (equal numbers of them), "uniform" (of parts), or "type:REGEX" (of parts
@@ -165,7 +166,7 @@ struct Device {
   bool bind_cores = false;   ///< pin each local rank's compute threads to cores of its own
   std::uint64_t device_memory_limit = 0;  ///< bytes, or a string such as "512MiB"; 0: none
   std::uint64_t host_memory_limit = 0;    ///< bytes, or a string such as "8GB"; 0: none
-  // Of GPUs only. The defaults keep every result repeatable and as accurate as on CPUs.
+  // The rest is for GPUs only. The defaults keep every result repeatable and as accurate as on CPUs.
   bool tf32 = false;  ///< products of an fp32 model may round their operands to TF32 (10 bits of fraction)
   /// GELU (tanh) on the sum inside the product, before it rounds: faster in 16-bit models; with selective
   /// recompute on, and with it off, the results then differ in their last bits.

@@ -394,7 +394,7 @@ void put_path(Node& root, std::string path, Node value) {
 
 namespace {
 
-/// What `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
+/// The value that `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
 Node* step_into(Node& node, const std::string& part) {
   const auto open = part.find('[');
   Node* found = node.find(part.substr(0, open));

@@ -74,7 +74,7 @@ Node node_of(std::vector<std::pair<std::string, Node>> members);
 /// "null", "a boolean", "an integer", …
 std::string_view name_of(Node::Kind kind);
 
-/// What a configuration may be at most: far more than any needs, and little enough to read in a moment.
+/// A configuration is at most this large: far more than any needs, and little enough to read in a moment.
 inline constexpr std::size_t most_bytes = std::size_t{16} << 20, most_values = 20'000, most_levels = 64;
 
 /// Parses one JSON text; comments and trailing commas are allowed, a key given twice in an object is not, but

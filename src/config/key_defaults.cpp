@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -29,7 +29,7 @@ KeyDefaults::KeyDefaults() {
   const auto values = [](const std::vector<std::string>& assignments) {
     return every_value(parse_text("{}", "defaults", assignments));
   };
-  // Of the types of rope scaling, yarn has most keys.
+  // Yarn is the type of rope scaling that has most keys.
   std::vector<std::string> needed, types;
   std::map<std::string, std::vector<std::string>> of_section;
   for (const KeyInfo& key : known_keys()) {

@@ -10,14 +10,14 @@ namespace sherd::config {
 
 struct Config;
 
-/// What a configuration key does here.
+/// Whether a configuration key does anything here.
 enum class Effect : std::uint8_t {
   effective,  ///< sets a field of Config
   noted,      ///< accepted without effect; Config::notes says why
   refused     ///< an error, unless its value says "off"; then noted
 };
 
-/// What depends on the value of a key.
+/// Who depends on the value of a key.
 enum class Concerns : std::uint8_t {
   training,  ///< the numbers: a run that goes on with another value trains otherwise
   run,       ///< no number, but how a run goes; all ranks need the same
@@ -35,7 +35,7 @@ struct KeyInfo {
   std::string example = {};  ///< a JSON value other than the default; for refused keys one that is refused
   std::string reason = {};   ///< why noted or refused
   std::vector<std::string> aliases = {};  ///< other names that mean the same
-  /// What it takes, in the words of the error for another value: "integer >= 1", "true or false".
+  /// The values that it takes, in the words of the error for another value: "integer >= 1", "true or false".
   std::string values = {};
   std::string schema = {};                ///< the same as JSON Schema, without null and "auto"
   std::vector<std::string> choices = {};  ///< the words that it takes, where there are but these
@@ -48,7 +48,7 @@ struct KeyInfo {
   bool takes_auto = false;      ///< "auto" is for the section training to fill, or the default
   /// Where the key does not say, its section does; where no section does: training.
   std::optional<Concerns> concerns = {};
-  /// Of a key that was given: why it cannot matter beside the rest of the file; empty, where it can.
+  /// Tells why a key that was given cannot matter beside the rest of the file; empty, where it can.
   std::function<std::string(const Config&)> idle = {};
   bool decides_parameters = false;  ///< which parameters a model has, and their shapes, goes by it
 

@@ -3,7 +3,7 @@
 #include <set>
 
 #include "config/key_defaults.h"
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // The page of keys: what the tables of keys know, as Markdown, with defaults from a configuration that gives
 // none.
@@ -99,7 +99,7 @@ std::string named(const KeyInfo& key, const std::string& name) {
   return cat("`", name, "`", key.aliases.empty() ? "" : ", also ", listed(key.aliases, "`"));
 }
 
-/// What a table has of a key, but for the types that it belongs to.
+/// A key's line in a table, but for the types that it belongs to.
 struct Row {
   std::vector<std::string> cells;
   std::vector<std::string> types;

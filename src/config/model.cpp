@@ -43,7 +43,8 @@ const std::vector<Family>& families() {
                              {"qwen2", with_qkv_bias(decoder())},
                              {"qwen3", with_qk_norm(decoder())},
                              {"mixtral", decoder()},
-                             {"qwen3_moe", with_qk_norm(decoder())}};
+                             {"qwen3_moe", with_qk_norm(decoder())},
+                             {"phi3", decoder()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].defaults.type = static_cast<ModelType>(i);
     return rows;
   }();

@@ -102,9 +102,10 @@ struct Model {
   double embedding_dropout = 0;  ///< of the embeddings' sum; default `dropout`
   bool tie_embeddings = true;    ///< the output projection is the embedding; by type
   bool bias = true;              ///< of linear layers; by type
-  /// Of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
+  /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
-  /// Of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual stream.
+  /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
+  /// stream.
   double init_std = 0.02;
   Moe moe;
 
@@ -147,8 +148,5 @@ std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "
 std::string_view name_of(Positions positions);       ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
-std::string_view name_of(RouterScores router);       ///< "softmax", "softmax_topk", "sigmoid"
-std::string_view name_of(Drop policy);               ///< "weight", "position"
-std::string_view name_of(BalanceLoss loss);          ///< "switch", "gshard", "hf"
 
 }  // namespace sherd::config

@@ -50,7 +50,7 @@ struct Moments : Betas {
   bool operator==(const Moments&) const = default;
 };
 
-// What `params` of each type has beside `lr` and `weight_decay`; keys are called as the fields.
+// The keys of `params` that each type has beside `lr` and `weight_decay`; fields are called as the keys.
 
 /// Adam, AdamW and AdamW8bit.
 struct AdamOptions : Moments {
@@ -148,7 +148,7 @@ struct OptimizerRule {
     if (!own) other_options();
     return *own;
   }
-  /// Those of the types that have `params.betas`; null for others.
+  /// The betas, of types that have `params.betas`; null for others.
   Betas* betas();
   const Betas* betas() const;
 
@@ -166,8 +166,8 @@ struct OptimizerRule {
   }
   bool operator==(const OptimizerRule&) const = default;
 
-  /// What a group of type `other` has where it says nothing: this rule where it is of that type, else its lr
-  /// and weight_decay with the defaults of `other`.
+  /// The rule of a group of type `other` that says nothing else: this one where it is of that type, else its
+  /// lr and weight_decay with the defaults of `other`.
   OptimizerRule for_type(OptimizerType other) const;
 
  private:

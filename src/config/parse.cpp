@@ -6,7 +6,7 @@
 
 #include "base/excerpt.h"
 #include "config/given_keys.h"
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -95,8 +95,8 @@ void drop_replaced(Node& base, const Node& tree, bool of_adapter) {
   std::erase_if(there->members, [&](const auto& member) { return replaced(member.first); });
 }
 
-/// What the files say goes over what `sections` gives for the weights that init_from names in `place`, of
-/// training or a section in it.
+/// Lays the files' own keys over those that `sections` gives for the weights that init_from names in `place`,
+/// of training or a section in it.
 void lay_on_weights(Node& tree, const WeightSections& sections, const char* place, const char* what) {
   const Node* training = tree.find("training");
   const Node* section = training && *place ? training->find(place) : training;

@@ -54,8 +54,8 @@ std::optional<Home> find_home(const Matches& matches) {
   return std::nullopt;
 }
 
-/// What `name` is meant for elsewhere: a key or a section of the same name, since one in the wrong place is
-/// as common as a misspelt one; or for zero_stage, zero_optimization.stage.
+/// The key that `name` is meant for elsewhere: a key or a section of the same name, since one in the wrong
+/// place is as common as a misspelt one; or for zero_stage, zero_optimization.stage.
 std::optional<Home> home_of(const std::string& name) {
   const auto has_name = [&](Home& home) {
     const auto end = end_of_part(home.path, name);
@@ -95,7 +95,8 @@ const Synonyms& words_of_others() {
   return words;
 }
 
-/// What to do about arguments of DeepSpeed's MoE layer, and keys of other trainers, in the section model.
+/// Says what to do about arguments of DeepSpeed's MoE layer, and keys of other trainers, in the section
+/// model.
 std::string advice_on_experts(const std::string& name) {
   static const Synonyms own_keys = {{"num_experts", "model.moe.experts"},
                                     {"num_local_experts", "model.moe.experts"},
@@ -140,7 +141,7 @@ std::string advice_on_training(const std::string& name) {
   return "";
 }
 
-/// What to do about a key that a section does not know.
+/// Says what to do about a key that a section does not know.
 std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t longest = 100, most_listed = 24;
   if (known.empty()) return "this section takes no keys";

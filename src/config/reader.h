@@ -40,6 +40,50 @@ enum class Extent : std::uint8_t {
   whole
 };
 
+// A row may say these behind its meaning; a text is what DeepSpeed does otherwise.
+
+enum class Flag : std::uint8_t {
+  required,            ///< its section is refused without it
+  decides_parameters,  ///< which parameters a model has, and their shapes, goes by it
+  writes_null,         ///< where it is not given, null is written; else nothing
+  unless_default       ///< written only where it differs from its default
+};
+inline constexpr Flag required = Flag::required, shapes = Flag::decides_parameters,
+                      or_null = Flag::writes_null, unless_default = Flag::unless_default;
+struct Default {
+  std::string words;
+};
+struct Alias {
+  std::string name;
+};
+struct Instead {
+  std::string name;
+};
+struct Idle {
+  std::function<std::string(const Config&)> why;
+};
+
+/// The default is no fixed value: `rule` in words.
+inline Default by(std::string rule) {
+  return {std::move(rule)};
+}
+/// Another name that means the same.
+inline Alias also(std::string name) {
+  return {std::move(name)};
+}
+/// The key is required, but `other` may stand in its place.
+inline Instead instead_of(std::string other) {
+  return {std::move(other)};
+}
+/// `why` gives the reason where the key has no effect beside the rest of the file; else an empty text.
+inline Idle idle(std::function<std::string(const Config&)> why) {
+  return {std::move(why)};
+}
+/// Where `holds`, for that one reason.
+inline Idle idle(bool (*holds)(const Config&), std::string reason) {
+  return {[holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; }};
+}
+
 template <class T>
 struct Key : KeyInfo {
   std::function<void(T&, const Value&)> read;
@@ -51,32 +95,18 @@ struct Key : KeyInfo {
   bool writes_null = false;                     ///< else null is left out
   std::optional<Auto> auto_rule = {};           ///< where it differs from the table's
 
-  Key means(std::string what, std::string deepspeed = "") && {
-    meaning = std::move(what), difference = std::move(deepspeed);
+  /// Says what the key is, and what else there is to know of it.
+  template <class... Tags>
+  Key means(std::string what, Tags... tags) && {
+    meaning = std::move(what);
+    return std::move(*this).with(std::move(tags)...);
+  }
+  template <class... Tags>
+  Key with(Tags... tags) && {
+    (apply(std::move(tags)), ...);
     return std::move(*this);
   }
-  Key unlike(std::string deepspeed) && {
-    difference = std::move(deepspeed);
-    return std::move(*this);
-  }
-  /// The default is no fixed value: `rule` in words.
-  Key by_default(std::string rule) && {
-    derived = std::move(rule);
-    return std::move(*this);
-  }
-  /// `other` may stand in its place.
-  Key is_required(std::string other = "") && {
-    required = true, instead = std::move(other);
-    return std::move(*this);
-  }
-  Key with_auto(Auto rule) && {
-    auto_rule = rule;
-    return std::move(*this);
-  }
-  Key alias(std::string other) && {
-    aliases.push_back(std::move(other));
-    return std::move(*this);
-  }
+  Key alias(std::string other) && { return std::move(*this).with(also(std::move(other))); }
   Key takes(Takes what) && {
     values = std::move(what.words), schema = std::move(what.schema);
     return std::move(*this);
@@ -84,24 +114,6 @@ struct Key : KeyInfo {
   Key one_of(std::vector<std::string> those) && {
     schema = words(those).schema, choices = std::move(those);
     return std::move(*this);
-  }
-  Key of(Concerns who) && {
-    concerns = who;
-    return std::move(*this);
-  }
-  Key of_parameters() && {
-    decides_parameters = true;
-    return std::move(*this);
-  }
-  /// `why` gives the reason where the key has no effect beside the rest of the file; else an empty text.
-  Key idle_if(std::function<std::string(const Config&)> why) && {
-    idle = std::move(why);
-    return std::move(*this);
-  }
-  /// Where `holds`, for that one reason.
-  Key idle_if(bool (*holds)(const Config&), std::string reason) && {
-    return std::move(*this).idle_if(
-        [holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; });
   }
   /// Once the value is read: checks that take more than a range, and what else follows.
   Key then(std::function<void(T&, const Value&)> more) && {
@@ -120,20 +132,9 @@ struct Key : KeyInfo {
     };
     return std::move(*this);
   }
-  Key or_null() && {
-    writes_null = true;
-    return std::move(*this);
-  }
   /// Where it does not hold, the key has no effect; the table's `finish` says so.
   Key where(std::function<bool(const T&)> holds) && {
     matters = std::move(holds);
-    return std::move(*this);
-  }
-  /// Written only where it differs from its default.
-  Key unless_default() && {
-    left_out = [value = write](const T& source) {
-      return value(source, Extent::told) == value(T(), Extent::told);
-    };
     return std::move(*this);
   }
   /// DeepSpeed's key `same` means this one; the other is set() in its own table.
@@ -146,6 +147,25 @@ struct Key : KeyInfo {
     };
     return std::move(*this);
   }
+
+ private:
+  /// DeepSpeed does otherwise.
+  void apply(std::string deepspeed) { difference = std::move(deepspeed); }
+  void apply(Default rule) { derived = std::move(rule.words); }
+  void apply(Alias other) { aliases.push_back(std::move(other.name)); }
+  void apply(Instead other) { required = true, instead = std::move(other.name); }
+  void apply(Idle because) { idle = std::move(because.why); }
+  void apply(Concerns who) { concerns = who; }
+  void apply(Auto rule) { auto_rule = rule; }
+  void apply(Flag flag) {
+    if (flag == Flag::required) required = true;
+    if (flag == Flag::decides_parameters) decides_parameters = true;
+    if (flag == Flag::writes_null) writes_null = true;
+    if (flag == Flag::unless_default)
+      left_out = [value = write](const T& source) {
+        return value(source, Extent::told) == value(T(), Extent::told);
+      };
+  }
 };
 
 /// The keys that an object gave, by their first name.
@@ -155,7 +175,7 @@ template <class T>
 struct Table {
   Auto auto_rule = Auto::is_a_value;
   std::vector<Key<T>> keys = {};
-  /// What follows from the keys that were given; throws where they contradict each other.
+  /// Draws conclusions from the keys that were given; throws where they contradict each other.
   std::function<void(T&, const Given&, const Value&)> finish = {};
 };
 

@@ -1,13 +1,14 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
 
-#include "config/tables.h"
-#include "config/trainer_keys.h"
+#include "config/sections/tables.h"
+#include "config/sections/trainer_keys.h"
 
-// What transformers' Trainer adds to a DeepSpeed file: HfTrainerDeepSpeedConfig fills every "auto" from its
-// arguments, and the Trainer makes an optimizer and a schedule where the file has none. Here its arguments
-// are keys of section training. They become values of DeepSpeed's keys before those are read, so that nothing
-// behind the parser knows of them.
+// This file does what transformers' Trainer does to a DeepSpeed file: HfTrainerDeepSpeedConfig fills every
+// "auto" from its arguments, and the Trainer makes an optimizer and a schedule where the file has none. Here
+// its arguments are keys of section training. They become values of DeepSpeed's keys before those are read,
+// so that nothing behind the parser knows of them.
 namespace sherd::config {
 namespace {
 
@@ -19,31 +20,16 @@ bool is_override(const Place& place) {
   return place.line == 0;
 }
 
-Node node_of(double value, const Place& place) {
-  Node node;
+/// Whole numbers are integers.
+Node at_place(double value, const Place& place) {
   const bool whole = value == std::floor(value) && std::abs(value) < 0x1p53;
-  node.kind = whole ? Node::Kind::integer : Node::Kind::number;
-  node.number = value, node.integer = whole ? static_cast<std::int64_t>(value) : 0;
+  Node node = whole ? node_of(static_cast<std::int64_t>(value)) : node_of(value);
   node.place = place;
   return node;
 }
 
-Node node_of(bool value, const Place& place) {
-  Node node;
-  node.kind = Node::Kind::boolean, node.boolean = value, node.place = place;
-  return node;
-}
-
-Node node_of(const char* value, const Place& place) {
-  Node node;
-  node.kind = Node::Kind::string, node.text = value, node.place = place;
-  return node;
-}
-
-Node pair_of(double first, double second, const Place& place) {
-  Node node;
-  node.kind = Node::Kind::array, node.place = place;
-  node.items = {node_of(first, place), node_of(second, place)};
+Node at_place(Node node, const Place& place) {
+  node.place = place;
   return node;
 }
 
@@ -58,14 +44,6 @@ Node plain(const Node& node) {
   }
   for (Node& item : out.items) item = plain(item);
   return out;
-}
-
-/// Of what fills keys: numbers, booleans and lists of numbers.
-bool same(const Node& a, const Node& b) {
-  if (a.is(Node::Kind::boolean) || b.is(Node::Kind::boolean))
-    return a.kind == b.kind && a.boolean == b.boolean;
-  return a.number == b.number && a.is(Node::Kind::array) == b.is(Node::Kind::array) &&
-         std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), same);
 }
 
 std::string shown(const Node& node) {
@@ -151,7 +129,7 @@ const Place& Filler::place_of(const char* name) const {
 
 template <class T>
 Argument Filler::argument(const char* name, const std::optional<T>& given, T otherwise) const {
-  return {name, node_of(static_cast<double>(given.value_or(otherwise)), place_of(name)), given.has_value()};
+  return {name, at_place(static_cast<double>(given.value_or(otherwise)), place_of(name)), given.has_value()};
 }
 
 /// 0 where the files do not say.
@@ -165,7 +143,7 @@ std::int64_t Filler::steps() const {
 /// As TrainingArguments.get_warmup_steps().
 Argument Filler::warmup() const {
   const double asked = arguments_.warmup_steps.value_or(0);
-  if (asked >= 1) return {"warmup_steps", node_of(std::floor(asked), place_of("warmup_steps")), true};
+  if (asked >= 1) return {"warmup_steps", at_place(std::floor(asked), place_of("warmup_steps")), true};
   const char* name = arguments_.warmup_steps ? "warmup_steps" : "warmup_ratio";
   const double share = asked > 0 ? asked : arguments_.warmup_ratio.value_or(0);
   if (share > 0 && steps() == 0)
@@ -173,7 +151,7 @@ Argument Filler::warmup() const {
          " is a share of training.steps, which is not given; give it, or a number of steps as ",
          "training.warmup_steps");
   return {arguments_.warmup_ratio || asked > 0 ? name : "warmup_steps",
-          node_of(std::ceil(static_cast<double>(steps()) * share), place_of(name)),
+          at_place(std::ceil(static_cast<double>(steps()) * share), place_of(name)),
           arguments_.warmup_steps || arguments_.warmup_ratio};
 }
 
@@ -207,7 +185,7 @@ void Filler::match(const std::string& path, const Argument& argument) {
   Node* node = find_path(file_, path);
   if (is_absent(node)) {
     if (argument.given) put_path(file_, path, argument.value);
-  } else if (argument.given && !same(plain(*node), argument.value)) {
+  } else if (argument.given && plain(*node) != argument.value) {
     const Place& place = argument.value.place;
     if (is_override(node->place) && !is_override(place)) {
       note(argument.name.c_str(), cat("no effect: --set ", path, " goes before it"));
@@ -262,9 +240,9 @@ void Filler::fill_precision() {
   for (const auto& [name, path] : {std::pair{"fp16", section("fp16", "fp16") + ".enabled"},
                                    std::pair{"bf16", section("bf16", "bfloat16") + ".enabled"}}) {
     const bool on = asked == name;
-    // What is off needs no section to say so.
+    // A type that is off needs no section to say so.
     const bool says = given && (on || !is_absent(find_path(file_, path)));
-    match(path, {"precision", node_of(on, place_of("precision")), says, cat('"', asked, '"')});
+    match(path, {"precision", at_place(node_of(on), place_of("precision")), says, cat('"', asked, '"')});
   }
 }
 
@@ -285,14 +263,15 @@ void Filler::fill_optimizer() {
                                                 : "adam_beta2";
   const Argument rate = argument("learning_rate", arguments_.learning_rate, 5e-5);
   if (makes) {
-    put_path(file_, "optimizer.type", node_of("AdamW", own_.place));
+    put_path(file_, "optimizer.type", at_place(node_of("AdamW"), own_.place));
     context_.note("optimizer", cat("not given; AdamW with lr ", shown(rate.value),
                                    ", as Trainer makes it of its arguments in section training"));
   }
   fill("lr", rate);
-  fill("betas",
-       {both, pair_of(beta1.value.number, beta2.value.number, (beta1.given ? beta1 : beta2).value.place),
-        beta1.given || beta2.given});
+  fill("betas", {both,
+                 at_place(list_of(std::array{beta1.value.number, beta2.value.number}),
+                          (beta1.given ? beta1 : beta2).value.place),
+                 beta1.given || beta2.given});
   fill("eps", argument("adam_epsilon", arguments_.adam_epsilon, 1e-8));
   fill("weight_decay", argument("weight_decay", arguments_.weight_decay, 0.0));
 }
@@ -302,12 +281,12 @@ void Filler::fill_total() {
   if (!is_auto(path)) return;
   Node& node = *find_path(file_, path);
   if (steps() > 0)
-    return replace(node, path, {"steps", node_of(static_cast<double>(steps()), own_.place), true});
+    return replace(node, path, {"steps", at_place(static_cast<double>(steps()), own_.place), true});
   context_.attempt([&] {
     fail(ErrorKind::config, node.place.str(), ": ", path,
          ": \"auto\" is training.steps, which is not given; give it, or a number here");
   });
-  node = node_of(1.0, node.place);
+  node = at_place(1.0, node.place);
 }
 
 void Filler::fill_scheduler() {
@@ -315,7 +294,7 @@ void Filler::fill_scheduler() {
   if (arguments_.schedule) note("lr_scheduler_type", "no effect: the file has a section scheduler");
   const bool decays = type->is_text("WarmupDecayLR"), warms_up = decays || type->is_text("WarmupLR");
   const auto rate = argument("learning_rate", arguments_.learning_rate, 5e-5);
-  fill_only("scheduler.params.warmup_min_lr", {"", node_of(0.0, own_.place), false});
+  fill_only("scheduler.params.warmup_min_lr", {"", at_place(0.0, own_.place), false});
   if (warms_up)
     match("scheduler.params.warmup_max_lr", rate);
   else
@@ -323,7 +302,7 @@ void Filler::fill_scheduler() {
   fill_total();
   Argument steps_up = warmup();
   // DeepSpeed refuses 0, and its formulas take 2 for less.
-  if (steps_up.value.number < 1) steps_up.value = node_of(1.0, steps_up.value.place);
+  if (steps_up.value.number < 1) steps_up.value = at_place(1.0, steps_up.value.place);
   if (warms_up || type->is_text("WarmupCosineLR"))
     match("scheduler.params.warmup_num_steps", steps_up);
   else if (steps_up.given)
@@ -343,9 +322,10 @@ void Filler::make_scheduler() {
     return context_.note("scheduler",
                          "not given; Trainer's needs training.steps, so that the rate stays as it is");
   const Place& place = place_of("lr_scheduler_type");
-  put_path(file_, "scheduler.type", node_of(shape.c_str(), place));
+  put_path(file_, "scheduler.type", at_place(node_of(shape), place));
   put_path(file_, "scheduler.params.warmup_num_steps", steps_up.value);
-  if (ends) put_path(file_, "scheduler.params.total_num_steps", node_of(static_cast<double>(steps()), place));
+  if (ends)
+    put_path(file_, "scheduler.params.total_num_steps", at_place(static_cast<double>(steps()), place));
   context_.note("scheduler",
                 cat("not given; \"", shape, "\", as Trainer makes it: ", steps_up.value.integer,
                     " steps of warmup", ends ? cat(", and down to 0 at step ", steps()) : std::string(),
@@ -363,7 +343,7 @@ void Filler::fill_sizes() {
     if (!is_auto(path)) return;
     Node& node = *find_path(file_, path);
     const Place place = node.place;
-    node = node_of(std::floor(size), place);
+    node = at_place(std::floor(size), place);
     used_ = trains_ = true;
     context_.note(path, cat("\"auto\" takes ", node.integer, ", by model.hidden_size"));
   };

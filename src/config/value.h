@@ -11,14 +11,14 @@
 #include "base/error.h"
 #include "config/json_tree.h"
 
-// The values that the parser reads, with their place, and what it gathers on its way. Internal to this room and
-// to models/hub, which reads config.json.
+// The values that the parser reads, with their place, and what it gathers on its way. Internal to this room
+// and to models/hub, which reads config.json.
 namespace sherd::config {
 
 inline constexpr std::int64_t int64_max = std::numeric_limits<std::int64_t>::max();
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// What the parser gathers on its way.
+/// The parser gathers this on its way.
 struct Context {
   std::vector<std::string> notes;
   Problems problems;
@@ -68,8 +68,8 @@ struct Value {
   std::size_t choice(const std::vector<std::string>& names, const Synonyms& meant = {}) const;
 };
 
-/// What a key takes: in words, as errors and the page of keys say it, "integer from 0 to 3", and as JSON
-/// Schema.
+/// The values that a key takes: in words, as errors and the page of keys say it, "integer from 0 to 3", and
+/// as JSON Schema.
 struct Takes {
   std::string words, schema;
 };

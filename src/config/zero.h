@@ -38,7 +38,7 @@ struct Offload {
 
 /// Section `aio`: how states travel to and from NVMe. Idle without a device nvme.
 struct Aio {
-  /// What moves the bytes; Sherd's own key.
+  /// The means by which bytes move; Sherd's own key.
   enum class Backend : std::uint8_t {
     automatic,  ///< "auto": io_uring, or threads where the kernel or the file system refuses
     io_uring,   ///< or an error

@@ -105,7 +105,7 @@ TEST(AdapterKeys, WhatTheFilesReplaceGoes) {
   const Adapter goes_on = laid(R"("adapter": {"init_from": "a", "init": "random"})", prompt, false);
   EXPECT_EQ(goes_on.prompt.virtual_tokens, 3);
   EXPECT_EQ(goes_on.prompt.init_text, "");
-  // Of a checkpoint with an adapter, which is begun from.
+  // A checkpoint with an adapter is begun from.
   EXPECT_EQ(laid(R"("init_from": "a")", bottleneck, true).bottleneck.reduction_factor, 4);
   const Adapter other = laid(R"("init_from": "a", "adapter": {"type": "lora"})", bottleneck, true);
   EXPECT_EQ(other.type, AdapterType::lora);

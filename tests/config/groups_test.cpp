@@ -43,7 +43,7 @@ TEST(OptimizerGroups, OfAnotherTypeTakeRateAndDecayAlone) {
   EXPECT_EQ(static_cast<OptimizerRule>(config.optimizer.groups[1]), adam) << "betas are the type's own";
 }
 
-// What is below `params` in the section stands beside `match` in a group.
+// The keys below `params` in the section stand beside `match` in a group.
 TEST(OptimizerGroups, TakeEveryKeyOfTheirType) {
   int effective = 0;
   for (const KeyInfo& key : known_keys()) {

@@ -8,10 +8,10 @@
 #include "config/key_bases.h"
 #include "config/keys.h"
 #include "config/support.h"
-#include "config/tables.h"
+#include "config/sections/tables.h"
 #include "support/places.h"
 
-// What the page of keys says of each: that it says something, and that it is so.
+// The page of keys says something of each, and it is so.
 namespace sherd::config {
 namespace {
 
@@ -36,7 +36,7 @@ TEST(KeysPage, EveryKeyHasAText) {
   }
 }
 
-/// What stands where only `more` and what is required is given, in the key's own type of optimizer or
+/// The values where only `more` and what is required is given, in the key's own type of optimizer or
 /// schedule.
 Values values_of(const std::string& type_path, const std::vector<std::string>& more) {
   std::vector<std::string> given;
@@ -59,7 +59,7 @@ std::vector<std::string> changes(const std::string& type_path) {
           "model.bias=false",    "model.moe.top_k=1",     "zero_optimization.stage=3"};
 }
 
-/// What a key of `section` has in both cases; nothing where dump() has no value.
+/// The values of a key of `section` in both cases; nothing where dump() has no value.
 struct Shown {
   std::string plain, changed;
 };

@@ -1,4 +1,4 @@
-// What no configuration is: too deep, too large, too long. Each is refused in a moment, in a few words.
+// No configuration is too deep, too large or too long. Each such file is refused in a moment, in a few words.
 #include <gmock/gmock.h>
 
 #include <chrono>

@@ -10,7 +10,7 @@
 namespace sherd::config {
 namespace {
 
-/// What a file's text may become at most: its own problems and a line that counts the rest.
+/// An error's text is at most this long: a file's own problems, and a line that counts the rest.
 constexpr std::size_t longest_error = 40'000;
 
 std::vector<std::string> shipped_files() {

@@ -25,7 +25,7 @@ using Json = nlohmann::json;
 /// The part of JSON Schema, draft 2020-12, that the schema uses. Other keywords are failures.
 class Validator {
  public:
-  /// What is wrong with `value`, a line each.
+  /// Tells what is wrong with `value`, a line each.
   std::vector<std::string> errors(const Json& schema, const Json& value, const std::string& path) {
     errors_.clear();
     check(schema, value, path);

@@ -101,7 +101,7 @@ TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
                        "scheduler: not given; Trainer's needs training.steps"));
 }
 
-/// What says nothing of rates and rules leaves them alone.
+/// A section that says nothing of rates and rules leaves them alone.
 TEST(Trainer, ArgumentsOfTheBatchMakeNoSchedule) {
   const Config config =
       parse(R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",

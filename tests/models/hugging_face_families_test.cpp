@@ -233,7 +233,7 @@ TEST_P(Family, ExportGivesTheFilesBack) {
 
 INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
-                                           "mixtral", "qwen3_moe"),
+                                           "mixtral", "qwen3_moe", "phi3"),
                          [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {

@@ -105,8 +105,8 @@ TEST(SplitMaster, TrainsAsFp32MastersToTheBit) {
 TEST(SplitMaster, SmallStepsAddUp) {
   // Steps of a 2^-12th of the weight, which a bf16 weight alone would lose each time.
   Arena arena(1);
-  Hyper sgd;
-  sgd.type = config::OptimizerType::sgd, sgd.lr = 0x1p-12;
+  Hyper sgd = config::default_rule(config::OptimizerType::sgd);
+  sgd.lr = 0x1p-12;
   Span span(40, DType::bf16, DType::bf16);
   for (std::size_t i = 0; i < 40; ++i) span.master[i] = 1, span.set_grad(i, -1);
   Span split = span.as_split(arena);
@@ -140,8 +140,8 @@ TEST(SplitMaster, ReportsNonFiniteUpdates) {
         span.set_grad(at, grad);
         EXPECT_FALSE(update(span.all(), h, 2, arena)) << grad << " at " << at << " of " << n;
       }
-  Hyper still;  // the largest master whose high half is finite, and the next
-  still.type = config::OptimizerType::sgd;
+  // The largest master whose high half is finite, and the next.
+  const Hyper still = config::default_rule(config::OptimizerType::sgd);
   for (const auto& [bits, finite] :
        {std::pair{0x7f7f7fffu, true}, {0x7f7f8000u, false}, {0xff7f8000u, false}}) {
     Span span(9, DType::f32, DType::bf16);

@@ -239,8 +239,8 @@ TEST(UpdateRule, StreamedCopiesAreTheSame) {
 
 TEST(UpdateRule, CopiesRoundAsMastersDo) {
   Arena arena(1);
-  Hyper h;
-  h.type = OptimizerType::sgd, h.lr = 0;
+  Hyper h = config::default_rule(OptimizerType::sgd);
+  h.lr = 0;
   // The second is a tie for bf16 (away from zero), the third one for fp16 (to even).
   const std::vector<float> values = {1.0f,     0x1.01p0f, 0x1.002p0f, -0x1.01p0f,
                                      3.14159f, -65503.0f, 6e-8f,      0.0f};
@@ -380,7 +380,8 @@ TEST(UpdateRule, DescribesItself) {
   EXPECT_EQ(describe(one_bit), exchanged);
   EXPECT_FALSE(exchanged.exchanges_momentum(7));
   EXPECT_TRUE(exchanged.exchanges_momentum(8));
-  one_bit.type = OptimizerType::onebitlamb;
+  one_bit = config::default_rule(OptimizerType::onebitlamb);
+  one_bit.as<config::OneBitLambOptions>().freeze_step = 7;
   exchanged.type = "OneBitLamb";
   exchanged.states.insert(exchanged.states.begin() + 2, {.name = "exp_avg_sq_fresh", .fresh = true});
   exchanged.phases = {Phase::parameter_norms, Phase::elementwise};

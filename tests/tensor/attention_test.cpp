@@ -58,11 +58,12 @@ class AttentionOfDType : public ::testing::TestWithParam<DType> {
 };
 
 TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
+  // The emulator takes its time.
   const bool all = test::full_suite() || test::gpu_run();
   const std::size_t first = GetParam() == DType::bf16 || GetParam() == DType::f64 ? 1 : 0;
   for (const auto& m : one_of_each())
-    for (std::size_t i = all ? 0 : first; i < cases().size(); i += all ? 1 : 2)
-      expect_definition(*m, cases()[i]);
+    for (std::size_t i = 0; i < cases().size(); ++i)
+      if (all || m->family == "cpu" || i % 2 == first) expect_definition(*m, cases()[i]);
 }
 
 TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {

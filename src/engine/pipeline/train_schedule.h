@@ -16,7 +16,7 @@
 //   model_stages.h    the model whole over the stages, for evaluation and generation
 //
 // To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/config.h (Schedule) and
-// config/pipeline_keys.cpp; what it needs of the model is checked in choose_schedule().
+// config/sections/pipeline_keys.cpp; what it needs of the model is checked in choose_schedule().
 
 namespace sherd::engine {
 

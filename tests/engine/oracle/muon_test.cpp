@@ -137,7 +137,8 @@ TEST(MuonGroups, WithoutAMatrixAreRefused) {
   models::Gpt model(tiny_gpt2());
   config::Optimizer section;
   config::OptimizerGroup& group = section.groups.emplace_back();
-  group.match = {"tokens.*"}, group.type = OptimizerType::muon;
+  static_cast<config::OptimizerRule&>(group) = config::default_rule(OptimizerType::muon);
+  group.match = {"tokens.*"};
   expect_error(ErrorKind::config,
                "optimizer.groups[0] is of type Muon, which takes matrices of blocks, and has none: "
                "'tokens.weight' is no 2-dimensional weight of a block (mark_block()); choose another type",

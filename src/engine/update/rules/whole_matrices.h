@@ -20,7 +20,10 @@ struct Matrix {
   const autograd::Parameter& parameter() const { return *segment->layout().parameters()[slot]; }
   std::int64_t numel() const { return rows * columns; }
   /// The cost of orthogonalising it, in any unit.
-  double work() const { return optim::orthogonalize_flops(rows, columns, {}); }
+  double work() const {
+    static const optim::Hyper usual = config::default_rule(config::OptimizerType::muon);
+    return optim::orthogonalize_flops(rows, columns, usual);
+  }
 };
 
 /// The matrices of all parameters of a segment, in order. Pure arithmetic.

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/excerpt.h"
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -23,20 +23,17 @@ std::vector<Key<BottleneckKeys>> bottleneck_keys() {
       boolean("mh_adapter", &B::attention).means("`bottleneck` adapters behind attention"),
       boolean("output_adapter", &B::mlp).means("`bottleneck` adapters behind the feed-forward part"),
       choice("non_linearity", &B::non_linearity, non_linearities, "\"relu\"", same_non_linearities)
-          .of(Concerns::training)
-          .means("within; `gelu_new` is the tanh approximation of `gelu`"),
+          .means("within; `gelu_new` is the tanh approximation of `gelu`", Concerns::training),
       real("scaling", &B::scale, "4")
-          .of(Concerns::training)
-          .means("what a `bottleneck` gives is multiplied by it"),
+          .means("what a `bottleneck` gives is multiplied by it", Concerns::training),
       boolean("original_ln_before", &B::of_sum)
-          .of(Concerns::training)
           .means("a `bottleneck` reads the stream that its part of the block was added to, not what the part "
-                 "gave"),
+                 "gave",
+                 Concerns::training),
       text("name", &B::name, "\"task\"").means("what AdapterHub's files call the adapter"),
       integer("bottleneck_size", &B::size, "64", 1, most_hidden)
           .unset(0)
-          .by_default("`model.hidden_size` / `reduction_factor`")
-          .means("features in a `bottleneck`"),
+          .means("features in a `bottleneck`", by("`model.hidden_size` / `reduction_factor`")),
       real("reduction_factor", &B::reduction_factor, "8", 0, infinity, true)
           .means("the model's width divided by it is that of a `bottleneck`'s network")};
   keys.back().left_out = [](const B& keys) { return keys.size > 0; };

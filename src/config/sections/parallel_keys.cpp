@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -21,23 +21,23 @@ std::vector<Key<Parallel>> layer_keys() {
           .also_as(&P::tensor, tensor_size)
           .means("ranks that hold slices of the same layers", "`tensor_parallel.autotp_size` means the same"),
       boolean("sequence_parallel", &P::sequence_parallel)
-          .of(Concerns::training)
-          .idle_if([](const Config& c) { return c.parallel.sequence_parallel && c.parallel.tensor == 1; },
-                   "no effect without parallel.tensor above 1")
           .means("with `tensor` above 1: norms, dropout and residuals work on a part of the sequence on each "
-                 "of these ranks"),
+                 "of these ranks",
+                 Concerns::training,
+                 idle([](const Config& c) { return c.parallel.sequence_parallel && c.parallel.tensor == 1; },
+                      "no effect without parallel.tensor above 1")),
       integer("context", &P::context, "2", 1)
           .also_as(&P::context, context_size)
           .means("ranks that hold pieces of the same sequences",
                  "`sequence_parallel_size` means the same, with `context_method` ulysses"),
       choice("context_method", &P::context_method, {"ring", "ulysses"}, "\"ulysses\"")
           .then([](P&, const Value& value) { value.context.given.insert(context_method); })
-          .idle_if([](const Config& c) { return c.parallel.context == 1; },
-                   "no effect without parallel.context above 1")
-          .of(Concerns::training)
           .means(
               "how these attend to each other: ring passes keys and values around, ulysses exchanges heads "
-              "for tokens"),
+              "for tokens",
+              idle([](const Config& c) { return c.parallel.context == 1; },
+                   "no effect without parallel.context above 1"),
+              Concerns::training),
       integer("expert", &P::expert, "2", 1)
           .means("ranks that share out the experts of a layer, and exchange tokens instead of their "
                  "parameters; divides `context` × data, and the number of experts ([mixture of "
@@ -51,23 +51,20 @@ std::vector<Key<Parallel>> replica_keys() {
       integer("shard_size", &P::shard_size, "2", 1)
           .also_as(&P::shard_size, shard_size)
           .unset(0)
-          .or_null()
-          .of(Concerns::training)
-          .by_default("all; with a 1-bit optimizer at stage 0 none but context ranks")
           .means("ranks that share states, context ranks among them; each such group holds a replica (hybrid "
                  "sharding). A multiple of `context`, and of `expert`, that divides `context` × data",
-                 "`zero_optimization.mics_shard_size` means the same"),
+                 "`zero_optimization.mics_shard_size` means the same", or_null, Concerns::training,
+                 by("all; with a 1-bit optimizer at stage 0 none but context ranks")),
       choice("reduction", &P::reduction, {"ordered", "native"}, "\"native\"")
-          .of(Concerns::training)
           .means("ordered: sums in rank order in fp32, with the same bits everywhere; native: the backend's "
                  "own reduce-scatter and all-reduce where it has them, and one rank accumulates in place: "
                  "faster, and the bits are not promised",
-                 "sums as NCCL does"),
+                 "sums as NCCL does", Concerns::training),
       real("timeout_seconds", &P::timeout_seconds, "30", 0, infinity, true)
-          .of(Concerns::machine)
           .means("deadline of every wait for another rank, a GPU or a drive; while ranks meet, a minute at "
                  "least. Of ranks in programs of your own it is what `launch()` was given "
-                 "(`CommOptions::timeout_seconds`)")};
+                 "(`CommOptions::timeout_seconds`)",
+                 Concerns::machine)};
 }
 
 Table<Parallel> parallel_table() {
@@ -87,7 +84,7 @@ Key<Config> tensor_size_key(const char* name) {
                           set(config.parallel.tensor, tensor_size, static_cast<int>(size), value);
                         })
       .takes(integers(0))
-      .by_default("`parallel.tensor`");
+      .with(by("`parallel.tensor`"));
 }
 
 Table<Config> tensor_parallel_table() {
@@ -98,7 +95,7 @@ Table<Config> tensor_parallel_table() {
     table.keys.push_back(tensor_size_key(name).means(
         "`parallel.tensor`; 0 and 1: off",
         "cuts public models' layers by itself; here layers say how they are cut"));
-  table.keys.push_back(section<Config>("tp", std::move(tp)).alias("tensor_parallel"));
+  table.keys.push_back(section<Config>("tp", std::move(tp)).with(also("tensor_parallel")));
   append(table.keys, foreign_keys<Config>("tensor_parallel"));
   return table;
 }
@@ -113,18 +110,18 @@ Key<Config> sequence_parallel_size_key() {
                             config.parallel.context_method = ContextMethod::ulysses;
                         })
       .takes(integers(1))
-      .by_default("`parallel.context`")
       .means("`parallel.context`, with `context_method` ulysses unless that is given; 1: off",
-             "loaders give each rank its piece; here whole sequences, which the model cuts");
+             "loaders give each rank its piece; here whole sequences, which the model cuts",
+             by("`parallel.context`"));
 }
 
 }  // namespace
 
 Key<Config> parallel_key() {
-  return section("parallel", &Config::parallel, parallel_table()).of(Concerns::run);
+  return section("parallel", &Config::parallel, parallel_table()).with(Concerns::run);
 }
 
-std::vector<Key<Config>> parallel_twins() {
+std::vector<Key<Config>> deepspeed_parallel_keys() {
   return {section<Config>("tensor_parallel", tensor_parallel_table()), sequence_parallel_size_key(),
           pipeline_key()};
 }
@@ -137,8 +134,7 @@ Key<Config> mics_shard_size_key() {
                           set(config.parallel.shard_size, shard_size, size, value);
                         })
       .takes(integers())
-      .by_default("off")
-      .means("`parallel.shard_size` (MiCS), at stages 1 to 3; 0 or less: off");
+      .means("`parallel.shard_size` (MiCS), at stages 1 to 3; 0 or less: off", by("off"));
 }
 
 }  // namespace sherd::config

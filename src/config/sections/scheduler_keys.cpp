@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -56,28 +56,25 @@ std::vector<Key<LrRangeTest>> range_test_keys() {
 
 std::vector<Key<OneCycle>> one_cycle_keys() {
   using T = OneCycle;
-  return {
-      real("cycle_min_lr", &T::cycle_min_lr, "1e-5", 0).is_required().means("rate at both ends of the cycle"),
-      real("cycle_max_lr", &T::cycle_max_lr, "1e-2", 0).is_required().means("rate at its top"),
-      real("decay_lr_rate", &T::decay_lr_rate, "0.1", 0)
-          .means("after the cycle: the rate is divided by 1 + this for each `decay_step_size`"),
-      integer("cycle_first_step_size", &T::cycle_first_step_size, "10", 1).means("steps of the way up"),
-      integer("cycle_second_step_size", &T::cycle_second_step_size, "20", 0)
-          .by_default("`cycle_first_step_size`")
-          .means("steps of the way down"),
-      integer("cycle_first_stair_count", &T::cycle_first_stair_count, "3", 0)
-          .means("stairs of the way up; 0: none", "0.16 ignores it"),
-      integer("cycle_second_stair_count", &T::cycle_second_stair_count, "4", 0)
-          .by_default("`cycle_first_stair_count`")
-          .means("stairs of the way down; 0: none", "0.16 ignores it"),
-      integer("decay_step_size", &T::decay_step_size, "5", 0)
-          .means("steps of the decay after the cycle; 0: no decay"),
-      boolean("cycle_momentum", &T::cycle_momentum)
-          .means("β1 moves against the rate, and β2 becomes 0.99, where the optimizer has betas"),
-      real("cycle_min_mom", &T::cycle_min_mom, "0.7", 0, 1).means("β1 at the top of the cycle"),
-      real("cycle_max_mom", &T::cycle_max_mom, "0.95", 0, 1).means("β1 at both ends"),
-      real("decay_mom_rate", &T::decay_mom_rate, "0.1", 0)
-          .means("after the cycle: β1 is multiplied by 1 + this for each `decay_step_size`")};
+  return {real("cycle_min_lr", &T::cycle_min_lr, "1e-5", 0).means("rate at both ends of the cycle", required),
+          real("cycle_max_lr", &T::cycle_max_lr, "1e-2", 0).means("rate at its top", required),
+          real("decay_lr_rate", &T::decay_lr_rate, "0.1", 0)
+              .means("after the cycle: the rate is divided by 1 + this for each `decay_step_size`"),
+          integer("cycle_first_step_size", &T::cycle_first_step_size, "10", 1).means("steps of the way up"),
+          integer("cycle_second_step_size", &T::cycle_second_step_size, "20", 0)
+              .means("steps of the way down", by("`cycle_first_step_size`")),
+          integer("cycle_first_stair_count", &T::cycle_first_stair_count, "3", 0)
+              .means("stairs of the way up; 0: none", "0.16 ignores it"),
+          integer("cycle_second_stair_count", &T::cycle_second_stair_count, "4", 0)
+              .means("stairs of the way down; 0: none", "0.16 ignores it", by("`cycle_first_stair_count`")),
+          integer("decay_step_size", &T::decay_step_size, "5", 0)
+              .means("steps of the decay after the cycle; 0: no decay"),
+          boolean("cycle_momentum", &T::cycle_momentum)
+              .means("β1 moves against the rate, and β2 becomes 0.99, where the optimizer has betas"),
+          real("cycle_min_mom", &T::cycle_min_mom, "0.7", 0, 1).means("β1 at the top of the cycle"),
+          real("cycle_max_mom", &T::cycle_max_mom, "0.95", 0, 1).means("β1 at both ends"),
+          real("decay_mom_rate", &T::decay_mom_rate, "0.1", 0)
+              .means("after the cycle: β1 is multiplied by 1 + this for each `decay_step_size`")};
 }
 
 void finish_one_cycle(OneCycle& cycle, const Given& given) {
@@ -91,8 +88,7 @@ void finish_one_cycle(OneCycle& cycle, const Given& given) {
 template <class T>
 Key<T> total_key() {
   return integer("total_num_steps", &T::total_num_steps, "5000", 1)
-      .is_required()
-      .means("steps until the rate has come down");
+      .means("steps until the rate has come down", required);
 }
 
 /// DeepSpeed refuses 0 since 0.19.6; what it makes of it before are 2 steps, as of 1.
@@ -210,12 +206,12 @@ const Type& read_type(const Value& section) {
 Key<Scheduler> type_key() {
   return custom<Scheduler>("type", "\"WarmupLR\"", [](Scheduler&, const Value&) {})
       .one_of(type_names())
-      .by_default("required; without the section the optimizer's rates stay")
       .means(
           "the schedule of rates; linear, cosine and constant_with_warmup are transformers', but that "
           "behind the last step rates stay where they are, where transformers' cosine rises again",
           "also takes PyTorch's; rates of groups keep their proportion under all types here, there under "
-          "WarmupCosineLR alone");
+          "WarmupCosineLR alone",
+          by("required; without the section the optimizer's rates stay"));
 }
 
 void read_scheduler(Config& config, const Value& section) {
@@ -240,7 +236,7 @@ Node write_scheduler(const Config& config) {
   return node_of({{"type", node_of(type.name)}, {"params", written(type.params, config.scheduler)}});
 }
 
-/// Of a schedule that ends: how long it rises, when it ends, and at what rate.
+/// How long a schedule that ends rises, when it ends, and at what rate.
 struct Course {
   std::int64_t warmup = 0, total = 0;
   std::string last;

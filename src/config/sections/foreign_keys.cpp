@@ -1,18 +1,18 @@
-#include "config/foreign_keys.h"
+#include "config/sections/foreign_keys.h"
 
 #include <algorithm>
 #include <sstream>
 
 #include "base/dtype.h"
-#include "config/foreign_table.h"
-#include "config/tables.h"
+#include "config/sections/foreign_table.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
 
 using Row = Key<Nothing>;
 
-/// What an accepted key must hold, so that a wrong type is still an error.
+/// An accepted key must hold this, so that a wrong type is still an error.
 struct Form {
   const char* example;
   Takes takes;

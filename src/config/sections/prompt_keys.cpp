@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cctype>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -18,7 +18,7 @@ void check_name(PromptTask& task, const Value& value) {
 Table<PromptTask> task_table() {
   using T = PromptTask;
   return {Auto::is_a_value,
-          {text("name", &T::name, "").then(check_name).is_required().means("by which `task` calls it"),
+          {text("name", &T::name, "").then(check_name).means("by which `task` calls it", required),
            text("init_text", &T::init_text, "").unset("").means("in place of the section's")},
           [](T&, const Given& given, const Value& value) {
             if (!given.contains("name"))
@@ -47,24 +47,23 @@ bool all_have_text(const PromptKeys& prompt) {
 std::vector<Key<PromptKeys>> prompt_keys() {
   using P = PromptKeys;
   return {integer("virtual_tokens", &P::virtual_tokens, "5", 1, most_virtual_tokens)
-              .alias("num_virtual_tokens")
-              .means("of each prompt, which stands in front of every text: `model.seq_length` counts them"),
+              .means("of each prompt, which stands in front of every text: `model.seq_length` counts them",
+                     also("num_virtual_tokens")),
           choice("init", &P::init, {"random", "sample_vocab", "text"}, "\"sample_vocab\"")
-              .alias("prompt_tuning_init")
               .means("of the prompt's vectors: `random`, normal(0, 1); `sample_vocab`, those of ids that "
-                     "`seed` draws; `text`, those of `init_text`"),
+                     "`seed` draws; `text`, those of `init_text`",
+                     also("prompt_tuning_init")),
           text("init_text", &P::init_text, "\"Say what is felt:\"")
-              .alias("prompt_tuning_init_text")
-              .means("its tokens' vectors, repeated or cut to `virtual_tokens`, are the prompt's at first"),
+              .means("its tokens' vectors, repeated or cut to `virtual_tokens`, are the prompt's at first",
+                     also("prompt_tuning_init_text")),
           integer("encoder_hidden_size", &P::encoder_hidden_size, "64", 1, most_hidden)
               .unset(0)
-              .by_default("`model.hidden_size`")
-              .means("width within the network of `p_tuning`"),
+              .means("width within the network of `p_tuning`", by("`model.hidden_size`")),
           list("tasks", &P::tasks, R"([{"name": "a"}, {"name": "b"}])", task_table())
               .then(check_tasks)
-              .unless_default()
               .means("prompts of their own for several tasks, over one frozen model: `{\"name\": NAME, "
-                     "\"init_text\": TEXT}`; each of `data.sources` names its `task`")};
+                     "\"init_text\": TEXT}`; each of `data.sources` names its `task`",
+                     unless_default)};
 }
 
 namespace {

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `training`.
 namespace sherd::config {
@@ -71,11 +71,11 @@ std::vector<Key<Training>> course_keys() {
       integer("steps", &T::steps, "100", 0)
           .means("optimizer steps of the whole run, those before `--resume` included; `sherd train` needs it "
                  "here or as `--steps`"),
-      integer("seed", &T::seed, "7", 0).of(Concerns::training).means("of initial weights and dropout"),
+      integer("seed", &T::seed, "7", 0).means("of initial weights and dropout", Concerns::training),
       integer("eval_interval", &T::eval_interval, "50", 0)
-          .idle_if([](const Config& c) { return c.data && c.data->split[1] == 0; },
-                   "no effect: data.split leaves nothing for validation")
-          .means("steps between evaluations on the validation split; 0: only at the end"),
+          .means("steps between evaluations on the validation split; 0: only at the end",
+                 idle([](const Config& c) { return c.data && c.data->split[1] == 0; },
+                      "no effect: data.split leaves nothing for validation")),
       integer("eval_steps", &T::eval_steps, "5", 1)
           .means("batches of `train_batch_size` samples per evaluation",
                  "of Trainer's keys this is another: its `eval_steps` is `eval_interval` here"),
@@ -85,25 +85,24 @@ std::vector<Key<Training>> course_keys() {
                  "which the file's own keys are laid ([Hugging Face](hugging_face.md)). `--resume` reads "
                  "`save_dir` instead"),
       text("save_dir", &T::save_dir, "\"runs/a\"")
-          .of(Concerns::machine)
-          .means("folder of checkpoints; empty: nothing is saved"),
+          .means("folder of checkpoints; empty: nothing is saved", Concerns::machine),
       integer("save_interval", &T::save_interval, "50", 0)
-          .idle_if(saves_nothing, not_saved)
-          .means("steps between checkpoints; 0: only at the end (and when a signal stops the run)"),
+          .means("steps between checkpoints; 0: only at the end (and when a signal stops the run)",
+                 idle(saves_nothing, not_saved)),
       integer("keep_last", &T::keep_last, "2", 0)
-          .idle_if(saves_nothing, not_saved)
-          .means("`global_stepN` checkpoints to keep, the oldest going first; 0: all"),
+          .means("`global_stepN` checkpoints to keep, the oldest going first; 0: all",
+                 idle(saves_nothing, not_saved)),
       boolean("save_async", &T::save_async)
-          .idle_if(saves_nothing, not_saved)
           .means("write checkpoints while training goes on; false: training waits. The last one it waits for "
-                 "in any case ([more](config.md#writing-while-training))"),
+                 "in any case ([more](config.md#writing-while-training))",
+                 idle(saves_nothing, not_saved)),
       boolean("keep_best", &T::keep_best)
-          .idle_if(saves_nothing, not_saved)
           .means("also save after each evaluation that finds a lower validation loss than all before, and "
                  "keep that checkpoint beside the `keep_last` newest ones; `DIR/best` names it, as "
                  "`DIR/latest` names the newest, and so do `--tag best` and `sherd generate --checkpoint "
                  "DIR/best`. Needs `save_dir`, `eval_interval` and validation data. Lightning's "
-                 "`save_top_k=1`"),
+                 "`save_top_k=1`",
+                 idle(saves_nothing, not_saved)),
       integer("patience", &T::patience, "3", 0)
           .means("stop after so many evaluations in a row without a validation loss lower than all before, "
                  "with a checkpoint as at the end; 0: never. A resumed run counts on; an evaluation that "
@@ -118,45 +117,40 @@ std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
       choice("loss_average", &T::loss_average, {"tokens", "micro_batches"}, "\"micro_batches\"")
-          .of(Concerns::training)
           .means("what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
                  "that are targets (labels but -100), or the means of its micro-batches. They differ where "
                  "micro-batches have different numbers of targets. Programs without a `model` section have "
                  "the second",
                  "DeepSpeed takes the mean of means; transformers' Trainer, from 4.46 on, the mean over "
-                 "tokens"),
+                 "tokens",
+                 Concerns::training),
       recompute_key(),
       integer("recompute_blocks", &T::recompute_blocks, "2", 0)
-          .idle_if(recomputes_nothing, not_recomputed)
           .unset(-1)
-          .or_null()
-          .by_default("all")
           .means("only the first so many blocks of each pipeline stage recompute, as Megatron-LM's "
                  "`recompute_num_layers` with method `block` (all chunks of a stage count as one; without a "
-                 "pipeline: blocks of the model). More than there are: all"),
+                 "pipeline: blocks of the model). More than there are: all",
+                 idle(recomputes_nothing, not_recomputed), or_null, by("all")),
       integer("recompute_micro_batches", &T::recompute_micro_batches, "2", 0)
-          .idle_if(why_all_recompute)
           .unset(-1)
-          .or_null()
-          .by_default("all")
           .means("only so many of the micro-batches that the fullest pipeline stage has in flight recompute; "
                  "the others keep everything. Stages with fewer in flight keep as many, so that later ones "
                  "recompute less, or nothing. With `layered` all micro-batches of a step are in flight, with "
-                 "`accumulate` one ([more](parallel.md#recompute-of-a-part))"),
+                 "`accumulate` one ([more](parallel.md#recompute-of-a-part))",
+                 idle(why_all_recompute), or_null, by("all")),
       boolean("split_masters", &T::split_masters)
-          .idle_if(why_whole_masters)
           .means(
               "bf16: the optimizer keeps of each fp32 master only the 16 bits that the parameter lacks, to "
-              "the same bits; false keeps whole masters"),
+              "the same bits; false keeps whole masters",
+              idle(why_whole_masters)),
       word<T>(
           "moments_dtype", {"fp32", "bf16"}, "\"bf16\"",
           [](const T& t) { return t.moments_dtype == DType::bf16 ? 1 : 0; },
           [](T& t, int index) { t.moments_dtype = index == 0 ? DType::f32 : DType::bf16; })
-          .idle_if(keeps_no_moments, "no effect: SGD without momentum keeps no moments")
-          .of(Concerns::training)
           .means(
               "type of the optimizer's moments; bf16: half the bytes, rounded stochastically, the same way "
-              "in every run"),
+              "in every run",
+              idle(keeps_no_moments, "no effect: SGD without momentum keeps no moments"), Concerns::training),
       integer("log_interval", &T::log_interval, "1", 0)
           .means("steps between lines of progress where the output is no terminal; 0: each has one")};
 }
@@ -172,7 +166,7 @@ Table<Training> training_table() {
 }  // namespace
 
 Key<Config> training_key() {
-  return section("training", &Config::training, training_table()).of(Concerns::run);
+  return section("training", &Config::training, training_table()).with(Concerns::run);
 }
 
 }  // namespace sherd::config

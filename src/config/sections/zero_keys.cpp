@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 // Section `zero_optimization`.
 namespace sherd::config {
@@ -23,29 +23,26 @@ std::vector<Key<Zero>> sharding_keys() {
       // At stage 3, where an example of a key is tried, the default is true.
       field_key("overlap_comm", "false", &Z::overlap_comm, &Value::boolean)
           .takes({"true or false", R"({"type": "boolean"})"})
-          .by_default("true at stage 3, else false")
-          .means("communicate beside computation")};
+          .means("communicate beside computation", by("true at stage 3, else false"))};
 }
 
 std::vector<Key<Zero>> stage3_keys() {
   using Z = Zero;
   std::vector<Key<Z>> keys = {
       integer("stage3_prefetch_bucket_size", &Z::prefetch_bucket_size, "1000", 0)
-          .alias("prefetch_bucket_size")
-          .means("stage 3: elements gathered ahead of their use; 0: no prefetch"),
+          .means("stage 3: elements gathered ahead of their use; 0: no prefetch",
+                 also("prefetch_bucket_size")),
       integer("stage3_param_persistence_threshold", &Z::param_persistence_threshold, "10", 0)
-          .alias("param_persistence_threshold")
           .means("stage 3: parameters of at most so many elements stay gathered; counts what this rank's "
-                 "layers hold, of a matrix cut in two half"),
+                 "layers hold, of a matrix cut in two half",
+                 also("param_persistence_threshold")),
       integer("stage3_model_persistence_threshold", &Z::model_persistence_threshold, "10", 0)
-          .alias("model_persistence_threshold")
-          .means("stage 3: most elements that may stay gathered in all"),
+          .means("stage 3: most elements that may stay gathered in all", also("model_persistence_threshold")),
       integer("stage3_max_live_parameters", &Z::max_live_parameters, "1000", 0)
-          .alias("max_live_parameters")
-          .means("stage 3: gathered elements that prefetch stays within"),
+          .means("stage 3: gathered elements that prefetch stays within", also("max_live_parameters")),
       integer("stage3_max_reuse_distance", &Z::max_reuse_distance, "1000", 0)
-          .alias("max_reuse_distance")
-          .means("stage 3: what is used again within so many elements stays gathered")};
+          .means("stage 3: what is used again within so many elements stays gathered",
+                 also("max_reuse_distance"))};
   for (Key<Z>& key : keys)
     key.idle = [](const Config& config) {
       const int stage = config.zero.stage;
@@ -88,7 +85,7 @@ Table<Config> zero_table() {
 }  // namespace
 
 Key<Config> zero_key() {
-  Key<Config> key = section<Config>("zero_optimization", zero_table()).of(Concerns::run);
+  Key<Config> key = section<Config>("zero_optimization", zero_table()).with(Concerns::run);
   key.read = [read = key.read](Config& config, const Value& section) {
     if (!section.node.is(Node::Kind::boolean)) return read(config, section);
     const int stage = config.zero.stage = section.node.boolean ? 1 : 0;

@@ -1,8 +1,8 @@
 #include <cmath>
 
 #include "config/adapter.h"
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -21,22 +21,18 @@ bool is_bottleneck(const Adapter& adapter) {
 
 std::vector<Key<LoraKeys>> lora_keys() {
   using L = LoraKeys;
-  return {integer("rank", &L::rank, "16", 1, most_adapter_rank).alias("r").means("of LoRA's products"),
+  return {integer("rank", &L::rank, "16", 1, most_adapter_rank).means("of LoRA's products", also("r")),
           real("alpha", &L::alpha, "32", 0, infinity, true)
-              .alias("lora_alpha")
-              .of(Concerns::training)
-              .means("LoRA's products are multiplied by `alpha` / `rank`"),
+              .means("LoRA's products are multiplied by `alpha` / `rank`", also("lora_alpha"),
+                     Concerns::training),
           boolean("use_rslora", &L::rslora)
-              .of(Concerns::training)
-              .means("LoRA's products are multiplied by `alpha` / √`rank` instead"),
+              .means("LoRA's products are multiplied by `alpha` / √`rank` instead", Concerns::training),
           real("dropout", &L::dropout, "0.05", 0)
               .then([](L& lora, const Value& value) {
                 if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
               })
-              .alias("lora_dropout")
               .takes({"number >= 0, below 1", R"({"type": "number", "minimum": 0, "exclusiveMaximum": 1})"})
-              .of(Concerns::training)
-              .means("of what goes into LoRA's products")};
+              .means("of what goes into LoRA's products", also("lora_dropout"), Concerns::training)};
 }
 
 Key<Adapter> targets_key() {
@@ -55,25 +51,25 @@ Key<Adapter> targets_key() {
   };
   return custom<Adapter>("targets", "[\"q_proj\", \"v_proj\"]", read,
                          [](const Adapter& adapter) { return list_of(adapter.targets); })
-      .alias("target_modules")
       .where(has_targets)
       .takes({"string, or list of strings",
               R"({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}})"})
       .means(
           "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
           "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
-          "`v_proj` of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`");
+          "`v_proj` of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`",
+          also("target_modules"));
 }
 
 Key<Adapter> type_key() {
   return word<Adapter>(
              "type", types, "\"lora\"", [](const Adapter& a) { return static_cast<int>(a.type) - 1; },
              [](Adapter& a, int index) { a.type = static_cast<AdapterType>(index + 1); })
-      .is_required("init_from")
       .means(
           "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's "
           "low-rank products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of "
-          "few features in its blocks ([more](adapters.md))");
+          "few features in its blocks ([more](adapters.md))",
+          instead_of("init_from"));
 }
 
 Key<Adapter> base_key() {
@@ -168,21 +164,7 @@ double LoraKeys::scale() const {
 }
 
 std::string_view name_of(AdapterType type) {
-  switch (type) {
-    case AdapterType::lora:
-      return "lora";
-    case AdapterType::ia3:
-      return "ia3";
-    case AdapterType::prompt_tuning:
-      return "prompt_tuning";
-    case AdapterType::p_tuning:
-      return "p_tuning";
-    case AdapterType::bottleneck:
-      return "bottleneck";
-    case AdapterType::none:
-      break;
-  }
-  return "";
+  return type == AdapterType::none ? std::string_view() : types[static_cast<std::size_t>(type) - 1];
 }
 
 }  // namespace sherd::config

@@ -1,7 +1,7 @@
 // Section data.
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -33,7 +33,7 @@ void check_tokenizer(Data& data, const Value& value) {
 Table<DataSource> source_table() {
   using T = DataSource;
   return {Auto::is_a_value,
-          {text("path", &T::path, "").of(Concerns::machine).is_required().means("prefix of the dataset"),
+          {text("path", &T::path, "").means("prefix of the dataset", Concerns::machine, required),
            real("weight", &T::weight, "", 0).unset(0.0).means("share of the samples, of any sum"),
            text("task", &T::task, "").unset("").means("one of `training.adapter.tasks`")},
           [](T& source, const Given& given, const Value& value) {
@@ -68,9 +68,8 @@ Key<Data> path_key() {
              [](const Data& data) { return node_of(data.sources.at(0).path); })
       .where(is_path)
       .takes({"string", R"({"type": "string"})"})
-      .of(Concerns::machine)
-      .is_required("sources")
-      .means("prefix of the dataset that `sherd prepare` wrote: `PREFIX.bin`, `.idx`");
+      .means("prefix of the dataset that `sherd prepare` wrote: `PREFIX.bin`, `.idx`", Concerns::machine,
+             instead_of("sources"));
 }
 
 void check_data(const Data& data, const Given& given, const Value& section) {
@@ -89,16 +88,15 @@ Table<Data> data_table() {
             R"([{"path": "corpus/a", "weight": 3}, {"path": "corpus/b", "weight": 1}])", source_table())
            .then(check_sources)
            .where([](const T& data) { return !is_path(data); })
-           .by_default("`path` alone")
            .means("in place of `path`: datasets of one tokenizer, as `{\"path\": PREFIX, \"weight\": W}`; "
                   "samples come from each by weight, in the same order on any number of ranks "
-                  "([more](config.md#datasources)). With `training.adapter.tasks` also `\"task\": NAME`"),
+                  "([more](config.md#datasources)). With `training.adapter.tasks` also `\"task\": NAME`",
+                  by("`path` alone")),
        split_key(),
        text("tokenizer", &T::tokenizer, "\"byte\"")
            .then(check_tokenizer)
-           .of(Concerns::run)
-           .by_default("the one recorded beside the dataset")
-           .means("`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)"),
+           .means("`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)", Concerns::run,
+                  by("the one recorded beside the dataset")),
        integer("seed", &T::seed, "7", 0).means("of the shuffle"),
        boolean("shuffle", &T::shuffle).means("documents and samples, anew in every epoch"),
        choice("packing", &T::packing, {"stream", "documents"}, "\"documents\"")

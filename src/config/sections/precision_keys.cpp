@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -19,9 +19,9 @@ Table<Fp16Section> fp16_table() {
   Table<Fp16Section> table{
       Auto::to_default,
       {boolean("enabled", &Fp16Section::enabled)
-           .with_auto(Auto::needs_caller)
            .means("compute in fp16, with loss scaling, beside fp32 masters; not together "
-                  "with `bf16`")}};
+                  "with `bf16`",
+                  Auto::needs_caller)}};
   for (const Key<S>& key :
        {real("loss_scale", &S::loss_scale, "128", 0).means("factor of the loss; 0: dynamic"),
         integer("initial_scale_power", &S::initial_scale_power, "8", 0, 100)
@@ -43,13 +43,13 @@ Table<Fp16Section> fp16_table() {
 
 Table<Bf16Section> bf16_table() {
   using B = Bf16Section;
-  Table<B> table{Auto::to_default,
-                 {boolean("enabled", &B::enabled)
-                      .with_auto(Auto::needs_caller)
-                      .means("compute in bf16 beside fp32 masters; not together with `fp16`"),
-                  boolean("check_grad_overflow", &B::check_grad_overflow)
-                      .means("skip a step whose gradients hold infinities or NaN",
-                             "checks at stages 1 and 2 alone; 0.16 never")}};
+  Table<B> table{
+      Auto::to_default,
+      {boolean("enabled", &B::enabled)
+           .means("compute in bf16 beside fp32 masters; not together with `fp16`", Auto::needs_caller),
+       boolean("check_grad_overflow", &B::check_grad_overflow)
+           .means("skip a step whose gradients hold infinities or NaN",
+                  "checks at stages 1 and 2 alone; 0.16 never")}};
   append(table.keys, foreign_keys<B>("bf16"));
   return table;
 }
@@ -107,7 +107,7 @@ Key<Precision> dtype_key(const char* name, const char* example, std::optional<DT
                return precision.*field ? node_of(std::string(name_of(*(precision.*field)))) : Node();
              })
       .one_of(names)
-      .by_default("the model's");
+      .with(by("the model's"));
 }
 
 Table<Precision> data_types_table() {
@@ -134,13 +134,12 @@ std::vector<Key<Config>> precision_keys() {
                 return Bf16Section{p.compute == DType::bf16, p.check_grad_overflow};
               },
               put_bf16)
-              .alias("bfloat16"),
+              .with(also("bfloat16")),
           section("data_types", &Config::precision, data_types_table()),
           inside(&Config::precision,
                  dtype_key("communication_data_type", "\"bf16\"", &Precision::communication_data_type))
-              .with_auto(Auto::to_default)
               .means("type to which each rank's gradients are rounded before they travel; sums are fp32",
-                     "sums are of that type there, in the order of NCCL's algorithm")};
+                     "sums are of that type there, in the order of NCCL's algorithm", Auto::to_default)};
 }
 
 void check_precision(const Config& config, const Given& given) {

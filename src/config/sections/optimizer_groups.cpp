@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -70,10 +70,8 @@ Table<OptimizerGroup> group_table(OptimizerType type) {
   Table<OptimizerGroup> table{
       Auto::needs_caller,
       {custom<OptimizerGroup>("match", "", read_match, [](const auto& group) { return list_of(group.match); })
-           .with_auto(Auto::is_a_value)
            .takes({"string, or list of strings", R"({"type": ["string", "array"]})"})
-           .is_required()
-           .means("patterns of full parameter names"),
+           .means("patterns of full parameter names", Auto::is_a_value, required),
        custom<OptimizerGroup>(
            "type", "", [](OptimizerGroup&, const Value&) {},
            [](const auto& group) { return node_of(name_of(group.type)); })

@@ -5,7 +5,10 @@
 #include "config/reader.h"
 #include "config/schedule.h"
 
-// The tables of keys, one source file per group. Internal to this room.
+// This folder holds the tables of keys, a source file for each section or group of keys, with the checks that
+// a row cannot say. A new key is a row of its section's table (../reader.h says how rows are written) and a
+// field of its struct (../config.h); a key without effect here, or one that is refused, is a line of
+// foreign_table.h. Internal to this room.
 namespace sherd::config {
 
 // Sections, and runs of keys at the top; each is told with its file.
@@ -30,7 +33,7 @@ std::vector<Key<BottleneckKeys>> bottleneck_keys();  // bottleneck_keys.cpp: lik
 Key<Config> parallel_key();                          // parallel_keys.cpp
 std::vector<Key<Parallel>> schedule_keys();  // pipeline_keys.cpp: the keys of parallel that cut a model
 /// DeepSpeed's own keys for values of section parallel. parallel_keys.cpp, pipeline_keys.cpp
-std::vector<Key<Config>> parallel_twins();
+std::vector<Key<Config>> deepspeed_parallel_keys();
 Key<Config> pipeline_key();
 Key<Config> mics_shard_size_key();
 Key<Config> device_key();  // device_keys.cpp
@@ -45,7 +48,8 @@ std::map<std::string, std::string> every_value(const Config& config);
 /// context's. trainer_fill.cpp
 void fill_from_trainer(Node& file, Context& context);
 
-// What follows from the keys of a section that were given; each throws where they contradict each other.
+// These draw conclusions from the keys of a section that were given, and throw where they contradict each
+// other.
 
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
@@ -69,19 +73,19 @@ Table<OptimizerGroup> group_table(OptimizerType type);
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the
 /// section.
 void note_other_defaults(OptimizerType type, const std::string& params, const Given& given, Context& context);
-/// What follows from the keys of a rule that were given; throws where they contradict each other.
+/// Draws conclusions from the keys of a rule that were given; throws where they contradict each other.
 void finish_rule(OptimizerRule& rule, const Value& params, const Given& given);
 /// `optimizer.groups`, once the section's own rule is read. optimizer_groups.cpp
 void read_optimizer_groups(Optimizer& optimizer, const Value& list);
 /// Throws where a schedule cannot move the groups' rates in proportion. optimizer_groups.cpp
 void check_group_rates(const Config& config, const Given& given, Context& context);
 
-/// What an optimizer whose replicas exchange momentum asks of the rest of the file: who the replicas are, and
-/// fp32 moments. Throws where there would be none. optimizer_keys.cpp
+/// Settles what an optimizer whose replicas exchange momentum asks of the rest of the file: who the replicas
+/// are, and fp32 moments. Throws where there would be none. optimizer_keys.cpp
 void check_replicas(Config& config, const Value& file);
 
-/// What follows from the keys of `section`, model.moe, that were given; throws where they contradict each
-/// other. moe_keys.cpp
+/// Draws conclusions from the keys of `section`, model.moe, that were given; throws where they contradict
+/// each other. moe_keys.cpp
 void finish_moe(Moe& moe, const Value& section);
 /// Throws where experts do not fit the rest of the file.
 void check_moe(const Config& config, const Value& file);

@@ -1,5 +1,5 @@
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -9,21 +9,20 @@ std::vector<Key<Config>> batch_keys() {
   std::vector<Key<B>> keys = {
       integer("train_batch_size", &B::train_batch_size, "64", 1)
           .unset(0)
-          .by_default("the product of the next two and of the data-parallel ranks")
-          .means("samples per optimizer step, of all data-parallel ranks"),
+          .means("samples per optimizer step, of all data-parallel ranks",
+                 by("the product of the next two and of the data-parallel ranks")),
       integer("train_micro_batch_size_per_gpu", &B::micro_batch_size, "4", 1)
           .unset(0)
-          .by_default("what `train_batch_size` leaves; one of the two is needed")
-          .means("samples per forward of a rank"),
+          .means("samples per forward of a rank",
+                 by("what `train_batch_size` leaves; one of the two is needed")),
       integer("gradient_accumulation_steps", &B::gradient_accumulation_steps, "8", 1)
           .unset(0)
-          .by_default("what `train_batch_size` leaves, or 1")
-          .means("micro-batches per optimizer step"),
+          .means("micro-batches per optimizer step", by("what `train_batch_size` leaves, or 1")),
       boolean("dataloader_drop_last", &B::drop_last)
           .means("leave out what an epoch of training data given to `initialize()` has behind its last whole "
                  "batch; packed tokens (`data`) are endless and have no such")};
   std::vector<Key<Config>> out;
-  for (const Key<B>& key : keys) out.push_back(inside(&Config::batch, key).with_auto(Auto::to_default));
+  for (const Key<B>& key : keys) out.push_back(inside(&Config::batch, key).with(Auto::to_default));
   return out;
 }
 
@@ -35,53 +34,46 @@ Table<Monitor> monitor_table() {
                   "writes `train_loss`, `lr`, `loss_scale` and times; `lr` is the next step's, and a "
                   "resumed run repeats steps"),
        text("output_path", &Monitor::output_path, "\"logs\"")
-           .of(Concerns::machine)
-           .means("folder of the files; empty: the one in which the run was started"),
+           .means("folder of the files; empty: the one in which the run was started", Concerns::machine),
        text("job_name", &Monitor::job_name, "\"run\"").means("folder in `output_path` that gets the files")}};
 }
 
 Key<Config> monitor_key(const char* name, Monitor Config::*field) {
-  return section(name, field, monitor_table()).unless_default().idle_if([field](const Config& config) {
-    return !(config.*field).enabled ? "not enabled, no effect"
-           : config.model           ? ""
-                          : "`sherd train` writes it; a program of its own does with engine::Monitors";
-  });
+  return section(name, field, monitor_table())
+      .with(unless_default, idle([field](const Config& config) {
+              return !(config.*field).enabled ? "not enabled, no effect"
+                     : config.model
+                         ? ""
+                         : "`sherd train` writes it; a program of its own does with engine::Monitors";
+            }));
 }
 
 std::vector<Key<Config>> run_keys() {
   using C = Config;
-  return {real("gradient_clipping", &C::gradient_clipping, "0.5")
-              .idle_if([](const C& c) { return c.gradient_clipping <= 0; }, "off")
-              .with_auto(Auto::to_default)
-              .means("largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
-                     "0.16: off by default"),
-          section<C>("checkpoint", {Auto::is_a_value, foreign_keys<C>("checkpoint")}),
-          integer("steps_per_print", &C::steps_per_print, "10", 0)
-              .with_auto(Auto::to_default)
-              .of(Concerns::run)
-              .means("optimizer steps between the engine's log lines; 0: none"),
-          boolean("wall_clock_breakdown", &C::wall_clock_breakdown)
-              .idle_if([](const C& c) { return c.wall_clock_breakdown && c.steps_per_print == 0; },
-                       "no effect without steps_per_print")
-              .with_auto(Auto::to_default)
-              .of(Concerns::run)
-              .means("times of forward, backward and step in those lines"),
-          boolean("memory_breakdown", &C::memory_breakdown)
-              .idle_if([](const C& c) { return c.memory_breakdown && c.steps_per_print == 0; },
-                       "no effect without steps_per_print")
-              .with_auto(Auto::to_default)
-              .of(Concerns::run)
-              .means("memory by tier and category in those lines"),
-          boolean("dump_state", &C::dump_state)
-              .with_auto(Auto::to_default)
-              .of(Concerns::run)
-              .means("log the whole configuration when the engine starts"),
-          monitor_key("tensorboard", &C::tensorboard),
-          monitor_key("csv_monitor", &C::csv_monitor),
-          choice("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "\"debug\"")
-              .of(Concerns::machine)
-              .by_default("as the program set it: info")
-              .means("the least that is logged")};
+  return {
+      real("gradient_clipping", &C::gradient_clipping, "0.5")
+          .means("largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
+                 "0.16: off by default", idle([](const C& c) { return c.gradient_clipping <= 0; }, "off"),
+                 Auto::to_default),
+      section<C>("checkpoint", {Auto::is_a_value, foreign_keys<C>("checkpoint")}),
+      integer("steps_per_print", &C::steps_per_print, "10", 0)
+          .means("optimizer steps between the engine's log lines; 0: none", Auto::to_default, Concerns::run),
+      boolean("wall_clock_breakdown", &C::wall_clock_breakdown)
+          .means("times of forward, backward and step in those lines",
+                 idle([](const C& c) { return c.wall_clock_breakdown && c.steps_per_print == 0; },
+                      "no effect without steps_per_print"),
+                 Auto::to_default, Concerns::run),
+      boolean("memory_breakdown", &C::memory_breakdown)
+          .means("memory by tier and category in those lines",
+                 idle([](const C& c) { return c.memory_breakdown && c.steps_per_print == 0; },
+                      "no effect without steps_per_print"),
+                 Auto::to_default, Concerns::run),
+      boolean("dump_state", &C::dump_state)
+          .means("log the whole configuration when the engine starts", Auto::to_default, Concerns::run),
+      monitor_key("tensorboard", &C::tensorboard),
+      monitor_key("csv_monitor", &C::csv_monitor),
+      choice("log_level", &C::log_level, {"debug", "info", "warning", "error"}, "\"debug\"")
+          .means("the least that is logged", Concerns::machine, by("as the program set it: info"))};
 }
 
 Table<Config> make_top_table() {
@@ -98,7 +90,7 @@ Table<Config> make_top_table() {
   table.keys.push_back(parallel_key());
   table.keys.push_back(device_key());
   append(table.keys, foreign_keys<Config>(""));
-  append(table.keys, parallel_twins());
+  append(table.keys, deepspeed_parallel_keys());
   return table;
 }
 

@@ -46,8 +46,8 @@ mics_hierarchical_params_gather | boolean | gather parameters in two steps, betw
 stage3_use_all_reduce_for_fetch_params|use_all_reduce_for_fetch_params | boolean | fetch parameters by
     all-reduce | parameters are always fetched by all-gather
 stage3_gather_16bit_weights_on_model_save|gather_16bit_weights_on_model_save|
-    stage3_gather_fp16_weights_on_model_save | boolean | gather 16-bit weights for `save_16bit_model()` | checkpoints hold the fp32 weights by name; no
-    16-bit copy is gathered
+    stage3_gather_fp16_weights_on_model_save | boolean | gather 16-bit weights for `save_16bit_model()` |
+    checkpoints hold the fp32 weights by name; no 16-bit copy is gathered
 legacy_stage1 | but false: true | the first implementation of stage 1 | DeepSpeed removed it too; give stage 1
 save_muon_momentum_buffer_in_memory | but false: true | Muon's momenta in memory at stage 3 | Muon's momenta
     lie where offload_optimizer says

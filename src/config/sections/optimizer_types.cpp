@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 // The optimizers that a configuration can name, each an entry of optimizers() below.
 
@@ -110,9 +110,8 @@ Row torch_adam() {
                             "over");
                       })
       .takes({"true or false", R"({"type": ["boolean", "string"]})"})
-      .by_default("`false`")
       .means("takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
-             "takes PyTorch's Adam");
+             "takes PyTorch's Adam", by("`false`"));
 }
 
 // ---- rows of one type ----
@@ -183,26 +182,25 @@ Key<MuonOptions> ns_coefficients() {
 
 std::vector<Row> muon_rows() {
   using O = MuonOptions;
-  return {momentum<O>(), nesterov<O>(),
-          of<O>(integer("ns_steps", &O::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always")),
-          of<O>(ns_coefficients()),
-          of<O>(real("ns_eps", &O::ns_eps, "1e-6", 0)
-                    .means("what a matrix's norm is at least taken for; above 0", "1e-7, always")),
-          of<O>(choice("adjust_lr_fn", &O::adjust_lr_fn,
-                       {"original", "match_rms_adamw", "spectral_unclamped"}, "\"match_rms_adamw\"")
-                    .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
-                           "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
-                           "√(rows/columns)",
-                           "original, always")),
-          // finish_rule() sorts the rates out, whatever the order in which they stand.
-          custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
-              .takes(reals(0))
-              .by_default("`lr`")
-              .means("rate of the matrices; then `lr` is that of the rest"),
-          of<O>(real("adam_lr", &O::adam_lr, "0.0005", 0)
-                    .by_default("`lr`")
-                    .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases")),
-          betas<O>(), eps<O>()};
+  return {
+      momentum<O>(), nesterov<O>(),
+      of<O>(integer("ns_steps", &O::ns_steps, "6", 1, 99).means("Newton–Schulz iterations", "5, always")),
+      of<O>(ns_coefficients()),
+      of<O>(real("ns_eps", &O::ns_eps, "1e-6", 0)
+                .means("what a matrix's norm is at least taken for; above 0", "1e-7, always")),
+      of<O>(choice("adjust_lr_fn", &O::adjust_lr_fn, {"original", "match_rms_adamw", "spectral_unclamped"},
+                   "\"match_rms_adamw\"")
+                .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
+                       "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
+                       "√(rows/columns)",
+                       "original, always")),
+      // finish_rule() sorts the rates out, whatever the order in which they stand.
+      custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
+          .takes(reals(0))
+          .means("rate of the matrices; then `lr` is that of the rest", by("`lr`")),
+      of<O>(real("adam_lr", &O::adam_lr, "0.0005", 0)
+                .means("rate of what Muon leaves to AdamW: embeddings, the head, norms, biases", by("`lr`"))),
+      betas<O>(), eps<O>()};
 }
 
 // ---- the types ----
@@ -316,7 +314,7 @@ const Betas* OptimizerRule::betas() const {
 
 void OptimizerRule::other_options() const {
   fail(ErrorKind::config, "a rule of the type ", name_of(type), " was asked for options of another: ",
-       "take those of the type, or set it (parameter_groups have `type`)");
+       "config::default_rule() gives a type and its options (parameter_groups have `type`)");
 }
 
 bool is_finite(const OptimizerRule& rule) {

@@ -1,11 +1,14 @@
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `model`.
 namespace sherd::config {
 namespace {
 
-/// In the order of RotaryScaling.
+// Words, in the order of their enums.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
+const std::vector<std::string> positions_names = {"learned", "rotary"};
+const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
+const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 
 std::string type_of(const RopeScaling& rope) {
   return cat("rope_type \"", name_of(rope.type), "\"");
@@ -25,25 +28,22 @@ Table<RopeScaling> rope_table() {
   return {
       Auto::is_a_value,
       {choice("rope_type", &T::type, rope_types, "\"linear\"")
-           .alias("type")
-           .is_required()
-           .means("how positions are scaled; default: not at all"),
+           .means("how positions are scaled; default: not at all", also("type"), required),
        real("factor", &T::factor, "8", 1)
-           .is_required()
-           .by_default("required, but with rope_type default")
-           .means("by how much sequences may be longer"),
+           .means("by how much sequences may be longer", required,
+                  by("required, but with rope_type default")),
        integer("original_max_position_embeddings", &T::original_max_positions, "32", 1, most_positions)
            .where([](const T& rope) { return is_llama3(rope) || is_yarn(rope); })
-           .by_default("llama3: required; yarn: `max_positions`")
-           .means("llama3, yarn: the first length, positions that the model was first trained on"),
+           .means("llama3, yarn: the first length, positions that the model was first trained on",
+                  by("llama3: required; yarn: `max_positions`")),
        real("low_freq_factor", &T::low_freq_factor, "2", 0, infinity, true)
            .where(is_llama3)
-           .by_default("required with llama3")
-           .means("llama3: waves longer than the first length over this are scaled in full"),
+           .means("llama3: waves longer than the first length over this are scaled in full",
+                  by("required with llama3")),
        real("high_freq_factor", &T::high_freq_factor, "8", 0, infinity, true)
            .where(is_llama3)
-           .by_default("required with llama3")
-           .means("llama3: waves shorter than the first length over this are not scaled"),
+           .means("llama3: waves shorter than the first length over this are not scaled",
+                  by("required with llama3")),
        real("beta_fast", &T::beta_fast, "16", 0, infinity, true)
            .where(is_yarn)
            .means("yarn: dimensions that turn more often than this in the first length are not scaled"),
@@ -56,8 +56,7 @@ Table<RopeScaling> rope_table() {
        real("attention_factor", &T::attention_factor, "1.2", 0, infinity, true)
            .unset(0.0)
            .where(is_yarn)
-           .by_default("0.1 · ln `factor` + 1")
-           .means("yarn: factor of rotated queries and keys")},
+           .means("yarn: factor of rotated queries and keys", by("0.1 · ln `factor` + 1"))},
       [](T& rope, const Given& given, const Value& section) { finish_rope(rope, given, section); }};
 }
 
@@ -77,7 +76,7 @@ void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
                   rope.high_freq_factor);
   if (is_yarn(rope) && rope.beta_slow >= rope.beta_fast)
     section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
-  // What has no effect is not kept.
+  // A value without effect is not kept.
   RopeScaling used;
   used.type = rope.type;
   if (rope.type != RotaryScaling::none) used.factor = rope.factor;
@@ -123,98 +122,68 @@ std::vector<Key<Model>> size_keys() {
   using T = Model;
   return {
       choice("type", &T::type, family_names(), "\"llama\"")
-          .of_parameters()
           .means("defaults, and the family as which the model is [exported](hugging_face.md); \"others\" are "
-                 "all that are not named"),
+                 "all that are not named",
+                 shapes),
       integer("vocab_size", &T::vocab_size, "50257", 0, most_vocabulary)
-          .of_parameters()
-          .of(Concerns::run)
-          .means("token ids; 0: the tokenizer's"),
+          .means("token ids; 0: the tokenizer's", shapes, Concerns::run),
       integer("pad_vocab_to_multiple_of", &T::pad_vocab_to_multiple_of, "64", 1, 1 << 20)
-          .of_parameters()
-          .of(Concerns::run)
-          .means("the embedding gets rows up to a multiple of this; they take no part in the loss"),
-      integer("seq_length", &T::seq_length, "64", 1, most_positions).is_required().means("tokens per sample"),
+          .means("the embedding gets rows up to a multiple of this; they take no part in the loss", shapes,
+                 Concerns::run),
+      integer("seq_length", &T::seq_length, "64", 1, most_positions).means("tokens per sample", required),
       integer("max_positions", &T::max_positions, "512", 1, most_positions)
-          .of_parameters()
-          .by_default("`seq_length`")
           .means("longest sequence that the model is made for: rows of learned positions, of which samples "
-                 "use the first `seq_length`"),
-      integer("hidden_size", &T::hidden_size, "48", 1, most_hidden)
-          .of_parameters()
-          .is_required()
-          .means("width"),
-      integer("num_layers", &T::num_layers, "3", 1, most_layers)
-          .of_parameters()
-          .is_required()
-          .means("blocks"),
-      integer("num_heads", &T::num_heads, "2", 1, most_heads)
-          .of_parameters()
-          .is_required()
-          .means("query heads"),
+                 "use the first `seq_length`",
+                 shapes, by("`seq_length`")),
+      integer("hidden_size", &T::hidden_size, "48", 1, most_hidden).means("width", shapes, required),
+      integer("num_layers", &T::num_layers, "3", 1, most_layers).means("blocks", shapes, required),
+      integer("num_heads", &T::num_heads, "2", 1, most_heads).means("query heads", shapes, required),
       integer("num_kv_heads", &T::num_kv_heads, "2", 1, most_heads)
-          .of_parameters()
-          .by_default("`num_heads`")
-          .means("key-value heads (grouped queries); divides `num_heads`"),
+          .means("key-value heads (grouped queries); divides `num_heads`", shapes, by("`num_heads`")),
       integer("head_dim", &T::head_dim, "6", 1, most_hidden)
-          .of_parameters()
-          .by_default("`hidden_size` / `num_heads`")
-          .means("size of a head; any, where it is given (Qwen3)"),
+          .means("size of a head; any, where it is given (Qwen3)", shapes, by("`hidden_size` / `num_heads`")),
       integer("ffn_hidden_size", &T::ffn_hidden_size, "100", 1, most_ffn_hidden)
-          .of_parameters()
-          .by_default("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64")
-          .means("inner width of the MLP")};
+          .means("inner width of the MLP", shapes,
+                 by("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
 }
 
-/// What its blocks are made of.
+/// The parts of its blocks.
 std::vector<Key<Model>> block_keys() {
   using T = Model;
   return {
-      choice("position", &T::position, {"learned", "rotary"}, "\"rotary\"")
-          .of_parameters()
-          .means("rotary needs an even head size"),
+      choice("position", &T::position, positions_names, "\"rotary\"")
+          .means("rotary needs an even head size", shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
-          .idle_if(is_learned, learned)
-          .means("of rotary positions (`rope_theta`)"),
+          .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
       integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
-          .idle_if(why_all_seen)
           .means(
               "tokens that a query sees, itself among them; those before are neither seen nor computed. 0: "
-              "all"),
+              "all",
+              idle(why_all_seen)),
       boolean("qk_norm", &T::qk_norm)
-          .of_parameters()
-          .means("RMSNorm of each query and key head, before rotary positions"),
-      choice("norm", &T::norm, {"layernorm", "rmsnorm"}, "\"rmsnorm\"")
-          .of_parameters()
-          .means("of blocks, and before the head"),
+          .means("RMSNorm of each query and key head, before rotary positions", shapes),
+      choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
       real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
-      choice("activation", &T::activation, {"gelu_tanh", "gelu", "swiglu"}, "\"swiglu\"")
-          .of_parameters()
-          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate"),
+      choice("activation", &T::activation, activation_names, "\"swiglu\"")
+          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate", shapes),
       real("dropout", &T::dropout, "0.2", 0, 0.99)
           .means("share dropped of what blocks add to the residual stream"),
       real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
-          .by_default("`dropout`")
-          .means("of attention's weights"),
+          .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
-          .by_default("`dropout`")
-          .means("of the embeddings' sum"),
-      boolean("tie_embeddings", &T::tie_embeddings)
-          .of_parameters()
-          .means("the output projection is the embedding"),
-      boolean("bias", &T::bias).of_parameters().means("of the blocks' linear layers"),
+          .means("of the embeddings' sum", by("`dropout`")),
+      boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
+      boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
       boolean("qkv_bias", &T::qkv_bias)
-          .of_parameters()
-          .by_default("`bias`; qwen2 `true`")
-          .means("of the projection to queries, keys and values"),
+          .means("of the projection to queries, keys and values", shapes, by("`bias`; qwen2 `true`")),
       real("init_std", &T::init_std, "0.01", 0, infinity, true)
-          .of(Concerns::run)
-          .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream"),
-      section("rope_scaling", &T::rope_scaling, rope_table()).unless_default().idle_if(is_learned, learned),
-      section("moe", &T::moe, moe_table()).unless_default()};
+          .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream",
+                 Concerns::run),
+      section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
+      section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 
-/// What follows from the keys that were given, once all are read.
+/// Fills in values that follow from the keys that were given, once all are read.
 void fill(Model& model, const Given& given, const Value& section) {
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
@@ -262,22 +231,13 @@ std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Positions positions) {
-  return positions == Positions::rotary ? "rotary" : "learned";
+  return positions_names[static_cast<std::size_t>(positions)];
 }
 std::string_view name_of(Norm norm) {
-  return norm == Norm::rmsnorm ? "rmsnorm" : "layernorm";
+  return norm_names[static_cast<std::size_t>(norm)];
 }
-
 std::string_view name_of(FfnActivation activation) {
-  switch (activation) {
-    case FfnActivation::gelu_tanh:
-      return "gelu_tanh";
-    case FfnActivation::gelu:
-      return "gelu";
-    case FfnActivation::swiglu:
-      break;
-  }
-  return "swiglu";
+  return activation_names[static_cast<std::size_t>(activation)];
 }
 
 }  // namespace sherd::config

@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "base/excerpt.h"
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -67,18 +67,16 @@ std::vector<Key<Offload>> common_offload_keys(Side side, Key<Offload> buffer_cou
               .means(about_device, unlike_device),
           std::move(buffer_count),
           boolean("pin_memory", &O::pin_memory)
-              .idle_if([idle = without_device(side, false)](const Config& config) {
-                const std::string why = idle(config);
-                return why.empty() ? "cannot matter on a CPU device" : why;
-              })
-              .means("page-locked host memory, which GPUs reach faster", "0.16: false by default"),
+              .means("page-locked host memory, which GPUs reach faster", "0.16: false by default",
+                     idle([idle = without_device(side, false)](const Config& config) {
+                       const std::string why = idle(config);
+                       return why.empty() ? "cannot matter on a CPU device" : why;
+                     })),
           text("nvme_path", &O::nvme_path, "\"/mnt/nvme\"")
               .unset("")
-              .of(Concerns::machine)
-              .idle_if(without_nvme_device(side))
-              .by_default("none; required for nvme")
               .means("folder on the drive that holds the scratch file; of an absolute path only the last "
-                     "folder is made")};
+                     "folder is made",
+                     Concerns::machine, idle(without_nvme_device(side)), by("none; required for nvme"))};
 }
 
 Key<Offload> buffer_count_key() {
@@ -87,21 +85,22 @@ Key<Offload> buffer_count_key() {
 
 Table<Offload> offload_param_table() {
   using O = Offload;
-  const auto idle = without_device(of_params, true);
+  const auto unused = without_device(of_params, true);
   Table<O> table{
       Auto::to_default,
-      common_offload_keys(of_params,
-                          buffer_count_key().idle_if(idle).means(
-                              "nvme: staging buffers in host memory, each for one block that is read ahead"),
-                          "tier of the parameters, stage 3 only: device memory, host memory or NVMe")};
+      common_offload_keys(
+          of_params,
+          buffer_count_key().means(
+              "nvme: staging buffers in host memory, each for one block that is read ahead", idle(unused)),
+          "tier of the parameters, stage 3 only: device memory, host memory or NVMe")};
   append(table.keys,
          {integer("buffer_size", &O::buffer_size, "1000", 0)
-              .idle_if(idle)
               .means("nvme: elements of a staging buffer, at least those of the largest block; checked at "
-                     "the start"),
+                     "the start",
+                     idle(unused)),
           integer("max_in_cpu", &O::max_in_cpu, "1000", 0)
-              .idle_if(idle)
-              .means("nvme: parameters per rank that stay in host memory all the same; 0: all on NVMe")});
+              .means("nvme: parameters per rank that stay in host memory all the same; 0: all on NVMe",
+                     idle(unused))});
   return table;
 }
 
@@ -111,22 +110,20 @@ Table<Offload> offload_optimizer_table() {
       Auto::to_default,
       common_offload_keys(
           of_optimizer,
-          buffer_count_key()
-              .idle_if(without_nvme)
-              .means("staging buffers in host memory, each for a chunk of parameters with all their states",
-                     "counts tensors: four per chunk with Adam"),
+          buffer_count_key().means(
+              "staging buffers in host memory, each for a chunk of parameters with all their states",
+              "counts tensors: four per chunk with Adam", idle(without_nvme)),
           "tier of the optimizer's states, stages 1 to 3; at 2 and 3 gradients then lie in host memory",
           "nvme at stage 3 only")};
-  append(table.keys, {boolean("pipeline_read", &O::pipeline_read)
-                          .idle_if(without_nvme)
-                          .means("nvme: read the next chunks while one is updated", "false by default"),
-                      boolean("pipeline_write", &O::pipeline_write)
-                          .idle_if(without_nvme)
-                          .means("nvme: write the last chunks while one is updated", "false by default"),
-                      real("ratio", &O::ratio, "0.5", 0, 1)
-                          .idle_if(without_device(of_optimizer, false))
-                          .means("share of the states to offload; below 1 at stage 3 only",
-                                 "needs its own CPU Adam below 1")});
+  append(
+      table.keys,
+      {boolean("pipeline_read", &O::pipeline_read)
+           .means("nvme: read the next chunks while one is updated", "false by default", idle(without_nvme)),
+       boolean("pipeline_write", &O::pipeline_write)
+           .means("nvme: write the last chunks while one is updated", "false by default", idle(without_nvme)),
+       real("ratio", &O::ratio, "0.5", 0, 1)
+           .means("share of the states to offload; below 1 at stage 3 only", "needs its own CPU Adam below 1",
+                  idle(without_device(of_optimizer, false)))});
   append(table.keys, foreign_keys<O>("zero_optimization.offload_optimizer"));
   return table;
 }
@@ -141,8 +138,7 @@ Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::s
                                        on ? "cpu" : "none", "\"}"));
                       })
       .takes({"true or false", R"({"type": "boolean"})"})
-      .by_default("off")
-      .means(cat("old name of `", section, ".device` \"cpu\""));
+      .means(cat("old name of `", section, ".device` \"cpu\""), by("off"));
 }
 
 void require_one(const Value& side, const char* name, std::int64_t count, const char* whose = "device") {
@@ -214,15 +210,15 @@ Table<Aio> aio_table() {
                   "is not there: always libaio"),
        block_size_key(), integer("queue_depth", &Aio::queue_depth, "32", 1, 4096).means("requests under way"),
        integer("thread_count", &Aio::thread_count, "4", 1, 256)
-           .alias("intra_op_parallelism")
-           .idle_if([](const Config& c) { return c.aio.backend == Aio::Backend::io_uring; },
-                    "no effect with backend \"io_uring\"")
            .means("threads: how many there are",
-                  "0.19 reads `intra_op_parallelism` alone, and not the old name"),
+                  "0.19 reads `intra_op_parallelism` alone, and not the old name",
+                  also("intra_op_parallelism"),
+                  idle([](const Config& c) { return c.aio.backend == Aio::Backend::io_uring; },
+                       "no effect with backend \"io_uring\"")),
        boolean("single_submit", &Aio::single_submit)
-           .idle_if([](const Config& c) { return c.aio.backend == Aio::Backend::threads; },
-                    "no effect with backend \"threads\"")
-           .means("io_uring: hand requests to the kernel one by one"),
+           .means("io_uring: hand requests to the kernel one by one",
+                  idle([](const Config& c) { return c.aio.backend == Aio::Backend::threads; },
+                       "no effect with backend \"threads\"")),
        boolean("overlap_events", &Aio::overlap_events).means("start requests while others are under way"),
        boolean("checksums", &Aio::checksums)
            .means("CRC-32C of every page, verified by every read", "is not there")}};
@@ -238,24 +234,24 @@ Table<Training> activation_checkpointing_table() {
   Table<Training> table{
       Auto::is_a_value,
       {boolean("cpu_checkpointing", &Training::cpu_checkpointing)
-           .idle_if(
-               [](const Config& c) {
-                 return c.training.cpu_checkpointing && c.training.recompute != Recompute::full;
-               },
-               not_full)
-           .unless_default()
            .means("what full recompute keeps, the inputs of blocks, lies in host memory",
-                  "configures a module that models must call; here `training.recompute` decides"),
+                  "configures a module that models must call; here `training.recompute` decides",
+                  idle(
+                      [](const Config& c) {
+                        return c.training.cpu_checkpointing && c.training.recompute != Recompute::full;
+                      },
+                      not_full),
+                  unless_default),
        boolean("nvme_checkpointing", &Training::nvme_checkpointing)
-           .idle_if(
-               [](const Config& c) {
-                 return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
-               },
-               not_full)
-           .unless_default()
            .means("the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not "
                   "together",
-                  "is not there")}};
+                  "is not there",
+                  idle(
+                      [](const Config& c) {
+                        return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
+                      },
+                      not_full),
+                  unless_default)}};
   append(table.keys, foreign_keys<Training>("activation_checkpointing"));
   return table;
 }
@@ -271,16 +267,16 @@ std::vector<Key<Zero>> offload_keys() {
             value.note(
                 cat("0, a parameter at a time in DeepSpeed, takes the default, ", zero.sub_group_size));
           })
-          .idle_if([](const Config& c) { return !uses_nvme(c); },
-                   cat(nothing_on_nvme, ", and elsewhere the optimizer works in place"))
           .means("states on NVMe: elements that the optimizer updates at once, at most; never more than 4 "
                  "million",
-                 "0: a parameter at a time; here the default"),
-      section("offload_param", &Zero::offload_param, offload_param_table()).unless_default(),
-      section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()).unless_default(),
+                 "0: a parameter at a time; here the default",
+                 idle([](const Config& c) { return !uses_nvme(c); },
+                      cat(nothing_on_nvme, ", and elsewhere the optimizer works in place"))),
+      section("offload_param", &Zero::offload_param, offload_param_table()).with(unless_default),
+      section("offload_optimizer", &Zero::offload_optimizer, offload_optimizer_table()).with(unless_default),
       deprecated_switch("cpu_offload", &Zero::offload_optimizer, "offload_optimizer"),
       deprecated_switch("cpu_offload_param", &Zero::offload_param, "offload_param")
-          .alias("cpu_offload_params")};
+          .with(also("cpu_offload_params"))};
 }
 
 void check_offload(const Zero& zero, const Given& given, const Value& section) {
@@ -289,13 +285,12 @@ void check_offload(const Zero& zero, const Given& given, const Value& section) {
 }
 
 std::vector<Key<Config>> tier_keys() {
-  return {
-      section("aio", &Config::aio, aio_table())
-          .of(Concerns::machine)
-          .unless_default()
-          .idle_if([](const Config& c) { return !uses_nvme(c) && !activations_on_nvme(c); }, nothing_on_nvme),
-      section("activation_checkpointing", &Config::training, activation_checkpointing_table())
-          .of(Concerns::run)};
+  return {section("aio", &Config::aio, aio_table())
+              .with(Concerns::machine, unless_default,
+                    idle([](const Config& c) { return !uses_nvme(c) && !activations_on_nvme(c); },
+                         nothing_on_nvme)),
+          section("activation_checkpointing", &Config::training, activation_checkpointing_table())
+              .with(Concerns::run)};
 }
 
 void check_tiers(const Config& config, const Value& file) {

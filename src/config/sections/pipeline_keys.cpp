@@ -1,8 +1,8 @@
 #include <regex>
 #include <tuple>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -69,9 +69,8 @@ Key<Config> stages_key() {
                         })
       .takes({integers(1).words + ", or \"auto\"",
               R"({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]})"})
-      .by_default("`parallel.pipeline`")
       .means("`parallel.pipeline`; 1: off, auto: leaves it to that",
-             "makes no use of it: its PipelineModule is given `num_stages`");
+             "makes no use of it: its PipelineModule is given `num_stages`", by("`parallel.pipeline`"));
 }
 
 /// DeepSpeed recomputes runs of that many layers from their input; here each block from its own.
@@ -88,9 +87,9 @@ Key<Config> interval_key() {
   };
   return custom<Config>("activation_checkpoint_interval", "1", read)
       .takes(integers(0))
-      .by_default("0: as `training.recompute` says")
       .means("above 0: `training.recompute` full, here for every model",
-             "recomputes runs of so many layers; here each block from its own input");
+             "recomputes runs of so many layers; here each block from its own input",
+             by("0: as `training.recompute` says"));
 }
 
 Table<Config> pipeline_table() {
@@ -101,12 +100,9 @@ Table<Config> pipeline_table() {
       Auto::is_a_value,
       {stages_key(),
        of_partitions(custom<Config>("partition", "\"uniform\"", read_partition))
-           .alias("partition_method")
-           .idle_if(is_whole, uncut)
-           .by_default("`parallel.partition_method`")
-           .means(
-               "`parallel.partition_method`",
-               "makes no use of it: its PipelineModule is given `partition_method`, parameters by default"),
+           .means("`parallel.partition_method`",
+                  "makes no use of it: its PipelineModule is given `partition_method`, parameters by default",
+                  also("partition_method"), idle(is_whole, uncut), by("`parallel.partition_method`")),
        interval_key()}};
   append(table.keys, foreign_keys<Config>("pipeline"));
   return table;
@@ -121,31 +117,29 @@ std::vector<Key<Parallel>> schedule_keys() {
           .also_as(&P::pipeline, stages)
           .means("ranks that hold the stages of one model", "`pipeline.stages` means the same here"),
       choice("schedule", &P::schedule, schedules, "\"gpipe\"")
-          .idle_if(why_idle_schedule)
           .means("order of a step's micro-batches. accumulate and layered run without a pipeline, the "
                  "others with one. auto: 1f1b with a pipeline, interleaved with `virtual_stages`; else, in "
                  "`train_batch()` and `sherd train`, layered where parameters would come from other ranks, "
                  "host memory or NVMe again for each of several micro-batches, with full recompute of "
                  "everything and no parameter shared by parts of the model (tied embeddings); else "
                  "accumulate ([offload](offload.md))",
-                 "runs 1f1b with a pipeline, else accumulate"),
+                 "runs 1f1b with a pipeline, else accumulate", idle(why_idle_schedule)),
       integer("virtual_stages", &P::virtual_stages, "2", 1)
           .means("interleaved: runs of parts that each stage holds"),
       integer("micro_batch_group", &P::micro_batch_group, "4", 1)
           .unset(0)
-          .or_null()
-          .idle_if([](const Config& c) { return c.parallel.virtual_stages == 1; },
-                   "no effect without parallel.virtual_stages above 1")
-          .by_default("`pipeline`")
           .means("interleaved: so many micro-batches pass a virtual stage before the next one's turn, at "
-                 "least `pipeline`"),
+                 "least `pipeline`",
+                 or_null,
+                 idle([](const Config& c) { return c.parallel.virtual_stages == 1; },
+                      "no effect without parallel.virtual_stages above 1"),
+                 by("`pipeline`")),
       of_partitions(field_key("partition_method", "\"uniform\"", &P::partition_method, partition_of))
           .also_as(&P::partition_method, partition)
-          .idle_if(is_whole, uncut)
           .means("what each stage gets an equal share of: best: parameters that its products multiply "
                  "with; parameters: all, as DeepSpeed counts them; uniform: parts; type:REGEX: parts whose "
                  "class or path matches, case ignored",
-                 "`pipeline.partition` means the same here")};
+                 "`pipeline.partition` means the same here", idle(is_whole, uncut))};
 }
 
 Key<Config> pipeline_key() {

@@ -1,4 +1,4 @@
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 // Section `model.moe`.
 namespace sherd::config {
@@ -9,30 +9,24 @@ std::vector<Key<Moe>> routing_keys() {
   using T = Moe;
   return {
       integer("experts", &T::experts, "4", 1, most_experts)
-          .of_parameters()
-          .is_required()
-          .means("of each block that has any"),
+          .means("of each block that has any", shapes, required),
       integer("top_k", &T::top_k, "3", 1, most_experts).means("experts of a token"),
       integer("ffn_hidden_size", &T::ffn_hidden_size, "24", 1, most_ffn_hidden)
-          .of_parameters()
-          .by_default("the model's")
-          .means("inner width of an expert"),
+          .means("inner width of an expert", shapes, by("the model's")),
       integer("every", &T::every, "2", 1, most_layers)
-          .of_parameters()
           .means("one block in so many has experts, counted behind the first dense ones; others have the "
-                 "MLP"),
+                 "MLP",
+                 shapes),
       integer("first_dense", &T::first_dense, "1", 0, most_layers)
-          .of_parameters()
-          .means("blocks at the start that have none"),
+          .means("blocks at the start that have none", shapes),
       integer("shared_experts", &T::shared_experts, "1", 0, most_experts)
-          .of_parameters()
-          .means("an MLP of so many experts' width beside them, which all tokens take; its output is added"),
+          .means("an MLP of so many experts' width beside them, which all tokens take; its output is added",
+                 shapes),
       choice("router", &T::router, {"softmax", "softmax_topk", "sigmoid"}, "\"sigmoid\"")
           .means("scores, from logits in fp32: softmax over all experts; softmax_topk over those chosen; "
                  "sigmoid of each by itself"),
       boolean("norm_topk", &T::norm_topk)
-          .by_default("true; with `top_k` 1 false")
-          .means("a token's weights add up to 1"),
+          .means("a token's weights add up to 1", by("true; with `top_k` 1 false")),
       real("routed_scaling_factor", &T::routed_scaling_factor, "2.5", 0, infinity, true)
           .means("multiplies the weights"),
       integer("groups", &T::groups, "2", 1, 64)
@@ -43,50 +37,51 @@ std::vector<Key<Moe>> routing_keys() {
                  "others are dropped, and add nothing to their token. Evaluations too. 0: all",
                  "has `min_capacity` 4, and another factor for evaluations"),
       choice("drop", &T::drop, {"weight", "position"}, "\"position\"")
-          .idle_if([](const Config& c) { return c.model->moe.capacity_factor == 0; },
-                   "no effect: without capacity_factor nothing is dropped")
           .means("which go: weight: those of the lowest weights; position: second choices before first ones, "
-                 "later tokens before earlier ones")};
+                 "later tokens before earlier ones",
+                 idle([](const Config& c) { return c.model->moe.capacity_factor == 0; },
+                      "no effect: without capacity_factor nothing is dropped"))};
 }
 
-/// What keeps experts evenly loaded, and what stands beside them.
+/// Losses that keep experts evenly loaded, and the parts beside them.
 std::vector<Key<Moe>> balance_keys() {
   using T = Moe;
   return {
       real("aux_loss", &T::aux_loss, "0.1", 0)
           .means("factor of the balance loss, which keeps experts evenly loaded; 0: none"),
       choice("aux_loss_type", &T::aux_loss_type, {"switch", "gshard", "hf"}, "\"gshard\"")
-          .idle_if([](const Config& c) { return c.model->moe.aux_loss == 0; }, "no effect: aux_loss is 0")
-          .means("switch: of each layer E/(k·T²)·Σ nᵢ·Σₜ P(t, i); gshard: of first choices alone, E/T²·Σ "
-                 "nᵢ·Σₜ P(t, i), DeepSpeed's `l_aux` with two experts per token; hf: of all layers together, "
-                 "E·Σ (n̄ᵢ/T)·(P̄ᵢ/T), as Hugging Face's Mixtral has it: without 1/k, so that an even load has "
-                 "k. It evens out the layers' sum, and a single layer less. Not hf with "
-                 "`parallel.pipeline`"),
+          .means(
+              "switch: of each layer E/(k·T²)·Σ nᵢ·Σₜ P(t, i); gshard: of first choices alone, E/T²·Σ "
+              "nᵢ·Σₜ P(t, i), DeepSpeed's `l_aux` with two experts per token; hf: of all layers together, "
+              "E·Σ (n̄ᵢ/T)·(P̄ᵢ/T), as Hugging Face's Mixtral has it: without 1/k, so that an even load has "
+              "k. It evens out the layers' sum, and a single layer less. Not hf with "
+              "`parallel.pipeline`",
+              idle([](const Config& c) { return c.model->moe.aux_loss == 0; }, "no effect: aux_loss is 0")),
       real("z_loss", &T::z_loss, "1e-3", 0)
           .means("factor of the mean of (log Σ exp logits)², which keeps logits small; ST-MoE takes 1e-3"),
       real("bias_update", &T::bias_update, "1e-3", 0, 1)
-          .idle_if(
-              [](const Config& c) {
-                return c.model->moe.bias_update > 0 && c.training.adapter.type != AdapterType::none;
-              },
-              "no effect: with an adapter routers stay as they are")
           .means("a bias per expert, in the choice alone, moves by this with each step: up where the expert "
                  "had less than the mean, down where it had more; 0: off (DeepSeek-V3 takes 1e-3, and "
-                 "`aux_loss` 0 or little)"),
+                 "`aux_loss` 0 or little)",
+                 idle(
+                     [](const Config& c) {
+                       return c.model->moe.bias_update > 0 && c.training.adapter.type != AdapterType::none;
+                     },
+                     "no effect: with an adapter routers stay as they are")),
       real("jitter", &T::jitter, "1e-2", 0, 0.99)
           .means("in training, what the router reads is multiplied by numbers of [1 − jitter, 1 + jitter] "
                  "(Switch takes 1e-2)",
                  "`noisy_gate_policy` Jitter is 0.01 here; RSample is not offered"),
       boolean("shared_expert_gate", &T::shared_expert_gate)
-          .idle_if([](const Config& c) { return c.model->moe.shared_experts == 0; },
-                   "no effect: there are no shared_experts")
-          .of_parameters()
-          .means("the output of `shared_experts` is multiplied by sigmoid(x·w), as in Qwen2-MoE"),
+          .means("the output of `shared_experts` is multiplied by sigmoid(x·w), as in Qwen2-MoE",
+                 idle([](const Config& c) { return c.model->moe.shared_experts == 0; },
+                      "no effect: there are no shared_experts"),
+                 shapes),
       boolean("use_residual", &T::use_residual)
-          .of_parameters()
           .means(
               "an MLP of the model's own width beside the experts; a softmax of a linear layer of x weighs "
-              "the two (DeepSpeed's Residual-MoE). Not with `shared_experts`")};
+              "the two (DeepSpeed's Residual-MoE). Not with `shared_experts`",
+              shapes)};
 }
 
 }  // namespace
@@ -125,18 +120,6 @@ void check_moe(const Config& config, const Value& file) {
   Value{moe ? *moe : file.node, "model.moe.aux_loss_type", file.context}.error(
       "\"hf\" is a loss of all layers together, and with parallel.pipeline ", config.parallel.pipeline,
       " a stage knows its own alone; take \"switch\" or \"gshard\", or set parallel.pipeline to 1");
-}
-
-std::string_view name_of(RouterScores router) {
-  constexpr std::string_view names[] = {"softmax", "softmax_topk", "sigmoid"};
-  return names[static_cast<std::size_t>(router)];
-}
-std::string_view name_of(Drop policy) {
-  return policy == Drop::by_position ? "position" : "weight";
-}
-std::string_view name_of(BalanceLoss loss) {
-  constexpr std::string_view names[] = {"switch", "gshard", "hf"};
-  return names[static_cast<std::size_t>(loss)];
 }
 
 }  // namespace sherd::config

@@ -1,5 +1,5 @@
 #include "config/bytes.h"
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -13,7 +13,7 @@ Key<Device> bytes(const char* name, std::uint64_t Device::*field, const char* ex
   };
   return field_key(name, example, field, read)
       .takes({bytes_form, R"({"type": ["integer", "string"], "minimum": 0})"})
-      .of(Concerns::machine);
+      .with(Concerns::machine);
 }
 
 Key<Device> threads_key() {
@@ -32,11 +32,11 @@ std::string computes_in(const Config& config) {
 
 /// A row of GPUs; `why` knows more reasons than that there is none.
 Key<Device> of_gpus(Key<Device> key, std::string (*why)(const Config&) = nullptr) {
-  return std::move(key).idle_if([why](const Config& config) -> std::string {
+  return std::move(key).with(idle([why](const Config& config) -> std::string {
     if (config.device.type == DeviceType::cpu)
       return "no effect: device.type is \"cpu\", and this is a matter of GPUs";
     return why ? why(config) : "";
-  });
+  }));
 }
 
 std::string why_no_tf32(const Config& config) {
@@ -68,45 +68,41 @@ bool nothing_offloaded(const Config& config) {
 
 Table<Device> device_table() {
   using T = Device;
-  return {
-      Auto::is_a_value,
-      {choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\"",
-              {{"gpu", "cuda"}, {"gpus", "cuda"}, {"nvidia", "cuda"}})
-           .of(Concerns::machine)
-           .means("auto takes GPUs where there are any; cpu leaves them alone, cuda demands them"),
-       threads_key()
-           .of(Concerns::machine)
-           .means("compute threads; 0 or auto: cores divided by the ranks of this machine"),
-       boolean("bind_cores", &T::bind_cores)
-           .of(Concerns::machine)
-           .means("pins each rank's threads to cores of its own"),
-       bytes("device_memory_limit", &T::device_memory_limit, "\"512MiB\"")
-           .means("bytes that a rank may allocate on its device, on CPUs in the tier that plays a small "
-                  "GPU; 0: no limit"),
-       bytes("host_memory_limit", &T::host_memory_limit, "\"8GB\"")
-           .idle_if(nothing_offloaded, "no effect: nothing is offloaded")
-           .means("bytes that a rank may allocate in host memory, of what is offloaded; 0: no limit"),
-       of_gpus(boolean("tf32", &T::tf32), why_no_tf32)
-           .of(Concerns::training)
-           .means("GPU: products of an fp32 model round their operands to 10 bits of fraction"),
-       of_gpus(boolean("fused_gelu", &T::fused_gelu), why_not_fused)
-           .of(Concerns::training)
-           .means("GPU: GELU inside the product, before it rounds; recompute may then change last bits"),
-       of_gpus(boolean("deterministic_attention", &T::deterministic_attention), why_deterministic)
-           .means("GPU: attention's gradient repeats to the bit; false lets cuDNN sum atomically, which "
-                  "is faster"),
-       of_gpus(boolean("cuda_graphs", &T::cuda_graphs))
-           .means("GPU: runs what blocks queue as [CUDA graphs](gpu.md)"),
-       of_gpus(real("peak_tflops", &T::peak_tflops, "989.4", 0))
-           .with_auto(Auto::to_default)
-           .of(Concerns::machine)
-           .means("GPU: dense TFLOP/s of one in the model's dtype, for MFU; 0 or auto: the data sheet's")}};
+  return {Auto::is_a_value,
+          {choice("type", &T::type, {"auto", "cpu", "cuda"}, "\"cpu\"",
+                  {{"gpu", "cuda"}, {"gpus", "cuda"}, {"nvidia", "cuda"}})
+               .means("auto takes GPUs where there are any; cpu leaves them alone, cuda demands them",
+                      Concerns::machine),
+           threads_key().means("compute threads; 0 or auto: cores divided by the ranks of this machine",
+                               Concerns::machine),
+           boolean("bind_cores", &T::bind_cores)
+               .means("pins each rank's threads to cores of its own", Concerns::machine),
+           bytes("device_memory_limit", &T::device_memory_limit, "\"512MiB\"")
+               .means("bytes that a rank may allocate on its device, on CPUs in the tier that plays a small "
+                      "GPU; 0: no limit"),
+           bytes("host_memory_limit", &T::host_memory_limit, "\"8GB\"")
+               .means("bytes that a rank may allocate in host memory, of what is offloaded; 0: no limit",
+                      idle(nothing_offloaded, "no effect: nothing is offloaded")),
+           of_gpus(boolean("tf32", &T::tf32), why_no_tf32)
+               .means("GPU: products of an fp32 model round their operands to 10 bits of fraction",
+                      Concerns::training),
+           of_gpus(boolean("fused_gelu", &T::fused_gelu), why_not_fused)
+               .means("GPU: GELU inside the product, before it rounds; recompute may then change last bits",
+                      Concerns::training),
+           of_gpus(boolean("deterministic_attention", &T::deterministic_attention), why_deterministic)
+               .means("GPU: attention's gradient repeats to the bit; false lets cuDNN sum atomically, which "
+                      "is faster"),
+           of_gpus(boolean("cuda_graphs", &T::cuda_graphs))
+               .means("GPU: runs what blocks queue as [CUDA graphs](gpu.md)"),
+           of_gpus(real("peak_tflops", &T::peak_tflops, "989.4", 0))
+               .means("GPU: dense TFLOP/s of one in the model's dtype, for MFU; 0 or auto: the data sheet's",
+                      Auto::to_default, Concerns::machine)}};
 }
 
 }  // namespace
 
 Key<Config> device_key() {
-  return section("device", &Config::device, device_table()).of(Concerns::run);
+  return section("device", &Config::device, device_table()).with(Concerns::run);
 }
 
 }  // namespace sherd::config

@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "config/foreign_keys.h"
-#include "config/tables.h"
+#include "config/sections/foreign_keys.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
@@ -13,23 +13,22 @@ OptimizerType read_type(const Value& section) {
   return read_optimizer_type({*type, join(section.path, "type"), section.context});
 }
 
-/// What the section has beside `params`. read_optimizer() has read the type before, and reads groups later.
+/// The section's keys beside `params`. read_optimizer() has read the type before, and reads groups later.
 Table<Optimizer> section_table() {
   const auto later = [](Optimizer&, const Value&) {};
   Table<Optimizer> table{
       Auto::is_a_value,
       {custom<Optimizer>("type", "\"SGD\"", later)
            .one_of(optimizer_names())
-           .by_default("required; without the section AdamW with lr 1e-3, or what the caller brings")
            .means("the rule of updates ([optimizers](optimizers.md))",
-                  "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit"),
+                  "also takes PyTorch's, muP's and 0/1 Adam; has no NVLamb, LARS and AdamW8bit",
+                  by("required; without the section AdamW with lr 1e-3, or what the caller brings")),
        custom<Optimizer>("groups", R"([{"match": "*.bias", "weight_decay": 0.5}])", later)
-           .by_default("none")
            .means(
                "parameters with a rule of their own: `match` (required: a pattern of full parameter names, "
                "or a list; shell patterns, whose `*` matches dots too), `type` (default: the section's) and "
                "any key of that type's `params` beside them ([groups](config.md#optimizergroups))",
-               "are given to `initialize()`, not in the file")}};
+               "are given to `initialize()`, not in the file", by("none"))}};
   table.keys[1].is_list = true, table.keys[1].values = "list of sections";
   for (const OptimizerType type : optimizer_types())
     for (KeyInfo& key : infos(group_table(type))) {

@@ -1,16 +1,16 @@
-#include "config/trainer_keys.h"
+#include "config/sections/trainer_keys.h"
 
-#include "config/tables.h"
+#include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
 
 using Arguments = TrainerArguments;
 
-const std::vector<std::string> shapes = {"linear", "cosine", "constant", "constant_with_warmup"};
+const std::vector<std::string> schedule_types = {"linear", "cosine", "constant", "constant_with_warmup"};
 const std::vector<std::string> precisions = {"fp32", "fp16", "bf16"};
 
-/// What the Trainer has where an argument is not given.
+/// The Trainer's values where an argument is not given.
 const Arguments defaults = {.learning_rate = 5e-5,
                             .weight_decay = 0.0,
                             .adam_beta1 = 0.9,
@@ -32,10 +32,7 @@ Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, st
       custom<Arguments>(std::move(name), std::move(example),
                         [=](Arguments& target, const Value& value) { target.*field = read(value); });
   key.argument = true;
-  return std::move(key)
-      .takes(std::move(takes))
-      .by_default(cat("`", *(defaults.*field), "`"))
-      .means(std::move(sets));
+  return std::move(key).takes(std::move(takes)).means(std::move(sets), by(cat("`", *(defaults.*field), "`")));
 }
 
 Key<Arguments> number(const char* name, std::optional<double> Arguments::*field, const char* example,
@@ -53,7 +50,7 @@ Key<Arguments> word(const char* name, std::optional<std::string> Arguments::*fie
   return argument(name, field, example, words(all), sets,
                   [&all](const Value& value) { return all[value.choice(all)]; })
       .one_of(all)
-      .by_default(cat("`\"", *(defaults.*field), "\"`"));
+      .with(by(cat("`\"", *(defaults.*field), "\"`")));
 }
 
 }  // namespace
@@ -72,14 +69,14 @@ Table<TrainerArguments> trainer_table() {
        number("warmup_steps", &A::warmup_steps, "10",
               "`scheduler.params.warmup_num_steps`, at least 1; below 1 a share of `steps`"),
        number("warmup_ratio", &A::warmup_ratio, "0.1", "the same as a share, where `warmup_steps` is 0", 1),
-       word("lr_scheduler_type", &A::schedule, "\"cosine\"", shapes, "`scheduler` where there is no section")
-           .unlike("has more of them"),
+       word("lr_scheduler_type", &A::schedule, "\"cosine\"", schedule_types,
+            "`scheduler` where there is no section")
+           .with("has more of them"),
        count("per_device_train_batch_size", &A::micro_batch_size, "`train_micro_batch_size_per_gpu`")
-           .alias("micro_batch_size")
-           .unlike("knows no `micro_batch_size`"),
+           .with(also("micro_batch_size"), "knows no `micro_batch_size`"),
        count("gradient_accumulation_steps", &A::gradient_accumulation_steps, "the key at the top"),
        word("precision", &A::precision, "\"bf16\"", precisions, "`fp16.enabled` and `bf16.enabled`")
-           .unlike("has the flags `fp16` and `bf16`")}};
+           .with("has the flags `fp16` and `bf16`")}};
 }
 
 std::vector<Key<Training>> trainer_keys() {

@@ -17,7 +17,7 @@ namespace sherd::models {
 /// several names: the parameter is published as that many tensors; of one: as it is packed here, but queries,
 /// keys and values not grouped by heads.
 struct TensorNames {
-  std::string prefix = "model.";  ///< of all names but the head's; some published files lack it
+  std::string prefix = "model.";  ///< begins all names but the head's; some published files lack it
   std::string tokens = "embed_tokens", positions = "", norm = "norm", blocks = "layers";
   // In a block.
   std::string norm_1 = "input_layernorm", norm_2 = "post_attention_layernorm";

@@ -245,6 +245,10 @@ Node written(const Table<T>& table, const T& source, Extent extent = Extent::tol
   return out;
 }
 
+/// Nodes point at the rows that wrote them, so a table must stay.
+template <class T>
+Node written(const Table<T>&& table, const T& source, Extent extent = Extent::told) = delete;
+
 /// The rows without how they are read and written.
 template <class T>
 std::vector<KeyInfo> infos(const Table<T>& table) {

@@ -95,7 +95,8 @@ void read_rope(RopeScaling& rope, const Value& section) {
 }
 
 Node written_rope(const RopeScaling& rope) {
-  Node out = written(rope_table(), rope);
+  static const Table<RopeScaling> table = rope_table();
+  Node out = written(table, rope);
   const bool none = rope.type == RotaryScaling::none;
   std::erase_if(out.members, [&](const auto& member) {
     return (none && member.first == "factor") || (rope.truncate && member.first == "truncate");

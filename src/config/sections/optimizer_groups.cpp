@@ -51,7 +51,7 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
       section.for_type(type && !type->is(Node::Kind::null)
                            ? read_optimizer_type({*type, join(value.path, "type"), value.context})
                            : section.type);
-  const Table<OptimizerGroup> table = group_table(group.type);
+  const Table<OptimizerGroup>& table = group_table(group.type);
   check_names(value, table);
   Given given = read_section(table, group, value);
   if (!given.contains("match"))
@@ -66,7 +66,8 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
 
 }  // namespace
 
-Table<OptimizerGroup> group_table(OptimizerType type) {
+namespace {
+Table<OptimizerGroup> make_group_table(OptimizerType type) {
   Table<OptimizerGroup> table{
       Auto::needs_caller,
       {custom<OptimizerGroup>("match", "", read_match, [](const auto& group) { return list_of(group.match); })
@@ -81,6 +82,16 @@ Table<OptimizerGroup> group_table(OptimizerType type) {
     table.keys.push_back(lifted<OptimizerGroup>(
         key, [](auto& group) -> auto& { return rule_of(group); }));
   return table;
+}
+}  // namespace
+
+const Table<OptimizerGroup>& group_table(OptimizerType type) {
+  static const std::vector<Table<OptimizerGroup>> all = [] {
+    std::vector<Table<OptimizerGroup>> out;
+    for (const OptimizerType each : optimizer_types()) out.push_back(make_group_table(each));
+    return out;
+  }();
+  return all.at(static_cast<std::size_t>(type));
 }
 
 OptimizerRule OptimizerRule::for_type(OptimizerType other) const {

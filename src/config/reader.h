@@ -228,7 +228,8 @@ Given read_section(const Table<T>& table, T& target, const Value& section) {
   return given;
 }
 
-/// The section as an object that read_section() reads to the same.
+/// The section as an object that read_section() reads to the same; its keys are the table's, which must
+/// outlive it.
 template <class T>
 Node written(const Table<T>& table, const T& source, Extent extent = Extent::told) {
   Node out;
@@ -244,6 +245,9 @@ Node written(const Table<T>& table, const T& source, Extent extent = Extent::tol
   }
   return out;
 }
+
+template <class T>
+Node written(const Table<T>&&, const T&, Extent = Extent::told) = delete;
 
 /// The rows without how they are read and written.
 template <class T>

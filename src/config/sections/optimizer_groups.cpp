@@ -51,7 +51,7 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
       section.for_type(type && !type->is(Node::Kind::null)
                            ? read_optimizer_type({*type, join(value.path, "type"), value.context})
                            : section.type);
-  const Table<OptimizerGroup> table = group_table(group.type);
+  const Table<OptimizerGroup>& table = group_table(group.type);
   check_names(value, table);
   Given given = read_section(table, group, value);
   if (!given.contains("match"))
@@ -64,9 +64,7 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
   return group;
 }
 
-}  // namespace
-
-Table<OptimizerGroup> group_table(OptimizerType type) {
+Table<OptimizerGroup> make_group_table(OptimizerType type) {
   Table<OptimizerGroup> table{
       Auto::needs_caller,
       {custom<OptimizerGroup>("match", "", read_match, [](const auto& group) { return list_of(group.match); })
@@ -81,6 +79,18 @@ Table<OptimizerGroup> group_table(OptimizerType type) {
     table.keys.push_back(lifted<OptimizerGroup>(
         key, [](auto& group) -> auto& { return rule_of(group); }));
   return table;
+}
+
+}  // namespace
+
+const Table<OptimizerGroup>& group_table(OptimizerType type) {
+  static const std::vector<Table<OptimizerGroup>> all = [] {
+    std::vector<Table<OptimizerGroup>> out;
+    for (std::size_t i = 0; i < optimizer_names().size(); ++i)
+      out.push_back(make_group_table(static_cast<OptimizerType>(i)));
+    return out;
+  }();
+  return all[static_cast<std::size_t>(type)];
 }
 
 OptimizerRule OptimizerRule::for_type(OptimizerType other) const {

@@ -21,7 +21,7 @@ std::vector<Key<Zero>> offload_keys();               // offload_keys.cpp: those 
 std::vector<Key<Config>> tier_keys();                // offload_keys.cpp: aio, activation_checkpointing
 Key<Config> model_key();                             // model_keys.cpp
 const Table<Model>& model_table();                   // model_keys.cpp
-Table<RopeScaling> rope_table();                     // model_keys.cpp: model.rope_scaling
+const Table<RopeScaling>& rope_table();              // model_keys.cpp: model.rope_scaling
 Table<Moe> moe_table();                              // moe_keys.cpp: model.moe
 Key<Config> data_key();                              // data_keys.cpp
 Key<Config> training_key();                          // training_keys.cpp
@@ -69,7 +69,7 @@ OptimizerType read_optimizer_type(const Value& type);
 /// `params` of an optimizer of that type.
 const Table<OptimizerRule>& optimizer_params(OptimizerType type);
 /// The keys of a group of that type: `match`, `type`, and those of the type's `params`. optimizer_groups.cpp
-Table<OptimizerGroup> group_table(OptimizerType type);
+const Table<OptimizerGroup>& group_table(OptimizerType type);
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the
 /// section.
 void note_other_defaults(OptimizerType type, const std::string& params, const Given& given, Context& context);

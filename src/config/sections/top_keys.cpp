@@ -164,9 +164,10 @@ std::map<std::string, std::string> every_value(const Config& config) {
 std::string section_of(const Model& model) {
   Node out = written(model_table(), model);
   // Defaults of keys that may have no effect go, as the parser would note these.
+  const Table<Moe> table = moe_table();
   if (Node* moe = out.find("moe"))
-    std::erase_if(moe->members, [](const auto& member) {
-      const Node defaults = written(moe_table(), Moe());
+    std::erase_if(moe->members, [&](const auto& member) {
+      const Node defaults = written(table, Moe());
       return (member.first == "drop" || member.first == "aux_loss_type" ||
               member.first == "shared_expert_gate") &&
              member.second == *defaults.find(member.first);

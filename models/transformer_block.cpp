@@ -2,6 +2,7 @@
 
 #include "autograd/ops.h"
 #include "models/adapters/adapters.h"
+#include "models/families/family.h"
 
 namespace sherd::models {
 namespace {
@@ -10,9 +11,17 @@ using autograd::Packing;
 using config::Norm;
 using config::Positions;
 
+/// Whether a model in its family's style is published with these parts in one tensor.
+bool fused(const GptConfig& c, const std::vector<std::string> TensorNames::*parts) {
+  const config::Model& style = config::defaults_of(c.type);
+  const bool same = c.position == style.position && c.gated() == style.gated();
+  return same && (family_of(c.type).names.*parts).size() == 1;
+}
+
 /// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
 Packing qkv_packing(const GptConfig& c) {
-  Packing packing{.tensors = {{}, {}, {}}, .published_as_one = c.position == Positions::learned};
+  Packing packing{.tensors = {{}, {}, {}},
+                  .published_as_one = c.position == Positions::learned || fused(c, &TensorNames::qkv)};
   auto& out = packing.tensors;
   const std::int64_t queries = c.num_heads / c.num_kv_heads * c.head_dim;
   for (std::int64_t begin = 0; begin < c.qkv_width(); begin += queries + 2 * c.head_dim) {
@@ -24,8 +33,8 @@ Packing qkv_packing(const GptConfig& c) {
 }
 
 /// The rows of gate and up.
-Packing gated_packing(std::int64_t width) {
-  return {{{{0, width}}, {{width, 2 * width}}}};
+Packing gated_packing(const GptConfig& c, std::int64_t width) {
+  return {.tensors = {{{0, width}}, {{width, 2 * width}}}, .published_as_one = fused(c, &TensorNames::up)};
 }
 
 }  // namespace
@@ -84,7 +93,7 @@ FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel:
                         nn::LinearOptions{.bias = c.bias,
                                           .activation = c.fused_activation(),
                                           .init = c.init(),
-                                          .packing = gated_ ? gated_packing(width) : Packing()},
+                                          .packing = gated_ ? gated_packing(c, width) : Packing()},
                         gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
       down_(add("down", std::make_shared<parallel::RowLinear>(
                             width, c.hidden_size, layout,

@@ -10,8 +10,8 @@
 // - add an optimizer: docs/recipes.md, "An optimizer"; rules/lion.h is the shortest, rules/lamb.h takes
 //   norms; the list: rules/list.h
 // - loops over elements, and how fp32 masters round to bf16: isa/streams.h, isa/split.cpp, cuda/streams.cuh,
-//   all by round_master_to_bf16() (base/dtype.h); split masters (split_master.h) need this rounding to be
-//   rebuilt
+//   all as round_master_to_bf16() (base/dtype.h) says; split masters (split_master.h) need this rounding to
+//   be rebuilt
 // - norms that LAMB and LARS take: parameter_norms.cpp; over ranks: engine/update/rules/parameter_norms.cpp
 // - Muon's iteration: muon.h; moments in 8 bits, their map and codes: quantized.h, isa/quantized.cpp
 // - momentum in one bit: one_bit.h, isa/one_bit.cpp; 1-bit LAMB's ratios: one_bit_lamb.h

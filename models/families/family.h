@@ -1,22 +1,23 @@
 #pragma once
 
+// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
+// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
+// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
+// families.
+
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "models/hub/json_keys.h"
 
-// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
-// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
-// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
-// families.
 namespace sherd::models {
 
 /// The names by which a family calls the tensors of its state dicts; the defaults are Llama's. A list of
 /// several names: the parameter is published as that many tensors; of one: as it is packed here, but queries,
 /// keys and values not grouped by heads.
 struct TensorNames {
-  std::string prefix = "model.";  ///< of all names but the head's; some published files lack it
+  std::string prefix = "model.";  ///< begins all names but the head's; some published files lack it
   std::string tokens = "embed_tokens", positions = "", norm = "norm", blocks = "layers";
   // In a block.
   std::string norm_1 = "input_layernorm", norm_2 = "post_attention_layernorm";

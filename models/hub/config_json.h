@@ -13,7 +13,7 @@ namespace sherd::models {
 struct PublishedModel {
   config::Model model;             ///< `seq_length` is the longest sequence that it takes
   std::vector<std::string> notes;  ///< keys without effect here that someone might miss
-  std::string dtype;  ///< of the weights, "float32", "bfloat16", …; empty: the file does not say
+  std::string dtype;  ///< the weights' type, "float32", "bfloat16", …; empty: the file does not say
 };
 
 /// Reads a config.json; `name` stands for the file in errors. Keys of transformers 4 and 5 are known; an

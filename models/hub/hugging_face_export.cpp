@@ -18,7 +18,7 @@ class Exporter {
   void write(const std::string& name, const tensor::Slice& whole, const PublishedParameter& parameter) {
     for (std::size_t i = 0; i < parameter.tensors.size(); ++i) {
       const PublishedTensor& tensor = parameter.tensors[i];
-      std::vector<std::byte> matrix;  // of a transposed tensor
+      std::vector<std::byte> matrix;  // holds a transposed tensor
       if (tensor.transposed) matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
       for (const PublishedParameter::Rows& rows : parameter.rows)
         if (rows.tensor == static_cast<int>(i))

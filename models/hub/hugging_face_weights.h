@@ -38,14 +38,14 @@ class HuggingFaceWeights : public nn::WeightSource {
   std::string table_is_head_;    ///< the published table's name, where the files have the head in its place
   std::vector<std::byte> part_;  ///< as the file has it
   std::string turned_name_;
-  std::vector<std::byte> turned_;  ///< of the transposed tensor of this name, in the file's dtype
+  std::vector<std::byte> turned_;  ///< holds the transposed tensor of that name, in the file's dtype
 };
 
 /// How export_to_hugging_face() writes.
 struct ExportOptions {
   DType dtype = DType::bf16;  ///< fp32, bf16 or fp16
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;
-  std::string stem = "model";  ///< of the files' names
+  std::string stem = "model";  ///< begins the files' names
 };
 
 /// Writes the weights of `parameters`, all of a Gpt's in their order, or all of its adapter's, as

@@ -17,7 +17,7 @@ constexpr std::int64_t most_rows = 4096;
 
 /// A text that has a place in the cache.
 struct Text {
-  std::size_t index;  ///< of the request
+  std::size_t index;  ///< the request's
   std::int64_t place;
   std::vector<std::int32_t> tokens;
   std::int64_t virtual_tokens;  ///< in front of them

@@ -37,7 +37,7 @@ class Candidates {
     if (sampling.top_k > 0) most = std::min(most, static_cast<std::size_t>(sampling.top_k));
     if (most < logits.size()) sort_to(most);
     if (most < logits.size() || sampling.top_p >= 1)
-      take(most);  // of all, in any order
+      take(most);  // in any order
     else
       for (const float logit : logits) total_ += weight(logit);
     if (sampling.top_p < 1) cut(most, sampling.top_p);

@@ -6,7 +6,7 @@
 // - the commands: commands[], program.cpp; each is a file, *_command.cpp
 // - what a training run does: train_run.cpp, by engine/trainer.h
 // - sizes that do not fit, told at once: raise_sizes(), fit.cpp; advice: remedy.cpp; this machine's memory:
-//   machine.cpp
+//   engine/report/machine.h
 // - where weights to begin with come from (training.init_from): weights.cpp
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
 //   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h

@@ -1,5 +1,19 @@
 #pragma once
 
+// This room turns configuration files into validated structs, and back. Each key is described once, by a row
+// in the table of its section; reading, writing, errors, suggestions and documents go by the rows.
+//
+// To change, look at:
+// - add a key: docs/recipes.md, "A configuration key"; the structs are here and in zero.h, model.h, adapter.h
+//   and optimizer.h, the rows in sections/
+// - what a row may say, and the makers of rows: reader.h; which tables there are: sections/tables.h
+// - keys of DeepSpeed, PEFT and AdapterHub that set nothing here: sections/foreign_table.h
+// - how files and overrides are laid over each other, and what is checked across sections: parse.cpp; values
+//   with their place, for errors: value.h; JSON as a tree: json_tree.h
+// - what transformers' Trainer would fill in: trainer_fill.cpp; the three batch numbers: batch.cpp
+// - docs/keys.md: keys_page.cpp; the JSON Schema: json_schema.cpp; defaults that both tell: key_defaults.h
+// - sections that other programs' files have too, as a config.json: published.h; families: model.cpp
+
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -25,12 +39,11 @@ struct Batch {
   std::int64_t train_batch_size = 0;  ///< samples per optimizer step over all data-parallel ranks
   std::int64_t micro_batch_size = 0;  ///< `train_micro_batch_size_per_gpu`: samples per forward per rank
   std::int64_t gradient_accumulation_steps = 0;  ///< forwards per optimizer step
-  bool drop_last =
-      false;  ///< `dataloader_drop_last`: of initialize()'s training data, as SampleLoaderOptions
+  /// `dataloader_drop_last`: of initialize()'s training data, as SampleLoaderOptions.
+  bool drop_last = false;
   bool operator==(const Batch&) const = default;
 };
 
-/// Section `data`: what `sherd train` reads.
 /// An entry of `data.sources`.
 struct DataSource {
   std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
@@ -45,13 +58,14 @@ enum class Packing : std::uint8_t {
   documents  ///< whole ones into each sample, none of which sees another
 };
 
+/// Section `data`: what `sherd train` reads.
 struct Data {
   /// The datasets to train on, as `path` or `sources` name them: at least one. All are of one tokenizer.
   std::vector<DataSource> sources;
   std::array<double, 2> split = {0.98,
                                  0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
-  std::string
-      tokenizer;  ///< byte | spm:MODEL | hf:PATH; empty (default): the one recorded beside the dataset
+  /// byte, spm:MODEL or hf:PATH; empty (default): the one recorded beside the dataset.
+  std::string tokenizer;
   std::uint64_t seed = 1234;  ///< of the shuffle
   bool shuffle = true;        ///< of documents and samples, anew every epoch
   Packing packing = Packing::stream;
@@ -73,8 +87,8 @@ struct Training {
   std::int64_t eval_steps = 10;    ///< batches (of train_batch_size samples) per evaluation, > 0
   std::string save_dir;            ///< checkpoints go here; empty: none are written
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
-  std::string
-      init_from;  ///< folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none
+  /// Folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none.
+  std::string init_from;
   std::int64_t keep_last = 0;  ///< checkpoints to keep, oldest deleted first; 0: all
   bool save_async = true;      ///< `sherd train` writes checkpoints while it trains on
   bool keep_best = false;      ///< save where validation finds the lowest loss so far, and keep that one
@@ -98,8 +112,8 @@ struct Training {
   /// Type of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
   Adapter adapter;  ///< none: the model's own weights are trained
-  std::int64_t log_interval =
-      10;  ///< steps between the plain progress lines of `sherd train`; 0: each has one
+  /// Steps between the plain progress lines of `sherd train`; 0: each has one.
+  std::int64_t log_interval = 10;
   bool operator==(const Training&) const = default;
 };
 
@@ -118,8 +132,8 @@ enum class Schedule : std::uint8_t {
 /// comm::Grid says which sizes a world can hold.
 struct Parallel {
   int tensor = 1;  ///< ranks that hold slices of the same layers, ≥ 1
-  bool sequence_parallel =
-      true;         ///< with tensor > 1, norms, dropout and residuals are cut along the sequence
+  /// With tensor > 1, norms, dropout and residuals are cut along the sequence.
+  bool sequence_parallel = true;
   int context = 1;  ///< ranks that hold pieces of the same sequences, ≥ 1
   ContextMethod context_method = ContextMethod::ring;
   int pipeline = 1;  ///< ranks that hold the stages of one model, ≥ 1
@@ -184,8 +198,8 @@ struct Config {
   Optimizer optimizer;
   Scheduler scheduler;
   Precision precision;
-  double gradient_clipping =
-      1.0;  ///< largest global L2 norm of the gradients; ≤ 0: off (default as DeepSpeed 0.19)
+  /// Largest global L2 norm of the gradients; ≤ 0: off (default as DeepSpeed 0.19).
+  double gradient_clipping = 1.0;
   Zero zero;
   Aio aio;
   std::int64_t steps_per_print = 0;   ///< optimizer steps between the engine's log lines; 0 (default): none

@@ -13,8 +13,7 @@ constexpr const char* draft = "https://json-schema.org/draft/2020-12/schema";
 constexpr const char* title = "Configuration of Sherd";
 constexpr const char* about =
     "DeepSpeed's keys, and the sections model, data, training, parallel and device. Words are completed as "
-    "they "
-    "are written here; Sherd takes them in any case, and numbers in quotes.";
+    "they are written here; Sherd takes them in any case, and numbers in quotes.";
 
 Node fragment(const std::string& text) {
   Node out;
@@ -24,6 +23,12 @@ Node fragment(const std::string& text) {
 
 Node any() {
   return node_of(true);
+}
+
+Node array_of(std::vector<Node> items) {
+  Node out;
+  out.kind = Node::Kind::array, out.items = std::move(items);
+  return out;
 }
 
 /// `schema`, or null, which means that the key is absent, or "auto".
@@ -40,11 +45,7 @@ Node or_absent(Node schema, const KeyInfo& key) {
     *type = list_of(std::vector<std::string>{type->text, "null"});
     return schema;
   }
-  Node either = list_of(std::vector<bool>());
-  Node words = either;
-  words.items = others;
-  either.items = {std::move(schema), node_of({{"enum", std::move(words)}})};
-  return node_of({{"anyOf", std::move(either)}});
+  return node_of({{"anyOf", array_of({std::move(schema), node_of({{"enum", array_of(others)}})})}});
 }
 
 class Schema {
@@ -125,10 +126,10 @@ void put_required(const std::vector<KeyInfo>& keys, Node& out) {
     if (key.instead.empty()) {
       names.push_back(key.name);
     } else {
-      Node either = list_of(std::vector<bool>());
-      for (const std::string& name : {key.name, key.instead})
-        either.items.push_back(node_of({{"required", list_of(std::vector<std::string>{name})}}));
-      out.members.emplace_back("anyOf", std::move(either));
+      const auto needs = [](const std::string& name) {
+        return node_of({{"required", array_of({node_of(name)})}});
+      };
+      out.members.emplace_back("anyOf", array_of({needs(key.name), needs(key.instead)}));
     }
   }
   if (!names.empty()) out.members.emplace_back("required", list_of(names));
@@ -136,7 +137,7 @@ void put_required(const std::vector<KeyInfo>& keys, Node& out) {
 
 Node Schema::object(const KeyInfo& section, const std::string& path) const {
   Members keys;
-  Node by_type = list_of(std::vector<bool>());
+  std::vector<Node> by_type;
   for (const KeyInfo& key : section.below) {
     if (key.type.empty()) {
       const Node one = of(key, path.empty() ? key.name : path + "." + key.name);
@@ -144,10 +145,9 @@ Node Schema::object(const KeyInfo& section, const std::string& path) const {
       for (const std::string& alias : key.aliases) keys.emplace_back(alias, one);
       continue;
     }
-    if (by_type.items.empty())
-      keys.emplace_back(key.name, node_of({{"type", fragment(R"(["object", "null"])")}}));
+    if (by_type.empty()) keys.emplace_back(key.name, node_of({{"type", fragment(R"(["object", "null"])")}}));
     const Node named = node_of({{"const", node_of(key.type)}});
-    by_type.items.push_back(node_of(
+    by_type.push_back(node_of(
         {{"if", node_of({{"properties", node_of({{"type", named}})}, {"required", fragment(R"(["type"])")}})},
          {"then", node_of({{"properties",
                             node_of({{key.name, of(key, cat(path, "[", key.type, "].", key.name))}})}})}}));
@@ -156,7 +156,7 @@ Node Schema::object(const KeyInfo& section, const std::string& path) const {
                       {"properties", node_of(std::move(keys))},
                       {"patternProperties", node_of({{note_pattern, any()}})},
                       {"additionalProperties", node_of(false)}});
-  if (!by_type.items.empty()) out.members.emplace_back("allOf", std::move(by_type));
+  if (!by_type.empty()) out.members.emplace_back("allOf", array_of(std::move(by_type)));
   if (path != "model") put_required(section.below, out);
   return out;
 }

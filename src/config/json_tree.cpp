@@ -114,10 +114,10 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
       what.replace(quoted, token.size(), excerpt(token, 40));
     fail(ErrorKind::config, file_, ":", position_->line, ":", position_->column(),
          ": not valid JSON: ", excerpt(what, 300),
-         has_bare_key(position_->line_start) ? "; a key without quotes is HJSON, of which Sherd reads the "
-                                               "comments alone: put it in quotes, or "
-                                               "convert the file (hjson -j FILE)"
-                                             : "");
+         has_bare_key(position_->line_start)
+             ? "; a key without quotes is HJSON, of which Sherd reads the comments alone: put it in quotes, "
+               "or convert the file (hjson -j FILE)"
+             : "");
   }
 
  private:

@@ -223,8 +223,8 @@ enum class WarmupType : std::uint8_t { log, linear };
 
 /// Scheduler types `WarmupLR` and, with total_num_steps > 0, `WarmupDecayLR`.
 struct Warmup {
-  std::int64_t total_num_steps =
-      0;  ///< 0: WarmupLR; > 0: WarmupDecayLR, linear to warmup_min_lr at this step
+  /// 0: WarmupLR; > 0: WarmupDecayLR, linear to warmup_min_lr at this step.
+  std::int64_t total_num_steps = 0;
   double warmup_min_lr = 0;
   std::optional<double> warmup_max_lr;   ///< nullopt: the optimizer's lr
   std::int64_t warmup_num_steps = 1000;  ///< steps, > 0; the formulas use at least 2
@@ -278,8 +278,8 @@ struct LossScaling {
 struct Precision {
   DType compute = DType::f32;  ///< of parameters and activations: f32, bf16 or f16
   LossScaling fp16;            ///< in use when compute is f16
-  bool check_grad_overflow =
-      true;  ///< `bf16.check_grad_overflow`: skip a bf16 step whose gradients hold inf or NaN
+  /// `bf16.check_grad_overflow`: skip a bf16 step whose gradients hold inf or NaN.
+  bool check_grad_overflow = true;
   std::optional<DType> grad_accum_dtype;         ///< `data_types.grad_accum_dtype`; nullopt: compute
   std::optional<DType> communication_data_type;  ///< top-level key, f32, bf16 or f16; nullopt: compute
 

@@ -61,16 +61,16 @@ struct Zero {
 
   int stage = 0;  ///< 0 nothing sharded, 1 optimizer states, 2 and gradients, 3 and parameters
   std::int64_t reduce_bucket_size = 500'000'000;  ///< elements per gradient reduction, ≥ 0
-  std::int64_t allgather_bucket_size =
-      500'000'000;            ///< elements per all-gather of updated parameters, ≥ 0, even
+  /// Elements per all-gather of updated parameters, ≥ 0, even.
+  std::int64_t allgather_bucket_size = 500'000'000;
   bool overlap_comm = false;  ///< communicate beside computation; null or absent: true at stage 3 only
 
-  std::int64_t prefetch_bucket_size =
-      50'000'000;  ///< `stage3_prefetch_bucket_size`, elements; 0: no prefetch
-  std::int64_t param_persistence_threshold =
-      100'000;  ///< `stage3_…`: parameters of at most this many stay gathered
-  std::int64_t model_persistence_threshold =
-      unlimited;  ///< `stage3_…`: most elements that may stay so in total
+  /// `stage3_prefetch_bucket_size`, elements; 0: no prefetch.
+  std::int64_t prefetch_bucket_size = 50'000'000;
+  /// `stage3_…`: parameters of at most this many stay gathered.
+  std::int64_t param_persistence_threshold = 100'000;
+  /// `stage3_…`: most elements that may stay so in total.
+  std::int64_t model_persistence_threshold = unlimited;
   std::int64_t max_live_parameters = 1'000'000'000;  ///< `stage3_…`: gathered elements that prefetch respects
   std::int64_t max_reuse_distance = 1'000'000'000;  ///< `stage3_…`: keep what is used again within this many
 

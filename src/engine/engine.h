@@ -1,5 +1,25 @@
 #pragma once
 
+// This folder turns one model, one configuration and some ranks into training. It knows no model.
+//
+//   engine.h          Engine: forward, backward, step, and train_batch(); what a caller has
+//   initialize.h      how an engine, its model, data and groups of ranks are made from a configuration
+//   trainer.h         a whole run: from the first step to the last, with evaluations, checkpoints, reports
+//   distributed.h     the ranks: launched, or threads of this process
+//   scheduler.h       rates and betas by step, and what set_lr() overrules
+//   token_data.h      the token data of a run, and its tokenizer
+//   stop_signals.h    signals that ask to stop
+//   estimate.h        what a run will take, from an engine on a device that only tracks memory
+//   setup/            device, kernels, groups and stores of a rank (resources.h)
+//   step/             runs the instructions of a step (executor.h)
+//   pipeline/         which schedule, which parts of the model, and what stages pass on (train_schedule.h)
+//   update/           from gradients to new parameters (update_pipeline.h)
+//   checkpoint/       saves and loads (checkpoint.h)
+//   report/           what a run tells: metrics, traces, progress (report.h)
+//
+// A step is a list: train_batch() makes the list of instructions (pipeline/), Executor runs it (step/),
+// StepUpdate decides about the update and runs it (update/), and step() moves the schedule of rates on.
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -20,26 +40,6 @@
 #include "nn/module.h"
 #include "nn/weight_source.h"
 #include "sharding/sharded_model.h"
-
-// This folder turns one model, one configuration and some ranks into training. It knows no model.
-//
-//   engine.h          Engine: forward, backward, step, and train_batch(); what a caller has
-//   initialize.h      how an engine, its model, data and groups of ranks are made from a configuration
-//   trainer.h         a whole run: from the first step to the last, with evaluations, checkpoints, reports
-//   distributed.h     the ranks: launched, or threads of this process
-//   scheduler.h       rates and betas by step, and what set_lr() overrules
-//   token_data.h      the token data of a run, and its tokenizer
-//   stop_signals.h    signals that ask to stop
-//   estimate.h        what a run will take, from an engine on a device that only tracks memory
-//   setup/            device, kernels, groups and stores of a rank (resources.h)
-//   step/             runs the instructions of a step (executor.h)
-//   pipeline/         which schedule, which parts of the model, and what stages pass on (train_schedule.h)
-//   update/           from gradients to new parameters (update_pipeline.h)
-//   checkpoint/       saves and loads (checkpoint.h)
-//   report/           what a run tells: metrics, traces, progress (report.h)
-//
-// A step in a list: train_batch() makes the list of instructions (pipeline/), Executor runs it (step/),
-// StepUpdate decides about the update and runs it (update/), and step() moves the schedule of rates on.
 
 namespace sherd {
 

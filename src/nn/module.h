@@ -8,7 +8,7 @@
 // - models that are lists of parts, which pipelines cut: layered_model.h
 // - what modules learn once per step outside of gradients: StepState, step_state.h
 // - where weights to begin with come from: WeightSource
-// - dropout's random numbers: dropout.cpp
+// - dropout's random numbers: layers.cpp (Dropout); the operation: autograd/dropout.cpp
 
 #include <functional>
 #include <memory>

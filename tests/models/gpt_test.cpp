@@ -75,6 +75,25 @@ TEST_F(GptTest, NamesTiesAndDecay) {
   EXPECT_EQ(untied.named_parameters().back().second->name, "head.weight");
 }
 
+/// Optimizers take norms of tensors as they are published.
+TEST_F(GptTest, PackedProjectionsAreOneTensorWhereTheFamilyHasThemSo) {
+  const auto one = [](GptConfig o, const char* name) {
+    Gpt model(o);
+    model.assign_names();
+    for (const auto& p : model.parameters())
+      if (p->name == name) return p->packing.published_as_one;
+    throw std::runtime_error(name);
+  };
+  GptConfig phi3 = test::tiny_llama();
+  phi3.type = config::family_named("phi3");
+  for (const char* name : {"blocks.0.attention.qkv.weight", "blocks.0.mlp.up.weight"}) {
+    EXPECT_FALSE(one(test::tiny_llama(), name)) << name;
+    EXPECT_TRUE(one(phi3, name)) << name;
+  }
+  EXPECT_TRUE(one(test::tiny_gpt2(), "blocks.0.attention.qkv.weight"));
+  EXPECT_FALSE(one(test::tiny_gpt2(), "blocks.0.mlp.up.weight"));
+}
+
 TEST_F(GptTest, OutputProjectionsStartSmaller) {
   GptConfig o = test::gpt2_small();
   o.vocab_size = 64, o.hidden_size = 128, o.num_layers = 8, o.num_heads = 4, o.init_std = 0.02;

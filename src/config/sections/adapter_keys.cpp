@@ -66,9 +66,9 @@ Key<Adapter> type_key() {
              "type", types, "\"lora\"", [](const Adapter& a) { return static_cast<int>(a.type) - 1; },
              [](Adapter& a, int index) { a.type = static_cast<AdapterType>(index + 1); })
       .means(
-          "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's "
-          "low-rank products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of "
-          "few features in its blocks ([more](adapters.md))",
+          "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's low-rank "
+          "products, IA³'s factors, a prompt's vectors, plain or made by a network, or networks of few "
+          "features in its blocks ([more](adapters.md))",
           instead_of("init_from"));
 }
 
@@ -80,8 +80,8 @@ Key<Adapter> base_key() {
       .means(
           "what the model's own weights are kept in: `\"compute\"`, the type that the run computes in; or "
           "`\"int8\"`, codes with a scale for every 64 of them, in the linear layers of blocks, a little "
-          "more than half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A "
-          "checkpoint goes on with the value that it was saved with");
+          "more than half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint "
+          "goes on with the value that it was saved with");
 }
 
 /// Adapters of that type have the key of a prompt.
@@ -122,12 +122,11 @@ Table<Adapter> make_adapter_table() {
     table.keys.push_back(inside(&A::bottleneck, key).where(is_bottleneck));
   append(table.keys, {targets_key(), base_key()});
   append(table.keys, foreign_keys<A>("training.adapter"));
-  table.keys.push_back(
-      text("init_from", &A::init_from, "\"adapters/a\"")
-          .means("folder of an adapter to go on from: PEFT's (adapter_config.json and "
-                 "adapter_model.safetensors), AdapterHub's (with adapter.safetensors), or checkpoints of a "
-                 "run with an adapter. It brings this section, over which the file's own keys are laid; "
-                 "empty: the adapter begins as new"));
+  table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\"")
+                           .means("folder of an adapter to go on from: PEFT's (adapter_config.json and "
+                                  "adapter_model.safetensors), AdapterHub's (with adapter.safetensors), or "
+                                  "checkpoints of a run with an adapter. It brings this section, over which "
+                                  "the file's own keys are laid; empty: the adapter begins as new"));
   return table;
 }
 

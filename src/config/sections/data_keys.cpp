@@ -81,29 +81,28 @@ void check_data(const Data& data, const Given& given, const Value& section) {
 
 Table<Data> data_table() {
   using T = Data;
-  return {
-      Auto::is_a_value,
-      {path_key(),
-       list("sources", &T::sources,
-            R"([{"path": "corpus/a", "weight": 3}, {"path": "corpus/b", "weight": 1}])", source_table())
-           .then(check_sources)
-           .where([](const T& data) { return !is_path(data); })
-           .means("in place of `path`: datasets of one tokenizer, as `{\"path\": PREFIX, \"weight\": W}`; "
-                  "samples come from each by weight, in the same order on any number of ranks "
-                  "([more](config.md#datasources)). With `training.adapter.tasks` also `\"task\": NAME`",
-                  by("`path` alone")),
-       split_key(),
-       text("tokenizer", &T::tokenizer, "\"byte\"")
-           .then(check_tokenizer)
-           .means("`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)", Concerns::run,
-                  by("the one recorded beside the dataset")),
-       integer("seed", &T::seed, "7", 0).means("of the shuffle"),
-       boolean("shuffle", &T::shuffle).means("documents and samples, anew in every epoch"),
-       choice("packing", &T::packing, {"stream", "documents"}, "\"documents\"")
-           .means("how documents become samples: `stream`, behind each other and cut where a sample ends, or "
-                  "`documents`, whole ones that do not see each other, with positions that begin anew "
-                  "([more](data.md#samples))")},
-      check_data};
+  return {Auto::is_a_value,
+          {path_key(),
+           list("sources", &T::sources,
+                R"([{"path": "corpus/a", "weight": 3}, {"path": "corpus/b", "weight": 1}])", source_table())
+               .then(check_sources)
+               .where([](const T& data) { return !is_path(data); })
+               .means("in place of `path`: datasets of one tokenizer, as `{\"path\": PREFIX, \"weight\": "
+                      "W}`; samples come from each by weight, in the same order on any number of ranks "
+                      "([more](config.md#datasources)). With `training.adapter.tasks` also `\"task\": NAME`",
+                      by("`path` alone")),
+           split_key(),
+           text("tokenizer", &T::tokenizer, "\"byte\"")
+               .then(check_tokenizer)
+               .means("`byte`, `spm:MODEL_FILE` or `hf:PATH` (a `tokenizer.json`)", Concerns::run,
+                      by("the one recorded beside the dataset")),
+           integer("seed", &T::seed, "7", 0).means("of the shuffle"),
+           boolean("shuffle", &T::shuffle).means("documents and samples, anew in every epoch"),
+           choice("packing", &T::packing, {"stream", "documents"}, "\"documents\"")
+               .means("how documents become samples: `stream`, behind each other and cut where a sample "
+                      "ends, or `documents`, whole ones that do not see each other, with positions that "
+                      "begin anew ([more](data.md#samples))")},
+          check_data};
 }
 
 }  // namespace

@@ -157,10 +157,9 @@ std::vector<Key<Model>> block_keys() {
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
           .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
       integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
-          .means(
-              "tokens that a query sees, itself among them; those before are neither seen nor computed. 0: "
-              "all",
-              idle(why_all_seen)),
+          .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
+                 "0: all",
+                 idle(why_all_seen)),
       boolean("qk_norm", &T::qk_norm)
           .means("RMSNorm of each query and key head, before rotary positions", shapes),
       choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),

@@ -14,8 +14,7 @@ std::vector<Key<Moe>> routing_keys() {
       integer("ffn_hidden_size", &T::ffn_hidden_size, "24", 1, most_ffn_hidden)
           .means("inner width of an expert", shapes, by("the model's")),
       integer("every", &T::every, "2", 1, most_layers)
-          .means("one block in so many has experts, counted behind the first dense ones; others have the "
-                 "MLP",
+          .means("one block in so many has experts, counted behind the first dense ones; others have the MLP",
                  shapes),
       integer("first_dense", &T::first_dense, "1", 0, most_layers)
           .means("blocks at the start that have none", shapes),
@@ -51,11 +50,10 @@ std::vector<Key<Moe>> balance_keys() {
           .means("factor of the balance loss, which keeps experts evenly loaded; 0: none"),
       choice("aux_loss_type", &T::aux_loss_type, {"switch", "gshard", "hf"}, "\"gshard\"")
           .means(
-              "switch: of each layer E/(k·T²)·Σ nᵢ·Σₜ P(t, i); gshard: of first choices alone, E/T²·Σ "
-              "nᵢ·Σₜ P(t, i), DeepSpeed's `l_aux` with two experts per token; hf: of all layers together, "
-              "E·Σ (n̄ᵢ/T)·(P̄ᵢ/T), as Hugging Face's Mixtral has it: without 1/k, so that an even load has "
-              "k. It evens out the layers' sum, and a single layer less. Not hf with "
-              "`parallel.pipeline`",
+              "switch: of each layer E/(k·T²)·Σ nᵢ·Σₜ P(t, i); gshard: of first choices alone, E/T²·Σ nᵢ·Σₜ "
+              "P(t, i), DeepSpeed's `l_aux` with two experts per token; hf: of all layers together, E·Σ "
+              "(n̄ᵢ/T)·(P̄ᵢ/T), as Hugging Face's Mixtral has it: without 1/k, so that an even load has k. It "
+              "evens out the layers' sum, and a single layer less. Not hf with `parallel.pipeline`",
               idle([](const Config& c) { return c.model->moe.aux_loss == 0; }, "no effect: aux_loss is 0")),
       real("z_loss", &T::z_loss, "1e-3", 0)
           .means("factor of the mean of (log Σ exp logits)², which keeps logits small; ST-MoE takes 1e-3"),
@@ -78,10 +76,9 @@ std::vector<Key<Moe>> balance_keys() {
                       "no effect: there are no shared_experts"),
                  shapes),
       boolean("use_residual", &T::use_residual)
-          .means(
-              "an MLP of the model's own width beside the experts; a softmax of a linear layer of x weighs "
-              "the two (DeepSpeed's Residual-MoE). Not with `shared_experts`",
-              shapes)};
+          .means("an MLP of the model's own width beside the experts; a softmax of a linear layer of x "
+                 "weighs the two (DeepSpeed's Residual-MoE). Not with `shared_experts`",
+                 shapes)};
 }
 
 }  // namespace

@@ -243,15 +243,15 @@ Table<Training> activation_checkpointing_table() {
                       not_full),
                   unless_default),
        boolean("nvme_checkpointing", &Training::nvme_checkpointing)
-           .means("the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not "
-                  "together",
-                  "is not there",
-                  idle(
-                      [](const Config& c) {
-                        return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
-                      },
-                      not_full),
-                  unless_default)}};
+           .means(
+               "the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not together",
+               "is not there",
+               idle(
+                   [](const Config& c) {
+                     return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
+                   },
+                   not_full),
+               unless_default)}};
   append(table.keys, foreign_keys<Training>("activation_checkpointing"));
   return table;
 }

@@ -116,8 +116,7 @@ void check_group_rates(const Config& config, const Given& given, Context& contex
     return;
   Value{*given.at("optimizer"), "optimizer", context}.error(
       "a group's rate keeps its proportion to params.lr under a scheduler, and params.lr is 0; give it a "
-      "rate, "
-      "or drop the scheduler");
+      "rate, or drop the scheduler");
 }
 
 }  // namespace sherd::config

@@ -101,14 +101,13 @@ Row freeze_step() {
 
 /// Nothing but a default depends on it; dump() tells the decay.
 Row torch_adam() {
-  return custom<Rule>("torch_adam", "true",
-                      [](Rule&, const Value& value) {
-                        // DeepSpeed takes any word for true: "torch_impl".
-                        if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
-                        value.note(
-                            "Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken "
-                            "over");
-                      })
+  return custom<Rule>(
+             "torch_adam", "true",
+             [](Rule&, const Value& value) {
+               // DeepSpeed takes any word for true: "torch_impl".
+               if (!value.node.is(Node::Kind::string) || value.node.text.empty()) value.boolean();
+               value.note("Sherd has one Adam; only PyTorch's default weight decay of 0.01 is taken over");
+             })
       .takes({"true or false", R"({"type": ["boolean", "string"]})"})
       .means("takes over the default `weight_decay` of PyTorch's Adam, 0.01, and nothing else",
              "takes PyTorch's Adam", by("`false`"));
@@ -147,10 +146,11 @@ std::vector<Row> lamb_rows() {
 
 std::vector<Row> nvlamb_rows() {
   using O = NvLambOptions;
-  return {betas<O>(), eps<O>(), bias_correction<O>(),
-          of<O>(real("normalize_above", &O::normalize_above, "1.0", 0)
-                    .means("gradients are divided by their global norm where that is larger; 1: apex's "
-                           "version"))};
+  return {
+      betas<O>(), eps<O>(), bias_correction<O>(),
+      of<O>(
+          real("normalize_above", &O::normalize_above, "1.0", 0)
+              .means("gradients are divided by their global norm where that is larger; 1: apex's version"))};
 }
 
 std::vector<Row> one_bit_lamb_rows() {
@@ -188,12 +188,13 @@ std::vector<Row> muon_rows() {
       of<O>(ns_coefficients()),
       of<O>(real("ns_eps", &O::ns_eps, "1e-6", 0)
                 .means("what a matrix's norm is at least taken for; above 0", "1e-7, always")),
-      of<O>(choice("adjust_lr_fn", &O::adjust_lr_fn, {"original", "match_rms_adamw", "spectral_unclamped"},
-                   "\"match_rms_adamw\"")
-                .means("the step is multiplied by: original √max(1, rows/columns); match_rms_adamw "
-                       "0.2·√max(rows, columns), which makes AdamW's rates fit; spectral_unclamped "
-                       "√(rows/columns)",
-                       "original, always")),
+      of<O>(
+          choice("adjust_lr_fn", &O::adjust_lr_fn, {"original", "match_rms_adamw", "spectral_unclamped"},
+                 "\"match_rms_adamw\"")
+              .means(
+                  "the step is multiplied by: original √max(1, rows/columns); match_rms_adamw 0.2·√max(rows, "
+                  "columns), which makes AdamW's rates fit; spectral_unclamped √(rows/columns)",
+                  "original, always")),
       // finish_rule() sorts the rates out, whatever the order in which they stand.
       custom<Rule>("muon_lr", "0.02", [](Rule&, const Value& value) { value.real(0); })
           .takes(reals(0))

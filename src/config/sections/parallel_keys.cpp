@@ -32,16 +32,15 @@ std::vector<Key<Parallel>> layer_keys() {
                  "`sequence_parallel_size` means the same, with `context_method` ulysses"),
       choice("context_method", &P::context_method, {"ring", "ulysses"}, "\"ulysses\"")
           .then([](P&, const Value& value) { value.context.given.insert(context_method); })
-          .means(
-              "how these attend to each other: ring passes keys and values around, ulysses exchanges heads "
-              "for tokens",
-              idle([](const Config& c) { return c.parallel.context == 1; },
-                   "no effect without parallel.context above 1"),
-              Concerns::training),
+          .means("how these attend to each other: ring passes keys and values around, ulysses exchanges "
+                 "heads for tokens",
+                 idle([](const Config& c) { return c.parallel.context == 1; },
+                      "no effect without parallel.context above 1"),
+                 Concerns::training),
       integer("expert", &P::expert, "2", 1)
-          .means("ranks that share out the experts of a layer, and exchange tokens instead of their "
-                 "parameters; divides `context` × data, and the number of experts ([mixture of "
-                 "experts](moe.md))")};
+          .means(
+              "ranks that share out the experts of a layer, and exchange tokens instead of their parameters; "
+              "divides `context` × data, and the number of experts ([mixture of experts](moe.md))")};
 }
 
 /// How replicas agree.

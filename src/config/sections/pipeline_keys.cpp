@@ -112,34 +112,33 @@ Table<Config> pipeline_table() {
 
 std::vector<Key<Parallel>> schedule_keys() {
   using P = Parallel;
-  return {
-      integer("pipeline", &P::pipeline, "2", 1)
-          .also_as(&P::pipeline, stages)
-          .means("ranks that hold the stages of one model", "`pipeline.stages` means the same here"),
-      choice("schedule", &P::schedule, schedules, "\"gpipe\"")
-          .means("order of a step's micro-batches. accumulate and layered run without a pipeline, the "
-                 "others with one. auto: 1f1b with a pipeline, interleaved with `virtual_stages`; else, in "
-                 "`train_batch()` and `sherd train`, layered where parameters would come from other ranks, "
-                 "host memory or NVMe again for each of several micro-batches, with full recompute of "
-                 "everything and no parameter shared by parts of the model (tied embeddings); else "
-                 "accumulate ([offload](offload.md))",
-                 "runs 1f1b with a pipeline, else accumulate", idle(why_idle_schedule)),
-      integer("virtual_stages", &P::virtual_stages, "2", 1)
-          .means("interleaved: runs of parts that each stage holds"),
-      integer("micro_batch_group", &P::micro_batch_group, "4", 1)
-          .unset(0)
-          .means("interleaved: so many micro-batches pass a virtual stage before the next one's turn, at "
-                 "least `pipeline`",
-                 or_null,
-                 idle([](const Config& c) { return c.parallel.virtual_stages == 1; },
-                      "no effect without parallel.virtual_stages above 1"),
-                 by("`pipeline`")),
-      of_partitions(field_key("partition_method", "\"uniform\"", &P::partition_method, partition_of))
-          .also_as(&P::partition_method, partition)
-          .means("what each stage gets an equal share of: best: parameters that its products multiply "
-                 "with; parameters: all, as DeepSpeed counts them; uniform: parts; type:REGEX: parts whose "
-                 "class or path matches, case ignored",
-                 "`pipeline.partition` means the same here", idle(is_whole, uncut))};
+  return {integer("pipeline", &P::pipeline, "2", 1)
+              .also_as(&P::pipeline, stages)
+              .means("ranks that hold the stages of one model", "`pipeline.stages` means the same here"),
+          choice("schedule", &P::schedule, schedules, "\"gpipe\"")
+              .means("order of a step's micro-batches. accumulate and layered run without a pipeline, the "
+                     "others with one. auto: 1f1b with a pipeline, interleaved with `virtual_stages`; else, "
+                     "in `train_batch()` and `sherd train`, layered where parameters would come from other "
+                     "ranks, host memory or NVMe again for each of several micro-batches, with full "
+                     "recompute of everything and no parameter shared by parts of the model (tied "
+                     "embeddings); else accumulate ([offload](offload.md))",
+                     "runs 1f1b with a pipeline, else accumulate", idle(why_idle_schedule)),
+          integer("virtual_stages", &P::virtual_stages, "2", 1)
+              .means("interleaved: runs of parts that each stage holds"),
+          integer("micro_batch_group", &P::micro_batch_group, "4", 1)
+              .unset(0)
+              .means("interleaved: so many micro-batches pass a virtual stage before the next one's turn, at "
+                     "least `pipeline`",
+                     or_null,
+                     idle([](const Config& c) { return c.parallel.virtual_stages == 1; },
+                          "no effect without parallel.virtual_stages above 1"),
+                     by("`pipeline`")),
+          of_partitions(field_key("partition_method", "\"uniform\"", &P::partition_method, partition_of))
+              .also_as(&P::partition_method, partition)
+              .means("what each stage gets an equal share of: best: parameters that its products multiply "
+                     "with; parameters: all, as DeepSpeed counts them; uniform: parts; type:REGEX: parts "
+                     "whose class or path matches, case ignored",
+                     "`pipeline.partition` means the same here", idle(is_whole, uncut))};
 }
 
 Key<Config> pipeline_key() {

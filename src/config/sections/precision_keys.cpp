@@ -19,8 +19,7 @@ Table<Fp16Section> fp16_table() {
   Table<Fp16Section> table{
       Auto::to_default,
       {boolean("enabled", &Fp16Section::enabled)
-           .means("compute in fp16, with loss scaling, beside fp32 masters; not together "
-                  "with `bf16`",
+           .means("compute in fp16, with loss scaling, beside fp32 masters; not together with `bf16`",
                   Auto::needs_caller)}};
   for (const Key<S>& key :
        {real("loss_scale", &S::loss_scale, "128", 0).means("factor of the loss; 0: dynamic"),

@@ -207,8 +207,8 @@ Key<Scheduler> type_key() {
   return custom<Scheduler>("type", "\"WarmupLR\"", [](Scheduler&, const Value&) {})
       .one_of(type_names())
       .means(
-          "the schedule of rates; linear, cosine and constant_with_warmup are transformers', but that "
-          "behind the last step rates stay where they are, where transformers' cosine rises again",
+          "the schedule of rates; linear, cosine and constant_with_warmup are transformers', but that behind "
+          "the last step rates stay where they are, where transformers' cosine rises again",
           "also takes PyTorch's; rates of groups keep their proportion under all types here, there under "
           "WarmupCosineLR alone",
           by("required; without the section the optimizer's rates stay"));

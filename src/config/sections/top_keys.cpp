@@ -31,8 +31,8 @@ Table<Monitor> monitor_table() {
       Auto::to_default,
       {boolean("enabled", &Monitor::enabled)
            .means("write every step's scalars, from rank 0",
-                  "writes `train_loss`, `lr`, `loss_scale` and times; `lr` is the next step's, and a "
-                  "resumed run repeats steps"),
+                  "writes `train_loss`, `lr`, `loss_scale` and times; `lr` is the next step's, and a resumed "
+                  "run repeats steps"),
        text("output_path", &Monitor::output_path, "\"logs\"")
            .means("folder of the files; empty: the one in which the run was started", Concerns::machine),
        text("job_name", &Monitor::job_name, "\"run\"").means("folder in `output_path` that gets the files")}};

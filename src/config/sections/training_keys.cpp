@@ -97,12 +97,12 @@ std::vector<Key<Training>> course_keys() {
                  "in any case ([more](config.md#writing-while-training))",
                  idle(saves_nothing, not_saved)),
       boolean("keep_best", &T::keep_best)
-          .means("also save after each evaluation that finds a lower validation loss than all before, and "
-                 "keep that checkpoint beside the `keep_last` newest ones; `DIR/best` names it, as "
-                 "`DIR/latest` names the newest, and so do `--tag best` and `sherd generate --checkpoint "
-                 "DIR/best`. Needs `save_dir`, `eval_interval` and validation data. Lightning's "
-                 "`save_top_k=1`",
-                 idle(saves_nothing, not_saved)),
+          .means(
+              "also save after each evaluation that finds a lower validation loss than all before, and keep "
+              "that checkpoint beside the `keep_last` newest ones; `DIR/best` names it, as `DIR/latest` "
+              "names the newest, and so do `--tag best` and `sherd generate --checkpoint DIR/best`. Needs "
+              "`save_dir`, `eval_interval` and validation data. Lightning's `save_top_k=1`",
+              idle(saves_nothing, not_saved)),
       integer("patience", &T::patience, "3", 0)
           .means("stop after so many evaluations in a row without a validation loss lower than all before, "
                  "with a checkpoint as at the end; 0: never. A resumed run counts on; an evaluation that "
@@ -117,13 +117,13 @@ std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
       choice("loss_average", &T::loss_average, {"tokens", "micro_batches"}, "\"micro_batches\"")
-          .means("what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
-                 "that are targets (labels but -100), or the means of its micro-batches. They differ where "
-                 "micro-batches have different numbers of targets. Programs without a `model` section have "
-                 "the second",
-                 "DeepSpeed takes the mean of means; transformers' Trainer, from 4.46 on, the mean over "
-                 "tokens",
-                 Concerns::training),
+          .means(
+              "what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
+              "that are targets (labels but -100), or the means of its micro-batches. They differ where "
+              "micro-batches have different numbers of targets. Programs without a `model` section have the "
+              "second",
+              "DeepSpeed takes the mean of means; transformers' Trainer, from 4.46 on, the mean over tokens",
+              Concerns::training),
       recompute_key(),
       integer("recompute_blocks", &T::recompute_blocks, "2", 0)
           .unset(-1)
@@ -139,18 +139,17 @@ std::vector<Key<Training>> step_keys() {
                  "`accumulate` one ([more](parallel.md#recompute-of-a-part))",
                  idle(why_all_recompute), or_null, by("all")),
       boolean("split_masters", &T::split_masters)
-          .means(
-              "bf16: the optimizer keeps of each fp32 master only the 16 bits that the parameter lacks, to "
-              "the same bits; false keeps whole masters",
-              idle(why_whole_masters)),
+          .means("bf16: the optimizer keeps of each fp32 master only the 16 bits that the parameter lacks, "
+                 "to the same bits; false keeps whole masters",
+                 idle(why_whole_masters)),
       word<T>(
           "moments_dtype", {"fp32", "bf16"}, "\"bf16\"",
           [](const T& t) { return t.moments_dtype == DType::bf16 ? 1 : 0; },
           [](T& t, int index) { t.moments_dtype = index == 0 ? DType::f32 : DType::bf16; })
-          .means(
-              "type of the optimizer's moments; bf16: half the bytes, rounded stochastically, the same way "
-              "in every run",
-              idle(keeps_no_moments, "no effect: SGD without momentum keeps no moments"), Concerns::training),
+          .means("type of the optimizer's moments; bf16: half the bytes, rounded stochastically, the same "
+                 "way in every run",
+                 idle(keeps_no_moments, "no effect: SGD without momentum keeps no moments"),
+                 Concerns::training),
       integer("log_interval", &T::log_interval, "1", 0)
           .means("steps between lines of progress where the output is no terminal; 0: each has one")};
 }

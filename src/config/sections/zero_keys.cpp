@@ -7,23 +7,23 @@ namespace {
 
 std::vector<Key<Zero>> sharding_keys() {
   using Z = Zero;
-  return {
-      integer("stage", &Z::stage, "2", 0, 3)
-          .means("what ranks share out: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters; "
-                 "the whole section may be true (stage 1) or false"),
-      integer("reduce_bucket_size", &Z::reduce_bucket_size, "1000", 0)
-          .means("elements of gradients that travel together, and wait on the device until then; no bit "
-                 "depends on it"),
-      integer("allgather_bucket_size", &Z::allgather_bucket_size, "1000", 0)
-          .then([](Zero& zero, const Value& value) {
-            if (zero.allgather_bucket_size % 2 != 0) value.error("must be even, not ", value.node.brief());
-          })
-          .takes({integers(0).words + ", even", R"({"type": "integer", "minimum": 0, "multipleOf": 2})"})
-          .means("elements per all-gather of updated parameters"),
-      // At stage 3, where an example of a key is tried, the default is true.
-      field_key("overlap_comm", "false", &Z::overlap_comm, &Value::boolean)
-          .takes({"true or false", R"({"type": "boolean"})"})
-          .means("communicate beside computation", by("true at stage 3, else false"))};
+  return {integer("stage", &Z::stage, "2", 0, 3)
+              .means("what ranks share out: 0 nothing, 1 optimizer states, 2 also gradients, 3 also "
+                     "parameters; the whole section may be true (stage 1) or false"),
+          integer("reduce_bucket_size", &Z::reduce_bucket_size, "1000", 0)
+              .means("elements of gradients that travel together, and wait on the device until then; no bit "
+                     "depends on it"),
+          integer("allgather_bucket_size", &Z::allgather_bucket_size, "1000", 0)
+              .then([](Zero& zero, const Value& value) {
+                if (zero.allgather_bucket_size % 2 != 0)
+                  value.error("must be even, not ", value.node.brief());
+              })
+              .takes({integers(0).words + ", even", R"({"type": "integer", "minimum": 0, "multipleOf": 2})"})
+              .means("elements per all-gather of updated parameters"),
+          // At stage 3, where an example of a key is tried, the default is true.
+          field_key("overlap_comm", "false", &Z::overlap_comm, &Value::boolean)
+              .takes({"true or false", R"({"type": "boolean"})"})
+              .means("communicate beside computation", by("true at stage 3, else false"))};
 }
 
 std::vector<Key<Zero>> stage3_keys() {

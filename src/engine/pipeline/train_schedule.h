@@ -15,8 +15,8 @@
 //   stage_link.h      activations and gradients between neighbours, beside the rank's thread
 //   model_stages.h    the model whole over the stages, for evaluation and generation
 //
-// To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/schedule.h; what it
-// needs of the model is checked in choose_schedule().
+// To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/config.h (Schedule) and
+// config/sections/pipeline_keys.cpp; what it needs of the model is checked in choose_schedule().
 
 namespace sherd::engine {
 

@@ -23,9 +23,9 @@ bool is_yarn(const RopeScaling& rope) {
 
 }  // namespace
 
-Table<RopeScaling> rope_table() {
+const Table<RopeScaling>& rope_table() {
   using T = RopeScaling;
-  return {
+  static const Table<RopeScaling> table{
       Auto::is_a_value,
       {choice("rope_type", &T::type, rope_types, "\"linear\"")
            .means("how positions are scaled; default: not at all", also("type"), required),
@@ -58,10 +58,11 @@ Table<RopeScaling> rope_table() {
            .where(is_yarn)
            .means("yarn: factor of rotated queries and keys", by("0.1 · ln `factor` + 1"))},
       [](T& rope, const Given& given, const Value& section) { finish_rope(rope, given, section); }};
+  return table;
 }
 
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
-  static const Table<RopeScaling> table = rope_table();
+  const Table<RopeScaling>& table = rope_table();
   const auto require_key = [&](const char* name) {
     if (!given.contains(name)) section.error("needs \"", name, "\"");
   };

@@ -64,9 +64,6 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
   return group;
 }
 
-}  // namespace
-
-namespace {
 Table<OptimizerGroup> make_group_table(OptimizerType type) {
   Table<OptimizerGroup> table{
       Auto::needs_caller,

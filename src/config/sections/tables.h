@@ -21,7 +21,7 @@ std::vector<Key<Zero>> offload_keys();               // offload_keys.cpp: those 
 std::vector<Key<Config>> tier_keys();                // offload_keys.cpp: aio, activation_checkpointing
 Key<Config> model_key();                             // model_keys.cpp
 const Table<Model>& model_table();                   // model_keys.cpp
-Table<RopeScaling> rope_table();                     // model_keys.cpp: model.rope_scaling
+const Table<RopeScaling>& rope_table();              // model_keys.cpp: model.rope_scaling
 Table<Moe> moe_table();                              // moe_keys.cpp: model.moe
 Key<Config> data_key();                              // data_keys.cpp
 Key<Config> training_key();                          // training_keys.cpp

@@ -36,7 +36,7 @@ std::vector<Key<BottleneckKeys>> bottleneck_keys() {
           .means("features in a `bottleneck`", by("`model.hidden_size` / `reduction_factor`")),
       real("reduction_factor", &B::reduction_factor, "8", 0, infinity, true)
           .means("the model's width divided by it is that of a `bottleneck`'s network")};
-  keys.back().left_out = [](const B& keys) { return keys.size > 0; };
+  keys.back().left_out = [](const B& bottleneck) { return bottleneck.size > 0; };
   append(keys, foreign_keys<B>("training.adapter", "bottleneck"));
   return keys;
 }

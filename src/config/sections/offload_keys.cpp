@@ -171,9 +171,9 @@ void check_side(const Zero& zero, const Given& given, const Value& section, Side
     here.error("device \"", device,
                "\" needs stage 1, 2 or 3, which shard the optimizer's states, not stage ", zero.stage,
                "; set zero_optimization.stage to 1, or the device to \"none\"");
-  const auto inner = [&](const char* name) {
-    const Node* node = here.node.find(name);
-    return Value{node ? *node : here.node, join(here.path, name), section.context};
+  const auto inner = [&](const char* inner_name) {
+    const Node* node = here.node.find(inner_name);
+    return Value{node ? *node : here.node, join(here.path, inner_name), section.context};
   };
   if (offload.ratio < 1 && zero.stage < 3)
     inner("ratio").error(offload.ratio, " needs stage 3, not stage ", zero.stage,

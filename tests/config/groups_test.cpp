@@ -75,7 +75,12 @@ TEST(OptimizerGroups, TakeEveryKeyOfTheirType) {
 TEST(OptimizerGroups, AreKeysOfTheirOwnWhereConfigurationsAreCompared) {
   const Config config = parse_text(with_groups(R"([{"match": "a"}, {"match": "b", "lr": 0.25}])"));
   std::map<std::string, std::string> keys;
-  for (const Setting& setting : settings(config)) keys[setting.key] = setting.value;
+  for (const Setting& setting : settings(config)) {
+    keys[setting.key] = setting.value;
+    if (!setting.key.starts_with("optimizer.")) continue;
+    EXPECT_EQ(setting.concerns, Concerns::training) << setting.key;
+    EXPECT_FALSE(setting.decides_parameters) << setting.key;
+  }
   EXPECT_THAT(keys, testing::Contains(testing::Pair("optimizer.groups[0].match", R"(["a"])")));
   EXPECT_THAT(keys, testing::Contains(testing::Pair("optimizer.groups[1].lr", "0.25")));
   EXPECT_FALSE(config == parse_text(with_groups(R"([{"match": "b", "lr": 0.25}, {"match": "a"}])")));

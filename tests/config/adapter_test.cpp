@@ -75,7 +75,9 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
 TEST(AdapterKeys, InitFromBringsTheSection) {
   const auto sections = [](const std::string& from, const std::string&) {
     EXPECT_EQ(from, "adapters/a");
-    return section_of(Adapter{.type = AdapterType::lora, .lora = {.rank = 16, .alpha = 4}});
+    Adapter adapter;
+    adapter.type = AdapterType::lora, adapter.lora.rank = 16, adapter.lora.alpha = 4;
+    return section_of(adapter);
   };
   const sherd::testing::TempFolder folder;
   sherd::testing::write_text(folder / "a.json",

@@ -44,7 +44,7 @@ struct PromptReference : PeftReference {
     models::GptConfig out = options;
     out.adapter = config.training.adapter;
     for (std::int64_t i = 0; prompts > 1 && i < prompts; ++i)
-      out.adapter.prompt.tasks.push_back({.name = cat("task", i)});
+      out.adapter.prompt.tasks.emplace_back().name = cat("task", i);
     return out;
   }
   /// PEFT's name of a parameter of its encoder.

@@ -5,6 +5,7 @@
 //   engine.h          Engine: forward, backward, step, and train_batch(); what a caller has
 //   initialize.h      how an engine, its model, data and groups of ranks are made from a configuration
 //   trainer.h         a whole run: from the first step to the last, with evaluations, checkpoints, reports
+//   best_loss.h       which evaluation was the best, and patience
 //   distributed.h     the ranks: launched, or threads of this process
 //   scheduler.h       rates and betas by step, and what set_lr() overrules
 //   token_data.h      the token data of a run, and its tokenizer

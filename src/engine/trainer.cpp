@@ -10,7 +10,7 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "data/loader.h"
-#include "engine/checkpoint/best_loss.h"
+#include "engine/best_loss.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/report/monitor.h"
 #include "engine/report/progress.h"

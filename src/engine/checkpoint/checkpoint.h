@@ -19,15 +19,13 @@
 //
 //   format.h            what lies on disk: the folder, the names, what a tensor of a file is of
 //   manifest.h          everything of a checkpoint but its tensors, as JSON
-//   states.h            which states a rank writes and reads; what frozen parameters share: frozen_files.h
+//   states.h            which states a rank writes and reads; frozen_files.h: those that checkpoints share
 //   checkpoint.h        reading slices out of any checkpoint, whoever wrote it; pieces.h: which file has what
 //   checkpoints.h       an engine's saves and loads, on all ranks alike (checkpoints_load.cpp: the latter)
 //   writer.h            a rank's file, and one act of saving; snapshot.h: the copy that is written while
 //                       training goes on; background_save.h: the thread that writes it
 //   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed
-//   best_loss.h         which checkpoint is the best, and patience
 //   weights.h           a checkpoint's weights alone, and checkpoints that no engine writes
-//   load_states.h       reads a rank's states
 //   same_model.h        refuses a checkpoint of another model; same_data.h: of another tokenizer, and tells
 //                       what else has changed
 

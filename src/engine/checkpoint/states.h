@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "device/device.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "nn/weight_source.h"
 #include "sharding/sharded_model.h"
 #include "tensor/int8_blocks.h"
 #include "tensor/slice.h"
@@ -73,5 +75,19 @@ inline constexpr std::int64_t most_at_once = std::int64_t{1} << 20;
 /// Calls visit(done, elements) over `count` elements, in memory of the processor, most_at_once at a time.
 void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const tensor::Tensor&)>& visit);
+
+// ---- reading a rank's states ----
+/// Throws Error{data} unless the checkpoint has what read_states() will read.
+void require_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds);
+
+/// Reads this rank's states of `kinds`; the compute parameters follow from the weights. Calls no collective.
+void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds,
+                 device::Device& device);
+
+/// Reads this rank's weights, trained and frozen ones, from `source`. Calls no collective.
+void read_weights(nn::WeightSource& source, const sharding::ShardedModel& model, device::Device& device);
+
+/// Makes what modules see of what all ranks have read. Collective.
+void publish_all(sharding::ShardedModel& model);
 
 }  // namespace sherd::engine

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/best_loss.h"
+#include "engine/best_loss.h"
 
 #include <array>
 #include <charconv>

@@ -103,7 +103,7 @@ INSTANTIATE_TEST_SUITE_P(
                              [](RunSpec& s) { s.stage = 3, s.offload_optimizer = s.offload_param = "cpu"; },
                              {23, 12, 3, 0, 727040, 363520},
                              {20, 3, 15, 2, 148616, 37588},
-                             15}),
+                             16}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

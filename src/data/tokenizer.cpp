@@ -119,10 +119,6 @@ std::string read_model_file(const std::string& model_path) {
   });
 }
 
-std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path) {
-  return make_sentencepiece(read_model_file(model_path), model_path);
-}
-
 std::string model_file_of(const std::string& spec) {
   const bool hugging_face = spec.starts_with(hf_prefix);
   if (!hugging_face && !spec.starts_with(spm_prefix)) return {};

@@ -67,12 +67,10 @@ std::size_t cut_before(std::string_view text, std::size_t most);
 /// One id per byte, and 256 for the end of a document.
 std::shared_ptr<const Tokenizer> make_byte_tokenizer();
 
-/// A SentencePiece model file. The end of a document is the model's </s>; a model without one gets an id of
+/// A SentencePiece model. The end of a document is the model's </s>; a model without one gets an id of
 /// its own behind the last piece. Bytes that are no UTF-8 become byte pieces where the model has them, else
-/// U+FFFD. Throws Error{io} for a missing file, Error{data} for one that is no SentencePiece model.
-std::shared_ptr<const Tokenizer> load_sentencepiece(const std::string& model_path);
-
-/// The same from the model file's bytes; `model_path` is what spec() will name.
+/// U+FFFD. `bytes` are the file's, `model_path` is what spec() will name. Throws Error{data} for bytes that
+/// are no SentencePiece model.
 std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, const std::string& model_path);
 
 /// The bytes of a model file; of a tokenizer.json with the tokens that only the files beside it name

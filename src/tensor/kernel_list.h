@@ -28,8 +28,8 @@ inline constexpr std::array<std::string_view, 11> kernel_families{
     "embedding", "loss",      "reduction", "movement",   "routing"};
 
 // clang-format off
-/// Every kernel of Kernels, as X(name, family). Classes of kernels are declared and forwarded by this list; one
-/// that it lacks leaves them abstract, which the compiler tells.
+/// Every kernel of Kernels, as X(name, family). By this list classes of kernels are declared and forwarded.
+/// One that it lacks leaves them abstract, which the compiler tells.
 #define SHERD_KERNELS(X)                                                                                    \
   X(fill, movement) X(copy, movement) X(copy_rows, movement) X(copy_strided, movement)                      \
   X(fill_normal, movement) X(fill_uniform, movement) X(dequantize, movement)                                \

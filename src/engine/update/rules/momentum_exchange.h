@@ -115,4 +115,38 @@ class MomentumExchange {
   std::unordered_map<const sharding::Segment*, std::unique_ptr<PackedMomentum>> packed_;
 };
 
+/// The part that rules have in common whose replicas exchange momentum; `Base` is the rule's update without.
+template <class Base>
+class ExchangingUpdate : public Base {
+ public:
+  using Base::Base;
+
+  void prepare(const sharding::Segment& segment, device::Device& device) override {
+    momentum_.prepare(segment, device);
+  }
+  void begin_step() override { Base::begin_step(), momentum_.begin(); }
+  void exchange(optim::Phase, sharding::Segment& segment, tensor::Kernels& kernels) override {
+    momentum_.exchange(segment, kernels);
+  }
+
+ protected:
+  const MomentumExchange& momentum() const { return momentum_; }
+  double factor_of(const sharding::Segment& segment, const optim::Hyper&, double factor) const override {
+    return momentum_.factor_of(segment, factor);
+  }
+  /// The pass that packs the view's momentum.
+  bool compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
+    const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
+      const auto pack = [&](const optim::Hyper& hyper, const optim::SpanUpdate& span, std::int64_t begin) {
+        momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
+      };
+      RuleUpdate::for_each_span(part, factor, pack);
+    };
+    return this->context().passes.run(view, kernels.device(), {.work = work});
+  }
+
+ private:
+  MomentumExchange momentum_{this->rule(), this->context()};
+};
+
 }  // namespace sherd::engine

@@ -13,29 +13,16 @@ using optim::SpanUpdate;
 
 namespace {
 
-class OneBitLambUpdate final : public TrustUpdate {
+class OneBitLambUpdate final : public ExchangingUpdate<TrustUpdate> {
  public:
-  using TrustUpdate::TrustUpdate;
+  using ExchangingUpdate::ExchangingUpdate;
 
   bool moves(const UpdateChunk& chunk, Phase phase, const optim::State* state, Transfer way) const override;
-  void prepare(const sharding::Segment& segment, device::Device& device) override {
-    momentum_.prepare(segment, device);
-  }
-  void begin_step() override { TrustUpdate::begin_step(), momentum_.begin(); }
   bool pass(Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) override;
-  void exchange(Phase, sharding::Segment& segment, tensor::Kernels& kernels) override {
-    momentum_.exchange(segment, kernels);
-  }
 
  private:
-  double factor_of(const sharding::Segment& segment, const Hyper&, double factor) const override {
-    return momentum_.factor_of(segment, factor);
-  }
-  bool compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
   bool refresh(const UpdateView& view, double factor, tensor::Kernels& kernels);
   void refresh_part(const UpdateView& part, double factor, bool counts, tensor::Kernels& kernels);
-
-  MomentumExchange momentum_{rule(), context()};
 };
 
 /// Packing takes the momentum and the error, and leaves the error. The pass that refreshes reads all, and
@@ -57,15 +44,6 @@ bool OneBitLambUpdate::pass(Phase phase, const UpdateView& view, double factor, 
   if (phase == Phase::compress) return compress(view, factor, kernels);
   if (phase == Phase::refresh) return refresh(view, factor, kernels);
   return TrustUpdate::pass(phase, view, factor, kernels);
-}
-
-bool OneBitLambUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
-    RuleUpdate::for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, auto begin) {
-      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
-    });
-  };
-  return context().passes.run(view, kernels.device(), {.work = work});
 }
 
 /// Takes all of the view, of which a part is counted here.
@@ -93,9 +71,9 @@ void OneBitLambUpdate::refresh_part(const UpdateView& part, double factor, bool 
         const bool first = !norms().refreshed(tensor);
         optim::NormSums unused;
         optim::NormSums& sums = counts && !tensor.is_padding() ? norms().of(tensor) : unused;
-        if (!momentum_.exchanges(*part.segment))
+        if (!momentum().exchanges(*part.segment))
           return optim::refresh_variance(span, nullptr, fresh, first, hyper, kernels, sums);
-        momentum_.for_each_agreed(
+        momentum().for_each_agreed(
             part, span, begin,
             [&](const SpanUpdate& run, const optim::AgreedMomentum& agreed, std::int64_t at) {
               optim::refresh_variance(run, &agreed, fresh + at, first, hyper, kernels, sums);

@@ -9,28 +9,15 @@ using optim::SpanUpdate;
 
 namespace {
 
-class OneBitUpdate final : public RuleUpdate {
+class OneBitUpdate final : public ExchangingUpdate<RuleUpdate> {
  public:
-  using RuleUpdate::RuleUpdate;
+  using ExchangingUpdate::ExchangingUpdate;
 
   bool moves(const UpdateChunk& chunk, Phase phase, const optim::State* state, Transfer way) const override;
-  void prepare(const sharding::Segment& segment, device::Device& device) override {
-    momentum_.prepare(segment, device);
-  }
-  void begin_step() override { momentum_.begin(); }
   bool pass(Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) override;
-  void exchange(Phase, sharding::Segment& segment, tensor::Kernels& kernels) override {
-    momentum_.exchange(segment, kernels);
-  }
 
  private:
-  double factor_of(const sharding::Segment& segment, const Hyper&, double factor) const override {
-    return momentum_.factor_of(segment, factor);
-  }
-  bool compress(const UpdateView& view, double factor, tensor::Kernels& kernels);
   bool move_by_agreed(const UpdateView& view, double factor, tensor::Kernels& kernels);
-
-  MomentumExchange momentum_{rule(), context()};
 };
 
 /// Packing takes the momentum and the error, and leaves the error. Then what was agreed on comes in place of
@@ -47,17 +34,8 @@ bool OneBitUpdate::moves(const UpdateChunk& chunk, Phase phase, const optim::Sta
 
 bool OneBitUpdate::pass(Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) {
   if (phase == Phase::compress) return compress(view, factor, kernels);
-  return momentum_.exchanges(*view.segment) ? move_by_agreed(view, factor, kernels)
-                                            : move_weights(view, factor, kernels);
-}
-
-bool OneBitUpdate::compress(const UpdateView& view, double factor, tensor::Kernels& kernels) {
-  const auto work = [&](const UpdateView& part, optim::FiniteCheck&) {
-    for_each_span(part, factor, [&](const Hyper& hyper, const SpanUpdate& span, std::int64_t begin) {
-      momentum_.compress(part, span, begin, hyper.betas()->beta1, kernels);
-    });
-  };
-  return context().passes.run(view, kernels.device(), {.work = work});
+  return momentum().exchanges(*view.segment) ? move_by_agreed(view, factor, kernels)
+                                             : move_weights(view, factor, kernels);
 }
 
 bool OneBitUpdate::move_by_agreed(const UpdateView& view, double factor, tensor::Kernels& kernels) {
@@ -67,7 +45,7 @@ bool OneBitUpdate::move_by_agreed(const UpdateView& view, double factor, tensor:
       const auto move = [&](const SpanUpdate& run, const optim::AgreedMomentum& agreed, auto) {
         optim::update_agreed(run, agreed, hyper, context().step, device, check);
       };
-      momentum_.for_each_agreed(part, span, begin, move);
+      momentum().for_each_agreed(part, span, begin, move);
     });
   };
   return context().passes.run(view, device, {.work = work, .moves_weights = true});

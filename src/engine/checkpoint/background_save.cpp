@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <fstream>
 #include <optional>
+#include <sstream>
+#include <string>
 #include <utility>
 
 #include "base/arena.h"
-#include "base/files.h"
 #include "base/log.h"
 #include "base/threads.h"
 
@@ -88,9 +91,17 @@ struct BackgroundSave::State {
 
 namespace {
 
-/// Where a rank leaves the checksum of its file, complete, until rank 0 has read it.
+/// Where a rank leaves the checksum of its file until rank 0 has read it.
 fs::path sum_path(const SaveAct& act, int rank) {
   return act.partial / (rank_file(rank) + ".crc32c");
+}
+
+/// The rank's file is on disk by then, so this one needs no sync. Once the line is there rank 0 may take it
+/// and rename the folder: what came after, such as syncing that folder, would fail.
+void write_sum(const fs::path& path, FileChecksum sum) {
+  std::ofstream out(path);
+  out << cat(sum.bytes, " ", sum.crc32c, "\n") << std::flush;
+  if (!out) fail(ErrorKind::io, "cannot write '", path.string(), "': ", std::strerror(errno));
 }
 
 /// Computing threads go first, on processors and drives. What the system refuses is left as it is.
@@ -105,12 +116,14 @@ constexpr const char* failed_mark = "failed";
 
 /// None where there is no whole sum; then `failed` says whether none will come.
 std::optional<FileChecksum> read_sum(const fs::path& path, bool& failed) {
+  failed = false;
   std::ifstream in(path);
-  std::string first;
+  std::string line;
+  std::getline(in, line);
+  if (in.fail() || in.eof()) return {};  // not there, or not to its end yet
+  failed = line == failed_mark;
   FileChecksum sum;
-  failed = in >> first && first == failed_mark;
-  std::ifstream again(path);
-  if (again >> sum.bytes >> sum.crc32c) return sum;
+  if (std::istringstream(line) >> sum.bytes >> sum.crc32c) return sum;
   return {};
 }
 
@@ -144,7 +157,7 @@ void BackgroundSave::write(State& state) {
   const FileChecksum own = write_rank_file(act.rank_path(), act.file, act.save_id, [&] { state.go_on(); });
   act.file = {};
   if (act.rank != 0) {
-    write_file_atomically(sum_path(act, act.rank), cat(own.bytes, " ", own.crc32c, "\n"));
+    write_sum(sum_path(act, act.rank), own);
     return state.reach(Progress::written);
   }
   state.reach(Progress::written);

@@ -17,7 +17,7 @@ std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device,
 /// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
 void check_emulated_data(tensor::Kernels& kernels);
 
-/// tensor/cuda/attention/regroup.h by the emulated kernels.
+/// regroup_heads() of tensor/cuda/attention/attention_library.h by the emulated kernels.
 void emulated_regroup(const tensor::AttentionExtents& e, const void* from, void* to, std::int64_t rows,
                       bool by_group, device::Device& device);
 

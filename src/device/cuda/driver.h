@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstddef>
 #include <memory>
 
@@ -39,6 +41,10 @@ void quietly_on(int ordinal, const Fn& f) noexcept {
     f();
   } catch (...) {
   }
+}
+
+inline dim3 dim3_of(const Extent3& extent) {
+  return {extent.x, extent.y, extent.z};
 }
 
 /// Lets launches of a kernel on the current GPU have so much dynamic shared memory. Never less than before:

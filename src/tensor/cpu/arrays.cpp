@@ -73,16 +73,7 @@ void gather(Device& device, const Tensor& from, const ArrayLoops& loops, const T
 void CpuKernels::copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) {
   const ArrayLoops loops = check_copy_strided(from, strides, to);
   if (to.numel() == 0) return;
-  switch (size_of(to.dtype())) {
-    case 1:
-      return gather<std::uint8_t>(device_, from, loops, to);
-    case 2:
-      return gather<std::uint16_t>(device_, from, loops, to);
-    case 4:
-      return gather<std::uint32_t>(device_, from, loops, to);
-    default:
-      return gather<std::uint64_t>(device_, from, loops, to);
-  }
+  with_bits(to.dtype(), [&](auto zero) { gather<decltype(zero)>(device_, from, loops, to); });
 }
 
 }  // namespace sherd::tensor::cpu

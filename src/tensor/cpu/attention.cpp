@@ -7,7 +7,6 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/isa/attention.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
@@ -106,9 +105,7 @@ class Heads {
         geometry_(geometry),
         device_(device),
         bf16_(dtype == DType::bf16 && cpu_has_bf16_products()),
-        convert_(isa.convert[dtype == DType::f32    ? storage_f32
-                             : dtype == DType::bf16 ? storage_bf16
-                                                    : storage_f16]),
+        convert_(isa.convert[storage_index(dtype)]),
         element_(static_cast<Count>(size_of(dtype))),
         dim_(bf16_ ? (e.dim + 1) / 2 * 2 : e.dim),
         converts_(dtype != (bf16_ ? DType::bf16 : DType::f32) || dim_ != e.dim) {}

@@ -11,29 +11,6 @@
 
 namespace sherd::tensor::cpu {
 
-/// Calls f with a value of the C++ type that `dtype` stores.
-template <class Fn>
-void with_type(DType dtype, const Fn& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::u16:
-      return f(std::uint16_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-  }
-}
-
 /// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only
 /// one that shows.
 inline float round_to_odd(double value) {

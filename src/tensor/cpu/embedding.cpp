@@ -162,16 +162,8 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
 
 void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                         const Positions& positions) {
-  constexpr const char* name = "add_positions_backward";
-  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
-  check_summable(name, dy, dtable);
-  Count at = 0;  // rows before it are done
-  for (const PositionRange& range : ranges) {
-    if (!accumulate) fill(dtable.rows(at, range.position), 0);
-    sum_batch(device_, isa_, dy, dtable, range, accumulate);
-    at = range.position + range.count;
-  }
-  if (!accumulate) fill(dtable.rows(at, dtable.shape()[0]), 0);
+  sum_positions(*this, dy, dtable, accumulate, positions,
+                [&](const PositionRange& range) { sum_batch(device_, isa_, dy, dtable, range, accumulate); });
 }
 
 }  // namespace sherd::tensor::cpu

@@ -116,13 +116,6 @@ void for_blocks(Device& device, const AxisExtents& axis, const Fn& fn) {
   });
 }
 
-template <class Fn>
-void with_floating(DType dtype, const Fn& fn) {
-  with_type(dtype, [&](auto zero) {
-    if constexpr (!std::is_integral_v<decltype(zero)>) fn(zero);
-  });
-}
-
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, double>, double, float>;
 

@@ -26,8 +26,11 @@ inline std::byte* at(const Tensor& t, Count element) {
 }
 
 /// fp32's, bf16's or fp16's place in the tables; not for fp64.
+inline StorageIndex storage_index(DType dtype) {
+  return dtype == DType::f32 ? storage_f32 : dtype == DType::bf16 ? storage_bf16 : storage_f16;
+}
 inline StorageIndex storage_index(const Tensor& t) {
-  return t.dtype() == DType::f32 ? storage_f32 : t.dtype() == DType::bf16 ? storage_bf16 : storage_f16;
+  return storage_index(t.dtype());
 }
 
 /// The loop of an activation that is one.
@@ -58,7 +61,7 @@ void in_chunks(Device& device, Count n, Count grain, const Body& body) {
 
 /// out[i] = f(xs[i]...) for fp64 tensors.
 template <class Fn, class... In>
-void map_f64(Device& device, const Tensor& out, const Fn& f, const In&... xs) {
+void map_f64(const Fn& f, Device& device, const Tensor& out, const In&... xs) {
   const auto run = [&](double* to, const auto*... from) {
     in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
       for (Count i = begin; i < begin + count; ++i) to[i] = f(from[i]...);
@@ -78,7 +81,7 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
 inline void round_values(const IsaTable& isa, float* values, DType dtype, Count n) {
   if (dtype != DType::bf16 && dtype != DType::f16) return;
   std::uint16_t rounded[stack_block];
-  const ConvertOps& ops = isa.convert[dtype == DType::bf16 ? storage_bf16 : storage_f16];
+  const ConvertOps& ops = isa.convert[storage_index(dtype)];
   ops.store(values, rounded, n);
   ops.load(rounded, values, n);
 }

@@ -145,12 +145,10 @@ void CpuKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, co
   const Count parts = check_cross_entropy_total(lse, picked, targets, lse_all, total);
   double* sums = total.data<double>();
   if (!accumulate) sums[0] = sums[1] = 0;
-  if (lse.dtype() == DType::f64)
-    add_up(lse.data<double>(), picked.data<double>(), parts, targets, ignore_index, lse_all.data<double>(),
-           sums);
-  else
-    add_up(lse.data<float>(), picked.data<float>(), parts, targets, ignore_index, lse_all.data<float>(),
-           sums);
+  with_compute_type(lse.dtype(), [&](auto type) {
+    using C = decltype(type);
+    add_up(lse.data<C>(), picked.data<C>(), parts, targets, ignore_index, lse_all.data<C>(), sums);
+  });
 }
 
 void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
@@ -158,7 +156,7 @@ void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targ
                                         const Tensor& factor) {
   constexpr const char* name = "cross_entropy_backward";
   const LossExtents e = check_cross_entropy(name, logits, targets, lse, slice);
-  check_cross_entropy_factor(name, factor);
+  require_number(name, "the factor", factor);
   check_targets(name, targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
   const double by = scalar_value(factor);
@@ -203,8 +201,7 @@ void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, c
   if (dx.numel() == 0) return;
   const double scale = 2 * scalar_value(dloss) / static_cast<double>(dx.numel());
   if (dx.dtype() == DType::f64)
-    return map_f64(
-        device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);
+    return map_f64([=](double u, double v) { return (u - v) * scale; }, device_, dx, x, y);
   const auto op = isa_.elementwise[storage_index(dx)].scaled_difference;
   in_chunks(device_, dx.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), at(y, begin), static_cast<float>(scale), at(dx, begin), count);

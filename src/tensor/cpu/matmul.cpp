@@ -3,7 +3,6 @@
 
 #include "tensor/cpu/gemm_blocks.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {

@@ -6,12 +6,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// Calls f with a value of the type, fp32 or fp64, that a router computes in.
-template <class Fn>
-void in_compute_type(const Tensor& t, const Fn& f) {
-  t.dtype() == DType::f64 ? f(double{}) : f(float{});
-}
-
 template <class C>
 C* data_or_null(const Tensor& t) {
   return t ? t.data<C>() : nullptr;
@@ -71,7 +65,7 @@ void CpuKernels::route(const Tensor& logits, const Tensor& bias, const Routing& 
                        const Tensor& chosen, const Tensor& weights) {
   const RoutingExtents e = check_routing("route", routing, logits, chosen, weights, scores);
   if (bias) require_vector("route", "the bias", bias, e.experts, logits.dtype());
-  in_compute_type(logits, [&](auto type) {
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
     in_chunks(device_, e.tokens, row_grain(8 * e.experts), [&](Count begin, Count count) {
       for (Count t = begin; t < begin + count; ++t)
@@ -86,12 +80,8 @@ void CpuKernels::route(const Tensor& logits, const Tensor& bias, const Routing& 
 void CpuKernels::route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
                                 const Tensor& chosen, const Tensor& dweights,
                                 const RouterLossGradients& losses, const Tensor& dlogits) {
-  constexpr const char* name = "route_backward";
-  const RoutingExtents e = check_routing(name, routing, logits, chosen,
-                                         dweights ? dweights : scores.range(0, chosen.numel()), scores);
-  require_alike(name, logits, {&dlogits});
-  if (losses.balance) require_vector(name, "balance", losses.balance, e.experts, logits.dtype());
-  in_compute_type(logits, [&](auto type) {
+  const RoutingExtents e = check_route_backward(logits, routing, scores, chosen, dweights, losses, dlogits);
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
     in_chunks(device_, e.tokens, row_grain(8 * e.experts), [&](Count begin, Count count) {
       for (Count t = begin; t < begin + count; ++t)
@@ -129,11 +119,8 @@ void CpuKernels::combine_rows(const Tensor& rows, const Tensor& places, const Te
 
 void CpuKernels::combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                                        const Tensor& dout, const Tensor& drows, const Tensor& dweights) {
-  constexpr const char* name = "combine_rows_backward";
-  const Count width = check_combine(name, rows, places, weights, dout);
+  const Count width = check_combine_backward(rows, places, weights, dout, drows, dweights);
   const Count tokens = places.shape()[0], k = places.shape()[1];
-  if (drows) require_alike(name, rows, {&drows});
-  if (dweights) require_vector(name, "dweights", dweights, places.numel(), weights.dtype());
   const std::int32_t* place = places.data<std::int32_t>();
   const ChoiceGradient gradient{isa_, dweights ? rows : Tensor(), dout, drows, width};
   in_chunks(device_, tokens * k, row_grain(width), [&](Count begin, Count count) {

@@ -175,13 +175,8 @@ void CudaKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double fact
   check_sum_axis(x, axis, out);
   if (out.numel() == 0) return;
   if (sums_rows(x, axis, factor, out)) return sum_rows(x.reshape({axis.extent, axis.inner}), out, accumulate);
-  with_floating(x.dtype(), [&](auto from) {
-    with_floating(out.dtype(), [&](auto to) {
-      using S = decltype(from);
-      using Out = decltype(to);
-      if constexpr (std::is_same_v<Compute<S>, Compute<Out>>)
-        sum_as<S, Out>(target_, x, axis, factor, out, accumulate);
-    });
+  with_floating(x.dtype(), out.dtype(), [&](auto from, auto to) {
+    sum_as<decltype(from), decltype(to)>(target_, x, axis, factor, out, accumulate);
   });
 }
 

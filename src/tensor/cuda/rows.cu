@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "tensor/cuda/conversions.cuh"
+#include "tensor/cuda/families.cuh"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -121,16 +121,8 @@ void CudaKernels::copy_rows(const StridedRows& from, const StridedRows& to, std:
   if (from.stride == columns && to.stride == columns) columns *= rows, rows = 1;  // no gaps
   if (accumulate || from.tensor.dtype() != to.tensor.dtype())
     return add_rows(target_, from, to, rows, columns, accumulate, {});
-  switch (size_of(to.tensor.dtype())) {
-    case 1:
-      return move_rows<std::uint8_t>(target_, from, to, rows, columns);
-    case 2:
-      return move_rows<std::uint16_t>(target_, from, to, rows, columns);
-    case 4:
-      return move_rows<std::uint32_t>(target_, from, to, rows, columns);
-    default:
-      return move_rows<std::uint64_t>(target_, from, to, rows, columns);
-  }
+  with_bits(to.tensor.dtype(),
+            [&](auto zero) { move_rows<decltype(zero)>(target_, from, to, rows, columns); });
 }
 
 void CudaKernels::add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) {
@@ -141,12 +133,11 @@ void CudaKernels::add_scaled(const Tensor& from, const Tensor& factor, const Ten
 
 void CudaKernels::quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) {
   check_quotient(a, b, out);
-  const auto write = [&](auto type) {
+  with_compute_type(out.dtype(), [&](auto type) {
     using Out = decltype(type);
     launch(quotient_kernel<Out>, 1, 1, 0, target_.stream, factor_of(a), factor_of(b), factor,
            SHERD_CUDA::out<Out>(out));
-  };
-  out.dtype() == DType::f64 ? write(double{}) : write(float{});
+  });
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -79,7 +79,7 @@ inline bool attention_by_library(const AttentionExtents& e, const Attention& geo
 }
 
 /// Whether no one stride leads from query head to query head as they lie (Attention): several of them in
-/// several groups. cuDNN then takes one sequence at a time, or several regrouped (cuda/attention/regroup.h).
+/// several groups. cuDNN then takes one sequence at a time, or several regrouped (regroup_heads()).
 inline bool regroups(const AttentionExtents& e) {
   return e.group() > 1 && e.kv_heads > 1;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tensor/cpu/workspace.h"
+#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::meta {

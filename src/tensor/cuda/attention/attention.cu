@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tensor/cuda/attention/attention_library.h"
-#include "tensor/cuda/attention/attention_mma.cuh"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "device/cuda/tensor_cores.cuh"
-#include "tensor/cuda/attention/attention_mma.cuh"
+#include "tensor/cuda/attention/attention.cuh"
 
 // The parts of attention's kernels by tensor cores (FlashAttention-2, Dao 2023), for 16-bit dtypes. A block
 // has four warps; each owns 16 rows of a tile of 64, and goes through tiles of other rows in shared memory.

@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "device/cuda/driver.h"
 #include "tensor/cuda/attention/attention_library.h"
-#include "tensor/cuda/attention/regroup.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/cudnn/plan_cache.h"

@@ -229,6 +229,8 @@ class Tape {
                  const std::function<void(const Tensor&, bool, DType)>& write);
   /// Activation memory of this tape's device.
   Tensor empty(const Shape& shape, DType dtype) const { return Tensor::empty(device(), shape, dtype); }
+  /// x in that dtype; x itself where it has it or is undefined.
+  Tensor converted(const Tensor& x, DType dtype) const;
 
   // ---- blocks ----
   void enter(const std::shared_ptr<Scope>& scope);

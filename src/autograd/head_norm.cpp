@@ -10,7 +10,7 @@ namespace {
 /// Where the heads of one kind lie in packed rows: for each key-value head, `count` heads from column `first`
 /// of its group on.
 struct HeadColumns {
-  std::int64_t groups, stride;  ///< of a row; elements of a group
+  std::int64_t groups, stride;  ///< groups of a row; elements from one to the next
   std::int64_t first, count, dim;
 
   std::int64_t width() const { return count * dim; }

@@ -43,7 +43,7 @@ class Var;
 struct GradSlot {
   Tensor grad;
   ParameterPtr parameter;  ///< set for parameters: their gradient goes to parameter->grad instead
-  Shape shape;             ///< of the value, and of its gradient; not set for parameters
+  Shape shape;             ///< the value's and the gradient's; not set for parameters
   DType dtype = DType::f32;
 };
 using GradRef = std::shared_ptr<GradSlot>;  ///< null: no gradient wanted
@@ -83,7 +83,7 @@ class Var {
     GradRef slot;
     std::shared_ptr<Remake> remake;
     static constexpr std::uint64_t leaf = 0, unrecorded = ~std::uint64_t{0};
-    std::uint64_t pass = leaf;  ///< of the tape, that recorded it; leaves outlast passes
+    std::uint64_t pass = leaf;  ///< the tape's pass that recorded it; leaves outlast passes
   };
   explicit Var(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
@@ -306,11 +306,11 @@ class Tape {
 
   tensor::Kernels& kernels_;
   std::vector<RecordedOperation> nodes_;
-  std::uint64_t pass_ = 1;   ///< of what nodes_ holds
+  std::uint64_t pass_ = 1;   ///< the pass that nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
   std::unordered_map<const Parameter*, int> uses_;  ///< by operations of the forward pass, recorded or not
-  WeightGradients when_ = WeightGradients::now;     ///< of the backward under way
+  WeightGradients when_ = WeightGradients::now;     ///< how the backward under way treats them
   std::vector<Deferred> entered_;                   ///< blocks whose backward runs, the innermost last
   std::deque<Deferred> deferred_;                   ///< blocks whose weight gradients are to come
   const RecordedOperation* running_ = nullptr;      // whose backward runs

@@ -28,7 +28,7 @@ struct CudaGpu {
 /// CUDA as this build and this machine have it.
 struct CudaStatus {
   bool built = false;          ///< this build has CUDA
-  std::string version;         ///< of the runtime that it was built with, "13.0"; empty without
+  std::string version;         ///< the runtime that it was built with, "13.0"; empty without
   std::string driver_version;  ///< the newest that the installed driver serves; empty without a driver
   std::vector<CudaGpu> gpus;   ///< that this build has kernels for
   /// Why there is none, and what to do about it; empty where there are GPUs.
@@ -48,7 +48,7 @@ struct CudaDeviceOptions {
   int ordinal = 0;
   int threads = 1;  ///< compute threads of the processor, for what stays there (offloaded optimizers)
   std::vector<int> cores = {};    ///< as for make_cpu_device()
-  double timeout_seconds = 1800;  ///< of every wait for the device
+  double timeout_seconds = 1800;  ///< limit of every wait for the device
   bool graphs = false;  ///< run sequences of the compute stream's work that come again as CUDA graphs
 };
 

@@ -12,9 +12,9 @@ namespace sherd::nn {
 struct LinearOptions {
   bool bias = true;
   tensor::Activation activation = tensor::Activation::none;  ///< fused into the product
-  std::optional<Init> init{};                                ///< of the weight; default uniform in ±1/√in
-  autograd::Packing packing{};                               ///< of the weight's outputs, and the bias's
-  ParameterPtr tied{};  ///< use this weight, shape [out, in], of another module
+  std::optional<Init> init{};   ///< the weight's first values; by default uniform in ±1/√in
+  autograd::Packing packing{};  ///< how the weight's outputs, and the bias's, are packed
+  ParameterPtr tied{};          ///< use this weight, shape [out, in], of another module
 };
 
 /// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left

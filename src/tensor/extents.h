@@ -126,7 +126,7 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
 struct AttentionPart : AttentionExtents {
   std::int64_t row = 0;                  ///< its first one among all of the call
   std::int64_t first_lse = 0, step = 0;  ///< where the numbers of its head 0 begin in lse; from head to head
-  RandomKey key{};                       ///< of dropout
+  RandomKey key{};                       ///< the stream of dropout
   std::int64_t lse_of(std::int64_t head) const { return first_lse + head * step; }
 };
 /// All parts of a call that have rows; documents with the longest first.

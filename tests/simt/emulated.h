@@ -31,7 +31,7 @@ void emulated_join_master(const void* high, const std::uint16_t* low, float* mas
 void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
                             device::Device& device);
 
-/// Those of optim/cuda/dispatch.h for 1-bit optimizers.
+/// The kernels of optim/cuda/dispatch.h for 1-bit optimizers.
 void emulated_compress(const optim::MomentumSpan& span, device::Device& device);
 void emulated_average(const optim::SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
                       device::Device& device);

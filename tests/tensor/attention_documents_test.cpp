@@ -96,7 +96,7 @@ TEST_P(DocumentsOfDType, AreTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
       [](const std::vector<Tensor>&) {});
 }
 
-/// Those rows of some sequence of x [batch, seq, width], as a batch of one.
+/// Some rows of one sequence of x [batch, seq, width], as a batch of one.
 Tensor rows_of(const Tensor& x, Count begin, Count end) {
   const Count width = x.shape().back();
   return x.range(begin * width, end * width).reshape({1, end - begin, width});

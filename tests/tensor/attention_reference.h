@@ -154,7 +154,7 @@ inline double worst(const Values& got, const Values& want) {
   return difference / magnitude;
 }
 
-/// Of queries that see no key the log-sum-exp is -inf; 0 where it is as it should be.
+/// Queries that see no key have a log-sum-exp of -inf; 0 where it is as it should be.
 inline Values seen(Values lse, const Values& want) {
   for (std::size_t i = 0; i < lse.size(); ++i)
     if (want[i] == -INFINITY && lse[i] == -INFINITY) lse[i] = 0;

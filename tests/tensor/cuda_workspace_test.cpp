@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(All, CudaWorkspace,
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(CudaWorkspaceOfStoredKeys, IsOneNumberPerElementAndTwoPerHead) {
-  // Of each 128 keys, of a row that sees 1000 at most; with more rows of as many times more.
+  // A row sees 1000 keys at most, in chunks of 128; with more rows chunks have as many times more.
   const auto device = device::make_meta_gpu(1);
   const auto kernels = make_kernels(*device);
   const Tensor store = Tensor::empty(*device, {3, 2, 1000, 6}, DType::bf16);

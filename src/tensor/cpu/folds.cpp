@@ -142,7 +142,7 @@ void load_scores(const IsaTable& isa, const Tensor& x, Count first, Count column
 
 struct RowExponentials {
   float top = least;
-  double sum = 0;  ///< of e^(x - top)
+  double sum = 0;  ///< sum of e^(x - top)
 };
 
 RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,

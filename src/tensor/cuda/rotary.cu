@@ -23,7 +23,7 @@ struct RotaryArguments {
   Compute<S> direction;
   Count rows, seq, half;
   Positions positions;
-  int heads, per_group;  ///< of all kinds in a row, and in a group, whose last one holds values
+  int heads, per_group;  ///< heads of all kinds in a row, and in a group, whose last one holds values
 };
 
 /// A block takes one row after the other; a thread `width` pairs (i, i + half) of a head.

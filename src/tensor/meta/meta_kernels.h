@@ -48,7 +48,7 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
   Device& device_;
   CudaOptions options_;
   bool gpu_;       ///< stands for one
-  Tensor angles_;  ///< of the last rotary geometry, which kernels keep
+  Tensor angles_;  ///< table of the last rotary geometry, which kernels keep
   Rotary rotary_;  ///< theirs
 };
 

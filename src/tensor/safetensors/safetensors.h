@@ -47,7 +47,7 @@ struct SafetensorsEntry {
   std::optional<DType>
       dtype;  ///< nothing for a type that Sherd does not compute with; its bytes can still be read
   std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;  ///< of the first byte, from the end of the header
+  std::uint64_t offset = 0;  ///< first byte, counted from the end of the header
   std::uint64_t bytes = 0;
   std::int64_t numel() const;
 };

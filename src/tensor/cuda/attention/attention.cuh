@@ -38,7 +38,7 @@ struct AttentionArguments {
   Compute<S> scale;
   SeenKeys seen;
   bool packs;               ///< rows can be read by four elements
-  std::uint32_t threshold;  ///< of dropout; 0 without
+  std::uint32_t threshold;  ///< dropout's keep_threshold(); 0 without dropout
   Compute<S> factor;        ///< 1/(1 - p)
   RandomKey key;
   Count score_heads, score_seq, first_score;  ///< as in AttentionExtents

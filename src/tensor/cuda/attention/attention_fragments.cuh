@@ -23,7 +23,7 @@ struct MmaShape {
   static constexpr int dim = most_dim, steps = dim / 16, columns = dim / 8;
   static constexpr int row = dim + 8;  ///< from row to row in shared memory: eight of them meet all banks
   static constexpr int tile = dim <= 64 ? 64 : 32;   ///< rows of the tiles that a gradient goes through
-  static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< those of them at a time whose scores fit registers
+  static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< rows at a time whose scores fit registers
   static constexpr int blocks = dim <= 64 ? 3 : 2;   ///< that registers let a processor hold, of one sum
   static constexpr bool held = dim <= 64;            ///< a gradient of keys has registers for keys and values
 

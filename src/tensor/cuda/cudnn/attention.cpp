@@ -144,7 +144,7 @@ class CudnnAttention final : public AttentionLibrary {
   struct BatchCut {
     const Plan* whole = nullptr;  ///< none: the library has no kernel
     PlanKey key{};
-    Count batch = 0;  ///< of the whole slice
+    Count batch = 0;  ///< sequences of the whole slice
     bool regrouped = false;
   };
 

@@ -21,8 +21,8 @@ struct CudaGpu {
   int processors = 0;        ///< streaming multiprocessors
   double clock_hz = 0;       ///< the highest that its multiprocessors run at; 0: the driver does not say
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that a block may ask for
-  std::array<std::uint8_t, 16>
-      uuid{};  ///< the same in every process of the machine, of no other GPU; all zero: not known
+  /// The same in every process of the machine, of no other GPU; all zero: not known.
+  std::array<std::uint8_t, 16> uuid{};
 };
 
 /// CUDA as this build and this machine have it.

@@ -103,9 +103,9 @@ class Embedding : public Module {
 };
 
 /// Learned absolute positions: adds row s to every x[b, s, :]. Parameter: "weight" [max_positions, width].
-class Positions : public Layer {
+class LearnedPositions : public Layer {
  public:
-  Positions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
+  LearnedPositions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
   /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
   Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
   /// Adds row ids[b, s] to x[b, s, :]; ids: int32 [batch, seq].

@@ -13,8 +13,8 @@ constexpr Count panel_cols = 768;
 static_assert(panel_cols <= stack_block);
 constexpr Count max_depth = 4096;
 constexpr Count depth_step = 3072;  ///< depths beyond max_depth are cut into about this much
-constexpr Count packed_group = Count{12}
-                               << 20;  ///< bytes of b packed at a time: a part of the last-level cache
+/// Bytes of b packed at a time: a part of the last-level cache.
+constexpr Count packed_group = Count{12} << 20;
 
 Count ceil_div(Count a, Count b) {
   return (a + b - 1) / b;

@@ -25,6 +25,14 @@ inline std::byte* at(const Tensor& t, Count element) {
   return t.raw() + static_cast<std::size_t>(element) * size_of(t.dtype());
 }
 
+inline std::byte* at_or_null(const Tensor& t, Count element) {
+  return t ? at(t, element) : nullptr;
+}
+template <class T>
+T* data_or_null(const Tensor& t) {
+  return t ? t.data<T>() : nullptr;
+}
+
 /// fp32's, bf16's or fp16's place in the tables; not for fp64.
 inline StorageIndex storage_index(DType dtype) {
   return dtype == DType::f32 ? storage_f32 : dtype == DType::bf16 ? storage_bf16 : storage_f16;

@@ -13,14 +13,6 @@ Count rows_per_group(Count rows) {
   return std::max<Count>(64, (rows + 255) / 256);
 }
 
-const void* raw_or_null(const Tensor& t) {
-  return t ? t.raw() : nullptr;
-}
-template <class T>
-T* data_or_null(const Tensor& t) {
-  return t ? t.data<T>() : nullptr;
-}
-
 /// LayerNorm of one fp64 row; with `centre` false, RMSNorm.
 void norm_row_f64(const double* x, const double* weight, const double* bias, double eps, bool centre,
                   double* y, double& mean, double& rstd, Count n) {
@@ -91,6 +83,60 @@ void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width,
   if (dbias) combine(device, isa, sums, (parts - 1) * width, dbias, accumulate);
 }
 
+/// LayerNorm, or RMSNorm where `mean` is undefined.
+void norm(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& weight, const Tensor& bias,
+          double eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (x.numel() == 0) return;
+  in_chunks(device, rows, row_grain(width), [&](Count begin, Count count) {
+    for (Count r = begin; r < begin + count; ++r) {
+      if (x.dtype() == DType::f64) {
+        double none;
+        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
+                     eps, mean.defined(), y.data<double>() + r * width, mean ? mean.data<double>()[r] : none,
+                     rstd.data<double>()[r], width);
+        continue;
+      }
+      const NormOps& ops = isa.norm[storage_index(x)];
+      const void *from = at(x, r * width), *gain = at_or_null(weight, 0);
+      float* to_rstd = rstd.data<float>() + r;
+      if (mean)
+        ops.layer_norm(from, gain, at_or_null(bias, 0), static_cast<float>(eps), at(y, r * width),
+                       mean.data<float>() + r, to_rstd, width);
+      else
+        ops.rms_norm(from, gain, static_cast<float>(eps), at(y, r * width), to_rstd, width);
+    }
+  });
+}
+
+void norm_backward(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& weight,
+                   const Tensor& mean, const Tensor& rstd, const Tensor& dy, const Tensor& dx,
+                   const Tensor& dweight, const Tensor& dbias, bool accumulate, bool onto_dx) {
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (x.dtype() == DType::f64)
+    return backward_rows<double>(
+        device, isa, rows, width, dweight, dbias, accumulate,
+        [&](Count r, double* weight_sums, double* bias_sums) {
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
+                                mean ? mean.data<double>()[r] : 0, rstd.data<double>()[r], mean.defined(),
+                                dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
+                                onto_dx, weight_sums, bias_sums, width);
+        });
+  const NormOps& ops = isa.norm[storage_index(x)];
+  backward_rows<float>(device, isa, rows, width, dweight, dbias, accumulate,
+                       [&](Count r, float* weight_sums, float* bias_sums) {
+                         const void *from = at(x, r * width), *gain = at_or_null(weight, 0),
+                                    *slope = at(dy, r * width);
+                         void* to = at_or_null(dx, r * width);
+                         const float inverse = rstd.data<float>()[r];
+                         if (mean)
+                           ops.layer_norm_backward(from, gain, mean.data<float>()[r], inverse, slope, to,
+                                                   onto_dx, weight_sums, bias_sums, width);
+                         else
+                           ops.rms_norm_backward(from, gain, inverse, slope, to, onto_dx, weight_sums, width);
+                       });
+}
+
 }  // namespace
 
 std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, const Tensor& dbias) {
@@ -103,21 +149,8 @@ void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor&
                             const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   check_norm("layer_norm", x, weight, bias, rstd);
   require_alike("layer_norm", y, {&x});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  require_vector("layer_norm", "mean", mean, rows, compute_type(x.dtype()));
-  if (x.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (x.dtype() == DType::f64)
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
-                     eps, true, y.data<double>() + r * width, mean.data<double>()[r], rstd.data<double>()[r],
-                     width);
-      else
-        isa_.norm[storage_index(x)].layer_norm(at(x, r * width), raw_or_null(weight), raw_or_null(bias),
-                                               static_cast<float>(eps), at(y, r * width),
-                                               mean.data<float>() + r, rstd.data<float>() + r, width);
-    }
-  });
+  require_vector("layer_norm", "mean", mean, x.shape().rows(), compute_type(x.dtype()));
+  norm(device_, isa_, x, weight, bias, eps, y, mean, rstd);
 }
 
 void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
@@ -126,66 +159,22 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
                                      bool onto_dx) {
   constexpr const char* name = "layer_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  require_vector(name, "mean", mean, rows, compute_type(x.dtype()));
-  if (x.dtype() == DType::f64)
-    return backward_rows<double>(
-        device_, isa_, rows, width, dweight, dbias, accumulate,
-        [&](Count r, double* weight_sums, double* bias_sums) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
-                                mean.data<double>()[r], rstd.data<double>()[r], true,
-                                dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
-                                onto_dx, weight_sums, bias_sums, width);
-        });
-  const auto op = isa_.norm[storage_index(x)].layer_norm_backward;
-  backward_rows<float>(device_, isa_, rows, width, dweight, dbias, accumulate,
-                       [&](Count r, float* weight_sums, float* bias_sums) {
-                         op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r],
-                            rstd.data<float>()[r], at(dy, r * width), dx ? at(dx, r * width) : nullptr,
-                            onto_dx, weight_sums, bias_sums, width);
-                       });
+  require_vector(name, "mean", mean, x.shape().rows(), compute_type(x.dtype()));
+  norm_backward(device_, isa_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx);
 }
 
 void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                           const Tensor& rstd) {
   check_norm("rms_norm", x, weight, {}, rstd);
   require_alike("rms_norm", y, {&x});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  if (x.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (x.dtype() == DType::f64) {
-        double mean;
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), nullptr, eps, false,
-                     y.data<double>() + r * width, mean, rstd.data<double>()[r], width);
-      } else {
-        isa_.norm[storage_index(x)].rms_norm(at(x, r * width), raw_or_null(weight), static_cast<float>(eps),
-                                             at(y, r * width), rstd.data<float>() + r, width);
-      }
-    }
-  });
+  norm(device_, isa_, x, weight, {}, eps, y, {}, rstd);
 }
 
 void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                    const Tensor& dy, const Tensor& dx, const Tensor& dweight, bool accumulate,
                                    bool onto_dx) {
-  constexpr const char* name = "rms_norm_backward";
-  check_norm_backward(name, x, weight, rstd, dy, dx, dweight, {});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  if (x.dtype() == DType::f64)
-    return backward_rows<double>(
-        device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0,
-                                rstd.data<double>()[r], false, dy.data<double>() + r * width,
-                                dx ? dx.data<double>() + r * width : nullptr, onto_dx, weight_sums, nullptr,
-                                width);
-        });
-  const auto op = isa_.norm[storage_index(x)].rms_norm_backward;
-  backward_rows<float>(device_, isa_, rows, width, dweight, {}, accumulate,
-                       [&](Count r, float* weight_sums, float*) {
-                         op(at(x, r * width), raw_or_null(weight), rstd.data<float>()[r], at(dy, r * width),
-                            dx ? at(dx, r * width) : nullptr, onto_dx, weight_sums, width);
-                       });
+  check_norm_backward("rms_norm_backward", x, weight, rstd, dy, dx, dweight, {});
+  norm_backward(device_, isa_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate, onto_dx);
 }
 
 }  // namespace sherd::tensor::cpu

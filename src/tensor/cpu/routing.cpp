@@ -6,11 +6,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-template <class C>
-C* data_or_null(const Tensor& t) {
-  return t ? t.data<C>() : nullptr;
-}
-
 /// out[at, at + n) = Σ_j weights[j]·rows[places[j]·width + at …), n at most stack_block.
 void combine_piece(const IsaTable& isa, const Tensor& rows, const std::int32_t* places, const float* weights,
                    Count count, Count width, Count at_column, Count n, const Tensor& out, Count to) {

@@ -48,6 +48,10 @@ const T* in(const Tensor& t) {
   return reinterpret_cast<const T*>(t.raw());
 }
 template <class T>
+const T* in_or_null(const Tensor& t) {
+  return t ? in<T>(t) : nullptr;
+}
+template <class T>
 T* out(const Tensor& t) {
   return reinterpret_cast<T*>(t.raw());
 }

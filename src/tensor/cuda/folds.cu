@@ -207,7 +207,7 @@ void CudaKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y)
   check_softmax(x, args, y);
   if (x.numel() == 0) return;
   const Count columns = x.shape().back(), rows = x.shape().rows();
-  const std::uint8_t* seen = args.seen.defined() ? in<std::uint8_t>(args.seen) : nullptr;
+  const std::uint8_t* seen = in_or_null<std::uint8_t>(args.seen);
   with_floating(x.dtype(), [&](auto from) {
     with_floating(y.dtype(), [&](auto to) {
       using In = decltype(from);

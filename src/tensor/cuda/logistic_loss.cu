@@ -63,7 +63,7 @@ void CudaKernels::binary_cross_entropy(const Tensor& logits, const Tensor& targe
     using S = decltype(type);
     if (blocks > 0)
       launch(loss_kernel<S>, static_cast<unsigned>(blocks), element_threads, 0, target_.stream, in<S>(logits),
-             in<S>(targets), weights.defined() ? in<S>(weights) : nullptr, n, out<double>(sums));
+             in<S>(targets), in_or_null<S>(weights), n, out<double>(sums));
   });
   launch(join_kernel, 1, sum_threads, 0, target_.stream, in<double>(sums), blocks, out<double>(total));
 }
@@ -80,8 +80,8 @@ void CudaKernels::binary_cross_entropy_backward(const Tensor& logits, const Tens
     with_compute_type(factor.dtype(), [&](auto number) {
       using F = decltype(number);
       launch(slope_kernel<S, F>, blocks_for(dx.numel(), element_threads, target_.processors, 32),
-             element_threads, 0, target_.stream, in<S>(logits), in<S>(targets),
-             weights.defined() ? in<S>(weights) : nullptr, dx.numel(), in<F>(factor), out<S>(dx));
+             element_threads, 0, target_.stream, in<S>(logits), in<S>(targets), in_or_null<S>(weights),
+             dx.numel(), in<F>(factor), out<S>(dx));
     });
   });
 }

@@ -89,8 +89,8 @@ void CudaKernels::route(const Tensor& logits, const Tensor& bias, const Routing&
   with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
     launch(route_kernel<C>, blocks_for(e.tokens, token_threads, target_.processors, 32), token_threads, 0,
-           target_.stream, in<C>(logits), bias ? in<C>(bias) : nullptr, routing, e.tokens,
-           static_cast<int>(e.experts), out<C>(scores), out<std::int32_t>(chosen), out<C>(weights));
+           target_.stream, in<C>(logits), in_or_null<C>(bias), routing, e.tokens, static_cast<int>(e.experts),
+           out<C>(scores), out<std::int32_t>(chosen), out<C>(weights));
   });
 }
 
@@ -104,8 +104,8 @@ void CudaKernels::route_backward(const Tensor& logits, const Routing& routing, c
     const RoutingGradientRow<C> first{in<C>(logits),
                                       in<C>(scores),
                                       in<std::int32_t>(chosen),
-                                      dweights ? in<C>(dweights) : nullptr,
-                                      losses.balance ? in<C>(losses.balance) : nullptr,
+                                      in_or_null<C>(dweights),
+                                      in_or_null<C>(losses.balance),
                                       static_cast<C>(losses.z),
                                       static_cast<int>(e.experts),
                                       out<C>(dlogits)};

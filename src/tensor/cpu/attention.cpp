@@ -85,15 +85,9 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
 
 const AttentionOps& ops_for(bool bf16_products) {
   if (bf16_products) return cpu_has_bf16_tiles() ? avx512::attention_amx : avx512::attention_bf16;
-  switch (cpu_isa()) {
-    case CpuIsa::avx512:
-      return avx512::attention_f32;
-    case CpuIsa::avx2:
-      return avx2::attention_f32;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::attention_f32;
+  static constexpr const AttentionOps* by_isa[] = {&portable::attention_f32, &avx2::attention_f32,
+                                                   &avx512::attention_f32};
+  return *by_isa[static_cast<int>(cpu_isa())];
 }
 
 /// All that the loops need of one part of a call, and the conversion of rows between the tensors' dtype and

@@ -16,6 +16,10 @@ inline constexpr Count element_grain = 32768;
 /// fp32 elements that a loop keeps on the stack between two conversions.
 inline constexpr Count stack_block = 1024;
 
+inline Count ceil_div(Count a, Count b) {
+  return (a + b - 1) / b;
+}
+
 /// Rows per chunk for rows of `width` elements.
 inline Count row_grain(Count width) {
   return std::max<Count>(1, element_grain / std::max<Count>(1, width));

@@ -8,12 +8,8 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-Count ceil_div(Count a, Count b) {
-  return (a + b - 1) / b;
-}
-
 /// Numeric gradients are checked in fp64; nothing else uses it, so Eigen's portable product does.
-void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
+void multiply_f64(Kernels& kernels, const Matmul& args, const MatmulExtents& e) {
   using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   const Eigen::Map<const Matrix> a(args.a.data<double>(), args.a.shape().rows(), args.a.shape().back());
   const Eigen::Map<const Matrix> b(args.b.data<double>(), args.b.shape().rows(), args.b.shape().back());
@@ -55,7 +51,7 @@ void finish_row(const IsaTable& isa, const Matmul& args, Count element, float* s
 }
 
 /// b goes by once; each row has the sums that it would have alone.
-void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
+void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& e) {
   const FewRowsOps& ops = isa.few_rows[storage_index(args.a)];
   const Count bytes = e.k * static_cast<Count>(size_of(args.b.dtype()));
   // A chunk is worth a thread's waking, and there are some for each.
@@ -80,7 +76,7 @@ void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, 
 }  // namespace
 
 void CpuKernels::matmul(const Matmul& args) {
-  const GemmExtents e = check_matmul(args);
+  const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
   if (args.a.dtype() == DType::f64) return multiply_f64(*this, args, e);
   if (args.few_rows) return multiply_few_rows(device_, isa_, args, e);
@@ -88,7 +84,7 @@ void CpuKernels::matmul(const Matmul& args) {
 }
 
 std::size_t matmul_workspace(Device& device, const Matmul& args) {
-  const GemmExtents e = check_matmul(args);
+  const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0 || args.few_rows || args.a.dtype() == DType::f64) return 0;
   return blocked_workspace(device, isa_table(cpu_isa()), args, e);
 }

@@ -3,7 +3,6 @@
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
-#include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
 namespace {

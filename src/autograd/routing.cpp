@@ -3,7 +3,6 @@
 
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
-#include "autograd/linear_parts.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::autograd {

@@ -67,25 +67,8 @@ void sum_batch(Device& device, const IsaTable& isa, const Tensor& dy, const Tens
                const PositionRange& range, bool accumulate) {
   const Count width = dtable.shape()[1], sequence = dy.shape()[-2] * width;
   const Count batch = sequence == 0 ? 0 : dy.numel() / sequence;
-  const Count source = range.row * width, target = range.position * width;
-  in_chunks(device, range.count * width, 16 * stack_block, [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; i += stack_block) {
-      const Count n = std::min(stack_block, begin + count - i);
-      if (dy.dtype() == DType::f64) {
-        double* to = dtable.data<double>() + target;
-        for (Count k = i; k < i + n; ++k) {
-          double sum = 0;
-          for (Count b = 0; b < batch; ++b) sum += dy.data<double>()[b * sequence + source + k];
-          to[k] = accumulate ? to[k] + sum : sum;
-        }
-        continue;
-      }
-      float sums[stack_block] = {};
-      for (Count b = 0; b < batch; ++b)
-        isa.convert[storage_index(dy)].add_to(at(dy, b * sequence + source + i), sums, n);
-      write_sums(isa, sums, dtable, target + i, n, accumulate);
-    }
-  });
+  sum_strided(device, isa, dy, range.row * width, sequence, batch, dtable, range.position * width,
+              range.count * width, accumulate);
 }
 
 }  // namespace

@@ -89,6 +89,11 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
   (accumulate ? ops.accumulate : ops.store)(sums, at(out, first), n);
 }
 
+/// out[to + i] (+)= Σ_k x[first + k·stride + i], k < count, in that order, for i in [0, n). Sums are formed
+/// in the compute type and round once.
+void sum_strided(Device& device, const IsaTable& isa, const Tensor& x, Count first, Count stride, Count count,
+                 const Tensor& out, Count to, Count n, bool accumulate);
+
 /// Rounds n <= stack_block fp32 values where they lie.
 inline void round_values(const IsaTable& isa, float* values, DType dtype, Count n) {
   if (dtype != DType::bf16 && dtype != DType::f16) return;

@@ -108,18 +108,7 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
   require_row_sums(x, out);
   const Count n = out.numel(), m = n == 0 ? 0 : x.numel() / n;
   if (n == 0) return;
-  if (x.dtype() == DType::f64) {
-    const double* from = x.data<double>();
-    double* to = out.data<double>();
-    device_.arena().parallel_for(n, 64, [&](Count begin, Count end) {
-      for (Count j = begin; j < end; ++j) {
-        double sum = 0;
-        for (Count i = 0; i < m; ++i) sum += from[i * n + j];
-        to[j] = accumulate ? to[j] + sum : sum;
-      }
-    });
-    return;
-  }
+  if (x.dtype() == DType::f64) return sum_strided(device_, isa_, x, 0, n, m, out, 0, n, accumulate);
   constexpr Count rows = summed_rows, cols = 512;
   const Count parts = row_sums(m);
   const Tensor partial = Tensor::zeros(device_, Shape{parts, n}, DType::f32, device::Category::workspace);

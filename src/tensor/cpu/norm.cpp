@@ -43,27 +43,6 @@ void norm_backward_row_f64(const double* x, const double* weight, double mean, d
   }
 }
 
-/// Sums groups[g·stride + i] over g in order, for each i in [0, n), into `out`.
-void combine(Device& device, const IsaTable& isa, const Tensor& groups, Count offset, const Tensor& out,
-             bool accumulate) {
-  const Count n = out.numel(), count = groups.shape()[0], stride = groups.shape()[1];
-  in_chunks(device, n, stack_block, [&](Count begin, Count length) {
-    if (groups.dtype() == DType::f64) {
-      double* to = out.data<double>();
-      for (Count i = begin; i < begin + length; ++i) {
-        double sum = 0;
-        for (Count g = 0; g < count; ++g) sum += groups.data<double>()[g * stride + offset + i];
-        to[i] = accumulate ? to[i] + sum : sum;
-      }
-      return;
-    }
-    float sums[stack_block] = {};
-    for (Count g = 0; g < count; ++g)
-      isa.convert[storage_f32].add_to(groups.data<float>() + g * stride + offset + begin, sums, length);
-    write_sums(isa, sums, out, begin, length, accumulate);
-  });
-}
-
 /// Runs row(r, dweight_sums, dbias_sums) for every row, and reduces the sums into dweight and dbias.
 template <class T, class Row>
 void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width, const Tensor& dweight,
@@ -79,8 +58,11 @@ void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width,
     T* bias_sums = dbias ? mine + (parts - 1) * width : nullptr;
     for (Count r = begin; r < begin + count; ++r) row(r, weight_sums, bias_sums);
   });
-  if (dweight) combine(device, isa, sums, 0, dweight, accumulate);
-  if (dbias) combine(device, isa, sums, (parts - 1) * width, dbias, accumulate);
+  const auto join = [&](Count first, const Tensor& out) {
+    if (out) sum_strided(device, isa, sums, first, parts * width, groups, out, 0, width, accumulate);
+  };
+  join(0, dweight);
+  join((parts - 1) * width, dbias);
 }
 
 /// LayerNorm, or RMSNorm where `mean` is undefined.

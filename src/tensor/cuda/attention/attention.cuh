@@ -12,6 +12,14 @@ namespace sherd::tensor::SHERD_CUDA {
 
 inline constexpr int attention_threads = 256, attention_side = 16;
 
+/// A thread's place in the square of its block.
+__device__ inline int thread_row() {
+  return static_cast<int>(threadIdx.x) / attention_side;
+}
+__device__ inline int thread_column() {
+  return static_cast<int>(threadIdx.x) % attention_side;
+}
+
 /// Sizes for heads of up to `most` elements: tiles of `tile` rows, `r` per thread.
 template <class C, int most_dim, int rows_per_thread>
 struct AttentionShape {
@@ -145,8 +153,7 @@ __device__ void load_tile(const AttentionArguments<S>& a, const S* from, Count s
 template <class Shape, class C>
 __device__ void dot_tiles(const C* left, const C* right, int row, int dim, C (&scores)[Shape::r][Shape::r]) {
   constexpr int r = Shape::r, vec = Shape::vec;
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   for (int i = 0; i < r; ++i)
     for (int c = 0; c < r; ++c) scores[i][c] = 0;
   for (int d = 0; d < dim; d += vec) {
@@ -169,8 +176,7 @@ __device__ void dot_tiles(const C* left, const C* right, int row, int dim, C (&s
 /// Puts a thread's scores where add_product() reads them.
 template <class Shape, class C>
 __device__ void store_scores(const C (&scores)[Shape::r][Shape::r], C* to) {
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   SHERD_UNROLL
   for (int i = 0; i < Shape::r; ++i) {
     SHERD_UNROLL
@@ -193,8 +199,7 @@ struct RowSums {
   /// += scores[tile, tile]·right[tile, dim], where the places of `right` are the columns of the scores.
   __device__ void add_product(const C* scores, const C* right, int row, int dim) {
     constexpr int r = Shape::r, vec = Shape::vec;
-    const int ty = static_cast<int>(threadIdx.x) / attention_side,
-              tx = static_cast<int>(threadIdx.x) % attention_side;
+    const int ty = thread_row(), tx = thread_column();
     for (int j = 0; j < Shape::tile; j += vec) {
       Pack<C, vec> p[r];
       SHERD_UNROLL
@@ -219,8 +224,7 @@ struct RowSums {
   /// Rounds row i, times factor(i), to the rows of a matrix; rows from `count` on are left out.
   template <class S, class Fn>
   __device__ void store(S* to, Count stride, Count count, Count dim, const Fn& factor) const {
-    const int ty = static_cast<int>(threadIdx.x) / attention_side,
-              tx = static_cast<int>(threadIdx.x) % attention_side;
+    const int ty = thread_row(), tx = thread_column();
     SHERD_UNROLL
     for (int i = 0; i < Shape::r; ++i) {
       const int row = ty * Shape::r + i;

@@ -180,17 +180,15 @@ void CpuKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& 
 void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {
   const Count width = require_swiglu("swiglu", x, out), rows = out.shape().rows();
   if (out.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].swiglu(at(x, 2 * row * width), at(x, (2 * row + 1) * width),
-                                                  at(out, row * width), width);
-        continue;
-      }
-      const double* gate = x.data<double>() + 2 * row * width;
-      double* y = out.data<double>() + row * width;
-      for (Count i = 0; i < width; ++i) y[i] = gate[i] * logistic(gate[i]) * gate[width + i];
+  for_items(device_, rows, row_grain(2 * width), [&](Count row) {
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].swiglu(at(x, 2 * row * width), at(x, (2 * row + 1) * width),
+                                                at(out, row * width), width);
+      return;
     }
+    const double* gate = x.data<double>() + 2 * row * width;
+    double* y = out.data<double>() + row * width;
+    for (Count i = 0; i < width; ++i) y[i] = gate[i] * logistic(gate[i]) * gate[width + i];
   });
 }
 
@@ -198,22 +196,20 @@ void CpuKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor
   const Count width = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
   require_alike("swiglu_backward", dx, {&x});
   if (dy.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const Count gate_at = 2 * row * width, up_at = gate_at + width;
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].swiglu_backward(at(x, gate_at), at(x, up_at), at(dy, row * width),
-                                                           at(dx, gate_at), at(dx, up_at), width);
-        continue;
-      }
-      const double* in = x.data<double>();
-      const double* grad = dy.data<double>() + row * width;
-      double* to = dx.data<double>();
-      for (Count i = 0; i < width; ++i) {
-        const double gate = in[gate_at + i], up = in[up_at + i], s = logistic(gate);
-        to[gate_at + i] = grad[i] * up * (s + gate * s * (1 - s));
-        to[up_at + i] = grad[i] * gate * s;
-      }
+  for_items(device_, rows, row_grain(2 * width), [&](Count row) {
+    const Count gate_at = 2 * row * width, up_at = gate_at + width;
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].swiglu_backward(at(x, gate_at), at(x, up_at), at(dy, row * width),
+                                                         at(dx, gate_at), at(dx, up_at), width);
+      return;
+    }
+    const double* in = x.data<double>();
+    const double* grad = dy.data<double>() + row * width;
+    double* to = dx.data<double>();
+    for (Count i = 0; i < width; ++i) {
+      const double gate = in[gate_at + i], up = in[up_at + i], s = logistic(gate);
+      to[gate_at + i] = grad[i] * up * (s + gate * s * (1 - s));
+      to[up_at + i] = grad[i] * gate * s;
     }
   });
 }

@@ -81,14 +81,12 @@ void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor&
   check_ids("embedding", ids, table, slice);
   const std::int32_t* id = ids.data<std::int32_t>();
   const std::size_t bytes = static_cast<std::size_t>(width) * size_of(table.dtype());
-  in_chunks(device_, ids.numel(), row_grain(width), [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; ++i) {
-      const Count row = id[i] - slice.first;
-      if (row >= 0 && row < table.shape()[0])
-        std::memcpy(at(out, i * width), at(table, row * width), bytes);
-      else
-        std::memset(at(out, i * width), 0, bytes);
-    }
+  for_items(device_, ids.numel(), row_grain(width), [&](Count i) {
+    const Count row = id[i] - slice.first;
+    if (row >= 0 && row < table.shape()[0])
+      std::memcpy(at(out, i * width), at(table, row * width), bytes);
+    else
+      std::memset(at(out, i * width), 0, bytes);
   });
 }
 
@@ -107,16 +105,14 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
   // Columns are cut as well, for texts in which one id makes up most of the rows.
   constexpr Count columns = 256;
   const Count pieces = (width + columns - 1) / columns;
-  in_chunks(device_, run_count * pieces, 16, [&](Count begin, Count count) {
-    for (Count task = begin; task < begin + count; ++task) {
-      const auto run = static_cast<std::size_t>(task / pieces);
-      const Count from = task % pieces * columns;
-      const std::span keys(runs.keys);
-      add_run(isa_,
-              keys.subspan(static_cast<std::size_t>(runs.begin[run]),
-                           static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
-              dy, dtable, from, std::min(columns, width - from), fold, accumulate);
-    }
+  for_items(device_, run_count * pieces, 16, [&](Count task) {
+    const auto run = static_cast<std::size_t>(task / pieces);
+    const Count from = task % pieces * columns;
+    const std::span keys(runs.keys);
+    add_run(isa_,
+            keys.subspan(static_cast<std::size_t>(runs.begin[run]),
+                         static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
+            dy, dtable, from, std::min(columns, width - from), fold, accumulate);
   });
 }
 
@@ -128,18 +124,16 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
           name_of(x.dtype()));
   if (x.numel() == 0) return;
-  in_chunks(device_, x.shape().rows(), row_grain(width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const Count position = positions.at(row % seq);
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
-                                               at(out, row * width), width);
-        continue;
-      }
-      for (Count i = 0; i < width; ++i)
-        out.data<double>()[row * width + i] =
-            x.data<double>()[row * width + i] + table.data<double>()[position * width + i];
+  for_items(device_, x.shape().rows(), row_grain(width), [&](Count row) {
+    const Count position = positions.at(row % seq);
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
+                                             at(out, row * width), width);
+      return;
     }
+    for (Count i = 0; i < width; ++i)
+      out.data<double>()[row * width + i] =
+          x.data<double>()[row * width + i] + table.data<double>()[position * width + i];
   });
 }
 

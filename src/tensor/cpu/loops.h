@@ -71,13 +71,19 @@ void in_chunks(Device& device, Count n, Count grain, const Body& body) {
   device.arena().parallel_for(n, grain, [&](Count begin, Count end) { body(begin, end - begin); });
 }
 
+/// body(i) for each i of [0, n), in chunks.
+template <class Body>
+void for_items(Device& device, Count n, Count grain, const Body& body) {
+  in_chunks(device, n, grain, [&](Count begin, Count count) {
+    for (Count i = begin; i < begin + count; ++i) body(i);
+  });
+}
+
 /// out[i] = f(xs[i]...) for fp64 tensors.
 template <class Fn, class... In>
 void map_f64(const Fn& f, Device& device, const Tensor& out, const In&... xs) {
   const auto run = [&](double* to, const auto*... from) {
-    in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
-      for (Count i = begin; i < begin + count; ++i) to[i] = f(from[i]...);
-    });
+    for_items(device, out.numel(), element_grain, [&](Count i) { to[i] = f(from[i]...); });
   };
   run(out.data<double>(), xs.template data<double>()...);
 }

@@ -126,16 +126,14 @@ void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, cons
   if (most) require_vector("cross_entropy", "most", most, e.rows, compute_type(logits.dtype()));
   check_targets("cross_entropy", targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
-  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const bool counts = target[row] != ignore_index;
-      const Count first = row * e.columns, column = target[row] - e.first;
-      const bool held = counts && column >= 0 && column < e.valid;
-      const RowSum sum = counts ? sum_row(isa_, logits, first, e.valid) : RowSum{0, 0};
-      store_one(isa_, sum.lse, lse, row);
-      if (most) store_one(isa_, sum.most, most, row);
-      store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
-    }
+  for_items(device_, e.rows, row_grain(e.columns), [&](Count row) {
+    const bool counts = target[row] != ignore_index;
+    const Count first = row * e.columns, column = target[row] - e.first;
+    const bool held = counts && column >= 0 && column < e.valid;
+    const RowSum sum = counts ? sum_row(isa_, logits, first, e.valid) : RowSum{0, 0};
+    store_one(isa_, sum.lse, lse, row);
+    if (most) store_one(isa_, sum.most, most, row);
+    store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
   });
 }
 
@@ -160,19 +158,17 @@ void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targ
   check_targets(name, targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
   const double by = scalar_value(factor);
-  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const bool counts = target[row] != ignore_index;
-      const Count first = row * e.columns, column = target[row] - e.first, valid = counts ? e.valid : 0;
-      std::memset(at(logits, first + valid), 0,
-                  static_cast<std::size_t>(e.columns - valid) * size_of(logits.dtype()));
-      const bool held = column >= 0 && column < valid;
-      const double row_lse = load_one(isa_, lse, row);
-      // expm1 keeps the digits of a target whose probability is near 1.
-      const double at_target = held ? std::expm1(load_one(isa_, logits, first + column) - row_lse) * by : 0;
-      softmax_in_place(isa_, logits, first, valid, row_lse, by);
-      if (held) store_one(isa_, at_target, logits, first + column);
-    }
+  for_items(device_, e.rows, row_grain(e.columns), [&](Count row) {
+    const bool counts = target[row] != ignore_index;
+    const Count first = row * e.columns, column = target[row] - e.first, valid = counts ? e.valid : 0;
+    std::memset(at(logits, first + valid), 0,
+                static_cast<std::size_t>(e.columns - valid) * size_of(logits.dtype()));
+    const bool held = column >= 0 && column < valid;
+    const double row_lse = load_one(isa_, lse, row);
+    // expm1 keeps the digits of a target whose probability is near 1.
+    const double at_target = held ? std::expm1(load_one(isa_, logits, first + column) - row_lse) * by : 0;
+    softmax_in_place(isa_, logits, first, valid, row_lse, by);
+    if (held) store_one(isa_, at_target, logits, first + column);
   });
 }
 

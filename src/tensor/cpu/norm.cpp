@@ -70,24 +70,22 @@ void norm(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& we
           double eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   const Count rows = x.shape().rows(), width = x.shape().back();
   if (x.numel() == 0) return;
-  in_chunks(device, rows, row_grain(width), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (x.dtype() == DType::f64) {
-        double none;
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
-                     eps, mean.defined(), y.data<double>() + r * width, mean ? mean.data<double>()[r] : none,
-                     rstd.data<double>()[r], width);
-        continue;
-      }
-      const NormOps& ops = isa.norm[storage_index(x)];
-      const void *from = at(x, r * width), *gain = at_or_null(weight, 0);
-      float* to_rstd = rstd.data<float>() + r;
-      if (mean)
-        ops.layer_norm(from, gain, at_or_null(bias, 0), static_cast<float>(eps), at(y, r * width),
-                       mean.data<float>() + r, to_rstd, width);
-      else
-        ops.rms_norm(from, gain, static_cast<float>(eps), at(y, r * width), to_rstd, width);
+  for_items(device, rows, row_grain(width), [&](Count r) {
+    if (x.dtype() == DType::f64) {
+      double none;
+      norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
+                   eps, mean.defined(), y.data<double>() + r * width, mean ? mean.data<double>()[r] : none,
+                   rstd.data<double>()[r], width);
+      return;
     }
+    const NormOps& ops = isa.norm[storage_index(x)];
+    const void *from = at(x, r * width), *gain = at_or_null(weight, 0);
+    float* to_rstd = rstd.data<float>() + r;
+    if (mean)
+      ops.layer_norm(from, gain, at_or_null(bias, 0), static_cast<float>(eps), at(y, r * width),
+                     mean.data<float>() + r, to_rstd, width);
+    else
+      ops.rms_norm(from, gain, static_cast<float>(eps), at(y, r * width), to_rstd, width);
   });
 }
 

@@ -309,11 +309,12 @@ class Tape {
   std::uint64_t pass_ = 1;   ///< the pass that nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
-  std::unordered_map<const Parameter*, int> uses_;  ///< by operations of the forward pass, recorded or not
-  WeightGradients when_ = WeightGradients::now;     ///< how the backward under way treats them
-  std::vector<Deferred> entered_;                   ///< blocks whose backward runs, the innermost last
-  std::deque<Deferred> deferred_;                   ///< blocks whose weight gradients are to come
-  const RecordedOperation* running_ = nullptr;      // whose backward runs
+  std::unordered_map<const Parameter*, int>
+      uses_;  ///< operations of the forward pass that use it, recorded or not
+  WeightGradients when_ = WeightGradients::now;  ///< how the backward under way treats them
+  std::vector<Deferred> entered_;                ///< blocks whose backward runs, the innermost last
+  std::deque<Deferred> deferred_;                ///< blocks whose weight gradients are to come
+  const RecordedOperation* running_ = nullptr;   // whose backward runs
 };
 
 }  // namespace sherd::autograd

@@ -30,7 +30,7 @@ struct CudaStatus {
   bool built = false;          ///< this build has CUDA
   std::string version;         ///< the runtime that it was built with, "13.0"; empty without
   std::string driver_version;  ///< the newest that the installed driver serves; empty without a driver
-  std::vector<CudaGpu> gpus;   ///< that this build has kernels for
+  std::vector<CudaGpu> gpus;   ///< GPUs that this build has kernels for
   /// Why there is none, and what to do about it; empty where there are GPUs.
   std::string why_not;
   bool usable() const { return !gpus.empty(); }

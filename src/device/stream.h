@@ -64,9 +64,9 @@ std::array<std::byte, (sizeof(T) + ... + 0)> bytes_of(const T&... values) {
 
 /// How a stream's work was run, where sequences of it that come again are run as graphs.
 struct GraphCounts {
-  std::uint64_t graphs = 0;           ///< made
+  std::uint64_t graphs = 0;           ///< graphs that were made
   std::uint64_t launches = 0;         ///< runs of graphs
-  std::uint64_t works_in_graphs = 0;  ///< by these launches
+  std::uint64_t works_in_graphs = 0;  ///< works that these launches ran
   std::uint64_t works_apart = 0;      ///< queued one by one
 };
 

@@ -30,7 +30,7 @@ class OnGpu {
   OnGpu& operator=(const OnGpu&) = delete;
 
  private:
-  int before_ = -1;  ///< to be restored; -1: nothing
+  int before_ = -1;  ///< the GPU to go back to; -1: none
 };
 
 /// Calls f with the GPU as the current one, where nothing may throw: that it failed, later calls will say.

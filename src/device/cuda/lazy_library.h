@@ -24,7 +24,7 @@ class LazyLibrary {
    protected:
     LibraryEntry(LazyLibrary& library, const char* name);
     LazyLibrary& library_;
-    void* address_ = nullptr;  ///< once the library is loaded
+    void* address_ = nullptr;  ///< set once the library is loaded
 
    private:
     friend class LazyLibrary;

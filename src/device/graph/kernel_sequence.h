@@ -37,7 +37,7 @@ class KernelSequence {
     const void* what;
     Extent3 grid, block;
     std::size_t shared_bytes;
-    std::size_t call;          ///< among calls_, or none: a kernel
+    std::size_t call;          ///< its place in calls_; none for a kernel
     std::size_t first, count;  ///< its values' place in sizes_
     std::size_t begin, bytes;  ///< its values' place in bytes_
   };

@@ -45,7 +45,7 @@ inline StorageIndex storage_index(const Tensor& t) {
   return storage_index(t.dtype());
 }
 
-/// The loop of an activation that is one.
+/// The loop of an activation other than none.
 inline auto activation_loop(const ElementwiseOps& ops, Activation kind) {
   switch (kind) {
     case Activation::gelu_erf:

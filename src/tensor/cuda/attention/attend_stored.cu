@@ -43,7 +43,7 @@ struct StoredArguments {
 /// `old` ones from the store, the rest from rows of the call.
 template <class S>
 struct StoredRow {
-  int sequence, index, counting;  ///< and which of its rows this is, and how many of them count
+  int sequence, index, counting;  ///< its sequence, which of its rows it is, and how many of them count
   int begin, position;            ///< positions of the sequence's first row and of this one
   int count, first, old;          ///< keys, none for a row that does not count; position of the first one
   unsigned ring, first_place;

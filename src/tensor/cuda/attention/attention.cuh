@@ -68,7 +68,7 @@ struct AttentionArguments {
 
 /// The work of a block: a tile of queries or keys of one head, in rows that see each other and no others.
 struct TileIndex {
-  Count batch, begin;  ///< these rows: of which sequence, from which one on
+  Count batch, begin;  ///< sequence that these rows are of, and the first of them
   Count first;         ///< the tile's first one among them
   int head;
   bool empty = false;  ///< there is no such tile

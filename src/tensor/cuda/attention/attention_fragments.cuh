@@ -24,8 +24,9 @@ struct MmaShape {
   static constexpr int row = dim + 8;  ///< from row to row in shared memory: eight of them meet all banks
   static constexpr int tile = dim <= 64 ? 64 : 32;   ///< rows of the tiles that a gradient goes through
   static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< rows at a time whose scores fit registers
-  static constexpr int blocks = dim <= 64 ? 3 : 2;   ///< that registers let a processor hold, of one sum
-  static constexpr bool held = dim <= 64;            ///< a gradient of keys has registers for keys and values
+  static constexpr int blocks =
+      dim <= 64 ? 3 : 2;                   ///< blocks with one sum that a processor has registers for
+  static constexpr bool held = dim <= 64;  ///< a gradient of keys has registers for keys and values
 
   static constexpr std::size_t forward_bytes = 2 * mma_tile * row * sizeof(S);
   static constexpr std::size_t dq_bytes = 4 * tile * row * sizeof(S);

@@ -24,7 +24,7 @@ class AttentionLibrary {
   virtual bool backward(const AttentionCall& call, bool deterministic) = 0;
 };
 
-/// cuDNN's, which may lend itself to calls that are deferred. One that takes no call in a build without it
+/// cuDNN's attention, which deferred calls may keep alive. One that takes no call in a build without cuDNN
 /// (cudnn/stub), or where it cannot be loaded.
 std::shared_ptr<AttentionLibrary> make_attention_library(const device::SHERD_CUDA::Target& target);
 

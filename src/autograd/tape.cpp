@@ -346,20 +346,6 @@ void Tape::clear() {
   ++pass_;
 }
 
-/// Notes whose backward runs; within recompute_later()'s run those of its body.
-class Tape::Running {
- public:
-  Running(const RecordedOperation*& running, const RecordedOperation& node)
-      : running_(running), outer_(std::exchange(running, &node)) {}
-  ~Running() { running_ = outer_; }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-
- private:
-  const RecordedOperation*& running_;
-  const RecordedOperation* outer_;
-};
-
 /// Takes the newest node off the tape and runs its backward. True where that ended a block's.
 bool Tape::run_last() {
   RecordedOperation node = std::move(nodes_.back());
@@ -371,7 +357,8 @@ bool Tape::run_last() {
     return false;
   }
   if (!node.output->grad.defined()) return false;  // nothing downstream depended on it
-  const Running running(running_, node);
+  // Within recompute_later()'s run these are the operations of its body.
+  const Replaced<const RecordedOperation*> running(running_, &node);
   node.backward(*this, std::move(node.output->grad));
   return false;
 }

@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -37,6 +38,20 @@ using tensor::Tensor;
 class KeyCache;
 class Tape;
 class Var;
+
+/// Gives a value another content while it lives.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& value, T now) : value_(value), before_(std::exchange(value, now)) {}
+  ~Replaced() { value_ = before_; }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& value_;
+  const T before_;
+};
 
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that
 /// they need not keep the value itself alive.
@@ -264,16 +279,8 @@ class Tape {
   std::size_t size() const { return nodes_.size(); }
 
   /// While it lives, nothing is recorded.
-  class NoGrad {
-   public:
-    explicit NoGrad(Tape& tape) : tape_(tape), previous_(tape.recording_) { tape.recording_ = false; }
-    ~NoGrad() { tape_.recording_ = previous_; }
-    NoGrad(const NoGrad&) = delete;
-    NoGrad& operator=(const NoGrad&) = delete;
-
-   private:
-    Tape& tape_;
-    bool previous_;
+  struct NoGrad : Replaced<bool> {
+    explicit NoGrad(Tape& tape) : Replaced(tape.recording_, false) {}
   };
 
  private:
@@ -289,7 +296,6 @@ class Tape {
     std::shared_ptr<Scope> scope;
     std::vector<std::function<void(Tape&)>> compute;
   };
-  class Running;
   Var constant(Tensor value);
   std::string running() const;
   void count_uses(std::span<const Var> inputs);

@@ -46,19 +46,14 @@ inline StorageIndex storage_index(const Tensor& t) {
 }
 
 /// The loop of an activation other than none.
-inline auto activation_loop(const ElementwiseOps& ops, Activation kind) {
-  switch (kind) {
-    case Activation::gelu_erf:
-      return ops.gelu_erf;
-    case Activation::sigmoid:
-      return ops.sigmoid;
-    case Activation::exp:
-      return ops.exp;
-    case Activation::log:
-      return ops.log;
-    default:
-      return ops.gelu_tanh;
-  }
+inline Unary* activation_loop(const ElementwiseOps& ops, Activation kind) {
+  constexpr Unary* ElementwiseOps::*loops[] = {nullptr,
+                                               &ElementwiseOps::gelu_tanh,
+                                               &ElementwiseOps::gelu_erf,
+                                               &ElementwiseOps::sigmoid,
+                                               &ElementwiseOps::exp,
+                                               &ElementwiseOps::log};  // in the order of Activation
+  return ops.*loops[static_cast<std::size_t>(kind)];
 }
 
 /// body(begin, count) over chunks of [0, n).

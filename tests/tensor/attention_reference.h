@@ -184,4 +184,16 @@ inline void expect_definition(Machine& m, const Case& c, DType dtype) {
   EXPECT_LE(worst(values(m, run.dqkv), want.dqkv), tolerance(dtype));
 }
 
+/// A call has the same bits with any number of threads and every time.
+inline void expect_repeatable(const Case& c, DType dtype) {
+  on_every_machine(
+      [&](Machine& m) {
+        const Pass run(m, c, dtype), again(m, c, dtype);
+        EXPECT_EQ(values(m, run.out), values(m, again.out));
+        EXPECT_EQ(values(m, run.dqkv), values(m, again.dqkv));
+        return std::vector<Tensor>{run.out, run.lse, run.dqkv};
+      },
+      [](const std::vector<Tensor>&) {});
+}
+
 }  // namespace sherd::test::attention

@@ -72,7 +72,7 @@ void norm(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& we
   if (x.numel() == 0) return;
   for_items(device, rows, row_grain(width), [&](Count r) {
     if (x.dtype() == DType::f64) {
-      double none;
+      double none = 0;
       norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
                    eps, mean.defined(), y.data<double>() + r * width, mean ? mean.data<double>()[r] : none,
                    rstd.data<double>()[r], width);

@@ -114,16 +114,13 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
   const Tensor partial = Tensor::zeros(device_, Shape{parts, n}, DType::f32, device::Category::workspace);
   float* sums = partial.data<float>();
   const ConvertOps& from = isa_.convert[storage_index(x)];
-  const auto element = static_cast<Count>(size_of(x.dtype()));
   device_.arena().parallel_for(m, rows, [&](Count begin, Count end) {
-    for (Count i = begin; i < end; ++i) from.add_to(x.raw() + i * n * element, sums + begin / rows * n, n);
+    for (Count i = begin; i < end; ++i) from.add_to(at(x, i * n), sums + begin / rows * n, n);
   });
   device_.arena().parallel_for(n, cols, [&](Count begin, Count end) {
     for (Count part = 1; part < parts; ++part)
       isa_.elementwise[storage_f32].add(sums + begin, sums + part * n + begin, sums + begin, end - begin);
-    std::byte* to = out.raw() + begin * static_cast<Count>(size_of(out.dtype()));
-    const ConvertOps& store = isa_.convert[storage_index(out)];
-    accumulate ? store.accumulate(sums + begin, to, end - begin) : store.store(sums + begin, to, end - begin);
+    write_sums(isa_, sums + begin, out, begin, end - begin, accumulate);
   });
 }
 

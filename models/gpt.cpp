@@ -86,9 +86,10 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
                                                                      init, c.vocab_size));
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
   if (c.position == config::Positions::learned)
-    positions_ = add(
-        "positions",
-        parallel::on_stream(std::make_shared<nn::Positions>(c.max_positions, c.hidden_size, init), layout));
+    positions_ =
+        add("positions",
+            parallel::on_stream(std::make_shared<nn::LearnedPositions>(c.max_positions, c.hidden_size, init),
+                                layout));
   embedding_dropout_ =
       add("embedding_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());

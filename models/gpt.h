@@ -76,7 +76,7 @@ class Gpt : public nn::LayeredModel {
   GptConfig config_;
   parallel::Layout layout_;
   std::shared_ptr<parallel::VocabEmbedding> tokens_;
-  std::shared_ptr<nn::Positions> positions_;
+  std::shared_ptr<nn::LearnedPositions> positions_;
   std::shared_ptr<nn::Dropout> embedding_dropout_;
   std::shared_ptr<nn::LayerList> blocks_;
   std::shared_ptr<nn::Layer> norm_;

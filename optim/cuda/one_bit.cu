@@ -31,7 +31,7 @@ __device__ float grad_of(const void* grads, DType dtype, Count i) {
   return static_cast<const float*>(grads)[i];
 }
 
-struct Packing {
+struct CompressArguments {
   const void* grad;
   DType dtype;
   float factor, beta, one_minus_beta;
@@ -41,7 +41,7 @@ struct Packing {
   Count n;
 };
 
-__global__ void __launch_bounds__(threads) compress_kernel(Packing x) {
+__global__ void __launch_bounds__(threads) compress_kernel(CompressArguments x) {
   for (Count i = grid_thread(); i < whole_words(x.n); i += grid_threads()) {
     float sum = 0;
     if (i < x.n) {
@@ -158,15 +158,15 @@ void queue(const Target& target, Count n, Kernel kernel, Args... args) {
 }  // namespace
 
 void compress_momentum(const Target& target, const MomentumSpan& span) {
-  const Packing x{span.grad,
-                  span.grad_dtype,
-                  static_cast<float>(span.grad_factor),
-                  static_cast<float>(span.beta1),
-                  static_cast<float>(1 - span.beta1),
-                  span.momentum,
-                  span.error,
-                  reinterpret_cast<std::uint32_t*>(span.signs),
-                  span.n};
+  const CompressArguments x{span.grad,
+                            span.grad_dtype,
+                            static_cast<float>(span.grad_factor),
+                            static_cast<float>(span.beta1),
+                            static_cast<float>(1 - span.beta1),
+                            span.momentum,
+                            span.error,
+                            reinterpret_cast<std::uint32_t*>(span.signs),
+                            span.n};
   queue(target, whole_words(span.n), compress_kernel, x);
 }
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "autograd/linear_parts.h"
+#include "autograd/gradients.h"
 #include "autograd/ops.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/slices.h"

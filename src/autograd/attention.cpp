@@ -2,6 +2,7 @@
 
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
+#include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
 namespace {
@@ -20,10 +21,9 @@ struct AttentionResult {
 
 AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
   const Shape& shape = qkv.shape();
-  const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
   AttentionResult result{
       tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype()),
-      tape.empty({shape[0], geometry.heads, shape[1]}, compute)};
+      tape.empty({shape[0], geometry.heads, shape[1]}, tensor::compute_type(qkv.dtype()))};
   tape.kernels().attention(qkv, geometry, result.out, result.lse);
   return result;
 }

@@ -9,7 +9,7 @@ namespace {
 struct Mask {
   float p;
   RandomKey key;
-  tensor::Slice elements;  ///< of the whole of x
+  tensor::Slice elements;  ///< the place of x's elements in a logical tensor
 
   Mask(const Var& x, float probability, RandomKey stream, const tensor::Slice& slice)
       : p(probability), key(stream), elements(slice) {

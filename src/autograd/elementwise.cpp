@@ -6,6 +6,7 @@ namespace sherd::autograd {
 
 namespace {
 
+/// A kernel of two operands and a result.
 using Arithmetic = void (tensor::Kernels::*)(const Tensor&, const Tensor&, const Tensor&);
 
 Tensor combined(const char* name, const Var& a, const Var& b, Arithmetic kernel) {
@@ -85,25 +86,15 @@ Var scale(const Var& x, double factor) {
   });
 }
 
-namespace {
-
-Tensor converted(Tape& tape, const Tensor& x, DType dtype) {
-  Tensor out = tape.empty(x.shape(), dtype);
-  tape.kernels().copy(x, out);
-  return out;
-}
-
-}  // namespace
-
 Var cast(const Var& x, DType dtype) {
   const DType before = x.dtype();
   require(is_floating(before) && is_floating(dtype), "cast: ", name_of(before), " to ", name_of(dtype),
           ": both must be floating");
   if (before == dtype) return x;
   return x.tape().record(
-      converted(x.tape(), x.value(), dtype), {x},
-      [dx = x.grad_ref(), before](Tape& t, const Tensor& dy) { t.accumulate(dx, converted(t, dy, before)); },
-      [kept = Saved(x), dtype](Tape& t) { return converted(t, kept.get(t), dtype); });
+      x.tape().converted(x.value(), dtype), {x},
+      [dx = x.grad_ref(), before](Tape& t, const Tensor& dy) { t.accumulate(dx, t.converted(dy, before)); },
+      [kept = Saved(x), dtype](Tape& t) { return t.converted(kept.get(t), dtype); });
 }
 
 Var activation(const Var& x, tensor::Activation kind) {
@@ -140,29 +131,20 @@ Var log(const Var& x) {
   return activation(x, tensor::Activation::log);
 }
 
-Var tanh(const Var& x) {
-  Tape& tape = x.tape();
-  Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().tanh(x.value(), out);
-  return tape.record(out, {x}, [y = out, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
-    Tensor grad = reuse_or_empty(t, dy);
-    t.kernels().tanh_backward(y, dy, grad);
-    t.accumulate(dx, std::move(grad));
-  });
-}
-
-Var relu(const Var& x) {
-  Tape& tape = x.tape();
-  Tensor out = tape.empty(x.shape(), x.dtype());
-  tape.kernels().relu(x.value(), out);
-  return tape.record(out, {x}, [y = out, dx = x.grad_ref()](Tape& t, const Tensor& dy) {
-    Tensor grad = reuse_or_empty(t, dy);
-    t.kernels().relu_backward(y, dy, grad);
-    t.accumulate(dx, std::move(grad));
-  });
-}
-
 namespace {
+
+/// An operation whose gradient is made from its result.
+Var from_result(const Var& x, void (tensor::Kernels::*forward)(const Tensor& x, const Tensor& y),
+                Arithmetic backward) {
+  Tape& tape = x.tape();
+  Tensor out = tape.empty(x.shape(), x.dtype());
+  (tape.kernels().*forward)(x.value(), out);
+  return tape.record(out, {x}, [y = out, dx = x.grad_ref(), backward](Tape& t, const Tensor& dy) {
+    Tensor grad = reuse_or_empty(t, dy);
+    (t.kernels().*backward)(y, dy, grad);
+    t.accumulate(dx, std::move(grad));
+  });
+}
 
 Tensor make_swiglu(Tape& tape, const Tensor& x) {
   Tensor out = tape.empty(x.shape().with_back(x.shape().back() / 2), x.dtype());
@@ -171,6 +153,14 @@ Tensor make_swiglu(Tape& tape, const Tensor& x) {
 }
 
 }  // namespace
+
+Var tanh(const Var& x) {
+  return from_result(x, &tensor::Kernels::tanh, &tensor::Kernels::tanh_backward);
+}
+
+Var relu(const Var& x) {
+  return from_result(x, &tensor::Kernels::relu, &tensor::Kernels::relu_backward);
+}
 
 Var swiglu(const Var& x) {
   Tape& tape = x.tape();

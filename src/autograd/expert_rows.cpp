@@ -2,8 +2,6 @@
 #include <utility>
 
 #include "autograd/experts.h"
-#include "autograd/gradients.h"
-#include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
 namespace {
@@ -118,70 +116,6 @@ Var combine_rows(const Var& rows, const Tensor& places, const Var& weights) {
     if (dw) t.accumulate(dw, std::move(dweights));
   };
   return tape.record(std::move(out), {rows, weights}, std::move(backward));
-}
-
-namespace {
-
-/// As a linear layer's backward, with gradients of the parameters by source.
-struct BySourceBackward {
-  Saved x, w;
-  Tensor pre;  // the sum before the activation
-  Activation activation;
-  GradRef dx, dw, db;
-  Shape x_shape, w_shape;
-  std::vector<std::int64_t> sources;
-
-  void operator()(Tape& tape, Tensor dy) {
-    dy = pre_activation_gradient(tape, activation, pre, std::move(dy));
-    pre = {};
-    write_by_source(tape, db, Shape{dy.shape().back()}, dy.dtype(), sources, false,
-                    [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType>) {
-                      tape.kernels().sum_rows(dy.rows(rows.begin, rows.end), to, add);
-                    });
-    if (dw)
-      tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape),
-                                sources = sources](Tape& t) {
-        write_by_source(t, dw, shape, dy.dtype(), sources, true,
-                        [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType> fold) {
-                          t.kernels().matmul({.a = dy.rows(rows.begin, rows.end),
-                                              .b = input.rows(rows.begin, rows.end),
-                                              .c = to,
-                                              .trans_a = true,
-                                              .accumulate = add,
-                                              .fold = fold});
-                        });
-      });
-    x = {};
-    if (dx) input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
-  }
-};
-
-}  // namespace
-
-Var linear_by_source(const Var& x, const Var& w, const Var& b, Activation activation,
-                     std::vector<std::int64_t> sources, bool adds_bias) {
-  Tape& tape = x.tape();
-  check_linear(x.shape(), w.shape());
-  std::int64_t rows = 0;
-  for (const std::int64_t count : sources) rows += count;
-  require(x.shape().rank() == 2 && rows == x.shape()[0], "linear_by_source: ", rows, " rows of ",
-          sources.size(), " sources are not the input's, ", x.shape().str());
-  const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
-  LinearOutput made = linear_output(tape, x.value(), w.value(),
-                                    b.defined() && adds_bias ? b.value() : Tensor(), activation, recorded);
-  if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
-  RemakeFn remake = remake_linear_output(made.pre, activation);
-  BySourceBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(),
-                            .w = x.requires_grad() ? Saved(w) : Saved(),
-                            .pre = std::move(made.pre),
-                            .activation = activation,
-                            .dx = x.grad_ref(),
-                            .dw = w.grad_ref(),
-                            .db = b.grad_ref(),
-                            .x_shape = x.shape(),
-                            .w_shape = w.shape(),
-                            .sources = std::move(sources)};
-  return tape.record(std::move(made.out), {x, w, b}, std::move(backward), std::move(remake));
 }
 
 }  // namespace sherd::autograd

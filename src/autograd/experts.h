@@ -25,7 +25,7 @@ struct Routed {
 /// softmax, or sigmoids over their sum.
 struct RouterLossFactors {
   std::vector<double> balance;  ///< [experts], of Σ_t P(t, i); empty: none
-  double z = 0;                 ///< of Σ_t (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
+  double z = 0;                 ///< factor of Σ_t (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
 };
 /// These sums over the tokens of logits [tokens, experts].
 struct RouterSums {

@@ -1,15 +1,12 @@
 #include "autograd/ops.h"
 
 #include "autograd/gradients.h"
+#include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
 namespace {
 
 using tensor::AxisExtents;
-
-DType compute_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
 
 /// The shape that is left of x.
 Shape folded(const Shape& shape, int axis, bool keep) {
@@ -29,13 +26,8 @@ Tensor spread(Tape& tape, const Tensor& dy, const AxisExtents& axis, double fact
     small = tape.empty(dy.shape(), dy.dtype());
     tape.kernels().scale(dy, factor, small);
   }
-  if (dtype != dy.dtype()) {
-    Tensor converted = tape.empty(dy.shape(), dtype);
-    tape.kernels().copy(small, converted);
-    small = std::move(converted);
-  }
   Tensor out = tape.empty({axis.outer, axis.extent, axis.inner}, dtype);
-  tape.kernels().copy_strided(small, {axis.inner, 0, 1}, out);
+  tape.kernels().copy_strided(tape.converted(small, dtype), {axis.inner, 0, 1}, out);
   return out.reshape(shape);
 }
 
@@ -76,12 +68,12 @@ Var softmax_of(const Var& x, int axis, bool log) {
 }  // namespace
 
 Var sum(const Var& x) {
-  return scaled_sum(x, {1, x.value().numel(), 1}, 1, {1}, compute_dtype(x.dtype()));
+  return scaled_sum(x, {1, x.value().numel(), 1}, 1, {1}, tensor::compute_type(x.dtype()));
 }
 
 Var mean(const Var& x) {
   const std::int64_t n = x.value().numel();
-  return scaled_sum(x, {1, n, 1}, share(x.shape(), n), {1}, compute_dtype(x.dtype()));
+  return scaled_sum(x, {1, n, 1}, share(x.shape(), n), {1}, tensor::compute_type(x.dtype()));
 }
 
 Var sum(const Var& x, int axis, bool keep) {

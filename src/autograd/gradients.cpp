@@ -4,6 +4,8 @@
 #include <functional>
 #include <numeric>
 
+#include "tensor/argument_checks.h"
+
 namespace sherd::autograd {
 
 void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
@@ -15,13 +17,10 @@ void write_kernel_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
     }
     Tensor made = tape.empty(shape, dtype);
     write(made, false);
-    if (!add) {
+    if (add)
+      tape.kernels().add(to, tape.converted(made, to.dtype()).reshape(to.shape()), to);
+    else
       tape.kernels().copy(made, to);
-      return;
-    }
-    Tensor converted = tape.empty(to.shape(), to.dtype());
-    tape.kernels().copy(made, converted);
-    tape.kernels().add(to, converted, to);
   });
 }
 
@@ -142,7 +141,7 @@ void broadcast_gradient(Tape& tape, const GradRef& ref, const Shape& shape, Tens
   if (!ref) return;
   const std::vector<tensor::AxisExtents> axes = summed_axes(dy.shape(), shape);
   if (axes.empty()) return tape.accumulate(ref, dy.shape() == shape ? std::move(dy) : dy.reshape(shape));
-  const DType dtype = dy.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  const DType dtype = dy.dtype(), wide = tensor::compute_type(dtype);
   for (std::size_t i = 0; i + 1 < axes.size(); ++i) {
     Tensor part = tape.empty({axes[i].kept()}, wide);
     tape.kernels().sum_axis(dy, axes[i], 1, part, false);

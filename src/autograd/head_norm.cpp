@@ -2,6 +2,7 @@
 
 #include "autograd/gradients.h"
 #include "autograd/ops.h"
+#include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
 namespace {
@@ -9,7 +10,7 @@ namespace {
 /// Where the heads of one kind lie in packed rows: for each key-value head, `count` heads from column `first`
 /// of its group on.
 struct HeadColumns {
-  std::int64_t groups, stride;  ///< of a row; elements of a group
+  std::int64_t groups, stride;  ///< groups of a row; elements from one to the next
   std::int64_t first, count, dim;
 
   std::int64_t width() const { return count * dim; }
@@ -50,7 +51,7 @@ struct Normed {
 Normed run(Tape& tape, const Tensor& qkv, const std::array<Tensor, 2>& gains,
            const tensor::Attention& geometry, double eps) {
   Normed result{tape.empty(qkv.shape(), qkv.dtype()), {}};
-  const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType compute = tensor::compute_type(qkv.dtype());
   for (const HeadKind kind : {queries, keys}) {
     const HeadColumns at = columns_of(geometry, qkv.shape().back(), kind);
     const Tensor heads = take_heads(tape, at, qkv);

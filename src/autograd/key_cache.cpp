@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tensor/argument_checks.h"
+
 namespace sherd::autograd {
 
 KeyCache::KeyCache(std::int64_t texts, std::int64_t positions) : texts_(texts), positions_(positions) {
@@ -63,8 +65,7 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
   // time.
   tensor::Attention of_this_length = geometry;
   of_this_length.lengths_vary = true;
-  const Tensor lse =
-      tape.empty({shape[0], geometry.heads, shape[1]}, qkv.dtype() == DType::f64 ? DType::f64 : DType::f32);
+  const Tensor lse = tape.empty({shape[0], geometry.heads, shape[1]}, tensor::compute_type(qkv.dtype()));
   tape.kernels().attention(qkv, of_this_length, out, lse);
   tape.kernels().attend_stored(qkv, geometry, store, {});
   return out;

@@ -63,14 +63,11 @@ class KeyCache {
 /// While it lives, what runs on `tape` continues the texts of `cache`, and nothing is recorded.
 class WithKeyCache {
  public:
-  WithKeyCache(Tape& tape, KeyCache& cache) : tape_(tape), no_grad_(tape) { tape.key_cache = &cache; }
-  ~WithKeyCache() { tape_.key_cache = nullptr; }
-  WithKeyCache(const WithKeyCache&) = delete;
-  WithKeyCache& operator=(const WithKeyCache&) = delete;
+  WithKeyCache(Tape& tape, KeyCache& cache) : no_grad_(tape), cache_(tape.key_cache, &cache) {}
 
  private:
-  Tape& tape_;
   Tape::NoGrad no_grad_;
+  Replaced<KeyCache*> cache_;
 };
 
 /// Sequences [begin, end) of a batch whose rows have the same positions.

@@ -1,8 +1,8 @@
-#include "autograd/ops.h"
+#include <numeric>
 
+#include "autograd/experts.h"
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
-#include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
 namespace {
@@ -23,14 +23,38 @@ struct LinearBackward {
   Activation activation;
   GradRef dx, dw, db;
   Shape x_shape, w_shape;
+  std::vector<std::int64_t> sources;  // of x's rows, for linear_by_source()
 
   void operator()(Tape& tape, Tensor dy) {
     dy = pre_activation_gradient(tape, activation, pre, std::move(dy));
     pre = {};
-    bias_gradient(tape, db, dy);
-    if (dw) weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+    if (sources.empty()) {
+      bias_gradient(tape, db, dy);
+      if (dw) weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+    } else {
+      by_source(tape, dy);
+    }
     x = {};  // the input goes before its gradient comes
     if (dx) input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
+  }
+
+  void by_source(Tape& tape, const Tensor& dy) const {
+    write_by_source(tape, db, Shape{dy.shape().back()}, dy.dtype(), sources, false,
+                    [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType>) {
+                      tape.kernels().sum_rows(dy.rows(rows.begin, rows.end), to, add);
+                    });
+    if (!dw) return;
+    tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape), sources = sources](Tape& t) {
+      write_by_source(t, dw, shape, dy.dtype(), sources, true,
+                      [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType> fold) {
+                        t.kernels().matmul({.a = dy.rows(rows.begin, rows.end),
+                                            .b = input.rows(rows.begin, rows.end),
+                                            .c = to,
+                                            .trans_a = true,
+                                            .accumulate = add,
+                                            .fold = fold});
+                      });
+    });
   }
 };
 
@@ -97,13 +121,15 @@ void input_gradient(Tape& tape, const GradRef& dx, const Shape& x, Tensor dy, co
   write_product(tape, dx, x, dtype, {.a = std::move(dy), .b = w});
 }
 
-Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
+namespace {
+
+Var record_linear(const Var& x, const Var& w, const Var& b, Activation activation,
+                  std::vector<std::int64_t> sources, bool adds_bias) {
   Tape& tape = x.tape();
-  const Shape w_shape = w.shape();
-  check_linear(x.shape(), w_shape);
+  check_linear(x.shape(), w.shape());
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
-  LinearOutput made =
-      linear_output(tape, x.value(), w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+  LinearOutput made = linear_output(tape, x.value(), w.value(),
+                                    b.defined() && adds_bias ? b.value() : Tensor(), activation, recorded);
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   RemakeFn remake = remake_linear_output(made.pre, activation);
   LinearBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(),
@@ -114,8 +140,23 @@ Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
                           .dw = w.grad_ref(),
                           .db = b.grad_ref(),
                           .x_shape = x.shape(),
-                          .w_shape = w_shape};
+                          .w_shape = w.shape(),
+                          .sources = std::move(sources)};
   return tape.record(std::move(made.out), {x, w, b}, std::move(backward), std::move(remake));
+}
+
+}  // namespace
+
+Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
+  return record_linear(x, w, b, activation, {}, true);
+}
+
+Var linear_by_source(const Var& x, const Var& w, const Var& b, Activation activation,
+                     std::vector<std::int64_t> sources, bool adds_bias) {
+  const std::int64_t rows = std::accumulate(sources.begin(), sources.end(), std::int64_t{0});
+  require(x.shape().rank() == 2 && rows == x.shape()[0], "linear_by_source: ", rows, " rows of ",
+          sources.size(), " sources are not the input's, ", x.shape().str());
+  return record_linear(x, w, b, activation, std::move(sources), adds_bias);
 }
 
 Var matmul(const Var& a, const Var& b, bool trans_a, bool trans_b) {

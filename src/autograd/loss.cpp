@@ -1,16 +1,9 @@
 #include "autograd/ops.h"
 
 #include "autograd/gradients.h"
+#include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
-namespace {
-
-DType compute_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
-}  // namespace
-
 Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index) {
   Tape& tape = logits.tape();
   const Shape shape = logits.shape();
@@ -21,7 +14,7 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
   require(valid >= 0 && valid <= shape.back(), "cross_entropy: ", valid, " valid columns of ", shape.back());
   Tensor scores = logits.value().reshape({shape.rows(), shape.back()});
   const Tensor flat = targets.reshape({targets.numel()});
-  const DType compute = compute_dtype(scores.dtype());
+  const DType compute = tensor::compute_type(scores.dtype());
   const tensor::VocabSlice all{0, valid};
   Tensor loss = tape.empty({1}, compute), lse = tape.empty({shape.rows()}, compute),
          picked = tape.empty({shape.rows()}, compute), total = tape.empty({2}, DType::f64);
@@ -46,27 +39,16 @@ Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::in
   return tape.record(std::move(loss), {logits}, std::move(backward));
 }
 
-namespace {
-
-/// x in another dtype where it has not got it.
-Tensor as(Tape& tape, const Tensor& x, DType dtype) {
-  if (!x.defined() || x.dtype() == dtype) return x;
-  Tensor out = tape.empty(x.shape(), dtype);
-  tape.kernels().copy(x, out);
-  return out;
-}
-
-}  // namespace
-
 Var binary_cross_entropy(const Var& logits, const Tensor& targets, const Tensor& weights) {
   Tape& tape = logits.tape();
   require(targets.shape() == logits.shape(), "binary_cross_entropy: logits ", logits.shape().str(),
           " and targets ", targets.shape().str(), " differ");
   require(!weights.defined() || weights.shape() == logits.shape(), "binary_cross_entropy: logits ",
           logits.shape().str(), " and weights ", weights.shape().str(), " differ");
-  const DType own = logits.dtype(), wide = compute_dtype(own);
+  const DType own = logits.dtype(), wide = tensor::compute_type(own);
   if (own != targets.dtype() || (weights.defined() && own != weights.dtype()))
-    return binary_cross_entropy(cast(logits, wide), as(tape, targets, wide), as(tape, weights, wide));
+    return binary_cross_entropy(cast(logits, wide), tape.converted(targets, wide),
+                                tape.converted(weights, wide));
   Tensor loss = tape.empty({1}, wide), total = tape.empty({2}, DType::f64);
   tape.kernels().binary_cross_entropy(logits.value(), targets, weights, total);
   tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
@@ -85,10 +67,10 @@ Var mean_squared_error(const Var& x, const Tensor& y) {
   Tape& tape = x.tape();
   require(x.shape() == y.shape(), "mean_squared_error: shapes ", x.shape().str(), " and ", y.shape().str(),
           " differ");
-  if (const DType wide = compute_dtype(x.dtype()); x.dtype() != y.dtype()) {
-    return mean_squared_error(cast(x, wide), as(tape, y, wide));
+  if (const DType wide = tensor::compute_type(x.dtype()); x.dtype() != y.dtype()) {
+    return mean_squared_error(cast(x, wide), tape.converted(y, wide));
   }
-  Tensor loss = tape.empty({1}, compute_dtype(x.dtype()));
+  Tensor loss = tape.empty({1}, tensor::compute_type(x.dtype()));
   tape.kernels().mean_squared_error(x.value(), y, loss);
   return tape.record(std::move(loss), {x},
                      [kept = Saved(x), y, dx = x.grad_ref()](Tape& t, const Tensor& dy) {

@@ -2,7 +2,6 @@
 
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
-#include "autograd/linear_parts.h"
 
 namespace sherd::autograd {
 

@@ -1,16 +1,13 @@
 #include "autograd/ops.h"
 
 #include "autograd/gradients.h"
+#include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
 namespace {
 
-DType compute_dtype(DType dtype) {
-  return dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
 Tensor row_statistic(Tape& tape, const Tensor& x) {
-  return tape.empty({x.shape().rows()}, compute_dtype(x.dtype()));
+  return tape.empty({x.shape().rows()}, tensor::compute_type(x.dtype()));
 }
 
 /// Where the gradient of a norm's input goes: onto what has been gathered of it, or into memory of its own.

@@ -51,7 +51,7 @@ struct Packing {
 /// owning rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
-  tensor::Shape shape;  ///< of what this rank's layers compute with
+  tensor::Shape shape;  ///< shape that this rank's layers compute with
   /// Which part of the logical tensor that is, where model-parallel ranks hold one each; not set: all of it.
   /// Initial values and checkpoints go by logical indices.
   std::optional<tensor::Slice> slice;

@@ -3,18 +3,10 @@
 
 #include "autograd/experts.h"
 #include "autograd/gradients.h"
-#include "autograd/linear_parts.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
 namespace {
-
-Tensor in_type(Tape& tape, const Tensor& x, DType dtype) {
-  if (x.dtype() == dtype) return x;
-  Tensor out = tape.empty(x.shape(), dtype);
-  tape.kernels().copy(x, out);
-  return out;
-}
 
 /// A choice as the processor knows it. A dry run's tokens take all experts in turn.
 std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, std::int64_t experts) {
@@ -89,12 +81,12 @@ Var router_logits(const Var& x, const Var& w, const Var& b) {
     if (dw)
       write_kernel_grad(t, dw, shape, dy.dtype(), [&](const Tensor& to, bool add) {
         t.kernels().matmul(
-            {.a = dy, .b = in_type(t, kx.get(t), dy.dtype()), .c = to, .trans_a = true, .accumulate = add});
+            {.a = dy, .b = t.converted(kx.get(t), dy.dtype()), .c = to, .trans_a = true, .accumulate = add});
       });
     if (!dx) return;
     Tensor grad = t.empty({dy.shape()[0], shape[1]}, dy.dtype());
-    t.kernels().matmul({.a = dy, .b = in_type(t, kw.get(t), dy.dtype()), .c = grad});
-    t.accumulate(dx, in_type(t, grad, dtype));
+    t.kernels().matmul({.a = dy, .b = t.converted(kw.get(t), dy.dtype()), .c = grad});
+    t.accumulate(dx, t.converted(grad, dtype));
   };
   return tape.record(std::move(out), {x, w, b}, std::move(backward));
 }

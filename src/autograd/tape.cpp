@@ -62,12 +62,16 @@ Var Tape::constant(Tensor value) {
   return Var(std::move(state));
 }
 
+Tensor Tape::converted(const Tensor& x, DType dtype) const {
+  if (!x.defined() || x.dtype() == dtype) return x;
+  Tensor out = empty(x.shape(), dtype);
+  kernels_.copy(x, out);
+  return out;
+}
+
 Var Tape::input(Tensor value) {
-  if (!input_dtype || !value.defined() || !is_floating(value.dtype()) || value.dtype() == *input_dtype)
-    return constant(std::move(value));
-  Tensor converted = empty(value.shape(), *input_dtype);
-  kernels_.copy(value, converted);
-  return constant(std::move(converted));
+  if (!input_dtype || !value.defined() || !is_floating(value.dtype())) return constant(std::move(value));
+  return constant(converted(value, *input_dtype));
 }
 
 Var Tape::variable(Tensor value) {
@@ -154,15 +158,10 @@ void Tape::accumulate(const GradRef& ref, Tensor grad) {
     const Shape shape = grad.shape();
     const DType dtype = grad.dtype();
     write_grad(ref, shape, dtype, [&](const Tensor& to, bool add) {
-      if (!add) {
+      if (add)  // a parameter's gradient may have another dtype
+        kernels_.add(to, converted(grad, to.dtype()).reshape(to.shape()), to);
+      else
         kernels_.copy(grad, to);
-      } else if (to.dtype() == dtype) {
-        kernels_.add(to, grad.reshape(to.shape()), to);
-      } else {  // a parameter whose gradient has another dtype
-        Tensor converted = empty(to.shape(), to.dtype());
-        kernels_.copy(grad, converted);
-        kernels_.add(to, converted, to);
-      }
     });
   } else {
     ref->grad = std::move(grad);
@@ -347,20 +346,6 @@ void Tape::clear() {
   ++pass_;
 }
 
-/// Notes whose backward runs; within recompute_later()'s run those of its body.
-class Tape::Running {
- public:
-  Running(const RecordedOperation*& running, const RecordedOperation& node)
-      : running_(running), outer_(std::exchange(running, &node)) {}
-  ~Running() { running_ = outer_; }
-  Running(const Running&) = delete;
-  Running& operator=(const Running&) = delete;
-
- private:
-  const RecordedOperation*& running_;
-  const RecordedOperation* outer_;
-};
-
 /// Takes the newest node off the tape and runs its backward. True where that ended a block's.
 bool Tape::run_last() {
   RecordedOperation node = std::move(nodes_.back());
@@ -372,7 +357,8 @@ bool Tape::run_last() {
     return false;
   }
   if (!node.output->grad.defined()) return false;  // nothing downstream depended on it
-  const Running running(running_, node);
+  // Within recompute_later()'s run these are the operations of its body.
+  const Replaced<const RecordedOperation*> running(running_, &node);
   node.backward(*this, std::move(node.output->grad));
   return false;
 }

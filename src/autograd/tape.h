@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "autograd/parameter.h"
@@ -38,12 +39,26 @@ class KeyCache;
 class Tape;
 class Var;
 
+/// Gives a value another content while it lives.
+template <class T>
+class Replaced {
+ public:
+  Replaced(T& value, T now) : value_(value), before_(std::exchange(value, now)) {}
+  ~Replaced() { value_ = before_; }
+  Replaced(const Replaced&) = delete;
+  Replaced& operator=(const Replaced&) = delete;
+
+ private:
+  T& value_;
+  const T before_;
+};
+
 /// Where the gradient of one value gathers during backward. Held by the closures of its consumers, so that
 /// they need not keep the value itself alive.
 struct GradSlot {
   Tensor grad;
   ParameterPtr parameter;  ///< set for parameters: their gradient goes to parameter->grad instead
-  Shape shape;             ///< of the value, and of its gradient; not set for parameters
+  Shape shape;             ///< the value's and the gradient's; not set for parameters
   DType dtype = DType::f32;
 };
 using GradRef = std::shared_ptr<GradSlot>;  ///< null: no gradient wanted
@@ -83,7 +98,7 @@ class Var {
     GradRef slot;
     std::shared_ptr<Remake> remake;
     static constexpr std::uint64_t leaf = 0, unrecorded = ~std::uint64_t{0};
-    std::uint64_t pass = leaf;  ///< of the tape, that recorded it; leaves outlast passes
+    std::uint64_t pass = leaf;  ///< the tape's pass that recorded it; leaves outlast passes
   };
   explicit Var(std::shared_ptr<State> state) : state_(std::move(state)) {}
   std::shared_ptr<State> state_;
@@ -229,6 +244,8 @@ class Tape {
                  const std::function<void(const Tensor&, bool, DType)>& write);
   /// Activation memory of this tape's device.
   Tensor empty(const Shape& shape, DType dtype) const { return Tensor::empty(device(), shape, dtype); }
+  /// x in that dtype; x itself where it has it or is undefined.
+  Tensor converted(const Tensor& x, DType dtype) const;
 
   // ---- blocks ----
   void enter(const std::shared_ptr<Scope>& scope);
@@ -262,16 +279,8 @@ class Tape {
   std::size_t size() const { return nodes_.size(); }
 
   /// While it lives, nothing is recorded.
-  class NoGrad {
-   public:
-    explicit NoGrad(Tape& tape) : tape_(tape), previous_(tape.recording_) { tape.recording_ = false; }
-    ~NoGrad() { tape_.recording_ = previous_; }
-    NoGrad(const NoGrad&) = delete;
-    NoGrad& operator=(const NoGrad&) = delete;
-
-   private:
-    Tape& tape_;
-    bool previous_;
+  struct NoGrad : Replaced<bool> {
+    explicit NoGrad(Tape& tape) : Replaced(tape.recording_, false) {}
   };
 
  private:
@@ -287,7 +296,6 @@ class Tape {
     std::shared_ptr<Scope> scope;
     std::vector<std::function<void(Tape&)>> compute;
   };
-  class Running;
   Var constant(Tensor value);
   std::string running() const;
   void count_uses(std::span<const Var> inputs);
@@ -304,14 +312,15 @@ class Tape {
 
   tensor::Kernels& kernels_;
   std::vector<RecordedOperation> nodes_;
-  std::uint64_t pass_ = 1;   ///< of what nodes_ holds
+  std::uint64_t pass_ = 1;   ///< the pass that nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
-  std::unordered_map<const Parameter*, int> uses_;  ///< by operations of the forward pass, recorded or not
-  WeightGradients when_ = WeightGradients::now;     ///< of the backward under way
-  std::vector<Deferred> entered_;                   ///< blocks whose backward runs, the innermost last
-  std::deque<Deferred> deferred_;                   ///< blocks whose weight gradients are to come
-  const RecordedOperation* running_ = nullptr;      // whose backward runs
+  std::unordered_map<const Parameter*, int>
+      uses_;  ///< operations of the forward pass that use it, recorded or not
+  WeightGradients when_ = WeightGradients::now;  ///< how the backward under way treats them
+  std::vector<Deferred> entered_;                ///< blocks whose backward runs, the innermost last
+  std::deque<Deferred> deferred_;                ///< blocks whose weight gradients are to come
+  const RecordedOperation* running_ = nullptr;   // whose backward runs
 };
 
 }  // namespace sherd::autograd

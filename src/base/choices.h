@@ -41,17 +41,17 @@ enum class RotaryScaling : std::uint8_t {
   yarn     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
 };
 
-/// What a router makes of its logits: `model.moe.router`.
+/// How a router turns logits into scores: `model.moe.router`.
 enum class RouterScores : std::uint8_t {
   softmax,            ///< over all experts, before some are chosen (Switch, Mixtral, Qwen-MoE)
   softmax_of_chosen,  ///< over those chosen (Megatron-LM's default): "softmax_topk"
-  sigmoid             ///< of each by itself (DeepSeek-V3)
+  sigmoid             ///< each expert by itself (DeepSeek-V3)
 };
 
 /// Whose choice of an expert goes where it has more than its capacity: `model.moe.drop`.
 enum class Drop : std::uint8_t {
-  by_weight,   ///< those with the lowest weights (Megatron-LM's default)
-  by_position  ///< first choices before second ones, and earlier tokens before later ones (GShard)
+  by_weight,   ///< the lowest weights go (Megatron-LM's default)
+  by_position  ///< first choices stay before second ones, earlier tokens before later ones (GShard)
 };
 
 /// Which loss keeps experts evenly loaded: `model.moe.aux_loss_type`. Of E experts each of a micro-batch's T

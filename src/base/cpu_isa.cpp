@@ -31,7 +31,8 @@ CpuIsa cpu_isa() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                       __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
-                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+                        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+                        __builtin_cpu_supports("avx512vl");
     if (avx512 && !capped_below(below_avx512, 4)) return CpuIsa::avx512;
     if (avx2 && !capped_below(below_avx2, 2)) return CpuIsa::avx2;
     return CpuIsa::portable;
@@ -40,15 +41,8 @@ CpuIsa cpu_isa() {
 }
 
 std::string_view name_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return "avx512";
-    case CpuIsa::avx2:
-      return "avx2";
-    case CpuIsa::portable:
-      break;
-  }
-  return "portable";
+  constexpr std::string_view names[] = {"portable", "avx2", "avx512"};
+  return names[static_cast<int>(isa)];
 }
 
 bool cpu_has_bf16_products() {

@@ -3,68 +3,43 @@
 #include <array>
 #include <cctype>
 #include <string>
-#include <utility>
 
 namespace sherd {
 
+namespace {
+
+struct TypeFacts {
+  std::string_view name;
+  std::size_t bytes;
+};
+/// In the order of DType.
+constexpr std::array<TypeFacts, 8> types{{{"fp32", 4},
+                                          {"bf16", 2},
+                                          {"fp16", 2},
+                                          {"fp64", 8},
+                                          {"int32", 4},
+                                          {"int64", 8},
+                                          {"uint16", 2},
+                                          {"uint8", 1}}};
+
+}  // namespace
+
 std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-    case DType::f16:
-    case DType::u16:
-      return 2;
-    case DType::u8:
-      return 1;
-  }
-  return 0;
+  return types[static_cast<std::size_t>(dtype)].bytes;
 }
 
 std::string_view name_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-      return "fp32";
-    case DType::bf16:
-      return "bf16";
-    case DType::f16:
-      return "fp16";
-    case DType::f64:
-      return "fp64";
-    case DType::i32:
-      return "int32";
-    case DType::i64:
-      return "int64";
-    case DType::u16:
-      return "uint16";
-    case DType::u8:
-      return "uint8";
-  }
-  return "?";
+  return types[static_cast<std::size_t>(dtype)].name;
 }
 
 std::optional<DType> parse_dtype(std::string_view name) {
   std::string lower;
   for (char c : name) lower += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  constexpr std::array<std::pair<std::string_view, DType>, 13> names{{{"fp32", DType::f32},
-                                                                      {"float32", DType::f32},
-                                                                      {"float", DType::f32},
-                                                                      {"bf16", DType::bf16},
-                                                                      {"bfloat16", DType::bf16},
-                                                                      {"fp16", DType::f16},
-                                                                      {"float16", DType::f16},
-                                                                      {"half", DType::f16},
-                                                                      {"fp64", DType::f64},
-                                                                      {"int32", DType::i32},
-                                                                      {"int64", DType::i64},
-                                                                      {"uint16", DType::u16},
-                                                                      {"uint8", DType::u8}}};
-  for (const auto& [known, dtype] : names)
-    if (known == lower) return dtype;
+  for (std::size_t i = 0; i < types.size(); ++i)
+    if (types[i].name == lower) return static_cast<DType>(i);
+  if (lower == "float32" || lower == "float") return DType::f32;
+  if (lower == "bfloat16") return DType::bf16;
+  if (lower == "float16" || lower == "half") return DType::f16;
   return std::nullopt;
 }
 

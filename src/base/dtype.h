@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 namespace sherd {
 
@@ -53,38 +54,25 @@ inline bf16 round_master_to_bf16(float value) {
 
 /// Maps a C++ element type to its DType.
 template <class T>
-constexpr DType dtype_of();
-template <>
-constexpr DType dtype_of<float>() {
-  return DType::f32;
-}
-template <>
-constexpr DType dtype_of<double>() {
-  return DType::f64;
-}
-template <>
-constexpr DType dtype_of<bf16>() {
-  return DType::bf16;
-}
-template <>
-constexpr DType dtype_of<f16>() {
-  return DType::f16;
-}
-template <>
-constexpr DType dtype_of<std::int32_t>() {
-  return DType::i32;
-}
-template <>
-constexpr DType dtype_of<std::int64_t>() {
-  return DType::i64;
-}
-template <>
-constexpr DType dtype_of<std::uint16_t>() {
-  return DType::u16;
-}
-template <>
-constexpr DType dtype_of<std::uint8_t>() {
-  return DType::u8;
+constexpr DType dtype_of() {
+  if constexpr (std::is_same_v<T, float>) {
+    return DType::f32;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return DType::bf16;
+  } else if constexpr (std::is_same_v<T, f16>) {
+    return DType::f16;
+  } else if constexpr (std::is_same_v<T, double>) {
+    return DType::f64;
+  } else if constexpr (std::is_same_v<T, std::int32_t>) {
+    return DType::i32;
+  } else if constexpr (std::is_same_v<T, std::int64_t>) {
+    return DType::i64;
+  } else if constexpr (std::is_same_v<T, std::uint16_t>) {
+    return DType::u16;
+  } else {
+    static_assert(std::is_same_v<T, std::uint8_t>);
+    return DType::u8;
+  }
 }
 
 }  // namespace sherd

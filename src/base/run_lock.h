@@ -8,8 +8,8 @@ namespace sherd {
 /// The purpose of a RunLock, in the words of its errors.
 struct LockUse {
   std::filesystem::path guarded;  ///< the file or folder that one run at a time may use
-  std::string user;               ///< what uses it, "store" say
-  std::string alternative;        ///< what to give the second user: "another nvme_path" say
+  std::string user;               ///< name of its user, "store" say
+  std::string alternative;        ///< advice to the second user: "another nvme_path" say
   bool required = true;           ///< an error, not a warning, where the file system has no locks
 };
 

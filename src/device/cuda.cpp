@@ -10,7 +10,7 @@ namespace {
 /// One card's data sheet, dense (the sheets of Hopper and later print twice that, for sparse matrices).
 struct Card {
   std::string_view name;  ///< part of what the driver calls it, in whole words
-  int processors;         ///< of the whole card
+  int processors;         ///< multiprocessors of the whole card
   double half_tflops;     ///< bf16 and fp16 on tensor cores; TF32 is half of it
   double single_tflops;   ///< fp32 without tensor cores
 };

@@ -21,16 +21,16 @@ struct CudaGpu {
   int processors = 0;        ///< streaming multiprocessors
   double clock_hz = 0;       ///< the highest that its multiprocessors run at; 0: the driver does not say
   std::size_t shared_per_block = 0;  ///< bytes of shared memory that a block may ask for
-  std::array<std::uint8_t, 16>
-      uuid{};  ///< the same in every process of the machine, of no other GPU; all zero: not known
+  /// The same in every process of the machine, of no other GPU; all zero: not known.
+  std::array<std::uint8_t, 16> uuid{};
 };
 
 /// CUDA as this build and this machine have it.
 struct CudaStatus {
   bool built = false;          ///< this build has CUDA
-  std::string version;         ///< of the runtime that it was built with, "13.0"; empty without
+  std::string version;         ///< the runtime that it was built with, "13.0"; empty without
   std::string driver_version;  ///< the newest that the installed driver serves; empty without a driver
-  std::vector<CudaGpu> gpus;   ///< that this build has kernels for
+  std::vector<CudaGpu> gpus;   ///< GPUs that this build has kernels for
   /// Why there is none, and what to do about it; empty where there are GPUs.
   std::string why_not;
   bool usable() const { return !gpus.empty(); }
@@ -48,7 +48,7 @@ struct CudaDeviceOptions {
   int ordinal = 0;
   int threads = 1;  ///< compute threads of the processor, for what stays there (offloaded optimizers)
   std::vector<int> cores = {};    ///< as for make_cpu_device()
-  double timeout_seconds = 1800;  ///< of every wait for the device
+  double timeout_seconds = 1800;  ///< limit of every wait for the device
   bool graphs = false;  ///< run sequences of the compute stream's work that come again as CUDA graphs
 };
 

@@ -23,7 +23,7 @@ namespace sherd::device {
 /// A block of memory with one owner; the last Storage handle returns it. Buffers start on 64-byte boundaries.
 struct MemoryBlock {
   std::byte* data = nullptr;
-  std::size_t bytes = 0;  ///< what was asked for, and what the ledger was charged
+  std::size_t bytes = 0;  ///< bytes that were asked for and charged to the ledger
 };
 
 /// Shared handle to a Block. `release` runs when the last handle goes, on whichever thread that is.

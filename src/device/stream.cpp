@@ -37,8 +37,8 @@ void StreamQueue::launch(const KernelLaunch&) {
 
 struct Event::Point {
   StreamId stream;
-  std::uint64_t number;  ///< of the stream's events, from 1
-  Clock past;            ///< of this moment, itself included
+  std::uint64_t number;  ///< its number among the stream's events, from 1
+  Clock past;            ///< the clock of this moment, itself included
   std::shared_ptr<const StreamEvent> event;
 };
 

@@ -36,7 +36,7 @@ struct KernelLaunch {
   Extent3 grid, block;
   std::size_t shared_bytes = 0;
   std::span<void* const> arguments;
-  std::span<const std::size_t> sizes;  ///< of the arguments, in bytes
+  std::span<const std::size_t> sizes;  ///< bytes of each argument
 };
 
 /// A library's call that queues work.
@@ -64,9 +64,9 @@ std::array<std::byte, (sizeof(T) + ... + 0)> bytes_of(const T&... values) {
 
 /// How a stream's work was run, where sequences of it that come again are run as graphs.
 struct GraphCounts {
-  std::uint64_t graphs = 0;           ///< made
-  std::uint64_t launches = 0;         ///< of graphs
-  std::uint64_t works_in_graphs = 0;  ///< by these launches
+  std::uint64_t graphs = 0;           ///< graphs that were made
+  std::uint64_t launches = 0;         ///< runs of graphs
+  std::uint64_t works_in_graphs = 0;  ///< works that these launches ran
   std::uint64_t works_apart = 0;      ///< queued one by one
 };
 

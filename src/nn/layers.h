@@ -12,9 +12,9 @@ namespace sherd::nn {
 struct LinearOptions {
   bool bias = true;
   tensor::Activation activation = tensor::Activation::none;  ///< fused into the product
-  std::optional<Init> init{};                                ///< of the weight; default uniform in ±1/√in
-  autograd::Packing packing{};                               ///< of the weight's outputs, and the bias's
-  ParameterPtr tied{};  ///< use this weight, shape [out, in], of another module
+  std::optional<Init> init{};   ///< the weight's first values; by default uniform in ±1/√in
+  autograd::Packing packing{};  ///< how the weight's outputs, and the bias's, are packed
+  ParameterPtr tied{};          ///< use this weight, shape [out, in], of another module
 };
 
 /// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left
@@ -103,9 +103,9 @@ class Embedding : public Module {
 };
 
 /// Learned absolute positions: adds row s to every x[b, s, :]. Parameter: "weight" [max_positions, width].
-class Positions : public Layer {
+class LearnedPositions : public Layer {
  public:
-  Positions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
+  LearnedPositions(std::int64_t max_positions, std::int64_t width, Init init = Init::normal(0, 0.02));
   /// Adds row positions.at(s) to x[b, s, :], where x holds those rows of sequences.
   Var add_to(Tape& tape, const Var& x, const tensor::Positions& positions);
   /// Adds row ids[b, s] to x[b, s, :]; ids: int32 [batch, seq].

@@ -17,19 +17,6 @@ void collect(const Module& module, const std::string& prefix,
   for (const auto& [name, child] : module.children()) collect(*child, join(prefix, name), out);
 }
 
-/// While it lives, the tape keeps what is recorded.
-class KeepAll {
- public:
-  explicit KeepAll(Tape& tape) : tape_(tape), before_(std::exchange(tape.recompute, Recompute::none)) {}
-  ~KeepAll() { tape_.recompute = before_; }
-  KeepAll(const KeepAll&) = delete;
-  KeepAll& operator=(const KeepAll&) = delete;
-
- private:
-  Tape& tape_;
-  Recompute before_;
-};
-
 }  // namespace
 
 std::vector<std::pair<std::string, ParameterPtr>> Module::named_parameters() const {
@@ -94,11 +81,11 @@ void Module::adopt(const std::string& name, std::shared_ptr<Module> child) {
 Var Module::run(Tape& tape, const std::vector<Var>& inputs,
                 const std::function<Var(Tape&, const std::vector<Var>&)>& body) {
   tape.enter(scope_);
-  std::optional<KeepAll> keeps;
-  if (block_ && !recomputes_) keeps.emplace(tape);
+  std::optional<autograd::Replaced<Recompute>> keeps_all;
+  if (block_ && !recomputes_) keeps_all.emplace(tape.recompute, Recompute::none);
   Var out =
       block_ && tape.recompute == Recompute::full ? tape.recompute_later(inputs, body) : body(tape, inputs);
-  keeps.reset();
+  keeps_all.reset();
   if (block_ || scope_) out.pin();
   tape.leave(scope_);
   return out;

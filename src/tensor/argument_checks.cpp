@@ -36,6 +36,11 @@ void require_gradient(const char* kernel, const char* name, const Tensor& t, std
           name_of(t.dtype()), " for values in ", name_of(dtype));
 }
 
+void require_number(const char* kernel, const char* name, const Tensor& x) {
+  require(x.defined() && x.numel() == 1 && (x.dtype() == DType::f32 || x.dtype() == DType::f64), kernel, ": ",
+          name, " must be one number in fp32 or fp64");
+}
+
 void require_row_sums(const Tensor& x, const Tensor& out) {
   require(x && out, "sum_rows: x and out must be defined");
   require(is_floating(x.dtype()) && x.shape().rank() >= 1 && x.shape().back() == out.numel(),

@@ -5,14 +5,67 @@
 
 #include "tensor/tensor.h"
 
-// The checks of arguments that the kernels of every device share. Each throws Error{usage} that names the
-// kernel.
+// The checks of arguments that the kernels of every device share, and their choice of types by dtypes. Each
+// check throws Error{usage} that names the kernel.
 
 namespace sherd::tensor {
 
 /// fp64 for fp64, else fp32: the type that a kernel's sums are formed in.
 inline DType compute_type(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+/// Calls f with a value of the floating type that `dtype` stores; kernels check first that it is one.
+template <class Fn>
+void with_floating(DType dtype, const Fn& f) {
+  switch (dtype) {
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    case DType::f64:
+      return f(double{});
+    default:
+      return f(float{});
+  }
+}
+
+/// Calls f with a value of the type that `dtype` stores.
+template <class Fn>
+void with_type(DType dtype, const Fn& f) {
+  switch (dtype) {
+    case DType::i32:
+      return f(std::int32_t{});
+    case DType::i64:
+      return f(std::int64_t{});
+    case DType::u16:
+      return f(std::uint16_t{});
+    case DType::u8:
+      return f(std::uint8_t{});
+    default:
+      return with_floating(dtype, f);
+  }
+}
+
+/// Calls f with a value of compute_type(dtype).
+template <class Fn>
+void with_compute_type(DType dtype, const Fn& f) {
+  dtype == DType::f64 ? f(double{}) : f(float{});
+}
+
+/// Calls f with an unsigned integer of as many bytes as elements of `dtype` have, for what only moves them.
+template <class Fn>
+void with_bits(DType dtype, const Fn& f) {
+  switch (size_of(dtype)) {
+    case 1:
+      return f(std::uint8_t{});
+    case 2:
+      return f(std::uint16_t{});
+    case 4:
+      return f(std::uint32_t{});
+    default:
+      return f(std::uint64_t{});
+  }
 }
 
 void require_floating(const char* kernel, const char* name, const Tensor& t);
@@ -23,6 +76,8 @@ void require_vector(const char* kernel, const char* name, const Tensor& t, std::
 /// As above, for a gradient that may be kept in a wider type than the values: any floating dtype with the
 /// same compute type.
 void require_gradient(const char* kernel, const char* name, const Tensor& t, std::int64_t n, DType dtype);
+/// `x` is one number in fp32 or fp64.
+void require_number(const char* kernel, const char* name, const Tensor& x);
 /// The arguments of sum_rows().
 void require_row_sums(const Tensor& x, const Tensor& out);
 /// The arguments of dequantize(). Returns the number of blocks.

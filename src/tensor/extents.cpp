@@ -52,12 +52,6 @@ void check_rows(const char* name, const StridedRows& x, Count rows, Count column
           ", do not fit ", name, ", ", x.tensor.shape().str());
 }
 
-/// A floating type that factors and sums of losses have: fp32 or fp64, one element.
-void require_number(const char* kernel, const char* name, const Tensor& x) {
-  require(x.defined() && x.numel() == 1 && (x.dtype() == DType::f32 || x.dtype() == DType::f64), kernel, ": ",
-          name, " must be one number in fp32 or fp64");
-}
-
 }  // namespace
 
 void check_norm(const char* kernel, const Tensor& x, const Tensor& weight, const Tensor& bias,
@@ -188,10 +182,6 @@ LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const 
           ": targets must be int32 with ", e.rows, " elements");
   require_vector(kernel, "lse", lse, e.rows, compute_type(logits.dtype()));
   return e;
-}
-
-void check_cross_entropy_factor(const char* kernel, const Tensor& factor) {
-  require_number(kernel, "the factor", factor);
 }
 
 Count check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,

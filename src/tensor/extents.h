@@ -37,6 +37,22 @@ std::vector<PositionRange> check_positions(const char* kernel, const Tensor& val
 /// The sums of `from` fit the dtype of `to`.
 void check_summable(const char* kernel, const Tensor& from, const Tensor& to);
 
+/// add_positions_backward() by sum(range), which takes the rows of dy for a range of rows of dtable.
+template <class Sum>
+void sum_positions(Kernels& kernels, const Tensor& dy, const Tensor& dtable, bool accumulate,
+                   const Positions& positions, const Sum& sum) {
+  constexpr const char* name = "add_positions_backward";
+  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
+  check_summable(name, dy, dtable);
+  std::int64_t at = 0;  // rows before it are done
+  for (const PositionRange& range : ranges) {
+    if (!accumulate) kernels.fill(dtable.rows(at, range.position), 0);
+    sum(range);
+    at = range.position + range.count;
+  }
+  if (!accumulate) kernels.fill(dtable.rows(at, dtable.shape()[0]), 0);
+}
+
 /// The arguments of copy_rows(), add_scaled() and quotient().
 void check_copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
                      bool accumulate);
@@ -73,7 +89,6 @@ struct LossExtents {
 /// The arguments that both directions of the loss share.
 LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,
                                 const Tensor& lse, const VocabSlice& slice);
-void check_cross_entropy_factor(const char* kernel, const Tensor& factor);
 /// The arguments of cross_entropy_total(). Returns the number of parts.
 std::int64_t check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                                        const Tensor& lse_all, const Tensor& total);
@@ -111,7 +126,7 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
 struct AttentionPart : AttentionExtents {
   std::int64_t row = 0;                  ///< its first one among all of the call
   std::int64_t first_lse = 0, step = 0;  ///< where the numbers of its head 0 begin in lse; from head to head
-  RandomKey key{};                       ///< of dropout
+  RandomKey key{};                       ///< the stream of dropout
   std::int64_t lse_of(std::int64_t head) const { return first_lse + head * step; }
 };
 /// All parts of a call that have rows; documents with the longest first.

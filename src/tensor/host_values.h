@@ -9,7 +9,8 @@
 namespace sherd::tensor {
 
 /// Converts `to.size()` / size_of(to_dtype) floating values in the processor's memory, rounding to nearest
-/// once (fp64 through fp32, as PyTorch does). fp32, bf16, fp16 and fp64, at any address; the two may not overlap. On the calling thread.
+/// once (fp64 through fp32, as PyTorch does). fp32, bf16, fp16 and fp64, at any address; the two may not
+/// overlap. On the calling thread.
 void convert_values(std::span<const std::byte> from, DType from_dtype, std::span<std::byte> to,
                     DType to_dtype);
 

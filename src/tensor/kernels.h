@@ -67,7 +67,7 @@ struct Positions {
 /// The part of a vocabulary whose rows, or columns, a rank holds: ids [first, first + those of the tensor).
 struct VocabSlice {
   std::int64_t first = 0;
-  std::int64_t ids = 0;  ///< of the whole vocabulary; those from it on are padding. 0: up to the tensor's end
+  std::int64_t ids = 0;  ///< the whole vocabulary's; ids from here on are padding. 0: up to the tensor's end
 };
 
 /// Elements of a random stream: the element of a tensor with flat index i draws element first + i.
@@ -112,7 +112,7 @@ struct Attention {
   float dropout = 0;          ///< probability of zeroing a normalised score
   RandomKey key{};            ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
   ScoreIndex scores{};        ///< with which b, h, i and j count, where this is a part of a larger attention
-  Positions positions{};      ///< of the rows, for rotary()
+  Positions positions{};      ///< the rows' positions, for rotary()
   bool lengths_vary = false;  ///< from call to call: a library is not to prepare for this one
   /// Set: queries see keys of their own document alone. Dropout then draws for sequence b what it would draw
   /// for it alone with key.at(b).

@@ -8,22 +8,13 @@ namespace sherd::tensor {
 
 std::string matmul_library() {
   const dnnl_version_t* version = dnnl_version();
-  const char* runtime = "own threads";
-  switch (version->cpu_runtime) {
-    case DNNL_RUNTIME_SEQ:
-      runtime = "sequential";
-      break;
-    case DNNL_RUNTIME_OMP:
-      runtime = "OpenMP";
-      break;
-    case DNNL_RUNTIME_TBB:
-      runtime = "TBB";
-      break;
-    default:
-      break;
-  }
+  const unsigned runtime = version->cpu_runtime;
+  const char* name = runtime == DNNL_RUNTIME_SEQ   ? "sequential"
+                     : runtime == DNNL_RUNTIME_OMP ? "OpenMP"
+                     : runtime == DNNL_RUNTIME_TBB ? "TBB"
+                                                   : "own threads";
   return cat("own tiles; bf16 on AMX: oneDNN ", version->major, '.', version->minor, '.', version->patch,
-             " (", runtime, ")");
+             " (", name, ")");
 }
 
 }  // namespace sherd::tensor

@@ -24,6 +24,17 @@ RoutingExtents check_routing(const char* kernel, const Routing& routing, const T
   return {tokens, experts};
 }
 
+RoutingExtents check_route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
+                                    const Tensor& chosen, const Tensor& dweights,
+                                    const RouterLossGradients& losses, const Tensor& dlogits) {
+  constexpr const char* name = "route_backward";
+  const RoutingExtents e = check_routing(name, routing, logits, chosen,
+                                         dweights ? dweights : scores.range(0, chosen.numel()), scores);
+  require_alike(name, logits, {&dlogits});
+  if (losses.balance) require_vector(name, "balance", losses.balance, e.experts, logits.dtype());
+  return e;
+}
+
 std::int64_t check_combine(const char* kernel, const Tensor& rows, const Tensor& places,
                            const Tensor& weights, const Tensor& out) {
   require(rows.shape().rank() == 2 && out.shape().rank() == 2 && rows.shape()[1] == out.shape()[1] &&
@@ -36,6 +47,15 @@ std::int64_t check_combine(const char* kernel, const Tensor& rows, const Tensor&
   require_vector(kernel, "the places", places, places.numel(), DType::i32);
   require_vector(kernel, "the weights", weights, places.numel(), compute_type(rows.dtype()));
   return rows.shape()[1];
+}
+
+std::int64_t check_combine_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                                    const Tensor& dout, const Tensor& drows, const Tensor& dweights) {
+  constexpr const char* name = "combine_rows_backward";
+  const std::int64_t width = check_combine(name, rows, places, weights, dout);
+  if (drows) require_alike(name, rows, {&drows});
+  if (dweights) require_vector(name, "dweights", dweights, places.numel(), weights.dtype());
+  return width;
 }
 
 }  // namespace sherd::tensor

@@ -33,8 +33,13 @@ struct RoutingExtents {
 };
 RoutingExtents check_routing(const char* kernel, const Routing& routing, const Tensor& logits,
                              const Tensor& chosen, const Tensor& weights, const Tensor& scores);
-/// The same for combine_rows() and its gradient; gives the width of a row.
+RoutingExtents check_route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
+                                    const Tensor& chosen, const Tensor& dweights,
+                                    const RouterLossGradients& losses, const Tensor& dlogits);
+/// The width of a row.
 std::int64_t check_combine(const char* kernel, const Tensor& rows, const Tensor& places,
                            const Tensor& weights, const Tensor& out);
+std::int64_t check_combine_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                                    const Tensor& dout, const Tensor& drows, const Tensor& dweights);
 
 }  // namespace sherd::tensor

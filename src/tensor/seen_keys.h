@@ -17,7 +17,7 @@ namespace sherd::tensor {
 /// [first(i), end(i, seq)), or none where that is empty. Queries and keys count from the call's first ones.
 struct SeenKeys {
   std::int64_t ahead = 0;   ///< from -seq to seq: none, all that follow
-  std::int64_t behind = 0;  ///< likewise: none, all before
+  std::int64_t behind = 0;  ///< from -seq to seq: none, all before
 
   SHERD_SEEN std::int64_t first(std::int64_t query) const { return query > behind ? query - behind : 0; }
   SHERD_SEEN std::int64_t end(std::int64_t query, std::int64_t seq) const { return cut(query + ahead, seq); }

@@ -11,7 +11,7 @@
 //   tensor cores attention_mma.cu, else attention.cu; documents in one grid: DocumentTable, attention.cuh
 // - frequencies of rotary positions, scaled or not: rotary.h
 // - products of matrices: cut into panels and blocks in cpu/gemm_blocked.cpp; who multiplies a block:
-//   cpu/gemm_blocks.cpp; register tiles: cpu/isa/gemm_tiles.h
+//   block_product(), cpu/gemm_tiles.cpp; register tiles: cpu/isa/gemm_tiles.h
 // - products of few rows, which read weights at memory's speed: Matmul::few_rows, cpu/isa/few_rows.cpp
 // - how shapes repeat, and folds along an axis: arrays.h, cpu/folds.cpp
 // - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in 8 bits: int8_blocks.h

@@ -23,7 +23,7 @@ class ResidualGradient : public ::testing::TestWithParam<std::tuple<DType, bool>
     return layer_ ? layer_norm(x, tape.parameter(weight_), tape.parameter(offset_))
                   : rms_norm(x, tape.parameter(weight_));
   }
-  /// What a norm's backward gives to its input by itself.
+  /// The gradient that a norm's backward gives to its input by itself.
   Tensor apart(const Tensor& dy) {
     const DType compute = dtype_ == DType::f64 ? DType::f64 : DType::f32;
     const Tensor dx = Tensor::empty(*cpu_.device, dy.shape(), dtype_),

@@ -1,4 +1,4 @@
-// What the tape promises beside derivatives: where gradients go, what is kept, what is made again.
+// The tape's promises beside derivatives: where gradients go, what is kept, what is made again.
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"
@@ -164,7 +164,7 @@ TEST_F(NetTest, ProductsAndTablesFoldTheirGradientsIntoTheSum) {
       }
 }
 
-/// What one rank gives to the sum is rounded alone, so that all uses of a parameter have to come first.
+/// A rank's share of the sum is rounded alone, so that all uses of a parameter have to come first.
 TEST_F(NetTest, WhatIsUsedTwiceIsNotFolded) {
   const Net twice = net(DType::bf16, DType::f32), want = net(DType::bf16, DType::f32);
   const auto backward = [&](const Net& each) {
@@ -225,7 +225,7 @@ TEST_F(TapeTest, AGradientBesideOneThatIsWrittenIsWrittenToo) {
     w->grad_sum = {sum, DType::f32, true, false};
     w->grad_written = false;
     const Var weight = tape.parameter(w), y = linear(tape.input(x), weight);
-    // What comes last runs backward first.
+    // The last operation runs backward first.
     tape.backward(loss_of(
         tape.record(y.value(), {y}, [&, dw = weight.grad_ref(), to = y.grad_ref()](Tape& t, Tensor dy) {
           if (both) t.accumulate(dw, more);

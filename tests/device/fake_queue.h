@@ -17,7 +17,7 @@ struct FakeEvent final : device::StreamEvent {
   bool done = false;
 };
 
-/// What a FakeQueue was told and gave out; outlives it.
+/// A FakeQueue's waits and events; outlives it.
 struct FakeLog {
   std::vector<std::shared_ptr<FakeEvent>> events;
   std::vector<std::string> followed;

@@ -19,12 +19,12 @@ using ::testing::ElementsAre;
 /// Kernels are told apart by where these lie.
 constexpr char entries[8] = {};
 
-/// What a driver ran, shared by queue, graphs and test. Runs at once.
+/// The driver's record, shared by queue, graphs and test. Runs at once.
 struct Driver {
   std::vector<std::string> ran;
   int made = 0, sets = 0, launches = 0, live_graphs = 0;
   bool refuses = false;       ///< to make graphs
-  bool marks_reached = true;  ///< what events say from now on
+  bool marks_reached = true;  ///< answer of events from now on
   std::string fails_at;       ///< a kernel's name
 };
 

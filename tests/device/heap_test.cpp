@@ -150,7 +150,7 @@ TEST(HeapMemory, GoesOnElsewhereWhereItsRoomEnds) {
   for (int i = 0; i < 20; ++i) {
     blocks.push_back(memory.take(3 * mib, HeapOf::passing));
     ASSERT_NE(blocks.back(), nullptr);
-    // What others map may lie right behind.
+    // Mappings of others may lie right behind.
     std::fill_n(blocks.back(), 3 * mib, std::byte{static_cast<unsigned char>(i)});
   }
   for (std::size_t i = 0; i < blocks.size(); ++i) {

@@ -35,7 +35,7 @@ TEST(Stream, leaves_out_waits_that_earlier_ones_imply) {
   comm.stream.wait(copies.stream.record());
   comm.stream.wait(second);
   EXPECT_THAT(comm.log->followed, ElementsAre("c1"));
-  // What compute did later is not implied.
+  // Later work of compute is not implied.
   comm.stream.wait(compute.stream.record());
   EXPECT_THAT(comm.log->followed, ElementsAre("c1", "k3"));
 }

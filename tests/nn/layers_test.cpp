@@ -19,7 +19,7 @@ class Stack : public Model {
  public:
   explicit Stack(std::int64_t width) {
     embedding_ = add("embedding", std::make_shared<Embedding>(9, width));
-    positions_ = add("positions", std::make_shared<Positions>(5, width));
+    positions_ = add("positions", std::make_shared<LearnedPositions>(5, width));
     layers_ = add("layers", std::make_shared<LayerList>());
     layers_->append(std::make_shared<LayerNorm>(width));
     layers_->append(std::make_shared<Linear>(width, 2 * width));
@@ -36,7 +36,7 @@ class Stack : public Model {
   }
 
   std::shared_ptr<Embedding> embedding_;
-  std::shared_ptr<Positions> positions_;
+  std::shared_ptr<LearnedPositions> positions_;
   std::shared_ptr<LayerList> layers_;
   std::shared_ptr<Linear> head_;
 

@@ -4,7 +4,7 @@
 
 #include "optim/cuda/one_bit.h"
 #include "optim/cuda/update.h"
-#include "tensor/cuda/attention/regroup.h"
+#include "tensor/cuda/attention/attention_library.h"
 #include "tensor/cuda/cuda_kernels.h"
 
 namespace sherd::test {

@@ -17,7 +17,7 @@ std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device,
 /// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
 void check_emulated_data(tensor::Kernels& kernels);
 
-/// tensor/cuda/attention/regroup.h by the emulated kernels.
+/// regroup_heads() of tensor/cuda/attention/attention_library.h by the emulated kernels.
 void emulated_regroup(const tensor::AttentionExtents& e, const void* from, void* to, std::int64_t rows,
                       bool by_group, device::Device& device);
 
@@ -31,7 +31,7 @@ void emulated_join_master(const void* high, const std::uint16_t* low, float* mas
 void emulated_round_masters(const float* master, void* to, DType dtype, std::int64_t n,
                             device::Device& device);
 
-/// Those of optim/cuda/dispatch.h for 1-bit optimizers.
+/// The kernels of optim/cuda/dispatch.h for 1-bit optimizers.
 void emulated_compress(const optim::MomentumSpan& span, device::Device& device);
 void emulated_average(const optim::SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
                       device::Device& device);

@@ -137,7 +137,8 @@ void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* co
       other = now_;
       return;
     }
-  // Of two warps or blocks one at least is not the later write's, and but a barrier of the block orders that.
+  // One of two warps or blocks at least is not the later write's, and only a barrier of the block orders
+  // that.
   const auto same_warp = [](const Access& a, const Access& b) {
     return a.block == b.block && a.thread / 32 == b.thread / 32;
   };

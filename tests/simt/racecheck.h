@@ -28,7 +28,7 @@ class RaceCheck {
   RaceCheck(const RaceCheck&) = delete;
   RaceCheck& operator=(const RaceCheck&) = delete;
 
-  /// Of the calling host thread, while a kernel runs on it; else null.
+  /// The calling host thread's check while a kernel runs on it; else null.
   static RaceCheck* current();
 
   void begin_launch();
@@ -51,13 +51,13 @@ class RaceCheck {
   struct Access {
     std::uint64_t thread : 10, block : 20, barrier : 16, lane_epoch : 16, atomic : 1, there : 1;
   };
-  /// Of two bytes: the last write, and since then reads, or atomic accesses beside an atomic write, of two
-  /// threads: of different warps or blocks where there are such, which then stand for all.
+  /// The accesses to two bytes: the last write, and since then reads, or atomic accesses beside an atomic
+  /// write, by two threads: from different warps or blocks where there are such, which then stand for all.
   struct Cell {
     Access write, others[2];
   };
   struct Page;
-  /// What lanes of a warp know of each other: known[l][j] is the latest epoch of j that precedes l's present.
+  /// The order among a warp's lanes: known[l][j] is the latest epoch of j that precedes l's present.
   struct Warp {
     std::uint16_t known[32][32], epoch[32];
   };

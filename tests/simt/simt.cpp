@@ -76,7 +76,7 @@ class Fiber {
   ~Fiber() {
     if (!owned_) return;
 #if defined(__SANITIZE_ADDRESS__)
-    // What calls that never return have marked here is not to be held against who gets these addresses next.
+    // Calls that never return have left marks here, which the next owner of these addresses must not meet.
     __asan_unpoison_memory_region(bottom_, stack_bytes);
 #endif
 #if defined(__SANITIZE_THREAD__)

@@ -39,7 +39,7 @@ std::size_t shared_limit();
 /// what body() throws.
 void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
 
-// What the device's functions come down to; to be called by kernels only.
+// The primitives below the device's functions; to be called by kernels only.
 void block_barrier();
 /// A barrier that tells how many threads of the block said true.
 int block_vote(bool predicate);
@@ -58,7 +58,7 @@ void begin_shared(void* elements, std::size_t bytes, std::uint64_t& block);
 
 /// How a kernel is called with pointers to its arguments, as cudaLaunchKernel() has them.
 struct KernelEntry {
-  std::vector<std::size_t> sizes;  ///< of the arguments, in bytes
+  std::vector<std::size_t> sizes;  ///< bytes of each argument
   void (*call)(const void* entry, Dim3 grid, Dim3 block, std::size_t shared_bytes, void* const* arguments);
 };
 void enroll(const void* entry, const KernelEntry& kernel);

@@ -54,7 +54,7 @@ TEST(Emulator, barriers_hold_in_either_order) {
   set_order(Order::ascending);
 }
 
-/// What is wrong without the barrier, so that the orders would show it.
+/// A kernel that is wrong without the barrier, so that the orders would show it.
 __global__ void racing_kernel(int* data) {
   SHERD_SHARED(int, part, 64);
   part[threadIdx.x] = data[threadIdx.x];

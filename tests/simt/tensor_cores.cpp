@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned all = 0xffffffffu;
 
-/// What lanes gave an exchange, kept past the next one.
+/// The lanes' values of an exchange, kept past the next one.
 struct Given {
   explicit Given(std::uint64_t mine) { std::copy_n(warp_exchange(all, mine), 32, words); }
   std::uint16_t element(int lane, int i) const { return static_cast<std::uint16_t>(words[lane] >> 16 * i); }

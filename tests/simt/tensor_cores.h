@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-// What a warp's tensor cores do, by lanes that exchange what they hold. To be called by kernels only.
+// A warp's tensor cores, by lanes that exchange what they hold. To be called by kernels only.
 
 namespace sherd::simt {
 

@@ -31,7 +31,7 @@ void each_index(const Shape& shape,
 struct StridedCase {
   Shape shape;
   Strides strides;
-  std::int64_t size;  ///< of the tensor that is read
+  std::int64_t size;  ///< elements of the tensor that is read
 };
 const StridedCase strided_cases[] = {
     {{5}, {1}, 5},

@@ -141,7 +141,7 @@ class AttendStored : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(All, AttendStored, ::testing::ValuesIn(floating_dtypes),
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
-/// What a case's calls give on one machine.
+/// The results of a case's calls on one machine.
 std::vector<Tensor> run(Machine& m, const Case& c, DType dtype) {
   const Shape shape{c.texts, c.kv_heads, c.capacity, c.dim};
   KeyStore store{m.empty(shape, dtype), m.empty(shape, dtype), {}};

@@ -154,7 +154,7 @@ inline double worst(const Values& got, const Values& want) {
   return difference / magnitude;
 }
 
-/// Of queries that see no key the log-sum-exp is -inf; 0 where it is as it should be.
+/// Queries that see no key have a log-sum-exp of -inf; 0 where it is as it should be.
 inline Values seen(Values lse, const Values& want) {
   for (std::size_t i = 0; i < lse.size(); ++i)
     if (want[i] == -INFINITY && lse[i] == -INFINITY) lse[i] = 0;
@@ -182,6 +182,18 @@ inline void expect_definition(Machine& m, const Case& c, DType dtype) {
   EXPECT_LE(worst(values(m, run.out), want.out), tolerance(dtype));
   EXPECT_LE(worst(seen(values(m, run.lse), want.lse), seen(want.lse, want.lse)), tolerance(dtype));
   EXPECT_LE(worst(values(m, run.dqkv), want.dqkv), tolerance(dtype));
+}
+
+/// A call has the same bits with any number of threads and every time.
+inline void expect_repeatable(const Case& c, DType dtype) {
+  on_every_machine(
+      [&](Machine& m) {
+        const Pass run(m, c, dtype), again(m, c, dtype);
+        EXPECT_EQ(values(m, run.out), values(m, again.out));
+        EXPECT_EQ(values(m, run.dqkv), values(m, again.dqkv));
+        return std::vector<Tensor>{run.out, run.lse, run.dqkv};
+      },
+      [](const std::vector<Tensor>&) {});
 }
 
 }  // namespace sherd::test::attention

@@ -84,14 +84,7 @@ TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {
 TEST_P(AttentionOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
   for (const Case& c : {Case{2, 150, 2, 1, 24, true, 0.1f, 0, {8, 400, 4, 150, 150}},
                         Case{1, 150, 2, 1, 8, true, 0.1f, 0, {}, 60}})
-    test::on_every_machine(
-        [&](Machine& m) {
-          const Pass run(m, c, GetParam()), again(m, c, GetParam());
-          EXPECT_EQ(values(m, run.out), values(m, again.out));
-          EXPECT_EQ(values(m, run.dqkv), values(m, again.dqkv));
-          return std::vector<Tensor>{run.out, run.lse, run.dqkv};
-        },
-        [](const std::vector<Tensor>&) {});
+    expect_repeatable(c, GetParam());
 }
 
 TEST_P(AttentionOfDType, AWindowThatHidesNothingHasTheBitsOfNone) {

@@ -16,16 +16,16 @@ namespace {
 using device::Tier;
 using Call = std::function<void(Kernels&)>;
 
-struct Held {
+struct WorkspaceUse {
   std::uint64_t device, host, kept;
-  bool operator==(const Held&) const = default;
+  bool operator==(const WorkspaceUse&) const = default;
 };
-void PrintTo(const Held& held, std::ostream* out) {
+void PrintTo(const WorkspaceUse& held, std::ostream* out) {
   *out << held.device << " on the device, " << held.host << " in the host tier, " << held.kept << " kept";
 }
 
 /// The workspace that `call` holds at most, beyond what the kernels hold anyway.
-Held held_by(Kernels& kernels, const Call& call) {
+WorkspaceUse used_by(Kernels& kernels, const Call& call) {
   device::Ledger& ledger = kernels.device().ledger();
   ledger.reset_peaks();
   const std::uint64_t in_host = ledger.current(Tier::host, Category::workspace);
@@ -38,7 +38,7 @@ Held held_by(Kernels& kernels, const Call& call) {
 void expect_alike(const Call& call, const std::string& what) {
   const auto cpu = device::make_cpu_device(1), meta = device::make_meta_gpu(1);
   const auto emulated = test::make_emulated_kernels(*cpu), booked = make_kernels(*meta);
-  EXPECT_EQ(held_by(*booked, call), held_by(*emulated, call)) << what;
+  EXPECT_EQ(used_by(*booked, call), used_by(*emulated, call)) << what;
 }
 
 Tensor some(Kernels& kernels, const Shape& shape, DType dtype) {
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(All, CudaWorkspace,
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 TEST(CudaWorkspaceOfStoredKeys, IsOneNumberPerElementAndTwoPerHead) {
-  // Of each 128 keys, of a row that sees 1000 at most; with more rows of as many times more.
+  // A row sees 1000 keys at most, in chunks of 128; with more rows chunks have as many times more.
   const auto device = device::make_meta_gpu(1);
   const auto kernels = make_kernels(*device);
   const Tensor store = Tensor::empty(*device, {3, 2, 1000, 6}, DType::bf16);

@@ -40,7 +40,7 @@ struct Case {
   std::function<void(Kernels&, const Tensor&, const Tensor&, const Tensor&)> run;
   std::function<double(double, double)> want;
   double steps;        ///< roundings of the compute type that the result may be off
-  double magnitude;    ///< of the terms that cancel
+  double magnitude;    ///< size of the terms that cancel
   bool exact = false;  ///< the same bits on every device, not only in fp32
 };
 

@@ -64,7 +64,7 @@ std::vector<double> cut(const std::vector<double>& values, std::size_t rows, std
   return out;
 }
 
-/// What ranks that hold so many columns each find together: the total and the log-sum-exp, each part's
+/// The results of ranks that hold so many columns each: the total and the log-sum-exp, each part's
 /// gradient, and the largest logits of parts. Padding is infinite: it must not matter, whatever it holds.
 std::vector<Tensor> loss_of_parts(Machine& m, DType dtype, const std::vector<double>& logits,
                                   const std::vector<std::int32_t>& targets, std::int64_t ids,

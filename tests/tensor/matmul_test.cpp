@@ -30,20 +30,6 @@ std::vector<double> values(Machine& m, const Tensor& x) {
   return test::values_of(m.host(x));
 }
 
-/// Half the distance between neighbouring values of magnitude 1.
-double unit_roundoff(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    case DType::f64:
-      return 0x1p-53;
-    default:
-      return 0x1p-24;
-  }
-}
-
 struct Reference {
   std::vector<double> sum, magnitude;  ///< Σ a·b and Σ |a·b|
 };
@@ -68,9 +54,9 @@ Reference multiply(const std::vector<double>& a, const std::vector<double>& b, C
 void expect_close(const std::vector<double>& got, const Reference& want, Count k, DType dtype,
                   const std::string& what) {
   const double sums =
-      unit_roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
+      test::roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
   for (std::size_t i = 0; i < got.size(); ++i) {
-    const double bound = unit_roundoff(dtype) * std::abs(want.sum[i]) * 1.01 + sums * want.magnitude[i];
+    const double bound = test::roundoff(dtype) * std::abs(want.sum[i]) * 1.01 + sums * want.magnitude[i];
     ASSERT_LE(std::abs(got[i] - want.sum[i]), bound)
         << what << " element " << i << ": " << got[i] << " for " << want.sum[i];
   }
@@ -278,7 +264,7 @@ TEST_P(MatmulOfDType, FewRowsAreEachMultipliedByItself) {
             for (std::size_t i = 0; i < values.size(); ++i) {
               const double sum = want.sum[i] + (biased ? bias[i % static_cast<std::size_t>(n)] : 0);
               ASSERT_NEAR(values[i], sum,
-                          (std::abs(sum) + 1e-3) * 1.01 * unit_roundoff(dtype) + want.magnitude[i] * 1e-6)
+                          (std::abs(sum) + 1e-3) * 1.01 * test::roundoff(dtype) + want.magnitude[i] * 1e-6)
                   << rows << " x " << n << " x " << k << ", element " << i;
             }
           }

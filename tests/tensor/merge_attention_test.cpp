@@ -42,8 +42,8 @@ Softmax softmax_over(const Parts& p, std::int64_t row_of_head, std::int64_t b, s
   return s;
 }
 
-/// What attention gives for part `which`, or with `all` for it and all parts before it: out [batch, rows,
-/// width] and lse [batch, heads, rows] of the rows from `first` on.
+/// The attention to part `which`, or with `all` to it and all parts before it: out [batch, rows, width] and
+/// lse [batch, heads, rows] of the rows from `first` on.
 void expected(const Parts& p, std::size_t which, bool all, std::int64_t first, std::vector<double>& out,
               std::vector<double>& lse) {
   const std::int64_t rows = p.seq - first;

@@ -13,11 +13,11 @@ using device::Tier;
 using Call = std::function<void(Kernels&)>;
 
 /// The workspace that `call` held at most, what of it stayed, and to what size the device's memory grew.
-struct Held {
+struct WorkspaceUse {
   std::uint64_t peak, kept, memory;
 };
 
-Held held(const std::shared_ptr<Device>& device, const Call& call) {
+WorkspaceUse used_by(const std::shared_ptr<Device>& device, const Call& call) {
   const auto kernels = make_kernels(*device);
   call(*kernels);
   const device::Ledger& ledger = device->ledger();
@@ -26,7 +26,8 @@ Held held(const std::shared_ptr<Device>& device, const Call& call) {
 }
 
 void expect_alike(const Call& call, const std::string& what) {
-  const Held real = held(device::make_cpu_device(1), call), meta = held(device::make_meta_device(1), call);
+  const WorkspaceUse real = used_by(device::make_cpu_device(1), call),
+                     meta = used_by(device::make_meta_device(1), call);
   EXPECT_EQ(meta.peak, real.peak) << what;
   EXPECT_EQ(meta.kept, real.kept) << what;
   // A kernel may take in parts, of which some are small, what is booked as one: heaps grow by 2 MiB.

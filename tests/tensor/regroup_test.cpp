@@ -1,4 +1,4 @@
-#include "tensor/cuda/attention/regroup.h"
+#include "tensor/cuda/attention/attention_library.h"
 
 #include <gtest/gtest.h>
 

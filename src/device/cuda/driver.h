@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector_types.h>
+
 #include <cstddef>
 #include <memory>
 
@@ -28,7 +30,7 @@ class OnGpu {
   OnGpu& operator=(const OnGpu&) = delete;
 
  private:
-  int before_ = -1;  ///< to be restored; -1: nothing
+  int before_ = -1;  ///< the GPU to go back to; -1: none
 };
 
 /// Calls f with the GPU as the current one, where nothing may throw: that it failed, later calls will say.
@@ -39,6 +41,10 @@ void quietly_on(int ordinal, const Fn& f) noexcept {
     f();
   } catch (...) {
   }
+}
+
+inline dim3 dim3_of(const Extent3& extent) {
+  return {extent.x, extent.y, extent.z};
 }
 
 /// Lets launches of a kernel on the current GPU have so much dynamic shared memory. Never less than before:

@@ -4,7 +4,6 @@
 
 #include "base/log.h"
 #include "device/cuda/driver.h"
-#include "device/cuda/extent.h"
 
 namespace sherd::device::cuda {
 namespace {
@@ -53,7 +52,7 @@ class CudaGraph final : public Graph {
  private:
   const int ordinal_;
   const cudaStream_t stream_;
-  const cudaGraph_t captured_;  ///< whose nodes name those of ready_
+  const cudaGraph_t captured_;  ///< the graph whose nodes name those of ready_
   const cudaGraphExec_t ready_;
   const std::vector<cudaGraphNode_t> nodes_;
 };

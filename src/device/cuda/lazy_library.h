@@ -16,7 +16,7 @@ class LazyLibrary {
     const char* stem;     ///< "nccl" of libnccl.so.2
     int major;            ///< 2 of it: the version of the headers
     const char* folder;   ///< where the build found it
-    const char* package;  ///< what to install: "NVIDIA's package libnccl2"
+    const char* package;  ///< package to install: "NVIDIA's package libnccl2"
   };
 
   /// One function's place in the library. Made before main(), and never destroyed.
@@ -24,7 +24,7 @@ class LazyLibrary {
    protected:
     LibraryEntry(LazyLibrary& library, const char* name);
     LazyLibrary& library_;
-    void* address_ = nullptr;  ///< once the library is loaded
+    void* address_ = nullptr;  ///< set once the library is loaded
 
    private:
     friend class LazyLibrary;

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "device/cuda/driver.h"
-#include "device/cuda/extent.h"
 
 namespace sherd::device::cuda {
 namespace {

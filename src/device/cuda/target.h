@@ -20,7 +20,7 @@ struct Target {
   StreamQueue* stream = nullptr;  ///< the compute stream's; outlives the target. The emulator has none
   int processors = 1;             ///< streaming multiprocessors: how many blocks make a full grid
   std::size_t shared_per_block = 48 << 10;  ///< bytes of shared memory that a block may ask for
-  int ordinal = 0;                          ///< of the GPU among those that the driver shows
+  int ordinal = 0;                          ///< the GPU's number among those that the driver shows
 };
 
 }  // namespace sherd::device::SHERD_CUDA

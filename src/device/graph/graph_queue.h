@@ -45,8 +45,8 @@ class GraphMaker {
 class GraphQueue final : public StreamQueue {
  public:
   struct Limits {
-    std::size_t least_works = 4;    ///< of a sequence that is worth a graph
-    std::size_t most_works = 256;   ///< of a sequence
+    std::size_t least_works = 4;    ///< works of a sequence that is worth a graph
+    std::size_t most_works = 256;   ///< works of a sequence
     std::size_t most_graphs = 512;  ///< kept at once
     /// Sequences that pass without a graph before it makes room for another, where there are most_graphs. So
     /// work that takes more of them in turn keeps those that it has, rather than make them anew forever.

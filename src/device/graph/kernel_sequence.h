@@ -37,9 +37,9 @@ class KernelSequence {
     const void* what;
     Extent3 grid, block;
     std::size_t shared_bytes;
-    std::size_t call;          ///< among calls_, or none: a kernel
-    std::size_t first, count;  ///< of its values among sizes_
-    std::size_t begin, bytes;  ///< of all its values in bytes_
+    std::size_t call;          ///< its place in calls_; none for a kernel
+    std::size_t first, count;  ///< its values' place in sizes_
+    std::size_t begin, bytes;  ///< its values' place in bytes_
   };
   /// Appends a value at the next multiple of 16.
   void keep(const void* value, std::size_t size);

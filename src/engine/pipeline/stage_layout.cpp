@@ -71,7 +71,7 @@ std::string class_of(const nn::Module& module) {
 
 /// It only looks rows of its parameters up.
 bool is_table(const nn::Module& module) {
-  return dynamic_cast<const nn::Embedding*>(&module) || dynamic_cast<const nn::Positions*>(&module) ||
+  return dynamic_cast<const nn::Embedding*>(&module) || dynamic_cast<const nn::LearnedPositions*>(&module) ||
          dynamic_cast<const parallel::VocabEmbedding*>(&module);
 }
 

@@ -44,18 +44,16 @@ void gather_tiles(Device& device, const Bits* from, const ArrayLoops& loops, int
   Count row_step = columns;  // in `to`
   for (int k = loops.rank - 2; k > dense; --k) row_step *= loops.extents[static_cast<std::size_t>(k)];
   const Count tiles = (rows + tile - 1) / tile, others = elements / (rows * columns);
-  in_chunks(device, others * tiles, row_grain(tile * columns), [&](Count begin, Count count) {
-    for (Count task = begin; task < begin + count; ++task) {
-      // The other axes' indices: those before `dense` and those between it and the last.
-      const Count inner = row_step / columns, other = task / tiles;
-      const Count row = (other / inner * rows * inner) + other % inner;  // at index 0 of `dense`
-      const Bits* x = from + loops.row_start(row, 0);
-      Bits* y = to + row * columns;
-      const Count first = task % tiles * tile, last = std::min(rows, first + tile);
-      for (Count c = 0; c < columns; c += tile)
-        for (Count r = first; r < last; ++r)
-          for (Count k = c; k < std::min(columns, c + tile); ++k) y[r * row_step + k] = x[r + k * step];
-    }
+  for_items(device, others * tiles, row_grain(tile * columns), [&](Count task) {
+    // The other axes' indices: those before `dense` and those between it and the last.
+    const Count inner = row_step / columns, other = task / tiles;
+    const Count row = (other / inner * rows * inner) + other % inner;  // at index 0 of `dense`
+    const Bits* x = from + loops.row_start(row, 0);
+    Bits* y = to + row * columns;
+    const Count first = task % tiles * tile, last = std::min(rows, first + tile);
+    for (Count c = 0; c < columns; c += tile)
+      for (Count r = first; r < last; ++r)
+        for (Count k = c; k < std::min(columns, c + tile); ++k) y[r * row_step + k] = x[r + k * step];
   });
 }
 
@@ -73,16 +71,7 @@ void gather(Device& device, const Tensor& from, const ArrayLoops& loops, const T
 void CpuKernels::copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) {
   const ArrayLoops loops = check_copy_strided(from, strides, to);
   if (to.numel() == 0) return;
-  switch (size_of(to.dtype())) {
-    case 1:
-      return gather<std::uint8_t>(device_, from, loops, to);
-    case 2:
-      return gather<std::uint16_t>(device_, from, loops, to);
-    case 4:
-      return gather<std::uint32_t>(device_, from, loops, to);
-    default:
-      return gather<std::uint64_t>(device_, from, loops, to);
-  }
+  with_bits(to.dtype(), [&](auto zero) { gather<decltype(zero)>(device_, from, loops, to); });
 }
 
 }  // namespace sherd::tensor::cpu

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
@@ -48,9 +47,7 @@ class GroupRow {
   GroupRow(const IsaTable& isa, const Extents& e, DType dtype, float* scratch)
       : isa_(isa),
         e_(e),
-        storage_(dtype == DType::f32    ? storage_f32
-                 : dtype == DType::bf16 ? storage_bf16
-                                        : storage_f16),
+        storage_(storage_index(dtype)),
         element_(static_cast<Count>(size_of(dtype))),
         sums_(scratch),
         scores_(scratch + e.group() * e.dim) {}

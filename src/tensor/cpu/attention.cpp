@@ -7,7 +7,6 @@
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/isa/attention.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
@@ -86,15 +85,9 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
 
 const AttentionOps& ops_for(bool bf16_products) {
   if (bf16_products) return cpu_has_bf16_tiles() ? avx512::attention_amx : avx512::attention_bf16;
-  switch (cpu_isa()) {
-    case CpuIsa::avx512:
-      return avx512::attention_f32;
-    case CpuIsa::avx2:
-      return avx2::attention_f32;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::attention_f32;
+  static constexpr const AttentionOps* by_isa[] = {&portable::attention_f32, &avx2::attention_f32,
+                                                   &avx512::attention_f32};
+  return *by_isa[static_cast<int>(cpu_isa())];
 }
 
 /// All that the loops need of one part of a call, and the conversion of rows between the tensors' dtype and
@@ -106,9 +99,7 @@ class Heads {
         geometry_(geometry),
         device_(device),
         bf16_(dtype == DType::bf16 && cpu_has_bf16_products()),
-        convert_(isa.convert[dtype == DType::f32    ? storage_f32
-                             : dtype == DType::bf16 ? storage_bf16
-                                                    : storage_f16]),
+        convert_(isa.convert[storage_index(dtype)]),
         element_(static_cast<Count>(size_of(dtype))),
         dim_(bf16_ ? (e.dim + 1) / 2 * 2 : e.dim),
         converts_(dtype != (bf16_ ? DType::bf16 : DType::f32) || dim_ != e.dim) {}

@@ -11,29 +11,6 @@
 
 namespace sherd::tensor::cpu {
 
-/// Calls f with a value of the C++ type that `dtype` stores.
-template <class Fn>
-void with_type(DType dtype, const Fn& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::u16:
-      return f(std::uint16_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-  }
-}
-
 /// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only
 /// one that shows.
 inline float round_to_odd(double value) {
@@ -60,18 +37,19 @@ To convert_one(From value) {
     return static_cast<To>(value);
 }
 
-/// to[to_first, to_first + n) = from[from_first, …), neither of them fp64 or an integer.
+/// to[to_first, to_first + n) (+)= from[from_first, …), neither of them fp64 or an integer.
 inline void convert_floats(const IsaTable& isa, const Tensor& from, Count from_first, const Tensor& to,
-                           Count to_first, Count n) {
-  const auto load = isa.convert[storage_index(from)].load;
-  const auto store = isa.convert[storage_index(to)].store;
-  if (to.dtype() == DType::f32) return load(at(from, from_first), to.data<float>() + to_first, n);
-  if (from.dtype() == DType::f32) return store(from.data<float>() + from_first, at(to, to_first), n);
+                           Count to_first, Count n, bool accumulate = false) {
+  const ConvertOps& source = isa.convert[storage_index(from)];
+  if (to.dtype() == DType::f32)
+    return (accumulate ? source.add_to : source.load)(at(from, from_first), to.data<float>() + to_first, n);
+  if (from.dtype() == DType::f32)
+    return write_sums(isa, from.data<float>() + from_first, to, to_first, n, accumulate);
   float block[stack_block];
   for (Count i = 0; i < n; i += stack_block) {
     const Count count = std::min(stack_block, n - i);
-    load(at(from, from_first + i), block, count);
-    store(block, at(to, to_first + i), count);
+    source.load(at(from, from_first + i), block, count);
+    write_sums(isa, block, to, to_first + i, count, accumulate);
   }
 }
 

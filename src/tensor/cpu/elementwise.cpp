@@ -1,5 +1,6 @@
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <numbers>
 
 #include "tensor/cpu/loops.h"
@@ -32,17 +33,15 @@ double logistic_slope(double x) {
   return e / ((1 + e) * (1 + e));
 }
 
-using Unary = void (*ElementwiseOps::*)(const void*, void*, Count);
-using Binary = void (*ElementwiseOps::*)(const void*, const void*, void*, Count);
-
-template <class Fn>
-void unary(const char* name, Device& device, const IsaTable& isa, Unary member, const Fn& f64,
-           const Tensor& x, const Tensor& out) {
-  require_alike(name, out, {&x});
-  if (out.dtype() == DType::f64) return map_f64(device, out, f64, x);
-  const auto op = isa.elementwise[storage_index(out)].*member;
+/// out[i] = f(xs[i]...), by the table's loop or, in fp64, by `f64`.
+template <class Loop, class Fn, class... In>
+void elementwise(const char* name, Device& device, const IsaTable& isa, Loop* ElementwiseOps::*loop,
+                 const Fn& f64, const Tensor& out, const In&... xs) {
+  require_alike(name, out, {&xs...});
+  if (out.dtype() == DType::f64) return map_f64(f64, device, out, xs...);
+  const auto op = isa.elementwise[storage_index(out)].*loop;
   in_chunks(device, out.numel(), element_grain,
-            [&](Count begin, Count count) { op(at(x, begin), at(out, begin), count); });
+            [&](Count begin, Count count) { op(at(xs, begin)..., at(out, begin), count); });
 }
 
 /// A run of an operand that repeats one element or follows it, as n elements that lie behind each other.
@@ -56,11 +55,11 @@ const std::byte* run_of(const Tensor& x, Count first, Count stride, Count n, std
 
 /// Operands of which one repeats along some axes of out.
 template <class Fn>
-void broadcast(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
-               const Tensor& a, const Tensor& b, const Tensor& out) {
+void broadcast(const char* name, Device& device, const IsaTable& isa, Binary* ElementwiseOps::*loop,
+               const Fn& f64, const Tensor& out, const Tensor& a, const Tensor& b) {
   const ArrayLoops loops = check_broadcast(name, a, b, out);
   const bool wide = out.dtype() == DType::f64;
-  const auto op = wide ? nullptr : isa.elementwise[storage_index(out)].*member;
+  const auto op = wide ? nullptr : isa.elementwise[storage_index(out)].*loop;
   const Count columns = loops.columns(), step_a = loops.stride(0), step_b = loops.stride(1);
   in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
     std::byte repeated_a[4 * stack_block], repeated_b[4 * stack_block];
@@ -80,52 +79,34 @@ void broadcast(const char* name, Device& device, const IsaTable& isa, Binary mem
 }
 
 template <class Fn>
-void binary(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
-            const Tensor& a, const Tensor& b, const Tensor& out) {
-  require_alike(name, out, {&a, &b});
-  if (out.dtype() == DType::f64) return map_f64(device, out, f64, a, b);
-  const auto op = isa.elementwise[storage_index(out)].*member;
-  in_chunks(device, out.numel(), element_grain,
-            [&](Count begin, Count count) { op(at(a, begin), at(b, begin), at(out, begin), count); });
-}
-
-template <class Fn>
-void arithmetic(const char* name, Device& device, const IsaTable& isa, Binary member, const Fn& f64,
-                const Tensor& a, const Tensor& b, const Tensor& out) {
+void arithmetic(const char* name, Device& device, const IsaTable& isa, Binary* ElementwiseOps::*loop,
+                const Fn& f64, const Tensor& out, const Tensor& a, const Tensor& b) {
   const bool alike = a.defined() && b.defined() && a.shape() == out.shape() && b.shape() == out.shape();
-  alike ? binary(name, device, isa, member, f64, a, b, out)
-        : broadcast(name, device, isa, member, f64, a, b, out);
+  alike ? elementwise(name, device, isa, loop, f64, out, a, b)
+        : broadcast(name, device, isa, loop, f64, out, a, b);
 }
 
 }  // namespace
 
 void CpuKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic(
-      "add", device_, isa_, &ElementwiseOps::add, [](double u, double v) { return u + v; }, a, b, out);
+  arithmetic("add", device_, isa_, &ElementwiseOps::add, std::plus{}, out, a, b);
 }
 
 void CpuKernels::subtract(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic(
-      "subtract", device_, isa_, &ElementwiseOps::subtract, [](double u, double v) { return u - v; }, a, b,
-      out);
+  arithmetic("subtract", device_, isa_, &ElementwiseOps::subtract, std::minus{}, out, a, b);
 }
 
 void CpuKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic(
-      "multiply", device_, isa_, &ElementwiseOps::multiply, [](double u, double v) { return u * v; }, a, b,
-      out);
+  arithmetic("multiply", device_, isa_, &ElementwiseOps::multiply, std::multiplies{}, out, a, b);
 }
 
 void CpuKernels::divide(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic(
-      "divide", device_, isa_, &ElementwiseOps::divide, [](double u, double v) { return u / v; }, a, b, out);
+  arithmetic("divide", device_, isa_, &ElementwiseOps::divide, std::divides{}, out, a, b);
 }
 
 void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
   require_alike("scale", out, {&x});
-  if (out.dtype() == DType::f64)
-    return map_f64(
-        device_, out, [=](double u) { return u * factor; }, x);
+  if (out.dtype() == DType::f64) return map_f64([=](double u) { return u * factor; }, device_, out, x);
   const auto op = isa_.elementwise[storage_index(out)].scale;
   in_chunks(device_, out.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), static_cast<float>(factor), at(out, begin), count);
@@ -133,89 +114,81 @@ void CpuKernels::scale(const Tensor& x, double factor, const Tensor& out) {
 }
 
 void CpuKernels::activation(Activation kind, const Tensor& x, const Tensor& out) {
+  const auto run = [&](const char* name, auto loop, const auto& f64) {
+    elementwise(name, device_, isa_, loop, f64, out, x);
+  };
   switch (kind) {
     case Activation::none:
       return copy(x, out);
     case Activation::gelu_tanh:
-      return unary("gelu_tanh", device_, isa_, &ElementwiseOps::gelu_tanh, gelu_tanh_f64, x, out);
+      return run("gelu_tanh", &ElementwiseOps::gelu_tanh, gelu_tanh_f64);
     case Activation::gelu_erf:
-      return unary(
-          "gelu_erf", device_, isa_, &ElementwiseOps::gelu_erf, [](double u) { return u * normal_cdf(u); }, x,
-          out);
+      return run("gelu_erf", &ElementwiseOps::gelu_erf, [](double u) { return u * normal_cdf(u); });
     case Activation::sigmoid:
-      return unary("sigmoid", device_, isa_, &ElementwiseOps::sigmoid, logistic, x, out);
+      return run("sigmoid", &ElementwiseOps::sigmoid, logistic);
     case Activation::exp:
-      return unary(
-          "exp", device_, isa_, &ElementwiseOps::exp, [](double u) { return std::exp(u); }, x, out);
+      return run("exp", &ElementwiseOps::exp, [](double u) { return std::exp(u); });
     case Activation::log:
-      return unary(
-          "log", device_, isa_, &ElementwiseOps::log, [](double u) { return std::log(u); }, x, out);
+      return run("log", &ElementwiseOps::log, [](double u) { return std::log(u); });
   }
 }
 
 void CpuKernels::activation_backward(Activation kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
+  const auto run = [&](const char* name, auto loop, const auto& slope) {
+    elementwise(
+        name, device_, isa_, loop, [&](double u, double g) { return g * slope(u); }, dx, x, dy);
+  };
   switch (kind) {
     case Activation::none:
       return copy(dy, dx);
     case Activation::gelu_tanh:
-      return binary(
-          "gelu_tanh_backward", device_, isa_, &ElementwiseOps::gelu_tanh_backward,
-          [](double u, double g) { return g * gelu_tanh_slope(u); }, x, dy, dx);
+      return run("gelu_tanh_backward", &ElementwiseOps::gelu_tanh_backward, gelu_tanh_slope);
     case Activation::gelu_erf:
-      return binary(
-          "gelu_erf_backward", device_, isa_, &ElementwiseOps::gelu_erf_backward,
-          [](double u, double g) { return g * (normal_cdf(u) + u * normal_density(u)); }, x, dy, dx);
+      return run("gelu_erf_backward", &ElementwiseOps::gelu_erf_backward,
+                 [](double u) { return normal_cdf(u) + u * normal_density(u); });
     case Activation::sigmoid:
-      return binary(
-          "sigmoid_backward", device_, isa_, &ElementwiseOps::sigmoid_backward,
-          [](double u, double g) { return g * logistic_slope(u); }, x, dy, dx);
+      return run("sigmoid_backward", &ElementwiseOps::sigmoid_backward, logistic_slope);
     case Activation::exp:
-      return binary(
-          "exp_backward", device_, isa_, &ElementwiseOps::exp_backward,
-          [](double u, double g) { return g * std::exp(u); }, x, dy, dx);
+      return run("exp_backward", &ElementwiseOps::exp_backward, [](double u) { return std::exp(u); });
     case Activation::log:
-      return binary(
+      return elementwise(
           "log_backward", device_, isa_, &ElementwiseOps::log_backward,
-          [](double u, double g) { return g / u; }, x, dy, dx);
+          [](double u, double g) { return g / u; }, dx, x, dy);
   }
 }
 
 void CpuKernels::tanh(const Tensor& x, const Tensor& out) {
-  unary(
-      "tanh", device_, isa_, &ElementwiseOps::tanh, [](double u) { return std::tanh(u); }, x, out);
+  const auto f64 = [](double u) { return std::tanh(u); };
+  elementwise("tanh", device_, isa_, &ElementwiseOps::tanh, f64, out, x);
 }
 
 void CpuKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary(
-      "tanh_backward", device_, isa_, &ElementwiseOps::tanh_backward,
-      [](double v, double g) { return g * (1 - v * v); }, y, dy, dx);
+  const auto f64 = [](double v, double g) { return g * (1 - v * v); };
+  elementwise("tanh_backward", device_, isa_, &ElementwiseOps::tanh_backward, f64, dx, y, dy);
 }
 
 void CpuKernels::relu(const Tensor& x, const Tensor& out) {
-  unary(
-      "relu", device_, isa_, &ElementwiseOps::relu, [](double u) { return u < 0 ? 0 : u; }, x, out);
+  const auto f64 = [](double u) { return u < 0 ? 0 : u; };
+  elementwise("relu", device_, isa_, &ElementwiseOps::relu, f64, out, x);
 }
 
 void CpuKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary(
-      "relu_backward", device_, isa_, &ElementwiseOps::relu_backward,
-      [](double v, double g) { return v > 0 ? g : 0; }, y, dy, dx);
+  const auto f64 = [](double v, double g) { return v > 0 ? g : 0; };
+  elementwise("relu_backward", device_, isa_, &ElementwiseOps::relu_backward, f64, dx, y, dy);
 }
 
 void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {
   const Count width = require_swiglu("swiglu", x, out), rows = out.shape().rows();
   if (out.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].swiglu(at(x, 2 * row * width), at(x, (2 * row + 1) * width),
-                                                  at(out, row * width), width);
-        continue;
-      }
-      const double* gate = x.data<double>() + 2 * row * width;
-      double* y = out.data<double>() + row * width;
-      for (Count i = 0; i < width; ++i) y[i] = gate[i] * logistic(gate[i]) * gate[width + i];
+  for_items(device_, rows, row_grain(2 * width), [&](Count row) {
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].swiglu(at(x, 2 * row * width), at(x, (2 * row + 1) * width),
+                                                at(out, row * width), width);
+      return;
     }
+    const double* gate = x.data<double>() + 2 * row * width;
+    double* y = out.data<double>() + row * width;
+    for (Count i = 0; i < width; ++i) y[i] = gate[i] * logistic(gate[i]) * gate[width + i];
   });
 }
 
@@ -223,22 +196,20 @@ void CpuKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor
   const Count width = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
   require_alike("swiglu_backward", dx, {&x});
   if (dy.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(2 * width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const Count gate_at = 2 * row * width, up_at = gate_at + width;
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].swiglu_backward(at(x, gate_at), at(x, up_at), at(dy, row * width),
-                                                           at(dx, gate_at), at(dx, up_at), width);
-        continue;
-      }
-      const double* in = x.data<double>();
-      const double* grad = dy.data<double>() + row * width;
-      double* to = dx.data<double>();
-      for (Count i = 0; i < width; ++i) {
-        const double gate = in[gate_at + i], up = in[up_at + i], s = logistic(gate);
-        to[gate_at + i] = grad[i] * up * (s + gate * s * (1 - s));
-        to[up_at + i] = grad[i] * gate * s;
-      }
+  for_items(device_, rows, row_grain(2 * width), [&](Count row) {
+    const Count gate_at = 2 * row * width, up_at = gate_at + width;
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].swiglu_backward(at(x, gate_at), at(x, up_at), at(dy, row * width),
+                                                         at(dx, gate_at), at(dx, up_at), width);
+      return;
+    }
+    const double* in = x.data<double>();
+    const double* grad = dy.data<double>() + row * width;
+    double* to = dx.data<double>();
+    for (Count i = 0; i < width; ++i) {
+      const double gate = in[gate_at + i], up = in[up_at + i], s = logistic(gate);
+      to[gate_at + i] = grad[i] * up * (s + gate * s * (1 - s));
+      to[up_at + i] = grad[i] * gate * s;
     }
   });
 }

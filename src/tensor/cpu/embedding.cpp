@@ -67,25 +67,8 @@ void sum_batch(Device& device, const IsaTable& isa, const Tensor& dy, const Tens
                const PositionRange& range, bool accumulate) {
   const Count width = dtable.shape()[1], sequence = dy.shape()[-2] * width;
   const Count batch = sequence == 0 ? 0 : dy.numel() / sequence;
-  const Count source = range.row * width, target = range.position * width;
-  in_chunks(device, range.count * width, 16 * stack_block, [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; i += stack_block) {
-      const Count n = std::min(stack_block, begin + count - i);
-      if (dy.dtype() == DType::f64) {
-        double* to = dtable.data<double>() + target;
-        for (Count k = i; k < i + n; ++k) {
-          double sum = 0;
-          for (Count b = 0; b < batch; ++b) sum += dy.data<double>()[b * sequence + source + k];
-          to[k] = accumulate ? to[k] + sum : sum;
-        }
-        continue;
-      }
-      float sums[stack_block] = {};
-      for (Count b = 0; b < batch; ++b)
-        isa.convert[storage_index(dy)].add_to(at(dy, b * sequence + source + i), sums, n);
-      write_sums(isa, sums, dtable, target + i, n, accumulate);
-    }
-  });
+  sum_strided(device, isa, dy, range.row * width, sequence, batch, dtable, range.position * width,
+              range.count * width, accumulate);
 }
 
 }  // namespace
@@ -98,14 +81,12 @@ void CpuKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor&
   check_ids("embedding", ids, table, slice);
   const std::int32_t* id = ids.data<std::int32_t>();
   const std::size_t bytes = static_cast<std::size_t>(width) * size_of(table.dtype());
-  in_chunks(device_, ids.numel(), row_grain(width), [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; ++i) {
-      const Count row = id[i] - slice.first;
-      if (row >= 0 && row < table.shape()[0])
-        std::memcpy(at(out, i * width), at(table, row * width), bytes);
-      else
-        std::memset(at(out, i * width), 0, bytes);
-    }
+  for_items(device_, ids.numel(), row_grain(width), [&](Count i) {
+    const Count row = id[i] - slice.first;
+    if (row >= 0 && row < table.shape()[0])
+      std::memcpy(at(out, i * width), at(table, row * width), bytes);
+    else
+      std::memset(at(out, i * width), 0, bytes);
   });
 }
 
@@ -124,16 +105,14 @@ void CpuKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const T
   // Columns are cut as well, for texts in which one id makes up most of the rows.
   constexpr Count columns = 256;
   const Count pieces = (width + columns - 1) / columns;
-  in_chunks(device_, run_count * pieces, 16, [&](Count begin, Count count) {
-    for (Count task = begin; task < begin + count; ++task) {
-      const auto run = static_cast<std::size_t>(task / pieces);
-      const Count from = task % pieces * columns;
-      const std::span keys(runs.keys);
-      add_run(isa_,
-              keys.subspan(static_cast<std::size_t>(runs.begin[run]),
-                           static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
-              dy, dtable, from, std::min(columns, width - from), fold, accumulate);
-    }
+  for_items(device_, run_count * pieces, 16, [&](Count task) {
+    const auto run = static_cast<std::size_t>(task / pieces);
+    const Count from = task % pieces * columns;
+    const std::span keys(runs.keys);
+    add_run(isa_,
+            keys.subspan(static_cast<std::size_t>(runs.begin[run]),
+                         static_cast<std::size_t>(runs.begin[run + 1] - runs.begin[run])),
+            dy, dtable, from, std::min(columns, width - from), fold, accumulate);
   });
 }
 
@@ -145,33 +124,23 @@ void CpuKernels::add_positions(const Tensor& x, const Tensor& table, const Tenso
   require(table.dtype() == x.dtype(), "add_positions: dtypes differ: ", name_of(table.dtype()), " and ",
           name_of(x.dtype()));
   if (x.numel() == 0) return;
-  in_chunks(device_, x.shape().rows(), row_grain(width), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const Count position = positions.at(row % seq);
-      if (x.dtype() != DType::f64) {
-        isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
-                                               at(out, row * width), width);
-        continue;
-      }
-      for (Count i = 0; i < width; ++i)
-        out.data<double>()[row * width + i] =
-            x.data<double>()[row * width + i] + table.data<double>()[position * width + i];
+  for_items(device_, x.shape().rows(), row_grain(width), [&](Count row) {
+    const Count position = positions.at(row % seq);
+    if (x.dtype() != DType::f64) {
+      isa_.elementwise[storage_index(x)].add(at(x, row * width), at(table, position * width),
+                                             at(out, row * width), width);
+      return;
     }
+    for (Count i = 0; i < width; ++i)
+      out.data<double>()[row * width + i] =
+          x.data<double>()[row * width + i] + table.data<double>()[position * width + i];
   });
 }
 
 void CpuKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                         const Positions& positions) {
-  constexpr const char* name = "add_positions_backward";
-  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
-  check_summable(name, dy, dtable);
-  Count at = 0;  // rows before it are done
-  for (const PositionRange& range : ranges) {
-    if (!accumulate) fill(dtable.rows(at, range.position), 0);
-    sum_batch(device_, isa_, dy, dtable, range, accumulate);
-    at = range.position + range.count;
-  }
-  if (!accumulate) fill(dtable.rows(at, dtable.shape()[0]), 0);
+  sum_positions(*this, dy, dtable, accumulate, positions,
+                [&](const PositionRange& range) { sum_batch(device_, isa_, dy, dtable, range, accumulate); });
 }
 
 }  // namespace sherd::tensor::cpu

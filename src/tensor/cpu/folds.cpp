@@ -62,18 +62,15 @@ void sum_runs(Device& device, const IsaTable& isa, const Tensor& x, const AxisEx
               const Tensor& out, bool accumulate) {
   const Count n = axis.extent, chunks = std::max<Count>(1, (n + element_grain - 1) / element_grain);
   if (chunks == 1) {
-    return in_chunks(device, axis.outer, row_grain(n), [&](Count begin, Count count) {
-      for (Count row = begin; row < begin + count; ++row)
-        write_sum(isa, factor * run_sum(isa, x, row * n, n), out, row, accumulate);
+    return for_items(device, axis.outer, row_grain(n), [&](Count row) {
+      write_sum(isa, factor * run_sum(isa, x, row * n, n), out, row, accumulate);
     });
   }
   std::vector<double> parts(static_cast<std::size_t>(axis.outer * chunks));
-  in_chunks(device, axis.outer * chunks, 1, [&](Count begin, Count count) {
-    for (Count part = begin; part < begin + count; ++part) {
-      const Count first = part % chunks * element_grain;
-      parts[static_cast<std::size_t>(part)] =
-          run_sum(isa, x, part / chunks * n + first, std::min(element_grain, n - first));
-    }
+  for_items(device, axis.outer * chunks, 1, [&](Count part) {
+    const Count first = part % chunks * element_grain;
+    parts[static_cast<std::size_t>(part)] =
+        run_sum(isa, x, part / chunks * n + first, std::min(element_grain, n - first));
   });
   for (Count row = 0; row < axis.outer; ++row) {
     double sum = 0;
@@ -107,19 +104,10 @@ template <class Fn>
 void for_blocks(Device& device, const AxisExtents& axis, const Fn& fn) {
   const Count blocks = (axis.inner + block_columns - 1) / block_columns;
   const Count work = axis.extent * std::min(axis.inner, block_columns);
-  in_chunks(device, axis.outer * blocks, row_grain(work), [&](Count begin, Count count) {
-    for (Count task = begin; task < begin + count; ++task) {
-      const Count outer = task / blocks, column = task % blocks * block_columns;
-      fn(outer * axis.extent * axis.inner + column, outer * axis.inner + column,
-         std::min(block_columns, axis.inner - column));
-    }
-  });
-}
-
-template <class Fn>
-void with_floating(DType dtype, const Fn& fn) {
-  with_type(dtype, [&](auto zero) {
-    if constexpr (!std::is_integral_v<decltype(zero)>) fn(zero);
+  for_items(device, axis.outer * blocks, row_grain(work), [&](Count task) {
+    const Count outer = task / blocks, column = task % blocks * block_columns;
+    fn(outer * axis.extent * axis.inner + column, outer * axis.inner + column,
+       std::min(block_columns, axis.inner - column));
   });
 }
 
@@ -149,7 +137,7 @@ void load_scores(const IsaTable& isa, const Tensor& x, Count first, Count column
 
 struct RowExponentials {
   float top = least;
-  double sum = 0;  ///< of e^(x - top)
+  double sum = 0;  ///< sum of e^(x - top)
 };
 
 RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,
@@ -317,11 +305,10 @@ void CpuKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y) 
   check_softmax(x, args, y);
   const Count n = x.shape().back();
   if (x.numel() == 0) return;
-  in_chunks(device_, x.shape().rows(), row_grain(n), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row)
-      x.dtype() == DType::f64
-          ? softmax_row_f64(x.data<double>() + row * n, row, n, args, y.data<double>() + row * n)
-          : softmax_row(isa_, x, row, args, y);
+  for_items(device_, x.shape().rows(), row_grain(n), [&](Count row) {
+    x.dtype() == DType::f64
+        ? softmax_row_f64(x.data<double>() + row * n, row, n, args, y.data<double>() + row * n)
+        : softmax_row(isa_, x, row, args, y);
   });
 }
 
@@ -329,12 +316,11 @@ void CpuKernels::softmax_backward(const Tensor& y, const Tensor& dy, const Softm
   check_softmax_backward(y, dy, args, dx);
   const Count n = y.shape().back();
   if (y.numel() == 0) return;
-  in_chunks(device_, y.shape().rows(), row_grain(n), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row)
-      y.dtype() == DType::f64
-          ? softmax_backward_row_f64(y.data<double>() + row * n, dy.data<double>() + row * n, n, args,
-                                     dx.data<double>() + row * n)
-          : softmax_backward_row(isa_, y, dy, row * n, n, args, dx);
+  for_items(device_, y.shape().rows(), row_grain(n), [&](Count row) {
+    y.dtype() == DType::f64
+        ? softmax_backward_row_f64(y.data<double>() + row * n, dy.data<double>() + row * n, n, args,
+                                   dx.data<double>() + row * n)
+        : softmax_backward_row(isa_, y, dy, row * n, n, args, dx);
   });
 }
 

@@ -13,12 +13,8 @@ constexpr Count panel_cols = 768;
 static_assert(panel_cols <= stack_block);
 constexpr Count max_depth = 4096;
 constexpr Count depth_step = 3072;  ///< depths beyond max_depth are cut into about this much
-constexpr Count packed_group = Count{12}
-                               << 20;  ///< bytes of b packed at a time: a part of the last-level cache
-
-Count ceil_div(Count a, Count b) {
-  return (a + b - 1) / b;
-}
+/// Bytes of b packed at a time: a part of the last-level cache.
+constexpr Count packed_group = Count{12} << 20;
 
 /// Finishes rows of up to panel_cols fp32 sums: bias, accumulation, rounding, activation.
 class Epilogue {
@@ -71,7 +67,7 @@ class Epilogue {
 /// every panel.
 class BlockedProduct {
  public:
-  BlockedProduct(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e)
+  BlockedProduct(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& e)
       : device_(device),
         args_(args),
         e_(e),
@@ -340,7 +336,7 @@ class BlockedProduct {
 
   Device& device_;
   const Matmul& args_;
-  const GemmExtents e_;
+  const MatmulExtents e_;
   const BlockProduct& product_;
   const Epilogue epilogue_;
   void (*load_)(const void*, float*, Count);
@@ -352,7 +348,7 @@ class BlockedProduct {
 };
 
 /// The product of an empty inner extent: zeros, plus what the epilogue adds.
-void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
+void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& e) {
   const Tensor bias = Tensor::zeros(device, Shape{e.n}, DType::f32, device::Category::workspace);
   if (args.bias) isa.convert[storage_index(args.bias)].load(args.bias.raw(), bias.data<float>(), e.n);
   const Epilogue epilogue(isa, args, e.n);
@@ -365,13 +361,13 @@ void multiply_empty(Device& device, const IsaTable& isa, const Matmul& args, con
 
 }  // namespace
 
-void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents) {
+void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& extents) {
   if (extents.k == 0) return multiply_empty(device, isa, args, extents);
   BlockedProduct(device, isa, args, extents).run();
 }
 
 std::size_t blocked_workspace(Device& device, const IsaTable& isa, const Matmul& args,
-                              const GemmExtents& extents) {
+                              const MatmulExtents& extents) {
   if (extents.k == 0) return static_cast<std::size_t>(2 * extents.n) * sizeof(float);
   return BlockedProduct(device, isa, args, extents).workspace(device.arena().threads());
 }

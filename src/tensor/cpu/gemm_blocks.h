@@ -86,12 +86,10 @@ std::unique_ptr<BlockProduct> make_bf16_tiles();
 /// Register tiles of an instruction set's fp32 multiply-adds.
 std::unique_ptr<BlockProduct> make_f32_tiles(CpuIsa isa);
 
-using GemmExtents = MatmulExtents;
-
 /// Kernels::matmul for fp32, bf16 and fp16 operands that were checked; m and n are positive.
-void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& extents);
+void multiply_blocked(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& extents);
 /// The most that multiply_blocked() takes of the workspace.
 std::size_t blocked_workspace(Device& device, const IsaTable& isa, const Matmul& args,
-                              const GemmExtents& extents);
+                              const MatmulExtents& extents);
 
 }  // namespace sherd::tensor::cpu

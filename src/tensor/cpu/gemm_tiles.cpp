@@ -77,15 +77,18 @@ std::unique_ptr<BlockProduct> make_bf16_tiles() {
 }
 
 std::unique_ptr<BlockProduct> make_f32_tiles(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return std::make_unique<Tiles>(DType::f32, avx512::gemm_f32, 384, 256);
-    case CpuIsa::avx2:
-      return std::make_unique<Tiles>(DType::f32, avx2::gemm_f32, 384, 192);
-    case CpuIsa::portable:
-      break;
-  }
-  return std::make_unique<Tiles>(DType::f32, portable::gemm_f32, 384, 128);
+  static constexpr const GemmOps* ops[] = {&portable::gemm_f32, &avx2::gemm_f32, &avx512::gemm_f32};
+  static constexpr std::int64_t rows[] = {128, 192, 256};
+  return std::make_unique<Tiles>(DType::f32, *ops[static_cast<int>(isa)], 384, rows[static_cast<int>(isa)]);
+}
+
+const BlockProduct& block_product(DType stored) {
+  static const std::unique_ptr<BlockProduct> f32 = make_f32_tiles(cpu_isa());
+  static const std::unique_ptr<BlockProduct> bf16 = [] {
+    if (!cpu_has_bf16_products()) return std::unique_ptr<BlockProduct>();
+    return dnnl_has_amx() ? make_dnnl_blocks() : make_bf16_tiles();
+  }();
+  return stored == DType::bf16 && bf16 ? *bf16 : *f32;
 }
 
 }  // namespace sherd::tensor::cpu

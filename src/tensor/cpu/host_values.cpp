@@ -3,35 +3,27 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/cpu_isa.h"
-#include "base/error.h"
-#include "tensor/cpu/isa/tables.h"
+#include "tensor/cpu/loops.h"
 
 namespace sherd::tensor {
 namespace {
 
 constexpr std::int64_t block = 1024;
 
-cpu::StorageIndex storage_of(DType dtype) {
-  return dtype == DType::f32 ? cpu::storage_f32 : dtype == DType::bf16 ? cpu::storage_bf16 : cpu::storage_f16;
-}
-
 void widen(const std::byte* from, DType dtype, float* to, std::int64_t n) {
-  if (dtype != DType::f64) return cpu::isa_table(cpu_isa()).convert[storage_of(dtype)].load(from, to, n);
+  if (dtype != DType::f64)
+    return cpu::isa_table(cpu_isa()).convert[cpu::storage_index(dtype)].load(from, to, n);
   double values[block];
   std::memcpy(values, from, static_cast<std::size_t>(n) * sizeof(double));
   for (std::int64_t i = 0; i < n; ++i) to[i] = static_cast<float>(values[i]);
 }
 
 void narrow(const float* from, std::byte* to, DType dtype, std::int64_t n) {
-  if (dtype != DType::f64) return cpu::isa_table(cpu_isa()).convert[storage_of(dtype)].store(from, to, n);
+  if (dtype != DType::f64)
+    return cpu::isa_table(cpu_isa()).convert[cpu::storage_index(dtype)].store(from, to, n);
   double values[block];
   for (std::int64_t i = 0; i < n; ++i) values[i] = static_cast<double>(from[i]);
   std::memcpy(to, values, static_cast<std::size_t>(n) * sizeof(double));
-}
-
-bool floating(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
 }
 
 template <class T>
@@ -49,7 +41,7 @@ void transpose_as(const std::byte* from, std::int64_t rows, std::int64_t columns
 
 void convert_values(std::span<const std::byte> from, DType from_dtype, std::span<std::byte> to,
                     DType to_dtype) {
-  require(floating(from_dtype) && floating(to_dtype), "convert_values: ", name_of(from_dtype), " to ",
+  require(is_floating(from_dtype) && is_floating(to_dtype), "convert_values: ", name_of(from_dtype), " to ",
           name_of(to_dtype), " is not between floating types");
   const std::size_t from_size = size_of(from_dtype), to_size = size_of(to_dtype);
   const std::size_t count = to.size() / to_size;

@@ -71,7 +71,7 @@ void CpuKernels::binary_cross_entropy_backward(const Tensor& logits, const Tenso
                                                const Tensor& dx) {
   check_binary_cross_entropy("binary_cross_entropy_backward", logits, targets, weights);
   require_alike("binary_cross_entropy_backward", dx, {&logits});
-  check_cross_entropy_factor("binary_cross_entropy_backward", factor);
+  require_number("binary_cross_entropy_backward", "the factor", factor);
   const double by = scalar_value(factor);
   in_chunks(device_, dx.numel(), element_grain, [&](Count begin, Count count) {
     if (dx.dtype() == DType::f64) {

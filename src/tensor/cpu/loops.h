@@ -16,6 +16,10 @@ inline constexpr Count element_grain = 32768;
 /// fp32 elements that a loop keeps on the stack between two conversions.
 inline constexpr Count stack_block = 1024;
 
+inline Count ceil_div(Count a, Count b) {
+  return (a + b - 1) / b;
+}
+
 /// Rows per chunk for rows of `width` elements.
 inline Count row_grain(Count width) {
   return std::max<Count>(1, element_grain / std::max<Count>(1, width));
@@ -25,25 +29,31 @@ inline std::byte* at(const Tensor& t, Count element) {
   return t.raw() + static_cast<std::size_t>(element) * size_of(t.dtype());
 }
 
-/// fp32's, bf16's or fp16's place in the tables; not for fp64.
-inline StorageIndex storage_index(const Tensor& t) {
-  return t.dtype() == DType::f32 ? storage_f32 : t.dtype() == DType::bf16 ? storage_bf16 : storage_f16;
+inline std::byte* at_or_null(const Tensor& t, Count element) {
+  return t ? at(t, element) : nullptr;
+}
+template <class T>
+T* data_or_null(const Tensor& t) {
+  return t ? t.data<T>() : nullptr;
 }
 
-/// The loop of an activation that is one.
-inline auto activation_loop(const ElementwiseOps& ops, Activation kind) {
-  switch (kind) {
-    case Activation::gelu_erf:
-      return ops.gelu_erf;
-    case Activation::sigmoid:
-      return ops.sigmoid;
-    case Activation::exp:
-      return ops.exp;
-    case Activation::log:
-      return ops.log;
-    default:
-      return ops.gelu_tanh;
-  }
+/// fp32's, bf16's or fp16's place in the tables; not for fp64.
+inline StorageIndex storage_index(DType dtype) {
+  return dtype == DType::f32 ? storage_f32 : dtype == DType::bf16 ? storage_bf16 : storage_f16;
+}
+inline StorageIndex storage_index(const Tensor& t) {
+  return storage_index(t.dtype());
+}
+
+/// The loop of an activation other than none.
+inline Unary* activation_loop(const ElementwiseOps& ops, Activation kind) {
+  constexpr Unary* ElementwiseOps::*loops[] = {nullptr,
+                                               &ElementwiseOps::gelu_tanh,
+                                               &ElementwiseOps::gelu_erf,
+                                               &ElementwiseOps::sigmoid,
+                                               &ElementwiseOps::exp,
+                                               &ElementwiseOps::log};  // in the order of Activation
+  return ops.*loops[static_cast<std::size_t>(kind)];
 }
 
 /// body(begin, count) over chunks of [0, n).
@@ -56,13 +66,19 @@ void in_chunks(Device& device, Count n, Count grain, const Body& body) {
   device.arena().parallel_for(n, grain, [&](Count begin, Count end) { body(begin, end - begin); });
 }
 
+/// body(i) for each i of [0, n), in chunks.
+template <class Body>
+void for_items(Device& device, Count n, Count grain, const Body& body) {
+  in_chunks(device, n, grain, [&](Count begin, Count count) {
+    for (Count i = begin; i < begin + count; ++i) body(i);
+  });
+}
+
 /// out[i] = f(xs[i]...) for fp64 tensors.
 template <class Fn, class... In>
-void map_f64(Device& device, const Tensor& out, const Fn& f, const In&... xs) {
+void map_f64(const Fn& f, Device& device, const Tensor& out, const In&... xs) {
   const auto run = [&](double* to, const auto*... from) {
-    in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
-      for (Count i = begin; i < begin + count; ++i) to[i] = f(from[i]...);
-    });
+    for_items(device, out.numel(), element_grain, [&](Count i) { to[i] = f(from[i]...); });
   };
   run(out.data<double>(), xs.template data<double>()...);
 }
@@ -74,11 +90,16 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
   (accumulate ? ops.accumulate : ops.store)(sums, at(out, first), n);
 }
 
+/// out[to + i] (+)= Σ_k x[first + k·stride + i], k < count, in that order, for i in [0, n). Sums are formed
+/// in the compute type and round once.
+void sum_strided(Device& device, const IsaTable& isa, const Tensor& x, Count first, Count stride, Count count,
+                 const Tensor& out, Count to, Count n, bool accumulate);
+
 /// Rounds n <= stack_block fp32 values where they lie.
 inline void round_values(const IsaTable& isa, float* values, DType dtype, Count n) {
   if (dtype != DType::bf16 && dtype != DType::f16) return;
   std::uint16_t rounded[stack_block];
-  const ConvertOps& ops = isa.convert[dtype == DType::bf16 ? storage_bf16 : storage_f16];
+  const ConvertOps& ops = isa.convert[storage_index(dtype)];
   ops.store(values, rounded, n);
   ops.load(rounded, values, n);
 }

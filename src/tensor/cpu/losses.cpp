@@ -126,16 +126,14 @@ void CpuKernels::cross_entropy(const Tensor& logits, const Tensor& targets, cons
   if (most) require_vector("cross_entropy", "most", most, e.rows, compute_type(logits.dtype()));
   check_targets("cross_entropy", targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
-  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const bool counts = target[row] != ignore_index;
-      const Count first = row * e.columns, column = target[row] - e.first;
-      const bool held = counts && column >= 0 && column < e.valid;
-      const RowSum sum = counts ? sum_row(isa_, logits, first, e.valid) : RowSum{0, 0};
-      store_one(isa_, sum.lse, lse, row);
-      if (most) store_one(isa_, sum.most, most, row);
-      store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
-    }
+  for_items(device_, e.rows, row_grain(e.columns), [&](Count row) {
+    const bool counts = target[row] != ignore_index;
+    const Count first = row * e.columns, column = target[row] - e.first;
+    const bool held = counts && column >= 0 && column < e.valid;
+    const RowSum sum = counts ? sum_row(isa_, logits, first, e.valid) : RowSum{0, 0};
+    store_one(isa_, sum.lse, lse, row);
+    if (most) store_one(isa_, sum.most, most, row);
+    store_one(isa_, held ? load_one(isa_, logits, first + column) : 0, picked, row);
   });
 }
 
@@ -145,12 +143,10 @@ void CpuKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, co
   const Count parts = check_cross_entropy_total(lse, picked, targets, lse_all, total);
   double* sums = total.data<double>();
   if (!accumulate) sums[0] = sums[1] = 0;
-  if (lse.dtype() == DType::f64)
-    add_up(lse.data<double>(), picked.data<double>(), parts, targets, ignore_index, lse_all.data<double>(),
-           sums);
-  else
-    add_up(lse.data<float>(), picked.data<float>(), parts, targets, ignore_index, lse_all.data<float>(),
-           sums);
+  with_compute_type(lse.dtype(), [&](auto type) {
+    using C = decltype(type);
+    add_up(lse.data<C>(), picked.data<C>(), parts, targets, ignore_index, lse_all.data<C>(), sums);
+  });
 }
 
 void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
@@ -158,23 +154,21 @@ void CpuKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targ
                                         const Tensor& factor) {
   constexpr const char* name = "cross_entropy_backward";
   const LossExtents e = check_cross_entropy(name, logits, targets, lse, slice);
-  check_cross_entropy_factor(name, factor);
+  require_number(name, "the factor", factor);
   check_targets(name, targets, e.ids, ignore_index);
   const std::int32_t* target = targets.data<std::int32_t>();
   const double by = scalar_value(factor);
-  in_chunks(device_, e.rows, row_grain(e.columns), [&](Count begin, Count count) {
-    for (Count row = begin; row < begin + count; ++row) {
-      const bool counts = target[row] != ignore_index;
-      const Count first = row * e.columns, column = target[row] - e.first, valid = counts ? e.valid : 0;
-      std::memset(at(logits, first + valid), 0,
-                  static_cast<std::size_t>(e.columns - valid) * size_of(logits.dtype()));
-      const bool held = column >= 0 && column < valid;
-      const double row_lse = load_one(isa_, lse, row);
-      // expm1 keeps the digits of a target whose probability is near 1.
-      const double at_target = held ? std::expm1(load_one(isa_, logits, first + column) - row_lse) * by : 0;
-      softmax_in_place(isa_, logits, first, valid, row_lse, by);
-      if (held) store_one(isa_, at_target, logits, first + column);
-    }
+  for_items(device_, e.rows, row_grain(e.columns), [&](Count row) {
+    const bool counts = target[row] != ignore_index;
+    const Count first = row * e.columns, column = target[row] - e.first, valid = counts ? e.valid : 0;
+    std::memset(at(logits, first + valid), 0,
+                static_cast<std::size_t>(e.columns - valid) * size_of(logits.dtype()));
+    const bool held = column >= 0 && column < valid;
+    const double row_lse = load_one(isa_, lse, row);
+    // expm1 keeps the digits of a target whose probability is near 1.
+    const double at_target = held ? std::expm1(load_one(isa_, logits, first + column) - row_lse) * by : 0;
+    softmax_in_place(isa_, logits, first, valid, row_lse, by);
+    if (held) store_one(isa_, at_target, logits, first + column);
   });
 }
 
@@ -203,8 +197,7 @@ void CpuKernels::mean_squared_error_backward(const Tensor& x, const Tensor& y, c
   if (dx.numel() == 0) return;
   const double scale = 2 * scalar_value(dloss) / static_cast<double>(dx.numel());
   if (dx.dtype() == DType::f64)
-    return map_f64(
-        device_, dx, [=](double u, double v) { return (u - v) * scale; }, x, y);
+    return map_f64([=](double u, double v) { return (u - v) * scale; }, device_, dx, x, y);
   const auto op = isa_.elementwise[storage_index(dx)].scaled_difference;
   in_chunks(device_, dx.numel(), element_grain, [&](Count begin, Count count) {
     op(at(x, begin), at(y, begin), static_cast<float>(scale), at(dx, begin), count);

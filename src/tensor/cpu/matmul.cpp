@@ -3,18 +3,13 @@
 
 #include "tensor/cpu/gemm_blocks.h"
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
 
-Count ceil_div(Count a, Count b) {
-  return (a + b - 1) / b;
-}
-
 /// Numeric gradients are checked in fp64; nothing else uses it, so Eigen's portable product does.
-void multiply_f64(Kernels& kernels, const Matmul& args, const GemmExtents& e) {
+void multiply_f64(Kernels& kernels, const Matmul& args, const MatmulExtents& e) {
   using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   const Eigen::Map<const Matrix> a(args.a.data<double>(), args.a.shape().rows(), args.a.shape().back());
   const Eigen::Map<const Matrix> b(args.b.data<double>(), args.b.shape().rows(), args.b.shape().back());
@@ -56,7 +51,7 @@ void finish_row(const IsaTable& isa, const Matmul& args, Count element, float* s
 }
 
 /// b goes by once; each row has the sums that it would have alone.
-void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, const GemmExtents& e) {
+void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, const MatmulExtents& e) {
   const FewRowsOps& ops = isa.few_rows[storage_index(args.a)];
   const Count bytes = e.k * static_cast<Count>(size_of(args.b.dtype()));
   // A chunk is worth a thread's waking, and there are some for each.
@@ -81,7 +76,7 @@ void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, 
 }  // namespace
 
 void CpuKernels::matmul(const Matmul& args) {
-  const GemmExtents e = check_matmul(args);
+  const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
   if (args.a.dtype() == DType::f64) return multiply_f64(*this, args, e);
   if (args.few_rows) return multiply_few_rows(device_, isa_, args, e);
@@ -89,7 +84,7 @@ void CpuKernels::matmul(const Matmul& args) {
 }
 
 std::size_t matmul_workspace(Device& device, const Matmul& args) {
-  const GemmExtents e = check_matmul(args);
+  const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0 || args.few_rows || args.a.dtype() == DType::f64) return 0;
   return blocked_workspace(device, isa_table(cpu_isa()), args, e);
 }
@@ -113,33 +108,19 @@ void CpuKernels::sum_rows(const Tensor& x, const Tensor& out, bool accumulate) {
   require_row_sums(x, out);
   const Count n = out.numel(), m = n == 0 ? 0 : x.numel() / n;
   if (n == 0) return;
-  if (x.dtype() == DType::f64) {
-    const double* from = x.data<double>();
-    double* to = out.data<double>();
-    device_.arena().parallel_for(n, 64, [&](Count begin, Count end) {
-      for (Count j = begin; j < end; ++j) {
-        double sum = 0;
-        for (Count i = 0; i < m; ++i) sum += from[i * n + j];
-        to[j] = accumulate ? to[j] + sum : sum;
-      }
-    });
-    return;
-  }
+  if (x.dtype() == DType::f64) return sum_strided(device_, isa_, x, 0, n, m, out, 0, n, accumulate);
   constexpr Count rows = summed_rows, cols = 512;
   const Count parts = row_sums(m);
   const Tensor partial = Tensor::zeros(device_, Shape{parts, n}, DType::f32, device::Category::workspace);
   float* sums = partial.data<float>();
   const ConvertOps& from = isa_.convert[storage_index(x)];
-  const auto element = static_cast<Count>(size_of(x.dtype()));
   device_.arena().parallel_for(m, rows, [&](Count begin, Count end) {
-    for (Count i = begin; i < end; ++i) from.add_to(x.raw() + i * n * element, sums + begin / rows * n, n);
+    for (Count i = begin; i < end; ++i) from.add_to(at(x, i * n), sums + begin / rows * n, n);
   });
   device_.arena().parallel_for(n, cols, [&](Count begin, Count end) {
     for (Count part = 1; part < parts; ++part)
       isa_.elementwise[storage_f32].add(sums + begin, sums + part * n + begin, sums + begin, end - begin);
-    std::byte* to = out.raw() + begin * static_cast<Count>(size_of(out.dtype()));
-    const ConvertOps& store = isa_.convert[storage_index(out)];
-    accumulate ? store.accumulate(sums + begin, to, end - begin) : store.store(sums + begin, to, end - begin);
+    write_sums(isa_, sums + begin, out, begin, end - begin, accumulate);
   });
 }
 

@@ -74,10 +74,9 @@ void CpuKernels::merge_attention(const Tensor& part, const Tensor& part_lse, std
                                  const Tensor& out, const Tensor& lse) {
   const MergeExtents e = check_merge_attention(part, part_lse, first, out, lse);
   if (part.numel() == 0) return;
-  if (part.dtype() == DType::f64)
-    merge<double>(device_, isa_, e, part, part_lse, first, begin, out, lse);
-  else
-    merge<float>(device_, isa_, e, part, part_lse, first, begin, out, lse);
+  with_compute_type(part.dtype(), [&](auto type) {
+    merge<decltype(type)>(device_, isa_, e, part, part_lse, first, begin, out, lse);
+  });
 }
 
 }  // namespace sherd::tensor::cpu

@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/cpu/workspace.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
@@ -12,14 +11,6 @@ namespace {
 /// then added in order. Depends on the shape alone.
 Count rows_per_group(Count rows) {
   return std::max<Count>(64, (rows + 255) / 256);
-}
-
-const void* raw_or_null(const Tensor& t) {
-  return t ? t.raw() : nullptr;
-}
-template <class T>
-T* data_or_null(const Tensor& t) {
-  return t ? t.data<T>() : nullptr;
 }
 
 /// LayerNorm of one fp64 row; with `centre` false, RMSNorm.
@@ -52,27 +43,6 @@ void norm_backward_row_f64(const double* x, const double* weight, double mean, d
   }
 }
 
-/// Sums groups[g·stride + i] over g in order, for each i in [0, n), into `out`.
-void combine(Device& device, const IsaTable& isa, const Tensor& groups, Count offset, const Tensor& out,
-             bool accumulate) {
-  const Count n = out.numel(), count = groups.shape()[0], stride = groups.shape()[1];
-  in_chunks(device, n, stack_block, [&](Count begin, Count length) {
-    if (groups.dtype() == DType::f64) {
-      double* to = out.data<double>();
-      for (Count i = begin; i < begin + length; ++i) {
-        double sum = 0;
-        for (Count g = 0; g < count; ++g) sum += groups.data<double>()[g * stride + offset + i];
-        to[i] = accumulate ? to[i] + sum : sum;
-      }
-      return;
-    }
-    float sums[stack_block] = {};
-    for (Count g = 0; g < count; ++g)
-      isa.convert[storage_f32].add_to(groups.data<float>() + g * stride + offset + begin, sums, length);
-    write_sums(isa, sums, out, begin, length, accumulate);
-  });
-}
-
 /// Runs row(r, dweight_sums, dbias_sums) for every row, and reduces the sums into dweight and dbias.
 template <class T, class Row>
 void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width, const Tensor& dweight,
@@ -88,8 +58,63 @@ void backward_rows(Device& device, const IsaTable& isa, Count rows, Count width,
     T* bias_sums = dbias ? mine + (parts - 1) * width : nullptr;
     for (Count r = begin; r < begin + count; ++r) row(r, weight_sums, bias_sums);
   });
-  if (dweight) combine(device, isa, sums, 0, dweight, accumulate);
-  if (dbias) combine(device, isa, sums, (parts - 1) * width, dbias, accumulate);
+  const auto join = [&](Count first, const Tensor& out) {
+    if (out) sum_strided(device, isa, sums, first, parts * width, groups, out, 0, width, accumulate);
+  };
+  join(0, dweight);
+  join((parts - 1) * width, dbias);
+}
+
+/// LayerNorm, or RMSNorm where `mean` is undefined.
+void norm(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& weight, const Tensor& bias,
+          double eps, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (x.numel() == 0) return;
+  for_items(device, rows, row_grain(width), [&](Count r) {
+    if (x.dtype() == DType::f64) {
+      double none = 0;
+      norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
+                   eps, mean.defined(), y.data<double>() + r * width, mean ? mean.data<double>()[r] : none,
+                   rstd.data<double>()[r], width);
+      return;
+    }
+    const NormOps& ops = isa.norm[storage_index(x)];
+    const void *from = at(x, r * width), *gain = at_or_null(weight, 0);
+    float* to_rstd = rstd.data<float>() + r;
+    if (mean)
+      ops.layer_norm(from, gain, at_or_null(bias, 0), static_cast<float>(eps), at(y, r * width),
+                     mean.data<float>() + r, to_rstd, width);
+    else
+      ops.rms_norm(from, gain, static_cast<float>(eps), at(y, r * width), to_rstd, width);
+  });
+}
+
+void norm_backward(Device& device, const IsaTable& isa, const Tensor& x, const Tensor& weight,
+                   const Tensor& mean, const Tensor& rstd, const Tensor& dy, const Tensor& dx,
+                   const Tensor& dweight, const Tensor& dbias, bool accumulate, bool onto_dx) {
+  const Count rows = x.shape().rows(), width = x.shape().back();
+  if (x.dtype() == DType::f64)
+    return backward_rows<double>(
+        device, isa, rows, width, dweight, dbias, accumulate,
+        [&](Count r, double* weight_sums, double* bias_sums) {
+          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
+                                mean ? mean.data<double>()[r] : 0, rstd.data<double>()[r], mean.defined(),
+                                dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
+                                onto_dx, weight_sums, bias_sums, width);
+        });
+  const NormOps& ops = isa.norm[storage_index(x)];
+  backward_rows<float>(device, isa, rows, width, dweight, dbias, accumulate,
+                       [&](Count r, float* weight_sums, float* bias_sums) {
+                         const void *from = at(x, r * width), *gain = at_or_null(weight, 0),
+                                    *slope = at(dy, r * width);
+                         void* to = at_or_null(dx, r * width);
+                         const float inverse = rstd.data<float>()[r];
+                         if (mean)
+                           ops.layer_norm_backward(from, gain, mean.data<float>()[r], inverse, slope, to,
+                                                   onto_dx, weight_sums, bias_sums, width);
+                         else
+                           ops.rms_norm_backward(from, gain, inverse, slope, to, onto_dx, weight_sums, width);
+                       });
 }
 
 }  // namespace
@@ -104,21 +129,8 @@ void CpuKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor&
                             const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   check_norm("layer_norm", x, weight, bias, rstd);
   require_alike("layer_norm", y, {&x});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  require_vector("layer_norm", "mean", mean, rows, compute_type(x.dtype()));
-  if (x.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (x.dtype() == DType::f64)
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), data_or_null<double>(bias),
-                     eps, true, y.data<double>() + r * width, mean.data<double>()[r], rstd.data<double>()[r],
-                     width);
-      else
-        isa_.norm[storage_index(x)].layer_norm(at(x, r * width), raw_or_null(weight), raw_or_null(bias),
-                                               static_cast<float>(eps), at(y, r * width),
-                                               mean.data<float>() + r, rstd.data<float>() + r, width);
-    }
-  });
+  require_vector("layer_norm", "mean", mean, x.shape().rows(), compute_type(x.dtype()));
+  norm(device_, isa_, x, weight, bias, eps, y, mean, rstd);
 }
 
 void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
@@ -127,66 +139,22 @@ void CpuKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, cons
                                      bool onto_dx) {
   constexpr const char* name = "layer_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  require_vector(name, "mean", mean, rows, compute_type(x.dtype()));
-  if (x.dtype() == DType::f64)
-    return backward_rows<double>(
-        device_, isa_, rows, width, dweight, dbias, accumulate,
-        [&](Count r, double* weight_sums, double* bias_sums) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight),
-                                mean.data<double>()[r], rstd.data<double>()[r], true,
-                                dy.data<double>() + r * width, dx ? dx.data<double>() + r * width : nullptr,
-                                onto_dx, weight_sums, bias_sums, width);
-        });
-  const auto op = isa_.norm[storage_index(x)].layer_norm_backward;
-  backward_rows<float>(device_, isa_, rows, width, dweight, dbias, accumulate,
-                       [&](Count r, float* weight_sums, float* bias_sums) {
-                         op(at(x, r * width), raw_or_null(weight), mean.data<float>()[r],
-                            rstd.data<float>()[r], at(dy, r * width), dx ? at(dx, r * width) : nullptr,
-                            onto_dx, weight_sums, bias_sums, width);
-                       });
+  require_vector(name, "mean", mean, x.shape().rows(), compute_type(x.dtype()));
+  norm_backward(device_, isa_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx);
 }
 
 void CpuKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
                           const Tensor& rstd) {
   check_norm("rms_norm", x, weight, {}, rstd);
   require_alike("rms_norm", y, {&x});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  if (x.numel() == 0) return;
-  in_chunks(device_, rows, row_grain(width), [&](Count begin, Count count) {
-    for (Count r = begin; r < begin + count; ++r) {
-      if (x.dtype() == DType::f64) {
-        double mean;
-        norm_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), nullptr, eps, false,
-                     y.data<double>() + r * width, mean, rstd.data<double>()[r], width);
-      } else {
-        isa_.norm[storage_index(x)].rms_norm(at(x, r * width), raw_or_null(weight), static_cast<float>(eps),
-                                             at(y, r * width), rstd.data<float>() + r, width);
-      }
-    }
-  });
+  norm(device_, isa_, x, weight, {}, eps, y, {}, rstd);
 }
 
 void CpuKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                    const Tensor& dy, const Tensor& dx, const Tensor& dweight, bool accumulate,
                                    bool onto_dx) {
-  constexpr const char* name = "rms_norm_backward";
-  check_norm_backward(name, x, weight, rstd, dy, dx, dweight, {});
-  const Count rows = x.shape().rows(), width = x.shape().back();
-  if (x.dtype() == DType::f64)
-    return backward_rows<double>(
-        device_, isa_, rows, width, dweight, {}, accumulate, [&](Count r, double* weight_sums, double*) {
-          norm_backward_row_f64(x.data<double>() + r * width, data_or_null<double>(weight), 0,
-                                rstd.data<double>()[r], false, dy.data<double>() + r * width,
-                                dx ? dx.data<double>() + r * width : nullptr, onto_dx, weight_sums, nullptr,
-                                width);
-        });
-  const auto op = isa_.norm[storage_index(x)].rms_norm_backward;
-  backward_rows<float>(device_, isa_, rows, width, dweight, {}, accumulate,
-                       [&](Count r, float* weight_sums, float*) {
-                         op(at(x, r * width), raw_or_null(weight), rstd.data<float>()[r], at(dy, r * width),
-                            dx ? at(dx, r * width) : nullptr, onto_dx, weight_sums, width);
-                       });
+  check_norm_backward("rms_norm_backward", x, weight, rstd, dy, dx, dweight, {});
+  norm_backward(device_, isa_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate, onto_dx);
 }
 
 }  // namespace sherd::tensor::cpu

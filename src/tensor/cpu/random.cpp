@@ -13,12 +13,10 @@ void dropout_f64(Device& device, const Tensor& x, const Tensor& residual, float 
   const double* from = x.data<double>();
   const double* base = residual ? residual.data<double>() : nullptr;
   double* to = out.data<double>();
-  in_chunks(device, out.numel(), element_grain, [&](Count begin, Count count) {
-    for (Count i = begin; i < begin + count; ++i) {
-      const double kept =
-          uniform_at(random.key, random.first + static_cast<std::uint64_t>(i)) >= p ? from[i] * factor : 0;
-      to[i] = base ? base[i] + kept : kept;
-    }
+  for_items(device, out.numel(), element_grain, [&](Count i) {
+    const double kept =
+        uniform_at(random.key, random.first + static_cast<std::uint64_t>(i)) >= p ? from[i] * factor : 0;
+    to[i] = base ? base[i] + kept : kept;
   });
 }
 

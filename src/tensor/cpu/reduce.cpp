@@ -51,6 +51,26 @@ double block_squares_f64(const double* x, Count n) {
 
 }  // namespace
 
+void sum_strided(Device& device, const IsaTable& isa, const Tensor& x, Count first, Count stride, Count count,
+                 const Tensor& out, Count to, Count n, bool accumulate) {
+  in_chunks(device, n, stack_block, [&](Count begin, Count length) {
+    if (x.dtype() == DType::f64) {
+      const double* from = x.data<double>() + first;
+      double* sums = out.data<double>() + to;
+      for (Count i = begin; i < begin + length; ++i) {
+        double sum = 0;
+        for (Count k = 0; k < count; ++k) sum += from[k * stride + i];
+        sums[i] = accumulate ? sums[i] + sum : sum;
+      }
+      return;
+    }
+    float sums[stack_block] = {};
+    for (Count k = 0; k < count; ++k)
+      isa.convert[storage_index(x)].add_to(at(x, first + k * stride + begin), sums, length);
+    write_sums(isa, sums, out, to + begin, length, accumulate);
+  });
+}
+
 void CpuKernels::fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) {
   require_floating("fold", "to", to);
   require(is_floating(rounding), "fold: cannot round to ", name_of(rounding));

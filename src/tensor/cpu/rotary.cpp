@@ -41,10 +41,8 @@ const RotaryAngles& CpuKernels::rotary_angles(std::int64_t seq, std::int64_t hal
   angles_ = {};
   RotaryAngles made{seq, half, rotary, Tensor::empty(device_, {seq, half}, compute, Category::workspace),
                     Tensor::empty(device_, {seq, half}, compute, Category::workspace)};
-  if (compute == DType::f64)
-    write_angles<double>(device_, made.cosine, made.sine, rotary);
-  else
-    write_angles<float>(device_, made.cosine, made.sine, rotary);
+  with_compute_type(
+      compute, [&](auto type) { write_angles<decltype(type)>(device_, made.cosine, made.sine, rotary); });
   return angles_ = std::move(made);
 }
 

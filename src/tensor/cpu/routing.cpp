@@ -6,17 +6,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// Calls f with a value of the type, fp32 or fp64, that a router computes in.
-template <class Fn>
-void in_compute_type(const Tensor& t, const Fn& f) {
-  t.dtype() == DType::f64 ? f(double{}) : f(float{});
-}
-
-template <class C>
-C* data_or_null(const Tensor& t) {
-  return t ? t.data<C>() : nullptr;
-}
-
 /// out[at, at + n) = Σ_j weights[j]·rows[places[j]·width + at …), n at most stack_block.
 void combine_piece(const IsaTable& isa, const Tensor& rows, const std::int32_t* places, const float* weights,
                    Count count, Count width, Count at_column, Count n, const Tensor& out, Count to) {
@@ -71,14 +60,13 @@ void CpuKernels::route(const Tensor& logits, const Tensor& bias, const Routing& 
                        const Tensor& chosen, const Tensor& weights) {
   const RoutingExtents e = check_routing("route", routing, logits, chosen, weights, scores);
   if (bias) require_vector("route", "the bias", bias, e.experts, logits.dtype());
-  in_compute_type(logits, [&](auto type) {
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
-    in_chunks(device_, e.tokens, row_grain(8 * e.experts), [&](Count begin, Count count) {
-      for (Count t = begin; t < begin + count; ++t)
-        route_row<C>({logits.data<C>() + t * e.experts, data_or_null<C>(bias), static_cast<int>(e.experts),
-                      scores.data<C>() + t * e.experts, chosen.data<std::int32_t>() + t * routing.top_k,
-                      weights.data<C>() + t * routing.top_k},
-                     routing);
+    for_items(device_, e.tokens, row_grain(8 * e.experts), [&](Count t) {
+      route_row<C>({logits.data<C>() + t * e.experts, data_or_null<C>(bias), static_cast<int>(e.experts),
+                    scores.data<C>() + t * e.experts, chosen.data<std::int32_t>() + t * routing.top_k,
+                    weights.data<C>() + t * routing.top_k},
+                   routing);
     });
   });
 }
@@ -86,21 +74,16 @@ void CpuKernels::route(const Tensor& logits, const Tensor& bias, const Routing& 
 void CpuKernels::route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
                                 const Tensor& chosen, const Tensor& dweights,
                                 const RouterLossGradients& losses, const Tensor& dlogits) {
-  constexpr const char* name = "route_backward";
-  const RoutingExtents e = check_routing(name, routing, logits, chosen,
-                                         dweights ? dweights : scores.range(0, chosen.numel()), scores);
-  require_alike(name, logits, {&dlogits});
-  if (losses.balance) require_vector(name, "balance", losses.balance, e.experts, logits.dtype());
-  in_compute_type(logits, [&](auto type) {
+  const RoutingExtents e = check_route_backward(logits, routing, scores, chosen, dweights, losses, dlogits);
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
-    in_chunks(device_, e.tokens, row_grain(8 * e.experts), [&](Count begin, Count count) {
-      for (Count t = begin; t < begin + count; ++t)
-        route_row_backward<C>(
-            {logits.data<C>() + t * e.experts, scores.data<C>() + t * e.experts,
-             chosen.data<std::int32_t>() + t * routing.top_k,
-             dweights ? dweights.data<C>() + t * routing.top_k : nullptr, data_or_null<C>(losses.balance),
-             static_cast<C>(losses.z), static_cast<int>(e.experts), dlogits.data<C>() + t * e.experts},
-            routing);
+    for_items(device_, e.tokens, row_grain(8 * e.experts), [&](Count t) {
+      route_row_backward<C>(
+          {logits.data<C>() + t * e.experts, scores.data<C>() + t * e.experts,
+           chosen.data<std::int32_t>() + t * routing.top_k,
+           dweights ? dweights.data<C>() + t * routing.top_k : nullptr, data_or_null<C>(losses.balance),
+           static_cast<C>(losses.z), static_cast<int>(e.experts), dlogits.data<C>() + t * e.experts},
+          routing);
     });
   });
 }
@@ -110,48 +93,41 @@ void CpuKernels::combine_rows(const Tensor& rows, const Tensor& places, const Te
   const Count width = check_combine("combine_rows", rows, places, weights, out);
   const Count tokens = places.shape()[0], k = places.shape()[1];
   const std::int32_t* place = places.data<std::int32_t>();
-  in_chunks(device_, tokens, row_grain(width * k), [&](Count begin, Count count) {
-    for (Count t = begin; t < begin + count; ++t) {
-      if (rows.dtype() == DType::f64) {
-        double* to = out.data<double>() + t * width;
-        std::fill(to, to + width, 0.0);
-        for (Count j = 0; j < k; ++j)
-          for (Count i = 0; place[t * k + j] >= 0 && i < width; ++i)
-            to[i] += weights.data<double>()[t * k + j] * rows.data<double>()[place[t * k + j] * width + i];
-        continue;
-      }
-      for (Count i = 0; i < width; i += stack_block)
-        combine_piece(isa_, rows, place + t * k, weights.data<float>() + t * k, k, width, i,
-                      std::min(stack_block, width - i), out, t * width + i);
+  for_items(device_, tokens, row_grain(width * k), [&](Count t) {
+    if (rows.dtype() == DType::f64) {
+      double* to = out.data<double>() + t * width;
+      std::fill(to, to + width, 0.0);
+      for (Count j = 0; j < k; ++j)
+        for (Count i = 0; place[t * k + j] >= 0 && i < width; ++i)
+          to[i] += weights.data<double>()[t * k + j] * rows.data<double>()[place[t * k + j] * width + i];
+      return;
     }
+    for (Count i = 0; i < width; i += stack_block)
+      combine_piece(isa_, rows, place + t * k, weights.data<float>() + t * k, k, width, i,
+                    std::min(stack_block, width - i), out, t * width + i);
   });
 }
 
 void CpuKernels::combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                                        const Tensor& dout, const Tensor& drows, const Tensor& dweights) {
-  constexpr const char* name = "combine_rows_backward";
-  const Count width = check_combine(name, rows, places, weights, dout);
+  const Count width = check_combine_backward(rows, places, weights, dout, drows, dweights);
   const Count tokens = places.shape()[0], k = places.shape()[1];
-  if (drows) require_alike(name, rows, {&drows});
-  if (dweights) require_vector(name, "dweights", dweights, places.numel(), weights.dtype());
   const std::int32_t* place = places.data<std::int32_t>();
   const ChoiceGradient gradient{isa_, dweights ? rows : Tensor(), dout, drows, width};
-  in_chunks(device_, tokens * k, row_grain(width), [&](Count begin, Count count) {
-    for (Count c = begin; c < begin + count; ++c) {
-      const Count at = place[c], t = c / k;
-      if (rows.dtype() == DType::f64) {
-        const double* dy = dout.data<double>() + t * width;
-        double sum = 0;
-        for (Count i = 0; at >= 0 && i < width; ++i) {
-          sum += dy[i] * rows.data<double>()[at * width + i];
-          if (drows) drows.data<double>()[at * width + i] = weights.data<double>()[c] * dy[i];
-        }
-        if (dweights) dweights.data<double>()[c] = sum;
-        continue;
+  for_items(device_, tokens * k, row_grain(width), [&](Count c) {
+    const Count at = place[c], t = c / k;
+    if (rows.dtype() == DType::f64) {
+      const double* dy = dout.data<double>() + t * width;
+      double sum = 0;
+      for (Count i = 0; at >= 0 && i < width; ++i) {
+        sum += dy[i] * rows.data<double>()[at * width + i];
+        if (drows) drows.data<double>()[at * width + i] = weights.data<double>()[c] * dy[i];
       }
-      const float product = at < 0 ? 0 : gradient.of(t, at, weights.data<float>()[c]);
-      if (dweights) dweights.data<float>()[c] = product;
+      if (dweights) dweights.data<double>()[c] = sum;
+      return;
     }
+    const float product = at < 0 ? 0 : gradient.of(t, at, weights.data<float>()[c]);
+    if (dweights) dweights.data<float>()[c] = product;
   });
 }
 

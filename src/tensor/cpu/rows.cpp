@@ -29,21 +29,6 @@ bool with_f64(const Tensor& a, const Tensor& b) {
   return a.dtype() == DType::f64 || b.dtype() == DType::f64;
 }
 
-/// to[to_first, to_first + n) += from[from_first, …), neither of them fp64.
-void add_floats(const IsaTable& isa, const Tensor& from, Count from_first, const Tensor& to, Count to_first,
-                Count n) {
-  const ConvertOps &source = isa.convert[storage_index(from)], &target = isa.convert[storage_index(to)];
-  if (to.dtype() == DType::f32) return source.add_to(at(from, from_first), to.data<float>() + to_first, n);
-  if (from.dtype() == DType::f32)
-    return target.accumulate(from.data<float>() + from_first, at(to, to_first), n);
-  float block[stack_block];
-  for (Count i = 0; i < n; i += stack_block) {
-    const Count count = std::min(stack_block, n - i);
-    source.load(at(from, from_first + i), block, count);
-    target.accumulate(block, at(to, to_first + i), count);
-  }
-}
-
 /// Elements that follow each other on both sides.
 void copy_run(const IsaTable& isa, const Tensor& from, Count from_first, const Tensor& to, Count to_first,
               Count n, bool accumulate) {
@@ -51,10 +36,8 @@ void copy_run(const IsaTable& isa, const Tensor& from, Count from_first, const T
     std::memcpy(at(to, to_first), at(from, from_first), static_cast<std::size_t>(n) * size_of(to.dtype()));
   else if (with_f64(from, to))
     add_wide(from, from_first, to, to_first, n, 1, accumulate);
-  else if (accumulate)
-    add_floats(isa, from, from_first, to, to_first, n);
   else
-    convert_floats(isa, from, from_first, to, to_first, n);
+    convert_floats(isa, from, from_first, to, to_first, n, accumulate);
 }
 
 }  // namespace

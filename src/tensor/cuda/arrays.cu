@@ -66,16 +66,7 @@ void gather(const Target& target, const Tensor& from, const ArrayLoops& loops, c
 void CudaKernels::copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) {
   const ArrayLoops loops = check_copy_strided(from, strides, to);
   if (to.numel() == 0) return;
-  switch (size_of(to.dtype())) {
-    case 1:
-      return gather<std::uint8_t>(target_, from, loops, to);
-    case 2:
-      return gather<std::uint16_t>(target_, from, loops, to);
-    case 4:
-      return gather<std::uint32_t>(target_, from, loops, to);
-    default:
-      return gather<std::uint64_t>(target_, from, loops, to);
-  }
+  with_bits(to.dtype(), [&](auto zero) { gather<decltype(zero)>(target_, from, loops, to); });
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

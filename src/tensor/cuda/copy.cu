@@ -1,32 +1,9 @@
-#include "tensor/cuda/conversions.cuh"
+#include "tensor/cuda/families.cuh"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
 using device::SHERD_CUDA::reachable;
-
-/// Calls f with a value of the C++ type that `dtype` stores.
-template <class Fn>
-void with_type(DType dtype, const Fn& f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(std::int32_t{});
-    case DType::i64:
-      return f(std::int64_t{});
-    case DType::u16:
-      return f(std::uint16_t{});
-    case DType::u8:
-      return f(std::uint8_t{});
-  }
-}
 
 /// Types whose conversions move by packs: those of weights, gradients and activations.
 template <class T>
@@ -123,19 +100,7 @@ void CudaKernels::fill(const Tensor& x, double value) {
   if (bits == 0) return target_.device.zero(x.raw(), x.bytes());
   const bool here = reachable(x.raw());
   const Tensor to = here ? x : scratch(x.numel(), x.dtype());
-  switch (size_of(x.dtype())) {
-    case 1:
-      fill_with<std::uint8_t>(target_, bits, to);
-      break;
-    case 2:
-      fill_with<std::uint16_t>(target_, bits, to);
-      break;
-    case 4:
-      fill_with<std::uint32_t>(target_, bits, to);
-      break;
-    default:
-      fill_with<std::uint64_t>(target_, bits, to);
-  }
+  with_bits(x.dtype(), [&](auto zero) { fill_with<decltype(zero)>(target_, bits, to); });
   if (!here) target_.device.copy(x.raw(), to.raw(), x.bytes());
 }
 

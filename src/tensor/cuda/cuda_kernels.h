@@ -1,9 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "device/cuda/target.h"
-#include "tensor/cuda/data_errors.h"
 #include "tensor/extents.h"
 #include "tensor/kernel_list.h"
 #include "tensor/kernels.h"
@@ -19,6 +19,33 @@ class AttentionLibrary;
 
 /// Throws Error{config} where cuBLASLt, which the first product needs, cannot be loaded.
 void load_matmul_library();
+
+/// The errors that a kernel can find in the data that it was given.
+enum class DataError : std::uint8_t { embedding_id, loss_target };
+inline constexpr int data_error_kinds = 2;
+
+/// Where kernels leave word of one kind of error: the position (upper half) and the value (lower half) of the
+/// first element that was wrong, and the limit that it broke. Written by raise() of tensor/cuda/families.cuh.
+struct DataErrorSlot {
+  unsigned long long first;  ///< none_wrong until something is
+  unsigned long long limit;
+};
+inline constexpr unsigned long long none_wrong = ~0ull;
+
+/// The slots of one device, in memory of the host that kernels write to only when something is wrong, so that
+/// looking costs nothing.
+class DataErrors {
+ public:
+  explicit DataErrors(device::Device& device);
+  /// For kernels.
+  DataErrorSlot* slot(DataError kind) const { return slots_ + static_cast<int>(kind); }
+  /// Throws Error{data} for an error left by work that has finished, and forgets it.
+  void check();
+
+ private:
+  device::Storage memory_;
+  DataErrorSlot* slots_;
+};
 
 /// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares and
 /// copies that narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels,

@@ -5,28 +5,16 @@ namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
 struct Add {
-  template <class C>
-  __device__ C operator()(C a, C b) const {
-    return a + b;
-  }
+  __device__ auto operator()(auto a, auto b) const { return a + b; }
 };
 struct Subtract {
-  template <class C>
-  __device__ C operator()(C a, C b) const {
-    return a - b;
-  }
+  __device__ auto operator()(auto a, auto b) const { return a - b; }
 };
 struct Divide {
-  template <class C>
-  __device__ C operator()(C a, C b) const {
-    return a / b;
-  }
+  __device__ auto operator()(auto a, auto b) const { return a / b; }
 };
 struct Multiply {
-  template <class C>
-  __device__ C operator()(C a, C b) const {
-    return a * b;
-  }
+  __device__ auto operator()(auto a, auto b) const { return a * b; }
 };
 template <class C>
 struct ScaleOp {
@@ -61,10 +49,7 @@ struct GeluTanhBackward {
 };
 template <class S>
 struct GeluErf {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return u * normal<S>(u).cdf;
-  }
+  __device__ auto operator()(auto u) const { return u * normal<S>(u).cdf; }
 };
 template <class S>
 struct GeluErfBackward {
@@ -76,49 +61,28 @@ struct GeluErfBackward {
 };
 template <class S>
 struct SigmoidOf {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return sigmoid<S>(u).value;
-  }
+  __device__ auto operator()(auto u) const { return sigmoid<S>(u).value; }
 };
 template <class S>
 struct SigmoidBackward {
-  template <class C>
-  __device__ C operator()(C u, C g) const {
-    return g * sigmoid<S>(u).slope;
-  }
+  __device__ auto operator()(auto u, auto g) const { return g * sigmoid<S>(u).slope; }
 };
 template <class S>
 struct Exp {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return exp_anywhere<S>(u);
-  }
+  __device__ auto operator()(auto u) const { return exp_anywhere<S>(u); }
 };
 template <class S>
 struct ExpBackward {
-  template <class C>
-  __device__ C operator()(C u, C g) const {
-    return g * exp_anywhere<S>(u);
-  }
+  __device__ auto operator()(auto u, auto g) const { return g * exp_anywhere<S>(u); }
 };
 struct Log {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return log_of(u);
-  }
+  __device__ auto operator()(auto u) const { return log_of(u); }
 };
 struct LogBackward {
-  template <class C>
-  __device__ C operator()(C u, C g) const {
-    return g / u;
-  }
+  __device__ auto operator()(auto u, auto g) const { return g / u; }
 };
 struct TanhOp {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return tanh_of(u);
-  }
+  __device__ auto operator()(auto u) const { return tanh_of(u); }
 };
 struct TanhBackward {
   template <class C>
@@ -140,39 +104,22 @@ struct ReluBackward {
   }
 };
 
-template <class Op>
-void unary(const char* name, const Target& target, const Op& op, const Tensor& x, const Tensor& y) {
-  require_alike(name, y, {&x});
+/// y[i] = op(xs[i]...)
+template <class Op, class... In>
+void elementwise(const char* name, const Target& target, const Op& op, const Tensor& y, const In&... xs) {
+  require_alike(name, y, {&xs...});
   with_floating(y.dtype(), [&](auto type) {
     using S = decltype(type);
-    map(target, op, y.numel(), out<S>(y), in<S>(x));
+    map(target, op, y.numel(), out<S>(y), in<S>(xs)...);
   });
 }
-template <class Op>
-void binary(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b,
-            const Tensor& y) {
-  require_alike(name, y, {&a, &b});
+/// The same by operations that depend on the storage type: Op<S>.
+template <template <class> class Op, class... In>
+void elementwise(const char* name, const Target& target, const Tensor& y, const In&... xs) {
+  require_alike(name, y, {&xs...});
   with_floating(y.dtype(), [&](auto type) {
     using S = decltype(type);
-    map(target, op, y.numel(), out<S>(y), in<S>(a), in<S>(b));
-  });
-}
-
-/// For operations that depend on the storage type: Op<S>.
-template <template <class> class Op>
-void unary(const char* name, const Target& target, const Tensor& x, const Tensor& y) {
-  require_alike(name, y, {&x});
-  with_floating(y.dtype(), [&](auto type) {
-    using S = decltype(type);
-    map(target, Op<S>{}, y.numel(), out<S>(y), in<S>(x));
-  });
-}
-template <template <class> class Op>
-void binary(const char* name, const Target& target, const Tensor& a, const Tensor& b, const Tensor& y) {
-  require_alike(name, y, {&a, &b});
-  with_floating(y.dtype(), [&](auto type) {
-    using S = decltype(type);
-    map(target, Op<S>{}, y.numel(), out<S>(y), in<S>(a), in<S>(b));
+    map(target, Op<S>{}, y.numel(), out<S>(y), in<S>(xs)...);
   });
 }
 
@@ -192,10 +139,10 @@ __global__ void broadcast_kernel(Op op, ArrayLoops loops, Count n, const S* a, c
 }
 
 template <class Op>
-void arithmetic(const char* name, const Target& target, const Op& op, const Tensor& a, const Tensor& b,
-                const Tensor& y) {
+void arithmetic(const char* name, const Target& target, const Op& op, const Tensor& y, const Tensor& a,
+                const Tensor& b) {
   if (a.defined() && b.defined() && a.shape() == y.shape() && b.shape() == y.shape())
-    return binary(name, target, op, a, b, y);
+    return elementwise(name, target, op, y, a, b);
   const ArrayLoops loops = check_broadcast(name, a, b, y);
   if (y.numel() == 0) return;
   with_floating(y.dtype(), [&](auto type) {
@@ -256,19 +203,19 @@ struct RowGrid {
 }  // namespace
 
 void CudaKernels::add(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic("add", target_, Add{}, a, b, out);
+  arithmetic("add", target_, Add{}, out, a, b);
 }
 
 void CudaKernels::subtract(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic("subtract", target_, Subtract{}, a, b, out);
+  arithmetic("subtract", target_, Subtract{}, out, a, b);
 }
 
 void CudaKernels::divide(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic("divide", target_, Divide{}, a, b, out);
+  arithmetic("divide", target_, Divide{}, out, a, b);
 }
 
 void CudaKernels::multiply(const Tensor& a, const Tensor& b, const Tensor& out) {
-  arithmetic("multiply", target_, Multiply{}, a, b, out);
+  arithmetic("multiply", target_, Multiply{}, out, a, b);
 }
 
 void CudaKernels::scale(const Tensor& x, double factor, const Tensor& out) {
@@ -285,15 +232,15 @@ void CudaKernels::activation(Activation kind, const Tensor& x, const Tensor& out
     case Activation::none:
       return copy(x, out);
     case Activation::gelu_tanh:
-      return unary<GeluTanh>("gelu_tanh", target_, x, out);
+      return elementwise<GeluTanh>("gelu_tanh", target_, out, x);
     case Activation::gelu_erf:
-      return unary<GeluErf>("gelu_erf", target_, x, out);
+      return elementwise<GeluErf>("gelu_erf", target_, out, x);
     case Activation::sigmoid:
-      return unary<SigmoidOf>("sigmoid", target_, x, out);
+      return elementwise<SigmoidOf>("sigmoid", target_, out, x);
     case Activation::exp:
-      return unary<Exp>("exp", target_, x, out);
+      return elementwise<Exp>("exp", target_, out, x);
     case Activation::log:
-      return unary("log", target_, Log{}, x, out);
+      return elementwise("log", target_, Log{}, out, x);
   }
 }
 
@@ -302,32 +249,32 @@ void CudaKernels::activation_backward(Activation kind, const Tensor& x, const Te
     case Activation::none:
       return copy(dy, dx);
     case Activation::gelu_tanh:
-      return binary<GeluTanhBackward>("gelu_tanh_backward", target_, x, dy, dx);
+      return elementwise<GeluTanhBackward>("gelu_tanh_backward", target_, dx, x, dy);
     case Activation::gelu_erf:
-      return binary<GeluErfBackward>("gelu_erf_backward", target_, x, dy, dx);
+      return elementwise<GeluErfBackward>("gelu_erf_backward", target_, dx, x, dy);
     case Activation::sigmoid:
-      return binary<SigmoidBackward>("sigmoid_backward", target_, x, dy, dx);
+      return elementwise<SigmoidBackward>("sigmoid_backward", target_, dx, x, dy);
     case Activation::exp:
-      return binary<ExpBackward>("exp_backward", target_, x, dy, dx);
+      return elementwise<ExpBackward>("exp_backward", target_, dx, x, dy);
     case Activation::log:
-      return binary("log_backward", target_, LogBackward{}, x, dy, dx);
+      return elementwise("log_backward", target_, LogBackward{}, dx, x, dy);
   }
 }
 
 void CudaKernels::tanh(const Tensor& x, const Tensor& out) {
-  unary("tanh", target_, TanhOp{}, x, out);
+  elementwise("tanh", target_, TanhOp{}, out, x);
 }
 
 void CudaKernels::tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary("tanh_backward", target_, TanhBackward{}, y, dy, dx);
+  elementwise("tanh_backward", target_, TanhBackward{}, dx, y, dy);
 }
 
 void CudaKernels::relu(const Tensor& x, const Tensor& out) {
-  unary("relu", target_, ReluOp{}, x, out);
+  elementwise("relu", target_, ReluOp{}, out, x);
 }
 
 void CudaKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) {
-  binary("relu_backward", target_, ReluBackward{}, y, dy, dx);
+  elementwise("relu_backward", target_, ReluBackward{}, dx, y, dy);
 }
 
 void CudaKernels::swiglu(const Tensor& x, const Tensor& out) {

@@ -96,18 +96,6 @@ __global__ void sum_repeats_kernel(const S* dy, Count size, Count repeats, Count
   store_pack(to + at, old);
 }
 
-/// f with a value of each tensor's type; both have one compute type, which was checked.
-template <class Fn>
-void with_two(DType first, DType second, const Fn& f) {
-  if (first == DType::f64) return f(double{}, double{});
-  const auto narrow_types = [](DType dtype, const auto& g) {
-    if (dtype == DType::bf16) return g(bf16{});
-    if (dtype == DType::f16) return g(f16{});
-    return g(float{});
-  };
-  narrow_types(first, [&](auto a) { narrow_types(second, [&](auto b) { f(a, b); }); });
-}
-
 unsigned ceil_div(Count n, Count by) {
   return static_cast<unsigned>((n + by - 1) / by);
 }
@@ -126,7 +114,7 @@ void add_repeated(const Target& target, const Tensor& x, Count first, Count stri
                   const Tensor& to) {
   const Count size = table.numel(), repeats = x.numel() / stride;
   if (repeats == 0) return;
-  with_two(x.dtype(), table.dtype(), [&](auto a, auto b) {
+  with_floating(x.dtype(), table.dtype(), [&](auto a, auto b) {
     using S = decltype(a);
     using T = decltype(b);
     constexpr int width = common_width<S, T>;
@@ -148,7 +136,7 @@ void sum_batch(const Target& target, const Tensor& dy, const Tensor& dtable, con
                bool accumulate) {
   const Count columns = dtable.shape()[1], stride = dy.shape()[-2] * columns, size = range.count * columns;
   if (size == 0) return;
-  with_two(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
+  with_floating(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
     using S = decltype(a);
     using T = decltype(b);
     constexpr int width = common_width<S, T>;
@@ -195,7 +183,7 @@ void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const 
   if (!accumulate) fill(dtable, 0);
   if (dy.numel() == 0) return;
   const RowSort sort(target_, ids, held, errors_.slot(DataError::embedding_id));
-  with_two(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
+  with_floating(dy.dtype(), dtable.dtype(), [&](auto a, auto b) {
     using S = decltype(a);
     using T = decltype(b);
     constexpr int pack = common_width<S, T>;
@@ -222,16 +210,8 @@ void CudaKernels::add_positions(const Tensor& x, const Tensor& table, const Tens
 
 void CudaKernels::add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                          const Positions& positions) {
-  constexpr const char* name = "add_positions_backward";
-  const std::vector<PositionRange> ranges = check_positions(name, dy, dtable, positions);
-  check_summable(name, dy, dtable);
-  Count at = 0;  // rows before it are done
-  for (const PositionRange& range : ranges) {
-    if (!accumulate) fill(dtable.rows(at, range.position), 0);
-    sum_batch(target_, dy, dtable, range, accumulate);
-    at = range.position + range.count;
-  }
-  if (!accumulate) fill(dtable.rows(at, dtable.shape()[0]), 0);
+  sum_positions(*this, dy, dtable, accumulate, positions,
+                [&](const PositionRange& range) { sum_batch(target_, dy, dtable, range, accumulate); });
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -32,28 +32,56 @@ using Count = std::int64_t;
 /// Threads of a block in element-wise loops.
 inline constexpr unsigned element_threads = 256;
 
-/// Calls f with a value of the floating type that `dtype` stores; kernels check first that it is one.
+/// Calls f with a value of each of two floating types that have one compute type, which was checked.
 template <class Fn>
-void with_floating(DType dtype, const Fn& f) {
-  switch (dtype) {
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    default:
-      return f(float{});
-  }
+void with_floating(DType first, DType second, const Fn& f) {
+  tensor::with_floating(first, [&](auto a) {
+    tensor::with_floating(second, [&](auto b) {
+      if constexpr (std::is_same_v<Compute<decltype(a)>, Compute<decltype(b)>>) f(a, b);
+    });
+  });
 }
+using tensor::with_floating;
 
 template <class T>
 const T* in(const Tensor& t) {
   return reinterpret_cast<const T*>(t.raw());
 }
 template <class T>
+const T* in_or_null(const Tensor& t) {
+  return t ? in<T>(t) : nullptr;
+}
+template <class T>
 T* out(const Tensor& t) {
   return reinterpret_cast<T*>(t.raw());
+}
+
+// Conversions between dtypes, for copies of whole tensors and of rows: the CPU's, to the bit
+// (tensor/cpu/conversions.h).
+
+template <class T>
+constexpr bool is_small_float = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
+
+/// Rounds to an odd last bit whatever fp32 cannot hold, so that a second rounding to fewer bits is the only
+/// one that shows.
+__device__ inline float round_to_odd(double value) {
+  const auto near = static_cast<float>(value);
+  if (static_cast<double>(near) == value || value != value) return near;
+  auto bits = bits_as<std::uint32_t>(near);
+  if (::fabs(static_cast<double>(near)) > ::fabs(value)) --bits;
+  return bits_as<float>(bits | 1u);
+}
+
+template <class To, class From>
+__device__ inline To convert_one(From value) {
+  if constexpr (is_small_float<From>)
+    return convert_one<To>(widen(value));
+  else if constexpr (is_small_float<To> && std::is_same_v<From, float>)
+    return narrow<To>(value);
+  else if constexpr (is_small_float<To>)
+    return narrow<To>(round_to_odd(static_cast<double>(value)));
+  else
+    return static_cast<To>(value);
 }
 
 /// The inputs of an element-wise loop.

@@ -175,13 +175,8 @@ void CudaKernels::sum_axis(const Tensor& x, const AxisExtents& axis, double fact
   check_sum_axis(x, axis, out);
   if (out.numel() == 0) return;
   if (sums_rows(x, axis, factor, out)) return sum_rows(x.reshape({axis.extent, axis.inner}), out, accumulate);
-  with_floating(x.dtype(), [&](auto from) {
-    with_floating(out.dtype(), [&](auto to) {
-      using S = decltype(from);
-      using Out = decltype(to);
-      if constexpr (std::is_same_v<Compute<S>, Compute<Out>>)
-        sum_as<S, Out>(target_, x, axis, factor, out, accumulate);
-    });
+  with_floating(x.dtype(), out.dtype(), [&](auto from, auto to) {
+    sum_as<decltype(from), decltype(to)>(target_, x, axis, factor, out, accumulate);
   });
 }
 
@@ -212,7 +207,7 @@ void CudaKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y)
   check_softmax(x, args, y);
   if (x.numel() == 0) return;
   const Count columns = x.shape().back(), rows = x.shape().rows();
-  const std::uint8_t* seen = args.seen.defined() ? in<std::uint8_t>(args.seen) : nullptr;
+  const std::uint8_t* seen = in_or_null<std::uint8_t>(args.seen);
   with_floating(x.dtype(), [&](auto from) {
     with_floating(y.dtype(), [&](auto to) {
       using In = decltype(from);

@@ -63,7 +63,7 @@ void CudaKernels::binary_cross_entropy(const Tensor& logits, const Tensor& targe
     using S = decltype(type);
     if (blocks > 0)
       launch(loss_kernel<S>, static_cast<unsigned>(blocks), element_threads, 0, target_.stream, in<S>(logits),
-             in<S>(targets), weights.defined() ? in<S>(weights) : nullptr, n, out<double>(sums));
+             in<S>(targets), in_or_null<S>(weights), n, out<double>(sums));
   });
   launch(join_kernel, 1, sum_threads, 0, target_.stream, in<double>(sums), blocks, out<double>(total));
 }
@@ -73,17 +73,16 @@ void CudaKernels::binary_cross_entropy_backward(const Tensor& logits, const Tens
                                                 const Tensor& dx) {
   check_binary_cross_entropy("binary_cross_entropy_backward", logits, targets, weights);
   require_alike("binary_cross_entropy_backward", dx, {&logits});
-  check_cross_entropy_factor("binary_cross_entropy_backward", factor);
+  require_number("binary_cross_entropy_backward", "the factor", factor);
   if (dx.numel() == 0) return;
   with_floating(dx.dtype(), [&](auto type) {
     using S = decltype(type);
-    const auto run = [&](auto number) {
+    with_compute_type(factor.dtype(), [&](auto number) {
       using F = decltype(number);
       launch(slope_kernel<S, F>, blocks_for(dx.numel(), element_threads, target_.processors, 32),
-             element_threads, 0, target_.stream, in<S>(logits), in<S>(targets),
-             weights.defined() ? in<S>(weights) : nullptr, dx.numel(), in<F>(factor), out<S>(dx));
-    };
-    factor.dtype() == DType::f64 ? run(double{}) : run(float{});
+             element_threads, 0, target_.stream, in<S>(logits), in<S>(targets), in_or_null<S>(weights),
+             dx.numel(), in<F>(factor), out<S>(dx));
+    });
   });
 }
 

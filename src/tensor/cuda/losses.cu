@@ -228,7 +228,7 @@ void CudaKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, c
   const Count parts = check_cross_entropy_total(lse, picked, targets, lse_all, total);
   const Count rows = targets.numel();
   const std::int32_t* target = in<std::int32_t>(targets);
-  const auto run = [&](auto type) {
+  with_compute_type(lse.dtype(), [&](auto type) {
     using C = decltype(type);
     if (rows > 0)
       launch(merge_parts_kernel<C>, blocks_for(rows, element_threads, target_.processors, 32),
@@ -236,25 +236,23 @@ void CudaKernels::cross_entropy_total(const Tensor& lse, const Tensor& picked, c
              out<C>(lse_all));
     launch(total_kernel<C>, 1, sum_threads, 0, target_.stream, in<C>(lse_all), in<C>(picked), parts, rows,
            target, ignore_index, out<double>(total), accumulate);
-  };
-  lse.dtype() == DType::f64 ? run(double{}) : run(float{});
+  });
 }
 
 void CudaKernels::cross_entropy_backward(const Tensor& logits, const Tensor& targets, const Tensor& lse,
                                          const VocabSlice& slice, std::int32_t ignore_index,
                                          const Tensor& factor) {
   const LossExtents e = check_cross_entropy("cross_entropy_backward", logits, targets, lse, slice);
-  check_cross_entropy_factor("cross_entropy_backward", factor);
+  require_number("cross_entropy_backward", "the factor", factor);
   if (e.rows == 0) return;
   const Targets wanted{in<std::int32_t>(targets), ignore_index, e, errors_.slot(DataError::loss_target)};
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
-    const auto run = [&](auto number) {
+    with_compute_type(factor.dtype(), [&](auto number) {
       using F = decltype(number);
       launch(cross_entropy_backward_kernel<S, F>, blocks_for(e.rows, 1, target_.processors, 16), row_threads,
              0, target_.stream, out<S>(logits), wanted, in<Compute<S>>(lse), in<F>(factor));
-    };
-    factor.dtype() == DType::f64 ? run(double{}) : run(float{});
+    });
   });
 }
 

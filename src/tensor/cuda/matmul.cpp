@@ -78,7 +78,7 @@ struct ProductKey {
   std::int64_t m, n, k;
   DType from, to;
   bool trans_a, trans_b, accumulate, tf32;
-  std::uint32_t alignment;  ///< of all matrices; 16 but for tensors that begin at odd places
+  std::uint32_t alignment;  ///< bytes that all matrices are aligned to; 16 but for tensors at odd places
   cublasLtEpilogue_t epilogue;
   auto operator<=>(const ProductKey&) const = default;
 };

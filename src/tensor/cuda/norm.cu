@@ -319,11 +319,6 @@ void norm_backward(const Target& target, NormBackwardArguments<S> a, const Tenso
   if (sums) join_parts(target, parts, groups, a.n, {dweight, dbias}, accumulate);
 }
 
-template <class T>
-const T* in_or_null(const Tensor& t) {
-  return t ? in<T>(t) : nullptr;
-}
-
 template <bool centre>
 void any_norm(const Target& target, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
               const Tensor& y, const Tensor& mean, const Tensor& rstd) {

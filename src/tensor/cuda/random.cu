@@ -124,7 +124,7 @@ void CudaKernels::dropout(const Tensor& x, const Tensor& residual, float p, Rand
   with_floating(out.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    const S* base = residual ? in<S>(residual) : nullptr;
+    const S* base = in_or_null<S>(residual);
     const Keep<C> keep{random.key, random.first, threshold, C{1} / (C{1} - static_cast<C>(p))};
     const bool packs = random.first % 4 == 0 && aligned_for_packs(x.raw(), out.raw(), base);
     const auto kernel = packs ? (base ? dropout_kernel<true, true, S> : dropout_kernel<true, false, S>)

@@ -215,13 +215,10 @@ void CudaKernels::fold(const Tensor& from, DType rounding, const Tensor& to, boo
   require(is_floating(rounding), "fold: cannot round to ", name_of(rounding));
   require_gradient("fold", "from", from, to.numel(), to.dtype());
   if (to.numel() == 0) return;
-  with_floating(from.dtype(), [&](auto from_type) {
-    with_floating(to.dtype(), [&](auto to_type) {
-      using S = decltype(from_type);
-      using Out = decltype(to_type);
-      if constexpr (std::is_same_v<Compute<S>, Compute<Out>>)
-        fold_range<S, Out>(target_, in<S>(from), rounding, accumulate, to.numel(), out<Out>(to));
-    });
+  with_floating(from.dtype(), to.dtype(), [&](auto from_type, auto to_type) {
+    using S = decltype(from_type);
+    using Out = decltype(to_type);
+    fold_range<S, Out>(target_, in<S>(from), rounding, accumulate, to.numel(), out<Out>(to));
   });
 }
 

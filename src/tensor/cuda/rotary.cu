@@ -23,7 +23,7 @@ struct RotaryArguments {
   Compute<S> direction;
   Count rows, seq, half;
   Positions positions;
-  int heads, per_group;  ///< of all kinds in a row, and in a group, whose last one holds values
+  int heads, per_group;  ///< heads of all kinds in a row, and in a group, whose last one holds values
 };
 
 /// A block takes one row after the other; a thread `width` pairs (i, i + half) of a head.
@@ -66,12 +66,11 @@ const RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rota
   RotaryAngles made{seq, half, rotary,
                     Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),
                     Tensor::empty(target_.device, {seq, half}, compute, Category::workspace)};
-  const auto write = [&](auto type) {
+  with_compute_type(compute, [&](auto type) {
     using C = decltype(type);
     launch(angles_kernel<C>, blocks_for(seq * half, element_threads, target_.processors), element_threads, 0,
            target_.stream, seq, half, rotary, out<C>(made.cosine), out<C>(made.sine));
-  };
-  compute == DType::f64 ? write(double{}) : write(float{});
+  });
   return angles_ = std::move(made);
 }
 

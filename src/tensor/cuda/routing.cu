@@ -75,11 +75,6 @@ __global__ void combine_backward_kernel(const S* rows, const std::int32_t* place
   }
 }
 
-template <class Fn>
-void in_compute_type(const Tensor& t, const Fn& f) {
-  t.dtype() == DType::f64 ? f(double{}) : f(float{});
-}
-
 unsigned column_threads(Count packs) {
   return packs >= element_threads ? element_threads : static_cast<unsigned>((packs + 31) / 32 * 32);
 }
@@ -91,30 +86,26 @@ void CudaKernels::route(const Tensor& logits, const Tensor& bias, const Routing&
   const RoutingExtents e = check_routing("route", routing, logits, chosen, weights, scores);
   if (bias) require_vector("route", "the bias", bias, e.experts, logits.dtype());
   if (e.tokens == 0) return;
-  in_compute_type(logits, [&](auto type) {
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
     launch(route_kernel<C>, blocks_for(e.tokens, token_threads, target_.processors, 32), token_threads, 0,
-           target_.stream, in<C>(logits), bias ? in<C>(bias) : nullptr, routing, e.tokens,
-           static_cast<int>(e.experts), out<C>(scores), out<std::int32_t>(chosen), out<C>(weights));
+           target_.stream, in<C>(logits), in_or_null<C>(bias), routing, e.tokens, static_cast<int>(e.experts),
+           out<C>(scores), out<std::int32_t>(chosen), out<C>(weights));
   });
 }
 
 void CudaKernels::route_backward(const Tensor& logits, const Routing& routing, const Tensor& scores,
                                  const Tensor& chosen, const Tensor& dweights,
                                  const RouterLossGradients& losses, const Tensor& dlogits) {
-  constexpr const char* name = "route_backward";
-  const RoutingExtents e = check_routing(name, routing, logits, chosen,
-                                         dweights ? dweights : scores.range(0, chosen.numel()), scores);
-  require_alike(name, logits, {&dlogits});
-  if (losses.balance) require_vector(name, "balance", losses.balance, e.experts, logits.dtype());
+  const RoutingExtents e = check_route_backward(logits, routing, scores, chosen, dweights, losses, dlogits);
   if (e.tokens == 0) return;
-  in_compute_type(logits, [&](auto type) {
+  with_compute_type(logits.dtype(), [&](auto type) {
     using C = decltype(type);
     const RoutingGradientRow<C> first{in<C>(logits),
                                       in<C>(scores),
                                       in<std::int32_t>(chosen),
-                                      dweights ? in<C>(dweights) : nullptr,
-                                      losses.balance ? in<C>(losses.balance) : nullptr,
+                                      in_or_null<C>(dweights),
+                                      in_or_null<C>(losses.balance),
                                       static_cast<C>(losses.z),
                                       static_cast<int>(e.experts),
                                       out<C>(dlogits)};
@@ -141,10 +132,7 @@ void CudaKernels::combine_rows(const Tensor& rows, const Tensor& places, const T
 
 void CudaKernels::combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                                         const Tensor& dout, const Tensor& drows, const Tensor& dweights) {
-  constexpr const char* name = "combine_rows_backward";
-  const Count n = check_combine(name, rows, places, weights, dout);
-  if (drows) require_alike(name, rows, {&drows});
-  if (dweights) require_vector(name, "dweights", dweights, places.numel(), weights.dtype());
+  const Count n = check_combine_backward(rows, places, weights, dout, drows, dweights);
   if (dout.numel() == 0) return;
   with_floating(rows.dtype(), [&](auto type) {
     using S = decltype(type);

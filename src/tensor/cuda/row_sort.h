@@ -1,8 +1,6 @@
 #pragma once
 
-#include "device/cuda/target.h"
-#include "tensor/cuda/data_errors.h"
-#include "tensor/tensor.h"
+#include "tensor/cuda/cuda_kernels.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "tensor/cuda/conversions.cuh"
+#include "tensor/cuda/families.cuh"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -65,7 +65,16 @@ __global__ void copy_rows_kernel(RowCopy<From, To> a) {
 }
 
 template <class From, class To>
-void copy_rows_as(const Target& target, const RowCopy<From, To>& a) {
+void copy_rows_as(const Target& target, const StridedRows& from, const StridedRows& to, Count rows,
+                  Count columns, bool accumulate, const Factor& factor) {
+  const RowCopy<From, To> a{in<From>(from.tensor) + from.first,
+                            out<To>(to.tensor) + to.first,
+                            rows,
+                            columns,
+                            from.stride,
+                            to.stride,
+                            accumulate,
+                            factor};
   constexpr int width = pack_width<std::conditional_t<(sizeof(From) > sizeof(To)), From, To>>;
   const bool packs = aligned_for_packs(a.from, a.to) &&
                      (a.rows == 1 || (a.from_stride % width == 0 && a.to_stride % width == 0));
@@ -84,26 +93,9 @@ void add_rows(const Target& target, const StridedRows& from, const StridedRows& 
               bool accumulate, const Factor& factor) {
   with_floating(from.tensor.dtype(), [&](auto source) {
     with_floating(to.tensor.dtype(), [&](auto result) {
-      using From = decltype(source);
-      using To = decltype(result);
-      copy_rows_as<From, To>(target, {in<From>(from.tensor) + from.first, out<To>(to.tensor) + to.first, rows,
-                                      columns, from.stride, to.stride, accumulate, factor});
+      copy_rows_as<decltype(source), decltype(result)>(target, from, to, rows, columns, accumulate, factor);
     });
   });
-}
-
-/// The same bits, whatever they mean.
-template <class Bits>
-void move_rows(const Target& target, const StridedRows& from, const StridedRows& to, Count rows,
-               Count columns) {
-  copy_rows_as<Bits, Bits>(target, {in<Bits>(from.tensor) + from.first,
-                                    out<Bits>(to.tensor) + to.first,
-                                    rows,
-                                    columns,
-                                    from.stride,
-                                    to.stride,
-                                    false,
-                                    {}});
 }
 
 template <class Out>
@@ -121,16 +113,10 @@ void CudaKernels::copy_rows(const StridedRows& from, const StridedRows& to, std:
   if (from.stride == columns && to.stride == columns) columns *= rows, rows = 1;  // no gaps
   if (accumulate || from.tensor.dtype() != to.tensor.dtype())
     return add_rows(target_, from, to, rows, columns, accumulate, {});
-  switch (size_of(to.tensor.dtype())) {
-    case 1:
-      return move_rows<std::uint8_t>(target_, from, to, rows, columns);
-    case 2:
-      return move_rows<std::uint16_t>(target_, from, to, rows, columns);
-    case 4:
-      return move_rows<std::uint32_t>(target_, from, to, rows, columns);
-    default:
-      return move_rows<std::uint64_t>(target_, from, to, rows, columns);
-  }
+  with_bits(to.tensor.dtype(), [&](auto zero) {
+    using Bits = decltype(zero);  // the same bits, whatever they mean
+    copy_rows_as<Bits, Bits>(target_, from, to, rows, columns, false, {});
+  });
 }
 
 void CudaKernels::add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to, bool accumulate) {
@@ -141,12 +127,11 @@ void CudaKernels::add_scaled(const Tensor& from, const Tensor& factor, const Ten
 
 void CudaKernels::quotient(const Tensor& a, const Tensor& b, double factor, const Tensor& out) {
   check_quotient(a, b, out);
-  const auto write = [&](auto type) {
+  with_compute_type(out.dtype(), [&](auto type) {
     using Out = decltype(type);
     launch(quotient_kernel<Out>, 1, 1, 0, target_.stream, factor_of(a), factor_of(b), factor,
            SHERD_CUDA::out<Out>(out));
-  };
-  out.dtype() == DType::f64 ? write(double{}) : write(float{});
+  });
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -79,7 +79,7 @@ inline bool attention_by_library(const AttentionExtents& e, const Attention& geo
 }
 
 /// Whether no one stride leads from query head to query head as they lie (Attention): several of them in
-/// several groups. cuDNN then takes one sequence at a time, or several regrouped (cuda/attention/regroup.h).
+/// several groups. cuDNN then takes one sequence at a time, or several regrouped (regroup_heads()).
 inline bool regroups(const AttentionExtents& e) {
   return e.group() > 1 && e.kv_heads > 1;
 }
@@ -147,7 +147,7 @@ inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attenti
 /// batch. With more rows there are blocks enough, so that chunks grow with them: a sequence's rows have
 /// together no more chunks than one row alone would have, and one more each.
 struct StoredChunks {
-  std::int64_t most_keys, keys, count;  ///< that a row sees; of a chunk; chunks
+  std::int64_t most_keys, keys, count;  ///< keys that a row sees; keys of a chunk; chunks
 
   explicit StoredChunks(const StoredExtents& e)
       : most_keys(std::min({e.window, e.capacity, std::int64_t{0x7fffffff}})),

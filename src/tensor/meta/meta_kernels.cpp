@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "tensor/cpu/workspace.h"
+#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cuda/workspace.h"
 
 namespace sherd::tensor::meta {
@@ -41,7 +41,7 @@ void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
                          const Tensor&) {
   const std::int64_t seq = geometry.positions.end(qkv.shape()[-2]),
                      half = geometry.head_dim(qkv.shape().back()) / 2;
-  const DType compute = qkv.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const DType compute = compute_type(qkv.dtype());
   if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && rotary_ == rotary &&
       angles_.dtype() == compute)
     return;

@@ -47,9 +47,9 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
 
   Device& device_;
   CudaOptions options_;
-  bool gpu_;       ///< stands for one
-  Tensor angles_;  ///< of the last rotary geometry, which kernels keep
-  Rotary rotary_;  ///< theirs
+  bool gpu_;       ///< the device stands for a GPU
+  Tensor angles_;  ///< table of the last rotary geometry, which kernels keep
+  Rotary rotary_;  ///< the rotary positions of angles_
 };
 
 }  // namespace sherd::tensor::meta

@@ -44,10 +44,10 @@ inline constexpr std::uint64_t safetensors_header_limit = 100'000'000;
 struct SafetensorsEntry {
   std::string name;
   std::string dtype_name;  ///< as the file spells it: "F32", "BF16", "BOOL", "F8_E4M3", …
-  std::optional<DType>
-      dtype;  ///< nothing for a type that Sherd does not compute with; its bytes can still be read
+  /// Nothing for a type that Sherd does not compute with; its bytes can still be read.
+  std::optional<DType> dtype;
   std::vector<std::int64_t> shape;
-  std::uint64_t offset = 0;  ///< of the first byte, from the end of the header
+  std::uint64_t offset = 0;  ///< first byte, counted from the end of the header
   std::uint64_t bytes = 0;
   std::int64_t numel() const;
 };

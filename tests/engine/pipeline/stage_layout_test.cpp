@@ -25,7 +25,7 @@ class Ladder : public nn::LayeredModel {
  public:
   explicit Ladder(bool tied = true, bool forgets_head = false, int frozen = 2) {
     const auto table = add("table", std::make_shared<nn::Embedding>(10, 4));
-    const auto positions = add("positions", std::make_shared<nn::Positions>(3, 4));
+    const auto positions = add("positions", std::make_shared<nn::LearnedPositions>(3, 4));
     append_part({table, positions});
     const auto blocks = add("blocks", std::make_shared<nn::LayerList>());
     for (int i = 0; i < 4; ++i) {

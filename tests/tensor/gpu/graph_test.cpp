@@ -17,7 +17,7 @@ using device::Accelerator;
 
 constexpr std::int64_t rows = 32, inner = 48, cols = 64, batch = 2, seq = 16, heads = 2, dim = 8;
 
-/// What the works below read and write, two of each, on one device.
+/// The operands of the works below, two of each, on one device.
 struct Operands {
   explicit Operands(Accelerator& device, Kernels& kernels) {
     std::uint64_t stream = 1;
@@ -45,7 +45,7 @@ struct Operands {
   std::vector<Tensor> all;
 };
 
-/// What of a sequence's works is another than at first.
+/// A change of a sequence's works from what they were at first.
 struct Variant {
   const char* name;
   std::function<void(Variant&)> change;

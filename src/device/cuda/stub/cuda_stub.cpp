@@ -1,5 +1,6 @@
 #include "base/error.h"
 #include "device/cuda.h"
+#include "device/trace_range.h"
 
 namespace sherd::device {
 
@@ -14,5 +15,8 @@ CudaStatus cuda_status() {
 std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions&) {
   fail(ErrorKind::config, "there is no CUDA device: ", cuda_status().why_not);
 }
+
+void push_profiler_range(std::string_view, std::string_view) {}
+void pop_profiler_range() {}
 
 }  // namespace sherd::device

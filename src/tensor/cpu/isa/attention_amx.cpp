@@ -7,7 +7,7 @@
 
 #include "tensor/cpu/isa/tiles_amx.h"
 // First the products, then who takes them.
-#include "tensor/cpu/isa/attention_loops.h"
+#include "tensor/cpu/isa/attention_backward.h"
 
 namespace sherd::tensor::cpu::avx512 {
 

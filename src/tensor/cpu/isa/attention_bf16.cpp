@@ -5,7 +5,7 @@
 #define SHERD_BF16_PRODUCTS
 #pragma GCC target("avx512bf16")
 
-#include "tensor/cpu/isa/attention_loops.h"
+#include "tensor/cpu/isa/attention_backward.h"
 
 namespace sherd::tensor::cpu::avx512 {
 

@@ -1,4 +1,4 @@
-#include "tensor/cpu/isa/attention_loops.h"
+#include "tensor/cpu/isa/attention_backward.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 

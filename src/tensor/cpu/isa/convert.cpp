@@ -22,24 +22,19 @@ struct ConvertLoops {
   static S* out(void* x) { return static_cast<S*>(x); }
 
   static void load_(const void* x, float* y, Count n) {
-    map(
-        n, y, [](F u) { return u; }, in(x));
+    map([](F u) { return u; }, n, y, in(x));
   }
   static void store_(const float* x, void* y, Count n) {
-    map(
-        n, out(y), [](F u) { return u; }, x);
+    map([](F u) { return u; }, n, out(y), x);
   }
   static void add_to(const void* x, float* sum, Count n) {
-    map(
-        n, sum, [](F s, F u) { return s + u; }, static_cast<const float*>(sum), in(x));
+    map([](F s, F u) { return s + u; }, n, sum, static_cast<const float*>(sum), in(x));
   }
   static void accumulate(const float* x, void* y, Count n) {
-    map(
-        n, out(y), [](F o, F u) { return o + u; }, in(y), x);
+    map([](F o, F u) { return o + u; }, n, out(y), in(y), x);
   }
   static void blend(const void* x, float factor, float* sum, float keep, Count n) {
-    map(
-        n, sum, [=](F s, F u) { return s * keep + u * factor; }, static_cast<const float*>(sum), in(x));
+    map([=](F s, F u) { return s * keep + u * factor; }, n, sum, static_cast<const float*>(sum), in(x));
   }
 
   SHERD_INLINE static SumD8 block(const S* x) {
@@ -74,8 +69,7 @@ struct ConvertLoops {
       for (int k = 0; k < 32; k += lanes) add_squares(load(in(x) + i + k) - load(in(y) + i + k), k, sum);
     }
     float rest[32] = {};
-    map(
-        n - i, rest, [](F u, F v) { return u - v; }, in(x) + i, in(y) + i);
+    map([](F u, F v) { return u - v; }, n - i, rest, in(x) + i, in(y) + i);
     for (int k = 0; k < 32; k += lanes) add_squares(load(rest + k), k, sum);
     return sum.total();
   }

@@ -1,17 +1,11 @@
+#include "tensor/cpu/isa/philox.h"
 #include "tensor/cpu/isa/tables.h"
-#include "tensor/cpu/isa/vec.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
-using Q = std::uint64_t __attribute__((vector_size(4 * lanes)));
-
-// Products of the lower halves of 64-bit lanes, and the interleavings of such lanes within each 128 bits.
+// The interleavings of 64-bit lanes within each 128 bits.
 #if defined(SHERD_ISA_avx512)
-// Written with full masks because GCC 12 warns about the uninitialised operand inside the plain intrinsics.
-SHERD_INLINE Q multiply(Q a, Q b) {
-  return (Q)_mm512_maskz_mul_epu32(0xff, (__m512i)a, (__m512i)b);
-}
 SHERD_INLINE U low_halves(Q a, Q b) {
   return (U)_mm512_maskz_unpacklo_epi64(0xff, (__m512i)a, (__m512i)b);
 }
@@ -19,9 +13,6 @@ SHERD_INLINE U high_halves(Q a, Q b) {
   return (U)_mm512_maskz_unpackhi_epi64(0xff, (__m512i)a, (__m512i)b);
 }
 #elif defined(SHERD_ISA_avx2)
-SHERD_INLINE Q multiply(Q a, Q b) {
-  return (Q)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-}
 SHERD_INLINE U low_halves(Q a, Q b) {
   return (U)_mm256_unpacklo_epi64((__m256i)a, (__m256i)b);
 }
@@ -29,9 +20,6 @@ SHERD_INLINE U high_halves(Q a, Q b) {
   return (U)_mm256_unpackhi_epi64((__m256i)a, (__m256i)b);
 }
 #else
-SHERD_INLINE Q multiply(Q a, Q b) {
-  return (Q)_mm_mul_epu32((__m128i)a, (__m128i)b);
-}
 SHERD_INLINE U low_halves(Q a, Q b) {
   return (U)_mm_unpacklo_epi64((__m128i)a, (__m128i)b);
 }
@@ -48,22 +36,12 @@ SHERD_INLINE Q join(Q a, Q b) {
   return (a & 0xffffffffull) | (b << 32);
 }
 
-/// The round keys, kept in memory where each multiplication's sum can pick its own up.
-struct BroadcastKeys {
-  std::uint64_t even[10], odd[10];
-  explicit BroadcastKeys(std::uint64_t seed) {
-    std::uint32_t k0 = static_cast<std::uint32_t>(seed), k1 = static_cast<std::uint32_t>(seed >> 32);
-    for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
-      even[round] = k0, odd[round] = k1;
-  }
-};
-
 /// Two independent chains of rounds side by side, to fill the time that each multiplication takes.
 constexpr int chains = 2;
 
 /// base/random.h's philox() for the chains·lanes/2 blocks from `index` on: words[k] holds stream elements
 /// 4·index + k·lanes and following, one per lane.
-SHERD_INLINE void philox(const BroadcastKeys& keys, std::uint64_t stream, std::uint64_t index,
+SHERD_INLINE void philox(const RoundKeys& keys, std::uint64_t stream, std::uint64_t index,
                          U (&words)[2 * chains]) {
   // One block per 64-bit lane; only the lower half of each lane means anything, as the multiplications read
   // no more. Lane 2q + k computes the block that the interleaving at the end moves to 128-bit part q of
@@ -83,7 +61,8 @@ SHERD_INLINE void philox(const BroadcastKeys& keys, std::uint64_t stream, std::u
   for (int round = 0; round < 10; ++round) {
 #pragma GCC unroll 2
     for (int chain = 0; chain < chains; ++chain) {
-      const Q p0 = multiply(c0[chain], all64(0xD2511F53u)), p1 = multiply(c2[chain], all64(0xCD9E8D57u));
+      const Q p0 = multiply_even((U)c0[chain], all(0xD2511F53u)),
+              p1 = multiply_even((U)c2[chain], all(0xCD9E8D57u));
       c0[chain] = (p1 >> 32) ^ c1[chain] ^ all64(keys.even[round]);
       c1[chain] = p1;
       c2[chain] = (p0 >> 32) ^ c3[chain] ^ all64(keys.odd[round]);
@@ -107,7 +86,7 @@ struct DropoutLoops {
       const F kept = (I)(word >> 8) >= (I)all(threshold) ? u * factor : F{};
       return with_residual ? r + kept : kept;
     };
-    const BroadcastKeys keys(seed);
+    const RoundKeys keys(seed);
     constexpr Count step_size = 2 * chains * lanes;
     U words[2 * chains];
     Count i = 0;

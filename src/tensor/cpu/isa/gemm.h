@@ -18,9 +18,9 @@ struct GemmFinish {
 
 /// A part of the inner extent of packed operands, in units.
 struct GemmPart {
-  std::int64_t units = 0;  ///< that were packed
+  std::int64_t units = 0;  ///< units that were packed
   std::int64_t first = 0, count = 0;
-  bool add = false;  ///< to what c holds
+  bool add = false;  ///< the sums are added to what c holds
 };
 
 struct GemmOps {

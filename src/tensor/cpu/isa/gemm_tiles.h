@@ -34,7 +34,7 @@ struct Finished {
   Count c_stride;
   bool add;
   const GemmFinish& finish;
-  Count col, cols;  ///< of the result; the sliver may be wider
+  Count col, cols;  ///< columns of the result; the sliver may be wider
 
   SHERD_INLINE F begin(Count row, int part) const {
     if (add) __builtin_prefetch(c + row * c_stride + part * lanes);

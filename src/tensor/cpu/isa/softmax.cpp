@@ -33,8 +33,7 @@ struct SoftmaxLoops {
 
   static float block_sum(const S* x, Count n, float maximum) {
     Sum32<S> sum;
-    for_each_32(
-        n, [&](int p, I real, F u) { sum.part[p] += real ? exp_for<S>(u - maximum) : F{}; }, x);
+    for_each_32([&](int p, I real, F u) { sum.part[p] += real ? exp_for<S>(u - maximum) : F{}; }, n, x);
     return sum.total();
   }
 
@@ -65,8 +64,7 @@ struct SoftmaxLoops {
 
   static void gradient(void* row, Count n, float lse, float factor) {
     S* x = static_cast<S*>(row);
-    map(
-        n, x, [=](F u) { return exp_for<S>(u - lse) * factor; }, static_cast<const S*>(x));
+    map([=](F u) { return exp_for<S>(u - lse) * factor; }, n, x, static_cast<const S*>(x));
   }
 };
 

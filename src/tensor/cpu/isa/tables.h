@@ -16,35 +16,24 @@ using Count = std::int64_t;
 /// Index of a storage type in the tables below. Arithmetic is fp32 for all three; fp64 has loops of its own.
 enum StorageIndex { storage_f32, storage_bf16, storage_f16, storage_count };
 
+using Unary = void(const void* x, void* out, Count n);
+using Binary = void(const void* a, const void* b, void* out, Count n);
+
 /// Loops over n elements of one storage type. Unless typed, pointers are to elements of that type. An output
 /// may be one of the inputs.
 struct ElementwiseOps {
-  void (*add)(const void* a, const void* b, void* out, Count n);
-  void (*subtract)(const void* a, const void* b, void* out, Count n);
-  void (*multiply)(const void* a, const void* b, void* out, Count n);
-  void (*divide)(const void* a, const void* b, void* out, Count n);
+  Binary *add, *subtract, *multiply, *divide;
   void (*scale)(const void* x, float factor, void* out, Count n);
-  void (*gelu_tanh)(const void* x, void* out, Count n);
-  void (*gelu_tanh_backward)(const void* x, const void* dy, void* dx, Count n);
-  void (*gelu_erf)(const void* x, void* out, Count n);
-  void (*gelu_erf_backward)(const void* x, const void* dy, void* dx, Count n);
-  void (*sigmoid)(const void* x, void* out, Count n);
-  void (*sigmoid_backward)(const void* x, const void* dy, void* dx, Count n);
-  void (*exp)(const void* x, void* out, Count n);
-  void (*exp_backward)(const void* x, const void* dy, void* dx, Count n);
-  void (*log)(const void* x, void* out, Count n);
-  void (*log_backward)(const void* x, const void* dy, void* dx, Count n);
-  void (*tanh)(const void* x, void* out, Count n);
-  void (*tanh_backward)(const void* y, const void* dy, void* dx, Count n);
-  void (*relu)(const void* x, void* out, Count n);
-  void (*relu_backward)(const void* y, const void* dy, void* dx, Count n);
-  void (*swiglu)(const void* gate, const void* up, void* out, Count n);
-  void (*swiglu_backward)(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
   /// dx = (x - y)·factor
   void (*scaled_difference)(const void* x, const void* y, float factor, void* dx, Count n);
-  /// max(x, 0) - x·t + log(1 + e^-|x|), and its derivative by x, sigmoid(x) - t
-  void (*logistic_loss)(const void* x, const void* t, void* out, Count n);
-  void (*logistic_slope)(const void* x, const void* t, void* out, Count n);
+  Unary *gelu_tanh, *gelu_erf, *sigmoid, *exp, *log, *tanh, *relu;
+  /// From x and dy.
+  Binary *gelu_tanh_backward, *gelu_erf_backward, *sigmoid_backward, *exp_backward, *log_backward;
+  Binary *tanh_backward, *relu_backward;  ///< from y and dy
+  Binary* swiglu;                         ///< from gate and up
+  void (*swiglu_backward)(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
+  /// max(x, 0) - x·t + log(1 + e^-|x|), and its derivative by x, sigmoid(x) - t, from x and t.
+  Binary *logistic_loss, *logistic_slope;
   /// Rotates one head of 2·half elements, pairs (i, i + half), by direction (1 or -1) times the angles behind
   /// cosine[half] and sine[half].
   void (*rotate)(const void* x, const float* cosine, const float* sine, float direction, void* out,

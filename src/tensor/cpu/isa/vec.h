@@ -224,8 +224,8 @@ SHERD_INLINE void store_pair(S* to, Pair pair) {
 }
 
 /// out[i] = f(xs[i]...) for i in [0, n).
-template <class Out, class Fn, class... In>
-SHERD_INLINE void map(std::int64_t n, Out* out, Fn f, const In*... xs) {
+template <class Fn, class Out, class... In>
+SHERD_INLINE void map(Fn f, std::int64_t n, Out* out, const In*... xs) {
   constexpr bool split = (same_type<Out, In> && ...);
   const auto both = [&](auto... x) { return Pair{f(x.a...), f(x.b...)}; };
   std::int64_t i = 0;
@@ -335,7 +335,7 @@ SHERD_INLINE void add_squares(F f, int offset, SumD8& sum) {
 /// within groups of 32. The last group is filled up with zeros, and `real` is the mask of the lanes that are
 /// not filling.
 template <class Fn, class S, class... In>
-SHERD_INLINE void for_each_32(std::int64_t n, Fn f, const S* first, const In*... others) {
+SHERD_INLINE void for_each_32(Fn f, std::int64_t n, const S* first, const In*... others) {
   static_assert((same_type<S, In> && ...));
   const I everywhere = I{} == I{};
   const auto both = [&](int p, I real_a, I real_b, auto... x) {

@@ -23,7 +23,8 @@ struct StoredArguments {
   using C = Compute<S>;
   const S* qkv;
   S *keys, *values, *out;  ///< out may be null
-  C *parts, *tops, *sums;  ///< of [row, head, chunk], not divided yet; null where there is but one chunk
+  C *parts, *tops,
+      *sums;  ///< results by [row, head, chunk], not divided yet; null where there is but one chunk
   const std::int32_t* places;
   Count width, capacity;
   int seq, heads, kv_heads, dim;
@@ -42,11 +43,11 @@ struct StoredArguments {
 /// `old` ones from the store, the rest from rows of the call.
 template <class S>
 struct StoredRow {
-  int sequence, index, counting;  ///< and which of its rows this is, and how many of them count
-  int begin, position;            ///< of the sequence's first row, and of this one
+  int sequence, index, counting;  ///< its sequence, which of its rows it is, and how many of them count
+  int begin, position;            ///< positions of the sequence's first row and of this one
   int count, first, old;          ///< keys, none for a row that does not count; position of the first one
   unsigned ring, first_place;
-  S *keys, *values;           ///< of the text, in the store
+  S *keys, *values;           ///< the text's rows in the store
   const S *queries, *latest;  ///< in qkv; the latest key is the row's own
 
   __device__ StoredRow(const StoredArguments<S>& a, int g)

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "tensor/cuda/attention/attention_library.h"
-#include "tensor/cuda/attention/attention_mma.cuh"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -32,8 +31,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
   const TileIndex index = parts.find(a, a.heads, tile, a.seen.ahead < a.seq);
   if (index.empty) return;
   const Count q0 = index.first, numbered = a.first_score_of(index.batch, index.head);
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   load_tile<Shape, false>(a, rows + q0 * a.width + a.query_col(index.head), a.width, a.seq - q0, queries);
@@ -134,8 +132,7 @@ __global__ void __launch_bounds__(attention_threads, Shape::parts == 1 ? 2 : 0)
   if (index.empty) return;
   const Count q0 = index.first, out_row = Count{a.heads} * a.dim;
   const Count numbered = a.first_score_of(index.batch, index.head);
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   const int g = index.head / a.group(), dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   const Count own = q0 * a.width + a.query_col(index.head);
@@ -193,8 +190,7 @@ __global__ void __launch_bounds__(attention_threads)
   const TileIndex index = parts.find(a, a.kv_heads, tile, false);
   if (index.empty) return;
   const Count k0 = index.first, out_row = Count{a.heads} * a.dim;
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   const int g = index.head, dim = static_cast<int>(a.dim);
   const S* rows = a.qkv + index.row(a) * a.width;
   load_tile<Shape, false>(a, rows + k0 * a.width + a.key_col(g), a.width, a.seq - k0, keys);

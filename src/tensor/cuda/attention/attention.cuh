@@ -12,6 +12,14 @@ namespace sherd::tensor::SHERD_CUDA {
 
 inline constexpr int attention_threads = 256, attention_side = 16;
 
+/// A thread's place in the square of its block.
+__device__ inline int thread_row() {
+  return static_cast<int>(threadIdx.x) / attention_side;
+}
+__device__ inline int thread_column() {
+  return static_cast<int>(threadIdx.x) % attention_side;
+}
+
 /// Sizes for heads of up to `most` elements: tiles of `tile` rows, `r` per thread.
 template <class C, int most_dim, int rows_per_thread>
 struct AttentionShape {
@@ -38,7 +46,7 @@ struct AttentionArguments {
   Compute<S> scale;
   SeenKeys seen;
   bool packs;               ///< rows can be read by four elements
-  std::uint32_t threshold;  ///< of dropout; 0 without
+  std::uint32_t threshold;  ///< dropout's keep_threshold(); 0 without dropout
   Compute<S> factor;        ///< 1/(1 - p)
   RandomKey key;
   Count score_heads, score_seq, first_score;  ///< as in AttentionExtents
@@ -60,7 +68,7 @@ struct AttentionArguments {
 
 /// The work of a block: a tile of queries or keys of one head, in rows that see each other and no others.
 struct TileIndex {
-  Count batch, begin;  ///< these rows: of which sequence, from which one on
+  Count batch, begin;  ///< sequence that these rows are of, and the first of them
   Count first;         ///< the tile's first one among them
   int head;
   bool empty = false;  ///< there is no such tile
@@ -145,8 +153,7 @@ __device__ void load_tile(const AttentionArguments<S>& a, const S* from, Count s
 template <class Shape, class C>
 __device__ void dot_tiles(const C* left, const C* right, int row, int dim, C (&scores)[Shape::r][Shape::r]) {
   constexpr int r = Shape::r, vec = Shape::vec;
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   for (int i = 0; i < r; ++i)
     for (int c = 0; c < r; ++c) scores[i][c] = 0;
   for (int d = 0; d < dim; d += vec) {
@@ -169,8 +176,7 @@ __device__ void dot_tiles(const C* left, const C* right, int row, int dim, C (&s
 /// Puts a thread's scores where add_product() reads them.
 template <class Shape, class C>
 __device__ void store_scores(const C (&scores)[Shape::r][Shape::r], C* to) {
-  const int ty = static_cast<int>(threadIdx.x) / attention_side,
-            tx = static_cast<int>(threadIdx.x) % attention_side;
+  const int ty = thread_row(), tx = thread_column();
   SHERD_UNROLL
   for (int i = 0; i < Shape::r; ++i) {
     SHERD_UNROLL
@@ -193,8 +199,7 @@ struct RowSums {
   /// += scores[tile, tile]·right[tile, dim], where the places of `right` are the columns of the scores.
   __device__ void add_product(const C* scores, const C* right, int row, int dim) {
     constexpr int r = Shape::r, vec = Shape::vec;
-    const int ty = static_cast<int>(threadIdx.x) / attention_side,
-              tx = static_cast<int>(threadIdx.x) % attention_side;
+    const int ty = thread_row(), tx = thread_column();
     for (int j = 0; j < Shape::tile; j += vec) {
       Pack<C, vec> p[r];
       SHERD_UNROLL
@@ -219,8 +224,7 @@ struct RowSums {
   /// Rounds row i, times factor(i), to the rows of a matrix; rows from `count` on are left out.
   template <class S, class Fn>
   __device__ void store(S* to, Count stride, Count count, Count dim, const Fn& factor) const {
-    const int ty = static_cast<int>(threadIdx.x) / attention_side,
-              tx = static_cast<int>(threadIdx.x) % attention_side;
+    const int ty = thread_row(), tx = thread_column();
     SHERD_UNROLL
     for (int i = 0; i < Shape::r; ++i) {
       const int row = ty * Shape::r + i;
@@ -253,5 +257,20 @@ __device__ unsigned kept_scores(const AttentionArguments<S>& a, Count first, Cou
   }
   return bits >> shift;
 }
+
+/// The kernels of attention by tensor cores (attention_mma.cu), for bf16 and f16: the forward pass, and the
+/// gradients of queries and of keys and values. Their work is cut into tiles of `mma_tile` queries, or keys.
+enum class MmaKernel : std::uint8_t { forward, dq, dkv };
+inline constexpr int mma_tile = 64;
+
+/// Whether they take this call: heads of up to 128 elements in steps of 16, aligned to 16 bytes, and where
+/// the GPU's blocks have the shared memory.
+template <class S>
+bool mma_takes(const Target& target, const AttentionArguments<S>& a);
+
+/// Queues one, for tiles of `parts` by so many blocks.
+template <class S, class Parts>
+void launch_mma(MmaKernel kernel, const Target& target, const AttentionArguments<S>& a, const Parts& parts,
+                unsigned blocks);
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "device/cuda/tensor_cores.cuh"
-#include "tensor/cuda/attention/attention_mma.cuh"
+#include "tensor/cuda/attention/attention.cuh"
 
 // The parts of attention's kernels by tensor cores (FlashAttention-2, Dao 2023), for 16-bit dtypes. A block
 // has four warps; each owns 16 rows of a tile of 64, and goes through tiles of other rows in shared memory.
@@ -23,9 +23,10 @@ struct MmaShape {
   static constexpr int dim = most_dim, steps = dim / 16, columns = dim / 8;
   static constexpr int row = dim + 8;  ///< from row to row in shared memory: eight of them meet all banks
   static constexpr int tile = dim <= 64 ? 64 : 32;   ///< rows of the tiles that a gradient goes through
-  static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< those of them at a time whose scores fit registers
-  static constexpr int blocks = dim <= 64 ? 3 : 2;   ///< that registers let a processor hold, of one sum
-  static constexpr bool held = dim <= 64;            ///< a gradient of keys has registers for keys and values
+  static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< rows at a time whose scores fit registers
+  static constexpr int blocks =
+      dim <= 64 ? 3 : 2;                   ///< blocks with one sum that a processor has registers for
+  static constexpr bool held = dim <= 64;  ///< a gradient of keys has registers for keys and values
 
   static constexpr std::size_t forward_bytes = 2 * mma_tile * row * sizeof(S);
   static constexpr std::size_t dq_bytes = 4 * tile * row * sizeof(S);

@@ -24,8 +24,14 @@ class AttentionLibrary {
   virtual bool backward(const AttentionCall& call, bool deterministic) = 0;
 };
 
-/// cuDNN's, which may lend itself to calls that are deferred. One that takes no call in a build without it
+/// cuDNN's attention, which deferred calls may keep alive. One that takes no call in a build without cuDNN
 /// (cudnn/stub), or where it cannot be loaded.
 std::shared_ptr<AttentionLibrary> make_attention_library(const device::SHERD_CUDA::Target& target);
+
+/// Packed projections by kind, [Q | K | V], from those by group (tensor::Attention), or with `by_group` back:
+/// `rows` rows of elements of two bytes, whose heads are multiples of 16 bytes. So one stride leads from
+/// query head to query head. `from` and `to` do not overlap, and begin at multiples of 16 bytes.
+void regroup_heads(const device::SHERD_CUDA::Target& target, const AttentionExtents& e, const void* from,
+                   void* to, std::int64_t rows, bool by_group);
 
 }  // namespace sherd::tensor::SHERD_CUDA

@@ -1,5 +1,3 @@
-#include "tensor/cuda/attention/attention_mma.cuh"
-
 #include <algorithm>
 
 #include "tensor/cuda/attention/attention_fragments.cuh"

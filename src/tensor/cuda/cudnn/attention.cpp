@@ -12,7 +12,6 @@
 #include "base/log.h"
 #include "device/cuda/driver.h"
 #include "tensor/cuda/attention/attention_library.h"
-#include "tensor/cuda/attention/regroup.h"
 #include "tensor/cuda/cudnn/attention_graph.h"
 #include "tensor/cuda/cudnn/cudnn_functions.h"
 #include "tensor/cuda/cudnn/plan_cache.h"
@@ -145,7 +144,7 @@ class CudnnAttention final : public AttentionLibrary {
   struct BatchCut {
     const Plan* whole = nullptr;  ///< none: the library has no kernel
     PlanKey key{};
-    Count batch = 0;  ///< of the whole slice
+    Count batch = 0;  ///< sequences of the whole slice
     bool regrouped = false;
   };
 

@@ -18,17 +18,30 @@ namespace {
 
 using Count = std::int64_t;
 
+/// Keys, values or their gradients as they lie in the packed projections, and with rows and columns
+/// exchanged.
+GraphTensor key_node(OperationGraph& graph, const GraphSlice& s, Enum type, Id id) {
+  return graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim}, {s.batch_stride, s.kv_stride, s.row, 1},
+                      OperationGraph::Kind::memory, id);
+}
+GraphTensor transposed_key_node(OperationGraph& graph, const GraphSlice& s, Enum type, Id id) {
+  return graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq}, {s.batch_stride, s.kv_stride, 1, s.row},
+                      OperationGraph::Kind::memory, id);
+}
+/// Queries or their gradients likewise.
+GraphTensor query_node(OperationGraph& graph, const GraphSlice& s, Enum type, Id id) {
+  return graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
+                      OperationGraph::Kind::memory, id);
+}
+
 /// The tensors that both graphs have.
 struct Inputs {
   GraphTensor q, k_transposed, lse;
   Extents4 scores, rows;  ///< [batch, heads, seq, seq] and [batch, heads, seq, 1]
 
   Inputs(OperationGraph& graph, const GraphSlice& s, Enum type)
-      : q(graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
-                       OperationGraph::Kind::memory, q_id)),
-        k_transposed(graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq},
-                                  {s.batch_stride, s.kv_stride, 1, s.row}, OperationGraph::Kind::memory,
-                                  k_id)),
+      : q(query_node(graph, s, type, q_id)),
+        k_transposed(transposed_key_node(graph, s, type, k_id)),
         lse(graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq, 1}, {s.heads * s.seq, s.seq, 1, 1},
                          OperationGraph::Kind::memory, lse_id)),
         scores{s.batch, s.heads, s.seq, s.seq},
@@ -57,9 +70,7 @@ void transposed_product(OperationGraph& graph, const GraphSlice& s, Enum type, c
   const GraphTensor view = graph.tensor(type, transposed, {s.heads * s.seq * s.seq, s.seq * s.seq, 1, s.seq},
                                         OperationGraph::Kind::between);
   graph.view(rows, view);
-  const GraphTensor to =
-      graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim}, {s.batch_stride, s.kv_stride, s.row, 1},
-                   OperationGraph::Kind::memory, id);
+  const GraphTensor to = key_node(graph, s, type, id);
   if (s.heads == s.kv_heads) return graph.matmul(view, columns, to);
   const GraphTensor every = graph.between({s.batch, s.heads, s.seq, s.dim}, type);
   graph.matmul(view, columns, every);
@@ -86,10 +97,7 @@ bool stays_aligned(const AttentionExtents& e, const GraphSlice& slice) {
 OperationGraph forward_graph(const GraphSlice& s, Enum type, bool causal) {
   OperationGraph graph;
   const Inputs in(graph, s, type);
-  const GraphTensor v =
-      graph.tensor(type, {s.batch, s.kv_heads, s.seq, s.dim}, {s.batch_stride, s.kv_stride, s.row, 1},
-                   OperationGraph::Kind::memory, v_id);
-  const GraphTensor out = result_node(graph, s, type, out_id);
+  const GraphTensor v = key_node(graph, s, type, v_id), out = result_node(graph, s, type, out_id);
   GraphTensor scores = graph.between(in.scores);
   graph.matmul(in.q, in.k_transposed, scores);
   scores = graph.pointwise(CUDNN_POINTWISE_MUL, scores, graph.number(scale_id));
@@ -110,9 +118,7 @@ OperationGraph forward_graph(const GraphSlice& s, Enum type, bool causal) {
 OperationGraph backward_graph(const GraphSlice& s, Enum type, bool causal, bool deterministic) {
   OperationGraph graph;
   const Inputs in(graph, s, type);
-  const GraphTensor v_transposed =
-      graph.tensor(type, {s.batch, s.kv_heads, s.dim, s.seq}, {s.batch_stride, s.kv_stride, 1, s.row},
-                   OperationGraph::Kind::memory, v_id);
+  const GraphTensor v_transposed = transposed_key_node(graph, s, type, v_id);
   const GraphTensor out = result_node(graph, s, type, out_id), dout = result_node(graph, s, type, dout_id);
   const GraphTensor products = graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.heads, s.seq, s.dim},
                                             {s.heads * s.seq * s.dim, s.seq * s.dim, s.heads * s.dim, 1},
@@ -143,9 +149,7 @@ OperationGraph backward_graph(const GraphSlice& s, Enum type, bool causal, bool 
       graph.tensor(CUDNN_DATA_FLOAT, {s.batch, s.kv_heads, s.seq, s.dim},
                    {s.batch_stride, s.kv_stride, s.row, 1}, OperationGraph::Kind::between);
   graph.view(in.k_transposed, keys);
-  const GraphTensor dq =
-      graph.tensor(type, {s.batch, s.heads, s.seq, s.dim}, {s.batch_stride, s.head_stride, s.row, 1},
-                   OperationGraph::Kind::memory, dq_id);
+  const GraphTensor dq = query_node(graph, s, type, dq_id);
   if (deterministic) {
     graph.matmul(slopes, keys, dq);
     return graph;

@@ -29,8 +29,8 @@ enum Id : std::int64_t {
 /// and the strides of its tensors.
 struct GraphSlice {
   std::int64_t batch, heads, kv_heads, seq, dim;
-  std::int64_t batch_stride, head_stride, kv_stride, row;  ///< of the packed projections
-  std::int64_t out_batch_stride, out_row;                  ///< of the result, whose heads are dim apart
+  std::int64_t batch_stride, head_stride, kv_stride, row;  ///< strides of the packed projections
+  std::int64_t out_batch_stride, out_row;  ///< strides of the result, whose heads are dim apart
   auto operator<=>(const GraphSlice&) const = default;
 };
 

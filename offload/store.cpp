@@ -3,10 +3,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "offload/file/charge.h"
+#include "offload/file/host_memory.h"
 #include "offload/file/swap_file.h"
 #include "offload/io_backend.h"
-#include "offload/queue/page_checksums.h"
 #include "offload/queue/transfer_queue.h"
 
 namespace sherd::offload {
@@ -65,8 +64,6 @@ const std::string& Span::name() const {
   return extent_ ? extent_->name : none;
 }
 
-Io::Io(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-
 Io& Io::operator=(Io&& other) noexcept {
   Io before(std::move(*this));
   transfer_ = std::move(other.transfer_);
@@ -119,17 +116,17 @@ Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
 }
 
 DeferredRead& DeferredRead::operator=(DeferredRead&& other) noexcept {
-  drop();
+  cancel();
   transfer_ = std::move(other.transfer_);
   return *this;
 }
 
 DeferredRead::~DeferredRead() {
-  drop();
+  cancel();
 }
 
-void DeferredRead::drop() noexcept {
-  if (const auto transfer = std::move(transfer_)) transfer->queue->drop_deferred(transfer);
+void DeferredRead::cancel() noexcept {
+  if (const auto transfer = std::move(transfer_)) transfer->queue->cancel_deferred(transfer);
 }
 
 Io DeferredRead::start(void* to) {

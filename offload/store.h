@@ -5,8 +5,8 @@
 //
 // To change, look at:
 // - the interface, and memory that is lent to transfers: store.h; buffers: buffer_pool.h
-// - how transfers are cut, ordered and watched: queue/ (piece.h cuts, transfer_queue.h orders, io_thread.h
-//   runs, page_checksums.h checks)
+// - how transfers are cut, ordered and watched: queue/ (transfer.h cuts and checks, transfer_queue.h orders,
+//   io_thread.h runs)
 // - the file, its lock and its space: file/swap_file.h
 // - who moves bytes: io_backend.h; uring/ (with a stub/), threads/
 
@@ -94,7 +94,7 @@ class Io {
   void wait();
 
  private:
-  explicit Io(std::shared_ptr<Transfer> transfer);
+  explicit Io(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
   friend class DeferredRead;
@@ -114,7 +114,7 @@ class DeferredRead {
 
  private:
   explicit DeferredRead(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-  void drop() noexcept;
+  void cancel() noexcept;
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
 };

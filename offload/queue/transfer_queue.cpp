@@ -9,7 +9,6 @@
 #include "base/threads.h"
 #include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
-#include "offload/queue/page_checksums.h"
 
 namespace sherd::offload {
 namespace {
@@ -78,13 +77,8 @@ std::shared_ptr<Extent> TransferQueue::extend(std::string name, std::uint64_t by
 
 std::shared_ptr<Transfer> TransferQueue::add(std::shared_ptr<Extent> extent, bool write, std::uint64_t offset,
                                              std::byte* memory, std::size_t bytes) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->queue = shared_from_this();
-  transfer->extent = std::move(extent);
-  transfer->write = write;
-  transfer->offset = offset;
+  auto transfer = std::make_shared<Transfer>(shared_from_this(), std::move(extent), write, offset, bytes);
   transfer->memory = memory;
-  transfer->bytes = bytes;
   std::shared_ptr<LentMemory> owner;  // to go, if it is the last, when the lock is free: it takes itself back
   {
     std::lock_guard lock(mutex_);
@@ -126,11 +120,7 @@ void TransferQueue::unblock_followers(Transfer& transfer) {
 
 std::shared_ptr<Transfer> TransferQueue::defer_read(std::shared_ptr<Extent> extent, std::uint64_t offset,
                                                     std::size_t bytes) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->queue = shared_from_this();
-  transfer->extent = std::move(extent);
-  transfer->offset = offset;
-  transfer->bytes = bytes;
+  auto transfer = std::make_shared<Transfer>(shared_from_this(), std::move(extent), false, offset, bytes);
   transfer->deferred = true;
   std::lock_guard lock(mutex_);
   if (broken_) broken_->raise();
@@ -153,7 +143,7 @@ void TransferQueue::start_deferred(const std::shared_ptr<Transfer>& transfer, st
   backend->wake();
 }
 
-void TransferQueue::drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept {
+void TransferQueue::cancel_deferred(const std::shared_ptr<Transfer>& transfer) noexcept {
   {
     std::lock_guard lock(mutex_);
     if (transfer->done) return;  // with the store

@@ -50,7 +50,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
                                        std::size_t bytes);
   void start_deferred(const std::shared_ptr<Transfer>& transfer, std::byte* memory);
   /// Ends it unread.
-  void drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept;
+  void cancel_deferred(const std::shared_ptr<Transfer>& transfer) noexcept;
   /// Waits until the transfer is done, at most the store's deadline; then breaks the store. Throws its
   /// failure.
   void wait(Transfer& transfer);

@@ -67,8 +67,8 @@ class ProcessGroups {
   std::array<Communicator*, axis_count> groups_{};
   bool others_exist_;
   std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
-  std::vector<std::pair<Axis, Communicator*>> further_;  ///< of another()
-  std::map<Axis, Communicator*> apart_;                  ///< of these, the ones of apart()
+  std::vector<std::pair<Axis, Communicator*>> further_;  ///< those that another() made
+  std::map<Axis, Communicator*> apart_;                  ///< the one that apart() gives, by axis
 };
 
 }  // namespace sherd::comm

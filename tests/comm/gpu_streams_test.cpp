@@ -59,7 +59,7 @@ TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
   worker->begin({}, 0);
   worker->copy(to.raw(), from.raw(), to.bytes());
   ASSERT_NE(std::memcmp(to.raw(), from.raw(), to.bytes()), 0) << "the device is not lazy";
-  worker->abandon();
+  worker->drain();
   EXPECT_EQ(std::memcmp(to.raw(), from.raw(), to.bytes()), 0);
 }
 

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 struct Fates {
   std::mutex mutex;
   int starts_left = 0;  ///< before one fails
-  std::vector<const Call*> started, given_up;
+  std::vector<const Call*> started, cancelled;
 };
 
 /// The first of two ranks, of which the other never moves.
@@ -46,10 +46,10 @@ class Unmoved final : public Backend {
     for (; !ready(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
       if (deadline.passed()) sherd::fail(ErrorKind::comm, "too late");
   }
-  void abandon(Call& transfer) noexcept override {
+  void cancel(Call& transfer) noexcept override {
     EXPECT_FALSE(failure().empty()) << "peers go on";
     std::lock_guard lock(fates_.mutex);
-    fates_.given_up.push_back(&transfer);
+    fates_.cancelled.push_back(&transfer);
   }
   void wake() noexcept override {}
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
@@ -83,7 +83,7 @@ TEST(Group, GivesUpWhatItStartedWhereALaterStartFails) {
   for (Work& work : works)
     EXPECT_THAT(error_of(ErrorKind::memory, [&] { work.wait(); }), HasSubstr("no room for a copy"));
   EXPECT_EQ(fates.started.size(), 3u);
-  EXPECT_EQ(fates.given_up, fates.started);
+  EXPECT_EQ(fates.cancelled, fates.started);
 }
 
 TEST(Group, GivesUpATransferThatFailsToStart) {
@@ -92,7 +92,7 @@ TEST(Group, GivesUpATransferThatFailsToStart) {
   Fates fates;
   const auto group = make_group(std::make_unique<Unmoved>(fates));
   error_of(ErrorKind::memory, [&] { group->send(x, 1); });
-  EXPECT_EQ(fates.given_up, fates.started);
+  EXPECT_EQ(fates.cancelled, fates.started);
 }
 
 // ---- leaving ----

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -41,6 +42,12 @@ BoardLayout BoardLayout::of_processes(int ranks, bool spans) {
 
 std::size_t BoardLayout::segment_bytes() const {
   return Board::Places(*this).end;
+}
+
+std::shared_ptr<std::byte> BoardLayout::allocate(int segments) const {
+  void* const memory = std::aligned_alloc(page, segment_bytes() * static_cast<std::size_t>(segments));
+  if (!memory) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), [](std::byte* each) { std::free(each); }};
 }
 
 void Board::prepare(std::byte* segment, const BoardLayout& layout) {

@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/exchange/announcements.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/descriptor.h"
-#include "comm/exchange/health.h"
 #include "comm/exchange/waiting.h"
 
 namespace sherd::comm {
@@ -56,21 +54,33 @@ struct BoardLayout {
   /// too.
   static BoardLayout of_processes(int ranks, bool spans);
   std::size_t segment_bytes() const;
+  /// Memory of this process for so many segments.
+  std::shared_ptr<std::byte> allocate(int segments) const;
+};
+
+/// Whether a group still works. A failed group stays failed; its sub-groups fail with it. Thread-safe.
+class Health {
+ public:
+  virtual ~Health() = default;
+  virtual bool failed() const noexcept = 0;
+  /// The first failure's text, the same on all ranks; empty while all is well.
+  virtual std::string failure() const = 0;
 };
 
 /// How a rank waits, and for whom.
 struct BoardSettings {
-  std::string name;        ///< of the group, for messages: "mpi(4)"
+  std::string name;        ///< the group's, for messages: "mpi(4)"
   std::vector<int> ranks;  ///< the board's ranks by their numbers in the group
   std::vector<int> world;  ///< the group's ranks by their numbers in the world
   double timeout_seconds = 1800;
   bool crowded = false;            ///< more ranks than cores: yield rather than spin
   std::function<bool(int)> gone;   ///< true when a rank's process has ended; null where that cannot be known
   std::shared_ptr<Health> parent;  ///< its failure is ours too
-  std::function<void(const std::string&)>
-      tell_failure;  ///< those who are not on this board; null where all are
+  /// Tells ranks that are not on this board of a failure; null where all are.
+  std::function<void(const std::string&)> tell_failure;
   /// Moves messages on while this rank waits here; true while some are under way. Null without messages.
   std::function<bool()> progress;
+  std::shared_ptr<const void> memory;  ///< the owner of the segments; null where they stay mapped
 };
 
 /// Shared memory on which ranks of one machine meet: barriers, descriptors, message slots, and the group's
@@ -80,7 +90,6 @@ struct BoardSettings {
 class Board final : public Health {
  public:
   /// segments[r] is rank r's part, segment_bytes() each, of which this rank's has been set up by prepare().
-  /// The memory must outlive the board.
   Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings);
   /// Constructs the objects in a rank's own segment; before any rank makes its Board.
   static void prepare(std::byte* segment, const BoardLayout& layout);
@@ -167,7 +176,7 @@ class Board final : public Health {
   BoardLayout layout_;
   std::vector<std::byte*> segments_;
   BoardSettings settings_;
-  std::uint64_t barriers_ = 0;  ///< of this rank
+  std::uint64_t barriers_ = 0;  ///< those that this rank has come to
   int spins_, yields_;
   Backoff backoff_;
   mutable std::mutex failure_mutex_;

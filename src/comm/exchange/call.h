@@ -73,7 +73,7 @@ struct Call {
   // Order with this rank's GPU (exchange/gpu/gpu_order.h); nothing of it without one.
   bool gpu = false;             ///< some tensor lies in memory of a GPU
   bool host = false;            ///< some tensor lies in the host's
-  device::Event ready;          ///< of the compute stream: before it no tensor may be touched
+  device::Event ready;          ///< the compute stream's: before it no tensor may be touched
   device::Event done;           ///< set by who runs the call: before it the tensors may be in use on a stream
   std::vector<Tensor> staging;  ///< memory beside the call's tensors that is in use as long as they are
   Tensor travelling;            ///< a staged transfer: the copy in the host's memory
@@ -155,6 +155,10 @@ std::size_t bytes_moved(const Call& call);
 /// The error message where the calls of these ranks of the world differ, or empty: `mismatched calls: rank 0
 /// called …; ranks 1, 2 called …`.
 std::string mismatch(const std::vector<CallSignature>& calls, const std::vector<int>& world_ranks);
+
+/// The error message of rank `rank` of the world where its own end of a transfer differs from the other end's
+/// call, or empty.
+std::string transfer_mismatch(const Call& transfer, const CallSignature& theirs, int rank);
 
 /// The error message for a wrong all_to_all, or empty, from every rank's counts of what it has for the others
 /// and then of what it expects of them, in rank order, as ranks tell each other. `world_rank`: the number in

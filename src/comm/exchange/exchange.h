@@ -9,12 +9,11 @@
 #include "comm/exchange/memory_transfers.h"
 #include "comm/exchange/sum_across.h"
 #include "comm/messages/message_transfers.h"
-#include "comm/messages/native_sums.h"
 
 namespace sherd::comm {
 
 /// The collectives of tensors that the processor reaches, and of GPUs that ranks of one process share, each
-/// written once over two transports: Machine between ranks that share memory, Messages between machines. A
+/// written once over two transports: MachineTransport between ranks that share memory, Messages between machines. A
 /// group on one machine has no messages; one without shared memory is of machines with a rank each.
 ///
 /// Between machines one copy goes to each machine that needs it, and its ranks take it from there through
@@ -36,7 +35,7 @@ class HostExchange : public CollectiveBackend {
   void start(Call& transfer) override;
   bool advance(Call& transfer) override;
   void await(const std::function<bool()>& ready, const std::vector<Call*>& active) override;
-  void abandon(Call& transfer) noexcept override;
+  void cancel(Call& transfer) noexcept override;
   void wake() noexcept override { board_->moved(board_->rank()).wake_all(); }
   void fail(const std::string& reason) noexcept override { board_->fail(reason); }
   std::string failure() const override { return board_->failure(); }
@@ -66,14 +65,15 @@ class HostExchange : public CollectiveBackend {
 
   /// Opens a round on this machine, and with a call's first round the call on the others.
   void open(const Call& call, std::vector<Offer> offers);
-  void gather(const Call& call, std::span<const GatheredPart> works, Offer::Kind kind = Offer::Kind::tensor);
+  void gather(const Call& call, std::span<const GatheredPart> works, OfferKind kind = OfferKind::tensor);
+  std::vector<std::int64_t> gather_words(const Call& call, std::span<const std::int64_t> mine);
   void cross_gather(std::span<const GatheredPart> works);
   void spread_gathered(const Call& call, std::span<const GatheredPart> works);
   void reduce(const Call& call, std::span<const Summed> works, bool spread);
-  void reduce_here(std::span<const Summed> works, std::size_t index, const Machine::View& view, bool spread);
+  void reduce_here(std::span<const Summed> works, std::size_t index, const MachineTransport::View& view, bool spread);
   void reduce_small(const Call& call);
-
-  void reduce_natively(Call& call);
+  bool sums_natively(const Call& call);
+  void sum_natively(const Call& call);
 
   void barrier(Call& call) override;
   void all_gather(Call& call) override;
@@ -84,15 +84,14 @@ class HostExchange : public CollectiveBackend {
   void agree(Call& call) override;
   std::vector<std::int64_t> open_all_to_all(Call& call);
 
-  void abandon_messages(const Call& call) noexcept;
-  void await_here(const std::function<bool()>& ready, const std::vector<Call*>& active);
+  void cancel_messages(const Call& call) noexcept;
   void await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active);
 
   std::shared_ptr<const Topology> topology_;
   int threads_;
   std::shared_ptr<Board> board_;
   std::unique_ptr<Messages> messages_;
-  Machine machine_;
+  MachineTransport machine_;
   MemoryTransfers memory_transfers_;
   std::unique_ptr<MessageTransfers> message_transfers_;
   ReduceScratch scratch_;

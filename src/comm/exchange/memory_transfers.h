@@ -12,7 +12,7 @@ namespace sherd::comm {
 /// functions of these names.
 class MemoryTransfers {
  public:
-  MemoryTransfers(Machine& machine, const Topology& topology)
+  MemoryTransfers(MachineTransport& machine, const Topology& topology)
       : machine_(machine),
         topology_(topology),
         sends_(topology.locals().size()),
@@ -30,7 +30,7 @@ class MemoryTransfers {
   bool drain_ring(Call& transfer);
   int peer_of(const Call& transfer) const { return topology_.local_index(transfer.peer); }
 
-  Machine& machine_;
+  MachineTransport& machine_;
   const Topology& topology_;
   std::vector<std::uint64_t> sends_, receives_;  ///< transfers started, by peer on the board
   std::vector<std::uint64_t> filled_slots_;      ///< sends whose bytes are all on their way, by peer

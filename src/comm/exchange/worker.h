@@ -15,7 +15,7 @@ struct ReduceSpec {
   ReduceOp op = ReduceOp::sum;
   double factor = 1;
   DType in = DType::f32, rounding = DType::f32, out = DType::f32;
-  const std::byte* onto = nullptr;  ///< what the sum begins with, or null
+  const std::byte* onto = nullptr;  ///< the sum begins with it; may be null
   DType onto_type = DType::f32;
 };
 
@@ -47,7 +47,7 @@ class Worker {
   /// After the work for a call; sets Call::done where it is not immediate.
   virtual void end(Call& call) = 0;
   /// After a failure: returns when nothing that was begun is under way any more.
-  virtual void abandon() noexcept {}
+  virtual void drain() noexcept {}
 
   /// Copies unless both are the same address. The ranges must not overlap otherwise.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/exchange/health.h"
+#include "comm/exchange/board.h"
 #include "comm/messages/port.h"
 
 namespace sherd::comm {

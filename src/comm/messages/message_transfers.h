@@ -21,7 +21,7 @@ class MessageTransfers {
   void start(Call& transfer);
   bool advance(Call& transfer);
   /// After an error.
-  void abandon(Call& transfer) noexcept;
+  void cancel(Call& transfer) noexcept;
 
  private:
   void send_payload(Call& transfer);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,12 @@
 #include "base/dtype.h"
 
 namespace sherd::comm {
+
+/// How long ranks may take to come and to set up a group: they start at different speeds, and a short deadline
+/// for collectives is not meant for that.
+inline double setup_seconds(double timeout_seconds) {
+  return std::max(60.0, timeout_seconds);
+}
 
 /// How long calls that wait for all ranks may take.
 struct Patience {
@@ -75,11 +82,11 @@ class Port {
   virtual int reduce_scatter(const void* from, void* to, std::size_t count, DType dtype);
   /// Collective, where it does: `to` becomes the sum over ranks of `from`.
   virtual int all_reduce(const void* from, void* to, std::size_t count, DType dtype);
-  /// Gives a receive up. False where the port may write its buffer all the same, as MPI does with a message
+  /// Cancels a receive. False where the port may write its buffer all the same, as MPI does with a message
   /// that was already arriving: then the memory must never be freed (keep_for_good()). Handles of messages
   /// that are done are passed over, here and in release().
   [[nodiscard]] virtual bool cancel(int request) noexcept = 0;
-  /// Gives a send up: what has not left its buffer is sent from a copy, so that messages after it stay whole.
+  /// Cancels a send: what has not left its buffer is sent from a copy, so that messages after it stay whole.
   /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
   [[nodiscard]] virtual bool release(int request) noexcept = 0;
 

@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <new>
-#include <optional>
 
 #include "base/random.h"
 #include "comm/exchange/exchange.h"
@@ -21,7 +18,7 @@ namespace {
 /// The ports and identities that a group of processes is made from.
 struct Origin {
   std::shared_ptr<Port> port;
-  std::shared_ptr<WindowRegistry> windows;  ///< of the world
+  std::shared_ptr<WindowRegistry> windows;  ///< the world's
   CommOptions options;
   std::shared_ptr<Health> parent;
 };
@@ -166,35 +163,23 @@ std::shared_ptr<const Topology> topology_of(const Port& port, const CommOptions&
   if (!options.shared_memory) return std::make_shared<Topology>(Topology::apart(port.rank(), port.size()));
   std::vector<std::uint64_t> machines = port.machines();
   std::map<std::uint64_t, int> ranks;
-  for (std::size_t r = 0; r < machines.size();
-       ++r)  // a board takes so many; others count as another machine's
-    machines[r] =
-        mix_seed(machines[r], static_cast<std::uint64_t>(ranks[machines[r]]++ / BoardLayout::max_ranks));
+  for (std::uint64_t& machine : machines)  // a board takes so many; others count as another machine's
+    machine = mix_seed(machine, static_cast<std::uint64_t>(ranks[machine]++ / BoardLayout::max_ranks));
   return std::make_shared<Topology>(port.rank(), machines);
 }
-
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
 
 /// A board of one rank, in memory of its own.
 std::shared_ptr<Board> make_own_board(BoardSettings settings) {
   const BoardLayout layout = BoardLayout::of_processes(1, true);
-  struct OwnedWindow {
-    std::unique_ptr<std::byte, FreeMemory> memory;
-    std::optional<Board> board;
-  };
-  auto owned = std::make_shared<OwnedWindow>();
-  owned->memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, layout.segment_bytes())));
-  if (!owned->memory) throw std::bad_alloc();
-  Board::prepare(owned->memory.get(), layout);
-  owned->board.emplace(0, layout, std::vector<std::byte*>{owned->memory.get()}, std::move(settings));
-  return {owned, &*owned->board};
+  const std::shared_ptr<std::byte> memory = layout.allocate(1);
+  Board::prepare(memory.get(), layout);
+  settings.memory = memory;
+  return std::make_shared<Board>(0, layout, std::vector<std::byte*>{memory.get()}, std::move(settings));
 }
 
 /// Collective over the group where it spans machines of which some have several ranks.
 Here make_here(const Origin& origin, const Topology& topology, BoardSettings settings) {
-  const Patience patience{setup_seconds(origin.options), cat("setting up ", settings.name)};
+  const Patience patience{setup_seconds(origin.options.timeout_seconds), cat("setting up ", settings.name)};
   const bool spans = topology.machines() > 1;
   if (topology.machines() == topology.size() && spans) return {nullptr, make_own_board(std::move(settings))};
   const auto port = spans ? origin.port->split(topology.machine(), topology.rank(), patience) : origin.port;
@@ -236,10 +221,6 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
 }
 
 }  // namespace
-
-double setup_seconds(const CommOptions& options) {
-  return std::max(60.0, options.timeout_seconds);
-}
 
 LaunchedWorld make_process_world(std::shared_ptr<Port> port, const CommOptions& options) {
   const LocalPlace place = port->place();

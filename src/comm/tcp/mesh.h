@@ -29,9 +29,9 @@ namespace sherd::comm {
 /// (messages/messages.h).
 class Mesh {
  public:
-  /// A message under way.
-  struct Transfer;
-  using Ticket = std::shared_ptr<Transfer>;
+  /// A send or receive under way.
+  struct Operation;
+  using Ticket = std::shared_ptr<Operation>;
 
   static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
@@ -52,7 +52,7 @@ class Mesh {
   int size() const { return static_cast<int>(links_.size()); }
   const std::vector<RankIdentity>& identities() const { return identities_; }
 
-  /// Without waiting; the memory must stay until done() or abort(). To a process that has ended it goes
+  /// Without waiting; the memory must stay until done() or cancel(). To a process that has ended it goes
   /// nowhere.
   Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
   /// The same with a copy of the memory.
@@ -63,7 +63,7 @@ class Mesh {
   bool done(const Ticket& ticket);
   /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
   /// memory for that the connection ends.
-  void abort(const Ticket& ticket) noexcept;
+  void cancel(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
 
@@ -96,7 +96,7 @@ class Mesh {
   void read_from(int rank, Link& link);
   void open_message(int rank, Link& link);
   void close_message(int rank, Link& link);
-  void finish(Transfer& receive, const Arrived& message);
+  void finish(Operation& receive, const Arrived& message);
   void keep(int rank, const Key& key, Arrived message);
   bool take_kept(const Key& key, Arrived& message);
 
@@ -108,7 +108,7 @@ class Mesh {
   std::mutex mutex_;
   std::map<Key, std::deque<Ticket>> asked_;     // guarded by mutex_; a key has receives or messages, not both
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
-  std::atomic<std::uint64_t> news_{0};          ///< changed under news_mutex_
+  std::atomic<std::uint64_t> news_{0};          // changed under news_mutex_
   std::mutex news_mutex_;
   Backoff backoff_;
   std::condition_variable told_;

@@ -30,7 +30,7 @@ class GpuRoute {
   /// As Backend's, for transfers of such tensors. start() sets Call::travelling or Call::greeting.
   virtual void start(Call& transfer);
   virtual bool advance(Call& transfer);
-  virtual void abandon(Call& transfer) noexcept { host_->abandon(transfer); }
+  virtual void cancel(Call& transfer) noexcept { host_->cancel(transfer); }
 
   /// Collective: the route of the group that a split made; `part` is null where this rank is in none.
   virtual std::unique_ptr<GpuRoute> split(int color, int key, Backend* part);

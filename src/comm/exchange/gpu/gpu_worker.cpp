@@ -25,7 +25,7 @@ class GpuWorker final : public Worker {
     for (const auto& left : events_.left) stream_.wait(left[published_ % 2]);
   }
   void end(Call& call) override { call.done = stream_.record(); }
-  void abandon() noexcept override {
+  void drain() noexcept override {
     try {
       stream_.record().wait(gpu_->deadline(), "a failed collective");
     } catch (const std::exception& error) {

@@ -1,4 +1,4 @@
-#include "comm/exchange/announcements.h"
+#include "comm/exchange/descriptor.h"
 
 #include <cstring>
 

@@ -111,7 +111,7 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
   std::mutex mutex_;  // may be taken under a queue's
   std::condition_variable freed_;
   // Guarded by mutex_:
-  std::vector<std::shared_ptr<TransferQueue>> queues_;  // of the stores that transfer from here
+  std::vector<std::shared_ptr<TransferQueue>> queues_;  // the stores' that transfer from here
   bool registered_ = false;
   std::vector<std::size_t> free_;
   std::vector<std::weak_ptr<BufferLease>> leases_;  // by buffer

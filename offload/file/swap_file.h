@@ -49,7 +49,7 @@ class SwapFile {
   int rank_;
   int descriptor_ = -1;
   bool direct_ = false;
-  std::atomic<std::uint64_t> size_ = page;  // of the spans and the guard page
+  std::atomic<std::uint64_t> size_ = page;  // bytes of the spans and the guard page
 };
 
 }  // namespace sherd::offload

@@ -6,7 +6,6 @@
 #include <exception>
 #include <thread>
 
-
 namespace sherd::offload {
 namespace {
 
@@ -59,7 +58,7 @@ void IoThread::turn() {
   hand_over();
   const std::size_t count = queue_.backend->reap(completions_, 10s);
   for (std::size_t i = 0; i < count; ++i) complete(completions_[i]);
-  hand_over();  // what goes on, before anything new is cut and copied
+  hand_over();  // requests that go on, before anything new is cut and copied
 }
 
 void IoThread::hand_over() {

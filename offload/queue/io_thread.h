@@ -26,7 +26,7 @@ class IoThread {
     TransferPiece piece;
     std::byte* pages = nullptr;  // where the kernel puts or finds the piece's pages
     int bounce = -1;             // the buffer that they are in, if it is the store's
-    IoRequest rest;              // what is not done yet
+    IoRequest rest;              // the part that is not done yet
     bool fetching = false;       // a merge reads before it writes
     int retries = 0;
   };

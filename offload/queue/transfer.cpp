@@ -66,4 +66,3 @@ std::optional<std::uint64_t> find_bad_page(const Extent& extent, std::uint64_t a
 }
 
 }  // namespace sherd::offload
-

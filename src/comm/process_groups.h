@@ -67,7 +67,7 @@ class ProcessGroups {
   std::array<Communicator*, axis_count> groups_{};
   bool others_exist_;
   std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
-  std::vector<std::pair<Axis, Communicator*>> further_;  ///< those that another() made
+  std::vector<std::pair<Axis, Communicator*>> further_;  ///< made by another()
   std::map<Axis, Communicator*> apart_;                  ///< the one that apart() gives, by axis
 };
 

@@ -116,7 +116,7 @@ SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank ra
 }
 
 std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
-  place %= dataset_->size();  // what fills up the last batch comes from the epoch's beginning
+  place %= dataset_->size();  // the last batch is filled up from the epoch's beginning
   if (!options_.shuffle) return place;
   if (shuffled_epoch_ != epoch) {
     LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(epoch)));
@@ -127,7 +127,7 @@ std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
   return order_[place];
 }
 
-SampleLoader::Part SampleLoader::take() {
+SampleLoader::BatchPart SampleLoader::take() {
   // Only a seek, of a run with another batch, leaves less than a batch where each has to be whole, or a
   // number that the ranks do not divide.
   if (options_.drop_last && epoch_samples_ - position() % epoch_samples_ < global_batch())
@@ -139,7 +139,7 @@ SampleLoader::Part SampleLoader::take() {
   return {epoch, begin + rank().rank * count, count};
 }
 
-tensor::Batch SampleLoader::load(const Part& part) {
+tensor::Batch SampleLoader::load(const BatchPart& part) {
   if (!rank().reads) return {};
   std::vector<tensor::Batch> samples;
   for (std::int64_t i = 0; i < part.count; ++i)
@@ -157,7 +157,7 @@ CountedBatch SampleLoader::next_of_pass() {
                      end = std::min(dataset_->size(), epoch_samples_),
                      counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
   advance(std::min(epoch_samples_ - begin, global_batch()));
-  return {load(counted > 0 ? Part{epoch, first, counted} : Part{epoch, 0, 1}), counted};
+  return {load(counted > 0 ? BatchPart{epoch, first, counted} : BatchPart{epoch, 0, 1}), counted};
 }
 
 }  // namespace sherd::data

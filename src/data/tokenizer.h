@@ -100,8 +100,6 @@ std::string kind_of_tokenizer(const std::string& spec);
 struct TrainTokenizer {
   std::int64_t vocab_size = 8000;
   bool bpe = false;  ///< else unigram
-  /// Lines are sampled evenly over the text when there is more than this; bounds time and memory.
-  std::int64_t sample_bytes = std::int64_t{4} << 20;
 };
 
 /// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or

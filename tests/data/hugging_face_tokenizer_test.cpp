@@ -137,7 +137,7 @@ TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
   EXPECT_NE(continued, begun);
 }
 
-std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<Segment>& segments) {
+std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<TextSegment>& segments) {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> learned;
   encode_segments(tokenizer, segments, SpelledTokens::text, ids, learned);
@@ -147,7 +147,7 @@ std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<S
 
 /// As transformers encodes what a template wrote: as one text, whose special tokens are found in it.
 TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
-  const std::vector<Message> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
+  const std::vector<ChatMessage> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
   const auto qwen = make_tokenizer(cat("hf:", folder, "qwen.json?eod=<|im_end|>"));
   EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
   EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, *qwen, messages)),

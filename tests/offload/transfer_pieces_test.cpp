@@ -11,8 +11,8 @@ namespace {
 
 constexpr std::uint64_t begin = 40 * page, size = 1'000'001;
 
-std::vector<TransferPiece> pieces_of(std::uint64_t offset, std::size_t bytes, std::uintptr_t address, bool leased,
-                             bool write) {
+std::vector<TransferPiece> pieces_of(std::uint64_t offset, std::size_t bytes, std::uintptr_t address,
+                                     bool leased, bool write) {
   auto extent = std::make_shared<Extent>();
   extent->begin = begin;
   extent->bytes = size;

@@ -13,7 +13,7 @@ namespace sherd::comm {
 
 /// A rank's place in a partition of its group that all ranks know.
 struct GroupPart {
-  int color = -1;            ///< which part; -1 in none
+  int color = -1;            ///< the part's number; -1 in none
   std::vector<int> members;  ///< the part's ranks in the group, in their new order
   int rank = -1;             ///< this rank's number among them
   bool alone = false;        ///< every part has one rank, so nobody has to meet another
@@ -71,13 +71,12 @@ class Backend {
   /// thread; for work that runs elsewhere.
   virtual void look_after_peers() noexcept {}
 
-  /// For calls that ranks make by a way of their own, on which nobody compares them: tells the others of this
-  /// one, without waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who
+  /// Tells the others of a call that ranks make by a way of their own, on which nobody compares them, without
+  /// waiting for them. Returns its number among those calls, from 1. Throws Error{comm}, which names who
   /// called what, where another rank is known to have begun another call at that number; who is told later
   /// fails the group then. One thread at a time.
   virtual std::uint64_t announce(const CallSignature&) { return 0; }
-  /// The ranks of which this one could know that they have announced so many calls, and does not. From any
-  /// thread.
+  /// The ranks that are not known to have announced so many calls. From any thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 
   /// The number in the world of a rank of this group, by which errors name it.

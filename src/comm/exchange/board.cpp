@@ -144,7 +144,7 @@ void Board::nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) co
   if (settings_.progress && settings_.progress()) longest = std::chrono::microseconds(50);
   const auto left =
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
-  const bool late = left.count() <= 0;  // for a rank that waits elsewhere
+  const bool late = left.count() <= 0;  // and a rank that waits elsewhere is still heard
   word.sleep(seen, late ? longest : std::clamp(left, std::chrono::nanoseconds(1000), longest));
 }
 
@@ -171,8 +171,8 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
              "; raise parallel.timeout_seconds if the work in between takes that long");
 }
 
-/// For whom `rank` waits in a transfer, for whom that one, and so on, by their numbers in the world. Empty
-/// where it waits for none, or they wait for each other.
+/// The rank for which `rank` waits in a transfer, the one for which that one does, and so on, by their
+/// numbers in the world. Empty where it waits for none, or they wait for each other.
 std::vector<int> Board::waits_behind(int rank) const {
   std::vector<int> out, seen{in_world(rank_), in_world(rank)};
   for (int at = rank;;) {

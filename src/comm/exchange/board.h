@@ -147,7 +147,7 @@ class Board final : public Health {
   [[noreturn]] void fail_and_throw(const std::string& reason);
   [[noreturn]] void throw_failure() const;
   bool failed() const noexcept override;
-  /// As this rank first learned it.
+  /// The reason as this rank first learned it.
   std::string failure() const override;
   /// Fails the group if a rank's process has ended. From any thread.
   void look_after_peers() noexcept;
@@ -176,7 +176,7 @@ class Board final : public Health {
   BoardLayout layout_;
   std::vector<std::byte*> segments_;
   BoardSettings settings_;
-  std::uint64_t barriers_ = 0;  ///< those that this rank has come to
+  std::uint64_t barriers_ = 0;  ///< barriers that this rank has come to
   int spins_, yields_;
   Backoff backoff_;
   mutable std::mutex failure_mutex_;

@@ -10,7 +10,7 @@ void HostExchange::barrier(Call& call) {
   open(call, {});
   if (!messages_) return;
   if (topology_->is_leader()) {
-    // By rounds of doubling distance, after which every machine knows of all.
+    // Rounds of doubling distance, after which every machine knows of all.
     const int machines = topology_->machines(), machine = topology_->machine();
     const Messages::Landing words(messages_.get(), 2);
     std::byte *const out = words.data(), *const in = out + 1;
@@ -45,21 +45,22 @@ void HostExchange::gather(const Call& call, std::span<const GatheredPart> works,
     const auto count = [&w, begin](int r, int) { return begin(w, r + 1) - begin(w, r); };
     all.push_back({i, w.width, 1, [](int, int) { return 0; }, count, begin(w, 1)});
   }
-  machine_.visit(call, all, MachineTransport::Order::whole, [&](std::size_t i, const MachineTransport::View& view) {
-    const GatheredPart& w = works[i];
-    const auto& here = topology_->locals();
-    const auto me = static_cast<std::size_t>(topology_->local_index(rank()));
-    // Begin with the own part, then the next rank's, so that not all read from the same one at a time.
-    const auto place = [&](int r) {
-      return w.full + static_cast<std::size_t>(begin(w, r) + view.begin) * w.width;
-    };
-    machine_.worker().copy(place(rank()), w.own + static_cast<std::size_t>(view.begin) * w.width,
-                           static_cast<std::size_t>(view.count(rank(), 0)) * w.width);
-    for (std::size_t k = 1; k < here.size(); ++k) {
-      const int r = here[(me + k) % here.size()];
-      view.copy(place(r), r, 0);
-    }
-  });
+  machine_.visit(
+      call, all, MachineTransport::Order::whole, [&](std::size_t i, const MachineTransport::View& view) {
+        const GatheredPart& w = works[i];
+        const auto& here = topology_->locals();
+        const auto me = static_cast<std::size_t>(topology_->local_index(rank()));
+        // Begin with the own part, then the next rank's, so that not all read from the same one at a time.
+        const auto place = [&](int r) {
+          return w.full + static_cast<std::size_t>(begin(w, r) + view.begin) * w.width;
+        };
+        machine_.worker().copy(place(rank()), w.own + static_cast<std::size_t>(view.begin) * w.width,
+                               static_cast<std::size_t>(view.count(rank(), 0)) * w.width);
+        for (std::size_t k = 1; k < here.size(); ++k) {
+          const int r = here[(me + k) % here.size()];
+          view.copy(place(r), r, 0);
+        }
+      });
   if (spreads) spread_gathered(call, works);
   if (messages_ && !spreads) messages_->finish(call);
   machine_.close(call);
@@ -101,15 +102,16 @@ void HostExchange::spread_gathered(const Call& call, std::span<const GatheredPar
   }
   messages_->finish(call);
   machine_.meet(call);
-  machine_.visit(call, all, MachineTransport::Order::whole, [&](std::size_t i, const MachineTransport::View& view) {
-    const GatheredPart& w = works[i];
-    for (int k = 0; k < static_cast<int>(remote.size()); ++k) {
-      const int r = holder(k);
-      if (r == rank()) continue;
-      const std::int64_t at = begin(w.elements, k) + view.begin;
-      view.copy(w.full + static_cast<std::size_t>(at) * w.width, r, k);
-    }
-  });
+  machine_.visit(call, all, MachineTransport::Order::whole,
+                 [&](std::size_t i, const MachineTransport::View& view) {
+                   const GatheredPart& w = works[i];
+                   for (int k = 0; k < static_cast<int>(remote.size()); ++k) {
+                     const int r = holder(k);
+                     if (r == rank()) continue;
+                     const std::int64_t at = begin(w.elements, k) + view.begin;
+                     view.copy(w.full + static_cast<std::size_t>(at) * w.width, r, k);
+                   }
+                 });
 }
 
 void HostExchange::all_gather(Call& call) {
@@ -149,8 +151,7 @@ void HostExchange::broadcast(Call& call) {
   const bool here = topology_->is_local(root);
   std::byte* data = call.x.raw();
   const std::size_t bytes = call.x.bytes();
-  open(call,
-       {rank() == source ? Offer{data, bytes, here ? OfferKind::tensor : OfferKind::later} : Offer{}});
+  open(call, {rank() == source ? Offer{data, bytes, here ? OfferKind::tensor : OfferKind::later} : Offer{}});
   if (messages_) {
     if (rank() == source && !here) messages_->receive(root, data, bytes);
     for (int m = 0; rank() == root && m < topology_->machines(); ++m)
@@ -165,9 +166,11 @@ void HostExchange::broadcast(Call& call) {
                           [](int, int) { return 0; },
                           [=](int r, int) { return r == source ? n : 0; },
                           n};
-  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole, [&](std::size_t, const MachineTransport::View& view) {
-    if (rank() != source) view.copy(data + static_cast<std::size_t>(view.begin) * blocks.width, source, 0);
-  });
+  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole,
+                 [&](std::size_t, const MachineTransport::View& view) {
+                   if (rank() != source)
+                     view.copy(data + static_cast<std::size_t>(view.begin) * blocks.width, source, 0);
+                 });
   machine_.close(call);
 }
 
@@ -217,11 +220,13 @@ void HostExchange::all_to_all(Call& call) {
                     [&](int r, int k) { return count(r, at(k)); }};
   for (const int from : here)
     for (const int to : here) blocks.longest = std::max(blocks.longest, count(from, to));
-  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole, [&](std::size_t, const MachineTransport::View& view) {
-    for (const int r : here)
-      view.copy(places[static_cast<std::size_t>(r)] + static_cast<std::size_t>(view.begin) * width, r,
-                topology_->local_index(rank()));
-  });
+  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole,
+                 [&](std::size_t, const MachineTransport::View& view) {
+                   for (const int r : here)
+                     view.copy(
+                         places[static_cast<std::size_t>(r)] + static_cast<std::size_t>(view.begin) * width,
+                         r, topology_->local_index(rank()));
+                 });
   machine_.close(call);
 }
 

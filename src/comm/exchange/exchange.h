@@ -13,8 +13,9 @@
 namespace sherd::comm {
 
 /// The collectives of tensors that the processor reaches, and of GPUs that ranks of one process share, each
-/// written once over two transports: MachineTransport between ranks that share memory, Messages between machines. A
-/// group on one machine has no messages; one without shared memory is of machines with a rank each.
+/// written once over two transports: MachineTransport between ranks that share memory, Messages between
+/// machines. A group on one machine has no messages; one without shared memory is of machines with a rank
+/// each.
 ///
 /// Between machines one copy goes to each machine that needs it, and its ranks take it from there through
 /// their memory. Sums run in rank order whatever the layout, so results do not depend on it. (NCCL has its
@@ -70,7 +71,8 @@ class HostExchange : public CollectiveBackend {
   void cross_gather(std::span<const GatheredPart> works);
   void spread_gathered(const Call& call, std::span<const GatheredPart> works);
   void reduce(const Call& call, std::span<const Summed> works, bool spread);
-  void reduce_here(std::span<const Summed> works, std::size_t index, const MachineTransport::View& view, bool spread);
+  void reduce_here(std::span<const Summed> works, std::size_t index, const MachineTransport::View& view,
+                   bool spread);
   void reduce_small(const Call& call);
   bool sums_natively(const Call& call);
   void sum_natively(const Call& call);

@@ -396,7 +396,7 @@ class BackendGroup final : public Communicator {
         active.push_back(queue_.front());
       queued_.store(false);
     }
-    // Which may wait for a GPU; who queues the next one shall not.
+    // A start may wait for a GPU; who queues the next one shall not.
     for (; before < active.size(); ++before) start(active[before]->call);
   }
 

@@ -8,13 +8,14 @@ namespace {
 constexpr std::size_t line = 64;
 std::size_t room_of(const Board& board, const Topology& topology) {
   if (topology.machines() == 1) return board.stage_bytes();
-  return topology.machines() == topology.size() ? MachineTransport::unstaged_room : BoardLayout::spanning_stage;
+  return topology.machines() == topology.size() ? MachineTransport::unstaged_room
+                                                : BoardLayout::spanning_stage;
 }
 
 }  // namespace
 
-MachineTransport::MachineTransport(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory, const Topology& topology,
-                 int threads)
+MachineTransport::MachineTransport(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory,
+                                   const Topology& topology, int threads)
     : board_(std::move(board)),
       memory_(std::move(memory)),
       topology_(topology),
@@ -87,7 +88,8 @@ const std::byte* MachineTransport::source(int rank, std::size_t offer) const {
   return memory_->resolve(peer, address);
 }
 
-bool MachineTransport::any_address(const CopyBlocks& blocks, const std::function<bool(const Address&)>& look) const {
+bool MachineTransport::any_address(const CopyBlocks& blocks,
+                                   const std::function<bool(const Address&)>& look) const {
   for (const int r : topology_.locals()) {
     const Address& address = board_->descriptor(topology_.local_index(r), rounds_).addresses[blocks.offer];
     if (!look(address)) continue;
@@ -130,7 +132,7 @@ void MachineTransport::View::copy(std::byte* to, int rank, int block) const {
 }
 
 std::vector<MachineTransport::Chunk> MachineTransport::cut(std::span<const CopyBlocks> all,
-                                         const std::vector<bool>& taken) const {
+                                                           const std::vector<bool>& taken) const {
   std::vector<Chunk> chunks;
   std::size_t used = room_;  // full: the first segment opens a chunk
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -156,14 +158,14 @@ void MachineTransport::copy_staged(const CopyBlocks& blocks, const View& view, b
   for (int k = 0; k < blocks.blocks; ++k) {
     const std::size_t bytes = static_cast<std::size_t>(view.count(rank, k)) * blocks.width;
     if (bytes == 0) continue;
-    std::byte* const own = own_[blocks.offer].data +
-                           static_cast<std::size_t>(blocks.first(rank, k) + view.begin) * blocks.width;
+    std::byte* const own =
+        own_[blocks.offer].data + static_cast<std::size_t>(blocks.first(rank, k) + view.begin) * blocks.width;
     to_stage ? std::memcpy(view.at(rank, k), own, bytes) : std::memcpy(own, view.at(rank, k), bytes);
   }
 }
 
-void MachineTransport::visit(const Call& call, std::span<const CopyBlocks> all, Order order, const Visit& visitor,
-                    bool write_back) {
+void MachineTransport::visit(const Call& call, std::span<const CopyBlocks> all, Order order,
+                             const Visit& visitor, bool write_back) {
   std::vector<bool> staged(all.size()), taken(all.size(), true);
   for (std::size_t i = 0; i < all.size(); ++i) {
     staged[i] = hidden(all[i]);

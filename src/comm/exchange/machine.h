@@ -102,7 +102,7 @@ class MachineTransport {
   using Visit = std::function<void(std::size_t index, const View& view)>;
 
   MachineTransport(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory, const Topology& topology,
-          int threads);
+                   int threads);
   ~MachineTransport() { board_->depart(); }
   MachineTransport(const MachineTransport&) = delete;
   MachineTransport& operator=(const MachineTransport&) = delete;
@@ -118,8 +118,8 @@ class MachineTransport {
 
   /// Opens a round: all ranks of the machine come, and have made the same call.
   void open(const Call& call, std::vector<Offer> offers);
-  /// Visits blocks of the open round's offers. `write_back`: visitors write to peers' blocks, and the bytes lie
-  /// there once the round is closed.
+  /// Visits blocks of the open round's offers. `write_back`: visitors write to peers' blocks, and the bytes
+  /// lie there once the round is closed.
   void visit(const Call& call, std::span<const CopyBlocks> all, Order order, const Visit& visitor,
              bool write_back = false);
   /// Ends a round: where peers may have been reading this rank's memory itself, all come again.

@@ -21,7 +21,8 @@ void HostExchange::reduce(const Call& call, std::span<const Summed> works, bool 
   if (!messages_) {
     machine_.visit(
         call, all, MachineTransport::Order::whole,
-        [&](std::size_t i, const MachineTransport::View& view) { reduce_here(works, i, view, spread); }, spread);
+        [&](std::size_t i, const MachineTransport::View& view) { reduce_here(works, i, view, spread); },
+        spread);
     return machine_.close(call);
   }
   SumAcross sums(call, *topology_, machine_, *messages_, scratch_, works);
@@ -38,8 +39,8 @@ void HostExchange::reduce(const Call& call, std::span<const Summed> works, bool 
 }
 
 /// This rank's block, read from all ranks where it lies.
-void HostExchange::reduce_here(std::span<const Summed> works, std::size_t index, const MachineTransport::View& view,
-                               bool spread) {
+void HostExchange::reduce_here(std::span<const Summed> works, std::size_t index,
+                               const MachineTransport::View& view, bool spread) {
   const Summed& w = works[index];
   std::vector<const std::byte*> from;
   std::vector<std::byte*> to;

@@ -40,8 +40,8 @@ std::byte* ReduceScratch::take(std::size_t bytes) {
   return data.get();
 }
 
-SumAcross::SumAcross(const Call& call, const Topology& topology, MachineTransport& machine, Messages& messages,
-                     ReduceScratch& scratch, std::span<const Summed> works)
+SumAcross::SumAcross(const Call& call, const Topology& topology, MachineTransport& machine,
+                     Messages& messages, ReduceScratch& scratch, std::span<const Summed> works)
     : call_(call),
       topology_(topology),
       machine_(machine),

@@ -27,7 +27,7 @@ struct Summed {
 /// The type in which partial sums travel.
 DType wide_type(const ReduceSpec& how);
 
-/// By owner, whether its sum goes as a chain from machine to machine, segment by segment in rank order,
+/// Tells by owner whether its sum goes as a chain from machine to machine, segment by segment in rank order,
 /// beginning with the owner's `onto`: then one partial sum crosses between two segments. Otherwise every rank
 /// of another machine sends its part to the owner; so where that is fewer bytes, or as many, as between
 /// machines of one rank each. The same on all ranks, and never for fp64, whose sums may be of another type

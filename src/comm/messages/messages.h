@@ -97,7 +97,7 @@ class Messages {
   /// Moves on what is under way; false when there is nothing.
   bool progress();
 
-  /// For waits of transfers too: throws when the group has failed, one of `peers` was lost, or they are
+  /// Used by waits of transfers too: throws when the group has failed, one of `peers` was lost, or they are
   /// `late`. A lost peer's last messages may still be on their way when the news of its end is here:
   /// `grace` runs first.
   void check_peers(const std::vector<int>& peers, const Call& call, bool late,

@@ -16,8 +16,8 @@
 
 namespace sherd::comm {
 
-/// How long ranks may take to come and to set up a group: they start at different speeds, and a short deadline
-/// for collectives is not meant for that.
+/// How long ranks may take to come and to set up a group: they start at different speeds, and a short
+/// deadline for collectives is not meant for that.
 inline double setup_seconds(double timeout_seconds) {
   return std::max(60.0, timeout_seconds);
 }
@@ -48,7 +48,7 @@ class Port {
   virtual int size() const = 0;
   virtual const std::vector<int>& world_ranks() const = 0;
   virtual int world_size() const = 0;
-  /// By rank, a number that is the same for ranks that can share memory. The same on all ranks.
+  /// A number for each rank, equal for ranks that can share memory. The same on all ranks.
   virtual std::vector<std::uint64_t> machines() const = 0;
   /// More ranks on this machine than cores that they may use.
   virtual bool crowded() const = 0;
@@ -90,8 +90,8 @@ class Port {
   /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
   [[nodiscard]] virtual bool release(int request) noexcept = 0;
 
-  /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at
-  /// the latest after a moment; `turn` counts the turns in vain. The result is what news() is then.
+  /// One pause of a loop over test(): returns when a message may have moved since news() was `seen`, at the
+  /// latest after a moment; `turn` counts the turns in vain. The result is news() as it is then.
   virtual std::uint64_t news() = 0;
   virtual std::uint64_t pause(std::uint64_t seen, int turn) = 0;
 
@@ -101,8 +101,8 @@ class Port {
   virtual std::string poll_failure() = 0;
 };
 
-/// Where what keep_for_good() was given lies, one behind the other; never freed, for threads of libraries may
-/// be at work until the process ends.
+/// A chain of the values that keep_for_good() was given; never freed, for threads of libraries may be at work
+/// until the process ends.
 struct PinnedChain {
   PinnedChain* next = nullptr;
   static inline std::atomic<PinnedChain*> first{nullptr};

@@ -211,17 +211,18 @@ std::string NcclComm::overdue(const std::string& what, const Deadline& deadline,
                " waited; raise parallel.timeout_seconds if the work in between takes that long");
   }
   if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
-  return cat(
-      begin, "did not end within ", seconds, " s on rank ", own,
-      ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes "
-      "longer or hangs (NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
+  return cat(begin, "did not end within ", seconds, " s on rank ", own,
+             ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, "
+             "takes longer "
+             "or hangs (NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it "
+             "takes that long");
 }
 
 bool NcclComm::begin(const Call& call, const std::function<void(ncclComm*)>& queue) {
   std::lock_guard lock(nccl_);
   if (!comm_) fail(ErrorKind::comm, host_.failure());
   ncclGroupStart();
-  queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
+  queue(comm_);  // ncclGroupEnd() says what is wrong with a part of it
   const ncclResult_t status = ncclGroupEnd();
   if (!under_way(status)) abort(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
   return status == ncclSuccess;

@@ -80,8 +80,7 @@ bool NcclTransfers::advance(Call& transfer) {
 
 void NcclTransfers::compare(const Call& transfer) const {
   if (transfer.kind == Collective::send) return;
-  const std::string wrong =
-      transfer_mismatch(transfer, read(transfer).call, host_.world_rank(host_.rank()));
+  const std::string wrong = transfer_mismatch(transfer, read(transfer).call, host_.world_rank(host_.rank()));
   if (!wrong.empty()) host_.fail_and_throw(cat(host_.name(), ": ", wrong));
 }
 

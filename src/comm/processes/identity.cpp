@@ -24,8 +24,8 @@ struct ProcessState {
   long long started = 0;
 };
 
-/// By plain calls, for a process may end between open and read, and only their error tells that from a lack
-/// of descriptors here.
+/// Reads /proc by plain calls, for a process may end between open and read, and only their error tells that
+/// from a lack of descriptors here.
 ProcessState look_up(long long pid) {
   char text[1024];
   const int file = ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);

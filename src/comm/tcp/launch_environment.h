@@ -28,7 +28,7 @@ inline constexpr const char* open_mpi = "OpenMPI's mpirun";
 /// srun and others of clusters.
 struct ProcessLauncher {
   std::string name;
-  std::vector<std::pair<std::string, std::string>> variables;  ///< by which it is known
+  std::vector<std::pair<std::string, std::string>> variables;  ///< the variables by which it is known
   int rank = -1, ranks = 0;                                    ///< -1 and 0 where it does not say
   bool mpi = false;                                            ///< MPI may join the ranks
 };

@@ -72,7 +72,7 @@ class Rendezvous {
   const Patience& patience_;
   Deadline deadline_, notice_;
   bool noticed_ = false;
-  bool told_ = false;  ///< by rank 0 who all are, and it waits for this rank to have connected to them
+  bool told_ = false;  ///< rank 0 has told who all are, and waits until this rank has connected to them
   FileDescriptor listener_;
   std::vector<FileDescriptor> links_;
   std::vector<Hello> hellos_;
@@ -266,7 +266,7 @@ void Rendezvous::read_reports() {
     if (trouble.empty()) continue;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     for (const int r : missing)
-      if (ended(links_[at(r)])) end(cat("rank ", r, early));  // which may be what the other is troubled by
+      if (ended(links_[at(r)])) end(cat("rank ", r, early));  // maybe the other's trouble
     tell_all(trouble);
     throw Error(ErrorKind::comm, trouble);
   }

@@ -63,7 +63,7 @@ std::byte* map_memory_of(long long pid, int descriptor, std::size_t bytes) {
 
 class SocketPort final : public Port {
  public:
-  /// `machines`: of the world's ranks, as machines() says; those of one can map each other's memory.
+  /// `machines`: a number for each rank of the world, as machines() says.
   SocketPort(std::shared_ptr<Mesh> mesh, std::uint64_t group, std::vector<int> world_ranks,
              std::vector<std::uint64_t> machines)
       : mesh_(std::move(mesh)),
@@ -267,7 +267,7 @@ std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patie
     if (r == rank_) continue;
     const RankIdentity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
     std::byte*& part = parts[static_cast<std::size_t>(r)];
-    errno = ESRCH;  // of a process that is not seen from here
+    errno = ESRCH;  // the process is not seen from here
     if (peer.pid != 0)
       part = map_memory_of(peer.pid, static_cast<int>(files[static_cast<std::size_t>(r)]), bytes);
     if (!part) met.error = errno;

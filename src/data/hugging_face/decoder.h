@@ -8,11 +8,11 @@
 
 namespace sherd::data {
 
+enum class DecoderKind { byte_level, replace, byte_fallback, fuse, strip, metaspace };
 struct DecoderStep {
-  enum class Kind { byte_level, replace, byte_fallback, fuse, strip, metaspace };
-  Kind kind = Kind::fuse;
-  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: what goes
-  std::string content = {};         ///< replace: what comes; strip: the character; metaspace: the mark
+  DecoderKind kind = DecoderKind::fuse;
+  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
+  std::string content = {};  ///< replace: the text that comes; strip: the character; metaspace: the mark
   std::size_t start = 0, stop = 0;  ///< strip: at most so many at the ends of a token
   bool prefix = false;              ///< metaspace: marks of the first token stand for nothing
 };

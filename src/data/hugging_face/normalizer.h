@@ -9,11 +9,12 @@
 
 namespace sherd::data {
 
+enum class NormalizerKind { nfc, nfd, nfkc, nfkd, replace, prepend, lowercase, strip };
 struct NormalizerStep {
-  enum class Kind { nfc, nfd, nfkc, nfkd, replace, prepend, lowercase, strip };
-  Kind kind = Kind::nfc;
-  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: what goes
-  std::string content = {};          ///< replace: what comes; prepend: in front of what is not empty
+  NormalizerKind kind = NormalizerKind::nfc;
+  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
+  std::string content =
+      {};  ///< replace: the text that comes; prepend: the one in front of texts that are not empty
   bool left = false, right = false;  ///< strip: White_Space at which ends
 };
 

@@ -15,46 +15,46 @@ namespace sherd::data {
 /// the one before or behind; contiguous: neighbours are one piece.
 enum class SplitBehavior { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
+enum class PreTokenizerKind { split, byte_level, metaspace };
 struct PreTokenizerStep {
-  enum class Kind { split, byte_level, metaspace };
   enum class Prepend { always, first, never };
-  Kind kind = Kind::split;
-  /// For split; for byte_level it is GPT-2's, or null: as the pieces are.
+  PreTokenizerKind kind = PreTokenizerKind::split;
+  /// The pattern of a split; byte_level's is GPT-2's, or null: the pieces stay as they are.
   std::shared_ptr<const Pattern> pattern = nullptr;
   SplitBehavior behavior = SplitBehavior::isolated;
-  bool invert = false;           ///< split: what does not match is taken for what does
+  bool invert = false;           ///< split: the texts between matches are taken for the matches
   bool prefix_space = false;     ///< byte_level: a space in front of each piece without one
-  std::string replacement = {};  ///< metaspace: what is written for a space
+  std::string replacement = {};  ///< metaspace: it is written for a space
   Prepend prepend = Prepend::always;
   bool splits = true;  ///< metaspace: each replacement begins a piece
 };
 
-/// A part of a text that the model reads by itself.
-struct Piece {
+/// A part of a text that the model reads by itself (the tokenizers package's pre-token).
+struct PreToken {
   std::string_view text;
-  EncodeOptions::Behind behind = EncodeOptions::Behind::token;  ///< which a cut between pieces is, too
+  EncodeOptions::Behind behind = EncodeOptions::Behind::token;  ///< a cut between pieces counts as a token
   /// Bytes at its front that were made of the first character of the whole text; 0 behind those.
   std::size_t of_first = 0;
 
   /// A part of it from `begin` on.
-  Piece part(std::size_t begin, std::size_t size = std::string_view::npos) const {
+  PreToken part(std::size_t begin, std::size_t size = std::string_view::npos) const {
     return {text.substr(begin, size), begin == 0 ? behind : EncodeOptions::Behind::token,
             of_first > begin ? of_first - begin : 0};
   }
 };
 
 /// A cutting thread's own memory; pieces lie in what was cut, or in `written`.
-struct PieceSpace {
+struct PreTokenSpace {
   MatchSpace& matches;
-  std::vector<Piece> pieces = {};
-  std::vector<Piece> next = {};
+  std::vector<PreToken> pieces = {};
+  std::vector<PreToken> next = {};
   std::deque<std::string> written = {};
 
-  struct Range {
+  struct MatchRange {
     std::size_t begin, end;
     bool matched;
   };
-  std::vector<Range> ranges = {};
+  std::vector<MatchRange> ranges = {};
 };
 
 /// Cuts a text into pieces, step by step. Pieces of byte_level stay bytes: the model knows how it writes
@@ -64,7 +64,7 @@ class PreTokenizer {
   explicit PreTokenizer(std::vector<PreTokenizerStep> steps) : steps_(std::move(steps)) {}
 
   /// Into space.pieces, none of which is empty.
-  void split(Piece text, PieceSpace& space) const;
+  void split(PreToken text, PreTokenSpace& space) const;
 
  private:
   std::vector<PreTokenizerStep> steps_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -30,6 +31,20 @@ std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<con
   }
   if (!(sum > 0)) fail(ErrorKind::config, "data.split: the fractions are all 0");
   return ranges;
+}
+
+void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
+                std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
+                std::span<std::int32_t> labels) {
+  const auto count = static_cast<std::size_t>(prompt.count);
+  require(!ids.empty() && targets.size() == ids.size() && tokens.size() == count + ids.size() - 1 &&
+              labels.size() == tokens.size(),
+          "a text of ", ids.size(), " tokens behind ", count, " virtual ones in ", tokens.size(), " places");
+  std::iota(tokens.begin(), tokens.begin() + prompt.count, static_cast<std::int32_t>(prompt.first));
+  std::copy(ids.begin(), ids.end() - 1, tokens.begin() + prompt.count);
+  std::fill(labels.begin(), labels.end(), no_label);
+  for (std::size_t i = count > 0 ? 0 : 1; i < ids.size(); ++i)
+    if (targets[i] != 0) labels[count + i - 1] = ids[i];
 }
 
 struct PackedSamples::Round {
@@ -131,7 +146,7 @@ void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) con
   });
 }
 
-void PackedSamples::load(std::int64_t position, Row& row) const {
+void PackedSamples::load(std::int64_t position, SampleRow& row) const {
   const auto text = static_cast<std::size_t>(options_.seq_length),
              places = static_cast<std::size_t>(seq_length());
   std::vector<std::int32_t> ids(text + 1);
@@ -143,7 +158,7 @@ void PackedSamples::load(std::int64_t position, Row& row) const {
   row.ends.clear();
 }
 
-/// For each of the tokens that read() gives, whether it is a target: 1, else 0.
+/// Tells of each token that read() gives whether it is a target: 1, else 0.
 void PackedSamples::read_mask(std::int64_t position, std::span<std::uint8_t> out) const {
   require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
           options_.seq_length + 1, " tokens, not ", out.size());

@@ -24,7 +24,8 @@ struct Question {
 /// `most`, turns are left out: a user's message with its answers, the oldest first, never the system's text
 /// nor the last question, which may then still be too long. Throws as render_question() and
 /// encode_segments().
-Question encode_question(const Tokenizer& tokenizer, ChatTemplate which, std::span<const Message> messages,
+Question encode_question(const Tokenizer& tokenizer, ChatTemplate which,
+                         std::span<const ChatMessage> messages,
                          std::int64_t most = std::numeric_limits<std::int64_t>::max());
 
 /// The tokens and texts that end an answer.

@@ -16,13 +16,13 @@ struct ExampleOptions {
   /// `completion` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   ChatTemplate chat_template = ChatTemplate::plain;
-  const Tokenizer& tokenizer;    ///< which is to encode the examples
+  const Tokenizer& tokenizer;    ///< it will encode the examples
   std::string no_template = {};  ///< why conversations are refused; empty: they are not
 };
 
 /// The contents of one line.
 struct Example {
-  std::vector<Segment> segments;
+  std::vector<TextSegment> segments;
   bool marked = false;        ///< a conversation or completion, of which a part alone is to be learned
   bool conversation = false;  ///< written down by the template
   bool teaches() const;       ///< something is to be learned
@@ -37,8 +37,8 @@ Example read_example(const std::string& line, const ExampleOptions& options,
 std::string text_of(const Example& example);
 
 /// The list `messages` of such a line. Throws as read_example(), also where the line has none.
-std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
-                                   std::int64_t line_number);
+std::vector<ChatMessage> read_messages(const std::string& line, const std::filesystem::path& file,
+                                       std::int64_t line_number);
 
 /// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
 /// are not: nobody who is quoted in one can end a turn or speak for another.
@@ -48,7 +48,7 @@ enum class SpelledTokens { tokens, text };
 /// lies between two tokens of the template is encoded as one text, as transformers does; a token that crosses
 /// into a part that is learned, or out of one, is learned, too. Throws Error{data} where a text of a
 /// conversation becomes a token of the template, or one that begins or ends documents, whatever is done.
-void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
+void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
 
 }  // namespace sherd::data

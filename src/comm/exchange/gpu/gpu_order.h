@@ -45,7 +45,7 @@ class GpuOrder {
   std::shared_ptr<device::Accelerator> gpu_;
 };
 
-/// For calls that nobody waited for: waits until no stream uses their tensors any more.
+/// Waits until no stream uses the tensors of a call that nobody waited for.
 inline void outlast(Call& call) noexcept {
   if (!call.done) return;
   std::vector<device::Storage> memory;

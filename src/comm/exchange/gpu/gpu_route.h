@@ -56,7 +56,7 @@ struct GpuCard {
   bool present = false;
   bool nccl = false;       ///< its build has NCCL, which knows the GPU
   std::uint64_t card = 0;  ///< the same for ranks that share one
-  int rank = 0;            ///< that has it, by its number in the world
+  int rank = 0;            ///< the rank that has it, by its number in the world
 };
 enum class GpuTraffic : std::uint8_t { none, shared_card, nccl, staged };
 struct GpuPlan {

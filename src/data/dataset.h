@@ -9,8 +9,8 @@
 //   that are learned: PREFIX.mask
 // - the learned part of an input line; conversations: read_example(), encode_segments(), text/example.h
 // - templates: templates/chat_template.h; which of them a published template is:
-//   templates/published_template.h, which reads the text that it writes: templates/jinja_reading.h;
-//   conversations that are answered: templates/conversation.h
+//   templates/published_template.h, which reads the text that it writes in templates/jinja_reading.cpp;
+//   conversations that are answered: templates/conversation.cpp
 // - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way of
 // a
 //   text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect: pattern_dialect.cpp

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include "cli/train_fixture.h"
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 
 namespace sherd::cli {
 namespace {

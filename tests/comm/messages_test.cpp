@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <set>
 
-#include "comm/messages/message_transfers.h"
 #include "support/expect_error.h"
 
 namespace sherd::comm {

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/prepare.h"
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 #include "data/text/example.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

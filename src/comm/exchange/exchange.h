@@ -6,9 +6,8 @@
 
 #include "comm/exchange/backend.h"
 #include "comm/exchange/machine.h"
-#include "comm/exchange/memory_transfers.h"
 #include "comm/exchange/sum_across.h"
-#include "comm/messages/message_transfers.h"
+#include "comm/messages/messages.h"
 
 namespace sherd::comm {
 

@@ -1,8 +1,6 @@
-#include "comm/messages/message_transfers.h"
-
 #include <algorithm>
 
-#include "comm/messages/port.h"
+#include "comm/messages/messages.h"
 
 namespace sherd::comm {
 namespace {
@@ -67,10 +65,7 @@ void MessageTransfers::send_payload(Call& transfer) {
 }
 
 void MessageTransfers::take_payload(Call& transfer) {
-  if (const std::string wrong =
-          transfer_mismatch(transfer, transfer.envelope->call, board_.world_rank(port_.rank()));
-      !wrong.empty())
-    board_.fail_and_throw(cat(board_.name(), ": ", wrong));
+  board_.fail_if(transfer_mismatch(transfer, transfer.envelope->call, board_.world_rank(port_.rank())));
   for_each_message(transfer.x, [&](std::byte* begin, std::size_t bytes) {
     transfer.receives.push_back(port_.receive(begin, bytes, transfer.peer, payload_tag_of(transfer)));
   });

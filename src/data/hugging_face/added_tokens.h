@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "data/hugging_face/normalizer.h"
+#include "data/hugging_face/steps.h"
 
 namespace sherd::data {
 

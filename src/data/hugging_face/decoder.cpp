@@ -1,4 +1,4 @@
-#include "data/hugging_face/decoder.h"
+#include "data/hugging_face/steps.h"
 
 #include <charconv>
 #include <numeric>

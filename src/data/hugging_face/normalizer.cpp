@@ -1,4 +1,4 @@
-#include "data/hugging_face/normalizer.h"
+#include "data/hugging_face/steps.h"
 
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>

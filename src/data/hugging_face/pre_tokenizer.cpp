@@ -1,4 +1,4 @@
-#include "data/hugging_face/pre_tokenizer.h"
+#include "data/hugging_face/steps.h"
 
 #include <algorithm>
 

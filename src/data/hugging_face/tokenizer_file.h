@@ -7,9 +7,7 @@
 
 #include "data/hugging_face/added_tokens.h"
 #include "data/hugging_face/bpe.h"
-#include "data/hugging_face/decoder.h"
-#include "data/hugging_face/normalizer.h"
-#include "data/hugging_face/pre_tokenizer.h"
+#include "data/hugging_face/steps.h"
 
 namespace sherd::data {
 

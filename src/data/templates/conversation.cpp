@@ -1,4 +1,4 @@
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 
 #include <algorithm>
 

@@ -1,10 +1,9 @@
-#include "data/templates/jinja_reading.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "base/error.h"
+#include "data/templates/published_template.h"
 
 namespace sherd::data {
 namespace {

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "data/templates/jinja_reading.h"
 
 namespace sherd::data {
 namespace {

@@ -9,7 +9,34 @@
 #include "data/hugging_face/pattern.h"
 #include "data/tokenizer.h"
 
+// The steps of a tokenizer.json, before a model of byte-pair encoding and behind it: a text is normalized,
+// cut into pre-tokens, and tokens are decoded.
+
 namespace sherd::data {
+
+enum class NormalizerKind { nfc, nfd, nfkc, nfkd, replace, prepend, lowercase, strip };
+struct NormalizerStep {
+  NormalizerKind kind = NormalizerKind::nfc;
+  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
+  std::string content = {};          ///< replace: the text that comes; prepend: the one in front of others
+  bool left = false, right = false;  ///< strip: White_Space at which ends
+};
+
+/// Changes a text before it is cut, step by step. NFC and its kin are ICU's.
+class Normalizer {
+ public:
+  explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
+
+  /// Takes valid UTF-8, and gives `text` itself where nothing changes, else what lies in `storage` then.
+  /// `goes_on`: more of the same text lies before it, so that nothing is put in front, nor space dropped
+  /// there. `of_first`, where given: the bytes at the front that are, and then those that were made of, its
+  /// first character.
+  std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space, bool goes_on = false,
+                         std::size_t* of_first = nullptr) const;
+
+ private:
+  std::vector<NormalizerStep> steps_;
+};
 
 /// The fate of the parts of a text that a pattern matches: each is dropped, a piece of its own, joined to
 /// the one before or behind; contiguous: neighbours are one piece.
@@ -68,6 +95,26 @@ class PreTokenizer {
 
  private:
   std::vector<PreTokenizerStep> steps_;
+};
+
+enum class DecoderKind { byte_level, replace, byte_fallback, fuse, strip, metaspace };
+struct DecoderStep {
+  DecoderKind kind = DecoderKind::fuse;
+  std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
+  std::string content = {};  ///< replace: the text that comes; strip: the character; metaspace: the mark
+  std::size_t start = 0, stop = 0;  ///< strip: at most so many at the ends of a token
+  bool prefix = false;              ///< metaspace: marks of the first token stand for nothing
+};
+
+/// Tokens as they are written in the vocabulary, turned into text step by step. Bytes of byte_level and
+/// byte_fallback stay what they are: text of tokens that are no whole characters is not UTF-8.
+class Decoder {
+ public:
+  explicit Decoder(std::vector<DecoderStep> steps) : steps_(std::move(steps)) {}
+  std::string decode(std::vector<std::string> tokens) const;
+
+ private:
+  std::vector<DecoderStep> steps_;
 };
 
 }  // namespace sherd::data

@@ -22,7 +22,7 @@ using streams::Rank;
 using streams::StreamCase;
 using ::testing::HasSubstr;
 
-/// What kernels would do, by the emulated ones, in the order of the stream.
+/// Runs the emulated kernels in the order of the stream, as a GPU would its own.
 void reduce_lazily(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {

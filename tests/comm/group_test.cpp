@@ -1,4 +1,4 @@
-// What a group does with transfers that come to no good end, and with those that do.
+// Transfers of a group that come to no good end, and those that do.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 // ---- starts that fail ----
 
-/// What became of a backend's transfers.
+/// The transfers of a backend by their fate.
 struct Fates {
   std::mutex mutex;
   int starts_left = 0;  ///< before one fails
@@ -135,7 +135,7 @@ TEST_P(Leaving, EndsTransfersThatAreUnderWay) {
                 HasSubstr("left the group with 1 transfer under way"));
 }
 
-/// What was waited for is not under way any more, however soon its rank leaves.
+/// A transfer that was waited for is not under way any more, however soon its rank leaves.
 TEST_P(Leaving, BreaksNothingWhereTransfersHaveEnded) {
   GetParam().run(2, {.timeout_seconds = 60}, [&](Communicator& comm) {
     const auto device = device::make_cpu_device(1);

@@ -58,7 +58,7 @@ TEST(Mesh, LeavingDoesNotWaitForThoseThatStay) {
       << "3 s are for peers that hang";
 }
 
-TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
+TEST(Mesh, ACancelledMessageIsSentFromACopy) {
   const Pair pair;
   std::vector<std::byte> message(16 << 20, std::byte{5}), got(message.size());
   const Mesh::Ticket sent = pair.ranks[0]->send(1, group, tag, message.data(), message.size());

@@ -79,7 +79,7 @@ TEST(Chat, SpelledTokensAreTextWhereThatIsAskedFor) {
   }
 }
 
-/// Of a text that is cut for its length, as of the whole one.
+/// A text that is cut for its length has the ids of the whole one.
 TEST(Chat, LongTextsHaveTheIdsOfOneText) {
   const TempFolder root;
   PrepareOptions options;

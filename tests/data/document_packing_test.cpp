@@ -33,7 +33,7 @@ class DocumentPacking : public ::testing::Test {
   std::shared_ptr<const IndexedDataset> dataset_;
 };
 
-/// What a row has, checked for what holds of every row: pairs of token and label.
+/// A row's pairs of token and label, checked for all that holds of every row.
 std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const SampleRow& row, std::int64_t length) {
   EXPECT_EQ(row.tokens.size(), static_cast<std::size_t>(length));
   EXPECT_EQ(row.labels.size(), static_cast<std::size_t>(length));
@@ -216,7 +216,8 @@ TEST_F(DocumentPacking, LeavesOutTheLabelsThatTheMaskLeavesOut) {
       << "a mark is of the label, not of what it follows";
 }
 
-/// Of a document that is cut, parts of a long question; those with a target stay, and whole documents.
+/// Parts of a long question are left out where a document is cut; parts with a target stay, and whole
+/// documents.
 TEST_F(DocumentPacking, LeavesOutPiecesWithoutATarget) {
   const std::string prefix = (folder_ / "long").string();
   DatasetBuilder builder(prefix, 100);

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using testing::TempFolder;
 using testing::write_text;
 
-/// What the segments say, learned ones in ⟦⟧; the end of a document is ∎.
+/// The texts of the segments, learned ones in ⟦⟧; the end of a document is ∎.
 std::string shown(const std::vector<TextSegment>& segments) {
   std::string out;
   bool open = false;
@@ -40,7 +40,8 @@ const std::vector<ChatMessage> talk{{"system", "Be brief."},
                                     {"user", "Bye"},
                                     {"assistant", "Bye.", false}};
 
-// What Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and mistral-common's v1 write, by hand.
+// The texts are written by hand after Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and
+// mistral-common's v1.
 TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
   EXPECT_EQ(shown(rendered(ChatTemplate::chatml, talk)),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\n<|im_end|>\n"

@@ -209,7 +209,7 @@ class SampleLoading : public ::testing::Test {
     return make_tensor_dataset(rows);
   }
 
-  /// What each rank gets in one epoch, batch by batch.
+  /// The samples of each rank in one epoch, batch by batch.
   std::vector<std::vector<std::vector<std::int32_t>>> epoch(std::int64_t size, std::int64_t micro, int world,
                                                             SampleLoaderOptions options) const {
     std::vector<std::vector<std::vector<std::int32_t>>> ranks;

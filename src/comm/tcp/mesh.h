@@ -30,8 +30,8 @@ namespace sherd::comm {
 class Mesh {
  public:
   /// A send or receive under way.
-  struct Operation;
-  using Ticket = std::shared_ptr<Operation>;
+  struct OpenTransfer;
+  using Ticket = std::shared_ptr<OpenTransfer>;
 
   static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
@@ -96,7 +96,7 @@ class Mesh {
   void read_from(int rank, Link& link);
   void open_message(int rank, Link& link);
   void close_message(int rank, Link& link);
-  void finish(Operation& receive, const Arrived& message);
+  void finish(OpenTransfer& receive, const Arrived& message);
   void keep(int rank, const Key& key, Arrived message);
   bool take_kept(const Key& key, Arrived& message);
 

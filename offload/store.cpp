@@ -53,9 +53,6 @@ const StoreOptions& validated(const StoreOptions& options) {
 
 }  // namespace
 
-int Span::id() const {
-  return extent_ ? extent_->id : -1;
-}
 std::uint64_t Span::bytes() const {
   return extent_ ? extent_->bytes : 0;
 }
@@ -97,18 +94,11 @@ Store::~Store() {
   if (queue_) queue_->shut_down();
 }
 
-std::shared_ptr<Extent> Store::dry_extent(std::string name, std::uint64_t bytes) {
-  auto extent = std::make_shared<Extent>();
-  extent->id = dry_spans_++;
-  extent->name = std::move(name);
-  extent->bytes = bytes;
-  return extent;
-}
-
 Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
   Charge on_disk(ledger_, Tier::nvme, category, bytes);
   Charge sums(ledger_, Tier::host, Category::workspace, checksums_ ? checksum_bytes(bytes) : 0);
-  Span span(queue_ ? queue_->extend(std::move(name), bytes) : dry_extent(std::move(name), bytes));
+  Span span(queue_ ? queue_->extend(std::move(name), bytes)
+                   : std::make_shared<Extent>(Extent{.name = std::move(name), .bytes = bytes}));
   std::lock_guard lock(mutex_);
   charges_.push_back(std::move(on_disk));
   charges_.push_back(std::move(sums));

@@ -65,7 +65,6 @@ struct TransferTime {
 class Span {
  public:
   Span() = default;  ///< has no bytes
-  int id() const;    ///< counts from 0 within the store; -1 without an extent
   std::uint64_t bytes() const;
   const std::string& name() const;
 
@@ -201,7 +200,6 @@ class Store {
   static std::uint64_t host_bytes(const StoreOptions& options);
 
  private:
-  std::shared_ptr<Extent> dry_extent(std::string name, std::uint64_t bytes);
   void check_range(const Span& span, std::uint64_t offset, std::size_t bytes) const;
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
   device::Ledger& ledger_;
@@ -209,7 +207,6 @@ class Store {
   std::mutex mutex_;
   std::vector<Charge> charges_;           // guarded by mutex_
   std::shared_ptr<TransferQueue> queue_;  // null when dry
-  std::atomic<int> dry_spans_ = 0;
   std::atomic<std::uint64_t> dry_read_ = 0, dry_written_ = 0;
   friend class BufferPool;
 };

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/file_descriptor.h"
 #include "base/run_lock.h"
 
 namespace sherd::offload {
@@ -27,7 +28,7 @@ class SwapFile {
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.get(); }
   const std::filesystem::path& path() const { return path_; }
   int rank() const { return rank_; }
   /// Whether the file is open past the page cache; false where that was not asked for or the file system
@@ -47,7 +48,7 @@ class SwapFile {
   std::filesystem::path path_;
   RunLock lock_;
   int rank_;
-  int descriptor_ = -1;
+  FileDescriptor file_;
   bool direct_ = false;
   std::atomic<std::uint64_t> size_ = page;  // bytes of the spans and the guard page
 };

@@ -20,12 +20,11 @@ class TransferQueue;
 /// rest of the last page is nobody's, and zeros.
 struct Extent {
   const TransferQueue* owner = nullptr;
-  int id = 0;
-  std::string name;
+  std::string name = {};
   std::uint64_t begin = 0, bytes = 0;
   /// CRC-32C of each page as it was last written; empty without checksums. The store's thread only, as two
   /// transfers of one page never run at once.
-  std::vector<std::uint32_t> checksums;
+  std::vector<std::uint32_t> checksums = {};
 };
 
 /// An error, kept to be thrown on other threads.

@@ -63,15 +63,11 @@ TransferQueue::TransferQueue(const StoreOptions& given, std::unique_ptr<IoBacken
 }
 
 std::shared_ptr<Extent> TransferQueue::extend(std::string name, std::uint64_t bytes) {
-  auto extent = std::make_shared<Extent>();
+  auto extent = std::make_shared<Extent>(Extent{.owner = this, .name = std::move(name), .bytes = bytes});
   if (options.checksums) extent->checksums = checksums_of_zeros(bytes);
   std::lock_guard lock(mutex_);
   if (broken_) broken_->raise();
-  extent->begin = file.extend(name, bytes);
-  extent->owner = this;
-  extent->id = extents_++;
-  extent->name = std::move(name);
-  extent->bytes = bytes;
+  extent->begin = file.extend(extent->name, bytes);
   return extent;
 }
 

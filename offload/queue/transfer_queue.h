@@ -112,7 +112,6 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   std::chrono::steady_clock::time_point moved_{};  // when a transfer ended last
   std::function<void(const TransferTime&)> observer_;
   bool copying_ = false, stuck_ = false, thread_ended_ = false, refusal_logged_ = false;
-  int extents_ = 0;
   std::atomic<bool> stopping_ = false, abandoned_ = false;
   std::thread thread_;
 };

@@ -10,35 +10,6 @@
 namespace sherd::data {
 namespace {
 
-class TensorDataset final : public Dataset {
- public:
-  explicit TensorDataset(tensor::Batch rows) : rows_(std::move(rows)) {
-    require(!rows_.empty(), "a tensor dataset needs at least one tensor");
-    for (const auto& [name, tensor] : rows_) {
-      require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name,
-              "' of the dataset has no rows");
-      if (size_ < 0) size_ = tensor.shape()[0];
-      require(tensor.shape()[0] == size_, "tensor '", name, "' of the dataset has ", tensor.shape()[0],
-              " rows, '", rows_.begin()->first, "' has ", size_);
-    }
-    require(size_ > 0, "the dataset's tensors have no rows");
-  }
-
-  std::int64_t size() const override { return size_; }
-
-  tensor::Batch get(std::int64_t index) const override {
-    require(index >= 0 && index < size_, "sample ", index, " of ", size_);
-    tensor::Batch sample;
-    for (const auto& [name, tensor] : rows_)
-      sample[name] = tensor.rows(index, index + 1).reshape(tensor::Shape(tensor.shape().dims().subspan(1)));
-    return sample;
-  }
-
- private:
-  tensor::Batch rows_;
-  std::int64_t size_ = -1;
-};
-
 class FunctionDataset final : public Dataset {
  public:
   FunctionDataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get)
@@ -82,7 +53,21 @@ tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> sam
 }  // namespace
 
 std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows) {
-  return std::make_shared<TensorDataset>(std::move(rows));
+  require(!rows.empty(), "a tensor dataset needs at least one tensor");
+  std::int64_t size = -1;
+  for (const auto& [name, tensor] : rows) {
+    require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name, "' of the dataset has no rows");
+    if (size < 0) size = tensor.shape()[0];
+    require(tensor.shape()[0] == size, "tensor '", name, "' of the dataset has ", tensor.shape()[0],
+            " rows, '", rows.begin()->first, "' has ", size);
+  }
+  require(size > 0, "the dataset's tensors have no rows");
+  return make_dataset(size, [rows = std::move(rows)](std::int64_t index) {
+    tensor::Batch sample;
+    for (const auto& [name, tensor] : rows)
+      sample[name] = tensor.rows(index, index + 1).reshape(tensor::Shape(tensor.shape().dims().subspan(1)));
+    return sample;
+  });
 }
 
 std::shared_ptr<const Dataset> make_dataset(std::int64_t size,

@@ -93,6 +93,10 @@ void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
   if (last_epoch_apart_) round.samples.shuffle(random, first_samples, samples_);
 }
 
+std::int64_t PackedSamples::sequence_at(const Round& round, std::int64_t place) const {
+  return options_.shuffle ? round.sequences[place] : range_.begin + place % range_.size();
+}
+
 std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64_t index) const {
   auto round = std::make_shared<Round>();
   if (options_.shuffle)
@@ -101,7 +105,7 @@ std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64
   std::int64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     if (i % stride == 0) round->sum.push_back(sum);
-    sum += dataset_->length(options_.shuffle ? round->sequences[i] : range_.begin + i % range_.size());
+    sum += dataset_->length(sequence_at(*round, i));
   }
   return round;
 }
@@ -122,7 +126,7 @@ void PackedSamples::for_each_part(std::int64_t position, Visit&& visit) const {
   const auto entry = std::upper_bound(at->sum.begin(), at->sum.end(), token) - at->sum.begin() - 1;
   token -= at->sum[static_cast<std::size_t>(entry)];
   for (std::int64_t i = entry * stride; left > 0; ++i) {
-    const std::int64_t sequence = options_.shuffle ? at->sequences[i] : range_.begin + i % range_.size();
+    const std::int64_t sequence = sequence_at(*at, i);
     const std::int64_t length = dataset_->length(sequence);
     if (token < length) {
       const std::int64_t count = std::min(left, length - token);
@@ -181,11 +185,8 @@ std::int64_t PackedSamples::sample_at(std::int64_t position) const {
 
 std::vector<std::int64_t> PackedSamples::sequence_order(std::int64_t index) const {
   const auto at = round(index);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(range_.size() * epochs_));
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const auto place = static_cast<std::int64_t>(i);
-    order[i] = options_.shuffle ? at->sequences[place] : range_.begin + place % range_.size();
-  }
+  std::vector<std::int64_t> order;
+  for (std::int64_t i = 0; i < range_.size() * epochs_; ++i) order.push_back(sequence_at(*at, i));
   return order;
 }
 

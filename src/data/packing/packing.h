@@ -106,6 +106,7 @@ class PackedSamples final : public Samples {
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void shuffle_round(Round& round, std::uint32_t seed) const;
+  std::int64_t sequence_at(const Round& round, std::int64_t place) const;
   template <class Visit>
   void for_each_part(std::int64_t position, Visit&& visit) const;
 

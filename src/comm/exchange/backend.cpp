@@ -4,27 +4,6 @@
 
 namespace sherd::comm {
 
-void CollectiveBackend::dispatch(Call& call) {
-  switch (call.kind) {
-    case Collective::barrier:
-      return barrier(call);
-    case Collective::all_gather:
-      return all_gather(call);
-    case Collective::reduce_scatter:
-      return reduce_scatter(call);
-    case Collective::all_reduce:
-      return all_reduce(call);
-    case Collective::broadcast:
-      return broadcast(call);
-    case Collective::all_to_all:
-      return all_to_all(call);
-    case Collective::agree:
-      return agree(call);
-    default:
-      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
-  }
-}
-
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
   SplitPlan plan;
   const auto color = [&](int r) { return words[static_cast<std::size_t>(2 * r)]; };

@@ -64,6 +64,27 @@ void HostExchange::run(Call& call) {
   machine_.memory().leave();
 }
 
+void HostExchange::dispatch(Call& call) {
+  switch (call.kind) {
+    case Collective::barrier:
+      return barrier(call);
+    case Collective::all_gather:
+      return all_gather(call);
+    case Collective::reduce_scatter:
+      return reduce_scatter(call);
+    case Collective::all_reduce:
+      return all_reduce(call);
+    case Collective::broadcast:
+      return broadcast(call);
+    case Collective::all_to_all:
+      return all_to_all(call);
+    case Collective::agree:
+      return agree(call);
+    default:
+      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
+  }
+}
+
 void HostExchange::cancel_messages(const Call& call) noexcept {
   messages_->cancel();
   if (!messages_->lingers()) return;

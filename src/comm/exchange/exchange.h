@@ -20,7 +20,7 @@ namespace sherd::comm {
 /// their memory. Sums run in rank order whatever the layout, so results do not depend on it. (NCCL has its
 /// own route, nccl/nccl_route.cpp: its calls are queued on a stream and meet on the GPU, where neither
 /// barriers nor looks at peers' memory have a place.)
-class HostExchange : public CollectiveBackend {
+class HostExchange : public Backend {
  public:
   /// `messages`: null where all ranks are on this machine.
   HostExchange(std::shared_ptr<const Topology> topology, std::shared_ptr<Board> board,
@@ -76,13 +76,15 @@ class HostExchange : public CollectiveBackend {
   bool sums_natively(const Call& call);
   void sum_natively(const Call& call);
 
-  void barrier(Call& call) override;
-  void all_gather(Call& call) override;
-  void reduce_scatter(Call& call) override;
-  void all_reduce(Call& call) override;
-  void broadcast(Call& call) override;
-  void all_to_all(Call& call) override;
-  void agree(Call& call) override;
+  /// Calls the function of the call's kind. Throws Error{usage} for a transfer.
+  void dispatch(Call& call);
+  void barrier(Call& call);
+  void all_gather(Call& call);
+  void reduce_scatter(Call& call);
+  void all_reduce(Call& call);
+  void broadcast(Call& call);
+  void all_to_all(Call& call);
+  void agree(Call& call);
   std::vector<std::int64_t> open_all_to_all(Call& call);
 
   void cancel_messages(const Call& call) noexcept;

@@ -50,7 +50,7 @@ struct StoreOptions {
   enum class Backend : std::uint8_t { automatic, io_uring, threads } backend = Backend::automatic;
   double timeout_seconds = 1800;  ///< deadline of every wait
   /// No file, and memory left as it is: spans and buffers are only charged to the ledger, and transfers are
-  /// counted and done at once. For steps on a meta device.
+  /// counted and done at once. Meant for steps on a meta device.
   bool dry = false;
 };
 
@@ -108,7 +108,7 @@ class DeferredRead {
   DeferredRead& operator=(DeferredRead&& other) noexcept;
   ~DeferredRead();
 
-  /// Reads into `to`, which has room for all bytes; once. As Store::read() otherwise.
+  /// Reads into `to`, which has room for all bytes; once. Otherwise it is as Store::read().
   Io start(void* to);
 
  private:

@@ -38,7 +38,7 @@ class SwapFile {
   /// Appends `bytes` zeros for a span of that name and returns where they begin, a multiple of the page.
   /// Throws Error{io} naming needed and free bytes when the disk is full; the file is then as it was.
   std::uint64_t extend(const std::string& name, std::uint64_t bytes);
-  /// Says what others did to the file under us ("was removed …"); empty when it is whole. From any thread.
+  /// Tells of damage that others did to the file ("was removed …"); empty when it is whole. From any thread.
   std::string damage() const;
   /// Removes file and lock, as the destructor does. The descriptor stays open.
   void remove() noexcept;

@@ -91,10 +91,12 @@ std::uint64_t checksum_bytes(std::uint64_t bytes);
 /// The checksums of an extent that holds zeros.
 std::vector<std::uint32_t> checksums_of_zeros(std::uint64_t bytes);
 
-/// Remembers whole pages that are about to be written at byte `at` of the extent. Nothing without checksums.
+/// Remembers the checksums of whole pages that are about to be written at byte `at` of the extent, where it
+/// has checksums.
 void note_pages(Extent& extent, std::uint64_t at, const std::byte* pages, std::size_t bytes);
 
-/// The offset in the extent of the first page read at `at` that is not what was written.
+/// The offset in the extent of the first page read at `at` whose checksum differs; nothing where all are as
+/// written.
 std::optional<std::uint64_t> find_bad_page(const Extent& extent, std::uint64_t at, const std::byte* pages,
                                            std::size_t bytes);
 

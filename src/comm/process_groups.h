@@ -35,8 +35,8 @@ class ProcessGroups {
   Communicator& another(Axis axis);
 
   /// Collective over the axis's group: the communicator that another() makes at the first call, which is
-  /// given back at later ones. For layers: what they exchange in the middle of a pass waits for nothing that
-  /// passes have under way, and nothing of that for them.
+  /// given back at later ones. Layers exchange by it in the middle of a pass without waiting for transfers
+  /// that passes have under way.
   Communicator& apart(Axis axis);
 
   /// Collective: Communicator::bind() of all groups.

@@ -20,7 +20,8 @@ struct LoaderRank {
   bool reads = true;
 };
 
-/// A micro-batch of an evaluation, of which the rest fills up what the ranks take together.
+/// A micro-batch of an evaluation, in which some samples only fill up the number that the ranks take
+/// together.
 struct CountedBatch {
   tensor::Batch batch;
   std::int64_t samples = 0;  ///< so many of its samples count

@@ -53,16 +53,16 @@ class Backend {
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;
   virtual std::unique_ptr<Backend> split(int color, int key) = 0;
-  /// As split(), to a part of which all ranks know the members; parts of one rank each are made without a
-  /// word.
+  /// Splits as split() does, where all ranks know the members of each part; parts of one rank each are made
+  /// without a word.
   virtual std::unique_ptr<Backend> part(const GroupPart& part);
   /// The threads with which each rank copies and sums.
   virtual int threads() const { return 1; }
 
   /// Ranks are threads of this process.
   virtual bool one_process() const { return false; }
-  /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For
-  /// those of one process only.
+  /// Lets collectives of this group have tensors in memory of this GPU, which all ranks share; only where the
+  /// ranks are threads of one process.
   virtual void use_gpu(const std::shared_ptr<device::Accelerator>&) {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }

@@ -45,7 +45,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
 /// Sizes of the shared memory; the same on all ranks.
 struct BoardLayout {
   static constexpr int max_ranks = 256;
-  /// stage_bytes of groups that have ranks on other machines too: a chunk is then what messages carry.
+  /// stage_bytes of groups on one machine, and of those that span machines, whose messages carry a chunk.
   static constexpr std::size_t stage = std::size_t{512} << 10, spanning_stage = std::size_t{2} << 20;
   int ranks = 1;
   std::size_t stage_bytes = 0;  ///< per half; 0 where no tensor is ever hidden
@@ -103,7 +103,7 @@ class Board final : public Health {
   /// Waits for all ranks. What they wrote before is visible after.
   void barrier(const Call& call);
 
-  /// The condition for which a rank waits, and until when; `missing`: on which ranks that depends.
+  /// A wait: the call that it is for, the ranks that it waits for, and until when.
   struct Waited {
     const Call& call;
     std::vector<int> missing;
@@ -171,7 +171,7 @@ class Board final : public Health {
   std::vector<int> waits_behind(int rank) const;
   std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
-  /// The text of the failure that what is waited for and the clock amount to, or empty.
+  /// The error message for a wait that has failed, or is too late; else empty.
   std::string diagnose(const Waited& waited, bool slow_checks);
 
   int rank_;

@@ -47,7 +47,7 @@ class HostExchange : public Backend {
   std::uint64_t bytes_between_machines() const override { return messages_ ? messages_->sent_bytes() : 0; }
 
  protected:
-  /// All ranks' words, in rank order. `what` appears in errors.
+  /// All ranks' words, in rank order. `what` names them in errors.
   std::vector<std::int64_t> agree(std::vector<std::int64_t> words, const std::string& what);
   /// Sets the worker of calls with tensors of a GPU.
   void use_gpu_worker(std::unique_ptr<Worker> worker) { machine_.use_gpu_worker(std::move(worker)); }

@@ -45,9 +45,8 @@ struct Offer {
   OfferKind kind = OfferKind::tensor;
 };
 
-/// How an offer is cut into blocks, the same function on all ranks of the machine: block k of rank r is
-/// count(r, k) elements of `width` bytes from element first(r, k) of what r offers. Ranks by their numbers in
-/// the group.
+/// A cut of an offer into blocks, the same on all ranks of the machine: block k of rank r is count(r, k)
+/// elements of `width` bytes from element first(r, k) of r's offer on. Ranks by their numbers in the group.
 struct CopyBlocks {
   std::size_t offer = 0;  ///< index among those of the round
   std::size_t width = 1;
@@ -75,7 +74,7 @@ class MachineTransport {
     std::int64_t begin, end;
     /// Where element `begin` of block `block` of `rank` is seen here.
     std::byte* at(int rank, int block) const;
-    /// Copies what the view shows of a block.
+    /// Copies the view's part of a block.
     void copy(std::byte* to, int rank, int block) const;
     /// How many of the block's elements are in the view.
     std::int64_t count(int rank, int block) const {
@@ -146,7 +145,7 @@ class MachineTransport {
   bool hidden(const CopyBlocks& blocks) const;
   /// Cuts the offers that `taken` names into chunks that fit the stage.
   std::vector<Chunk> cut(std::span<const CopyBlocks> all, const std::vector<bool>& taken) const;
-  /// Copies what the view shows of this rank's own blocks to the stage, or from there.
+  /// Copies the view's part of this rank's own blocks to the stage, or from there.
   void copy_staged(const CopyBlocks& blocks, const View& view, bool to_stage);
   const std::byte* source(int rank, std::size_t offer) const;
   std::byte* stage(int rank, std::size_t offset) const;
@@ -163,8 +162,8 @@ class MachineTransport {
 };
 
 /// Point to point between ranks of one machine: one channel of message slots per ordered pair. The receiver
-/// copies straight from the sender's memory, or, where that is hidden, from the pair's ring. As Backend's
-/// functions of these names.
+/// copies straight from the sender's memory, or, where that is hidden, from the pair's ring. Its functions
+/// are those of Backend.
 class MemoryTransfers {
  public:
   MemoryTransfers(MachineTransport& machine, const Topology& topology)

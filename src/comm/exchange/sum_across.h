@@ -28,10 +28,10 @@ struct Summed {
 DType wide_type(const ReduceSpec& how);
 
 /// Tells by owner whether its sum goes as a chain from machine to machine, segment by segment in rank order,
-/// beginning with the owner's `onto`: then one partial sum crosses between two segments. Otherwise every rank
-/// of another machine sends its part to the owner; so where that is fewer bytes, or as many, as between
-/// machines of one rank each. The same on all ranks, and never for fp64, whose sums may be of another type
-/// than what they go on from.
+/// beginning with the owner's `onto`, so that one partial sum crosses between two segments. Otherwise every
+/// rank of another machine sends its part to the owner, which is done where it takes no more bytes, as
+/// between machines of one rank each. The same on all ranks, and never a chain for fp64, whose sums may be of
+/// another type than the one that they go on from.
 std::vector<bool> plan_chains(const Topology& topology, const ReduceSpec& how);
 
 /// The part of one reduction that crosses between machines, in bytes per element of an owner's block.
@@ -80,7 +80,7 @@ class SumAcross {
     return topology_.deputy(segments()[segment].machine, owner);
   }
   bool ends_here(int owner) const { return worker_of(segments().size() - 1, owner) == owner; }
-  /// Posts what comes here in this step, in the order in which ranks send.
+  /// Posts the receives of this step, in the order in which ranks send.
   void receive(const Summed& work, std::size_t index, const MachineTransport::View& view);
   void send_own(const Summed& work, const MachineTransport::View& view);
   void add_link(const Summed& work, const MachineTransport::View& view, const Link& link);

@@ -40,7 +40,7 @@ class Worker {
 
   /// Before the work for a call: `bytes` tells how much it moves through this rank.
   virtual void begin(const Call& call, std::size_t bytes) = 0;
-  /// Around every barrier of a call: what peers do after their follow() comes after what this rank did before
+  /// Called around every barrier of a call: work of peers after their follow() comes after this rank's before
   /// its publish().
   virtual void publish() {}
   virtual void follow() {}

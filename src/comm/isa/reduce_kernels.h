@@ -29,7 +29,7 @@ struct ReduceArgs {
   bool stream = false;
 };
 
-/// copy_past_caches(): memcpy for what is too large to be found in the caches later.
+/// copy_past_caches() is a memcpy of memory that is too large to be found in the caches later.
 namespace portable {
 void reduce(const ReduceArgs& args);
 void copy_past_caches(void* to, const void* from, std::size_t bytes);

@@ -71,12 +71,12 @@ class Messages {
   void complete(const Call& call, int request);
   /// Waits for all that is under way, and until the previous machine is known to have made the same call.
   void finish(const Call& call);
-  /// After an error: aborts what is under way.
+  /// After an error: cancels all messages under way.
   void cancel() noexcept;
-  /// After cancel(): the port may still touch memory of what was aborted, which must never be freed.
+  /// After cancel(): the port may still touch memory of cancelled messages, which must never be freed.
   bool lingers() const { return lingers_; }
-  /// Memory that messages use and that does not outlast the call. Where an exception passes by, what is under
-  /// way is aborted before it goes, and it stays for good where the port may still touch it.
+  /// Memory that messages use and that does not outlast the call. Where an exception passes by, messages are
+  /// cancelled before it goes, and it stays for good where the port may still touch it.
   class Landing {
    public:
     /// `messages`: null where there are none.
@@ -94,7 +94,7 @@ class Messages {
     std::unique_ptr<std::byte[]> memory_;
     int exceptions_;
   };
-  /// Moves on what is under way; false when there is nothing.
+  /// Moves on the messages under way; false when there are none.
   bool progress();
 
   /// Used by waits of transfers too: throws when the group has failed, one of `peers` was lost, or they are
@@ -154,7 +154,7 @@ class Messages {
 
 /// Point to point over messages, on tags of their own: the sender's signature goes ahead, and the payload
 /// follows when the receiver has asked for it. So a receive that never comes costs its peer the signature's
-/// few bytes, however large the tensor. As Backend's functions of these names.
+/// few bytes, however large the tensor. Its functions are those of Backend.
 class MessageTransfers {
  public:
   MessageTransfers(Messages& messages, Board& board)

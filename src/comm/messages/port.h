@@ -86,8 +86,9 @@ class Port {
   /// that was already arriving: then the memory must never be freed (keep_for_good()). Handles of messages
   /// that are done are passed over, here and in release().
   [[nodiscard]] virtual bool cancel(int request) noexcept = 0;
-  /// Cancels a send: what has not left its buffer is sent from a copy, so that messages after it stay whole.
-  /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
+  /// Cancels a send: the part that has not left its buffer is sent from a copy, so that messages after it
+  /// stay whole. False where the port cannot do that, and reads on. Also cancels sums, whose memory is then
+  /// written as well.
   [[nodiscard]] virtual bool release(int request) noexcept = 0;
 
   /// One pause of a loop over test(): returns when a message may have moved since news() was `seen`, at the

@@ -32,11 +32,11 @@ class NcclComm {
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
   ~NcclComm();
 
-  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
+  /// Queues the calls of `queue` as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
   /// those that were announced to the other ranks is `number`.
   void submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue);
-  /// As submit(), without waiting for what NCCL has to set up first: the work is queued once settled().
-  /// Whether it is by now.
+  /// Queues as submit() does, without waiting for what NCCL has to set up first: the work is on the stream
+  /// once settled(). Returns whether it is by now.
   bool begin(const Call& call, const std::function<void(ncclComm*)>& queue);
   /// Whether NCCL has done all that it was asked for. Throws Error{comm} naming `call`, at `deadline` too. To
   /// be asked again and again: waits for nothing.

@@ -57,12 +57,12 @@ class Mesh {
   Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
   /// The same with a copy of the memory.
   void send_copy(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
-  /// Without waiting; what arrives goes straight to `data`.
+  /// Without waiting; the message goes straight to `data`.
   Ticket receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes);
   /// True once the memory is free for other uses. Throws Error{comm} where a message of another size came.
   bool done(const Ticket& ticket);
-  /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
-  /// memory for that the connection ends.
+  /// Lets the memory go: a receive's is not written any more, and the part of a message that has not left is
+  /// sent from a copy. Without memory for that the connection ends.
   void cancel(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);

@@ -34,8 +34,8 @@ class AddedTokens {
   /// `normalizer` may be null.
   AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer);
 
-  /// All in `text`, from left to right: those with `normalized` as given; without `special`, what such a
-  /// token covers stays text.
+  /// All tokens in `text`, from left to right: those with `normalized` as given. Without `special`, text that
+  /// such a token covers stays text.
   void find(std::string_view text, bool normalized, bool special, std::vector<Found>& found) const;
 
   /// The token with that content, or id; null: none.

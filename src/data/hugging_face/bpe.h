@@ -59,7 +59,7 @@ class Bpe {
     std::uint64_t made = no_merge;  // rank, id
   };
   std::uint64_t merge_of(std::int32_t left, std::int32_t right) const;
-  /// Whether one joins what lies before a space mark and the mark.
+  /// Returns whether a merge joins a space mark to the character before it.
   bool add_merges(const BpeParts& parts);
   void find_bytes(const BpeParts& parts);
   void encode_cached(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const;

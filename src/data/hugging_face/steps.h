@@ -27,10 +27,10 @@ class Normalizer {
  public:
   explicit Normalizer(std::vector<NormalizerStep> steps) : steps_(std::move(steps)) {}
 
-  /// Takes valid UTF-8, and gives `text` itself where nothing changes, else what lies in `storage` then.
-  /// `goes_on`: more of the same text lies before it, so that nothing is put in front, nor space dropped
-  /// there. `of_first`, where given: the bytes at the front that are, and then those that were made of, its
-  /// first character.
+  /// Takes valid UTF-8, and gives `text` itself where nothing changes, else a view of `storage`. `goes_on`:
+  /// more of the same text lies before it, so that nothing is put in front, nor space dropped there.
+  /// `of_first`, where given: the bytes of the first character at the front, and then those that were made of
+  /// them.
   std::string_view apply(std::string_view text, std::string& storage, MatchSpace& space, bool goes_on = false,
                          std::size_t* of_first = nullptr) const;
 
@@ -70,7 +70,7 @@ struct PreToken {
   }
 };
 
-/// A cutting thread's own memory; pieces lie in what was cut, or in `written`.
+/// A cutting thread's own memory; pre-tokens lie in the text that was cut, or in `written`.
 struct PreTokenSpace {
   MatchSpace& matches;
   std::vector<PreToken> pieces = {};

@@ -11,7 +11,7 @@
 
 namespace sherd::data {
 
-/// Ids of words met before, of one thread. It forgets all when it is full; what it holds changes no result.
+/// Ids of words met before, of one thread. It forgets all when it is full, and changes no result.
 class WordCache {
  public:
   /// Appends the ids of `word`; false: it is not known.

@@ -31,7 +31,7 @@ class Samples {
   virtual std::int64_t seq_length() const = 0;
   /// Tokens that one pass over the data has.
   virtual std::int64_t tokens() const = 0;
-  /// Tokens that the samples before `position` ≥ 0 have; what fills rows up is none.
+  /// Tokens that the samples before `position` ≥ 0 have, without places that only fill rows up.
   virtual std::int64_t tokens_before(std::int64_t position) const = 0;
   /// Samples that make one pass, or as many passes as are shuffled together.
   virtual std::int64_t samples_per_round() const = 0;

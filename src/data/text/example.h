@@ -12,7 +12,7 @@ namespace sherd::data {
 
 /// How a line of a .jsonl file is read.
 struct ExampleOptions {
-  /// The key of the text; empty: what the line's keys say: `messages` (a conversation), `prompt` with
+  /// The key of the text; empty: the line's keys tell: `messages` (a conversation), `prompt` with
   /// `completion` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   ChatTemplate chat_template = ChatTemplate::plain;
@@ -28,8 +28,9 @@ struct Example {
   bool teaches() const;       ///< something is to be learned
 };
 
-/// Reads one line, a JSON object. Of a text everything is to be learned, of a completion that and the end of
-/// the document, of a conversation what render() says. Throws Error{data} naming file, line and cause.
+/// Reads one line, a JSON object. All of a text is to be learned; of a prompt with a completion, the
+/// completion and the end of the document; of a conversation, the parts that render() names. Throws
+/// Error{data} naming file, line and cause.
 Example read_example(const std::string& line, const ExampleOptions& options,
                      const std::filesystem::path& file, std::int64_t line_number);
 

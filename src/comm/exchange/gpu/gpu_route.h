@@ -27,7 +27,8 @@ class GpuRoute {
 
   /// Runs a checked collective of which some tensor is the GPU's, after Call::ready; sets Call::done.
   virtual void run(Call& call);
-  /// As Backend's, for transfers of such tensors. start() sets Call::travelling or Call::greeting.
+  /// The functions of Backend, for transfers of such tensors. start() sets Call::travelling or
+  /// Call::greeting.
   virtual void start(Call& transfer);
   virtual bool advance(Call& transfer);
   virtual void cancel(Call& transfer) noexcept { host_->cancel(transfer); }

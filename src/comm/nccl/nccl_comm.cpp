@@ -122,7 +122,7 @@ void NcclComm::start_watching() {
   check_ = gpu_->after_synchronize([this] { host_.throw_if_failed(); });
   thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] {
     ThreadRank scope(rank);
-    watch_over();
+    run_watcher();
   }));
 }
 
@@ -241,15 +241,15 @@ void NcclComm::watch(const Call& call, std::uint64_t number) {
   wake_.notify_all();
 }
 
-void NcclComm::watch_over() {
-  look_on();
+void NcclComm::run_watcher() {
+  watch_calls();
   std::lock_guard lock(mutex_);
   watched_.clear();
   watches_ = false;
   idle_.notify_all();
 }
 
-void NcclComm::look_on() {
+void NcclComm::watch_calls() {
   try {
     gpu_->make_current();
     std::unique_lock lock(mutex_);

@@ -60,8 +60,8 @@ class NcclComm {
                       std::uint64_t number);
   [[noreturn]] void abort(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
-  void watch_over();
-  void look_on();
+  void run_watcher();
+  void watch_calls();
   std::string trouble(Watched& front);
 
   Backend& host_;

@@ -23,8 +23,8 @@ struct Origin {
   std::shared_ptr<Health> parent;
 };
 
-/// The memory that the ranks of this machine share. `port`: theirs; null for a rank by itself.
-struct Here {
+/// The board of the group's ranks on this machine. `port`: theirs; null for a rank by itself.
+struct LocalBoard {
   std::shared_ptr<Port> port;
   std::shared_ptr<Board> board;
 };
@@ -56,20 +56,20 @@ class OwnMemory final : public PeerMemory {
   }
 };
 
-std::shared_ptr<PeerMemory> make_memory(const Origin& origin, const Here& here) {
-  if (!here.port) return std::make_shared<OwnMemory>();
-  return std::make_shared<WindowMemory>(origin.windows, here.port->world_ranks());
+std::shared_ptr<PeerMemory> make_memory(const Origin& origin, const LocalBoard& local) {
+  if (!local.port) return std::make_shared<OwnMemory>();
+  return std::make_shared<WindowMemory>(origin.windows, local.port->world_ranks());
 }
 
 /// Processes: those of one machine over a board in a shared window.
 class ProcessExchange final : public HostExchange {
  public:
-  ProcessExchange(Origin origin, Here here, std::shared_ptr<const Topology> topology,
+  ProcessExchange(Origin origin, LocalBoard local, std::shared_ptr<const Topology> topology,
                   std::unique_ptr<Messages> messages)
-      : HostExchange(std::move(topology), here.board, make_memory(origin, here), std::move(messages),
+      : HostExchange(std::move(topology), local.board, make_memory(origin, local), std::move(messages),
                      origin.options.threads),
         origin_(std::move(origin)),
-        here_(std::move(here)) {}
+        local_(std::move(local)) {}
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
@@ -77,7 +77,7 @@ class ProcessExchange final : public HostExchange {
     // their own.
     if (device.accelerator() || topology().machines() == size())
       return device.allocate(bytes, category, tier);
-    if (!here_.port) {  // others have machines together, and agree on their windows
+    if (!local_.port) {  // others have machines together, and agree on their windows
       agree({0}, allocation_of(bytes));
       return device.allocate(bytes, category, tier);
     }
@@ -137,7 +137,7 @@ class ProcessExchange final : public HostExchange {
     const Patience wait = patience("allocating shared memory on ");
     // Unique in the world: the first member's world rank and its count of windows made as first.
     static std::atomic<std::uint64_t> made{0};
-    Port& port = *here_.port;
+    Port& port = *local_.port;
     const std::uint64_t id = port.from_first(
         static_cast<std::uint64_t>(port.world_ranks()[0]) << 40 | (port.rank() == 0 ? ++made : 0), wait);
     const std::vector<std::byte*> parts = port.shared_window(size, wait);
@@ -155,7 +155,7 @@ class ProcessExchange final : public HostExchange {
   }
 
   Origin origin_;
-  Here here_;
+  LocalBoard local_;
   std::vector<std::shared_ptr<WindowPart>> parts_;
 };
 
@@ -178,7 +178,7 @@ std::shared_ptr<Board> make_own_board(BoardSettings settings) {
 }
 
 /// Collective over the group where it spans machines of which some have several ranks.
-Here make_here(const Origin& origin, const Topology& topology, BoardSettings settings) {
+LocalBoard make_local_board(const Origin& origin, const Topology& topology, BoardSettings settings) {
   const Patience patience{setup_seconds(origin.options.timeout_seconds), cat("setting up ", settings.name)};
   const bool spans = topology.machines() > 1;
   if (topology.machines() == topology.size() && spans) return {nullptr, make_own_board(std::move(settings))};
@@ -211,12 +211,12 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
     settings.tell_failure = [told = messages->health()](const std::string& reason) { told->fail(reason); };
     settings.progress = [moving = messages.get()] { return moving->progress(); };
   }
-  Here here = make_here(origin, *topology, std::move(settings));
-  port.on_leave([board = std::weak_ptr<Board>(here.board), health] {
+  LocalBoard local = make_local_board(origin, *topology, std::move(settings));
+  port.on_leave([board = std::weak_ptr<Board>(local.board), health] {
     if (const auto alive = board.lock()) alive->depart();
     if (const auto alive = health.lock()) alive->depart();
   });
-  return std::make_unique<ProcessExchange>(std::move(origin), std::move(here), std::move(topology),
+  return std::make_unique<ProcessExchange>(std::move(origin), std::move(local), std::move(topology),
                                            std::move(messages));
 }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "offload/file/charge.h"
 #include "offload/file/host_memory.h"
 #include "offload/file/swap_file.h"
 #include "offload/queue/transfer_queue.h"
@@ -51,14 +50,13 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
     return leases_[index].lock();
   }
 
-  std::shared_ptr<void> try_lease(std::byte** data) {
+  std::shared_ptr<BufferLease> try_lease() {
     std::lock_guard lock(mutex_);
     if (free_.empty()) return nullptr;
     const std::size_t index = free_.back();
-    auto lease = std::make_shared<Lease>(shared_from_this(), index);
+    auto lease = std::make_shared<PoolLease>(shared_from_this(), index);
     free_.pop_back();
     leases_[index] = lease;
-    *data = slab_.data() + index * stride_;
     return lease;
   }
 
@@ -86,18 +84,17 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
   }
 
  private:
-  /// A buffer that is in use, by a handle or by transfers.
-  struct Lease {
-    Lease(std::shared_ptr<PoolMemory> p, std::size_t i) : pool(std::move(p)), index(i) {}
-    ~Lease() {
+  struct PoolLease final : BufferLease {
+    PoolLease(std::shared_ptr<PoolMemory> p, std::size_t i) : pool(std::move(p)), index(i) {
+      data = pool->slab_.data() + index * pool->stride_, bytes = pool->bytes_;
+    }
+    ~PoolLease() override {
       {
         std::lock_guard lock(pool->mutex_);
         pool->free_.push_back(index);
       }
       pool->freed_.notify_one();
     }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
     std::shared_ptr<PoolMemory> pool;
     std::size_t index;
   };
@@ -113,27 +110,12 @@ class PoolMemory final : public LentMemory, public std::enable_shared_from_this<
   std::string key_;
   std::mutex mutex_;  // may be taken under a queue's
   std::condition_variable freed_;
-  std::vector<std::shared_ptr<TransferQueue>>
-      queues_;                                // guarded by mutex_; of the stores that transfer from here
-  bool registered_ = false;                   // guarded by mutex_
-  std::vector<std::size_t> free_;             // guarded by mutex_
-  std::vector<std::weak_ptr<Lease>> leases_;  // guarded by mutex_; by buffer
+  // Guarded by mutex_:
+  std::vector<std::shared_ptr<TransferQueue>> queues_;  // the stores' that transfer from here
+  bool registered_ = false;
+  std::vector<std::size_t> free_;
+  std::vector<std::weak_ptr<BufferLease>> leases_;  // by buffer
 };
-
-Buffer::Buffer(std::shared_ptr<void> lease, std::byte* data, std::size_t bytes)
-    : lease_(std::move(lease)), data_(data), bytes_(bytes) {}
-
-Buffer::Buffer(Buffer&& other) noexcept
-    : lease_(std::move(other.lease_)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
-
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  lease_ = std::move(other.lease_);
-  data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
-  return *this;
-}
 
 BufferPool::BufferPool(Store& store, device::Ledger& ledger, int count, std::size_t bytes, Category category,
                        std::string key) {
@@ -158,10 +140,7 @@ Buffer BufferPool::acquire(const Deadline& deadline) {
 }
 
 Buffer BufferPool::try_acquire() {
-  std::byte* data = nullptr;
-  auto lease = memory_->try_lease(&data);
-  if (!lease) return {};
-  return Buffer(std::move(lease), data, memory_->bytes());
+  return Buffer(memory_->try_lease());
 }
 
 int BufferPool::count() const {

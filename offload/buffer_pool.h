@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "base/deadline.h"
 #include "device/ledger.h"
@@ -13,25 +14,33 @@ namespace sherd::offload {
 
 class PoolMemory;
 
+/// A buffer that is in use, by a handle or by transfers of its memory.
+struct BufferLease {
+  BufferLease() = default;
+  virtual ~BufferLease() = default;
+  BufferLease(const BufferLease&) = delete;
+  BufferLease& operator=(const BufferLease&) = delete;
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 /// One buffer of a pool, for as long as this handle lives; then it goes back, once no transfer uses it any
 /// more.
 class Buffer {
  public:
   Buffer() = default;  ///< none
-  std::byte* data() const { return data_; }
-  std::size_t bytes() const { return bytes_; }
-  explicit operator bool() const { return data_ != nullptr; }
+  std::byte* data() const { return lease_ ? lease_->data : nullptr; }
+  std::size_t bytes() const { return lease_ ? lease_->bytes : 0; }
+  explicit operator bool() const { return lease_ != nullptr; }
   /// Gives the buffer back early.
-  void release() { *this = Buffer(); }
+  void release() { lease_.reset(); }
 
-  Buffer(Buffer&& other) noexcept;
-  Buffer& operator=(Buffer&& other) noexcept;
+  Buffer(Buffer&&) noexcept = default;
+  Buffer& operator=(Buffer&&) noexcept = default;
 
  private:
-  Buffer(std::shared_ptr<void> lease, std::byte* data, std::size_t bytes);
-  std::shared_ptr<void> lease_;  // shared with the transfers of this memory
-  std::byte* data_ = nullptr;
-  std::size_t bytes_ = 0;
+  explicit Buffer(std::shared_ptr<BufferLease> lease) : lease_(std::move(lease)) {}
+  std::shared_ptr<BufferLease> lease_;  // shared with the transfers of this memory
   friend class BufferPool;
 };
 

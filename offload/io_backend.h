@@ -52,12 +52,12 @@ class IoBackend {
   virtual void wake() noexcept = 0;
 };
 
-/// Positional reads and writes on options.thread_count threads.
-std::unique_ptr<IoBackend> make_thread_backend(const StoreOptions& options);
-
 /// io_uring with options.queue_depth entries. Null when the build or the kernel lacks it; `why` then says
 /// why.
 std::unique_ptr<IoBackend> make_uring_backend(const StoreOptions& options, std::string* why);
+
+/// Positional reads and writes on options.thread_count threads.
+std::unique_ptr<IoBackend> make_thread_backend(const StoreOptions& options);
 
 /// The backend that options.backend asks for. `automatic` falls back to threads, and so it does for a file
 /// that is not opened past the page cache. Throws Error{io} when io_uring is asked for by name and refused.

@@ -3,10 +3,9 @@
 #include <utility>
 
 #include "base/error.h"
-#include "offload/file/charge.h"
+#include "offload/file/host_memory.h"
 #include "offload/file/swap_file.h"
 #include "offload/io_backend.h"
-#include "offload/queue/page_checksums.h"
 #include "offload/queue/transfer_queue.h"
 
 namespace sherd::offload {
@@ -54,9 +53,6 @@ const StoreOptions& validated(const StoreOptions& options) {
 
 }  // namespace
 
-int Span::id() const {
-  return extent_ ? extent_->id : -1;
-}
 std::uint64_t Span::bytes() const {
   return extent_ ? extent_->bytes : 0;
 }
@@ -64,8 +60,6 @@ const std::string& Span::name() const {
   static const std::string none;
   return extent_ ? extent_->name : none;
 }
-
-Io::Io(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
 
 Io& Io::operator=(Io&& other) noexcept {
   Io before(std::move(*this));
@@ -100,18 +94,11 @@ Store::~Store() {
   if (queue_) queue_->shut_down();
 }
 
-std::shared_ptr<Extent> Store::dry_extent(std::string name, std::uint64_t bytes) {
-  auto extent = std::make_shared<Extent>();
-  extent->id = dry_spans_++;
-  extent->name = std::move(name);
-  extent->bytes = bytes;
-  return extent;
-}
-
 Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
   Charge on_disk(ledger_, Tier::nvme, category, bytes);
   Charge sums(ledger_, Tier::host, Category::workspace, checksums_ ? checksum_bytes(bytes) : 0);
-  Span span(queue_ ? queue_->extend(std::move(name), bytes) : dry_extent(std::move(name), bytes));
+  Span span(queue_ ? queue_->extend(std::move(name), bytes)
+                   : std::make_shared<Extent>(Extent{.name = std::move(name), .bytes = bytes}));
   std::lock_guard lock(mutex_);
   charges_.push_back(std::move(on_disk));
   charges_.push_back(std::move(sums));
@@ -119,17 +106,17 @@ Span Store::reserve(std::string name, std::uint64_t bytes, Category category) {
 }
 
 DeferredRead& DeferredRead::operator=(DeferredRead&& other) noexcept {
-  drop();
+  cancel();
   transfer_ = std::move(other.transfer_);
   return *this;
 }
 
 DeferredRead::~DeferredRead() {
-  drop();
+  cancel();
 }
 
-void DeferredRead::drop() noexcept {
-  if (const auto transfer = std::move(transfer_)) transfer->queue->drop_deferred(transfer);
+void DeferredRead::cancel() noexcept {
+  if (const auto transfer = std::move(transfer_)) transfer->queue->cancel_deferred(transfer);
 }
 
 Io DeferredRead::start(void* to) {

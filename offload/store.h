@@ -5,8 +5,8 @@
 //
 // To change, look at:
 // - the interface, and memory that is lent to transfers: store.h; buffers: buffer_pool.h
-// - how transfers are cut, ordered and watched: queue/ (piece.h cuts, transfer_queue.h orders, io_thread.h
-//   runs, page_checksums.h checks)
+// - how transfers are cut, ordered and watched: queue/ (transfer.h cuts and checks, transfer_queue.h orders,
+//   io_thread.h runs)
 // - the file, its lock and its space: file/swap_file.h
 // - who moves bytes: io_backend.h; uring/ (with a stub/), threads/
 
@@ -50,7 +50,7 @@ struct StoreOptions {
   enum class Backend : std::uint8_t { automatic, io_uring, threads } backend = Backend::automatic;
   double timeout_seconds = 1800;  ///< deadline of every wait
   /// No file, and memory left as it is: spans and buffers are only charged to the ledger, and transfers are
-  /// counted and done at once. For steps on a meta device.
+  /// counted and done at once. Meant for steps on a meta device.
   bool dry = false;
 };
 
@@ -65,7 +65,6 @@ struct TransferTime {
 class Span {
  public:
   Span() = default;  ///< has no bytes
-  int id() const;    ///< counts from 0 within the store; -1 without an extent
   std::uint64_t bytes() const;
   const std::string& name() const;
 
@@ -94,7 +93,7 @@ class Io {
   void wait();
 
  private:
-  explicit Io(std::shared_ptr<Transfer> transfer);
+  explicit Io(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
   friend class DeferredRead;
@@ -109,12 +108,12 @@ class DeferredRead {
   DeferredRead& operator=(DeferredRead&& other) noexcept;
   ~DeferredRead();
 
-  /// Reads into `to`, which has room for all bytes; once. As Store::read() otherwise.
+  /// Reads into `to`, which has room for all bytes; once. Otherwise it is as Store::read().
   Io start(void* to);
 
  private:
   explicit DeferredRead(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
-  void drop() noexcept;
+  void cancel() noexcept;
   std::shared_ptr<Transfer> transfer_;
   friend class Store;
 };
@@ -201,7 +200,6 @@ class Store {
   static std::uint64_t host_bytes(const StoreOptions& options);
 
  private:
-  std::shared_ptr<Extent> dry_extent(std::string name, std::uint64_t bytes);
   void check_range(const Span& span, std::uint64_t offset, std::size_t bytes) const;
   Io start(const Span& span, bool write, std::uint64_t offset, std::byte* memory, std::size_t bytes);
   device::Ledger& ledger_;
@@ -209,7 +207,6 @@ class Store {
   std::mutex mutex_;
   std::vector<Charge> charges_;           // guarded by mutex_
   std::shared_ptr<TransferQueue> queue_;  // null when dry
-  std::atomic<int> dry_spans_ = 0;
   std::atomic<std::uint64_t> dry_read_ = 0, dry_written_ = 0;
   friend class BufferPool;
 };

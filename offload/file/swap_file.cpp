@@ -63,7 +63,6 @@ SwapFile::SwapFile(const fs::path& folder, int rank, bool direct)
     open(direct);
   } catch (...) {
     remove();
-    if (descriptor_ >= 0) ::close(descriptor_);
     throw;
   }
 }
@@ -78,22 +77,21 @@ void SwapFile::open(bool direct) {
   // A new file rather than the old one emptied: whoever might still write the old one writes nowhere.
   ::unlink(path_.c_str());
   const int flags = O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC;
-  if (direct) descriptor_ = ::open(path_.c_str(), flags | O_DIRECT, 0600);
-  direct_ = descriptor_ >= 0;
+  if (direct) file_ = FileDescriptor(::open(path_.c_str(), flags | O_DIRECT, 0600));
+  direct_ = static_cast<bool>(file_);
   if (!direct || (!direct_ && errno == EINVAL)) {
     ::unlink(path_.c_str());  // some systems make the file, and then refuse
-    descriptor_ = ::open(path_.c_str(), flags, 0600);
+    file_ = FileDescriptor(::open(path_.c_str(), flags, 0600));
   }
-  if (descriptor_ < 0) fail(ErrorKind::io, "cannot create '", path_.string(), "': ", std::strerror(errno));
-  if (::ftruncate(descriptor_, page) != 0)  // the guard page
+  if (!file_) fail(ErrorKind::io, "cannot create '", path_.string(), "': ", std::strerror(errno));
+  if (::ftruncate(file_.get(), page) != 0)  // the guard page
     fail(ErrorKind::io, "cannot resize '", path_.string(), "': ", std::strerror(errno));
-  if (direct_ && !direct_reads_work(descriptor_))
-    direct_ = ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_DIRECT) != 0;
+  if (direct_ && !direct_reads_work(file_.get()))
+    direct_ = ::fcntl(file_.get(), F_SETFL, ::fcntl(file_.get(), F_GETFL) & ~O_DIRECT) != 0;
 }
 
 SwapFile::~SwapFile() {
   remove();
-  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
@@ -103,13 +101,13 @@ std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
   require(bytes < (std::uint64_t{1} << 60), "a span of ", bytes, " bytes is too large");
   const std::uint64_t wanted = size + round_up(bytes, page);
   if (wanted == size) return begin;
-  if (const int error = grow(descriptor_, size, wanted); error != 0) {
+  if (const int error = grow(file_.get(), size, wanted); error != 0) {
     struct statvfs disk {};
     const std::uint64_t free =
-        ::fstatvfs(descriptor_, &disk) == 0 ? std::uint64_t{disk.f_bavail} * disk.f_frsize : 0;
+        ::fstatvfs(file_.get(), &disk) == 0 ? std::uint64_t{disk.f_bavail} * disk.f_frsize : 0;
     const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
     // Space that a failed call did allocate goes back.
-    const bool restored = ::ftruncate(descriptor_, static_cast<off_t>(size)) == 0;
+    const bool restored = ::ftruncate(file_.get(), static_cast<off_t>(size)) == 0;
     fail(ErrorKind::io, "cannot reserve ", wanted - size, " bytes for '", name, "' in '", path_.string(),
          "' (rank ", rank_, ", ", begin, " bytes so far): ", std::strerror(error),
          full ? cat("; ", free, " bytes are free there. Free space, or choose a larger disk with nvme_path")
@@ -121,10 +119,9 @@ std::uint64_t SwapFile::extend(const std::string& name, std::uint64_t bytes) {
 }
 
 std::string SwapFile::damage() const {
-  const std::uint64_t expected =
-      size_;  // before the look at the file: another thread may extend it meanwhile
+  const std::uint64_t expected = size_;  // read before the file: another thread may extend it meanwhile
   struct stat now {};
-  if (::fstat(descriptor_, &now) != 0) return cat("cannot be examined: ", std::strerror(errno));
+  if (::fstat(file_.get(), &now) != 0) return cat("cannot be examined: ", std::strerror(errno));
   if (now.st_nlink == 0) return "was removed under the run. Resume from the last checkpoint";
   if (static_cast<std::uint64_t>(now.st_size) < expected)
     return cat("was cut off under the run; it should have ", expected,

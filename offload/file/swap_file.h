@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/file_descriptor.h"
 #include "base/run_lock.h"
 
 namespace sherd::offload {
@@ -27,7 +28,7 @@ class SwapFile {
   SwapFile(const SwapFile&) = delete;
   SwapFile& operator=(const SwapFile&) = delete;
 
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return file_.get(); }
   const std::filesystem::path& path() const { return path_; }
   int rank() const { return rank_; }
   /// Whether the file is open past the page cache; false where that was not asked for or the file system
@@ -37,7 +38,7 @@ class SwapFile {
   /// Appends `bytes` zeros for a span of that name and returns where they begin, a multiple of the page.
   /// Throws Error{io} naming needed and free bytes when the disk is full; the file is then as it was.
   std::uint64_t extend(const std::string& name, std::uint64_t bytes);
-  /// Says what others did to the file under us ("was removed …"); empty when it is whole. From any thread.
+  /// Tells of damage that others did to the file ("was removed …"); empty when it is whole. From any thread.
   std::string damage() const;
   /// Removes file and lock, as the destructor does. The descriptor stays open.
   void remove() noexcept;
@@ -47,9 +48,9 @@ class SwapFile {
   std::filesystem::path path_;
   RunLock lock_;
   int rank_;
-  int descriptor_ = -1;
+  FileDescriptor file_;
   bool direct_ = false;
-  std::atomic<std::uint64_t> size_ = page;  // of the spans and the guard page
+  std::atomic<std::uint64_t> size_ = page;  // bytes of the spans and the guard page
 };
 
 }  // namespace sherd::offload

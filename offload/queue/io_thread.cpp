@@ -6,8 +6,6 @@
 #include <exception>
 #include <thread>
 
-#include "offload/queue/page_checksums.h"
-
 namespace sherd::offload {
 namespace {
 
@@ -60,7 +58,7 @@ void IoThread::turn() {
   hand_over();
   const std::size_t count = queue_.backend->reap(completions_, 10s);
   for (std::size_t i = 0; i < count; ++i) complete(completions_[i]);
-  hand_over();  // what goes on, before anything new is cut and copied
+  hand_over();  // requests that go on, before anything new is cut and copied
 }
 
 void IoThread::hand_over() {
@@ -76,17 +74,17 @@ void IoThread::fill() {
     if (current_ && (current_->done || current_->cut == current_->bytes)) current_.reset();
     if (!current_) current_ = queue_.take_ready();
     if (!current_) return;
-    const Piece piece = next_piece(*current_, cutting_);
+    const TransferPiece piece = next_piece(*current_, cutting_);
     if (!piece.direct && free_bounces_.empty()) return;
     begin(piece);
   }
 }
 
-void IoThread::begin(const Piece& piece) {
+void IoThread::begin(const TransferPiece& piece) {
   const std::size_t index = free_slots_.back();
   free_slots_.pop_back();
-  Slot& slot = slots_[index];
-  slot = Slot{};
+  RequestSlot& slot = slots_[index];
+  slot = RequestSlot{};
   slot.transfer = current_;
   slot.piece = piece;
   slot.pages = piece.memory;
@@ -106,7 +104,7 @@ void IoThread::begin(const Piece& piece) {
 }
 
 void IoThread::request(std::size_t index, bool write) {
-  Slot& slot = slots_[index];
+  RequestSlot& slot = slots_[index];
   slot.retries = 0;
   slot.rest = {.write = write,
                .offset = slot.piece.file_begin,
@@ -118,8 +116,8 @@ void IoThread::request(std::size_t index, bool write) {
 }
 
 void IoThread::load_and_write(std::size_t index) {
-  Slot& slot = slots_[index];
-  const Piece& piece = slot.piece;
+  RequestSlot& slot = slots_[index];
+  const TransferPiece& piece = slot.piece;
   if (!piece.direct) {
     const bool copied = queue_.copy_unless_done(*slot.transfer, [&] {
       std::memcpy(slot.pages + piece.skip, piece.memory, piece.bytes);
@@ -134,7 +132,7 @@ void IoThread::load_and_write(std::size_t index) {
 
 void IoThread::complete(const IoCompletion& completion) {
   const std::size_t index = completion.tag;
-  Slot& slot = slots_[index];
+  RequestSlot& slot = slots_[index];
   if (slot.transfer->done) return release(index);
   const std::int64_t result = completion.result;
   if (result == -EINTR || result == -EAGAIN) {
@@ -158,7 +156,7 @@ void IoThread::complete(const IoCompletion& completion) {
 
 /// True when the whole request is done; otherwise the rest is on its way.
 bool IoThread::go_on(std::size_t index, std::int64_t moved) {
-  Slot& slot = slots_[index];
+  RequestSlot& slot = slots_[index];
   if (static_cast<std::uint64_t>(moved) >= slot.rest.bytes) return true;
   // Direct I/O goes on at a page only.
   const std::uint32_t whole = static_cast<std::uint32_t>(moved) / page * page;
@@ -173,7 +171,7 @@ bool IoThread::go_on(std::size_t index, std::int64_t moved) {
 
 /// Puts the rest of a request on its way once more, unless that has led nowhere for long.
 bool IoThread::again(std::size_t index) {
-  Slot& slot = slots_[index];
+  RequestSlot& slot = slots_[index];
   if (++slot.retries > most_retries) return false;
   if (slot.retries > 2) std::this_thread::sleep_for(1ms);
   outgoing_.push_back(slot.rest);
@@ -182,8 +180,8 @@ bool IoThread::again(std::size_t index) {
 
 /// The pages of a read are there.
 void IoThread::arrived(std::size_t index) {
-  Slot& slot = slots_[index];
-  const Piece& piece = slot.piece;
+  RequestSlot& slot = slots_[index];
+  const TransferPiece& piece = slot.piece;
   Transfer& transfer = *slot.transfer;
   const Extent& extent = *transfer.extent;
   if (const auto bad = find_bad_page(extent, piece.file_begin - extent.begin, slot.pages, piece.file_bytes))
@@ -211,7 +209,7 @@ void IoThread::fail_request(std::size_t index, ErrorKind kind, std::uint64_t fil
 }
 
 void IoThread::release(std::size_t index) {
-  Slot& slot = slots_[index];
+  RequestSlot& slot = slots_[index];
   const std::shared_ptr<Transfer> transfer = std::move(slot.transfer);
   if (slot.bounce >= 0) free_bounces_.push_back(slot.bounce);
   free_slots_.push_back(index);

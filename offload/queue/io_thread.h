@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "offload/queue/piece.h"
+#include "offload/queue/transfer.h"
 #include "offload/queue/transfer_queue.h"
 
 namespace sherd::offload {
@@ -21,19 +21,19 @@ class IoThread {
 
  private:
   /// One of queue_depth requests.
-  struct Slot {
+  struct RequestSlot {
     std::shared_ptr<Transfer> transfer;  // null when free
-    Piece piece;
+    TransferPiece piece;
     std::byte* pages = nullptr;  // where the kernel puts or finds the piece's pages
     int bounce = -1;             // the buffer that they are in, if it is the store's
-    IoRequest rest;              // what is not done yet
+    IoRequest rest;              // the part that is not done yet
     bool fetching = false;       // a merge reads before it writes
     int retries = 0;
   };
 
   void turn();
   void fill();
-  void begin(const Piece& piece);
+  void begin(const TransferPiece& piece);
   void request(std::size_t index, bool write);
   void load_and_write(std::size_t index);
   void complete(const IoCompletion& completion);
@@ -46,7 +46,7 @@ class IoThread {
 
   TransferQueue& queue_;
   const Cutting cutting_;
-  std::vector<Slot> slots_;
+  std::vector<RequestSlot> slots_;
   std::vector<std::size_t> free_slots_;
   std::vector<int> free_bounces_;
   std::shared_ptr<Transfer> current_;  // being cut

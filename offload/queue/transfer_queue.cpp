@@ -9,7 +9,6 @@
 #include "base/threads.h"
 #include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
-#include "offload/queue/page_checksums.h"
 
 namespace sherd::offload {
 namespace {
@@ -64,27 +63,18 @@ TransferQueue::TransferQueue(const StoreOptions& given, std::unique_ptr<IoBacken
 }
 
 std::shared_ptr<Extent> TransferQueue::extend(std::string name, std::uint64_t bytes) {
-  auto extent = std::make_shared<Extent>();
+  auto extent = std::make_shared<Extent>(Extent{.owner = this, .name = std::move(name), .bytes = bytes});
   if (options.checksums) extent->checksums = checksums_of_zeros(bytes);
   std::lock_guard lock(mutex_);
   if (broken_) broken_->raise();
-  extent->begin = file.extend(name, bytes);
-  extent->owner = this;
-  extent->id = extents_++;
-  extent->name = std::move(name);
-  extent->bytes = bytes;
+  extent->begin = file.extend(extent->name, bytes);
   return extent;
 }
 
 std::shared_ptr<Transfer> TransferQueue::add(std::shared_ptr<Extent> extent, bool write, std::uint64_t offset,
                                              std::byte* memory, std::size_t bytes) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->queue = shared_from_this();
-  transfer->extent = std::move(extent);
-  transfer->write = write;
-  transfer->offset = offset;
+  auto transfer = std::make_shared<Transfer>(shared_from_this(), std::move(extent), write, offset, bytes);
   transfer->memory = memory;
-  transfer->bytes = bytes;
   std::shared_ptr<LentMemory> owner;  // to go, if it is the last, when the lock is free: it takes itself back
   {
     std::lock_guard lock(mutex_);
@@ -126,11 +116,7 @@ void TransferQueue::unblock_followers(Transfer& transfer) {
 
 std::shared_ptr<Transfer> TransferQueue::defer_read(std::shared_ptr<Extent> extent, std::uint64_t offset,
                                                     std::size_t bytes) {
-  auto transfer = std::make_shared<Transfer>();
-  transfer->queue = shared_from_this();
-  transfer->extent = std::move(extent);
-  transfer->offset = offset;
-  transfer->bytes = bytes;
+  auto transfer = std::make_shared<Transfer>(shared_from_this(), std::move(extent), false, offset, bytes);
   transfer->deferred = true;
   std::lock_guard lock(mutex_);
   if (broken_) broken_->raise();
@@ -153,7 +139,7 @@ void TransferQueue::start_deferred(const std::shared_ptr<Transfer>& transfer, st
   backend->wake();
 }
 
-void TransferQueue::drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept {
+void TransferQueue::cancel_deferred(const std::shared_ptr<Transfer>& transfer) noexcept {
   {
     std::lock_guard lock(mutex_);
     if (transfer->done) return;  // with the store

@@ -50,14 +50,14 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
                                        std::size_t bytes);
   void start_deferred(const std::shared_ptr<Transfer>& transfer, std::byte* memory);
   /// Ends it unread.
-  void drop_deferred(const std::shared_ptr<Transfer>& transfer) noexcept;
+  void cancel_deferred(const std::shared_ptr<Transfer>& transfer) noexcept;
   /// Waits until the transfer is done, at most the store's deadline; then breaks the store. Throws its
   /// failure.
   void wait(Transfer& transfer);
   /// Throws the error that broke the store.
   void check();
 
-  /// As Store::set_observer().
+  /// Does what Store::set_observer() says.
   void set_observer(std::function<void(const TransferTime&)> observer);
 
   /// Lets transfers use the memory directly while `owner` lives. Returns whether the kernel registered it.
@@ -66,7 +66,7 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
 
   /// Ends every transfer and the thread, and removes the file. Returns at the deadline at the latest.
   void shut_down() noexcept;
-  /// The store has gone without its thread, which the kernel never answered: what it charged stays charged.
+  /// The store has gone without its thread, which the kernel never answered: its bytes stay charged.
   bool abandoned() const { return abandoned_; }
 
   // For the store's thread.
@@ -99,8 +99,8 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   void block_on_earlier(const std::shared_ptr<Transfer>& transfer);
   void unblock_followers(Transfer& transfer);
   Transfers miss_deadline(std::unique_lock<std::mutex>& lock, const std::string& what);
-  /// Returns what it ended, to go when the lock is free: with a transfer its memory may go, which takes the
-  /// lock.
+  /// Returns the transfers that it ended. The caller lets them go once the lock is free: with a transfer its
+  /// memory may go, which takes the lock.
   Transfers break_locked(Failure failure);
 
   std::mutex mutex_;
@@ -112,7 +112,6 @@ class TransferQueue : public std::enable_shared_from_this<TransferQueue> {
   std::chrono::steady_clock::time_point moved_{};  // when a transfer ended last
   std::function<void(const TransferTime&)> observer_;
   bool copying_ = false, stuck_ = false, thread_ended_ = false, refusal_logged_ = false;
-  int extents_ = 0;
   std::atomic<bool> stopping_ = false, abandoned_ = false;
   std::thread thread_;
 };

@@ -2,7 +2,6 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_descriptor.h"
 #include "offload/io_backend.h"
 
 namespace sherd::offload {
@@ -45,18 +45,15 @@ std::string registration_refusal(int error) {
 /// Owns a ring. Only the thread of submit() and reap() touches its queues; the kernel guards registration.
 class UringBackend final : public IoBackend {
  public:
-  UringBackend(const io_uring& ring, int wake_descriptor, const StoreOptions& options)
-      : ring_(ring), wake_descriptor_(wake_descriptor), single_submit_(options.single_submit) {
+  UringBackend(const io_uring& ring, FileDescriptor wake_event, const StoreOptions& options)
+      : ring_(ring), wake_event_(std::move(wake_event)), single_submit_(options.single_submit) {
     const int error = -io_uring_register_buffers_sparse(&ring_, most_registered);
     if (error != 0) table_refusal_ = registration_refusal(error);
     slots_taken_.resize(error == 0 ? most_registered : 0);
     listen();
   }
 
-  ~UringBackend() override {
-    io_uring_queue_exit(&ring_);
-    ::close(wake_descriptor_);
-  }
+  ~UringBackend() override { io_uring_queue_exit(&ring_); }
 
   std::string name() const override { return "io_uring"; }
 
@@ -69,7 +66,7 @@ class UringBackend final : public IoBackend {
   void unregister_memory(int handle) noexcept override;
   void submit(std::span<const IoRequest> requests) override;
   std::size_t reap(std::span<IoCompletion> completions, std::chrono::nanoseconds patience) override;
-  void wake() noexcept override { ::eventfd_write(wake_descriptor_, 1); }
+  void wake() noexcept override { ::eventfd_write(wake_event_.get(), 1); }
 
  private:
   /// Memory in consecutive slots of the kernel's table, largest_registered bytes in each but the last.
@@ -87,7 +84,8 @@ class UringBackend final : public IoBackend {
   void free_slots(const Registration& registration, std::size_t filled) noexcept;
 
   io_uring ring_;
-  int wake_descriptor_, descriptor_ = -1;
+  FileDescriptor wake_event_;
+  int descriptor_ = -1;
   const bool single_submit_;
   bool registered_file_ = false;
   std::string table_refusal_;
@@ -115,7 +113,7 @@ void UringBackend::flush() {
 /// Has the next wake() end a reap().
 void UringBackend::listen() {
   io_uring_sqe* entry = next_entry();
-  io_uring_prep_poll_add(entry, wake_descriptor_, POLLIN);
+  io_uring_prep_poll_add(entry, wake_event_.get(), POLLIN);
   entry->user_data = wake_tag;
   flush();
 }
@@ -221,7 +219,7 @@ std::size_t UringBackend::reap(std::span<IoCompletion> completions, std::chrono:
       continue;
     }
     eventfd_t ignored = 0;
-    ::eventfd_read(wake_descriptor_, &ignored);
+    ::eventfd_read(wake_event_.get(), &ignored);
     listen();
   }
   return count;
@@ -230,15 +228,13 @@ std::size_t UringBackend::reap(std::span<IoCompletion> completions, std::chrono:
 }  // namespace
 
 std::unique_ptr<IoBackend> make_uring_backend(const StoreOptions& options, std::string* why) {
-  const int wake_descriptor = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  FileDescriptor wake_event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   io_uring ring{};
   // One entry is the waking poll's.
-  const int error = wake_descriptor < 0
-                        ? errno
-                        : -io_uring_queue_init(static_cast<unsigned>(options.queue_depth) + 1, &ring, 0);
-  if (error == 0) return std::make_unique<UringBackend>(ring, wake_descriptor, options);
+  const int error =
+      wake_event ? -io_uring_queue_init(static_cast<unsigned>(options.queue_depth) + 1, &ring, 0) : errno;
+  if (error == 0) return std::make_unique<UringBackend>(ring, std::move(wake_event), options);
   *why = refusal(error);
-  if (wake_descriptor >= 0) ::close(wake_descriptor);
   return nullptr;
 }
 

@@ -13,7 +13,6 @@
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
-#include "comm/library_version.h"
 #include "config/keys.h"
 #include "device/cuda.h"
 #include "engine/report/gemm_probe.h"

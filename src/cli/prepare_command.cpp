@@ -15,14 +15,14 @@
 namespace sherd::cli {
 namespace {
 
+using data::PreparePhase;
 using data::PrepareProgress;
 using engine::human_bytes;
 using engine::human_count;
 
 std::string progress_text(const PrepareProgress& progress) {
-  std::string text = progress.stage == PrepareProgress::Stage::training_tokenizer
-                         ? "reading text for the tokenizer: "
-                         : "encoding: ";
+  std::string text =
+      progress.phase == PreparePhase::training_tokenizer ? "reading text for the tokenizer: " : "encoding: ";
   text += human_bytes(progress.bytes_done);
   if (progress.bytes_total > 0)
     text += cat(" of ", human_bytes(progress.bytes_total), " (",

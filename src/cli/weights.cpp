@@ -6,7 +6,7 @@
 
 #include "base/excerpt.h"
 #include "base/files.h"
-#include "data/hugging_face/tokens_beside.h"
+#include "data/hugging_face/files_beside.h"
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_data.h"
 #include "models/adapters/adapters.h"

@@ -55,25 +55,25 @@ struct Traffic {
 /// wait() returned or threw.
 class Work {
  public:
-  /// Backends derive from this. Thread-safe.
-  class State {
+  /// The end of a collective, for which one waits; backends derive from this. Thread-safe.
+  class Completion {
    public:
-    virtual ~State() = default;
+    virtual ~Completion() = default;
     virtual bool done() = 0;
     /// Returns when done; throws the collective's Error, also on every later call.
     virtual void wait() = 0;
   };
   Work() = default;  ///< already done
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  bool done() const { return !state_ || state_->done(); }
+  explicit Work(std::shared_ptr<Completion> completion) : completion_(std::move(completion)) {}
+  bool done() const { return !completion_ || completion_->done(); }
   /// Waits until the collective is done here (buffers may be reused), at most the communicator's deadline.
   /// Throws Error{comm} naming the rank, the collective and its label.
   void wait() {
-    if (state_) state_->wait();
+    if (completion_) completion_->wait();
   }
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Completion> completion_;
 };
 
 /// Gathers every rank's `shard` into `full` at rank·shard.numel(). full.numel() == size·shard.numel(); the
@@ -104,7 +104,7 @@ struct ReducePiece {
 struct CallOptions {
   std::string label{};                       ///< unit or quantity, e.g. "blocks.3 gradients"
   bool scalar = false;                       ///< count as scalars
-  Reduction reduction = Reduction::ordered;  ///< of reduce_scatter and all_reduce; the same on all ranks
+  Reduction reduction = Reduction::ordered;  ///< how reduce_scatter and all_reduce sum; the same on all ranks
   bool async = false;                        ///< run on the communicator's own thread and return at once
 };
 
@@ -231,6 +231,9 @@ LaunchedWorld join_launched_world(const CommOptions& options);
 
 /// True when this build has the mpi backend.
 bool mpi_available();
+/// The NCCL that this build was compiled for, e.g. "2.28.3", and the one that the process has loaded where
+/// that is another: "2.28.3 (2.29.1 loaded)". Empty in builds without NCCL.
+std::string nccl_version();
 /// The world communicator over MPI; initialises MPI with threads at the first call and finalises it at exit,
 /// unless a rank has died or does not come to its exit, when finalising would hang. Collective. Ranks of one
 /// machine exchange through shared windows. Throws Error{usage} when the build has no MPI.

@@ -23,7 +23,7 @@ namespace sherd::comm {
 std::vector<std::vector<std::int64_t>> gather_lists(Communicator& ranks, device::Device& device,
                                                     std::vector<std::int64_t> mine, const std::string& label);
 
-/// Does what gather_records() does, with the bytes of the records.
+/// gather_records() of bytes.
 std::vector<std::byte> gather_bytes(Communicator& ranks, std::span<const std::byte> mine,
                                     const std::string& label);
 

@@ -7,7 +7,7 @@
 
 namespace sherd::comm {
 
-/// The ways in which ranks form groups. Of a group of one axis, ranks differ in that axis alone (of an axis
+/// The ways in which ranks form groups. The ranks of an axis's group differ in that axis alone (where it is
 /// made of others, in these).
 enum class Axis : std::uint8_t {
   tensor,          ///< ranks that hold slices of the same layers
@@ -19,8 +19,8 @@ enum class Axis : std::uint8_t {
   data,            ///< ranks that see different data
   expert,          ///< ranks that hold different experts of the same layers
   expert_data,     ///< ranks that hold the same experts
-  expert_shard,    ///< of these, ranks that share the experts' states
-  expert_replica,  ///< of these, ranks that hold the same states of experts, one of each shard group
+  expert_shard,    ///< ranks among them that share the experts' states
+  expert_replica,  ///< ranks among them that hold the same states of experts, one of each shard group
   world            ///< all
 };
 inline constexpr int axis_count = 12;
@@ -55,7 +55,7 @@ class Grid {
   /// The ranks of its group, in the order of their coordinates.
   std::vector<int> members(Axis axis, int rank) const;
   /// The rank's replicas (Axis::replica), itself among them, on each of the pipeline stages `stages`, one
-  /// stage after the other: who holds its shard of what these stages all have.
+  /// stage after the other: they hold its shard of parameters that these stages all have.
   std::vector<int> replicas_on(const std::vector<int>& stages, int rank) const;
   /// All such groups.
   std::vector<std::vector<int>> partition_on(const std::vector<int>& stages) const;

@@ -3,7 +3,7 @@
 
 #include "base/excerpt.h"
 #include "comm/processes/process_group.h"
-#include "comm/tcp/tcp_world.h"
+#include "comm/tcp/socket_port.h"
 
 namespace sherd::comm {
 namespace {
@@ -58,7 +58,7 @@ ProcessLauncher process_launcher() {
 }
 
 LaunchEnvironment environment() {
-  const auto launch = read_launch_environment();
+  const auto launch = read_launch_environment(from_environment);
   require(launch.has_value(), "no launcher started this process: neither RANK nor WORLD_SIZE is set");
   return *launch;
 }
@@ -81,6 +81,10 @@ int launched_ranks() {
       refuse_separate(process_launcher(), 0);
   }
   return 0;
+}
+
+std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
+  return join_mpi_world(options).world;
 }
 
 LaunchedWorld join_launched_world(const CommOptions& options) {

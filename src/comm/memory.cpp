@@ -20,7 +20,7 @@ std::uint64_t host_memory(int ranks, int ranks_of_machine) {
   if (machines == 1) return bytes;
   // Per chunk there is what comes and what goes on, twice as wide as its parts at most; and a few sums that
   // come back.
-  bytes += here == 1 ? Machine::unstaged_room : 6 * BoardLayout::spanning_stage;
+  bytes += here == 1 ? MachineTransport::unstaged_room : 6 * BoardLayout::spanning_stage;
   return bytes + static_cast<std::uint64_t>(ranks + machines) * Messages::eager_bytes;
 }
 

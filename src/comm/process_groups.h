@@ -35,8 +35,8 @@ class ProcessGroups {
   Communicator& another(Axis axis);
 
   /// Collective over the axis's group: the communicator that another() makes at the first call, which is
-  /// given back at later ones. For layers: what they exchange in the middle of a pass waits for nothing that
-  /// passes have under way, and nothing of that for them.
+  /// given back at later ones. Layers exchange by it in the middle of a pass without waiting for transfers
+  /// that passes have under way.
   Communicator& apart(Axis axis);
 
   /// Collective: Communicator::bind() of all groups.
@@ -67,8 +67,8 @@ class ProcessGroups {
   std::array<Communicator*, axis_count> groups_{};
   bool others_exist_;
   std::map<std::vector<int>, Communicator*> on_stages_;  ///< by stages
-  std::vector<std::pair<Axis, Communicator*>> further_;  ///< of another()
-  std::map<Axis, Communicator*> apart_;                  ///< of these, the ones of apart()
+  std::vector<std::pair<Axis, Communicator*>> further_;  ///< made by another()
+  std::map<Axis, Communicator*> apart_;                  ///< the one that apart() gives, by axis
 };
 
 }  // namespace sherd::comm

@@ -63,20 +63,20 @@ std::int64_t BlendedSamples::samples_per_round() const {
       [](std::int64_t sum, const auto& source) { return sum + source->samples_per_round(); });
 }
 
-BlendedSamples::Place BlendedSamples::place(std::int64_t position) const {
+BlendedSamples::SourcePosition BlendedSamples::place(std::int64_t position) const {
   require(position >= 0, "sample position ", position);
   const auto within = static_cast<std::size_t>(position % cycle);
   const std::size_t source = choice_[within];
   return {source, position / cycle * per_cycle_[source] + earlier_[within]};
 }
 
-void BlendedSamples::load(std::int64_t position, Row& row) const {
-  const Place at = place(position);
+void BlendedSamples::load(std::int64_t position, SampleRow& row) const {
+  const SourcePosition at = place(position);
   sources_[at.source]->load(at.position, row);
 }
 
 void BlendedSamples::will_need(std::int64_t position) const {
-  const Place at = place(position);
+  const SourcePosition at = place(position);
   sources_[at.source]->will_need(at.position);
 }
 

@@ -25,22 +25,22 @@ class BlendedSamples final : public Samples {
   /// The sum over all sources.
   std::int64_t samples_per_round() const override;
   bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }
-  void load(std::int64_t position, Row& row) const override;
+  void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 
   /// A source, and which of its samples.
-  struct Place {
+  struct SourcePosition {
     std::size_t source = 0;
     std::int64_t position = 0;
-    bool operator==(const Place&) const = default;
+    bool operator==(const SourcePosition&) const = default;
   };
-  Place place(std::int64_t position) const;
+  SourcePosition place(std::int64_t position) const;
 
  private:
   std::vector<std::shared_ptr<const Samples>> sources_;
-  std::vector<std::uint16_t> choice_;    // of a cycle, the source of each position
+  std::vector<std::uint16_t> choice_;    // the source of each position of a cycle
   std::vector<std::int32_t> earlier_;    // and how many before it in the cycle have the same
-  std::vector<std::int64_t> per_cycle_;  // of each source
+  std::vector<std::int64_t> per_cycle_;  // samples of each source in a cycle
 };
 
 }  // namespace sherd::data

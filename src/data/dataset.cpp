@@ -10,35 +10,6 @@
 namespace sherd::data {
 namespace {
 
-class TensorDataset final : public Dataset {
- public:
-  explicit TensorDataset(tensor::Batch rows) : rows_(std::move(rows)) {
-    require(!rows_.empty(), "a tensor dataset needs at least one tensor");
-    for (const auto& [name, tensor] : rows_) {
-      require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name,
-              "' of the dataset has no rows");
-      if (size_ < 0) size_ = tensor.shape()[0];
-      require(tensor.shape()[0] == size_, "tensor '", name, "' of the dataset has ", tensor.shape()[0],
-              " rows, '", rows_.begin()->first, "' has ", size_);
-    }
-    require(size_ > 0, "the dataset's tensors have no rows");
-  }
-
-  std::int64_t size() const override { return size_; }
-
-  tensor::Batch get(std::int64_t index) const override {
-    require(index >= 0 && index < size_, "sample ", index, " of ", size_);
-    tensor::Batch sample;
-    for (const auto& [name, tensor] : rows_)
-      sample[name] = tensor.rows(index, index + 1).reshape(tensor::Shape(tensor.shape().dims().subspan(1)));
-    return sample;
-  }
-
- private:
-  tensor::Batch rows_;
-  std::int64_t size_ = -1;
-};
-
 class FunctionDataset final : public Dataset {
  public:
   FunctionDataset(std::int64_t size, std::function<tensor::Batch(std::int64_t)> get)
@@ -82,7 +53,21 @@ tensor::Tensor stack(const std::string& name, std::span<const tensor::Batch> sam
 }  // namespace
 
 std::shared_ptr<const Dataset> make_tensor_dataset(tensor::Batch rows) {
-  return std::make_shared<TensorDataset>(std::move(rows));
+  require(!rows.empty(), "a tensor dataset needs at least one tensor");
+  std::int64_t size = -1;
+  for (const auto& [name, tensor] : rows) {
+    require(tensor.defined() && tensor.shape().rank() >= 1, "tensor '", name, "' of the dataset has no rows");
+    if (size < 0) size = tensor.shape()[0];
+    require(tensor.shape()[0] == size, "tensor '", name, "' of the dataset has ", tensor.shape()[0],
+            " rows, '", rows.begin()->first, "' has ", size);
+  }
+  require(size > 0, "the dataset's tensors have no rows");
+  return make_dataset(size, [rows = std::move(rows)](std::int64_t index) {
+    tensor::Batch sample;
+    for (const auto& [name, tensor] : rows)
+      sample[name] = tensor.rows(index, index + 1).reshape(tensor::Shape(tensor.shape().dims().subspan(1)));
+    return sample;
+  });
 }
 
 std::shared_ptr<const Dataset> make_dataset(std::int64_t size,
@@ -116,7 +101,7 @@ SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, LoaderRank ra
 }
 
 std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
-  place %= dataset_->size();  // what fills up the last batch comes from the epoch's beginning
+  place %= dataset_->size();  // the last batch is filled up from the epoch's beginning
   if (!options_.shuffle) return place;
   if (shuffled_epoch_ != epoch) {
     LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(epoch)));
@@ -127,7 +112,7 @@ std::int64_t SampleLoader::index_at(std::int64_t epoch, std::int64_t place) {
   return order_[place];
 }
 
-SampleLoader::Part SampleLoader::take() {
+SampleLoader::BatchPart SampleLoader::take() {
   // Only a seek, of a run with another batch, leaves less than a batch where each has to be whole, or a
   // number that the ranks do not divide.
   if (options_.drop_last && epoch_samples_ - position() % epoch_samples_ < global_batch())
@@ -139,7 +124,7 @@ SampleLoader::Part SampleLoader::take() {
   return {epoch, begin + rank().rank * count, count};
 }
 
-tensor::Batch SampleLoader::load(const Part& part) {
+tensor::Batch SampleLoader::load(const BatchPart& part) {
   if (!rank().reads) return {};
   std::vector<tensor::Batch> samples;
   for (std::int64_t i = 0; i < part.count; ++i)
@@ -157,7 +142,7 @@ CountedBatch SampleLoader::next_of_pass() {
                      end = std::min(dataset_->size(), epoch_samples_),
                      counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
   advance(std::min(epoch_samples_ - begin, global_batch()));
-  return {load(counted > 0 ? Part{epoch, first, counted} : Part{epoch, 0, 1}), counted};
+  return {load(counted > 0 ? BatchPart{epoch, first, counted} : BatchPart{epoch, 0, 1}), counted};
 }
 
 }  // namespace sherd::data

@@ -4,14 +4,16 @@
 // shuffled, loaders.
 //
 // To change, look at:
-// - what `sherd prepare` does: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of
-//   what is learned: PREFIX.mask
-// - what of an input line is learned; conversations: read_example(), encode_segments(), text/example.h
+// - `sherd prepare`: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of the
+// tokens
+//   that are learned: PREFIX.mask
+// - the learned part of an input line; conversations: read_example(), encode_segments(), text/example.h
 // - templates: templates/chat_template.h; which of them a published template is:
-//   templates/published_template.h, by what it writes: templates/jinja_reading.h; conversations that are
-//   answered: templates/conversation.h
-// - what of a `tokenizer.json` is read: hugging_face/tokenizer_file.cpp; the way of a text:
-//   hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect: pattern_dialect.cpp
+//   templates/published_template.h, which reads the text that it writes in templates/jinja_reading.cpp;
+//   conversations that are answered: templates/conversation.cpp
+// - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way of
+// a
+//   text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect: pattern_dialect.cpp
 // - how samples are packed, documents kept apart, virtual tokens put in front: packing/
 // - which source a sample is of: blend.h; which samples of a pass count: Loader::next_of_pass(), loader.h
 
@@ -76,11 +78,11 @@ class SampleLoader final : public Loader {
  private:
   std::int64_t index_at(std::int64_t epoch, std::int64_t place);
   /// This rank's part of the next batch: [first, first + count) of an epoch's places.
-  struct Part {
+  struct BatchPart {
     std::int64_t epoch, first, count;
   };
-  Part take();
-  tensor::Batch load(const Part& part);
+  BatchPart take();
+  tensor::Batch load(const BatchPart& part);
 
   std::shared_ptr<const Dataset> dataset_;
   SampleLoaderOptions options_;

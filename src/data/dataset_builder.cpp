@@ -28,14 +28,14 @@ const std::string& checked(const std::string& prefix) {
   return prefix;
 }
 
-int open_unnamed(const std::string& prefix) {
+FileDescriptor open_unnamed(const std::string& prefix) {
   std::string pattern = prefix + ".lengths.XXXXXX";
-  const int descriptor = ::mkostemp(pattern.data(), O_CLOEXEC);
-  if (descriptor < 0)
+  FileDescriptor file(::mkostemp(pattern.data(), O_CLOEXEC));
+  if (!file)
     fail(ErrorKind::io, "cannot create a file beside '", prefix, "': ", std::strerror(errno),
          "; choose a folder that this user may write");
   ::unlink(pattern.c_str());
-  return descriptor;
+  return file;
 }
 
 /// Collects small writes for an AtomicFile.
@@ -82,11 +82,7 @@ DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_siz
           vocab_size);
   token_buffer_.reserve(buffer_bytes);
   length_buffer_.reserve(buffer_lengths);
-  lengths_descriptor_ = open_unnamed(prefix);
-}
-
-DatasetBuilder::~DatasetBuilder() {
-  if (lengths_descriptor_ >= 0) ::close(lengths_descriptor_);
+  lengths_file_ = open_unnamed(prefix);
 }
 
 void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
@@ -163,7 +159,7 @@ void DatasetBuilder::flush_tokens() {
 void DatasetBuilder::flush_lengths() {
   const char* from = reinterpret_cast<const char*>(length_buffer_.data());
   for (std::size_t left = length_buffer_.size() * 4; left > 0;) {
-    const ssize_t done = ::write(lengths_descriptor_, from, left);
+    const ssize_t done = ::write(lengths_file_.get(), from, left);
     if (done < 0 && errno == EINTR) continue;
     if (done <= 0)
       fail(ErrorKind::io, "cannot write beside '", prefix_, "': ", std::strerror(done < 0 ? errno : ENOSPC),
@@ -178,7 +174,7 @@ template <class Visit>
 void DatasetBuilder::for_each_length(Visit&& visit) {
   std::vector<std::int32_t> block(buffer_lengths);
   for (off_t at = 0;;) {
-    const ssize_t got = ::pread(lengths_descriptor_, block.data(), block.size() * 4, at);
+    const ssize_t got = ::pread(lengths_file_.get(), block.data(), block.size() * 4, at);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(ErrorKind::io, "cannot read back beside '", prefix_, "': ", std::strerror(errno));
     if (got == 0) return;

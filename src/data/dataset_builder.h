@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/files.h"
 #include "data/indexed_dataset.h"
 
@@ -30,9 +31,6 @@ class DatasetBuilder {
   /// Chooses u16 or i32 tokens by the vocabulary. Throws Error{io} when the folder is missing or not
   /// writable.
   DatasetBuilder(const std::string& prefix, std::int64_t vocab_size);
-  ~DatasetBuilder();
-  DatasetBuilder(const DatasetBuilder&) = delete;
-  DatasetBuilder& operator=(const DatasetBuilder&) = delete;
 
   /// Appends one sequence to the current document; `last` ends the document with it. `learned`: a byte per
   /// token, 0 where it is no target of the loss; empty: all are. Throws Error{data} for an id outside the
@@ -75,7 +73,7 @@ class DatasetBuilder {
   std::vector<std::byte> token_buffer_, mask_buffer_;
   std::int64_t masked_ = 0;                  // tokens that the mask speaks of so far
   std::vector<std::int32_t> length_buffer_;  // a length n that ends its document is kept as ~n
-  int lengths_descriptor_ = -1;              // unnamed file beside the dataset, owned
+  FileDescriptor lengths_file_;              // unnamed, beside the dataset
   bool document_open_ = false;
   DatasetCounts counts_;
 };

@@ -19,8 +19,8 @@ struct DatasetInfo {
   /// Entropy of the token frequencies over the whole dataset, in nats per token: the loss of a model that
   /// knows nothing but these.
   double unigram_entropy = 0;
-  std::int64_t masked_tokens = 0;  ///< that are no targets of the loss: PREFIX.mask says which
-  std::string chat_template{};     ///< by which conversations were written down; empty: there are none
+  std::int64_t masked_tokens = 0;  ///< tokens that are no targets of the loss: PREFIX.mask says which
+  std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

@@ -68,40 +68,29 @@ const fs::path& existing(const fs::path& path) {
   return path;
 }
 
-}  // namespace
+struct TokenTypeDescription {
+  TokenType type;
+  std::size_t bytes;
+  std::string_view name;
+};
+constexpr TokenTypeDescription token_types[] = {{TokenType::u8, 1, "uint8"},   {TokenType::i8, 1, "int8"},
+                                                {TokenType::i16, 2, "int16"},  {TokenType::i32, 4, "int32"},
+                                                {TokenType::u16, 2, "uint16"}, {TokenType::i64, 8, "int64"}};
 
-std::size_t size_of(TokenType type) {
-  switch (type) {
-    case TokenType::u8:
-    case TokenType::i8:
-      return 1;
-    case TokenType::i16:
-    case TokenType::u16:
-      return 2;
-    case TokenType::i32:
-      return 4;
-    case TokenType::i64:
-      return 8;
-  }
+const TokenTypeDescription& description_of(TokenType type) {
+  for (const TokenTypeDescription& known : token_types)
+    if (known.type == type) return known;
   fail(ErrorKind::usage, "no token type has the code ", static_cast<int>(type));
 }
 
+}  // namespace
+
+std::size_t size_of(TokenType type) {
+  return description_of(type).bytes;
+}
+
 std::string_view name_of(TokenType type) {
-  switch (type) {
-    case TokenType::u8:
-      return "uint8";
-    case TokenType::i8:
-      return "int8";
-    case TokenType::i16:
-      return "int16";
-    case TokenType::u16:
-      return "uint16";
-    case TokenType::i32:
-      return "int32";
-    case TokenType::i64:
-      return "int64";
-  }
-  fail(ErrorKind::usage, "no token type has the code ", static_cast<int>(type));
+  return description_of(type).name;
 }
 
 TokenType token_type_for(std::int64_t vocab_size) {
@@ -253,11 +242,14 @@ std::uint64_t IndexedDataset::byte_of(std::int64_t sequence, std::int64_t offset
   return static_cast<std::uint64_t>(starts_[static_cast<std::size_t>(sequence)] + offset) * size_of(type_);
 }
 
-void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const {
+void IndexedDataset::check_range(std::int64_t sequence, std::int64_t offset, std::int64_t count) const {
   require(sequence >= 0 && sequence < sequences_, "sequence ", sequence, " of ", sequences_);
-  const auto count = static_cast<std::int64_t>(out.size());
   require(offset >= 0 && offset + count <= length(sequence), "tokens ", offset, " to ", offset + count,
           " of a sequence of ", length(sequence));
+}
+
+void IndexedDataset::read(std::int64_t sequence, std::int64_t offset, std::span<std::int32_t> out) const {
+  check_range(sequence, offset, std::ssize(out));
   const std::size_t width = size_of(type_);
   std::array<std::byte, token_block_bytes> block;
   while (!out.empty()) {
@@ -297,10 +289,7 @@ void IndexedDataset::decode(const std::byte* from, std::span<std::int32_t> out, 
 
 void IndexedDataset::read_mask(std::int64_t sequence, std::int64_t offset,
                                std::span<std::uint8_t> out) const {
-  require(sequence >= 0 && sequence < sequences_, "sequence ", sequence, " of ", sequences_);
-  const auto count = static_cast<std::int64_t>(out.size());
-  require(offset >= 0 && offset + count <= length(sequence), "tokens ", offset, " to ", offset + count,
-          " of a sequence of ", length(sequence));
+  check_range(sequence, offset, std::ssize(out));
   if (!mask_file_) return void(std::fill(out.begin(), out.end(), std::uint8_t{1}));
   std::array<std::byte, token_block_bytes> block;
   auto bit = static_cast<std::uint64_t>(starts_[static_cast<std::size_t>(sequence)] + offset);

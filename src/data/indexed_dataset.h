@@ -95,6 +95,7 @@ class IndexedDataset {
   void read_sequences();
   void check_documents() const;
   void check_info();
+  void check_range(std::int64_t sequence, std::int64_t offset, std::int64_t count) const;
   std::uint64_t byte_of(std::int64_t sequence, std::int64_t offset) const;
   void decode(const std::byte* from, std::span<std::int32_t> out, std::int64_t sequence,
               std::int64_t offset) const;

@@ -20,7 +20,8 @@ struct LoaderRank {
   bool reads = true;
 };
 
-/// A micro-batch of an evaluation, of which the rest fills up what the ranks take together.
+/// A micro-batch of an evaluation, in which some samples only fill up the number that the ranks take
+/// together.
 struct CountedBatch {
   tensor::Batch batch;
   std::int64_t samples = 0;  ///< so many of its samples count
@@ -62,9 +63,10 @@ class Loader {
 
   /// This rank's next micro-batch (LoaderRank::reads); never ends.
   virtual tensor::Batch next() = 0;
-  /// The same of an evaluation, which sees each sample of a pass once, however many ranks share it. What the
-  /// pass's last batches have beyond its end does not count, or is not there. A loader of one's own whose
-  /// last batches are fuller than what counts of them by position overrides this. Begin a pass with seek(0).
+  /// The next micro-batch of an evaluation, which sees each sample of a pass once, however many ranks share
+  /// it. Samples of the last batches beyond the pass's end do not count, or are not there. A loader of one's
+  /// own whose last batches are fuller than what counts of them by position overrides this. Begin a pass with
+  /// seek(0).
   virtual CountedBatch next_of_pass();
 
   /// Samples that all ranks together have consumed. seek(position()) in another run resumes at the same
@@ -72,7 +74,7 @@ class Loader {
   std::int64_t position() const { return position_->samples(); }
   /// Throws Error{usage} for a position outside [0, LoaderPosition::most].
   void seek(std::int64_t position) { position_->set(position); }
-  /// A share of this loader's position: what is set there, the loader goes on from.
+  /// A share of this loader's position: the loader goes on from the position that is set there.
   const std::shared_ptr<LoaderPosition>& shared_position() const { return position_; }
 
   /// Samples of one pass, over all ranks.
@@ -161,7 +163,7 @@ class TokenLoader final : public Loader {
   void add_documents(tensor::Batch& batch) const;
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
-  Row row_;
+  SampleRow row_;
   std::vector<std::int32_t> tokens_, labels_, documents_, filling_;
 };
 

@@ -99,7 +99,7 @@ class TrainingLines {
     next_report_ = source_.bytes_read() + round_bytes;
     if (!options_.progress) return;
     PrepareProgress progress;
-    progress.stage = PrepareProgress::Stage::training_tokenizer;
+    progress.phase = PreparePhase::training_tokenizer;
     progress.bytes_done = source_.bytes_read(), progress.bytes_total = total_;
     options_.progress(progress);
   }
@@ -309,8 +309,8 @@ class Preparation {
   /// Whether the last that is no space is the end of the document.
   bool ends(const Example& example) const {
     for (auto at = example.segments.rbegin(); at != example.segments.rend(); ++at) {
-      if (at->kind == Segment::Kind::end) return true;
-      if (at->kind == Segment::Kind::control)
+      if (at->kind == SegmentKind::end) return true;
+      if (at->kind == SegmentKind::control)
         return tokenizer_.token_id(at->text) == tokenizer_.end_of_document();
       if (at->text.find_first_not_of(" \n") != std::string::npos) return false;
     }
@@ -339,7 +339,7 @@ class Preparation {
     if (!options_.progress) return;
     const DatasetCounts& counts = builder_.counts();
     options_.progress(
-        {PrepareProgress::Stage::encoding, source_.bytes_read(), total_, counts.documents, counts.tokens});
+        {PreparePhase::encoding, source_.bytes_read(), total_, counts.documents, counts.tokens});
   }
 
   const PrepareOptions& options_;
@@ -351,7 +351,7 @@ class Preparation {
   DatasetBuilder builder_;
   std::vector<std::int64_t> token_counts_;
   std::vector<Job> jobs_;
-  std::size_t used_ = 0;  // of jobs_, this round
+  std::size_t used_ = 0;  // so many of jobs_ are filled this round
   std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0;
   bool conversations_ = false;
 };

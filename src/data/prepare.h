@@ -10,11 +10,11 @@
 
 namespace sherd::data {
 
+enum class PreparePhase { training_tokenizer, encoding };
 /// How far prepare() is.
 struct PrepareProgress {
-  enum class Stage { training_tokenizer, encoding };
-  Stage stage = Stage::encoding;
-  std::uint64_t bytes_done = 0;   ///< bytes of the input files that this stage is through with
+  PreparePhase phase = PreparePhase::encoding;
+  std::uint64_t bytes_done = 0;   ///< bytes of the input files that this phase is through with
   std::uint64_t bytes_total = 0;  ///< 0 when an input is a pipe
   std::int64_t documents = 0, tokens = 0;
 };
@@ -25,9 +25,10 @@ struct PrepareOptions {
   std::string tokenizer = "byte";  ///< byte | spm:MODEL | hf:PATH | spm-train:VOCAB[:unigram|:bpe]
   std::string output;              ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< for text files
-  /// For .jsonl files; empty: messages, prompt and completion, or text, as read_example() says.
+  /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_example()
+  /// says.
   std::string json_field;
-  /// For conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
+  /// The template of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
   std::string chat_template;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores

@@ -2,15 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "base/error.h"
 #include "base/utf8.h"
+#include "data/hugging_face/word_cache.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {
@@ -18,42 +13,6 @@ namespace {
 
 constexpr std::string_view space_mark = "\xe2\x96\x81";   // U+2581, SentencePiece's written space
 constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
-
-/// Ids of words met before. Shared by the encoding threads; what it holds never changes a result.
-class WordCache {
- public:
-  bool find(std::string_view word, std::vector<std::int32_t>& ids) const {
-    const Shard& shard = shard_of(word);
-    std::shared_lock lock(shard.mutex);
-    const auto it = shard.words.find(word);
-    if (it == shard.words.end()) return false;
-    ids.insert(ids.end(), it->second.begin(), it->second.end());
-    return true;
-  }
-
-  void insert(std::string_view word, std::span<const int> ids) {
-    Shard& shard = shard_of(word);
-    std::unique_lock lock(shard.mutex);
-    if (shard.words.size() < words_per_shard)
-      shard.words.try_emplace(std::string(word), ids.begin(), ids.end());
-  }
-
- private:
-  static constexpr std::size_t words_per_shard = 8192;
-  struct Hash {
-    using is_transparent = void;
-    std::size_t operator()(std::string_view word) const { return std::hash<std::string_view>()(word); }
-  };
-  struct Shard {
-    mutable std::shared_mutex mutex;
-    std::unordered_map<std::string, std::vector<std::int32_t>, Hash, std::equal_to<>>
-        words;  // guarded by mutex
-  };
-  Shard& shard_of(std::string_view word) { return shards_[Hash()(word) % shards_.size()]; }
-  const Shard& shard_of(std::string_view word) const { return shards_[Hash()(word) % shards_.size()]; }
-
-  std::array<Shard, 32> shards_;
-};
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
@@ -78,8 +37,9 @@ class SentencePieceTokenizer final : public Tokenizer {
     // SentencePiece would turn bytes that are no UTF-8 into U+FFFD, and a written U+2581 into a space: these
     // go into byte pieces one by one, what lies between goes to the model.
     std::size_t begin = 0;
+    std::unique_ptr<WordCache> words = words_.take();
     const auto pass = [&](std::size_t end) {
-      if (end > begin) encode_clean(text.substr(begin, end - begin), ids);
+      if (end > begin) encode_clean(text.substr(begin, end - begin), *words, ids);
     };
     for (std::size_t at = 0; at < text.size();) {
       const unsigned char lead = static_cast<unsigned char>(text[at]);
@@ -99,10 +59,11 @@ class SentencePieceTokenizer final : public Tokenizer {
         for (std::size_t i = 0; i < count; ++i)
           ids.push_back(byte_ids_[static_cast<unsigned char>(text[at + i])]);
       else
-        encode_clean(replacement, ids);
+        encode_clean(replacement, *words, ids);
       begin = at += count;
     }
     pass(text.size());
+    words_.give_back(std::move(words));
   }
 
   std::string decode(std::span<const std::int32_t> ids) const override {
@@ -125,7 +86,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int64_t vocab_size() const override { return std::max<std::int64_t>(pieces_, end_of_document_ + 1); }
   std::int32_t end_of_document() const override { return end_of_document_; }
   std::optional<std::int32_t> token_id(std::string_view token) const override {
-    const int id = model_.PieceToId({token.data(), token.size()});  // of none there is: the unknown one
+    const int id =
+        model_.PieceToId({token.data(), token.size()});  // the unknown one for a token that there is not
     if (id < 0 || id >= pieces_ || model_.IdToPiece(id) != token) return std::nullopt;
     return id;
   }
@@ -177,23 +139,21 @@ class SentencePieceTokenizer final : public Tokenizer {
       fail(ErrorKind::data, "the SentencePiece model of '", spec_, "' fails: ", status.ToString());
   }
 
-  void encode_clean(std::string_view text, std::vector<std::int32_t>& ids) const {
+  void encode_clean(std::string_view text, WordCache& words, std::vector<std::int32_t>& ids) const {
     if (!by_words_) return encode_with_model(text, ids);
     while (!text.empty()) {
       std::size_t end = 1;  // a word owns the space in front of it
       while (end < text.size() && text[end] != ' ' && text[end] != '\n') ++end;
-      encode_word(text.substr(0, end), ids);
+      encode_word(text.substr(0, end), words, ids);
       text.remove_prefix(end);
     }
   }
 
-  void encode_word(std::string_view word, std::vector<std::int32_t>& ids) const {
-    constexpr std::size_t longest = 48;
-    if (word.size() > longest) return encode_with_model(word, ids);
-    if (cache_.find(word, ids)) return;
+  void encode_word(std::string_view word, WordCache& words, std::vector<std::int32_t>& ids) const {
+    if (words.find(word, ids)) return;
     const std::size_t before = ids.size();
     encode_with_model(word, ids);
-    cache_.insert(word, std::span<const int>(ids).subspan(before));
+    words.insert(word, std::span(ids).subspan(before));
   }
 
   void encode_with_model(std::string_view text, std::vector<std::int32_t>& ids) const {
@@ -219,7 +179,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::array<std::int32_t, 256> byte_ids_{};
   std::vector<std::int16_t> byte_values_;  // per piece: the byte that it stands for, or -1
   bool has_bytes_ = false, dummy_prefix_ = false, lossless_ = false, by_words_ = false;
-  mutable WordCache cache_;
+  mutable SpacePool<WordCache> words_;
 };
 
 }  // namespace

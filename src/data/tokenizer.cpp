@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/files.h"
+#include "data/hugging_face/files_beside.h"
 #include "data/hugging_face/tokenizer.h"
-#include "data/hugging_face/tokens_beside.h"
 
 namespace sherd::data {
 namespace {

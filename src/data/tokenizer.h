@@ -77,10 +77,10 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, co
 /// (with_tokens_beside()). Throws Error{io}.
 std::string read_model_file(const std::string& model_path);
 
-/// The tokenizer that a spec names: "byte", "spm:MODEL" or "hf:PATH", a tokenizer.json or its folder. Of the
-/// latter's kind are byte-level BPE and BPE with byte fallback, whose ids are those of the tokenizers package
-/// with bytes that are no UTF-8 replaced by U+FFFD. The end of a document is the eos_token of the files
-/// beside it, or "hf:PATH?eod=TOKEN"; what begins one is as its post-processor says, or "bos=TOKEN" ("bos=":
+/// The tokenizer that a spec names: "byte", "spm:MODEL" or "hf:PATH", a tokenizer.json or its folder. Files
+/// of byte-level BPE and of BPE with byte fallback are read; ids are those of the tokenizers package with
+/// bytes that are no UTF-8 replaced by U+FFFD. The end of a document is the eos_token of the files beside it,
+/// or "hf:PATH?eod=TOKEN"; a document begins as its post-processor says, or with "bos=TOKEN" ("bos=": with
 /// nothing). Throws Error{config} for any other text, and where nobody says how a document ends; Error{io}
 /// for a file that cannot be read; Error{data} naming what of it is not supported.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
@@ -100,8 +100,6 @@ std::string kind_of_tokenizer(const std::string& spec);
 struct TrainTokenizer {
   std::int64_t vocab_size = 8000;
   bool bpe = false;  ///< else unigram
-  /// Lines are sampled evenly over the text when there is more than this; bounds time and memory.
-  std::int64_t sample_bytes = std::int64_t{4} << 20;
 };
 
 /// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or

@@ -131,8 +131,8 @@ W rounded_to(DType rounding, W value) {
                                     : value;
 }
 
-/// What a reduce-scatter makes of element i of every rank: each rounded alone, then added in rank order to
-/// `onto`, where given.
+/// The sum that a reduce-scatter makes of element i of every rank: each rounded alone, then added in rank
+/// order to `onto`, where given.
 template <class T>
 Wide<T> reference_fold(int ranks, std::int64_t i, DType rounding, const Wide<T>* onto = nullptr,
                        int salt = 0) {

@@ -1,4 +1,4 @@
-// What is left of a world of processes that its owner has dropped.
+// The end of a world of processes that its owner has dropped.
 #include <algorithm>
 #include <chrono>
 #include <future>

@@ -22,7 +22,7 @@ using streams::Rank;
 using streams::StreamCase;
 using ::testing::HasSubstr;
 
-/// What kernels would do, by the emulated ones, in the order of the stream.
+/// Runs the emulated kernels in the order of the stream, as a GPU would its own.
 void reduce_lazily(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                    std::span<const std::byte* const> sources, std::span<std::byte* const> outs,
                    std::int64_t count) {
@@ -59,7 +59,7 @@ TEST(GpuWorker, LeavesNothingUnderWayInACallThatIsAbandoned) {
   worker->begin({}, 0);
   worker->copy(to.raw(), from.raw(), to.bytes());
   ASSERT_NE(std::memcmp(to.raw(), from.raw(), to.bytes()), 0) << "the device is not lazy";
-  worker->abandon();
+  worker->drain();
   EXPECT_EQ(std::memcmp(to.raw(), from.raw(), to.bytes()), 0);
 }
 

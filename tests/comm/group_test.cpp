@@ -1,4 +1,4 @@
-// What a group does with transfers that come to no good end, and with those that do.
+// Transfers of a group that come to no good end, and those that do.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -18,11 +18,11 @@ using ::testing::HasSubstr;
 
 // ---- starts that fail ----
 
-/// What became of a backend's transfers.
+/// The transfers of a backend by their fate.
 struct Fates {
   std::mutex mutex;
   int starts_left = 0;  ///< before one fails
-  std::vector<const Call*> started, given_up;
+  std::vector<const Call*> started, cancelled;
 };
 
 /// The first of two ranks, of which the other never moves.
@@ -46,10 +46,10 @@ class Unmoved final : public Backend {
     for (; !ready(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
       if (deadline.passed()) sherd::fail(ErrorKind::comm, "too late");
   }
-  void abandon(Call& transfer) noexcept override {
+  void cancel(Call& transfer) noexcept override {
     EXPECT_FALSE(failure().empty()) << "peers go on";
     std::lock_guard lock(fates_.mutex);
-    fates_.given_up.push_back(&transfer);
+    fates_.cancelled.push_back(&transfer);
   }
   void wake() noexcept override {}
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
@@ -83,7 +83,7 @@ TEST(Group, GivesUpWhatItStartedWhereALaterStartFails) {
   for (Work& work : works)
     EXPECT_THAT(error_of(ErrorKind::memory, [&] { work.wait(); }), HasSubstr("no room for a copy"));
   EXPECT_EQ(fates.started.size(), 3u);
-  EXPECT_EQ(fates.given_up, fates.started);
+  EXPECT_EQ(fates.cancelled, fates.started);
 }
 
 TEST(Group, GivesUpATransferThatFailsToStart) {
@@ -92,7 +92,7 @@ TEST(Group, GivesUpATransferThatFailsToStart) {
   Fates fates;
   const auto group = make_group(std::make_unique<Unmoved>(fates));
   error_of(ErrorKind::memory, [&] { group->send(x, 1); });
-  EXPECT_EQ(fates.given_up, fates.started);
+  EXPECT_EQ(fates.cancelled, fates.started);
 }
 
 // ---- leaving ----
@@ -135,7 +135,7 @@ TEST_P(Leaving, EndsTransfersThatAreUnderWay) {
                 HasSubstr("left the group with 1 transfer under way"));
 }
 
-/// What was waited for is not under way any more, however soon its rank leaves.
+/// A transfer that was waited for is not under way any more, however soon its rank leaves.
 TEST_P(Leaving, BreaksNothingWhereTransfersHaveEnded) {
   GetParam().run(2, {.timeout_seconds = 60}, [&](Communicator& comm) {
     const auto device = device::make_cpu_device(1);

@@ -39,8 +39,8 @@ INSTANTIATE_TEST_SUITE_P(LazyGpus, Conformance,
                                            staged(3, false)),
                          [](const auto& test) { return test.param.name; });
 
-/// What ranks tell each other to split lies in the host's memory, whatever the last call's tensors lay in,
-/// and stays until all have read it.
+/// The words by which ranks split lie in the host's memory, whatever the last call's tensors lay in, and stay
+/// until all have read them.
 TEST(LazyGpus, RanksSplitRightAfterACallOnGpus) {
   run_local(4, LocalOptions{{.timeout_seconds = 60}, reduce_by_processor}, [](Communicator& comm) {
     const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();

@@ -134,8 +134,7 @@ TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
   }
 }
 
-// What a sender that fails does with its memory must not reach a receiver that goes on: all arrives as sent,
-// or nothing.
+// A sender that fails may free its memory; a receiver that goes on gets all as it was sent, or nothing.
 TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
   for (int round = 0; round < 20; ++round) {
     try {

@@ -58,11 +58,11 @@ TEST(Mesh, LeavingDoesNotWaitForThoseThatStay) {
       << "3 s are for peers that hang";
 }
 
-TEST(Mesh, WhatIsGivenUpIsSentFromACopy) {
+TEST(Mesh, ACancelledMessageIsSentFromACopy) {
   const Pair pair;
   std::vector<std::byte> message(16 << 20, std::byte{5}), got(message.size());
   const Mesh::Ticket sent = pair.ranks[0]->send(1, group, tag, message.data(), message.size());
-  pair.ranks[0]->abort(sent);
+  pair.ranks[0]->cancel(sent);
   std::fill(message.begin(), message.end(), std::byte{6});
   const Mesh::Ticket received = pair.ranks[1]->receive(0, group, tag, got.data(), got.size());
   ASSERT_TRUE(comes_true([&] { return pair.ranks[1]->done(received); }));
@@ -108,7 +108,7 @@ TEST(Mesh, WhatCannotBeCopiedEndsTheConnection) {
   if (data == MAP_FAILED) GTEST_SKIP() << "the system gives no address range of " << half << " bytes";
   const Pair pair;
   const Mesh::Ticket lost = pair.ranks[0]->send(1, group, tag, data, half);
-  pair.ranks[0]->abort(lost);
+  pair.ranks[0]->cancel(lost);
   munmap(data, half);
   EXPECT_TRUE(pair.ranks[0]->done(lost));
   EXPECT_TRUE(comes_true([&] { return pair.ranks[1]->gone(0); }));

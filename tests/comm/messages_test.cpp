@@ -1,5 +1,5 @@
-// What leaves a rank, in which order and on which tags, over a port that moves nothing: the test says when a
-// message is done.
+// Messages that leave a rank, their order and their tags, over a port that moves nothing: the test says when
+// one is done.
 #include "comm/messages/messages.h"
 
 #include <gmock/gmock.h>
@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <set>
 
-#include "comm/messages/message_transfers.h"
 #include "support/expect_error.h"
 
 namespace sherd::comm {
@@ -59,7 +58,7 @@ class ManualPort final : public Port {
   std::vector<int> ranks_{0, 1};
 };
 
-/// Of two ranks on two machines, rank 0.
+/// Rank 0 of two ranks on two machines.
 class MessagesTest : public ::testing::Test {
  protected:
   static Call call(const std::string& label) {
@@ -183,7 +182,7 @@ TEST_F(MessagesTest, LongTransfersGoInParts) {
   }
 }
 
-/// Those of one pair that are under way together: whichever is looked at first gets its own bytes.
+/// Whichever transfer of a pair is looked at first gets its own bytes.
 TEST_F(MessagesTest, TransfersHaveTagsOfTheirOwn) {
   MessageTransfers transfers(messages, *board);
   std::vector<std::set<int>> tags(2);

@@ -64,7 +64,7 @@ TEST(ProcessGroups, OfStagesAreMadeOnce) {
     for (const auto& [axis, traffic] : groups.traffic())
       EXPECT_EQ(traffic.all_gather, axis == Axis::pipeline ? 4u : 0u) << name_of(axis);
   });
-  // Of absent peers a rank looks at those of its own groups alone.
+  // Where peers are absent, a rank looks at those of its own groups alone.
   const auto world = make_dry_world(5, 8);
   ProcessGroups dry(*world, grid, false);
   EXPECT_EQ(dry.replicas_on({0, 3}), nullptr);

@@ -28,7 +28,7 @@ bool on_gpus() {
 namespace conformance {
 namespace {
 
-/// Of this process, before it joins the others.
+/// The rank of this process, before it joins the others.
 int launched_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"})
     if (const char* text = std::getenv(name)) return std::atoi(text);
@@ -175,7 +175,7 @@ TEST(Death, ExitWithGroups) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
-/// What ranks know of their places on this machine, launcher or not.
+/// Ranks know their places on this machine, launcher or not.
 TEST(Place, IsKnown) {
   const LaunchedWorld joined = join_launched_world({.timeout_seconds = 60});
   EXPECT_EQ(joined.local_rank, joined.world->rank());
@@ -235,8 +235,8 @@ TEST(Processes, OneCopyCrossesToEachMachine) {
       << "of two transfers one stays on its machine";
 }
 
-/// What the library under the messages sums goes to it in requests, here several of them. The sums are of
-/// small whole numbers, which no order changes.
+/// The library under the messages is given its sums in requests, here several of them. They are of small
+/// whole numbers, which no order changes.
 TEST(Processes, NativeSumsOfSeveralRequests) {
   if (on_gpus()) GTEST_SKIP() << "for tensors of the host";
   const auto world = join({.timeout_seconds = 60, .shared_memory = false});

@@ -8,7 +8,7 @@
 namespace sherd::comm {
 namespace {
 
-/// What a caller's functions compute there may be interrupted by any signal.
+/// Functions of a caller may be interrupted there by any signal.
 TEST(RankThreads, HaveAlternateStacks) {
   using sherd::testing::BorrowedStack;
   if (!BorrowedStack::possible) GTEST_SKIP() << "for x86 alone";

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "comm/tcp/socket.h"
-#include "comm/tcp/tcp_world.h"
+#include "comm/tcp/socket_port.h"
 
 namespace sherd::comm {
 

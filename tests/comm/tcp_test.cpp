@@ -1,5 +1,5 @@
-// What launchers like torchrun say, and the ranks that meet over TCP: here threads, each with connections of
-// its own.
+// The environment of launchers like torchrun, and ranks that meet over TCP: here threads, each with
+// connections of its own.
 #include <netinet/tcp.h>
 
 #include <chrono>
@@ -203,7 +203,7 @@ TEST(Socket, WatchesTheMachineAndNotTheProcess) {
 
 // ---- the mesh ----
 
-/// What a failed group had under way neither keeps nor tears what its parent sends.
+/// Messages that a failed group had under way neither hold up nor tear those of its parent.
 TEST(Tcp, APartThatFailsLeavesTheWorldWhole) {
   on_tcp_ranks(3, {.timeout_seconds = 60, .shared_memory = false}, [](Communicator& comm) {
     auto device = device::make_cpu_device(1);

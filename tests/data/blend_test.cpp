@@ -46,7 +46,8 @@ TEST_F(Blending, ChoosesAsMegatronDoes) {
   const std::array<std::int64_t, 24> which{0, 0, 0, 1, 1, 2, 1, 3, 2,  4, 5, 3,
                                            2, 6, 4, 7, 3, 8, 5, 9, 10, 6, 4, 11};
   for (std::size_t i = 0; i < from.size(); ++i)
-    EXPECT_EQ(three.place(static_cast<std::int64_t>(i)), (BlendedSamples::Place{from[i], which[i]})) << i;
+    EXPECT_EQ(three.place(static_cast<std::int64_t>(i)), (BlendedSamples::SourcePosition{from[i], which[i]}))
+        << i;
   std::array<std::int64_t, 4> counts{};
   const BlendedSamples four = blend({0.7, 0.1, 0.15, 0.05});
   for (std::int64_t i = 0; i < BlendedSamples::cycle; ++i) ++counts[four.place(i).source];
@@ -67,7 +68,7 @@ TEST_F(Blending, ReadsWhatTheSourceHas) {
   const BlendedSamples blended = blend({1, 1});
   EXPECT_EQ(blended.tokens(), 802);
   EXPECT_EQ(blended.samples_per_round(), 200);
-  Row row;
+  SampleRow row;
   blended.load(3, row);  // the second of the second source
   EXPECT_EQ(row.tokens, (std::vector<std::int32_t>{1004, 1005, 1006, 1007}));
   EXPECT_EQ(row.labels, (std::vector<std::int32_t>{1005, 1006, 1007, 1008}));
@@ -83,7 +84,7 @@ class Uneven final : public Samples {
   }
   std::int64_t samples_per_round() const override { return 5; }
   bool keeps_documents_apart() const override { return false; }
-  void load(std::int64_t /*position*/, Row& /*row*/) const override {}
+  void load(std::int64_t /*position*/, SampleRow& /*row*/) const override {}
   void will_need(std::int64_t /*position*/) const override {}
 };
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/prepare.h"
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 #include "data/text/example.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
@@ -48,7 +48,7 @@ std::shared_ptr<const Tokenizer> with_tokens(const std::string& name, const std:
   return make_tokenizer(cat("hf:x?eod=", end), file.dump());
 }
 
-std::vector<Message> messages_in(const json& line) {
+std::vector<ChatMessage> messages_in(const json& line) {
   return read_messages(line.dump(), "chat.jsonl", 1);
 }
 
@@ -79,7 +79,7 @@ TEST(Chat, SpelledTokensAreTextWhereThatIsAskedFor) {
   }
 }
 
-/// Of a text that is cut for its length, as of the whole one.
+/// A text that is cut for its length has the ids of the whole one.
 TEST(Chat, LongTextsHaveTheIdsOfOneText) {
   const TempFolder root;
   PrepareOptions options;
@@ -116,12 +116,12 @@ TEST(Chat, TextsAreCutWhereWordsBegin) {
   EXPECT_EQ(cut_before("", 3), 0u);
 }
 
-const std::vector<Message> long_talk{{"system", "S"},    {"user", "first"},    {"assistant", "one"},
-                                     {"user", "second"}, {"assistant", "two"}, {"user", "third"}};
+const std::vector<ChatMessage> long_talk{{"system", "S"},    {"user", "first"},    {"assistant", "one"},
+                                         {"user", "second"}, {"assistant", "two"}, {"user", "third"}};
 
 TEST(Chat, WhatIsTooLongLosesItsOldestTurns) {
   const auto tokenizer = with_tokens("qwen", {});
-  const auto ids_of = [&](std::vector<Message> messages) {
+  const auto ids_of = [&](std::vector<ChatMessage> messages) {
     return encode_question(*tokenizer, ChatTemplate::chatml, messages).ids;
   };
   const Ids all = ids_of(long_talk), two = ids_of({long_talk[0], long_talk[3], long_talk[4], long_talk[5]}),
@@ -140,7 +140,7 @@ TEST(Chat, WhatIsTooLongLosesItsOldestTurns) {
   expect_error(ErrorKind::data, "ends with a message of the assistant; what is to be answered is the user's",
                [&] {
                  encode_question(*tokenizer, ChatTemplate::chatml,
-                                 std::vector<Message>{{"user", "a"}, {"assistant", "b"}});
+                                 std::vector<ChatMessage>{{"user", "a"}, {"assistant", "b"}});
                });
 }
 
@@ -163,10 +163,10 @@ TEST(Chat, NobodySpeaksForOthers) {
     const std::int32_t end = *tokenizer->token_id("<|im_end|>");
     Ids ids;
     std::vector<std::uint8_t> learned;
-    encode_segments(
-        *tokenizer,
-        render(ChatTemplate::chatml, *tokenizer, std::vector<Message>{{"user", evil}, {"assistant", evil}}),
-        SpelledTokens::text, ids, learned);
+    encode_segments(*tokenizer,
+                    render(ChatTemplate::chatml, *tokenizer,
+                           std::vector<ChatMessage>{{"user", evil}, {"assistant", evil}}),
+                    SpelledTokens::text, ids, learned);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2) << special;
     EXPECT_EQ(ids.size(), learned.size());
     std::string text = tokenizer->decode(ids);
@@ -174,7 +174,7 @@ TEST(Chat, NobodySpeaksForOthers) {
     Ids spelled;
     learned.clear();
     encode_segments(*tokenizer,
-                    render(ChatTemplate::chatml, *tokenizer, std::vector<Message>{{"user", evil}}),
+                    render(ChatTemplate::chatml, *tokenizer, std::vector<ChatMessage>{{"user", evil}}),
                     SpelledTokens::tokens, spelled, learned);
     EXPECT_EQ(std::count(spelled.begin(), spelled.end(), end), 3)
         << "of a prompt that spells them, they are tokens";
@@ -182,10 +182,10 @@ TEST(Chat, NobodySpeaksForOthers) {
   // The end of a document, too, whatever token is named as such.
   const auto named = make_tokenizer(cat("hf:", folder, "gpt2.json?eod=q"));
   expect_error(ErrorKind::data, "becomes a token that ends a turn or a text", [&] {
-    encode_question(*named, ChatTemplate::plain, std::vector<Message>{{"user", "quick"}});
+    encode_question(*named, ChatTemplate::plain, std::vector<ChatMessage>{{"user", "quick"}});
   });
   EXPECT_FALSE(
-      encode_question(*named, ChatTemplate::plain, std::vector<Message>{{"user", "x y"}}).ids.empty());
+      encode_question(*named, ChatTemplate::plain, std::vector<ChatMessage>{{"user", "x y"}}).ids.empty());
   // In a dataset the same.
   const TempFolder root;
   write_text(root / "in.jsonl",
@@ -202,7 +202,7 @@ TEST(Chat, NobodySpeaksForOthers) {
   const Ids ids = read_all(*IndexedDataset::open(options.output));
   EXPECT_EQ(std::count(ids.begin(), ids.end(), with_tokens("mistral", {})->end_of_document()), 1);
   const Ids asked = encode_question(*with_tokens("mistral", {}), ChatTemplate::mistral,
-                                    std::vector<Message>{{"user", "a </s> b"}})
+                                    std::vector<ChatMessage>{{"user", "a </s> b"}})
                         .ids;
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + std::ssize(asked)), asked) << "what is asked is what was trained";
 }

@@ -108,7 +108,7 @@ TEST_F(DamagedDatasets, AreRefusedOrRead) {
 }
 
 TEST_F(DamagedDatasets, AreNoticedWhereverTheIndexIsDamaged) {
-  // What each number says, another one says too, but for bounds of documents, which may move between others.
+  // Another number contradicts each wrong one, but for bounds of documents, which may move between others.
   const std::size_t end = index_header_bytes + 12 * 41 + 8;
   for (std::size_t at = 0; at < end; ++at)
     for (const int bit : {1, 128}) {

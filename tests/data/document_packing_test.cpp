@@ -33,8 +33,8 @@ class DocumentPacking : public ::testing::Test {
   std::shared_ptr<const IndexedDataset> dataset_;
 };
 
-/// What a row has, checked for what holds of every row: pairs of token and label.
-std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const Row& row, std::int64_t length) {
+/// A row's pairs of token and label, checked for all that holds of every row.
+std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const SampleRow& row, std::int64_t length) {
   EXPECT_EQ(row.tokens.size(), static_cast<std::size_t>(length));
   EXPECT_EQ(row.labels.size(), static_cast<std::size_t>(length));
   EXPECT_EQ(row.ends.back(), length);
@@ -63,7 +63,7 @@ TEST_F(DocumentPacking, StandsBehindVirtualTokens) {
       samples(lengths, {.seq_length = 11, .shuffle = false, .prompt = {.first = 3'000'000, .count = 3}});
   std::map<std::int32_t, int> read, learned;
   for (std::int64_t p = 0; p < packed->samples_per_round(); ++p) {
-    Row row;
+    SampleRow row;
     packed->load(p, row);
     std::int32_t begin = 0;
     for (const std::int32_t end : row.ends) {
@@ -98,7 +98,7 @@ TEST_F(DocumentPacking, LearnsEveryTokenBehindAnotherOncePerRound) {
     const DocumentSamples& packed = *packed_samples;
     std::map<std::int32_t, int> seen;
     for (std::int64_t p = 0; p < 3 * packed.samples_per_round(); ++p) {
-      Row row;
+      SampleRow row;
       packed.load(p, row);
       for (const auto& [token, label] : pairs_of(row, 9)) ++seen[token];
     }
@@ -139,7 +139,7 @@ TEST_F(DocumentPacking, IsAFunctionOfThePositionAndMixesAnewEveryRound) {
   const DocumentSamples seeded(dataset_, {0, dataset_->sequences()}, {.seq_length = 32, .seed = 6}, padding);
   const std::int64_t n = one.samples_per_round();
   const auto tokens = [](const DocumentSamples& samples, std::int64_t position) {
-    Row row;
+    SampleRow row;
     samples.load(position, row);
     return row.tokens;
   };
@@ -165,7 +165,7 @@ TEST_F(DocumentPacking, CountsTheTokensBeforeAPosition) {
       std::int64_t tokens = 0, filling = 0;
       for (std::int64_t p = 0; p < 3 * packed->samples_per_round(); ++p) {
         ASSERT_EQ(packed->tokens_before(p), tokens) << p;
-        Row row;
+        SampleRow row;
         packed->load(p, row);
         tokens += std::count_if(row.tokens.begin(), row.tokens.end(), [](auto id) { return id != padding; });
         filling += row.filling;
@@ -179,7 +179,7 @@ TEST_F(DocumentPacking, WithoutAShuffleGoesByTheFirstDocumentOfARow) {
   const DocumentSamples& packed = *packed_samples;
   std::vector<std::int32_t> firsts;
   for (std::int64_t p = 0; p < packed.samples_per_round(); ++p) {
-    Row row;
+    SampleRow row;
     packed.load(p, row);
     firsts.push_back(*std::min_element(row.tokens.begin(), row.tokens.end()));
   }
@@ -209,14 +209,15 @@ TEST_F(DocumentPacking, LeavesOutTheLabelsThatTheMaskLeavesOut) {
   const DatasetInfo info{"byte", 100, 0, "uint16", 5, 1, 1, 0, 0, builder.counts().masked, ""};
   builder.finish([&] { write_dataset_info(prefix, info); });
   const DocumentSamples packed(IndexedDataset::open(prefix), {0, 1}, {.seq_length = 4}, padding);
-  Row row;
+  SampleRow row;
   packed.load(0, row);
   EXPECT_EQ(row.tokens, (Ids{1, 2, 3, 4}));
   EXPECT_EQ(row.labels, (Ids{no_label, no_label, 4, no_label}))
       << "a mark is of the label, not of what it follows";
 }
 
-/// Of a document that is cut, parts of a long question; those with a target stay, and whole documents.
+/// Parts of a long question are left out where a document is cut; parts with a target stay, and whole
+/// documents.
 TEST_F(DocumentPacking, LeavesOutPiecesWithoutATarget) {
   const std::string prefix = (folder_ / "long").string();
   DatasetBuilder builder(prefix, 100);
@@ -230,7 +231,7 @@ TEST_F(DocumentPacking, LeavesOutPiecesWithoutATarget) {
   ASSERT_EQ(packed.samples_per_round(), 2);
   std::set<Ids> rows;
   for (std::int64_t i = 0; i < 2; ++i) {
-    Row row;
+    SampleRow row;
     packed.load(i, row);
     rows.insert(row.tokens);
   }
@@ -244,7 +245,7 @@ TEST_F(DocumentPacking, RefusesWhatHoldsNothing) {
   expect_error(ErrorKind::config, "at least 1, not 0", [&] { samples({4}, {.seq_length = 0}); });
   const auto packed_samples = samples({4, 4}, {.seq_length = 8, .vocab_size = 3});
   const DocumentSamples& packed = *packed_samples;
-  Row row;
+  SampleRow row;
   expect_error(ErrorKind::data, "beyond the vocabulary of 3", [&] { packed.load(0, row); });
 }
 

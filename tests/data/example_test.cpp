@@ -18,29 +18,30 @@ using ::testing::HasSubstr;
 using testing::TempFolder;
 using testing::write_text;
 
-/// What the segments say, learned ones in ⟦⟧; the end of a document is ∎.
-std::string shown(const std::vector<Segment>& segments) {
+/// The texts of the segments, learned ones in ⟦⟧; the end of a document is ∎.
+std::string shown(const std::vector<TextSegment>& segments) {
   std::string out;
   bool open = false;
-  for (const Segment& segment : segments) {
+  for (const TextSegment& segment : segments) {
     if (segment.learned != open) out += segment.learned ? "⟦" : "⟧", open = segment.learned;
-    out += segment.kind == Segment::Kind::end ? "∎" : segment.text;
+    out += segment.kind == SegmentKind::end ? "∎" : segment.text;
   }
   return out + (open ? "⟧" : "");
 }
 
 const auto bytes = make_byte_tokenizer();
-std::vector<Segment> rendered(ChatTemplate which, const std::vector<Message>& messages) {
+std::vector<TextSegment> rendered(ChatTemplate which, const std::vector<ChatMessage>& messages) {
   return render(which, *bytes, messages);
 }
 
-const std::vector<Message> talk{{"system", "Be brief."},
-                                {"user", " Hi\n"},
-                                {"assistant", "Hello. "},
-                                {"user", "Bye"},
-                                {"assistant", "Bye.", false}};
+const std::vector<ChatMessage> talk{{"system", "Be brief."},
+                                    {"user", " Hi\n"},
+                                    {"assistant", "Hello. "},
+                                    {"user", "Bye"},
+                                    {"assistant", "Bye.", false}};
 
-// What Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and mistral-common's v1 write, by hand.
+// The texts are written by hand after Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and
+// mistral-common's v1.
 TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
   EXPECT_EQ(shown(rendered(ChatTemplate::chatml, talk)),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\n<|im_end|>\n"
@@ -161,8 +162,8 @@ using Ids = std::vector<std::int32_t>;
 using Marks = std::vector<std::uint8_t>;
 
 TEST(Examples, AreEncodedAsOneTextBetweenTokensOfTheTemplate) {
-  using Kind = Segment::Kind;
-  const auto encoded = [](const std::vector<Segment>& segments) {
+  using Kind = SegmentKind;
+  const auto encoded = [](const std::vector<TextSegment>& segments) {
     std::pair<Ids, Marks> out;
     encode_segments(Pairs(), segments, SpelledTokens::text, out.first, out.second);
     EXPECT_EQ(out.first.size(), out.second.size());

@@ -38,7 +38,7 @@ std::vector<std::string> lines_of(const std::string& name) {
   return lines;
 }
 
-/// What the tokenizers package gives for a text (scripts/make_tokenizer_reference.py).
+/// The tokenizers package's results for a text (scripts/make_tokenizer_reference.py).
 struct Expected {
   std::string text, decoded;
   std::vector<std::int32_t> ids;
@@ -137,7 +137,7 @@ TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
   EXPECT_NE(continued, begun);
 }
 
-std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<Segment>& segments) {
+std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<TextSegment>& segments) {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> learned;
   encode_segments(tokenizer, segments, SpelledTokens::text, ids, learned);
@@ -147,7 +147,7 @@ std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<S
 
 /// As transformers encodes what a template wrote: as one text, whose special tokens are found in it.
 TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
-  const std::vector<Message> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
+  const std::vector<ChatMessage> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
   const auto qwen = make_tokenizer(cat("hf:", folder, "qwen.json?eod=<|im_end|>"));
   EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
   EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, *qwen, messages)),
@@ -204,7 +204,7 @@ TEST(HuggingFaceSpec, DocumentsOfADatasetBeginAndEndWithTheirTokens) {
   EXPECT_EQ(std::count(second.begin(), second.end(), first[0]), 0);
   EXPECT_EQ(sequence(*dataset, 3), tokenizer->encode("<s>[INST] x [/INST] y</s>"));
   EXPECT_EQ(sequence(*dataset, 4), wrapped(tokenizer->encode("p q"), true, true));
-  // What is asked, and the token in front of it, is nothing to learn.
+  // The question, and the token in front of it, are nothing to learn.
   const std::size_t asked =
       tokenizer->encode("<s>[INST] x [/INST]").size() + 1 + tokenizer->encode("p").size();
   EXPECT_EQ(info->masked_tokens, static_cast<std::int64_t>(asked));

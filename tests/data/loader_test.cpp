@@ -136,7 +136,7 @@ TEST_F(TokenLoading, AWindowRepeats) {
 TEST_F(TokenLoading, APassCountsEachSampleOnce) {
   const auto packed = samples(8, false);
   std::vector<std::vector<std::int32_t>> labels;
-  Row row;
+  SampleRow row;
   for (std::int64_t i = 0; i < 10; ++i) packed->load(i, row), labels.push_back(row.labels);
   for (const int world : {1, 2, 3, 7})
     for (const std::int64_t micro : {1, 2, 4, 16}) {
@@ -209,7 +209,7 @@ class SampleLoading : public ::testing::Test {
     return make_tensor_dataset(rows);
   }
 
-  /// What each rank gets in one epoch, batch by batch.
+  /// The samples of each rank in one epoch, batch by batch.
   std::vector<std::vector<std::vector<std::int32_t>>> epoch(std::int64_t size, std::int64_t micro, int world,
                                                             SampleLoaderOptions options) const {
     std::vector<std::vector<std::vector<std::int32_t>>> ranks;

@@ -137,7 +137,7 @@ TEST(PackedSamples, StandBehindVirtualTokens) {
   EXPECT_EQ(prompted.seq_length(), 9);
   ASSERT_EQ(prompted.samples_per_round(), plain.samples_per_round());
   for (std::int64_t p = 0; p < plain.samples_per_round(); ++p) {
-    Row row, want;
+    SampleRow row, want;
     plain.load(p, want), prompted.load(p, row);
     want.tokens.insert(want.tokens.begin(), {70'000, 70'001, 70'002});
     want.labels.insert(want.labels.begin(), {no_label, no_label, want.tokens[3]});

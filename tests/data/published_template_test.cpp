@@ -124,7 +124,7 @@ TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
   // A beginning of each turn.
   none(replaced(replaced(inst, "{{ bos_token }}", ""), "'[INST] '", "bos_token + '[INST] '"), mistral);
   none(replaced(replaced(inst, "{{ bos_token }}", ""), "'[INST] '", "'<s>[INST] '"), mistral);
-  // What a loop finds set the second time.
+  // A name that a loop finds set the second time.
   none(replaced(replaced(chatml, "{{- '<|im_start|>' +", "{{- a.b + '<|im_start|>' +"), "{%- endfor",
                 "{% set a.b = 'X' %}{%- endfor"),
        qwen);
@@ -231,7 +231,7 @@ TEST(ConversationFields, ThatNoTemplateWritesAreRefused) {
   refused(R"({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "y": 1}]}]})",
           "a part of a message's 'content' has 'y'");
   refused(talk_with(R"(, "train": 1)"), "a message's 'train' is true or false, not 1");
-  // What says nothing may stand there: a table of columns writes all keys in each line.
+  // Keys without a value may stand there: a table of columns writes all keys in each line.
   EXPECT_NO_THROW(read(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
                                  R"(, "tools": [], "id": 7, "source": "x")")));
 }

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "data/hugging_face/tokens_beside.h"
+#include "data/hugging_face/files_beside.h"
 #include "data/tokenizer.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

@@ -157,7 +157,7 @@ TEST_F(DocumentTraining, RatesCountTokensAlone) {
   std::vector<std::int64_t> tokens{0};
   const auto data = engine::open_token_data(config(0, 8, 1, ""));
   for (std::int64_t position = 0; position < 5 * 8; ++position) {
-    data::Row row;
+    data::SampleRow row;
     data->train->load(position, row);
     if (position % 8 == 0) tokens.push_back(tokens.back());
     tokens.back() += 12 - row.filling;
@@ -213,7 +213,7 @@ TEST_F(DocumentTraining, ATokenizerMayHaveMoreIdsThanTheModel) {
     info.vocab_size = 40;
     data::write_dataset_info((folder_ / name).string(), info);
   }
-  data::Row row;
+  data::SampleRow row;
   const auto plenty = open(29);
   EXPECT_EQ(plenty->vocab_size, 29);
   for (std::int64_t i = 0; i < 50; ++i) plenty->train->load(i, row);

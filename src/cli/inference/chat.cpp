@@ -11,13 +11,13 @@
 namespace sherd::cli {
 namespace {
 
-std::vector<data::Message> begun(const ChatStyle& style) {
+std::vector<data::ChatMessage> begun(const ChatStyle& style) {
   if (style.system.empty()) return {};
   return {{"system", style.system}};
 }
 
 std::vector<std::int32_t> ids_of(const Inference& from, const ChatStyle& style,
-                                 const std::vector<data::Message>& messages, const std::string& place) {
+                                 const std::vector<data::ChatMessage>& messages, const std::string& place) {
   data::Question question = data::encode_question(from.tokenizer(), style.written, messages, style.room);
   if (question.left_out > 0)
     log_info(place, "the conversation is too long for model.seq_length: its first ",
@@ -68,16 +68,16 @@ class Reader {
   const Inference& from_;
   const ChatStyle& style_;
   bool terminal_;
-  std::vector<data::Message> messages_;
+  std::vector<data::ChatMessage> messages_;
 };
 
 }  // namespace
 
 std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& style, const Prompt& prompt) {
-  std::vector<data::Message> messages = prompt.messages;
+  std::vector<data::ChatMessage> messages = prompt.messages;
   if (messages.empty()) messages.push_back({"user", prompt.text});
   if (messages.front().role != "system") {
-    const std::vector<data::Message> first = begun(style);
+    const std::vector<data::ChatMessage> first = begun(style);
     messages.insert(messages.begin(), first.begin(), first.end());
   }
   const std::string place = prompt.place.empty() ? "" : prompt.place + ": ";

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/inference/generate_request.h"
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 
 // `sherd generate --chat`: questions to a model that was trained on conversations.
 

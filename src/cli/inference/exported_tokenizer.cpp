@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "cli/weights.h"
 #include "data/hugging_face/tokenizer.h"
-#include "data/templates/conversation.h"
+#include "data/templates/chat_template.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;

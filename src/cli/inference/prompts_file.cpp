@@ -29,7 +29,7 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
 nlohmann::ordered_json described(const Prompt& prompt) {
   if (prompt.messages.empty()) return {{"prompt", prompt.text}};
   auto messages = nlohmann::ordered_json::array();
-  for (const data::Message& message : prompt.messages)
+  for (const data::ChatMessage& message : prompt.messages)
     messages.push_back({{"role", message.role}, {"content", message.content}});
   return {{"messages", messages}};
 }

@@ -13,9 +13,9 @@ namespace sherd::cli {
 
 /// A text to continue, or a conversation to answer.
 struct Prompt {
-  std::string text;                     ///< "prompt"
-  std::vector<data::Message> messages;  ///< or "messages"; empty: it is a text
-  std::string place;                    ///< file and line, for errors
+  std::string text;                         ///< "prompt"
+  std::vector<data::ChatMessage> messages;  ///< or "messages"; empty: it is a text
+  std::string place;                        ///< file and line, for errors
 };
 
 /// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl

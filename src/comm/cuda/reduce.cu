@@ -172,7 +172,7 @@ void sum_part(const Target& target, ReducedMemory places, const ReduceSpec& how,
   for (int r = 0; r < places.source_count; ++r) places.sources[r] += begin * static_cast<Count>(sizeof(In));
   for (int k = 0; k < places.out_count; ++k) places.outs[k] += begin * static_cast<Count>(sizeof(Out));
   if (places.onto) places.onto += begin * static_cast<Count>(size_of(how.onto_type));
-  const DType rounding = how.rounding == how.in ? DType::f32 : how.rounding;  // which then changes nothing
+  const DType rounding = how.rounding == how.in ? DType::f32 : how.rounding;  // rounding changes nothing
   launch(sum_kernel<width, In, Out>, blocks_for(end - begin, Count{threads} * width, target.processors, 32),
          threads, 0, target.stream, places, static_cast<float>(how.factor), rounding, how.onto_type,
          end - begin);

@@ -11,8 +11,8 @@ namespace sherd::comm {
 
 namespace SHERD_CUDA {
 
-/// Queues on the target's stream what Worker::reduce says, to the CPU's bits (fp32 sums on GPUs and
-/// processors alike flush subnormal numbers). The memory must be reachable by the GPU.
+/// Queues Worker::reduce() on the target's stream, to the CPU's bits (fp32 sums on GPUs and processors alike
+/// flush subnormal numbers). The memory must be reachable by the GPU.
 void reduce(const device::SHERD_CUDA::Target& target, const ReduceSpec& how,
             std::span<const std::byte* const> sources, std::span<std::byte* const> outs, std::int64_t count);
 

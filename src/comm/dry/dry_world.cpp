@@ -40,7 +40,7 @@ class DryWorld final : public Backend {
     sherd::fail(ErrorKind::usage, name_,
                 ": the other ranks are not there to say how they split; part() says it for all");
   }
-  std::unique_ptr<Backend> part(const Part& part) override {
+  std::unique_ptr<Backend> part(const GroupPart& part) override {
     if (part.color < 0) return nullptr;
     std::vector<int> members;
     for (const int member : part.members)

@@ -4,27 +4,6 @@
 
 namespace sherd::comm {
 
-void CollectiveBackend::dispatch(Call& call) {
-  switch (call.kind) {
-    case Collective::barrier:
-      return barrier(call);
-    case Collective::all_gather:
-      return all_gather(call);
-    case Collective::reduce_scatter:
-      return reduce_scatter(call);
-    case Collective::all_reduce:
-      return all_reduce(call);
-    case Collective::broadcast:
-      return broadcast(call);
-    case Collective::all_to_all:
-      return all_to_all(call);
-    case Collective::agree:
-      return agree(call);
-    default:
-      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
-  }
-}
-
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
   SplitPlan plan;
   const auto color = [&](int r) { return words[static_cast<std::size_t>(2 * r)]; };
@@ -38,8 +17,8 @@ SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank) {
   return plan;
 }
 
-Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size) {
-  Part found;
+GroupPart find_part(const std::vector<std::vector<int>>& parts, int rank, int size) {
+  GroupPart found;
   found.alone = std::all_of(parts.begin(), parts.end(), [](const auto& each) { return each.size() == 1; });
   std::vector<bool> taken(static_cast<std::size_t>(size));
   for (std::size_t k = 0; k < parts.size(); ++k) {
@@ -57,7 +36,16 @@ Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size) {
   return found;
 }
 
-std::unique_ptr<Backend> Backend::part(const Part& part) {
+void Backend::throw_if_failed() const {
+  if (const std::string text = failure(); !text.empty()) throw Error(ErrorKind::comm, text);
+}
+
+void Backend::fail_and_throw(const std::string& reason) {
+  fail(reason);
+  throw Error(ErrorKind::comm, failure());
+}
+
+std::unique_ptr<Backend> Backend::part(const GroupPart& part) {
   if (!part.alone) return split(part.color, part.key());
   return part.color < 0
              ? nullptr

@@ -7,21 +7,20 @@
 #include <vector>
 
 #include "comm/exchange/call.h"
-#include "comm/exchange/health.h"
 #include "device/accelerator.h"
 
 namespace sherd::comm {
 
 /// A rank's place in a partition of its group that all ranks know.
-struct Part {
-  int color = -1;            ///< which part; -1 in none
+struct GroupPart {
+  int color = -1;            ///< the part's number; -1 in none
   std::vector<int> members;  ///< the part's ranks in the group, in their new order
-  int rank = -1;             ///< of this rank among them
+  int rank = -1;             ///< this rank's number among them
   bool alone = false;        ///< every part has one rank, so nobody has to meet another
   int key() const { return std::max(rank, 0); }
 };
 /// Throws Error{usage} for parts that are empty, overlap, or hold ranks that a group of `size` has not.
-Part find_part(const std::vector<std::vector<int>>& parts, int rank, int size);
+GroupPart find_part(const std::vector<std::vector<int>>& parts, int rank, int size);
 
 /// How one group moves bytes. One thread at a time calls in, but for fail() and wake(). Everything that
 /// waits ends at the deadline, or when a peer has died, left or failed, with Error{comm}.
@@ -45,25 +44,25 @@ class Backend {
   virtual bool advance(Call& transfer) = 0;
   /// Sleeps until ready() is true. `active` are the transfers under way, with their deadlines; not empty.
   virtual void await(const std::function<bool()>& ready, const std::vector<Call*>& active) = 0;
-  /// After an error has failed the group: gives a transfer up, which may have ended or never been started.
+  /// After an error has failed the group: cancels a transfer, which may have ended or never been started.
   /// Returns when its memory may go.
-  virtual void abandon(Call&) noexcept {}
+  virtual void cancel(Call&) noexcept {}
   /// Makes await() look at ready() again.
   virtual void wake() noexcept = 0;
 
   virtual device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                                    device::Tier tier) = 0;
   virtual std::unique_ptr<Backend> split(int color, int key) = 0;
-  /// As split(), to a part of which all ranks know the members; parts of one rank each are made without a
-  /// word.
-  virtual std::unique_ptr<Backend> part(const Part& part);
-  /// With which each rank copies and sums.
+  /// Splits as split() does, where all ranks know the members of each part; parts of one rank each are made
+  /// without a word.
+  virtual std::unique_ptr<Backend> part(const GroupPart& part);
+  /// The threads with which each rank copies and sums.
   virtual int threads() const { return 1; }
 
   /// Ranks are threads of this process.
   virtual bool one_process() const { return false; }
-  /// Collectives of this group may have tensors in memory of this GPU from now on, which all ranks share. For
-  /// those of one process only.
+  /// Lets collectives of this group have tensors in memory of this GPU, which all ranks share; only where the
+  /// ranks are threads of one process.
   virtual void use_gpu(const std::shared_ptr<device::Accelerator>&) {
     sherd::fail(ErrorKind::usage, name(), " does not reach memory of GPUs");
   }
@@ -72,13 +71,12 @@ class Backend {
   /// thread; for work that runs elsewhere.
   virtual void look_after_peers() noexcept {}
 
-  /// For calls that ranks make by a way of their own, on which nobody compares them: tells the others of this
-  /// one, without waiting for them. Its number among those calls, from 1. Throws Error{comm}, which names who
+  /// Tells the others of a call that ranks make by a way of their own, on which nobody compares them, without
+  /// waiting for them. Returns its number among those calls, from 1. Throws Error{comm}, which names who
   /// called what, where another rank is known to have begun another call at that number; who is told later
   /// fails the group then. One thread at a time.
   virtual std::uint64_t announce(const CallSignature&) { return 0; }
-  /// The ranks of which this one could know that they have announced so many calls, and does not. From any
-  /// thread.
+  /// The ranks that are not known to have announced so many calls. From any thread.
   virtual std::vector<int> not_announced(std::uint64_t) { return {}; }
 
   /// The number in the world of a rank of this group, by which errors name it.
@@ -95,17 +93,19 @@ class Backend {
 
   virtual void fail(const std::string& reason) noexcept = 0;
   virtual std::string failure() const = 0;
+  void throw_if_failed() const;
+  [[noreturn]] void fail_and_throw(const std::string& reason);
 };
+
+/// A group of one rank in this process, which errors name so.
+std::unique_ptr<Backend> make_alone(const CommOptions& options, int world_rank = 0);
 
 /// The group that a split makes: the members' ranks in the parent, in their new order.
 struct SplitPlan {
   std::vector<int> members;
-  int rank = -1;  ///< of this rank among them; -1 for a negative color
+  int rank = -1;  ///< this rank's number among them; -1 for a negative color
 };
-/// A group of one rank in this process, which errors name so.
-std::unique_ptr<Backend> make_alone(const CommOptions& options, int world_rank = 0);
-
-/// From the (color, key) words of all ranks, in rank order.
+/// The plan from the (color, key) words of all ranks, in rank order.
 SplitPlan plan_split(const std::vector<std::int64_t>& words, int rank);
 
 /// "local(4)", or "local(2 of 4: ranks 1, 3)" for a part of the world, as whose ranks all texts name them.
@@ -113,22 +113,5 @@ std::string group_name(const std::string& backend, const std::vector<int>& world
 
 /// The Communicator over a backend: checks, traffic, the asynchronous thread and the broken state.
 std::unique_ptr<Communicator> make_group(std::unique_ptr<Backend> backend);
-
-/// A backend with a function for each collective, in which the ranks' calls have been, or are still to be
-/// compared.
-class CollectiveBackend : public Backend {
- protected:
-  /// Calls the function of the call's kind. Throws Error{usage} for a transfer.
-  void dispatch(Call& call);
-
- private:
-  virtual void barrier(Call& call) = 0;
-  virtual void all_gather(Call& call) = 0;
-  virtual void reduce_scatter(Call& call) = 0;
-  virtual void all_reduce(Call& call) = 0;
-  virtual void broadcast(Call& call) = 0;
-  virtual void all_to_all(Call& call) = 0;
-  virtual void agree(Call& call) = 0;
-};
 
 }  // namespace sherd::comm

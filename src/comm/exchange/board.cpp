@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -41,6 +42,12 @@ BoardLayout BoardLayout::of_processes(int ranks, bool spans) {
 
 std::size_t BoardLayout::segment_bytes() const {
   return Board::Places(*this).end;
+}
+
+std::shared_ptr<std::byte> BoardLayout::allocate(int segments) const {
+  void* const memory = std::aligned_alloc(page, segment_bytes() * static_cast<std::size_t>(segments));
+  if (!memory) throw std::bad_alloc();
+  return {static_cast<std::byte*>(memory), [](std::byte* each) { std::free(each); }};
 }
 
 void Board::prepare(std::byte* segment, const BoardLayout& layout) {
@@ -111,6 +118,31 @@ void Board::barrier(const Call& call) {
       });
 }
 
+std::uint64_t Announcements::add(const CallSignature& call) {
+  std::array<std::uint64_t, words> plain{};
+  std::memcpy(plain.data(), &call, sizeof call);
+  const std::uint64_t number = count_.load(std::memory_order_relaxed) + 1;
+  Announcement& entry = entries_[number % kept];
+  entry.number.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (std::size_t i = 0; i < words; ++i) entry.call[i].store(plain[i], std::memory_order_relaxed);
+  // In one order with what its peers look at after their own: of two ranks, one at least sees the other's.
+  entry.number.store(number, std::memory_order_seq_cst);
+  count_.store(number, std::memory_order_seq_cst);
+  return number;
+}
+
+bool Announcements::read(std::uint64_t number, CallSignature& call) const {
+  const Announcement& entry = entries_[number % kept];
+  if (entry.number.load(std::memory_order_seq_cst) != number) return false;
+  std::array<std::uint64_t, words> plain{};
+  for (std::size_t i = 0; i < words; ++i) plain[i] = entry.call[i].load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (entry.number.load(std::memory_order_relaxed) != number) return false;
+  std::memcpy(static_cast<void*>(&call), plain.data(), sizeof call);
+  return true;
+}
+
 std::uint64_t Board::announce(const CallSignature& call) {
   const std::uint64_t number = slot(rank_).announced.add(call);
   std::vector<CallSignature> calls;
@@ -118,8 +150,7 @@ std::uint64_t Board::announce(const CallSignature& call) {
   CallSignature one;
   for (int r = 0; r < size(); ++r)
     if (slot(r).announced.read(number, one)) calls.push_back(one), ranks.push_back(in_world(r));
-  if (const std::string wrong = mismatch(calls, ranks); !wrong.empty())
-    fail_and_throw(cat(name(), ": ", wrong));
+  fail_if(mismatch(calls, ranks));
   return number;
 }
 
@@ -137,7 +168,7 @@ void Board::nap(WaitWord& word, std::uint32_t seen, const Deadline& deadline) co
   if (settings_.progress && settings_.progress()) longest = std::chrono::microseconds(50);
   const auto left =
       std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.at() - Deadline::Clock::now());
-  const bool late = left.count() <= 0;  // for a rank that waits elsewhere
+  const bool late = left.count() <= 0;  // and a rank that waits elsewhere is still heard
   word.sleep(seen, late ? longest : std::clamp(left, std::chrono::nanoseconds(1000), longest));
 }
 
@@ -164,8 +195,8 @@ std::string Board::diagnose(const Waited& waited, bool slow_checks) {
              "; raise parallel.timeout_seconds if the work in between takes that long");
 }
 
-/// For whom `rank` waits in a transfer, for whom that one, and so on, by their numbers in the world. Empty
-/// where it waits for none, or they wait for each other.
+/// The rank for which `rank` waits in a transfer, the one for which that one does, and so on, by their
+/// numbers in the world. Empty where it waits for none, or they wait for each other.
 std::vector<int> Board::waits_behind(int rank) const {
   std::vector<int> out, seen{in_world(rank_), in_world(rank)};
   for (int at = rank;;) {
@@ -208,6 +239,10 @@ void Board::fail(const std::string& reason) noexcept {
 void Board::fail_and_throw(const std::string& reason) {
   fail(reason);
   throw_failure();
+}
+
+void Board::fail_if(const std::string& wrong) {
+  if (!wrong.empty()) fail_and_throw(cat(name(), ": ", wrong));
 }
 
 void Board::throw_failure() const {

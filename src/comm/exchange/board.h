@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "comm/exchange/announcements.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/descriptor.h"
-#include "comm/exchange/health.h"
 #include "comm/exchange/waiting.h"
 
 namespace sherd::comm {
@@ -47,7 +45,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
 /// Sizes of the shared memory; the same on all ranks.
 struct BoardLayout {
   static constexpr int max_ranks = 256;
-  /// stage_bytes of groups that have ranks on other machines too: a chunk is then what messages carry.
+  /// stage_bytes of groups on one machine, and of those that span machines, whose messages carry a chunk.
   static constexpr std::size_t stage = std::size_t{512} << 10, spanning_stage = std::size_t{2} << 20;
   int ranks = 1;
   std::size_t stage_bytes = 0;  ///< per half; 0 where no tensor is ever hidden
@@ -56,21 +54,33 @@ struct BoardLayout {
   /// too.
   static BoardLayout of_processes(int ranks, bool spans);
   std::size_t segment_bytes() const;
+  /// Memory of this process for so many segments.
+  std::shared_ptr<std::byte> allocate(int segments) const;
+};
+
+/// Whether a group still works. A failed group stays failed; its sub-groups fail with it. Thread-safe.
+class Health {
+ public:
+  virtual ~Health() = default;
+  virtual bool failed() const noexcept = 0;
+  /// The first failure's text, the same on all ranks; empty while all is well.
+  virtual std::string failure() const = 0;
 };
 
 /// How a rank waits, and for whom.
 struct BoardSettings {
-  std::string name;        ///< of the group, for messages: "mpi(4)"
+  std::string name;        ///< the group's, for messages: "mpi(4)"
   std::vector<int> ranks;  ///< the board's ranks by their numbers in the group
   std::vector<int> world;  ///< the group's ranks by their numbers in the world
   double timeout_seconds = 1800;
   bool crowded = false;            ///< more ranks than cores: yield rather than spin
   std::function<bool(int)> gone;   ///< true when a rank's process has ended; null where that cannot be known
   std::shared_ptr<Health> parent;  ///< its failure is ours too
-  std::function<void(const std::string&)>
-      tell_failure;  ///< those who are not on this board; null where all are
+  /// Tells ranks that are not on this board of a failure; null where all are.
+  std::function<void(const std::string&)> tell_failure;
   /// Moves messages on while this rank waits here; true while some are under way. Null without messages.
   std::function<bool()> progress;
+  std::shared_ptr<const void> memory;  ///< the owner of the segments; null where they stay mapped
 };
 
 /// Shared memory on which ranks of one machine meet: barriers, descriptors, message slots, and the group's
@@ -80,7 +90,6 @@ struct BoardSettings {
 class Board final : public Health {
  public:
   /// segments[r] is rank r's part, segment_bytes() each, of which this rank's has been set up by prepare().
-  /// The memory must outlive the board.
   Board(int rank, const BoardLayout& layout, std::vector<std::byte*> segments, BoardSettings settings);
   /// Constructs the objects in a rank's own segment; before any rank makes its Board.
   static void prepare(std::byte* segment, const BoardLayout& layout);
@@ -94,7 +103,7 @@ class Board final : public Health {
   /// Waits for all ranks. What they wrote before is visible after.
   void barrier(const Call& call);
 
-  /// The condition for which a rank waits, and until when; `missing`: on which ranks that depends.
+  /// A wait: the call that it is for, the ranks that it waits for, and until when.
   struct Waited {
     const Call& call;
     std::vector<int> missing;
@@ -136,9 +145,11 @@ class Board final : public Health {
   /// others.
   void fail(const std::string& reason) noexcept;
   [[noreturn]] void fail_and_throw(const std::string& reason);
+  /// Does so unless `wrong`, to which the group's name is added, is empty.
+  void fail_if(const std::string& wrong);
   [[noreturn]] void throw_failure() const;
   bool failed() const noexcept override;
-  /// As this rank first learned it.
+  /// The reason as this rank first learned it.
   std::string failure() const override;
   /// Fails the group if a rank's process has ended. From any thread.
   void look_after_peers() noexcept;
@@ -160,14 +171,14 @@ class Board final : public Health {
   std::vector<int> waits_behind(int rank) const;
   std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
-  /// The text of the failure that what is waited for and the clock amount to, or empty.
+  /// The error message for a wait that has failed, or is too late; else empty.
   std::string diagnose(const Waited& waited, bool slow_checks);
 
   int rank_;
   BoardLayout layout_;
   std::vector<std::byte*> segments_;
   BoardSettings settings_;
-  std::uint64_t barriers_ = 0;  ///< of this rank
+  std::uint64_t barriers_ = 0;  ///< barriers that this rank has come to
   int spins_, yields_;
   Backoff backoff_;
   mutable std::mutex failure_mutex_;

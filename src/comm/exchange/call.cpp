@@ -99,8 +99,8 @@ CallSignature sign(const Call& call) {
   CallSignature out;
   out.kind = call.kind, out.op = call.op, out.rounding = call.rounding, out.world_peer = call.world_peer;
   out.gpu = call.gpu, out.reduction = call.reduction;
-  const bool transfer = call.kind == Collective::send || call.kind == Collective::receive;
-  out.layout = mix_seed(std::bit_cast<std::uint64_t>(call.factor), transfer ? 0 : stable_hash(call.label));
+  out.layout =
+      mix_seed(std::bit_cast<std::uint64_t>(call.factor), is_transfer(call) ? 0 : stable_hash(call.label));
   std::memcpy(out.label.data(), call.label.data(), std::min(call.label.size(), out.label.size() - 1));
   if (call.x.defined()) {
     out.dtype = call.x.dtype();
@@ -151,7 +151,7 @@ void check_call(Call& call, int rank, int size) {
   if (call.kind == Collective::reduce_scatter) check_reduces(call, rank, size);
   if (call.kind == Collective::all_to_all) check_counts(call, size);
   if (call.kind == Collective::broadcast) in_group(call.peer);
-  if (call.kind == Collective::send || call.kind == Collective::receive) {
+  if (is_transfer(call)) {
     in_group(call.peer);
     require(call.peer != rank, name_of(call.kind), " \"", call.label, "\": rank ", rank,
             " cannot message itself");
@@ -221,6 +221,13 @@ std::string mismatch(const std::vector<CallSignature>& calls, const std::vector<
   if (describe(groups[0].first) == describe(groups[1].first))
     out += "; the labels' ends, the pieces' extents or the factors differ";
   return out;
+}
+
+std::string transfer_mismatch(const Call& transfer, const CallSignature& theirs, int rank) {
+  const CallSignature mine = sign(transfer);
+  if (theirs.elements == mine.elements && theirs.dtype == mine.dtype) return "";
+  return cat("mismatched transfer: rank ", transfer.world_peer, " called ", describe(theirs), "; rank ", rank,
+             " called ", describe(mine));
 }
 
 std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,

@@ -34,8 +34,8 @@ enum class Collective : std::uint8_t {
 
 struct Envelope;
 
-/// When a transfer is late: some time after somebody has begun to wait for it. So a rank that computes for
-/// long, or hangs, while its transfers are under way blames nobody for them. Thread-safe.
+/// The time at which a transfer is late: some time after somebody has begun to wait for it. So a rank that
+/// computes for long, or hangs, while its transfers are under way blames nobody for them. Thread-safe.
 class TransferDeadline {
  public:
   /// Only the first time counts.
@@ -73,11 +73,11 @@ struct Call {
   // Order with this rank's GPU (exchange/gpu/gpu_order.h); nothing of it without one.
   bool gpu = false;             ///< some tensor lies in memory of a GPU
   bool host = false;            ///< some tensor lies in the host's
-  device::Event ready;          ///< of the compute stream: before it no tensor may be touched
+  device::Event ready;          ///< the compute stream's: before it no tensor may be touched
   device::Event done;           ///< set by who runs the call: before it the tensors may be in use on a stream
   std::vector<Tensor> staging;  ///< memory beside the call's tensors that is in use as long as they are
   Tensor travelling;            ///< a staged transfer: the copy in the host's memory
-  /// A transfer that a GpuRoute moves itself: what it tells the other rank of it on the host.
+  /// For a transfer that a GpuRoute moves itself: the words that the two ends exchange on the host.
   std::shared_ptr<Call> greeting;
 
   // Progress of a transfer (send, receive); owned by the backend between start() and the end.
@@ -124,7 +124,8 @@ std::string_view name_of(Collective kind);
 std::string_view name_of(ReduceOp op);
 
 CallSignature sign(const Call& call);
-/// `all_reduce (sum) of 1024 fp32 "loss"`. As all texts it names ranks by their numbers in the world.
+/// The call in words: `all_reduce (sum) of 1024 fp32 "loss"`. As in all texts, ranks have their numbers in
+/// the world.
 std::string describe(const CallSignature& signature);
 inline std::string describe(const Call& call) {
   return describe(sign(call));
@@ -149,16 +150,20 @@ void for_each_tensor(const Call& call, const Visit& visit) {
 /// The payload that this call sends from `rank` to others, in bytes.
 std::uint64_t bytes_sent(const Call& call, int rank, int size);
 
-/// The size of the call's full tensors, in bytes: what passes through a rank's caches, roughly.
+/// The size of the call's full tensors, in bytes: about as much passes through a rank's caches.
 std::size_t bytes_moved(const Call& call);
 
 /// The error message where the calls of these ranks of the world differ, or empty: `mismatched calls: rank 0
 /// called …; ranks 1, 2 called …`.
 std::string mismatch(const std::vector<CallSignature>& calls, const std::vector<int>& world_ranks);
 
-/// The error message for a wrong all_to_all, or empty, from every rank's counts of what it has for the others
-/// and then of what it expects of them, in rank order, as ranks tell each other. `world_rank`: the number in
-/// the world of one of the `size` ranks.
+/// The error message of rank `rank` of the world where its own end of a transfer differs from the other end's
+/// call, or empty.
+std::string transfer_mismatch(const Call& transfer, const CallSignature& theirs, int rank);
+
+/// The error message for an all_to_all whose counts differ, or empty. `rows`, as ranks tell each other: in
+/// rank order, every rank's counts of elements for the others, then those that it expects of them.
+/// `world_rank`: the number in the world of one of the `size` ranks.
 std::string count_mismatch(const std::vector<std::int64_t>& rows, int size,
                            const std::function<int(int)>& world_rank);
 

@@ -10,7 +10,7 @@ void HostExchange::barrier(Call& call) {
   open(call, {});
   if (!messages_) return;
   if (topology_->is_leader()) {
-    // By rounds of doubling distance, after which every machine knows of all.
+    // Rounds of doubling distance, after which every machine knows of all.
     const int machines = topology_->machines(), machine = topology_->machine();
     const Messages::Landing words(messages_.get(), 2);
     std::byte *const out = words.data(), *const in = out + 1;
@@ -26,7 +26,7 @@ void HostExchange::barrier(Call& call) {
 
 // ---- gathers ----
 
-void HostExchange::gather(const Call& call, std::span<const GatheredPart> works, Offer::Kind kind) {
+void HostExchange::gather(const Call& call, std::span<const GatheredPart> works, OfferKind kind) {
   const bool spreads = messages_ && topology_->locals().size() > 1;
   const auto begin = [n = size()](const GatheredPart& w, int r) { return part_begin(w.elements, n, r); };
   const auto bytes = [&](const GatheredPart& w, int r) {
@@ -36,7 +36,7 @@ void HostExchange::gather(const Call& call, std::span<const GatheredPart> works,
   for (const GatheredPart& w : works) offers.push_back({w.own, bytes(w, rank()), kind});
   if (spreads)
     for (const GatheredPart& w : works)
-      offers.push_back({w.full, static_cast<std::size_t>(w.elements) * w.width, Offer::Kind::later});
+      offers.push_back({w.full, static_cast<std::size_t>(w.elements) * w.width, OfferKind::later});
   open(call, std::move(offers));
   cross_gather(works);
   std::vector<CopyBlocks> all;
@@ -45,21 +45,22 @@ void HostExchange::gather(const Call& call, std::span<const GatheredPart> works,
     const auto count = [&w, begin](int r, int) { return begin(w, r + 1) - begin(w, r); };
     all.push_back({i, w.width, 1, [](int, int) { return 0; }, count, begin(w, 1)});
   }
-  machine_.visit(call, all, Machine::Order::whole, [&](std::size_t i, const Machine::View& view) {
-    const GatheredPart& w = works[i];
-    const auto& here = topology_->locals();
-    const auto me = static_cast<std::size_t>(topology_->local_index(rank()));
-    // Begin with the own part, then the next rank's, so that not all read from the same one at a time.
-    const auto place = [&](int r) {
-      return w.full + static_cast<std::size_t>(begin(w, r) + view.begin) * w.width;
-    };
-    machine_.worker().copy(place(rank()), w.own + static_cast<std::size_t>(view.begin) * w.width,
-                           static_cast<std::size_t>(view.count(rank(), 0)) * w.width);
-    for (std::size_t k = 1; k < here.size(); ++k) {
-      const int r = here[(me + k) % here.size()];
-      view.copy(place(r), r, 0);
-    }
-  });
+  machine_.visit(
+      call, all, MachineTransport::Order::whole, [&](std::size_t i, const MachineTransport::View& view) {
+        const GatheredPart& w = works[i];
+        const auto& here = topology_->locals();
+        const auto me = static_cast<std::size_t>(topology_->local_index(rank()));
+        // Begin with the own part, then the next rank's, so that not all read from the same one at a time.
+        const auto place = [&](int r) {
+          return w.full + static_cast<std::size_t>(begin(w, r) + view.begin) * w.width;
+        };
+        machine_.worker().copy(place(rank()), w.own + static_cast<std::size_t>(view.begin) * w.width,
+                               static_cast<std::size_t>(view.count(rank(), 0)) * w.width);
+        for (std::size_t k = 1; k < here.size(); ++k) {
+          const int r = here[(me + k) % here.size()];
+          view.copy(place(r), r, 0);
+        }
+      });
   if (spreads) spread_gathered(call, works);
   if (messages_ && !spreads) messages_->finish(call);
   machine_.close(call);
@@ -101,15 +102,16 @@ void HostExchange::spread_gathered(const Call& call, std::span<const GatheredPar
   }
   messages_->finish(call);
   machine_.meet(call);
-  machine_.visit(call, all, Machine::Order::whole, [&](std::size_t i, const Machine::View& view) {
-    const GatheredPart& w = works[i];
-    for (int k = 0; k < static_cast<int>(remote.size()); ++k) {
-      const int r = holder(k);
-      if (r == rank()) continue;
-      const std::int64_t at = begin(w.elements, k) + view.begin;
-      view.copy(w.full + static_cast<std::size_t>(at) * w.width, r, k);
-    }
-  });
+  machine_.visit(call, all, MachineTransport::Order::whole,
+                 [&](std::size_t i, const MachineTransport::View& view) {
+                   const GatheredPart& w = works[i];
+                   for (int k = 0; k < static_cast<int>(remote.size()); ++k) {
+                     const int r = holder(k);
+                     if (r == rank()) continue;
+                     const std::int64_t at = begin(w.elements, k) + view.begin;
+                     view.copy(w.full + static_cast<std::size_t>(at) * w.width, r, k);
+                   }
+                 });
 }
 
 void HostExchange::all_gather(Call& call) {
@@ -126,16 +128,20 @@ void HostExchange::all_gather(Call& call) {
   } while (first < call.gathers.size());
 }
 
-void HostExchange::agree(Call& call) {
-  const std::size_t n = call.words.size() * static_cast<std::size_t>(size()),
-                    bytes = call.words.size() * sizeof(std::int64_t);
-  const Messages::Landing landing(messages_.get(), bytes + n * sizeof(std::int64_t));
-  const GatheredPart work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(n),
+/// All ranks' words, in rank order.
+std::vector<std::int64_t> HostExchange::gather_words(const Call& call, std::span<const std::int64_t> mine) {
+  std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(size()));
+  const Messages::Landing landing(messages_.get(), mine.size_bytes() + std::span(all).size_bytes());
+  const GatheredPart work{landing.data(), landing.data() + mine.size_bytes(), std::ssize(all),
                           sizeof(std::int64_t)};
-  std::memcpy(work.own, call.words.data(), bytes);
-  gather(call, {&work, 1}, Offer::Kind::words);
-  call.words.resize(n);
-  std::memcpy(call.words.data(), work.full, n * sizeof(std::int64_t));
+  std::memcpy(work.own, mine.data(), mine.size_bytes());
+  gather(call, {&work, 1}, OfferKind::words);
+  std::memcpy(all.data(), work.full, std::span(all).size_bytes());
+  return all;
+}
+
+void HostExchange::agree(Call& call) {
+  call.words = gather_words(call, call.words);
 }
 
 // ---- broadcast and all-to-all ----
@@ -145,8 +151,7 @@ void HostExchange::broadcast(Call& call) {
   const bool here = topology_->is_local(root);
   std::byte* data = call.x.raw();
   const std::size_t bytes = call.x.bytes();
-  open(call,
-       {rank() == source ? Offer{data, bytes, here ? Offer::Kind::tensor : Offer::Kind::later} : Offer{}});
+  open(call, {rank() == source ? Offer{data, bytes, here ? OfferKind::tensor : OfferKind::later} : Offer{}});
   if (messages_) {
     if (rank() == source && !here) messages_->receive(root, data, bytes);
     for (int m = 0; rank() == root && m < topology_->machines(); ++m)
@@ -161,27 +166,26 @@ void HostExchange::broadcast(Call& call) {
                           [](int, int) { return 0; },
                           [=](int r, int) { return r == source ? n : 0; },
                           n};
-  machine_.visit(call, {&blocks, 1}, Machine::Order::whole, [&](std::size_t, const Machine::View& view) {
-    if (rank() != source) view.copy(data + static_cast<std::size_t>(view.begin) * blocks.width, source, 0);
-  });
+  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole,
+                 [&](std::size_t, const MachineTransport::View& view) {
+                   if (rank() != source)
+                     view.copy(data + static_cast<std::size_t>(view.begin) * blocks.width, source, 0);
+                 });
   machine_.close(call);
 }
 
-/// Opens the round with x as offer 1; what ranks send and take, a row of in and then out counts for each.
+/// Opens the round with x as offer 1. Returns the elements that ranks send and take: a row of in and then out
+/// counts for each.
 std::vector<std::int64_t> HostExchange::open_all_to_all(Call& call) {
   std::vector<std::int64_t> mine = call.in_counts;
   mine.insert(mine.end(), call.out_counts.begin(), call.out_counts.end());
+  const std::size_t bytes = std::span(mine).size_bytes();
   std::vector<std::int64_t> rows(mine.size() * static_cast<std::size_t>(size()));
-  const std::size_t bytes = mine.size() * sizeof(std::int64_t);
-  const Messages::Landing landing(messages_.get(), bytes + rows.size() * sizeof(std::int64_t));
-  const GatheredPart work{landing.data(), landing.data() + bytes, static_cast<std::int64_t>(rows.size()),
-                          sizeof(std::int64_t)};
-  std::memcpy(work.own, mine.data(), bytes);
-  if (messages_) gather(call, {&work, 1}, Offer::Kind::words);
-  open(call, {{work.own, bytes, Offer::Kind::words}, {call.x.raw(), call.x.bytes()}});
+  if (messages_) rows = gather_words(call, mine);
+  open(call, {{reinterpret_cast<std::byte*>(mine.data()), bytes, OfferKind::words},
+              {call.x.raw(), call.x.bytes()}});
   for (int r = 0; !messages_ && r < size(); ++r)
-    std::memcpy(work.full + static_cast<std::size_t>(r) * bytes, machine_.words(r, 0), bytes);
-  std::memcpy(rows.data(), work.full, rows.size() * sizeof(std::int64_t));
+    std::memcpy(rows.data() + static_cast<std::size_t>(r) * mine.size(), machine_.words(r, 0), bytes);
   if (const std::string wrong = count_mismatch(rows, size(), [&](int r) { return world_rank(r); });
       !wrong.empty())
     board_->fail_and_throw(cat(name(), ": ", describe(call), ": ", wrong));
@@ -197,7 +201,7 @@ void HostExchange::all_to_all(Call& call) {
     for (int r = 0; r < to; ++r) sum += count(from, r);
     return sum;
   };
-  std::vector<std::byte*> places;  // of what each rank sends here
+  std::vector<std::byte*> places;  // where each rank's block goes
   std::int64_t taken = 0;
   for (int r = 0; r < size(); taken += count(r++, rank()))
     places.push_back(call.out.raw() + static_cast<std::size_t>(taken) * width);
@@ -216,11 +220,13 @@ void HostExchange::all_to_all(Call& call) {
                     [&](int r, int k) { return count(r, at(k)); }};
   for (const int from : here)
     for (const int to : here) blocks.longest = std::max(blocks.longest, count(from, to));
-  machine_.visit(call, {&blocks, 1}, Machine::Order::whole, [&](std::size_t, const Machine::View& view) {
-    for (const int r : here)
-      view.copy(places[static_cast<std::size_t>(r)] + static_cast<std::size_t>(view.begin) * width, r,
-                topology_->local_index(rank()));
-  });
+  machine_.visit(call, {&blocks, 1}, MachineTransport::Order::whole,
+                 [&](std::size_t, const MachineTransport::View& view) {
+                   for (const int r : here)
+                     view.copy(
+                         places[static_cast<std::size_t>(r)] + static_cast<std::size_t>(view.begin) * width,
+                         r, topology_->local_index(rank()));
+                 });
   machine_.close(call);
 }
 

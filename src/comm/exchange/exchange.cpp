@@ -45,18 +45,18 @@ void HostExchange::run(Call& call) {
   opened_ = false;
   try {
     machine_.worker().begin(call, bytes_moved(call));
-    if (messages_ && sums_natively(messages_->port(), call))
-      reduce_natively(call);
+    if (sums_natively(call))
+      sum_natively(call);
     else
       dispatch(call);
     if (messages_) messages_->finish(call);
     machine_.worker().end(call);
   } catch (const std::exception& error) {
-    machine_.worker().abandon();
+    machine_.worker().drain();
     // The caller will free the tensors; a peer that came to the round before the failure may be reading them
     // still, or wait for this rank, of which it hears here.
     board_->fail(cat(own_name(), " failed: ", error.what()));
-    if (messages_) abandon_messages(call);
+    if (messages_) cancel_messages(call);
     machine_.memory().leave();
     machine_.memory().outlast_readers();
     throw;
@@ -64,8 +64,29 @@ void HostExchange::run(Call& call) {
   machine_.memory().leave();
 }
 
-void HostExchange::abandon_messages(const Call& call) noexcept {
-  messages_->abandon();
+void HostExchange::dispatch(Call& call) {
+  switch (call.kind) {
+    case Collective::barrier:
+      return barrier(call);
+    case Collective::all_gather:
+      return all_gather(call);
+    case Collective::reduce_scatter:
+      return reduce_scatter(call);
+    case Collective::all_reduce:
+      return all_reduce(call);
+    case Collective::broadcast:
+      return broadcast(call);
+    case Collective::all_to_all:
+      return all_to_all(call);
+    case Collective::agree:
+      return agree(call);
+    default:
+      sherd::fail(ErrorKind::usage, name_of(call.kind), " is not a collective");
+  }
+}
+
+void HostExchange::cancel_messages(const Call& call) noexcept {
+  messages_->cancel();
   if (!messages_->lingers()) return;
   for_each_tensor(call, [](const Tensor& x) { keep_for_good(x.storage()); });
   keep_for_good(std::exchange(scratch_, {}));
@@ -99,16 +120,13 @@ bool HostExchange::advance(Call& transfer) {
 }
 
 void HostExchange::await(const std::function<bool()>& ready, const std::vector<Call*>& active) {
-  messages_ ? await_messages(ready, active) : await_here(ready, active);
-}
-
-void HostExchange::abandon(Call& transfer) noexcept {
-  if (!topology_->is_local(transfer.peer)) message_transfers_->abandon(transfer);
-  machine_.memory().outlast_readers();  // as after a failed collective: a receiver may be reading
-}
-
-void HostExchange::await_here(const std::function<bool()>& ready, const std::vector<Call*>& active) {
+  if (messages_) return await_messages(ready, active);
   board_->wait(board_->moved(board_->rank()), ready, [&] { return waited_for(active); });
+}
+
+void HostExchange::cancel(Call& transfer) noexcept {
+  if (!topology_->is_local(transfer.peer)) message_transfers_->cancel(transfer);
+  machine_.memory().outlast_readers();  // as after a failed collective: a receiver may be reading
 }
 
 void HostExchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {

@@ -68,13 +68,13 @@ class BackendGroup final : public Communicator {
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
-    throw_if_failed();
+    backend_->throw_if_failed();
     drain();
     return guarded([&] { return backend_->allocate(device, bytes, category, tier); });
   }
 
   void bind(const std::shared_ptr<device::Device>& device) override {
-    throw_if_failed();
+    backend_->throw_if_failed();
     drain();
     if (backend_->immediate()) return;
     auto gpu = std::dynamic_pointer_cast<device::Accelerator>(device);
@@ -139,8 +139,8 @@ class BackendGroup final : public Communicator {
   }
 
   std::unique_ptr<Communicator> part(const std::vector<std::vector<int>>& parts) override {
-    const Part mine = find_part(parts, rank(), size());
-    throw_if_failed();
+    const GroupPart mine = find_part(parts, rank(), size());
+    backend_->throw_if_failed();
     if (mine.alone) {
       auto group = mine.color < 0 ? nullptr : std::make_unique<BackendGroup>(backend_->part(mine), siblings_);
       if (group && order_) group->bind(order_->gpu());
@@ -171,7 +171,7 @@ class BackendGroup final : public Communicator {
 
   template <class Split>
   std::unique_ptr<Communicator> split_by(const Split& split_backend, int color, int key) {
-    throw_if_failed();
+    backend_->throw_if_failed();
     drain();
     return guarded([&]() -> std::unique_ptr<Communicator> {
       std::unique_ptr<Backend> part = split_backend();
@@ -190,14 +190,10 @@ class BackendGroup final : public Communicator {
     return call;
   }
 
-  void throw_if_failed() const {
-    if (const std::string text = backend_->failure(); !text.empty()) throw Error(ErrorKind::comm, text);
-  }
-
   Work submit(Call call, const CallOptions& options, std::uint64_t Traffic::*book) {
     check_call(call, rank(), size());
     if (call.peer >= 0) call.world_peer = backend_->world_rank(call.peer);
-    throw_if_failed();
+    backend_->throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
     if (order_) order_->admit(call);
     if (call.gpu && route_->immediate() && !is_transfer(call)) {
@@ -256,7 +252,7 @@ class BackendGroup final : public Communicator {
       for (bool over = false; !over;) await_some([&] { return over = advance(call); }, {&call});
     } catch (const std::exception& error) {
       break_group(error);
-      abandon(call);
+      cancel(call);
       throw;
     }
   }
@@ -270,8 +266,8 @@ class BackendGroup final : public Communicator {
   bool advance(Call& transfer) {
     return by_route(transfer) ? route_->advance(transfer) : backend_->advance(transfer);
   }
-  void abandon(Call& transfer) noexcept {
-    by_route(transfer) ? route_->abandon(transfer) : backend_->abandon(transfer);
+  void cancel(Call& transfer) noexcept {
+    by_route(transfer) ? route_->cancel(transfer) : backend_->cancel(transfer);
   }
   static bool by_route(const Call& transfer) { return transfer.travelling || transfer.greeting; }
 
@@ -318,7 +314,7 @@ class BackendGroup final : public Communicator {
       for (const auto& transfer : open_) transfer->begin(backend_->timeout_seconds());
       idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
     }
-    throw_if_failed();
+    backend_->throw_if_failed();
   }
 
   // ---- the group's own thread ----
@@ -348,7 +344,7 @@ class BackendGroup final : public Communicator {
 
   void run(Task& task) {
     try {
-      throw_if_failed();
+      backend_->throw_if_failed();
       guarded([&] { run(task.call); });
       task.finish(nullptr);
     } catch (...) {
@@ -377,7 +373,7 @@ class BackendGroup final : public Communicator {
     } catch (const std::exception& error) {
       break_group(error);
       for (const auto& task : active) {
-        abandon(task->call);
+        cancel(task->call);
         finish_transfer(*task, std::current_exception());
       }
     }
@@ -400,7 +396,7 @@ class BackendGroup final : public Communicator {
         active.push_back(queue_.front());
       queued_.store(false);
     }
-    // Which may wait for a GPU; who queues the next one shall not.
+    // A start may wait for a GPU; who queues the next one shall not.
     for (; before < active.size(); ++before) start(active[before]->call);
   }
 
@@ -415,17 +411,17 @@ class BackendGroup final : public Communicator {
 
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Siblings> siblings_;
-  std::unique_ptr<GpuRoute> route_;  ///< of tensors in GPU memory; null without a GPU
+  std::unique_ptr<GpuRoute> route_;  ///< for tensors in GPU memory; null without a GPU
   std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
   int exceptions_;                   ///< in flight when the group was made
-  Traffic traffic_;                  ///< of the caller's thread
-  std::uint64_t forgotten_ = 0;      ///< of what the backend counted
+  Traffic traffic_;                  ///< counted on the caller's thread
+  std::uint64_t forgotten_ = 0;      ///< bytes between machines that reset_traffic() passed over
   std::thread thread_;               ///< started by the first asynchronous call
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_
-  std::atomic<bool> queued_{false};          ///< something was added since take_transfers()
-  /// The number of transfers that are queued and not finished. Guarded by mutex_.
+  std::atomic<bool> queued_{false};          // something was added since take_transfers()
+  /// The transfers that are queued and not finished. Guarded by mutex_.
   std::vector<std::shared_ptr<TransferDeadline>> open_;
   bool busy_ = false;      // guarded by mutex_
   bool stopping_ = false;  // guarded by mutex_

@@ -8,13 +8,14 @@ namespace {
 constexpr std::size_t line = 64;
 std::size_t room_of(const Board& board, const Topology& topology) {
   if (topology.machines() == 1) return board.stage_bytes();
-  return topology.machines() == topology.size() ? Machine::unstaged_room : BoardLayout::spanning_stage;
+  return topology.machines() == topology.size() ? MachineTransport::unstaged_room
+                                                : BoardLayout::spanning_stage;
 }
 
 }  // namespace
 
-Machine::Machine(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory, const Topology& topology,
-                 int threads)
+MachineTransport::MachineTransport(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memory,
+                                   const Topology& topology, int threads)
     : board_(std::move(board)),
       memory_(std::move(memory)),
       topology_(topology),
@@ -22,14 +23,14 @@ Machine::Machine(std::shared_ptr<Board> board, std::shared_ptr<PeerMemory> memor
       cpu_(make_cpu_worker(threads)),
       worker_(cpu_.get()) {}
 
-void Machine::choose_worker(const Call& call) {
+void MachineTransport::choose_worker(const Call& call) {
   require(!call.gpu || gpu_, board_->name(), ": tensors of a GPU, which this group was not bound to");
   worker_ = call.gpu ? gpu_.get() : cpu_.get();
 }
 
 // ---- rounds ----
 
-void Machine::open(const Call& call, std::vector<Offer> offers) {
+void MachineTransport::open(const Call& call, std::vector<Offer> offers) {
   CallDescriptor& mine = board_->descriptor(board_->rank(), ++rounds_);
   mine.signature = sign(call);
   own_ = std::move(offers);
@@ -38,7 +39,7 @@ void Machine::open(const Call& call, std::vector<Offer> offers) {
   for (std::size_t i = 0; i < own_.size(); ++i) {
     const Offer& offer = own_[i];
     const bool readable =
-        offer.kind == Offer::Kind::words || (offer.kind == Offer::Kind::tensor && worker_->immediate());
+        offer.kind == OfferKind::words || (offer.kind == OfferKind::tensor && worker_->immediate());
     if (!readable || used + offer.bytes > CallDescriptor::payload_bytes) {
       mine.addresses[i] = memory_->locate(offer.data, offer.bytes);
       continue;
@@ -51,17 +52,17 @@ void Machine::open(const Call& call, std::vector<Offer> offers) {
   compare();
 }
 
-void Machine::meet(const Call& call) {
+void MachineTransport::meet(const Call& call) {
   worker_->publish();
   board_->barrier(call);
   worker_->follow();
 }
 
-void Machine::close(const Call& call) {
+void MachineTransport::close(const Call& call) {
   if (read_in_place_) meet(call);
 }
 
-void Machine::compare() {
+void MachineTransport::compare() {
   const CallSignature& mine = board_->descriptor(board_->rank(), rounds_).signature;
   std::vector<CallSignature> all;
   bool same = true;
@@ -73,10 +74,10 @@ void Machine::compare() {
     all.push_back(board_->descriptor(r, rounds_).signature);
     ranks.push_back(board_->world_rank(topology_.locals()[static_cast<std::size_t>(r)]));
   }
-  board_->fail_and_throw(cat(board_->name(), ": ", mismatch(all, ranks)));
+  board_->fail_if(mismatch(all, ranks));
 }
 
-const std::byte* Machine::source(int rank, std::size_t offer) const {
+const std::byte* MachineTransport::source(int rank, std::size_t offer) const {
   if (rank == topology_.rank()) return own_[offer].data;
   const int peer = topology_.local_index(rank);
   const CallDescriptor& descriptor = board_->descriptor(peer, rounds_);
@@ -87,7 +88,8 @@ const std::byte* Machine::source(int rank, std::size_t offer) const {
   return memory_->resolve(peer, address);
 }
 
-bool Machine::any_address(const CopyBlocks& blocks, const std::function<bool(const Address&)>& look) const {
+bool MachineTransport::any_address(const CopyBlocks& blocks,
+                                   const std::function<bool(const Address&)>& look) const {
   for (const int r : topology_.locals()) {
     const Address& address = board_->descriptor(topology_.local_index(r), rounds_).addresses[blocks.offer];
     if (!look(address)) continue;
@@ -97,23 +99,23 @@ bool Machine::any_address(const CopyBlocks& blocks, const std::function<bool(con
   return false;
 }
 
-bool Machine::hidden(const CopyBlocks& blocks) const {
+bool MachineTransport::hidden(const CopyBlocks& blocks) const {
   return board_->size() > 1 &&
          any_address(blocks, [](const Address& address) { return address.region == Address::hidden; });
 }
 
-bool Machine::came_inside(const CopyBlocks& blocks) const {
+bool MachineTransport::came_inside(const CopyBlocks& blocks) const {
   return !any_address(blocks,
                       [](const Address& address) { return address.region != Address::in_descriptor; });
 }
 
 // ---- visits ----
 
-std::byte* Machine::stage(int rank, std::size_t offset) const {
+std::byte* MachineTransport::stage(int rank, std::size_t offset) const {
   return board_->stage(topology_.local_index(rank), chunks_) + offset;
 }
 
-std::byte* Machine::View::at(int rank, int block) const {
+std::byte* MachineTransport::View::at(int rank, int block) const {
   const std::size_t width = blocks_->width;
   if (staged_)
     return machine_->stage(rank, offset_ + static_cast<std::size_t>(block * (end - begin)) * width);
@@ -121,7 +123,7 @@ std::byte* Machine::View::at(int rank, int block) const {
          static_cast<std::size_t>(blocks_->first(rank, block) + begin) * width;
 }
 
-void Machine::View::copy(std::byte* to, int rank, int block) const {
+void MachineTransport::View::copy(std::byte* to, int rank, int block) const {
   const std::size_t bytes = static_cast<std::size_t>(count(rank, block)) * blocks_->width;
   if (bytes == 0) return;
   // Bytes that were just staged are in the caches.
@@ -129,8 +131,8 @@ void Machine::View::copy(std::byte* to, int rank, int block) const {
           : machine_->worker().copy(to, at(rank, block), bytes);
 }
 
-std::vector<Machine::Chunk> Machine::cut(std::span<const CopyBlocks> all,
-                                         const std::vector<bool>& taken) const {
+std::vector<MachineTransport::Chunk> MachineTransport::cut(std::span<const CopyBlocks> all,
+                                                           const std::vector<bool>& taken) const {
   std::vector<Chunk> chunks;
   std::size_t used = room_;  // full: the first segment opens a chunk
   for (std::size_t i = 0; i < all.size(); ++i) {
@@ -151,27 +153,19 @@ std::vector<Machine::Chunk> Machine::cut(std::span<const CopyBlocks> all,
   return chunks;
 }
 
-void Machine::fill_stage(const CopyBlocks& blocks, const View& view) {
+void MachineTransport::copy_staged(const CopyBlocks& blocks, const View& view, bool to_stage) {
   const int rank = topology_.rank();
-  for (int k = 0; k < blocks.blocks; ++k)
-    if (const std::int64_t n = view.count(rank, k))
-      std::memcpy(view.at(rank, k),
-                  own_[blocks.offer].data +
-                      static_cast<std::size_t>(blocks.first(rank, k) + view.begin) * blocks.width,
-                  static_cast<std::size_t>(n) * blocks.width);
+  for (int k = 0; k < blocks.blocks; ++k) {
+    const std::size_t bytes = static_cast<std::size_t>(view.count(rank, k)) * blocks.width;
+    if (bytes == 0) continue;
+    std::byte* const own =
+        own_[blocks.offer].data + static_cast<std::size_t>(blocks.first(rank, k) + view.begin) * blocks.width;
+    to_stage ? std::memcpy(view.at(rank, k), own, bytes) : std::memcpy(own, view.at(rank, k), bytes);
+  }
 }
 
-void Machine::drain_stage(const CopyBlocks& blocks, const View& view) {
-  const int rank = topology_.rank();
-  for (int k = 0; k < blocks.blocks; ++k)
-    if (const std::int64_t n = view.count(rank, k))
-      std::memcpy(own_[blocks.offer].data +
-                      static_cast<std::size_t>(blocks.first(rank, k) + view.begin) * blocks.width,
-                  view.at(rank, k), static_cast<std::size_t>(n) * blocks.width);
-}
-
-void Machine::visit(const Call& call, std::span<const CopyBlocks> all, Order order, const Visit& visitor,
-                    bool write_back) {
+void MachineTransport::visit(const Call& call, std::span<const CopyBlocks> all, Order order,
+                             const Visit& visitor, bool write_back) {
   std::vector<bool> staged(all.size()), taken(all.size(), true);
   for (std::size_t i = 0; i < all.size(); ++i) {
     staged[i] = hidden(all[i]);
@@ -190,7 +184,7 @@ void Machine::visit(const Call& call, std::span<const CopyBlocks> all, Order ord
     if (any) {
       ++chunks_;
       each(chunk, [&](std::size_t i, const View& view) {
-        if (staged[i]) fill_stage(all[i], view);
+        if (staged[i]) copy_staged(all[i], view, true);
       });
       board_->barrier(call);
     }
@@ -198,7 +192,7 @@ void Machine::visit(const Call& call, std::span<const CopyBlocks> all, Order ord
     if (!any || !write_back) continue;
     board_->barrier(call);
     each(chunk, [&](std::size_t i, const View& view) {
-      if (staged[i]) drain_stage(all[i], view);
+      if (staged[i]) copy_staged(all[i], view, false);
     });
   }
 }

@@ -1,7 +1,7 @@
-#include "comm/exchange/memory_transfers.h"
-
 #include <algorithm>
 #include <cstring>
+
+#include "comm/exchange/machine.h"
 
 namespace sherd::comm {
 namespace {
@@ -69,11 +69,7 @@ bool MemoryTransfers::advance_receive(Call& transfer) {
       channel.posted.load(std::memory_order_acquire) <= transfer.index)
     return false;
   const MessageSlot& slot = channel.slots[transfer.index % PairChannel::capacity];
-  const CallSignature mine = sign(transfer);
-  if (slot.signature.elements != mine.elements || slot.signature.dtype != mine.dtype)
-    board.fail_and_throw(cat(board.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
-                             describe(slot.signature), "; rank ", board.world_rank(topology_.rank()),
-                             " called ", describe(mine)));
+  board.fail_if(transfer_mismatch(transfer, slot.signature, board.world_rank(topology_.rank())));
   machine_.cpu().begin(transfer, transfer.x.bytes());
   if (slot.address.region != Address::hidden)
     copy_from_peer(transfer, slot.address);

@@ -13,20 +13,21 @@ void HostExchange::reduce(const Call& call, std::span<const Summed> works, bool 
     const Summed& w = works[i];
     const bool whole =
         static_cast<std::size_t>(w.longest) * static_cast<std::size_t>(size()) * size_of(w.how.in) >= w.bytes;
-    offers.push_back({w.full, w.bytes, whole ? Offer::Kind::tensor : Offer::Kind::part});
+    offers.push_back({w.full, w.bytes, whole ? OfferKind::tensor : OfferKind::part});
     all.push_back({i, size_of(w.how.in), size(), [&w](int, int owner) { return w.first(owner); },
                    [&w](int, int owner) { return w.count(owner); }, w.longest});
   }
   open(call, std::move(offers));
   if (!messages_) {
     machine_.visit(
-        call, all, Machine::Order::whole,
-        [&](std::size_t i, const Machine::View& view) { reduce_here(works, i, view, spread); }, spread);
+        call, all, MachineTransport::Order::whole,
+        [&](std::size_t i, const MachineTransport::View& view) { reduce_here(works, i, view, spread); },
+        spread);
     return machine_.close(call);
   }
   SumAcross sums(call, *topology_, machine_, *messages_, scratch_, works);
-  machine_.visit(call, all, Machine::Order::chunked,
-                 [&](std::size_t i, const Machine::View& view) { sums.step(i, view); });
+  machine_.visit(call, all, MachineTransport::Order::chunked,
+                 [&](std::size_t i, const MachineTransport::View& view) { sums.step(i, view); });
   sums.finish();
   machine_.close(call);
   if (!spread) return;
@@ -38,8 +39,8 @@ void HostExchange::reduce(const Call& call, std::span<const Summed> works, bool 
 }
 
 /// This rank's block, read from all ranks where it lies.
-void HostExchange::reduce_here(std::span<const Summed> works, std::size_t index, const Machine::View& view,
-                               bool spread) {
+void HostExchange::reduce_here(std::span<const Summed> works, std::size_t index,
+                               const MachineTransport::View& view, bool spread) {
   const Summed& w = works[index];
   std::vector<const std::byte*> from;
   std::vector<std::byte*> to;
@@ -100,12 +101,6 @@ void HostExchange::reduce_small(const Call& call) {
   for (int r = 0; r < size(); ++r) from.push_back(all + static_cast<std::size_t>(r) * bytes);
   std::byte* out = call.x.raw();
   machine_.worker().reduce({call.op, call.factor, dtype, dtype, dtype}, from, {&out, 1}, call.x.numel());
-}
-
-/// By what is under the messages, in its own order, whichever machines ranks are on.
-void HostExchange::reduce_natively(Call& call) {
-  open(call, {});
-  sum_natively(*messages_, machine_.worker(), call);
 }
 
 }  // namespace sherd::comm

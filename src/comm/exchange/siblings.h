@@ -41,8 +41,8 @@ class Siblings {
     Siblings* groups_;
   };
 
-  /// For a rank that leaves its groups, one after the other, because of an error: the failure of one of them
-  /// when it left the first; empty where all were well, so that the error is its own.
+  /// The failure of one of the groups when the rank, which leaves them one after the other because of an
+  /// error, left the first; empty where all were well, so that the error is its own.
   std::string cause() {
     std::lock_guard lock(mutex_);
     if (cause_) return *cause_;

@@ -40,8 +40,8 @@ std::byte* ReduceScratch::take(std::size_t bytes) {
   return data.get();
 }
 
-SumAcross::SumAcross(const Call& call, const Topology& topology, Machine& machine, Messages& messages,
-                     ReduceScratch& scratch, std::span<const Summed> works)
+SumAcross::SumAcross(const Call& call, const Topology& topology, MachineTransport& machine,
+                     Messages& messages, ReduceScratch& scratch, std::span<const Summed> works)
     : call_(call),
       topology_(topology),
       machine_(machine),
@@ -51,7 +51,7 @@ SumAcross::SumAcross(const Call& call, const Topology& topology, Machine& machin
   for (const Summed& work : works) chains_.push_back(plan_chains(topology, work.how));
 }
 
-void SumAcross::step(std::size_t index, const Machine::View& view) {
+void SumAcross::step(std::size_t index, const MachineTransport::View& view) {
   const Summed& work = works_[index];
   scratch_.reset();
   links_.clear(), tickets_.clear(), part_tickets_.clear();
@@ -70,7 +70,7 @@ void SumAcross::finish() {
   for (; !finals_.empty(); finals_.pop_front()) complete(std::move(finals_.front()));
 }
 
-void SumAcross::receive(const Summed& work, std::size_t index, const Machine::View& view) {
+void SumAcross::receive(const Summed& work, std::size_t index, const MachineTransport::View& view) {
   const int me = topology_.rank(), n = topology_.size();
   const auto& chains = chains_[index];
   const std::size_t wide = size_of(wide_type(work.how));
@@ -105,7 +105,7 @@ void SumAcross::receive(const Summed& work, std::size_t index, const Machine::Vi
   final.ticket = messages_.receive(worker_of(segments().size() - 1, me), final.sum.data(), count(me) * wide);
 }
 
-void SumAcross::send_own(const Summed& work, const Machine::View& view) {
+void SumAcross::send_own(const Summed& work, const MachineTransport::View& view) {
   const int me = topology_.rank();
   const auto& chains = chains_[static_cast<std::size_t>(&work - works_.data())];
   const DType wide = wide_type(work.how);
@@ -140,7 +140,7 @@ void SumAcross::combine(ReduceSpec how, const std::byte* partial, DType partial_
 }
 
 /// Adds a segment's ranks to what came from the one before, and hands the sum on.
-void SumAcross::add_link(const Summed& work, const Machine::View& view, const Link& link) {
+void SumAcross::add_link(const Summed& work, const MachineTransport::View& view, const Link& link) {
   const int me = topology_.rank(), owner = link.owner;
   const std::int64_t count = view.count(me, owner);
   const Topology::LocalRanks& segment = segments()[link.segment];
@@ -167,7 +167,7 @@ void SumAcross::add_link(const Summed& work, const Machine::View& view, const Li
   tickets_.push_back(messages_.send(last ? owner : worker_of(link.segment + 1, owner), sum, bytes));
 }
 
-void SumAcross::add_direct(const Summed& work, const Machine::View& view) {
+void SumAcross::add_direct(const Summed& work, const MachineTransport::View& view) {
   const int me = topology_.rank();
   messages_.wait(call_, part_tickets_);
   std::vector<const std::byte*> sources;

@@ -21,17 +21,17 @@ struct Summed {
   std::function<std::int64_t(int owner)> first, count;  ///< elements
   std::int64_t longest = 0;
   ReduceSpec how;            ///< with `onto` at the first element of this rank's block
-  std::byte* out = nullptr;  ///< of this rank's block
+  std::byte* out = nullptr;  ///< where this rank's block goes
 };
 
 /// The type in which partial sums travel.
 DType wide_type(const ReduceSpec& how);
 
-/// By owner, whether its sum goes as a chain from machine to machine, segment by segment in rank order,
-/// beginning with the owner's `onto`: then one partial sum crosses between two segments. Otherwise every rank
-/// of another machine sends its part to the owner; so where that is fewer bytes, or as many, as between
-/// machines of one rank each. The same on all ranks, and never for fp64, whose sums may be of another type
-/// than what they go on from.
+/// Tells by owner whether its sum goes as a chain from machine to machine, segment by segment in rank order,
+/// beginning with the owner's `onto`, so that one partial sum crosses between two segments. Otherwise every
+/// rank of another machine sends its part to the owner, which is done where it takes no more bytes, as
+/// between machines of one rank each. The same on all ranks, and never a chain for fp64, whose sums may be of
+/// another type than the one that they go on from.
 std::vector<bool> plan_chains(const Topology& topology, const ReduceSpec& how);
 
 /// The part of one reduction that crosses between machines, in bytes per element of an owner's block.
@@ -53,9 +53,9 @@ class ReduceScratch {
 /// take the same steps.
 class SumAcross {
  public:
-  SumAcross(const Call& call, const Topology& topology, Machine& machine, Messages& messages,
+  SumAcross(const Call& call, const Topology& topology, MachineTransport& machine, Messages& messages,
             ReduceScratch& scratch, std::span<const Summed> works);
-  void step(std::size_t index, const Machine::View& view);
+  void step(std::size_t index, const MachineTransport::View& view);
   /// Waits for the sums that are still on their way here.
   void finish();
 
@@ -80,11 +80,11 @@ class SumAcross {
     return topology_.deputy(segments()[segment].machine, owner);
   }
   bool ends_here(int owner) const { return worker_of(segments().size() - 1, owner) == owner; }
-  /// Posts what comes here in this step, in the order in which ranks send.
-  void receive(const Summed& work, std::size_t index, const Machine::View& view);
-  void send_own(const Summed& work, const Machine::View& view);
-  void add_link(const Summed& work, const Machine::View& view, const Link& link);
-  void add_direct(const Summed& work, const Machine::View& view);
+  /// Posts the receives of this step, in the order in which ranks send.
+  void receive(const Summed& work, std::size_t index, const MachineTransport::View& view);
+  void send_own(const Summed& work, const MachineTransport::View& view);
+  void add_link(const Summed& work, const MachineTransport::View& view, const Link& link);
+  void add_direct(const Summed& work, const MachineTransport::View& view);
   void complete(Final final);
   std::byte* out_at(const Summed& work, std::int64_t begin) const {
     return work.out + static_cast<std::size_t>(begin) * size_of(work.how.out);
@@ -97,14 +97,14 @@ class SumAcross {
 
   const Call& call_;
   const Topology& topology_;
-  Machine& machine_;
+  MachineTransport& machine_;
   Messages& messages_;
   ReduceScratch& scratch_;
   std::span<const Summed> works_;
   std::vector<std::vector<bool>> chains_;  ///< by work, owner
   // The state of the current step:
   std::vector<Link> links_;
-  std::vector<std::byte*> parts_;  ///< of this rank's block, by rank; null where read in place
+  std::vector<std::byte*> parts_;  ///< the ranks' parts of this rank's block; null where read in place
   std::vector<Messages::Ticket> part_tickets_, tickets_;
   std::deque<Final> finals_;  ///< under way, of this and earlier steps
 };

@@ -16,9 +16,9 @@
 namespace sherd::comm {
 
 /// One asynchronous call: queued by the caller's thread, run by the group's, waited for by anyone.
-class Task final : public Work::State {
+class Task final : public Work::Completion {
  public:
-  /// `peer`: of a transfer, by its number in the world.
+  /// `peer`: a transfer's other rank, by its number in the world; else -1.
   Task(Call queued, double timeout_seconds, std::shared_ptr<const GpuOrder> order,
        std::shared_ptr<Siblings> siblings, int peer)
       : call(std::move(queued)),
@@ -73,7 +73,7 @@ class Task final : public Work::State {
   std::shared_ptr<const GpuOrder> order_;  ///< null without a GPU
   std::shared_ptr<Siblings> siblings_;
   int peer_;
-  std::shared_ptr<TransferDeadline> late_;  ///< of a transfer
+  std::shared_ptr<TransferDeadline> late_;  ///< a transfer's; null for others
   std::mutex mutex_;
   std::condition_variable finished_;
   bool done_ = false;         // guarded by mutex_

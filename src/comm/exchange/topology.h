@@ -36,7 +36,7 @@ class Topology {
   /// The leaders before and after this machine's, round the machines.
   int previous_leader() const { return ranks_on((machine() + machines() - 1) % machines()).front(); }
   int next_leader() const { return ranks_on((machine() + 1) % machines()).front(); }
-  /// Who on `machine` does what concerns `rank`: itself where it is there, else one of the machine's ranks,
+  /// The rank on `machine` that acts for `rank`: itself where it is there, else one of the machine's ranks,
   /// in turn.
   int deputy(int machine, int rank) const;
   /// All ranks, in rank order.

@@ -15,7 +15,7 @@ struct ReduceSpec {
   ReduceOp op = ReduceOp::sum;
   double factor = 1;
   DType in = DType::f32, rounding = DType::f32, out = DType::f32;
-  const std::byte* onto = nullptr;  ///< what the sum begins with, or null
+  const std::byte* onto = nullptr;  ///< the sum begins with it; may be null
   DType onto_type = DType::f32;
 };
 
@@ -40,14 +40,14 @@ class Worker {
 
   /// Before the work for a call: `bytes` tells how much it moves through this rank.
   virtual void begin(const Call& call, std::size_t bytes) = 0;
-  /// Around every barrier of a call: what peers do after their follow() comes after what this rank did before
+  /// Called around every barrier of a call: work of peers after their follow() comes after this rank's before
   /// its publish().
   virtual void publish() {}
   virtual void follow() {}
   /// After the work for a call; sets Call::done where it is not immediate.
   virtual void end(Call& call) = 0;
   /// After a failure: returns when nothing that was begun is under way any more.
-  virtual void abandon() noexcept {}
+  virtual void drain() noexcept {}
 
   /// Copies unless both are the same address. The ranges must not overlap otherwise.
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;

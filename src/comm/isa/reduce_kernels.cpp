@@ -222,8 +222,8 @@ void fringe(const ReduceArgs& args, std::int64_t i, std::int64_t end, Vec factor
     __builtin_memcpy(static_cast<O*>(args.outs[k]) + i, out, left * sizeof(O));
 }
 
-/// As the loop of sum_with(), past the caches: in whole non-temporal stores, after a fringe up to the first
-/// of them.
+/// Does what the loop of sum_with() does, past the caches: in whole non-temporal stores, after a fringe up to
+/// the first of them.
 template <class In, class Out, bool rounds, int fixed_ranks>
 std::int64_t sum_streaming(const ReduceArgs& args, Vec factor) {
   using T = typename Out::Stored;

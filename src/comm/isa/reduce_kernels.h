@@ -19,7 +19,7 @@ struct ReduceArgs {
   void* const* outs = nullptr;  ///< each receives the same values; may be among the sources, and `onto`
   int outputs = 0;
   std::int64_t begin = 0, end = 0;
-  const void* onto = nullptr;  ///< what the sum begins with, or null
+  const void* onto = nullptr;  ///< the sum begins with it; may be null
   Element in = Element::f32, rounding = Element::f32, out = Element::f32;
   Element onto_type = Element::f32;  ///< fp32 or `out`
   Combine combine = Combine::sum;
@@ -29,7 +29,7 @@ struct ReduceArgs {
   bool stream = false;
 };
 
-/// copy_past_caches(): memcpy for what is too large to be found in the caches later.
+/// copy_past_caches() is a memcpy of memory that is too large to be found in the caches later.
 namespace portable {
 void reduce(const ReduceArgs& args);
 void copy_past_caches(void* to, const void* from, std::size_t bytes);

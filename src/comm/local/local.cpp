@@ -1,10 +1,8 @@
 #include <atomic>
 #include <chrono>
-#include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
-#include <new>
 #include <thread>
 #include <tuple>
 
@@ -23,9 +21,7 @@ class LocalGroup {
   explicit LocalGroup(std::vector<int> world_ranks)
       : world_ranks_(std::move(world_ranks)), events_(static_cast<int>(world_ranks_.size())) {
     layout_.ranks = static_cast<int>(world_ranks_.size());
-    memory_.reset(static_cast<std::byte*>(
-        std::aligned_alloc(4096, layout_.segment_bytes() * static_cast<std::size_t>(layout_.ranks))));
-    if (!memory_) throw std::bad_alloc();
+    memory_ = layout_.allocate(layout_.ranks);
     for (int r = 0; r < layout_.ranks; ++r) {
       segments_.push_back(memory_.get() + static_cast<std::size_t>(r) * layout_.segment_bytes());
       Board::prepare(segments_.back(), layout_);
@@ -55,26 +51,15 @@ class LocalGroup {
   }
 
  private:
-  struct Free {
-    void operator()(std::byte* memory) const { std::free(memory); }
-  };
   std::vector<int> world_ranks_;
   EventBoard events_;
   std::atomic<int> inside_{0};
   BoardLayout layout_;
-  std::unique_ptr<std::byte, Free> memory_;
+  std::shared_ptr<std::byte> memory_;
   std::vector<std::byte*> segments_;
   std::mutex mutex_;
-  std::map<std::pair<std::uint64_t, int>, std::pair<std::shared_ptr<LocalGroup>, std::size_t>>
-      parts_;  // guarded by mutex_
-};
-
-/// Keeps the memory that a Board points into.
-struct LocalBoard {
-  LocalBoard(std::shared_ptr<LocalGroup> g, int rank, BoardSettings settings)
-      : group(std::move(g)), board(rank, group->layout(), group->segments(), std::move(settings)) {}
-  std::shared_ptr<LocalGroup> group;
-  Board board;
+  // Guarded by mutex_:
+  std::map<std::pair<std::uint64_t, int>, std::pair<std::shared_ptr<LocalGroup>, std::size_t>> parts_;
 };
 
 /// One address space: peers see everything, and what its owner frees is gone for them too.
@@ -100,12 +85,11 @@ class OneProcess final : public PeerMemory {
 
 class LocalExchange final : public HostExchange {
  public:
-  LocalExchange(std::shared_ptr<LocalBoard> local, int world_size, bool crowded, const LocalOptions& options)
-      : HostExchange(
-            std::make_shared<Topology>(Topology::one_machine(local->board.rank(), local->board.size())),
-            {local, &local->board}, std::make_shared<OneProcess>(local->group), nullptr,
-            options.comm.threads),
-        group_(local->group),
+  LocalExchange(std::shared_ptr<LocalGroup> group, std::shared_ptr<Board> board, int world_size, bool crowded,
+                const LocalOptions& options)
+      : HostExchange(std::make_shared<Topology>(Topology::one_machine(board->rank(), board->size())), board,
+                     std::make_shared<OneProcess>(group), nullptr, options.comm.threads),
+        group_(std::move(group)),
         world_size_(world_size),
         crowded_(crowded),
         options_(options) {}
@@ -128,7 +112,7 @@ class LocalExchange final : public HostExchange {
                 shared_board());
   }
 
-  std::unique_ptr<Backend> part(const Part& part) override {
+  std::unique_ptr<Backend> part(const GroupPart& part) override {
     if (!part.alone) return split(part.color, part.key());
     if (part.color < 0) return nullptr;
     const int world_rank = group_->world_ranks()[static_cast<std::size_t>(rank())];
@@ -146,8 +130,9 @@ class LocalExchange final : public HostExchange {
     settings.world = group->world_ranks();
     settings.crowded = crowded;
     settings.parent = std::move(parent);
-    auto local = std::make_shared<LocalBoard>(std::move(group), rank, std::move(settings));
-    return std::make_unique<LocalExchange>(std::move(local), world_size, crowded, options);
+    settings.memory = group;
+    auto board = std::make_shared<Board>(rank, group->layout(), group->segments(), std::move(settings));
+    return std::make_unique<LocalExchange>(std::move(group), std::move(board), world_size, crowded, options);
   }
 
  private:

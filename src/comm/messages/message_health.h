@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/exchange/health.h"
+#include "comm/exchange/board.h"
 #include "comm/messages/port.h"
 
 namespace sherd::comm {
@@ -15,7 +15,7 @@ namespace sherd::comm {
 class MessageHealth final : public Health {
  public:
   MessageHealth(std::shared_ptr<Port> port, std::string name, std::shared_ptr<Health> parent);
-  /// Listens, too.
+  /// Also hears what the others have told meanwhile.
   bool failed() const noexcept override;
   std::string failure() const override;
   /// Records the first reason and tells the others.

@@ -1,8 +1,6 @@
-#include "comm/messages/message_transfers.h"
-
 #include <algorithm>
 
-#include "comm/messages/port.h"
+#include "comm/messages/messages.h"
 
 namespace sherd::comm {
 namespace {
@@ -67,11 +65,7 @@ void MessageTransfers::send_payload(Call& transfer) {
 }
 
 void MessageTransfers::take_payload(Call& transfer) {
-  const CallSignature mine = sign(transfer), theirs = transfer.envelope->call;
-  if (theirs.elements != mine.elements || theirs.dtype != mine.dtype)
-    board_.fail_and_throw(cat(board_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
-                              describe(theirs), "; rank ", board_.world_rank(port_.rank()), " called ",
-                              describe(mine)));
+  board_.fail_if(transfer_mismatch(transfer, transfer.envelope->call, board_.world_rank(port_.rank())));
   for_each_message(transfer.x, [&](std::byte* begin, std::size_t bytes) {
     transfer.receives.push_back(port_.receive(begin, bytes, transfer.peer, payload_tag_of(transfer)));
   });
@@ -79,7 +73,7 @@ void MessageTransfers::take_payload(Call& transfer) {
     transfer.sends.push_back(port_.send(&go, sizeof go, transfer.peer, go_tag_of(transfer)));
 }
 
-void MessageTransfers::abandon(Call& transfer) noexcept {
+void MessageTransfers::cancel(Call& transfer) noexcept {
   bool over = true;
   for (const int request : transfer.receives) over = port_.cancel(request) && over;
   for (const int request : transfer.sends) over = port_.release(request) && over;

@@ -21,6 +21,14 @@ int tag_of(const CallSignature& call) {
 
 }  // namespace
 
+int Port::reduce_scatter(const void*, void*, std::size_t, DType) {
+  fail(ErrorKind::usage, kind(), " adds nothing up itself");
+}
+
+int Port::all_reduce(const void*, void*, std::size_t, DType) {
+  fail(ErrorKind::usage, kind(), " adds nothing up itself");
+}
+
 Messages::Messages(std::shared_ptr<Port> port, std::string name, std::shared_ptr<const Topology> topology,
                    double timeout_seconds, std::shared_ptr<Health> parent)
     : port_(std::move(port)),
@@ -53,8 +61,8 @@ bool Messages::take_eager(std::size_t& left, std::size_t bytes) {
   return true;
 }
 
-Messages::Message& Messages::add(int peer, bool receiving, std::size_t bytes) {
-  Message& message = open_.emplace_back();
+Messages::OpenMessage& Messages::add(int peer, bool receiving, std::size_t bytes) {
+  OpenMessage& message = open_.emplace_back();
   message.ticket = ++tickets_, message.peer = peer, message.receiving = receiving, message.bytes = bytes;
   return message;
 }
@@ -62,7 +70,7 @@ Messages::Message& Messages::add(int peer, bool receiving, std::size_t bytes) {
 Messages::Ticket Messages::send(int peer, const std::byte* data, std::size_t bytes) {
   if (bytes == 0) return 0;
   sent_bytes_ += bytes;
-  Message& message = add(peer, false, bytes);
+  OpenMessage& message = add(peer, false, bytes);
   message.data = data;
   message.waits_for_go = !take_eager(eager_to_[static_cast<std::size_t>(peer)], bytes);
   message.requests.push_back(message.waits_for_go
@@ -71,7 +79,7 @@ Messages::Ticket Messages::send(int peer, const std::byte* data, std::size_t byt
   return message.ticket;
 }
 
-void Messages::send_payload(Message& message) {
+void Messages::send_payload(OpenMessage& message) {
   message.waits_for_go = false;
   for (std::size_t done = 0; done < message.bytes; done += longest_message)
     message.requests.push_back(port_->send(message.data + done,
@@ -81,7 +89,7 @@ void Messages::send_payload(Message& message) {
 
 Messages::Ticket Messages::receive(int peer, std::byte* data, std::size_t bytes) {
   if (bytes == 0) return 0;
-  Message& message = add(peer, true, bytes);
+  OpenMessage& message = add(peer, true, bytes);
   if (take_eager(eager_from_[static_cast<std::size_t>(peer)], bytes)) {
     message.requests.push_back(port_->receive(data, bytes, peer, eager_tag + tag_));
     return message.ticket;
@@ -96,7 +104,7 @@ Messages::Ticket Messages::receive(int peer, std::byte* data, std::size_t bytes)
 bool Messages::progress() {
   std::fill(blocked_.begin(), blocked_.end(), false);
   for (auto it = open_.begin(); it != open_.end();) {
-    Message& message = *it;
+    OpenMessage& message = *it;
     const auto peer = static_cast<std::size_t>(std::max(message.peer, 0));
     if (!message.waits_for_go || !blocked_[peer])
       std::erase_if(message.requests, [&](int request) { return port_->test(request); });
@@ -112,8 +120,8 @@ Messages::~Messages() {
   health_->depart(board_ && board_->failed() ? board_->failure() : health_->failure());
 }
 
-void Messages::abandon() noexcept {
-  std::list<Message> touched;
+void Messages::cancel() noexcept {
+  std::list<OpenMessage> touched;
   for (auto next = open_.begin(); next != open_.end();) {
     const auto message = next++;
     bool over = true;
@@ -131,7 +139,7 @@ void Messages::abandon() noexcept {
 
 Messages::Landing::~Landing() {
   if (!messages_ || !memory_ || std::uncaught_exceptions() <= exceptions_) return;
-  messages_->abandon();
+  messages_->cancel();
   if (messages_->lingers()) keep_for_good(std::move(memory_));
 }
 
@@ -152,7 +160,7 @@ void Messages::wait_until(const Call& call, const Done& done) {
     check_calls();
     const bool late = deadline.passed();
     std::vector<int> peers = calls_.absent(call_number_);
-    for (const Message& message : open_)
+    for (const OpenMessage& message : open_)
       for (int r = 0; r < topology_->size(); ++r)
         if (r == message.peer || (message.peer < 0 && r != topology_->rank())) peers.push_back(r);
     std::sort(peers.begin(), peers.end());
@@ -163,7 +171,7 @@ void Messages::wait_until(const Call& call, const Done& done) {
 
 void Messages::wait(const Call& call, const std::vector<Ticket>& tickets) {
   const auto open = [&](Ticket ticket) {
-    return std::any_of(open_.begin(), open_.end(), [&](const Message& m) { return m.ticket == ticket; });
+    return std::any_of(open_.begin(), open_.end(), [&](const OpenMessage& m) { return m.ticket == ticket; });
   };
   wait_until(call, [&] { return std::none_of(tickets.begin(), tickets.end(), open); });
 }
@@ -173,7 +181,7 @@ void Messages::wait(const Call& call, Ticket ticket) {
 }
 
 void Messages::complete(const Call& call, int request) {
-  Message& message = add(-1, false, 0);
+  OpenMessage& message = add(-1, false, 0);
   message.requests.push_back(request);
   wait(call, message.ticket);
 }

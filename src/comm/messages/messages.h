@@ -37,17 +37,15 @@ class Pauses {
 /// polled until the deadline. Knows nothing of collectives.
 ///
 /// - The machines' leaders tell each other round a ring what they call, one message each; other ranks of a
-/// machine have
-///   compared their calls with its leader's by then. Messages carry tags made from their call, so that those
-///   of different calls do not meet.
+///   machine have compared their calls with its leader's by then. Messages carry tags made from their call,
+///   so that those of different calls do not meet.
 /// - A payload leaves when the receiver has asked for it, so it never lies at a peer that does not want it;
-/// but for the first
-///   `eager_bytes` of a call from one rank to another, which leave at once. What of these waits at a rank is
-///   bounded (comm/memory.h), as no machine is further ahead than the ring allows.
+///   but for the first `eager_bytes` of a call from one rank to another, which leave at once. How many of
+///   these wait at a rank is bounded (comm/memory.h), as no machine is further ahead than the ring allows.
 class Messages {
  public:
   static constexpr std::size_t longest_message = std::size_t{1} << 28, eager_bytes = std::size_t{4} << 10;
-  using Ticket = std::uint64_t;  ///< of a message under way; 0: nothing was to be moved
+  using Ticket = std::uint64_t;  ///< a message under way; 0: nothing was to be moved
 
   Messages(std::shared_ptr<Port> port, std::string name, std::shared_ptr<const Topology> topology,
            double timeout_seconds, std::shared_ptr<Health> parent);
@@ -73,12 +71,12 @@ class Messages {
   void complete(const Call& call, int request);
   /// Waits for all that is under way, and until the previous machine is known to have made the same call.
   void finish(const Call& call);
-  /// After an error: aborts what is under way.
-  void abandon() noexcept;
-  /// After abandon(): the port may still touch memory of what was aborted, which must never be freed.
+  /// After an error: cancels all messages under way.
+  void cancel() noexcept;
+  /// After cancel(): the port may still touch memory of cancelled messages, which must never be freed.
   bool lingers() const { return lingers_; }
-  /// Memory that messages use and that does not outlast the call. Where an exception passes by, what is under
-  /// way is aborted before it goes, and it stays for good where the port may still touch it.
+  /// Memory that messages use and that does not outlast the call. Where an exception passes by, messages are
+  /// cancelled before it goes, and it stays for good where the port may still touch it.
   class Landing {
    public:
     /// `messages`: null where there are none.
@@ -96,10 +94,10 @@ class Messages {
     std::unique_ptr<std::byte[]> memory_;
     int exceptions_;
   };
-  /// Moves on what is under way; false when there is nothing.
+  /// Moves on the messages under way; false when there are none.
   bool progress();
 
-  /// For waits of transfers too: throws when the group has failed, one of `peers` was lost, or they are
+  /// Used by waits of transfers too: throws when the group has failed, one of `peers` was lost, or they are
   /// `late`. A lost peer's last messages may still be on their way when the news of its end is here:
   /// `grace` runs first.
   void check_peers(const std::vector<int>& peers, const Call& call, bool late,
@@ -116,21 +114,21 @@ class Messages {
   void count_sent(std::size_t bytes) { sent_bytes_ += bytes; }
 
  private:
-  struct Message {
+  struct OpenMessage {
     Ticket ticket = 0;
     int peer = -1;  ///< -1: all
     bool receiving = false;
     bool waits_for_go = false;        ///< a send whose receiver has not asked for it yet
-    const std::byte* data = nullptr;  ///< of a send
+    const std::byte* data = nullptr;  ///< a send's bytes
     std::size_t bytes = 0;
     std::byte go{};
     std::vector<int> requests;
   };
 
-  Message& add(int peer, bool receiving, std::size_t bytes);
+  OpenMessage& add(int peer, bool receiving, std::size_t bytes);
   /// Both ends of a message count alike.
   static bool take_eager(std::size_t& left, std::size_t bytes);
-  void send_payload(Message& message);
+  void send_payload(OpenMessage& message);
   void check_calls();
   [[noreturn]] void fail_and_throw(const std::string& reason);
   template <class Done>
@@ -143,15 +141,40 @@ class Messages {
   std::shared_ptr<Board> board_;
   std::shared_ptr<MessageHealth> health_;
   SignatureRing calls_, announced_;
-  std::uint64_t call_number_ = 0;  ///< of the current call in calls_; 0 for ranks that are no leaders
-  int tag_ = 0;                    ///< of the current call
+  std::uint64_t call_number_ = 0;  ///< the current call's in calls_; 0 for ranks that are no leaders
+  int tag_ = 0;                    ///< the current call's
   /// Bytes of the call that may still leave unasked, by peer.
   std::vector<std::size_t> eager_to_, eager_from_;
-  std::list<Message> open_;
+  std::list<OpenMessage> open_;
   bool lingers_ = false;
   std::vector<bool> blocked_;  ///< by peer, inside progress()
   Ticket tickets_ = 0;
   std::atomic<std::uint64_t> sent_bytes_{0};
+};
+
+/// Point to point over messages, on tags of their own: the sender's signature goes ahead, and the payload
+/// follows when the receiver has asked for it. So a receive that never comes costs its peer the signature's
+/// few bytes, however large the tensor. Its functions are those of Backend.
+class MessageTransfers {
+ public:
+  MessageTransfers(Messages& messages, Board& board)
+      : port_(messages.port()),
+        board_(board),
+        sends_(static_cast<std::size_t>(port_.size())),
+        receives_(sends_.size()) {}
+
+  void start(Call& transfer);
+  bool advance(Call& transfer);
+  /// After an error.
+  void cancel(Call& transfer) noexcept;
+
+ private:
+  void send_payload(Call& transfer);
+  void take_payload(Call& transfer);
+
+  Port& port_;
+  Board& board_;
+  std::vector<std::uint64_t> sends_, receives_;  ///< transfers started, by peer
 };
 
 }  // namespace sherd::comm

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,12 @@
 #include "base/dtype.h"
 
 namespace sherd::comm {
+
+/// How long ranks may take to come and to set up a group: they start at different speeds, and a short
+/// deadline for collectives is not meant for that.
+inline double setup_seconds(double timeout_seconds) {
+  return std::max(60.0, timeout_seconds);
+}
 
 /// How long calls that wait for all ranks may take.
 struct Patience {
@@ -41,7 +48,7 @@ class Port {
   virtual int size() const = 0;
   virtual const std::vector<int>& world_ranks() const = 0;
   virtual int world_size() const = 0;
-  /// By rank, a number that is the same for ranks that can share memory. The same on all ranks.
+  /// A number for each rank, equal for ranks that can share memory. The same on all ranks.
   virtual std::vector<std::uint64_t> machines() const = 0;
   /// More ranks on this machine than cores that they may use.
   virtual bool crowded() const = 0;
@@ -75,16 +82,17 @@ class Port {
   virtual int reduce_scatter(const void* from, void* to, std::size_t count, DType dtype);
   /// Collective, where it does: `to` becomes the sum over ranks of `from`.
   virtual int all_reduce(const void* from, void* to, std::size_t count, DType dtype);
-  /// Gives a receive up. False where the port may write its buffer all the same, as MPI does with a message
+  /// Cancels a receive. False where the port may write its buffer all the same, as MPI does with a message
   /// that was already arriving: then the memory must never be freed (keep_for_good()). Handles of messages
   /// that are done are passed over, here and in release().
   [[nodiscard]] virtual bool cancel(int request) noexcept = 0;
-  /// Gives a send up: what has not left its buffer is sent from a copy, so that messages after it stay whole.
-  /// False where the port cannot do that, and reads on. For sums too, whose memory is then written as well.
+  /// Cancels a send: the part that has not left its buffer is sent from a copy, so that messages after it
+  /// stay whole. False where the port cannot do that, and reads on. Also cancels sums, whose memory is then
+  /// written as well.
   [[nodiscard]] virtual bool release(int request) noexcept = 0;
 
-  /// For who waits in a loop over test(): returns when a message may have moved since news() was `seen`, at
-  /// the latest after a moment; `turn` counts the turns in vain. The result is what news() is then.
+  /// One pause of a loop over test(): returns when a message may have moved since news() was `seen`, at the
+  /// latest after a moment; `turn` counts the turns in vain. The result is news() as it is then.
   virtual std::uint64_t news() = 0;
   virtual std::uint64_t pause(std::uint64_t seen, int turn) = 0;
 
@@ -94,8 +102,8 @@ class Port {
   virtual std::string poll_failure() = 0;
 };
 
-/// Where what keep_for_good() was given lies, one behind the other; never freed, for threads of libraries may
-/// be at work until the process ends.
+/// A chain of the values that keep_for_good() was given; never freed, for threads of libraries may be at work
+/// until the process ends.
 struct PinnedChain {
   PinnedChain* next = nullptr;
   static inline std::atomic<PinnedChain*> first{nullptr};

@@ -24,13 +24,8 @@ std::uint64_t SignatureRing::add(const CallSignature& call) {
 
 std::string SignatureRing::check() {
   std::lock_guard lock(mutex_);
-  return look();
-}
-
-/// The caller holds mutex_. Messages of one pair come in their order.
-std::string SignatureRing::look() {
   std::string wrong;
-  for (const auto& one : open_) {
+  for (const auto& one : open_) {  // messages of one pair come in their order
     if (one->send >= 0 && port_->test(one->send)) one->send = -1;
     if (one->receive < 0) continue;
     if (!port_->test(one->receive)) break;

@@ -37,7 +37,6 @@ class SignatureRing {
     CallSignature mine, theirs;
     int send = -1, receive = -1;  ///< handles of the port; -1: done
   };
-  std::string look();
 
   std::shared_ptr<Port> port_;
   int previous_, next_, tag_;

@@ -181,12 +181,8 @@ bool mpi_available() {
 }
 
 LaunchedWorld join_mpi_world(const CommOptions& options) {
-  const Patience patience{setup_seconds(options), "setting up the world of MPI ranks"};
+  const Patience patience{setup_seconds(options.timeout_seconds), "setting up the world of MPI ranks"};
   return make_process_world(mpi::world_port(patience, options.machine), options);
-}
-
-std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
-  return join_mpi_world(options).world;
 }
 
 }  // namespace sherd::comm

@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/threads.h"
+#include "comm/messages/port.h"
 #include "comm/nccl/nccl_functions.h"
 
 namespace sherd::comm {
@@ -30,11 +31,6 @@ ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   return config;
-}
-
-/// For what ranks come to at different speeds, as processes/process_group.h has it.
-double setup_seconds(const Backend& host) {
-  return std::max(60.0, host.timeout_seconds());
 }
 
 /// Rank 0's, known to all.
@@ -71,7 +67,7 @@ std::unique_ptr<NcclComm> NcclComm::create(Backend& host, const std::shared_ptr<
   const ncclResult_t status = ncclCommInitRankConfig(&made->comm_, host.size(), id, host.rank(), &config);
   if (!under_way(status))
     made->abort(cat(host.own_name(), " cannot join NCCL's group: ", words_for(status, nullptr)));
-  made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host));
+  made->settle(cat("joining NCCL's group ", host.name()), setup_seconds(host.timeout_seconds()));
   made->start_watching();
   return made;
 }
@@ -102,11 +98,11 @@ std::unique_ptr<NcclComm> NcclComm::split(int color, int key, Backend* part) {
         ncclCommSplit(comm_, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &made, &config);
     if (!under_way(status)) abort(cat(host_.name(), ": ", what, ": ", words_for(status, comm_)));
   }
-  settle(what, setup_seconds(host_));
+  settle(what, setup_seconds(host_.timeout_seconds()));
   if (color < 0 || !part) return nullptr;
   std::unique_ptr<NcclComm> out(new NcclComm(*part, gpu_));
   out->comm_ = made;
-  out->settle(what, setup_seconds(host_));
+  out->settle(what, setup_seconds(host_.timeout_seconds()));
   out->start_watching();
   return out;
 }
@@ -123,12 +119,10 @@ void NcclComm::load() {
 
 void NcclComm::start_watching() {
   // synchronize() returns after an abort too: there the caller must hear of it.
-  check_ = gpu_->after_synchronize([this] {
-    if (const std::string text = host_.failure(); !text.empty()) throw Error(ErrorKind::comm, text);
-  });
+  check_ = gpu_->after_synchronize([this] { host_.throw_if_failed(); });
   thread_ = std::thread(own_thread([this, rank = ThreadRank::current()] {
     ThreadRank scope(rank);
-    watch_over();
+    run_watcher();
   }));
 }
 
@@ -217,50 +211,45 @@ std::string NcclComm::overdue(const std::string& what, const Deadline& deadline,
                " waited; raise parallel.timeout_seconds if the work in between takes that long");
   }
   if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
-  return cat(
-      begin, "did not end within ", seconds, " s on rank ", own,
-      ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, takes "
-      "longer or hangs "
-      "(NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it takes that long");
+  return cat(begin, "did not end within ", seconds, " s on rank ", own,
+             ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, "
+             "takes longer "
+             "or hangs (NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it "
+             "takes that long");
 }
 
-/// Whether its work is on the stream by now.
-bool NcclComm::queue_group(const Call& call, const std::function<void(ncclComm*)>& queue) {
+bool NcclComm::begin(const Call& call, const std::function<void(ncclComm*)>& queue) {
   std::lock_guard lock(nccl_);
   if (!comm_) fail(ErrorKind::comm, host_.failure());
   ncclGroupStart();
-  queue(comm_);  // what is wrong with a part of it, ncclGroupEnd() says
+  queue(comm_);  // ncclGroupEnd() says what is wrong with a part of it
   const ncclResult_t status = ncclGroupEnd();
   if (!under_way(status)) abort(cat(host_.own_name(), ": ", describe(call), ": ", words_for(status, comm_)));
   return status == ncclSuccess;
 }
 
 void NcclComm::submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue) {
-  if (!queue_group(call, queue)) settle(describe(call), host_.timeout_seconds(), number);
-}
-
-void NcclComm::begin(const Call& call, const std::function<void(ncclComm*)>& queue) {
-  queue_group(call, queue);
+  if (!begin(call, queue)) settle(describe(call), host_.timeout_seconds(), number);
 }
 
 void NcclComm::watch(const Call& call, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
-    if (given_up_) return;
+    if (!watches_) return;
     watched_.push_back({call.ready, call.done, describe(call), number, std::nullopt});
   }
   wake_.notify_all();
 }
 
-void NcclComm::watch_over() {
-  look_on();
+void NcclComm::run_watcher() {
+  watch_calls();
   std::lock_guard lock(mutex_);
   watched_.clear();
-  given_up_ = true;
+  watches_ = false;
   idle_.notify_all();
 }
 
-void NcclComm::look_on() {
+void NcclComm::watch_calls() {
   try {
     gpu_->make_current();
     std::unique_lock lock(mutex_);

@@ -32,11 +32,12 @@ class NcclComm {
   std::unique_ptr<NcclComm> split(int color, int key, Backend* part);
   ~NcclComm();
 
-  /// Queues what `queue` says as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
+  /// Queues the calls of `queue` as one group of NCCL's. Throws Error{comm} naming `call`, whose number among
   /// those that were announced to the other ranks is `number`.
   void submit(const Call& call, std::uint64_t number, const std::function<void(ncclComm*)>& queue);
-  /// As submit(), without waiting for what NCCL has to set up first: the work is queued once settled().
-  void begin(const Call& call, const std::function<void(ncclComm*)>& queue);
+  /// Queues as submit() does, without waiting for what NCCL has to set up first: the work is on the stream
+  /// once settled(). Returns whether it is by now.
+  bool begin(const Call& call, const std::function<void(ncclComm*)>& queue);
   /// Whether NCCL has done all that it was asked for. Throws Error{comm} naming `call`, at `deadline` too. To
   /// be asked again and again: waits for nothing.
   bool settled(const Call& call, const Deadline& deadline);
@@ -55,13 +56,12 @@ class NcclComm {
   void start_watching();
   void settle(const std::string& what, double seconds, std::uint64_t number = 0);
   bool settled(const std::string& what, const Deadline& deadline, double seconds, std::uint64_t number);
-  bool queue_group(const Call& call, const std::function<void(ncclComm*)>& queue);
   std::string overdue(const std::string& what, const Deadline& deadline, double seconds,
                       std::uint64_t number);
   [[noreturn]] void abort(const std::string& reason);
   void break_off(const std::string& reason) noexcept;
-  void watch_over();
-  void look_on();
+  void run_watcher();
+  void watch_calls();
   std::string trouble(Watched& front);
 
   Backend& host_;
@@ -69,12 +69,12 @@ class NcclComm {
   std::shared_ptr<void> check_;  ///< registration with the device
   std::recursive_mutex nccl_;    ///< one thread at a time talks to NCCL about comm_
   ncclComm* comm_ = nullptr;     // guarded by nccl_; null once aborted
-  int turns_ = 0;                ///< that settled() was asked in vain
+  int turns_ = 0;                // times that settled() was asked in vain
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<Watched> watched_;  // guarded by mutex_
   bool stopping_ = false;        // guarded by mutex_
-  bool given_up_ = false;        // guarded by mutex_: the thread has ended
+  bool watches_ = true;          // guarded by mutex_: until the thread ends
   std::thread thread_;
 };
 

@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/random.h"
-#include "comm/library_version.h"
 #include "comm/nccl/nccl_route.h"
 #include "device/cuda/cuda_device.h"
 

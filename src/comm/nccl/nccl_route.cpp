@@ -31,7 +31,7 @@ class NcclRoute final : public GpuRoute {
   void run(Call& call) override;
   void start(Call& transfer) override { transfers_.start(transfer); }
   bool advance(Call& transfer) override { return transfers_.advance(transfer); }
-  void abandon(Call& transfer) noexcept override { transfers_.abandon(transfer); }
+  void cancel(Call& transfer) noexcept override { transfers_.cancel(transfer); }
   std::unique_ptr<GpuRoute> split(int color, int key, Backend* part) override {
     std::unique_ptr<NcclComm> comm = comm_->split(color, key, part);
     return comm ? std::make_unique<NcclRoute>(*part, gpu(), std::move(comm)) : nullptr;
@@ -40,14 +40,13 @@ class NcclRoute final : public GpuRoute {
  private:
   static constexpr std::size_t scratch_bytes = std::size_t{64} << 20;
 
-  /// Elements of a sum that this rank is to get from everybody.
+  /// Elements of a sum that this rank gets from all others.
   struct PartialSum {
     Tensor full;  ///< elements for rank r begin at first[r]
     std::vector<std::int64_t> first;
-    Tensor out;                        ///< of own.count elements
+    Tensor out;                        ///< where `count` elements go
     std::int64_t count = 0;            ///< this rank's
     std::vector<std::int64_t> counts;  ///< by rank
-    Tensor onto;                       ///< what the sum begins with, as `out`; or none
   };
 
   int rank() { return host().rank(); }
@@ -159,10 +158,7 @@ void NcclRoute::sum_chunk(const Call& call, std::uint64_t number, const PartialS
   });
   if (mine == 0) return;
   std::byte* out = part.out.raw() + static_cast<std::size_t>(begin) * size_of(how.out);
-  if (part.onto.defined()) {
-    how.onto_type = part.onto.dtype();
-    how.onto = part.onto.raw() + static_cast<std::size_t>(begin) * size_of(how.onto_type);
-  }
+  if (how.onto) how.onto += static_cast<std::size_t>(begin) * size_of(how.onto_type);
   reduce_on_gpu(*gpu(), stream(), how, sources, {&out, 1}, static_cast<std::int64_t>(mine));
 }
 
@@ -276,8 +272,7 @@ void NcclRoute::reduce_scatter(Call& call, std::uint64_t number) {
     part.out = piece.shard.range(piece.begin, piece.end);
     part.counts.assign(static_cast<std::size_t>(size()), part.count);
     for (std::int64_t r = 0; r < size(); ++r) part.first.push_back(r * piece.shard.numel() + piece.begin);
-    if (piece.onto.defined()) part.onto = piece.onto.range(piece.begin, piece.end);
-    sum(call, number, part, {ReduceOp::sum, 1, piece.full.dtype(), call.rounding, piece.shard.dtype()});
+    sum(call, number, part, fold_of(piece, call.rounding, piece.begin));
   }
 }
 
@@ -316,9 +311,7 @@ void NcclRoute::compare_counts(const Call& call) {
   counts.words.insert(counts.words.end(), call.out_counts.begin(), call.out_counts.end());
   host().run(counts);
   const std::string wrong = count_mismatch(counts.words, size(), [&](int r) { return host().world_rank(r); });
-  if (wrong.empty()) return;
-  host().fail(cat(host().name(), ": ", describe(call), ": ", wrong));
-  throw Error(ErrorKind::comm, host().failure());
+  if (!wrong.empty()) host().fail_and_throw(cat(host().name(), ": ", describe(call), ": ", wrong));
 }
 
 void NcclRoute::all_to_all(Call& call, std::uint64_t number) {

@@ -14,7 +14,7 @@ enum NcclPhase : int { greeting, joining, queueing };
 /// The sender's message to the receiver.
 struct Greeting {
   CallSignature call;
-  ncclUniqueId id{};  ///< of the pair's communicator; with the first transfer
+  ncclUniqueId id{};  ///< the pair's communicator's; with the first transfer
 };
 static_assert(std::is_trivially_copyable_v<Greeting>);
 
@@ -80,11 +80,8 @@ bool NcclTransfers::advance(Call& transfer) {
 
 void NcclTransfers::compare(const Call& transfer) const {
   if (transfer.kind == Collective::send) return;
-  const CallSignature mine = sign(transfer), theirs = read(transfer).call;
-  if (theirs.elements == mine.elements && theirs.dtype == mine.dtype) return;
-  host_.fail(cat(host_.name(), ": mismatched transfer: rank ", transfer.world_peer, " called ",
-                 describe(theirs), "; rank ", host_.world_rank(host_.rank()), " called ", describe(mine)));
-  throw Error(ErrorKind::comm, host_.failure());
+  const std::string wrong = transfer_mismatch(transfer, read(transfer).call, host_.world_rank(host_.rank()));
+  if (!wrong.empty()) host_.fail_and_throw(cat(host_.name(), ": ", wrong));
 }
 
 void NcclTransfers::join(Call& transfer, PairStream& pair) {
@@ -93,8 +90,8 @@ void NcclTransfers::join(Call& transfer, PairStream& pair) {
   pair.comm = NcclComm::join_pair(host_, gpu_, &id, transfer.kind == Collective::send ? 0 : 1);
 }
 
-void NcclTransfers::abandon(Call& transfer) noexcept {
-  host_.abandon(*transfer.greeting);
+void NcclTransfers::cancel(Call& transfer) noexcept {
+  host_.cancel(*transfer.greeting);
 }
 
 void NcclTransfers::queue(Call& transfer, PairStream& pair) {

@@ -25,7 +25,7 @@ class NcclTransfers {
 
   void start(Call& transfer);
   bool advance(Call& transfer);
-  void abandon(Call& transfer) noexcept;
+  void cancel(Call& transfer) noexcept;
 
  private:
   /// From or to one rank.

@@ -14,6 +14,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+#include "base/file_descriptor.h"
 #include "base/random.h"
 
 namespace sherd::comm {
@@ -24,14 +26,13 @@ struct ProcessState {
   long long started = 0;
 };
 
-/// By plain calls, for a process may end between open and read, and only their error tells that from a lack
-/// of descriptors here.
+/// Reads /proc by plain calls, for a process may end between open and read, and only their error tells that
+/// from a lack of descriptors here.
 ProcessState look_up(long long pid) {
   char text[1024];
-  const int file = ::open(("/proc/" + std::to_string(pid) + "/stat").c_str(), O_RDONLY | O_CLOEXEC);
-  const ssize_t size = file < 0 ? -1 : ::read(file, text, sizeof text);
+  const FileDescriptor file(::open(cat("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  const ssize_t size = file ? ::read(file.get(), text, sizeof text) : -1;
   const bool no_process = size < 0 && (errno == ENOENT || errno == ESRCH);
-  if (file >= 0) ::close(file);
   if (size <= 0) return {.state = no_process ? '\0' : '?'};
   // The name, in parentheses, may hold anything: fields are counted from the last one closed.
   const std::string_view stat(text, static_cast<std::size_t>(size));

@@ -11,7 +11,7 @@ namespace sherd::comm {
 /// in messages.
 struct RankIdentity {
   unsigned long long host = 0;     ///< hash of the boot and the name
-  long long pid = 0, started = 0;  ///< of /proc/PID/stat
+  long long pid = 0, started = 0;  ///< from /proc/PID/stat
   unsigned long cpus[16] = {};     ///< it may run on
 };
 /// `machine`: a name for the machine, empty for the system's own (CommOptions::machine).

@@ -5,11 +5,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <new>
-#include <optional>
 
 #include "base/random.h"
 #include "comm/exchange/exchange.h"
@@ -21,13 +18,13 @@ namespace {
 /// The ports and identities that a group of processes is made from.
 struct Origin {
   std::shared_ptr<Port> port;
-  std::shared_ptr<WindowRegistry> windows;  ///< of the world
+  std::shared_ptr<WindowRegistry> windows;  ///< the world's
   CommOptions options;
   std::shared_ptr<Health> parent;
 };
 
-/// The memory that the ranks of this machine share. `port`: theirs; null for a rank by itself.
-struct Here {
+/// The board of the group's ranks on this machine. `port`: theirs; null for a rank by itself.
+struct LocalBoard {
   std::shared_ptr<Port> port;
   std::shared_ptr<Board> board;
 };
@@ -59,20 +56,20 @@ class OwnMemory final : public PeerMemory {
   }
 };
 
-std::shared_ptr<PeerMemory> make_memory(const Origin& origin, const Here& here) {
-  if (!here.port) return std::make_shared<OwnMemory>();
-  return std::make_shared<WindowMemory>(origin.windows, here.port->world_ranks());
+std::shared_ptr<PeerMemory> make_memory(const Origin& origin, const LocalBoard& local) {
+  if (!local.port) return std::make_shared<OwnMemory>();
+  return std::make_shared<WindowMemory>(origin.windows, local.port->world_ranks());
 }
 
 /// Processes: those of one machine over a board in a shared window.
 class ProcessExchange final : public HostExchange {
  public:
-  ProcessExchange(Origin origin, Here here, std::shared_ptr<const Topology> topology,
+  ProcessExchange(Origin origin, LocalBoard local, std::shared_ptr<const Topology> topology,
                   std::unique_ptr<Messages> messages)
-      : HostExchange(std::move(topology), here.board, make_memory(origin, here), std::move(messages),
+      : HostExchange(std::move(topology), local.board, make_memory(origin, local), std::move(messages),
                      origin.options.threads),
         origin_(std::move(origin)),
-        here_(std::move(here)) {}
+        local_(std::move(local)) {}
 
   device::Storage allocate(device::Device& device, std::size_t bytes, device::Category category,
                            device::Tier tier) override {
@@ -80,7 +77,7 @@ class ProcessExchange final : public HostExchange {
     // their own.
     if (device.accelerator() || topology().machines() == size())
       return device.allocate(bytes, category, tier);
-    if (!here_.port) {  // others have machines together, and agree on their windows
+    if (!local_.port) {  // others have machines together, and agree on their windows
       agree({0}, allocation_of(bytes));
       return device.allocate(bytes, category, tier);
     }
@@ -140,7 +137,7 @@ class ProcessExchange final : public HostExchange {
     const Patience wait = patience("allocating shared memory on ");
     // Unique in the world: the first member's world rank and its count of windows made as first.
     static std::atomic<std::uint64_t> made{0};
-    Port& port = *here_.port;
+    Port& port = *local_.port;
     const std::uint64_t id = port.from_first(
         static_cast<std::uint64_t>(port.world_ranks()[0]) << 40 | (port.rank() == 0 ? ++made : 0), wait);
     const std::vector<std::byte*> parts = port.shared_window(size, wait);
@@ -158,7 +155,7 @@ class ProcessExchange final : public HostExchange {
   }
 
   Origin origin_;
-  Here here_;
+  LocalBoard local_;
   std::vector<std::shared_ptr<WindowPart>> parts_;
 };
 
@@ -166,35 +163,23 @@ std::shared_ptr<const Topology> topology_of(const Port& port, const CommOptions&
   if (!options.shared_memory) return std::make_shared<Topology>(Topology::apart(port.rank(), port.size()));
   std::vector<std::uint64_t> machines = port.machines();
   std::map<std::uint64_t, int> ranks;
-  for (std::size_t r = 0; r < machines.size();
-       ++r)  // a board takes so many; others count as another machine's
-    machines[r] =
-        mix_seed(machines[r], static_cast<std::uint64_t>(ranks[machines[r]]++ / BoardLayout::max_ranks));
+  for (std::uint64_t& machine : machines)  // a board takes so many; others count as another machine's
+    machine = mix_seed(machine, static_cast<std::uint64_t>(ranks[machine]++ / BoardLayout::max_ranks));
   return std::make_shared<Topology>(port.rank(), machines);
 }
-
-struct FreeMemory {
-  void operator()(std::byte* memory) const { std::free(memory); }
-};
 
 /// A board of one rank, in memory of its own.
 std::shared_ptr<Board> make_own_board(BoardSettings settings) {
   const BoardLayout layout = BoardLayout::of_processes(1, true);
-  struct OwnedWindow {
-    std::unique_ptr<std::byte, FreeMemory> memory;
-    std::optional<Board> board;
-  };
-  auto owned = std::make_shared<OwnedWindow>();
-  owned->memory.reset(static_cast<std::byte*>(std::aligned_alloc(4096, layout.segment_bytes())));
-  if (!owned->memory) throw std::bad_alloc();
-  Board::prepare(owned->memory.get(), layout);
-  owned->board.emplace(0, layout, std::vector<std::byte*>{owned->memory.get()}, std::move(settings));
-  return {owned, &*owned->board};
+  const std::shared_ptr<std::byte> memory = layout.allocate(1);
+  Board::prepare(memory.get(), layout);
+  settings.memory = memory;
+  return std::make_shared<Board>(0, layout, std::vector<std::byte*>{memory.get()}, std::move(settings));
 }
 
 /// Collective over the group where it spans machines of which some have several ranks.
-Here make_here(const Origin& origin, const Topology& topology, BoardSettings settings) {
-  const Patience patience{setup_seconds(origin.options), cat("setting up ", settings.name)};
+LocalBoard make_local_board(const Origin& origin, const Topology& topology, BoardSettings settings) {
+  const Patience patience{setup_seconds(origin.options.timeout_seconds), cat("setting up ", settings.name)};
   const bool spans = topology.machines() > 1;
   if (topology.machines() == topology.size() && spans) return {nullptr, make_own_board(std::move(settings))};
   const auto port = spans ? origin.port->split(topology.machine(), topology.rank(), patience) : origin.port;
@@ -226,20 +211,16 @@ std::unique_ptr<Backend> make_backend(Origin origin) {
     settings.tell_failure = [told = messages->health()](const std::string& reason) { told->fail(reason); };
     settings.progress = [moving = messages.get()] { return moving->progress(); };
   }
-  Here here = make_here(origin, *topology, std::move(settings));
-  port.on_leave([board = std::weak_ptr<Board>(here.board), health] {
+  LocalBoard local = make_local_board(origin, *topology, std::move(settings));
+  port.on_leave([board = std::weak_ptr<Board>(local.board), health] {
     if (const auto alive = board.lock()) alive->depart();
     if (const auto alive = health.lock()) alive->depart();
   });
-  return std::make_unique<ProcessExchange>(std::move(origin), std::move(here), std::move(topology),
+  return std::make_unique<ProcessExchange>(std::move(origin), std::move(local), std::move(topology),
                                            std::move(messages));
 }
 
 }  // namespace
-
-double setup_seconds(const CommOptions& options) {
-  return std::max(60.0, options.timeout_seconds);
-}
 
 LaunchedWorld make_process_world(std::shared_ptr<Port> port, const CommOptions& options) {
   const LocalPlace place = port->place();

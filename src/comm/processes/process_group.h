@@ -15,8 +15,4 @@ LaunchedWorld make_process_world(std::shared_ptr<Port> port, const CommOptions& 
 /// MPI's ranks; see make_mpi_world().
 LaunchedWorld join_mpi_world(const CommOptions& options);
 
-/// How long processes may take to come and to set up a group: they start at different speeds, and a short
-/// deadline for collectives is not meant for that.
-double setup_seconds(const CommOptions& options);
-
 }  // namespace sherd::comm

@@ -53,19 +53,15 @@ std::vector<sockaddr_storage> inside_addresses(const std::string& host) {
   return out;
 }
 
-/// On the port of the first of `addresses` that the machine has, or of all where there are none.
-FileDescriptor listen_at(const std::vector<sockaddr_storage>& addresses, int port) {
+}  // namespace
+
+FileDescriptor listen_for(const std::string& master, int port) {
+  const std::vector<sockaddr_storage> addresses = inside_addresses(master);
   if (addresses.empty()) return listen_on(port);
   FileDescriptor out;
   for (const sockaddr_storage& address : addresses)
     if ((out = listen_on(with_port(address, port))) || errno == EADDRINUSE) break;
   return out;
-}
-
-}  // namespace
-
-FileDescriptor listen_for(const std::string& master, int port) {
-  return listen_at(inside_addresses(master), port);
 }
 
 }  // namespace sherd::comm

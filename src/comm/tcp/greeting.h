@@ -24,7 +24,7 @@ struct Hello {
 };
 static_assert(std::is_trivially_copyable_v<Hello>);
 
-/// "sherd", and what programs that understand each other have in common.
+/// "sherd", and a number that programs have in common which understand each other.
 inline constexpr std::uint64_t magic = 0x6472656873ULL << 16 | 2 << 12 | sizeof(Hello);
 
 enum class GreetingStatus : std::uint32_t { accepted, other_run, refused, all_here, connected };

@@ -1,7 +1,6 @@
 #include "comm/tcp/launch_environment.h"
 
 #include <charconv>
-#include <cstdlib>
 #include <string_view>
 
 #include "base/error.h"
@@ -19,8 +18,7 @@ std::string text_of(const GetVariable& get, const char* name) {
     fail(ErrorKind::usage,
          "the environment's RANK or WORLD_SIZE says that a launcher started this process, but ", name,
          " is not set: a launcher like torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; unset "
-         "them all to run "
-         "without one");
+         "them all to run without one");
   return get(name);
 }
 
@@ -62,10 +60,6 @@ std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get)
   for (const char* name : {"TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"})
     if (out.run.empty() && is_set(get, name)) out.run = get(name);
   return out;
-}
-
-std::optional<LaunchEnvironment> read_launch_environment() {
-  return read_launch_environment([](const char* name) { return std::getenv(name); });
 }
 
 namespace {

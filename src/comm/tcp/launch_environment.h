@@ -28,7 +28,7 @@ inline constexpr const char* open_mpi = "OpenMPI's mpirun";
 /// srun and others of clusters.
 struct ProcessLauncher {
   std::string name;
-  std::vector<std::pair<std::string, std::string>> variables;  ///< by which it is known
+  std::vector<std::pair<std::string, std::string>> variables;  ///< the variables by which it is known
   int rank = -1, ranks = 0;                                    ///< -1 and 0 where it does not say
   bool mpi = false;                                            ///< MPI may join the ranks
 };
@@ -42,8 +42,6 @@ int whole_number(const GetVariable& get, const char* name);
 /// and LOCAL_WORLD_SIZE where they are set. Nothing where neither RANK nor WORLD_SIZE is. Throws Error{usage}
 /// naming the variable that is missing or makes no sense.
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get);
-/// The environment of this process.
-std::optional<LaunchEnvironment> read_launch_environment();
 
 /// The one that started a process with these variables; nothing for a batch script, or the shell of an
 /// allocation, whose tasks srun has yet to start.

@@ -30,7 +30,7 @@ constexpr std::size_t cost_of_keeping = 128;
 
 }  // namespace
 
-struct Mesh::Transfer {
+struct Mesh::OpenTransfer {
   int peer = 0;
   bool sending = false;
   Key key;
@@ -46,14 +46,14 @@ struct Mesh::Link {
   struct Outgoing {
     Header header;
     Ticket message;
-    std::size_t sent = 0;  ///< of header and message
+    std::size_t sent = 0;  ///< bytes of header and message
   };
 
   FileDescriptor socket;
   std::atomic<bool> closed{true};    ///< nothing more arrives
   std::atomic<bool> pending{false};  ///< `out` is not empty
   std::atomic<std::size_t> kept{0};  ///< bytes in arrived_ from there, with what keeping them takes
-  bool shut = false;                 ///< of the mesh's thread: nothing more is sent
+  bool shut = false;                 ///< nothing more is sent; the mesh's thread only
   std::mutex writing;
   std::deque<Outgoing> out;  // guarded by writing
   /// The other side takes nothing more, though what it sent may still arrive; guarded by writing.
@@ -122,14 +122,14 @@ std::uint64_t Mesh::pause(std::uint64_t seen, int turn) {
 // ---- sending ----
 
 Mesh::Ticket Mesh::send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
-  auto ticket = std::make_shared<Transfer>();
+  auto ticket = std::make_shared<OpenTransfer>();
   ticket->data = const_cast<std::byte*>(static_cast<const std::byte*>(data)), ticket->bytes = bytes;
   submit(to, group, tag, ticket);
   return ticket;
 }
 
 void Mesh::send_copy(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes) {
-  auto ticket = std::make_shared<Transfer>();
+  auto ticket = std::make_shared<OpenTransfer>();
   const auto* begin = static_cast<const std::byte*>(data);
   ticket->copy.assign(begin, begin + bytes);
   ticket->data = ticket->copy.data(), ticket->bytes = bytes;
@@ -154,7 +154,7 @@ void Mesh::flush(Link& peer) {
   peer.mute = peer.mute || peer.closed;
   while (!peer.out.empty() && !peer.mute) {
     Link::Outgoing& front = peer.out.front();
-    Transfer& message = *front.message;
+    OpenTransfer& message = *front.message;
     std::size_t sent = front.sent;
     std::array<iovec, 2> parts;
     int count = 0;
@@ -190,7 +190,7 @@ void Mesh::flush(Link& peer) {
 // ---- receiving ----
 
 Mesh::Ticket Mesh::receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes) {
-  auto ticket = std::make_shared<Transfer>();
+  auto ticket = std::make_shared<OpenTransfer>();
   ticket->peer = from, ticket->key = {group, from, tag};
   ticket->data = static_cast<std::byte*>(data), ticket->bytes = bytes;
   Arrived message;
@@ -228,7 +228,7 @@ std::size_t Mesh::kept(int rank) const {
   return link(rank).kept;
 }
 
-void Mesh::finish(Transfer& receive, const Arrived& message) {
+void Mesh::finish(OpenTransfer& receive, const Arrived& message) {
   receive.came = message.bytes;
   if (message.bytes == receive.bytes && message.bytes > 0)
     std::memcpy(receive.data, message.data.get(), message.bytes);
@@ -258,7 +258,7 @@ bool Mesh::done(const Ticket& ticket) {
   return true;
 }
 
-void Mesh::abort(const Ticket& ticket) noexcept {
+void Mesh::cancel(const Ticket& ticket) noexcept {
   Link& peer = link(ticket->peer);
   if (ticket->sending) {
     std::lock_guard lock(peer.writing);
@@ -354,7 +354,7 @@ void Mesh::read_from(int rank, Link& peer) try {
   peer.closed = true;
 }
 
-/// Where shall it go? The caller holds `reading`.
+/// Finds out where the message goes. The caller holds `reading`.
 void Mesh::open_message(int rank, Link& peer) {
   const std::size_t bytes = peer.header.bytes;
   peer.message = {};

@@ -29,9 +29,9 @@ namespace sherd::comm {
 /// (messages/messages.h).
 class Mesh {
  public:
-  /// A message under way.
-  struct Transfer;
-  using Ticket = std::shared_ptr<Transfer>;
+  /// A send or receive under way.
+  struct OpenTransfer;
+  using Ticket = std::shared_ptr<OpenTransfer>;
 
   static constexpr std::size_t most_kept = std::size_t{256} << 20;
 
@@ -52,18 +52,18 @@ class Mesh {
   int size() const { return static_cast<int>(links_.size()); }
   const std::vector<RankIdentity>& identities() const { return identities_; }
 
-  /// Without waiting; the memory must stay until done() or abort(). To a process that has ended it goes
+  /// Without waiting; the memory must stay until done() or cancel(). To a process that has ended it goes
   /// nowhere.
   Ticket send(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
   /// The same with a copy of the memory.
   void send_copy(int to, std::uint64_t group, int tag, const void* data, std::size_t bytes);
-  /// Without waiting; what arrives goes straight to `data`.
+  /// Without waiting; the message goes straight to `data`.
   Ticket receive(int from, std::uint64_t group, int tag, void* data, std::size_t bytes);
   /// True once the memory is free for other uses. Throws Error{comm} where a message of another size came.
   bool done(const Ticket& ticket);
-  /// A receive's memory is not written any more; what has not left of a message is sent from a copy. Without
-  /// memory for that the connection ends.
-  void abort(const Ticket& ticket) noexcept;
+  /// Lets the memory go: a receive's is not written any more, and the part of a message that has not left is
+  /// sent from a copy. Without memory for that the connection ends.
+  void cancel(const Ticket& ticket) noexcept;
   /// Takes the oldest message that has arrived from that rank and that nobody asked for, if there is one.
   bool take(int from, std::uint64_t group, int tag, std::vector<std::byte>& message);
 
@@ -96,7 +96,7 @@ class Mesh {
   void read_from(int rank, Link& link);
   void open_message(int rank, Link& link);
   void close_message(int rank, Link& link);
-  void finish(Transfer& receive, const Arrived& message);
+  void finish(OpenTransfer& receive, const Arrived& message);
   void keep(int rank, const Key& key, Arrived message);
   bool take_kept(const Key& key, Arrived& message);
 
@@ -108,7 +108,7 @@ class Mesh {
   std::mutex mutex_;
   std::map<Key, std::deque<Ticket>> asked_;     // guarded by mutex_; a key has receives or messages, not both
   std::map<Key, std::deque<Arrived>> arrived_;  // guarded by mutex_
-  std::atomic<std::uint64_t> news_{0};          ///< changed under news_mutex_
+  std::atomic<std::uint64_t> news_{0};          // changed under news_mutex_
   std::mutex news_mutex_;
   Backoff backoff_;
   std::condition_variable told_;

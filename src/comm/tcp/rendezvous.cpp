@@ -72,7 +72,7 @@ class Rendezvous {
   const Patience& patience_;
   Deadline deadline_, notice_;
   bool noticed_ = false;
-  bool told_ = false;  ///< by rank 0 who all are, and it waits for this rank to have connected to them
+  bool told_ = false;  ///< rank 0 has told who all are, and waits until this rank has connected to them
   FileDescriptor listener_;
   std::vector<FileDescriptor> links_;
   std::vector<Hello> hellos_;
@@ -148,8 +148,7 @@ void Rendezvous::admit(int first) {
     if (deadline_.passed())
       end(cat(name_ranks(absent), " did not come to rank ", launch_.rank, " within ", patience_.seconds,
               " s; see their own output, and whether WORLD_SIZE processes were started with the same "
-              "MASTER_ADDR and "
-              "MASTER_PORT"));
+              "MASTER_ADDR and MASTER_PORT"));
     tell_once(cat(name_ranks(absent), absent.size() == 1 ? " has" : " have", " not come to ", master()));
     std::vector<pollfd> open{{listener_.get(), POLLIN, 0}};
     for (const PendingConnection& one : pending_) open.push_back({one.socket.get(), POLLIN, 0});
@@ -191,7 +190,7 @@ bool Rendezvous::read_hello(PendingConnection& one, int first) {
   return true;
 }
 
-/// Who says that it is a rank of this run: is it?
+/// Lets in who says that it is a rank of this run, or turns it away.
 void Rendezvous::accept_rank(PendingConnection& one, int first) {
   Hello& hello = one.hello;
   hello.run[sizeof hello.run - 1] = 0;
@@ -241,8 +240,8 @@ void Rendezvous::gather_at_master() {
 /// Until every rank has connected to all others. One that ends meanwhile, or tells of trouble, ends the
 /// meeting for all, and is named: those who leave because of it tell rank 0 first.
 void Rendezvous::read_reports() {
-  deadline_ = Deadline::after_seconds(patience_.seconds +
-                                      3 * handshake_timeout);  // later than the others', who know more
+  // Later than the others' deadlines, who know more.
+  deadline_ = Deadline::after_seconds(patience_.seconds + 3 * handshake_timeout);
   std::set<int> missing;
   for (int r = 1; r < launch_.world_size; ++r) missing.insert(r);
   while (!missing.empty()) {
@@ -267,7 +266,7 @@ void Rendezvous::read_reports() {
     if (trouble.empty()) continue;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     for (const int r : missing)
-      if (ended(links_[at(r)])) end(cat("rank ", r, early));  // which may be what the other is troubled by
+      if (ended(links_[at(r)])) end(cat("rank ", r, early));  // maybe the other's trouble
     tell_all(trouble);
     throw Error(ErrorKind::comm, trouble);
   }

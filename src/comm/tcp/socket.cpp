@@ -5,7 +5,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -75,10 +74,6 @@ bool move_all(int fd, short events, std::size_t bytes, const Deadline& deadline,
 }
 
 }  // namespace
-
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
 
 std::string system_reason() {
   return std::strerror(errno);

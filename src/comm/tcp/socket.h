@@ -4,28 +4,11 @@
 
 #include <cstddef>
 #include <string>
-#include <utility>
 
 #include "base/deadline.h"
+#include "base/file_descriptor.h"
 
 namespace sherd::comm {
-
-/// A file descriptor; closes what it still holds.
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  ~FileDescriptor();
-  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
 
 /// The meaning of errno.
 std::string system_reason();

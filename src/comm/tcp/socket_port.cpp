@@ -1,5 +1,10 @@
 #include "comm/tcp/socket_port.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -10,7 +15,6 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "comm/exchange/backend.h"
-#include "comm/tcp/shared_memory.h"
 
 namespace sherd::comm {
 namespace {
@@ -18,9 +22,48 @@ namespace {
 constexpr int failure_tag = -1, setup_tag = -2;
 constexpr std::size_t page = 4096;
 
+std::byte* map(int file, std::size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+/// Memory of this process that other processes of the machine can map while `file` is open. It has no name,
+/// so that nothing is left behind however a process ends, and does not count against /dev/shm.
+struct SharedMemory {
+  FileDescriptor file;  ///< empty, with errno, where the system does not give any
+  std::byte* data = nullptr;
+};
+
+SharedMemory make_shared_memory(std::size_t bytes) {
+  SharedMemory out;
+  out.file = FileDescriptor(memfd_create("sherd", MFD_CLOEXEC));
+  if (out.file && ftruncate(out.file.get(), static_cast<off_t>(bytes)) == 0)
+    out.data = map(out.file.get(), bytes);
+  if (!out.data) {
+    const int why = errno;
+    out.file = FileDescriptor();
+    errno = why;
+  }
+  return out;
+}
+
+/// Maps what another process of this machine and user holds open as `descriptor`. Null, with errno, where
+/// that cannot be. The mapping stays until the process ends.
+std::byte* map_memory_of(long long pid, int descriptor, std::size_t bytes) {
+  const FileDescriptor file(open(cat("/proc/", pid, "/fd/", descriptor).c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) return nullptr;
+  struct stat found {};
+  if (fstat(file.get(), &found) != 0) return nullptr;
+  if (!S_ISREG(found.st_mode) || found.st_size != static_cast<off_t>(bytes)) {
+    errno = ESTALE;  // not the process that was meant
+    return nullptr;
+  }
+  return map(file.get(), bytes);
+}
+
 class SocketPort final : public Port {
  public:
-  /// `machines`: of the world's ranks, as machines() says; those of one can map each other's memory.
+  /// `machines`: a number for each rank of the world, as machines() says.
   SocketPort(std::shared_ptr<Mesh> mesh, std::uint64_t group, std::vector<int> world_ranks,
              std::vector<std::uint64_t> machines)
       : mesh_(std::move(mesh)),
@@ -70,14 +113,14 @@ class SocketPort final : public Port {
   }
   bool test(int request) override {
     const bool done = mesh_->done(ticket(request));
-    if (done) drop(request);
+    if (done) forget(request);
     return done;
   }
   bool cancel(int request) noexcept override {
     const Mesh::Ticket open = ticket(request);
     if (!open) return true;
-    mesh_->abort(open);
-    drop(request);
+    mesh_->cancel(open);
+    forget(request);
     return true;
   }
   bool release(int request) noexcept override { return cancel(request); }
@@ -138,7 +181,7 @@ class SocketPort final : public Port {
     std::lock_guard lock(mutex_);
     return open_[static_cast<std::size_t>(request)];
   }
-  void drop(int request) {
+  void forget(int request) {
     std::lock_guard lock(mutex_);
     open_[static_cast<std::size_t>(request)] = nullptr;
   }
@@ -224,7 +267,7 @@ std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patie
     if (r == rank_) continue;
     const RankIdentity& peer = mesh_->identities()[static_cast<std::size_t>(world(r))];
     std::byte*& part = parts[static_cast<std::size_t>(r)];
-    errno = ESRCH;  // of a process that is not seen from here
+    errno = ESRCH;  // the process is not seen from here
     if (peer.pid != 0)
       part = map_memory_of(peer.pid, static_cast<int>(files[static_cast<std::size_t>(r)]), bytes);
     if (!part) met.error = errno;
@@ -234,7 +277,7 @@ std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patie
     refuse(met, "map another rank's memory", patience);
   } catch (...) {
     for (std::byte* part : parts)
-      if (part) unmap(part, bytes);
+      if (part) munmap(part, bytes);
     throw;
   }
   return parts;
@@ -251,7 +294,7 @@ bool try_sharing(const std::shared_ptr<Mesh>& mesh, const Patience& patience) {
   if (here.size() < 2) return false;
   SocketPort machine(mesh, mix_seed(0, host), here, {});
   try {
-    for (std::byte* part : machine.shared_window(page, patience)) unmap(part, page);
+    for (std::byte* part : machine.shared_window(page, patience)) munmap(part, page);
     return true;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::memory) throw;

@@ -12,4 +12,8 @@ namespace sherd::comm {
 std::shared_ptr<Port> make_socket_port(std::shared_ptr<Mesh> mesh, bool shared_memory,
                                        const Patience& patience);
 
+/// The ranks of a launch over TCP connections, through shared memory where they are on one machine and can
+/// map each other's. Collective. Throws Error{comm} naming ranks that do not come or contradict each other.
+LaunchedWorld join_tcp_world(LaunchEnvironment launch, const CommOptions& options);
+
 }  // namespace sherd::comm

@@ -1,4 +1,4 @@
-#include "comm/tcp/tcp_world.h"
+#include "comm/tcp/socket_port.h"
 
 #include <cstdlib>
 #include <mutex>
@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "comm/processes/process_group.h"
-#include "comm/tcp/socket_port.h"
 
 namespace sherd::comm {
 namespace {
@@ -55,7 +54,7 @@ class Departures {
 
 LaunchedWorld join_tcp_world(LaunchEnvironment launch, const CommOptions& options) {
   launch.machine = options.machine;
-  const Patience patience{setup_seconds(options), "joining the launcher's ranks"};
+  const Patience patience{setup_seconds(options.timeout_seconds), "joining the launcher's ranks"};
   Departures& departures = Departures::of_process();
   departures.expect_one();
   const std::shared_ptr<Mesh> mesh(

@@ -88,10 +88,8 @@ void AddedTokens::find(std::string_view text, bool normalized, bool special,
     if (token.single_word && ((begin > 0 && is_word(last_character(text.substr(0, begin)))) ||
                               (end < text.size() && is_word(first_character(text.substr(end))))))
       continue;
-    while (token.lstrip && begin > free && is_space(last_character(text.substr(0, begin)))) {
-      do --begin;
-      while ((static_cast<unsigned char>(text[begin]) & 0xC0) == 0x80);
-    }
+    while (token.lstrip && begin > free && is_space(last_character(text.substr(0, begin))))
+      begin -= last_length(text.substr(0, begin));
     while (token.rstrip && end < text.size() && is_space(first_character(text.substr(end))))
       end += utf8_length(text.substr(end));
     // A token that takes white space in front of it may begin in what the one before took behind it, and is

@@ -9,7 +9,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "data/hugging_face/normalizer.h"
+#include "data/hugging_face/steps.h"
 
 namespace sherd::data {
 
@@ -34,11 +34,11 @@ class AddedTokens {
   /// `normalizer` may be null.
   AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer);
 
-  /// All in `text`, from left to right: those with `normalized` as given; without `special`, what such a
-  /// token covers stays text.
+  /// All tokens in `text`, from left to right: those with `normalized` as given. Without `special`, text that
+  /// such a token covers stays text.
   void find(std::string_view text, bool normalized, bool special, std::vector<Found>& found) const;
 
-  /// By their content; null: none.
+  /// The token with that content, or id; null: none.
   const AddedToken* named(std::string_view content) const;
   const AddedToken* of_id(std::int32_t id) const;
   /// The text as decoding reads it: the content, normalised where it is looked for so.
@@ -62,7 +62,7 @@ class AddedTokens {
   };
 
   std::vector<AddedToken> tokens_;
-  std::vector<std::string> written_;  // of each
+  std::vector<std::string> written_;  // each token's text in decoding
   Trie plain_, normalized_;
   std::unordered_map<std::string, std::size_t> by_content_;
   std::unordered_map<std::int32_t, std::size_t> by_id_;

@@ -103,7 +103,7 @@ std::uint64_t Bpe::merge_of(std::int32_t left, std::int32_t right) const {
   }
 }
 
-void Bpe::encode(std::string_view piece, Space& space, std::vector<std::int32_t>& ids) const {
+void Bpe::encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const {
   while (by_words_) {
     std::size_t end = piece.find(space_mark, 1);
     while (end != std::string_view::npos && piece.substr(0, end).ends_with(space_mark))
@@ -115,14 +115,14 @@ void Bpe::encode(std::string_view piece, Space& space, std::vector<std::int32_t>
   if (!piece.empty()) encode_cached(piece, space, ids);
 }
 
-void Bpe::encode_cached(std::string_view word, Space& space, std::vector<std::int32_t>& ids) const {
+void Bpe::encode_cached(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const {
   if (space.cache.find(word, ids)) return;
   encode_word(word, space);
   ids.insert(ids.end(), space.ids.begin(), space.ids.end());
   space.cache.insert(word, space.ids);
 }
 
-void Bpe::encode_word(std::string_view word, Space& space) const {
+void Bpe::encode_word(std::string_view word, BpeSpace& space) const {
   space.ids.clear();
   std::string_view written = word;
   if (byte_level_ && (ignore_merges_ || !all_bytes_)) {
@@ -142,7 +142,7 @@ void Bpe::encode_word(std::string_view word, Space& space) const {
     merge_long(space);
 }
 
-void Bpe::take_characters(std::string_view word, Space& space) const {
+void Bpe::take_characters(std::string_view word, BpeSpace& space) const {
   bool pending = false;  // an unknown character, which goes in front of the next token that is none's bytes
   for (std::size_t length = 0; !word.empty(); word.remove_prefix(length)) {
     length = utf8_length(word);
@@ -165,7 +165,7 @@ void Bpe::take_characters(std::string_view word, Space& space) const {
   if (pending) space.ids.push_back(unknown_);
 }
 
-void Bpe::merge_short(Space& space) const {
+void Bpe::merge_short(BpeSpace& space) const {
   std::vector<std::int32_t>& ids = space.ids;
   std::vector<std::uint64_t>& made = space.made;
   if (ids.size() < 2) return;
@@ -184,15 +184,15 @@ void Bpe::merge_short(Space& space) const {
   }
 }
 
-void Bpe::merge_long(Space& space) const {
-  using Candidate = Space::Candidate;
-  std::vector<Space::Symbol>& symbols = space.symbols;
+void Bpe::merge_long(BpeSpace& space) const {
+  using Candidate = BpeSpace::Candidate;
+  std::vector<BpeSpace::Symbol>& symbols = space.symbols;
   std::vector<Candidate>& heap = space.heap;
   const auto last = static_cast<std::int32_t>(space.ids.size()) - 1;
   symbols.clear(), heap.clear();
   for (std::int32_t i = 0; i <= last; ++i)
     symbols.push_back({space.ids[static_cast<std::size_t>(i)], i - 1, i < last ? i + 1 : -1});
-  const auto symbol = [&](std::int32_t at) -> Space::Symbol& {
+  const auto symbol = [&](std::int32_t at) -> BpeSpace::Symbol& {
     return symbols[static_cast<std::size_t>(at)];
   };
   const auto later = [](const Candidate& a, const Candidate& b) {
@@ -212,7 +212,7 @@ void Bpe::merge_long(Space& space) const {
     std::pop_heap(heap.begin(), heap.end(), later);
     const Candidate best = heap.back();
     heap.pop_back();
-    Space::Symbol& left = symbol(best.at);
+    BpeSpace::Symbol& left = symbol(best.at);
     // A pair that changed since is known by its ids; a symbol that merged into its left neighbour has the id
     // -1.
     if (left.id != best.left || left.next < 0 || symbol(left.next).id != best.right) continue;

@@ -23,32 +23,32 @@ struct BpeParts {
   bool byte_level = false;     ///< a piece's bytes are written as written_byte() says
 };
 
+/// The memory of a thread that merges.
+struct BpeSpace {
+  struct Symbol {
+    std::int32_t id, previous, next;
+  };
+  struct Candidate {
+    std::uint32_t rank;
+    std::int32_t at, left, right;
+  };
+  std::vector<Symbol> symbols = {};
+  std::vector<Candidate> heap = {};
+  std::vector<std::int32_t> ids = {};
+  std::vector<std::uint64_t> made = {};  ///< by pair: rank and new id, or none
+  std::string written = {};
+  WordCache cache = {};
+};
+
 /// Turns pieces into ids: characters are tokens, and of all neighbours that merge those merge whose merge has
 /// the lowest rank, of equal ones the left one, until none do. Immutable.
 class Bpe {
  public:
-  /// A thread's own memory.
-  struct Space {
-    struct Symbol {
-      std::int32_t id, previous, next;
-    };
-    struct Candidate {
-      std::uint32_t rank;
-      std::int32_t at, left, right;
-    };
-    std::vector<Symbol> symbols = {};
-    std::vector<Candidate> heap = {};
-    std::vector<std::int32_t> ids = {};
-    std::vector<std::uint64_t> made = {};  ///< by pair: rank and new id, or none
-    std::string written = {};
-    WordCache cache = {};
-  };
-
   /// Throws Error{data} for a merge whose parts or result are no tokens, an unknown token that is none.
   explicit Bpe(const BpeParts& parts);
 
   /// Appends the ids of a piece of valid UTF-8.
-  void encode(std::string_view piece, Space& space, std::vector<std::int32_t>& ids) const;
+  void encode(std::string_view piece, BpeSpace& space, std::vector<std::int32_t>& ids) const;
 
   const Vocabulary& vocabulary() const { return vocabulary_; }
 
@@ -59,14 +59,14 @@ class Bpe {
     std::uint64_t made = no_merge;  // rank, id
   };
   std::uint64_t merge_of(std::int32_t left, std::int32_t right) const;
-  /// Whether one joins what lies before a space mark and the mark.
+  /// Returns whether a merge joins a space mark to the character before it.
   bool add_merges(const BpeParts& parts);
   void find_bytes(const BpeParts& parts);
-  void encode_cached(std::string_view word, Space& space, std::vector<std::int32_t>& ids) const;
-  void encode_word(std::string_view word, Space& space) const;
-  void take_characters(std::string_view word, Space& space) const;
-  void merge_short(Space& space) const;
-  void merge_long(Space& space) const;
+  void encode_cached(std::string_view word, BpeSpace& space, std::vector<std::int32_t>& ids) const;
+  void encode_word(std::string_view word, BpeSpace& space) const;
+  void take_characters(std::string_view word, BpeSpace& space) const;
+  void merge_short(BpeSpace& space) const;
+  void merge_long(BpeSpace& space) const;
 
   Vocabulary vocabulary_;
   std::vector<Merge> merges_;              // open addressing
@@ -74,7 +74,7 @@ class Bpe {
   std::int32_t unknown_ = -1;
   bool fuse_unknown_, byte_fallback_, ignore_merges_, byte_level_;
   bool all_bytes_ = false;
-  bool by_words_ = false;  // what lies before a space mark and the mark never meet in a merge
+  bool by_words_ = false;  // no merge joins a space mark to the character before it
 };
 
 }  // namespace sherd::data

@@ -1,4 +1,4 @@
-#include "data/hugging_face/decoder.h"
+#include "data/hugging_face/steps.h"
 
 #include <charconv>
 #include <numeric>
@@ -8,8 +8,6 @@
 
 namespace sherd::data {
 namespace {
-
-using Kind = DecoderStep::Kind;
 
 /// A token with a character that stands for no byte is text.
 std::string bytes_of(const std::string& token) {
@@ -70,17 +68,17 @@ std::string joined(const std::vector<std::string>& tokens) {
 std::string Decoder::decode(std::vector<std::string> tokens) const {
   MatchSpace space;
   for (const DecoderStep& step : steps_) {
-    if (step.kind == Kind::fuse) {
+    if (step.kind == DecoderKind::fuse) {
       tokens = {joined(tokens)};
       continue;
     }
     for (std::size_t i = 0; i < tokens.size(); ++i) {
       std::string& token = tokens[i];
-      if (step.kind == Kind::byte_level) token = bytes_of(token);
-      if (step.kind == Kind::byte_fallback) token = fallback_bytes(token);
-      if (step.kind == Kind::replace) token = replaced(step, token, space);
-      if (step.kind == Kind::strip) token = stripped(step, token);
-      if (step.kind == Kind::metaspace) token = without_marks(step, token, i == 0);
+      if (step.kind == DecoderKind::byte_level) token = bytes_of(token);
+      if (step.kind == DecoderKind::byte_fallback) token = fallback_bytes(token);
+      if (step.kind == DecoderKind::replace) token = replaced(step, token, space);
+      if (step.kind == DecoderKind::strip) token = stripped(step, token);
+      if (step.kind == DecoderKind::metaspace) token = without_marks(step, token, i == 0);
     }
   }
   return joined(tokens);

@@ -1,4 +1,4 @@
-#include "data/hugging_face/normalizer.h"
+#include "data/hugging_face/steps.h"
 
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
@@ -12,20 +12,18 @@
 namespace sherd::data {
 namespace {
 
-using Kind = NormalizerStep::Kind;
-
 bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
 /// False where `text` is in that form.
-bool to_form(Kind kind, std::string_view text, std::string& out) {
+bool to_form(NormalizerKind kind, std::string_view text, std::string& out) {
   if (is_ascii(text)) return false;
   UErrorCode status = U_ZERO_ERROR;
-  const icu::Normalizer2* form = kind == Kind::nfc    ? icu::Normalizer2::getNFCInstance(status)
-                                 : kind == Kind::nfd  ? icu::Normalizer2::getNFDInstance(status)
-                                 : kind == Kind::nfkc ? icu::Normalizer2::getNFKCInstance(status)
-                                                      : icu::Normalizer2::getNFKDInstance(status);
+  const icu::Normalizer2* form = kind == NormalizerKind::nfc    ? icu::Normalizer2::getNFCInstance(status)
+                                 : kind == NormalizerKind::nfd  ? icu::Normalizer2::getNFDInstance(status)
+                                 : kind == NormalizerKind::nfkc ? icu::Normalizer2::getNFKCInstance(status)
+                                                                : icu::Normalizer2::getNFKDInstance(status);
   const icu::StringPiece piece(text.data(), static_cast<std::int32_t>(text.size()));
   bool done = U_SUCCESS(status) && form->isNormalizedUTF8(piece, status);
   if (!done && U_SUCCESS(status)) {
@@ -63,16 +61,13 @@ bool lower(std::string_view text, std::string& out) {
 std::string_view stripped(const NormalizerStep& step, std::string_view text, bool goes_on) {
   while (step.left && !goes_on && !text.empty() && is_space(first_character(text)))
     text.remove_prefix(utf8_length(text));
-  while (step.right && !text.empty() && is_space(last_character(text))) {
-    std::size_t end = text.size() - 1;
-    while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80) --end;
-    text = text.substr(0, end);
-  }
+  while (step.right && !text.empty() && is_space(last_character(text))) text.remove_suffix(last_length(text));
   return text;
 }
 
 /// The bytes at the front of `out`, a form of `text`, that are that of the first bytes of `text`.
-std::size_t form_of_first(Kind kind, std::string_view text, std::size_t of_first, const std::string& out) {
+std::size_t form_of_first(NormalizerKind kind, std::string_view text, std::size_t of_first,
+                          const std::string& out) {
   if (of_first == 0) return 0;
   std::string alone;
   if (!to_form(kind, text.substr(0, of_first), alone)) alone = text.substr(0, of_first);
@@ -84,23 +79,23 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
          std::size_t& of_first) {
   if (text.empty()) return false;
   switch (step.kind) {
-    case Kind::replace:
+    case NormalizerKind::replace:
       return replace(step, text, out, space, of_first);
-    case Kind::prepend:
+    case NormalizerKind::prepend:
       if (goes_on) return false;
       out = step.content;
       out.append(text);
       if (of_first > 0) of_first += step.content.size();
       return true;
-    case Kind::lowercase:
+    case NormalizerKind::lowercase:
       lower(text.substr(0, of_first), out);
       of_first = out.size();
       return out.clear(), lower(text, out);
-    case Kind::strip:
+    case NormalizerKind::strip:
       out = stripped(step, text, goes_on);
       if (step.left && !goes_on) {
         const auto gone = static_cast<std::size_t>(
-            stripped({Kind::strip, nullptr, "", true, false}, text, false).data() - text.data());
+            stripped({NormalizerKind::strip, nullptr, "", true, false}, text, false).data() - text.data());
         of_first = of_first > gone ? of_first - gone : 0;
       }
       of_first = std::min(of_first, out.size());

@@ -10,7 +10,7 @@ namespace sherd::data {
 namespace {
 
 constexpr std::size_t first_stack = std::size_t{32} << 10, largest_stack = std::size_t{8} << 20;
-constexpr std::uint32_t most_steps = 100'000'000;  // of the interpreter, where there is no compiler
+constexpr std::uint32_t most_steps = 100'000'000;  // the interpreter's, where there is no compiler
 
 const unsigned char* bytes_of(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());

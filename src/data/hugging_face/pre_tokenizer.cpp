@@ -1,21 +1,20 @@
-#include "data/hugging_face/pre_tokenizer.h"
+#include "data/hugging_face/steps.h"
 
 #include <algorithm>
 
 namespace sherd::data {
 namespace {
 
-using Kind = PreTokenizerStep::Kind;
 using Prepend = PreTokenizerStep::Prepend;
-using Range = PieceSpace::Range;
+using MatchRange = PreTokenSpace::MatchRange;
 using Behind = EncodeOptions::Behind;
 
-void push(PieceSpace& space, const Piece& of, std::size_t begin, std::size_t end) {
+void push(PreTokenSpace& space, const PreToken& of, std::size_t begin, std::size_t end) {
   if (end > begin) space.next.push_back(of.part(begin, end - begin));
 }
 
 /// All of a piece, in parts that match and parts that do not.
-void find_ranges(const PreTokenizerStep& step, std::string_view text, PieceSpace& space) {
+void find_ranges(const PreTokenizerStep& step, std::string_view text, PreTokenSpace& space) {
   space.ranges.clear();
   std::size_t done = 0;
   step.pattern->for_each(text, space.matches, [&](std::size_t begin, std::size_t end) {
@@ -28,10 +27,10 @@ void find_ranges(const PreTokenizerStep& step, std::string_view text, PieceSpace
 
 /// Joins a range to the one before it where `joins(range, the range before matched)`.
 template <class F>
-void join(std::vector<Range>& ranges, const F& joins) {
+void join(std::vector<MatchRange>& ranges, const F& joins) {
   std::size_t kept = 0;
   bool previous = false;
-  for (const Range range : ranges) {
+  for (const MatchRange range : ranges) {
     if (kept > 0 && joins(range.matched, previous)) {
       ranges[kept - 1].begin = std::min(ranges[kept - 1].begin, range.begin);
       ranges[kept - 1].end = std::max(ranges[kept - 1].end, range.end);
@@ -43,7 +42,7 @@ void join(std::vector<Range>& ranges, const F& joins) {
   ranges.resize(kept);
 }
 
-void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpace& space) {
+void split_by_pattern(const PreTokenizerStep& step, const PreToken& piece, PreTokenSpace& space) {
   if (step.behavior == SplitBehavior::isolated) {
     std::size_t done = 0;
     step.pattern->for_each(piece.text, space.matches, [&](std::size_t begin, std::size_t end) {
@@ -54,7 +53,7 @@ void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpa
     return push(space, piece, done, piece.text.size());
   }
   find_ranges(step, piece.text, space);
-  std::vector<Range>& ranges = space.ranges;
+  std::vector<MatchRange>& ranges = space.ranges;
   const auto after_other = [](bool matched, bool previous) { return matched && !previous; };
   if (step.behavior == SplitBehavior::contiguous)
     join(ranges, [](bool matched, bool previous) { return matched == previous; });
@@ -64,24 +63,24 @@ void split_by_pattern(const PreTokenizerStep& step, const Piece& piece, PieceSpa
     join(ranges, after_other);
     std::reverse(ranges.begin(), ranges.end());
   }
-  for (const Range& range : ranges)
+  for (const MatchRange& range : ranges)
     if (step.behavior != SplitBehavior::removed || !range.matched) push(space, piece, range.begin, range.end);
 }
 
-Piece with_prefix(const std::string& prefix, const Piece& piece, PieceSpace& space) {
+PreToken with_prefix(const std::string& prefix, const PreToken& piece, PreTokenSpace& space) {
   std::string& written = space.written.emplace_back(prefix);
   written.append(piece.text);
   return {written, piece.behind, piece.of_first > 0 ? piece.of_first + prefix.size() : 0};
 }
 
-void split_byte_level(const PreTokenizerStep& step, Piece piece, PieceSpace& space) {
+void split_byte_level(const PreTokenizerStep& step, PreToken piece, PreTokenSpace& space) {
   if (step.prefix_space && piece.behind != Behind::text && !piece.text.starts_with(' '))
     piece = with_prefix(" ", piece, space);
   if (!step.pattern) return space.next.push_back(piece);
   split_by_pattern(step, piece, space);
 }
 
-void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpace& space) {
+void split_metaspace(const PreTokenizerStep& step, const PreToken& piece, PreTokenSpace& space) {
   std::string& text = space.written.emplace_back();
   const bool begins = piece.text.starts_with(' ') || piece.text.starts_with(step.replacement);
   const bool always = step.prepend == Prepend::always && piece.behind != Behind::text;
@@ -92,7 +91,7 @@ void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpac
     if (at < piece.of_first) of_first += step.replacement.size() - 1;
   }
   text.append(piece.text.substr(copied));
-  const Piece whole{text, piece.behind, of_first};
+  const PreToken whole{text, piece.behind, of_first};
   std::size_t begin = 0;
   while (step.splits) {
     const std::size_t end = text.find(step.replacement, begin + 1);
@@ -105,16 +104,16 @@ void split_metaspace(const PreTokenizerStep& step, const Piece& piece, PieceSpac
 
 }  // namespace
 
-void PreTokenizer::split(Piece text, PieceSpace& space) const {
+void PreTokenizer::split(PreToken text, PreTokenSpace& space) const {
   space.pieces.clear();
   space.written.clear();
   if (!text.text.empty()) space.pieces.push_back(text);
   for (const PreTokenizerStep& step : steps_) {
     space.next.clear();
-    for (const Piece& piece : space.pieces) {
-      if (step.kind == Kind::split) split_by_pattern(step, piece, space);
-      if (step.kind == Kind::byte_level) split_byte_level(step, piece, space);
-      if (step.kind == Kind::metaspace) split_metaspace(step, piece, space);
+    for (const PreToken& piece : space.pieces) {
+      if (step.kind == PreTokenizerKind::split) split_by_pattern(step, piece, space);
+      if (step.kind == PreTokenizerKind::byte_level) split_byte_level(step, piece, space);
+      if (step.kind == PreTokenizerKind::metaspace) split_metaspace(step, piece, space);
     }
     space.pieces.swap(space.next);
   }

@@ -1,12 +1,12 @@
 #include "data/hugging_face/tokenizer.h"
 
 #include <algorithm>
-#include <mutex>
 
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "base/utf8.h"
+#include "data/hugging_face/files_beside.h"
 #include "data/hugging_face/tokenizer_file.h"
 #include "data/hugging_face/unicode.h"
 
@@ -16,32 +16,12 @@ namespace {
 constexpr std::string_view end_option = "eod=", begin_option = "bos=";
 
 /// A thread's own memory while it encodes.
-struct Space {
+struct EncodeSpace {
   MatchSpace matches = {};
-  PieceSpace pieces{matches};
-  Bpe::Space words = {};
+  PreTokenSpace pieces{matches};
+  BpeSpace words = {};
   std::string valid = {}, normalized = {};
   std::vector<AddedTokens::Found> found = {}, found_normalized = {};
-};
-
-/// Spaces that wait for the next call, so that what their caches hold is used again.
-class Spaces {
- public:
-  std::unique_ptr<Space> take() {
-    const std::lock_guard lock(mutex_);
-    if (free_.empty()) return std::make_unique<Space>();
-    auto space = std::move(free_.back());
-    free_.pop_back();
-    return space;
-  }
-  void give_back(std::unique_ptr<Space> space) {
-    const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(space));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::unique_ptr<Space>> free_;  // guarded by mutex_
 };
 
 class HuggingFaceTokenizer final : public Tokenizer {
@@ -60,7 +40,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   using Tokenizer::encode;
   void encode(std::string_view text, const EncodeOptions& how,
               std::vector<std::int32_t>& ids) const override {
-    std::unique_ptr<Space> space = spaces_.take();
+    std::unique_ptr<EncodeSpace> space = spaces_.take();
     text = valid_utf8(text, space->valid);
     added_.find(text, false, how.special_tokens, space->found);
     std::size_t at = 0;
@@ -116,7 +96,7 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
 
   /// Text without tokens of those that are looked for before it is normalised.
-  void encode_text(Piece piece, const EncodeOptions& how, Space& space,
+  void encode_text(PreToken piece, const EncodeOptions& how, EncodeSpace& space,
                    std::vector<std::int32_t>& ids) const {
     if (piece.text.empty()) return;
     if (piece.behind == EncodeOptions::Behind::nothing) piece.of_first = utf8_length(piece.text);
@@ -132,9 +112,9 @@ class HuggingFaceTokenizer final : public Tokenizer {
     encode_pieces(piece.part(at), space, ids);
   }
 
-  void encode_pieces(const Piece& piece, Space& space, std::vector<std::int32_t>& ids) const {
+  void encode_pieces(const PreToken& piece, EncodeSpace& space, std::vector<std::int32_t>& ids) const {
     pre_tokenizer_.split(piece, space.pieces);
-    for (const Piece& part : space.pieces.pieces) bpe_.encode(part.text, space.words, ids);
+    for (const PreToken& part : space.pieces.pieces) bpe_.encode(part.text, space.words, ids);
   }
 
   Bpe bpe_;
@@ -145,17 +125,18 @@ class HuggingFaceTokenizer final : public Tokenizer {
   std::string spec_;
   std::int32_t end_ = 0;
   std::optional<std::int32_t> begin_;
-  mutable Spaces spaces_;
+  mutable SpacePool<EncodeSpace> spaces_;
 };
 
 /// transformers builds some tokenizers anew, by that setting; ids here are the file's.
 void tell_of_prefix_space(bool asked, const TokenizerFile& file) {
   using Step = PreTokenizerStep;
   const auto prefixes = [](const Step& step) {
-    return step.kind == Step::Kind::byte_level ? step.prefix_space : step.prepend != Step::Prepend::never;
+    return step.kind == PreTokenizerKind::byte_level ? step.prefix_space
+                                                     : step.prepend != Step::Prepend::never;
   };
   const auto step = std::find_if(file.pre_tokenizer.begin(), file.pre_tokenizer.end(),
-                                 [](const Step& each) { return each.kind != Step::Kind::split; });
+                                 [](const Step& each) { return each.kind != PreTokenizerKind::split; });
   if (step == file.pre_tokenizer.end() || prefixes(*step) == asked) return;
   log_warning(
       "tokenizer_config.json says add_prefix_space ", asked ? "true" : "false",

@@ -16,8 +16,8 @@ struct HuggingFaceSpec {
   std::string text() const;
 };
 
-/// A tokenizer of the bytes of a tokenizer.json. What `spec` leaves open, the files beside its path and the
-/// post-processor say. Throws Error{data} naming the path and what is not supported, Error{config} where
+/// A tokenizer of the bytes of a tokenizer.json. The files beside its path and the post-processor say what
+/// `spec` leaves open. Throws Error{data} naming the path and what is not supported, Error{config} where
 /// nobody says how a document ends, or a token that is named is none.
 std::shared_ptr<const Tokenizer> make_hugging_face(const std::string& bytes, HuggingFaceSpec spec);
 

@@ -89,7 +89,7 @@ std::shared_ptr<const Pattern> pattern_of(const Fields& step) {
 }
 
 NormalizerStep normalizer_step(const json& step, const std::string& type, const std::string& where) {
-  using Kind = NormalizerStep::Kind;
+  using Kind = NormalizerKind;
   if (type == "Replace") {
     const Fields fields(step, where, {"pattern", "content"});
     return {Kind::replace, pattern_of(fields), fields.text("content")};
@@ -121,7 +121,7 @@ SplitBehavior behavior_of(const Fields& step) {
 
 PreTokenizerStep metaspace_step(const json& step, const std::string& where) {
   const Fields fields(step, where, {"replacement", "add_prefix_space", "prepend_scheme", "split", "str_rep"});
-  PreTokenizerStep out{PreTokenizerStep::Kind::metaspace};
+  PreTokenizerStep out{PreTokenizerKind::metaspace};
   out.replacement = fields.text("replacement");
   if (out.replacement.empty() || utf8_length(out.replacement) != out.replacement.size())
     fail(ErrorKind::data, where, ".replacement is not one character");
@@ -145,7 +145,7 @@ PreTokenizerStep pre_tokenizer_step(const json& step, const std::string& type, c
     out.invert = fields.flag("invert", false);
   } else if (type == "ByteLevel") {
     const Fields fields(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
-    out.kind = PreTokenizerStep::Kind::byte_level;
+    out.kind = PreTokenizerKind::byte_level;
     out.prefix_space = fields.flag("add_prefix_space", true);
     if (fields.flag("use_regex", true)) out.pattern = Pattern::expression(gpt2_expression);
   } else if (type == "Digits") {
@@ -162,7 +162,7 @@ PreTokenizerStep pre_tokenizer_step(const json& step, const std::string& type, c
 }
 
 DecoderStep decoder_step(const json& step, const std::string& type, const std::string& where) {
-  using Kind = DecoderStep::Kind;
+  using Kind = DecoderKind;
   DecoderStep out;
   if (type == "Replace") {
     const Fields fields(step, where, {"pattern", "content"});
@@ -209,7 +209,7 @@ std::int64_t id_of_special(const Fields& step, const std::string& token) {
 /// The token in front of a text, and the id that the step itself gives it; an empty one: nothing.
 std::pair<std::string, std::int64_t> begin_of(const json& step, const std::string& type,
                                               const std::string& where) {
-  if (type == "ByteLevel") return {};  // of offsets
+  if (type == "ByteLevel") return {};  // it changes offsets alone
   if (type != "TemplateProcessing") refuse(where, type, "Sequence, ByteLevel and TemplateProcessing");
   const Fields fields(step, where, {"single", "pair", "special_tokens"});
   std::string begin;

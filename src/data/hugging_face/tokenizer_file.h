@@ -1,16 +1,13 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "data/hugging_face/added_tokens.h"
 #include "data/hugging_face/bpe.h"
-#include "data/hugging_face/decoder.h"
-#include "data/hugging_face/normalizer.h"
-#include "data/hugging_face/pre_tokenizer.h"
+#include "data/hugging_face/steps.h"
 
 namespace sherd::data {
 
@@ -28,18 +25,5 @@ struct TokenizerFile {
 /// Reads the file's bytes. Every key is honoured, or known not to change ids or texts (padding, truncation,
 /// offsets), or refused by name: Error{data}.
 TokenizerFile parse_tokenizer_file(const std::string& bytes);
-
-/// A document's ends, as the files beside a tokenizer.json say.
-struct DocumentEnds {
-  std::string end;                     ///< the token; empty: not told
-  std::optional<std::int32_t> end_id;  ///< or its id
-  bool without_begin = false;          ///< no token in front of a text, whatever the post-processor says
-  std::optional<bool> prefix_space;    ///< tokenizer_config.json's add_prefix_space, which is not followed
-};
-
-/// Asks tokenizer_config.json, special_tokens_map.json, generation_config.json and config.json, in this
-/// order, for eos_token, or eos_token_id (of several the first); and the first for add_bos_token. Throws
-/// Error{data} naming a file that is no JSON.
-DocumentEnds document_ends_beside(const std::filesystem::path& folder);
 
 }  // namespace sherd::data

@@ -93,10 +93,14 @@ char32_t first_character(std::string_view text) {
   return character;
 }
 
-char32_t last_character(std::string_view text) {
+std::size_t last_length(std::string_view text) {
   std::size_t at = text.size() - 1;
   while (at > 0 && (byte_at(text, at) & 0xC0) == 0x80) --at;
-  return first_character(text.substr(at));
+  return text.size() - at;
+}
+
+char32_t last_character(std::string_view text) {
+  return first_character(text.substr(text.size() - last_length(text)));
 }
 
 void append_utf8(char32_t character, std::string& text) {
@@ -117,10 +121,7 @@ void append_utf8(char32_t character, std::string& text) {
 }
 
 std::string_view without_python_space_behind(std::string_view text) {
-  while (!text.empty() && is_python_space(last_character(text))) {
-    while ((static_cast<unsigned char>(text.back()) & 0xC0) == 0x80) text.remove_suffix(1);
-    text.remove_suffix(1);
-  }
+  while (!text.empty() && is_python_space(last_character(text))) text.remove_suffix(last_length(text));
   return text;
 }
 

@@ -12,7 +12,8 @@ std::string_view valid_utf8(std::string_view text, std::string& storage);
 
 /// The character at the front of valid UTF-8 that is not empty.
 char32_t first_character(std::string_view text);
-/// And at its end.
+/// The bytes of the character at its end, and that character.
+std::size_t last_length(std::string_view text);
 char32_t last_character(std::string_view text);
 
 void append_utf8(char32_t character, std::string& text);

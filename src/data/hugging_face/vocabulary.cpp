@@ -42,13 +42,12 @@ Vocabulary::Vocabulary(const std::vector<std::pair<std::string, std::int32_t>>& 
     const std::size_t slot = slot_of(token);
     if (slots_[slot] >= 0) fail(ErrorKind::data, "token '", excerpt(token), "' is there twice");
     if (static_cast<std::size_t>(id) >= places_.size()) places_.resize(static_cast<std::size_t>(id) + 1);
-    Place& place = places_[static_cast<std::size_t>(id)];
+    TokenRange& place = places_[static_cast<std::size_t>(id)];
     if (place.length > 0)
       fail(ErrorKind::data, "two tokens have the id ", id, ", '", excerpt(token), "' one");
     place = {static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(token.size())};
     text_ += token;
     slots_[slot] = id;
-    ++size_;
   }
 }
 
@@ -66,7 +65,7 @@ std::optional<std::int32_t> Vocabulary::id(std::string_view token) const {
 
 std::string_view Vocabulary::token(std::int32_t id) const {
   if (id < 0 || id >= end()) return {};
-  const Place place = places_[static_cast<std::size_t>(id)];
+  const TokenRange place = places_[static_cast<std::size_t>(id)];
   return std::string_view(text_).substr(place.begin, place.length);
 }
 

@@ -18,20 +18,18 @@ class Vocabulary {
   std::optional<std::int32_t> id(std::string_view token) const;
   /// Empty: no token has that id.
   std::string_view token(std::int32_t id) const;
-  std::size_t size() const { return size_; }
   /// Above every id.
   std::int32_t end() const { return static_cast<std::int32_t>(places_.size()); }
 
  private:
-  struct Place {
+  struct TokenRange {
     std::uint32_t begin = 0, length = 0;
   };
   std::size_t slot_of(std::string_view token) const;
 
   std::string text_;                 // all tokens behind each other
-  std::vector<Place> places_;        // by id
+  std::vector<TokenRange> places_;   // by id
   std::vector<std::int32_t> slots_;  // open addressing: id, or -1
-  std::size_t size_ = 0;
 };
 
 /// A hash for tables in memory.

@@ -17,7 +17,7 @@ std::uint64_t hash_of(std::string_view word) {
 std::size_t WordCache::slot_of(std::uint64_t hash, std::string_view word) const {
   std::size_t slot = hash >> 1 & (slots - 1);
   for (; entries_[slot].hash != 0; slot = (slot + 1) & (slots - 1)) {
-    const Entry& entry = entries_[slot];
+    const CachedWord& entry = entries_[slot];
     if (entry.hash == hash && std::string_view(text_).substr(entry.text, entry.length) == word) break;
   }
   return slot;
@@ -25,7 +25,7 @@ std::size_t WordCache::slot_of(std::uint64_t hash, std::string_view word) const 
 
 bool WordCache::find(std::string_view word, std::vector<std::int32_t>& ids) const {
   if (entries_.empty() || word.size() > longest_word) return false;
-  const Entry& entry = entries_[slot_of(hash_of(word), word)];
+  const CachedWord& entry = entries_[slot_of(hash_of(word), word)];
   if (entry.hash == 0) return false;
   const auto first = ids_.begin() + entry.ids;
   ids.insert(ids.end(), first, first + entry.count);
@@ -40,7 +40,7 @@ void WordCache::insert(std::string_view word, std::span<const std::int32_t> ids)
     used_ = 0;
   }
   const std::uint64_t hash = hash_of(word);
-  Entry& entry = entries_[slot_of(hash, word)];
+  CachedWord& entry = entries_[slot_of(hash, word)];
   if (entry.hash != 0) return;
   entry = {hash, static_cast<std::uint32_t>(text_.size()), static_cast<std::uint32_t>(ids_.size()),
            static_cast<std::uint16_t>(word.size()), static_cast<std::uint16_t>(ids.size())};

@@ -59,7 +59,7 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
   pack();
 }
 
-std::int64_t DocumentSamples::places_of(const Piece& piece) const {
+std::int64_t DocumentSamples::places_of(const DocumentPiece& piece) const {
   const std::int64_t left = dataset_->length(range_.begin + piece.sequence) - 1 - piece.chunk * room();
   return options_.prompt.count + std::min(left, room());
 }
@@ -91,7 +91,7 @@ void DocumentSamples::find_pieces() {
 void DocumentSamples::pack() {
   std::vector<std::int64_t> lengths(pieces_.size());
   std::transform(pieces_.begin(), pieces_.end(), lengths.begin(),
-                 [&](const Piece& p) { return places_of(p); });
+                 [&](const DocumentPiece& p) { return places_of(p); });
   places_ = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   std::sort(lengths.begin(), lengths.end(), std::greater());
   OpenRows open(options_.seq_length);
@@ -174,12 +174,12 @@ void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const
   const auto at = round(position / samples_per_round());
   const std::uint32_t row = at->rows[static_cast<std::size_t>(position % samples_per_round())];
   for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i) {
-    const Piece& piece = pieces_[at->pieces[ranks_[i]]];
+    const DocumentPiece& piece = pieces_[at->pieces[ranks_[i]]];
     visit(range_.begin + piece.sequence, piece.chunk * room(), places_of(piece) - options_.prompt.count);
   }
 }
 
-void DocumentSamples::load(std::int64_t position, Row& row) const {
+void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
   const auto length = static_cast<std::size_t>(options_.seq_length);
   row.tokens.assign(length, padding_);
   row.labels.assign(length, no_label);

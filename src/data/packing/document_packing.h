@@ -32,7 +32,7 @@ class DocumentSamples final : public Samples {
   std::int64_t tokens_before(std::int64_t position) const override;
   std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(starts_.size()) - 1; }
   bool keeps_documents_apart() const override { return true; }
-  void load(std::int64_t position, Row& row) const override;
+  void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 
   /// The share of places that are no padding.
@@ -42,18 +42,18 @@ class DocumentSamples final : public Samples {
 
  private:
   /// Part of a sequence: `places` tokens from `offset` on, and the one behind them.
-  struct Piece {
+  struct DocumentPiece {
     std::uint32_t sequence = 0, chunk = 0;  // from the range's beginning; its place in the sequence
   };
   struct Round {
-    std::vector<std::uint32_t> pieces;  // by rank of length: which piece
-    std::vector<std::uint32_t> rows;    // by place in the round: which row of the packing
-    std::vector<std::int64_t> tokens;   // by place in the round: tokens of the rows before
+    std::vector<std::uint32_t> pieces;  // the piece of each rank of length
+    std::vector<std::uint32_t> rows;    // the row of the packing at each place of the round
+    std::vector<std::int64_t> tokens;   // tokens of the rows before each place
   };
   /// Tokens of text that a row has room for.
   std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
   /// Places of a row, those of virtual tokens included.
-  std::int64_t places_of(const Piece& piece) const;
+  std::int64_t places_of(const DocumentPiece& piece) const;
   void find_pieces();
   void pack();
   std::shared_ptr<const Round> round(std::int64_t index) const;
@@ -67,7 +67,7 @@ class DocumentSamples final : public Samples {
   PackingOptions options_;
   std::int32_t padding_;
   std::int64_t tokens_ = 0, cut_ = 0, places_ = 0;  // places that a round's tokens take
-  std::vector<Piece> pieces_;                       // in the dataset's order
+  std::vector<DocumentPiece> pieces_;               // in the dataset's order
   std::vector<std::uint32_t> ranks_;                // row by row, ranks of length: 0 is the longest
   std::vector<std::uint32_t> starts_;               // where each row begins in ranks_, and their end
   RecentRounds<Round> rounds_;

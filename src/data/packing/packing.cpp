@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -30,6 +31,20 @@ std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<con
   }
   if (!(sum > 0)) fail(ErrorKind::config, "data.split: the fractions are all 0");
   return ranges;
+}
+
+void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
+                std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
+                std::span<std::int32_t> labels) {
+  const auto count = static_cast<std::size_t>(prompt.count);
+  require(!ids.empty() && targets.size() == ids.size() && tokens.size() == count + ids.size() - 1 &&
+              labels.size() == tokens.size(),
+          "a text of ", ids.size(), " tokens behind ", count, " virtual ones in ", tokens.size(), " places");
+  std::iota(tokens.begin(), tokens.begin() + prompt.count, static_cast<std::int32_t>(prompt.first));
+  std::copy(ids.begin(), ids.end() - 1, tokens.begin() + prompt.count);
+  std::fill(labels.begin(), labels.end(), no_label);
+  for (std::size_t i = count > 0 ? 0 : 1; i < ids.size(); ++i)
+    if (targets[i] != 0) labels[count + i - 1] = ids[i];
 }
 
 struct PackedSamples::Round {
@@ -78,6 +93,10 @@ void PackedSamples::shuffle_round(Round& round, std::uint32_t seed) const {
   if (last_epoch_apart_) round.samples.shuffle(random, first_samples, samples_);
 }
 
+std::int64_t PackedSamples::sequence_at(const Round& round, std::int64_t place) const {
+  return options_.shuffle ? round.sequences[place] : range_.begin + place % range_.size();
+}
+
 std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64_t index) const {
   auto round = std::make_shared<Round>();
   if (options_.shuffle)
@@ -86,7 +105,7 @@ std::shared_ptr<const PackedSamples::Round> PackedSamples::make_round(std::int64
   std::int64_t sum = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     if (i % stride == 0) round->sum.push_back(sum);
-    sum += dataset_->length(options_.shuffle ? round->sequences[i] : range_.begin + i % range_.size());
+    sum += dataset_->length(sequence_at(*round, i));
   }
   return round;
 }
@@ -107,7 +126,7 @@ void PackedSamples::for_each_part(std::int64_t position, Visit&& visit) const {
   const auto entry = std::upper_bound(at->sum.begin(), at->sum.end(), token) - at->sum.begin() - 1;
   token -= at->sum[static_cast<std::size_t>(entry)];
   for (std::int64_t i = entry * stride; left > 0; ++i) {
-    const std::int64_t sequence = options_.shuffle ? at->sequences[i] : range_.begin + i % range_.size();
+    const std::int64_t sequence = sequence_at(*at, i);
     const std::int64_t length = dataset_->length(sequence);
     if (token < length) {
       const std::int64_t count = std::min(left, length - token);
@@ -131,7 +150,7 @@ void PackedSamples::read(std::int64_t position, std::span<std::int32_t> out) con
   });
 }
 
-void PackedSamples::load(std::int64_t position, Row& row) const {
+void PackedSamples::load(std::int64_t position, SampleRow& row) const {
   const auto text = static_cast<std::size_t>(options_.seq_length),
              places = static_cast<std::size_t>(seq_length());
   std::vector<std::int32_t> ids(text + 1);
@@ -143,7 +162,7 @@ void PackedSamples::load(std::int64_t position, Row& row) const {
   row.ends.clear();
 }
 
-/// For each of the tokens that read() gives, whether it is a target: 1, else 0.
+/// Tells of each token that read() gives whether it is a target: 1, else 0.
 void PackedSamples::read_mask(std::int64_t position, std::span<std::uint8_t> out) const {
   require(static_cast<std::int64_t>(out.size()) == options_.seq_length + 1, "a sample has ",
           options_.seq_length + 1, " tokens, not ", out.size());
@@ -166,11 +185,8 @@ std::int64_t PackedSamples::sample_at(std::int64_t position) const {
 
 std::vector<std::int64_t> PackedSamples::sequence_order(std::int64_t index) const {
   const auto at = round(index);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(range_.size() * epochs_));
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    const auto place = static_cast<std::int64_t>(i);
-    order[i] = options_.shuffle ? at->sequences[place] : range_.begin + place % range_.size();
-  }
+  std::vector<std::int64_t> order;
+  for (std::int64_t i = 0; i < range_.size() * epochs_; ++i) order.push_back(sequence_at(*at, i));
   return order;
 }
 

@@ -25,6 +25,13 @@ struct SequenceRange {
 /// (0, 1].
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
+/// Writes a text as a model reads it: the virtual tokens, then all tokens of `ids` but the last, each with
+/// the token after it as its label, or no_label where that is no target; the first token of the text is the
+/// label of the last virtual one. targets: as many as ids. tokens, labels: count + ids.size() - 1 elements.
+void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
+                std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
+                std::span<std::int32_t> labels);
+
 struct PackingOptions {
   std::int64_t seq_length = 0;  ///< places of a sample, those of `prompt` included
   std::uint64_t seed = 1234;    ///< its low 32 bits seed the shuffles
@@ -59,8 +66,8 @@ class RecentRounds {
   mutable std::vector<std::pair<std::int64_t, std::shared_ptr<const Round>>> recent_;  // newest last
 };
 
-/// Samples packed from the sequences of a range, which
-/// follow each other in a shuffled order without regard to document bounds. Sample i of a round reads tokens
+/// Samples packed from the sequences of a range, which follow each other in a shuffled order without regard
+/// to document bounds. Sample i of a round reads tokens
 /// [i·s, i·s + s] of that stream, so a sample begins with the token that its predecessor ended with, and a
 /// round of T tokens has (T-1)/s samples. They are taken in a second shuffled order. Position p is a pure
 /// function of dataset, options and p: round p / n, place p mod n; round r is seeded with seed + r. Follows
@@ -83,12 +90,12 @@ class PackedSamples final : public Samples {
   std::int64_t samples_per_round() const override { return samples_; }
 
   bool keeps_documents_apart() const override { return false; }
-  void load(std::int64_t position, Row& row) const override;
+  void load(std::int64_t position, SampleRow& row) const override;
   /// Writes the s + 1 tokens of text of the sample at `position` ≥ 0, and throws, as load() does.
   void read(std::int64_t position, std::span<std::int32_t> out) const;
   void will_need(std::int64_t position) const override;
 
-  /// Which sample of its round lies at `position` (a sample of the unshuffled sample order).
+  /// The sample of its round that lies at `position`, by its number in the unshuffled order.
   std::int64_t sample_at(std::int64_t position) const;
   /// The sequences in the order in which round `round` chains them.
   std::vector<std::int64_t> sequence_order(std::int64_t round) const;
@@ -99,6 +106,7 @@ class PackedSamples final : public Samples {
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void shuffle_round(Round& round, std::uint32_t seed) const;
+  std::int64_t sequence_at(const Round& round, std::int64_t place) const;
   template <class Visit>
   void for_each_part(std::int64_t position, Visit&& visit) const;
 

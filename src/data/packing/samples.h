@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace sherd::data {
@@ -14,17 +13,10 @@ struct VirtualTokens {
   std::int64_t first = 0, count = 0;
 };
 
-/// Writes a text as a model reads it: the virtual tokens, then all tokens of `ids` but the last, each with
-/// the token after it as its label, or no_label where that is no target; the first token of the text is the
-/// label of the last virtual one. targets: as many as ids. tokens, labels: count + ids.size() - 1 elements.
-void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
-                std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
-                std::span<std::int32_t> labels);
-
 /// A sample as a model takes it.
-struct Row {
-  std::vector<std::int32_t> tokens,
-      labels;  ///< seq_length each; labels[i]: the token after tokens[i], or no_label
+struct SampleRow {
+  /// seq_length each; labels[i]: the token after tokens[i], or no_label.
+  std::vector<std::int32_t> tokens, labels;
   /// Where documents end that do not see each other, the last one at seq_length; empty: the row is one text.
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token
@@ -39,7 +31,7 @@ class Samples {
   virtual std::int64_t seq_length() const = 0;
   /// Tokens that one pass over the data has.
   virtual std::int64_t tokens() const = 0;
-  /// Tokens that the samples before `position` ≥ 0 have; what fills rows up is none.
+  /// Tokens that the samples before `position` ≥ 0 have, without places that only fill rows up.
   virtual std::int64_t tokens_before(std::int64_t position) const = 0;
   /// Samples that make one pass, or as many passes as are shuffled together.
   virtual std::int64_t samples_per_round() const = 0;
@@ -48,7 +40,7 @@ class Samples {
 
   /// Writes the sample at `position` ≥ 0. Throws Error{data} naming file, token, id for an id outside the
   /// vocabulary.
-  virtual void load(std::int64_t position, Row& row) const = 0;
+  virtual void load(std::int64_t position, SampleRow& row) const = 0;
   /// Asks the kernel to read that sample ahead.
   virtual void will_need(std::int64_t position) const = 0;
 };

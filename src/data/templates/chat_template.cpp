@@ -13,7 +13,7 @@ namespace {
 
 const std::array<std::string, 4> names{"chatml", "llama3", "mistral", "plain"};
 
-/// As Python, and so jinja, trims it.
+/// The text as Python, and so jinja, trims it.
 std::string trimmed(std::string_view text) {
   std::string storage;
   text = valid_utf8(text, storage);
@@ -24,29 +24,29 @@ std::string trimmed(std::string_view text) {
 /// A conversation that is being written down.
 struct Writer {
   const Tokenizer& tokenizer;
-  std::vector<Segment> segments;
+  std::vector<TextSegment> segments;
 
   void text(std::string text, bool learned = false) {
-    if (!text.empty()) segments.push_back({std::move(text), learned, Segment::Kind::text});
+    if (!text.empty()) segments.push_back({std::move(text), learned, SegmentKind::text});
   }
   void control(std::string token, bool learned = false) {
-    segments.push_back({std::move(token), learned, Segment::Kind::control});
+    segments.push_back({std::move(token), learned, SegmentKind::control});
   }
-  void end(bool learned) { segments.push_back({"", learned, Segment::Kind::end}); }
+  void end(bool learned) { segments.push_back({"", learned, SegmentKind::end}); }
   /// Adds the beginning of every document of the tokenizer; where it has none, the template's own token, if
   /// any.
   void begin(const char* token = nullptr) {
     if (tokenizer.begin_of_document())
-      segments.push_back({"", false, Segment::Kind::begin});
+      segments.push_back({"", false, SegmentKind::begin});
     else if (token)
       control(token);
   }
 };
 
-bool is_answer(const Message& message) {
+bool is_answer(const ChatMessage& message) {
   return message.role == "assistant";
 }
-bool is_learned(const Message& message) {
+bool is_learned(const ChatMessage& message) {
   return is_answer(message) && message.learned;
 }
 
@@ -78,9 +78,9 @@ struct MistralForm {
   const char* back() const { return tokens ? "" : " "; }
 };
 
-void write_chatml(Writer& out, std::span<const Message> messages) {
+void write_chatml(Writer& out, std::span<const ChatMessage> messages) {
   out.begin();
-  for (const Message& message : messages) {
+  for (const ChatMessage& message : messages) {
     out.control(chatml_begin);
     out.text(message.role + "\n");
     out.text(message.content, is_learned(message));
@@ -96,24 +96,24 @@ void write_llama3_header(Writer& out, const std::string& role) {
   out.text("\n\n");
 }
 
-void write_llama3(Writer& out, std::span<const Message> messages) {
+void write_llama3(Writer& out, std::span<const ChatMessage> messages) {
   out.begin(llama3_document);
-  for (const Message& message : messages) {
+  for (const ChatMessage& message : messages) {
     write_llama3_header(out, message.role);
     out.text(trimmed(message.content), is_learned(message));
     out.control(llama3_end, is_learned(message));
   }
 }
 
-void write_mistral(Writer& out, std::span<const Message> messages) {
+void write_mistral(Writer& out, std::span<const ChatMessage> messages) {
   const MistralForm form(out.tokenizer);
-  const Message* with_system = nullptr;  // the question in front of which the system's text lies
-  for (const Message& message : messages)
+  const ChatMessage* with_system = nullptr;  // the question in front of which the system's text lies
+  for (const ChatMessage& message : messages)
     if (message.role == "user" && (form.tokens || !with_system)) with_system = &message;
   std::string system;
   bool users_turn = true;
   out.begin(mistral_document);
-  for (const Message& message : messages) {
+  for (const ChatMessage& message : messages) {
     const bool is_first = &message == messages.data();
     if (message.role == "system") {
       if (!is_first)
@@ -146,9 +146,9 @@ void write_mistral(Writer& out, std::span<const Message> messages) {
   }
 }
 
-void write_plain(Writer& out, std::span<const Message> messages) {
+void write_plain(Writer& out, std::span<const ChatMessage> messages) {
   out.begin();
-  for (const Message& message : messages) {
+  for (const ChatMessage& message : messages) {
     if (message.role == "system") {
       out.text(message.content + "\n\n");
     } else if (is_answer(message)) {
@@ -184,9 +184,9 @@ ChatTemplate chat_template_of(const Tokenizer& tokenizer) {
 }
 
 namespace {
-Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const Message> messages) {
+Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const ChatMessage> messages) {
   if (messages.empty()) fail(ErrorKind::data, "a conversation without messages");
-  for (const Message& message : messages)
+  for (const ChatMessage& message : messages)
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role),
            "'; conversations are of system, user and assistant: say it as one of these, or leave the line "
@@ -210,13 +210,13 @@ Writer written(ChatTemplate which, const Tokenizer& tokenizer, std::span<const M
 }
 }  // namespace
 
-std::vector<Segment> render(ChatTemplate which, const Tokenizer& tokenizer,
-                            std::span<const Message> messages) {
+std::vector<TextSegment> render(ChatTemplate which, const Tokenizer& tokenizer,
+                                std::span<const ChatMessage> messages) {
   return written(which, tokenizer, messages).segments;
 }
 
-std::vector<Segment> render_question(ChatTemplate which, const Tokenizer& tokenizer,
-                                     std::span<const Message> messages) {
+std::vector<TextSegment> render_question(ChatTemplate which, const Tokenizer& tokenizer,
+                                         std::span<const ChatMessage> messages) {
   Writer out = written(which, tokenizer, messages);
   if (messages.back().role != "user")
     fail(ErrorKind::data, "a conversation ends with a message of the ", messages.back().role,

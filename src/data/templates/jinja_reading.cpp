@@ -1,10 +1,9 @@
-#include "data/templates/jinja_reading.h"
-
 #include <algorithm>
 #include <map>
 #include <set>
 
 #include "base/error.h"
+#include "data/templates/published_template.h"
 
 namespace sherd::data {
 namespace {
@@ -23,8 +22,8 @@ bool is_letter(char c) {
 }
 
 /// The names that are known at a place of a template.
-struct Scope {
-  std::map<std::string, std::string> names;  ///< that were set, and what each would write
+struct TemplateNames {
+  std::map<std::string, std::string> texts;  ///< the text that a name writes, by names that were set
   std::set<std::string> read;                ///< names that were read
   std::vector<std::string> begins;           ///< tokens that begin documents, as texts
 
@@ -32,7 +31,7 @@ struct Scope {
   std::string literal(std::string text) const {
     for (const std::string& token : begins)
       for (std::size_t at; (at = text.find(token)) != std::string::npos;)
-        text.replace(at, token.size(), names.at("bos_token"));
+        text.replace(at, token.size(), texts.at("bos_token"));
     return text;
   }
 };
@@ -40,8 +39,8 @@ struct Scope {
 /// Reads an expression for what it writes: texts, roles and contents joined by + or ~. All else is unknown.
 class Expression {
  public:
-  Expression(std::string_view text, Scope& scope, int depth = 0)
-      : rest_(text), scope_(scope), depth_(depth) {}
+  Expression(std::string_view text, TemplateNames& names, int depth = 0)
+      : rest_(text), names_(names), depth_(depth) {}
 
   std::string written() {
     std::string out = term();
@@ -104,10 +103,10 @@ class Expression {
     skip_spaces();
     std::string value(unknown_mark), path;
     if (rest_.starts_with('\'') || rest_.starts_with('"')) {
-      value = scope_.literal(string());
+      value = names_.literal(string());
     } else if (take('(')) {
       const std::string within = inside('(', ')');
-      if (depth_ < most_parentheses) value = Expression(within, scope_, depth_ + 1).written();
+      if (depth_ < most_parentheses) value = Expression(within, names_, depth_ + 1).written();
     } else {
       path = name();
       value = of_name(path);
@@ -125,7 +124,7 @@ class Expression {
           value = inside('(', ')').empty() && key == "strip" ? std::string(trimmed(value))
                                                              : std::string(unknown_mark);
         else
-          value = scope_.names.contains(cat(path, '.', key)) ? of_name(cat(path, '.', key)) : of_key(key);
+          value = names_.texts.contains(cat(path, '.', key)) ? of_name(cat(path, '.', key)) : of_key(key);
       } else if (take('|')) {
         const bool trims = name() == "trim", plain = !take('(') || inside('(', ')').empty();
         value = trims && plain ? std::string(trimmed(value)) : std::string(unknown_mark);
@@ -138,9 +137,9 @@ class Expression {
   }
 
   std::string of_name(const std::string& name) {
-    const auto found = scope_.names.find(name);
-    if (found == scope_.names.end()) return std::string(unknown_mark);
-    scope_.read.insert(name);
+    const auto found = names_.texts.find(name);
+    if (found == names_.texts.end()) return std::string(unknown_mark);
+    names_.read.insert(name);
     return found->second;
   }
   static std::string of_key(const std::string& key) {
@@ -148,7 +147,7 @@ class Expression {
   }
 
   std::string_view rest_;
-  Scope& scope_;
+  TemplateNames& names_;
   int depth_;
 };
 
@@ -160,8 +159,8 @@ class Reading {
       if (c != '\r') text_ += c;
     if (text_.ends_with('\n')) text_.pop_back();  // as jinja does
     rest_ = text_;
-    scope_.begins = begin_tokens(tokenizer);
-    scope_.names = {{"bos_token", std::string(begin_mark)},
+    names_.begins = begin_tokens(tokenizer);
+    names_.texts = {{"bos_token", std::string(begin_mark)},
                     {"eos_token", tokenizer.token(tokenizer.end_of_document())}};
     while (!rest_.empty()) read_next();
   }
@@ -171,7 +170,7 @@ class Reading {
 
  private:
   void read_next() {
-    std::size_t open = 0;  // of the next tag
+    std::size_t open = 0;  // where the next tag begins
     const auto is_tag = [&] {
       return rest_[open] == '{' && std::string_view("{%#").find(rest_[open + 1]) != std::string_view::npos;
     };
@@ -192,7 +191,7 @@ class Reading {
     const bool before = take(true), behind = take(false);
     write_text(rest_.substr(0, open), before, kind);
     rest_.remove_prefix(std::min(close + 2, rest_.size()));
-    if (kind == '{') out_ += Expression(trimmed(inner), scope_).written();
+    if (kind == '{') out_ += Expression(trimmed(inner), names_).written();
     if (kind == '%') read_statement(trimmed(inner));
     trim_next_ = behind, line_end_goes_ = kind != '{', line_begins_ = false;
   }
@@ -231,7 +230,7 @@ class Reading {
       const std::size_t last = text.find_last_not_of(" \t\n\r");
       text = text.substr(0, last == std::string_view::npos ? 0 : last + 1);
     }
-    out_ += scope_.literal(std::string(text));
+    out_ += names_.literal(std::string(text));
   }
 
   /// A document's beginning is written in front of all messages, or with the first.
@@ -243,7 +242,7 @@ class Reading {
       return false;
     };
     const bool in_loop = std::find(open_.begin(), open_.end(), "for") != open_.end();
-    scope_.names["bos_token"] =
+    names_.texts["bos_token"] =
         !in_loop || std::any_of(open_.begin(), open_.end(), first) ? begin_mark : unknown_mark;
   }
 
@@ -263,9 +262,9 @@ class Reading {
       out_ += unknown_mark;
       return;
     }
-    const std::string value = Expression(trimmed(text.substr(equals + 1)), scope_).written();
+    const std::string value = Expression(trimmed(text.substr(equals + 1)), names_).written();
     const std::string name(trimmed(text.substr(3, equals - 3)));
-    const auto [at, added] = scope_.names.emplace(name, value);
+    const auto [at, added] = names_.texts.emplace(name, value);
     std::string& known = at->second;
     if (added || known == value) return;
     if (value == cat(begin_mark, known)) {  // with the first message
@@ -273,14 +272,14 @@ class Reading {
       return;
     }
     // A loop comes back to where it was read before.
-    if (scope_.read.contains(name) && known != cat(begin_mark, value)) out_ += unknown_mark;
+    if (names_.read.contains(name) && known != cat(begin_mark, value)) out_ += unknown_mark;
     // Set twice to two texts, as the two branches of a condition do, it may be either.
     if (!value.empty()) known = known.empty() ? value : std::string(unknown_mark);
   }
 
   std::string text_, out_;
   std::string_view rest_;
-  Scope scope_;
+  TemplateNames names_;
   std::vector<std::string> open_;  ///< conditions and loops around the place
   bool trim_next_ = false, line_end_goes_ = false, line_begins_ = true;
 };

@@ -8,22 +8,21 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
-#include "data/templates/jinja_reading.h"
 
 namespace sherd::data {
 namespace {
 
 /// The text that one of ours writes behind a document's beginning.
-std::string flat(std::span<const Segment> segments, const Tokenizer& tokenizer) {
+std::string flat(std::span<const TextSegment> segments, const Tokenizer& tokenizer) {
   const std::vector<std::string> begins = begin_tokens(tokenizer);
-  const auto is_begin = [&](const Segment& segment) {
-    return segment.kind == Segment::Kind::begin ||
+  const auto is_begin = [&](const TextSegment& segment) {
+    return segment.kind == SegmentKind::begin ||
            std::find(begins.begin(), begins.end(), segment.text) != begins.end();
   };
   if (!segments.empty() && is_begin(segments.front())) segments = segments.subspan(1);
   std::string out;
-  for (const Segment& segment : segments)
-    out += segment.kind == Segment::Kind::end ? tokenizer.token(tokenizer.end_of_document()) : segment.text;
+  for (const TextSegment& segment : segments)
+    out += segment.kind == SegmentKind::end ? tokenizer.token(tokenizer.end_of_document()) : segment.text;
   return out;
 }
 
@@ -34,8 +33,8 @@ struct Units {
 
   Units(ChatTemplate which, const Tokenizer& tokenizer) {
     const std::string text(content_mark);
-    const Message system{"system", text}, says{"user", text}, answers{"assistant", text};
-    const auto write = [&](const std::vector<Message>& talk) {
+    const ChatMessage system{"system", text}, says{"user", text}, answers{"assistant", text};
+    const auto write = [&](const std::vector<ChatMessage>& talk) {
       return flat(render(which, tokenizer, talk), tokenizer);
     };
     user = write({says});

@@ -68,7 +68,7 @@ bool says_learned(const json& message) {
   return learned;
 }
 
-Message message_of(const json& message, bool learned) {
+ChatMessage message_of(const json& message, bool learned) {
   if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
     fail(ErrorKind::data, "a message is no object with a string 'role'");
   check_keys(message, std::array<std::string_view, 5>{"role", "content", "weight", "train", "loss"},
@@ -84,11 +84,11 @@ void check_beside(const json& object) {
            "' beside its messages, which no template here writes; take it out");
 }
 
-void append_messages(const json& list, bool learned, std::vector<Message>& messages) {
+void append_messages(const json& list, bool learned, std::vector<ChatMessage>& messages) {
   for (const json& message : list) messages.push_back(message_of(message, learned));
 }
 
-Example conversation(const std::vector<Message>& messages, const ExampleOptions& options) {
+Example conversation(const std::vector<ChatMessage>& messages, const ExampleOptions& options) {
   if (!options.no_template.empty()) fail(ErrorKind::config, "is a conversation: ", options.no_template);
   return {render(options.chat_template, options.tokenizer, messages), true, true};
 }
@@ -98,15 +98,15 @@ Example completion(const json& object, const ExampleOptions& options) {
   if (prompt.is_string() && answer.is_string()) {
     Example example;
     example.marked = true;
-    example.segments = {{prompt.get<std::string>(), false, Segment::Kind::text},
-                        {answer.get<std::string>(), true, Segment::Kind::text},
-                        {"", true, Segment::Kind::end}};
+    example.segments = {{prompt.get<std::string>(), false, SegmentKind::text},
+                        {answer.get<std::string>(), true, SegmentKind::text},
+                        {"", true, SegmentKind::end}};
     return example;
   }
   if (!prompt.is_array() || !answer.is_array())
     fail(ErrorKind::data, "'prompt' and 'completion' are neither two strings nor two lists of messages");
   check_beside(object);
-  std::vector<Message> messages;
+  std::vector<ChatMessage> messages;
   append_messages(prompt, false, messages);
   append_messages(answer, true, messages);
   return conversation(messages, options);
@@ -117,7 +117,7 @@ Example example_of(const json& object, const ExampleOptions& options) {
   const auto list = object.find("messages");
   if (options.text_field.empty() && list != object.end()) {
     if (!list->is_array()) fail(ErrorKind::data, "'messages' is no list");
-    std::vector<Message> messages;
+    std::vector<ChatMessage> messages;
     check_beside(object);
     append_messages(*list, true, messages);
     return conversation(messages, options);
@@ -134,18 +134,18 @@ Example example_of(const json& object, const ExampleOptions& options) {
                "'role' and 'content'"
              : "; name the field that holds the text, by --json-field",
          " (keys: ", keys_of(object), ")");
-  return {{{text->get<std::string>(), true, Segment::Kind::text}}};
+  return {{{text->get<std::string>(), true, SegmentKind::text}}};
 }
 
-std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const Segment& segment) {
+std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const TextSegment& segment) {
   switch (segment.kind) {
-    case Segment::Kind::control:
+    case SegmentKind::control:
       return tokenizer.token_id(segment.text);
-    case Segment::Kind::begin:
+    case SegmentKind::begin:
       return tokenizer.begin_of_document();
-    case Segment::Kind::end:
+    case SegmentKind::end:
       return tokenizer.end_of_document();
-    case Segment::Kind::text:
+    case SegmentKind::text:
       break;
   }
   return std::nullopt;
@@ -155,11 +155,11 @@ std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const Segment& seg
 /// the template's own without calling them special, and those are kept from matching by a cut inside.
 class TextEncoder {
  public:
-  TextEncoder(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled)
+  TextEncoder(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled)
       : tokenizer_(tokenizer), spelled_(spelled) {
     if (spelled == SpelledTokens::tokens) return;
-    for (const Segment& segment : segments)
-      if (segment.kind == Segment::Kind::control) add_control(tokenizer.token_id(segment.text));
+    for (const TextSegment& segment : segments)
+      if (segment.kind == SegmentKind::control) add_control(tokenizer.token_id(segment.text));
     add_control(tokenizer.begin_of_document());
     add_control(tokenizer.end_of_document());
   }
@@ -205,11 +205,11 @@ class TextEncoder {
 };
 
 /// Text between two tokens of the template, with the places at which what is learned changes.
-struct Run {
+struct TextRun {
   std::string text;
   std::vector<std::pair<std::size_t, bool>> parts;  // where each ends, whether it is learned
 
-  void append(const Segment& segment) {
+  void append(const TextSegment& segment) {
     text += segment.text;
     if (!parts.empty() && parts.back().second == segment.learned)
       parts.back().first = text.size();
@@ -265,7 +265,7 @@ auto at_line(const std::filesystem::path& file, std::int64_t line_number, const 
 }  // namespace
 
 bool Example::teaches() const {
-  return std::any_of(segments.begin(), segments.end(), [](const Segment& s) { return s.learned; });
+  return std::any_of(segments.begin(), segments.end(), [](const TextSegment& s) { return s.learned; });
 }
 
 Example read_example(const std::string& line, const ExampleOptions& options,
@@ -273,14 +273,14 @@ Example read_example(const std::string& line, const ExampleOptions& options,
   return at_line(file, line_number, [&] { return example_of(json::parse(line), options); });
 }
 
-std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
-                                   std::int64_t line_number) {
+std::vector<ChatMessage> read_messages(const std::string& line, const std::filesystem::path& file,
+                                       std::int64_t line_number) {
   return at_line(file, line_number, [&] {
     const json object = json::parse(line);
     if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
       fail(ErrorKind::data, "has no list 'messages'");
     check_beside(object);
-    std::vector<Message> messages;
+    std::vector<ChatMessage> messages;
     append_messages(object["messages"], true, messages);
     return messages;
   });
@@ -288,18 +288,18 @@ std::vector<Message> read_messages(const std::string& line, const std::filesyste
 
 std::string text_of(const Example& example) {
   std::string text;
-  for (const Segment& segment : example.segments)
-    if (segment.kind == Segment::Kind::text) text += segment.text;
+  for (const TextSegment& segment : example.segments)
+    if (segment.kind == SegmentKind::text) text += segment.text;
   return text;
 }
 
-void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
+void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
   using Behind = EncodeOptions::Behind;
   const TextEncoder encoder(tokenizer, segments, spelled);
-  Run run;
+  TextRun run;
   Behind behind = Behind::nothing;
-  for (const Segment& segment : segments) {
+  for (const TextSegment& segment : segments) {
     const std::optional<std::int32_t> id = id_of(tokenizer, segment);
     if (!id) {
       run.append(segment);

@@ -12,24 +12,25 @@ namespace sherd::data {
 
 /// How a line of a .jsonl file is read.
 struct ExampleOptions {
-  /// The key of the text; empty: what the line's keys say: `messages` (a conversation), `prompt` with
+  /// The key of the text; empty: the line's keys tell: `messages` (a conversation), `prompt` with
   /// `completion` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   ChatTemplate chat_template = ChatTemplate::plain;
-  const Tokenizer& tokenizer;    ///< which is to encode the examples
+  const Tokenizer& tokenizer;    ///< it will encode the examples
   std::string no_template = {};  ///< why conversations are refused; empty: they are not
 };
 
 /// The contents of one line.
 struct Example {
-  std::vector<Segment> segments;
+  std::vector<TextSegment> segments;
   bool marked = false;        ///< a conversation or completion, of which a part alone is to be learned
   bool conversation = false;  ///< written down by the template
   bool teaches() const;       ///< something is to be learned
 };
 
-/// Reads one line, a JSON object. Of a text everything is to be learned, of a completion that and the end of
-/// the document, of a conversation what render() says. Throws Error{data} naming file, line and cause.
+/// Reads one line, a JSON object. All of a text is to be learned; of a prompt with a completion, the
+/// completion and the end of the document; of a conversation, the parts that render() names. Throws
+/// Error{data} naming file, line and cause.
 Example read_example(const std::string& line, const ExampleOptions& options,
                      const std::filesystem::path& file, std::int64_t line_number);
 
@@ -37,8 +38,8 @@ Example read_example(const std::string& line, const ExampleOptions& options,
 std::string text_of(const Example& example);
 
 /// The list `messages` of such a line. Throws as read_example(), also where the line has none.
-std::vector<Message> read_messages(const std::string& line, const std::filesystem::path& file,
-                                   std::int64_t line_number);
+std::vector<ChatMessage> read_messages(const std::string& line, const std::filesystem::path& file,
+                                       std::int64_t line_number);
 
 /// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
 /// are not: nobody who is quoted in one can end a turn or speak for another.
@@ -48,7 +49,7 @@ enum class SpelledTokens { tokens, text };
 /// lies between two tokens of the template is encoded as one text, as transformers does; a token that crosses
 /// into a part that is learned, or out of one, is learned, too. Throws Error{data} where a text of a
 /// conversation becomes a token of the template, or one that begins or ends documents, whatever is done.
-void encode_segments(const Tokenizer& tokenizer, std::span<const Segment> segments, SpelledTokens spelled,
+void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled,
                      std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
 
 }  // namespace sherd::data

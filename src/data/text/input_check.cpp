@@ -12,8 +12,8 @@ namespace {
 
 using namespace std::string_view_literals;
 
-constexpr std::size_t binary_head =
-    8000;  // bytes in which a NUL tells binary files from text, as for git and diff
+/// Bytes in which a NUL tells binary files from text, as for git and diff.
+constexpr std::size_t binary_head = 8000;
 
 /// A kind of file that begins with `bytes` at `at`. One that text could begin with counts only in a file that
 /// is binary.
@@ -67,8 +67,8 @@ struct LeadingJson {
   char next = 0;
 };
 
-/// Nothing unless `head` begins with a whole array or object, or, where the file goes on behind it, is the
-/// beginning of one from its first byte to its last.
+/// The JSON with which `head` begins: a whole array or object or, where the file goes on behind `head`, the
+/// beginning of one. Nothing where it is neither.
 std::optional<LeadingJson> leading_json(std::string_view head, bool whole) {
   constexpr std::string_view space = " \t\r\n";
   head.remove_prefix(std::min(head.find_first_not_of(space), head.size()));

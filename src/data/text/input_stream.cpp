@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_descriptor.h"
 
 namespace sherd::data {
 namespace {
@@ -25,15 +26,11 @@ constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\x
 /// The file itself, some of it read ahead.
 class InputStream::Source {
  public:
-  explicit Source(std::filesystem::path path) : path_(std::move(path)), buffer_(buffer_bytes) {
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-    if (descriptor_ < 0)
-      fail(ErrorKind::io, "cannot open '", name(), "': ", std::strerror(errno), "; check the path");
-    ::posix_fadvise(descriptor_, 0, 0, POSIX_FADV_SEQUENTIAL);
+  explicit Source(std::filesystem::path path)
+      : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)), buffer_(buffer_bytes) {
+    if (!file_) fail(ErrorKind::io, "cannot open '", name(), "': ", std::strerror(errno), "; check the path");
+    ::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   }
-  ~Source() { ::close(descriptor_); }
-  Source(const Source&) = delete;
-  Source& operator=(const Source&) = delete;
 
   std::string name() const { return path_.string(); }
   std::uint64_t bytes_read() const { return bytes_read_; }
@@ -62,7 +59,7 @@ class InputStream::Source {
   std::size_t read_file(char* to, std::size_t least, std::size_t most) {
     std::size_t done = 0;
     while (done < least) {
-      const ssize_t got = ::read(descriptor_, to + done, most - done);
+      const ssize_t got = ::read(file_.get(), to + done, most - done);
       if (got < 0 && errno == EINTR) continue;
       if (got < 0) fail(ErrorKind::io, "cannot read '", name(), "': ", std::strerror(errno));
       if (got == 0) break;
@@ -73,7 +70,7 @@ class InputStream::Source {
   }
 
   std::filesystem::path path_;
-  int descriptor_ = -1;  // owned
+  FileDescriptor file_;
   std::vector<char> buffer_;
   std::size_t begin_ = 0, end_ = 0;
   std::uint64_t bytes_read_ = 0;

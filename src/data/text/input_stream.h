@@ -18,7 +18,7 @@ class InputStream {
   InputStream& operator=(const InputStream&) = delete;
 
   /// Reads `bytes`; fewer only at the end. Throws Error{io} when the file cannot be read, Error{data} when
-  /// what is packed is damaged or cut off; both name it.
+  /// packed data are damaged or cut off; both name it.
   std::size_t read(char* to, std::size_t bytes);
 
   /// Bytes of the file itself, as it lies on disk, that were read so far.

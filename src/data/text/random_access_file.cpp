@@ -12,28 +12,22 @@
 
 namespace sherd::data {
 
-RandomAccessFile::RandomAccessFile(std::filesystem::path path, Access access) : path_(std::move(path)) {
-  // Opening a pipe without O_NONBLOCK would wait for its writer.
-  descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor_ < 0) fail(ErrorKind::io, "cannot open '", path_.string(), "': ", std::strerror(errno));
+RandomAccessFile::RandomAccessFile(std::filesystem::path path, Access access)
+    : path_(std::move(path)),
+      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // so that a pipe waits for nobody
+  if (!file_) fail(ErrorKind::io, "cannot open '", path_.string(), "': ", std::strerror(errno));
   struct stat status {};
-  if (::fstat(descriptor_, &status) != 0 || !S_ISREG(status.st_mode)) {
-    ::close(descriptor_);
+  if (::fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode))
     fail(ErrorKind::io, "cannot read '", path_.string(), "': it is not a regular file");
-  }
   size_ = static_cast<std::uint64_t>(status.st_size);
-  ::posix_fadvise(descriptor_, 0, 0, access == Access::random ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
-}
-
-RandomAccessFile::~RandomAccessFile() {
-  ::close(descriptor_);
+  ::posix_fadvise(file_.get(), 0, 0, access == Access::random ? POSIX_FADV_RANDOM : POSIX_FADV_SEQUENTIAL);
 }
 
 void RandomAccessFile::read(std::uint64_t offset, std::span<std::byte> out) const {
   require(offset <= size_ && out.size() <= size_ - offset, "bytes ", offset, " to ", offset + out.size(),
           " of '", path_.string(), "', which has ", size_);
   while (!out.empty()) {
-    const ssize_t got = ::pread(descriptor_, out.data(), out.size(), static_cast<off_t>(offset));
+    const ssize_t got = ::pread(file_.get(), out.data(), out.size(), static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) fail(ErrorKind::io, "cannot read '", path_.string(), "': ", std::strerror(errno));
     if (got == 0) fail_short();
@@ -44,7 +38,7 @@ void RandomAccessFile::read(std::uint64_t offset, std::span<std::byte> out) cons
 
 void RandomAccessFile::fail_short() const {
   struct stat status {};
-  ::fstat(descriptor_, &status);
+  ::fstat(file_.get(), &status);
   fail(ErrorKind::data, "'", path_.string(), "' was cut while in use: it had ", size_,
        " bytes when it was opened, and has ", status.st_size,
        " now; put the whole file back, and go on from the last checkpoint");
@@ -52,7 +46,7 @@ void RandomAccessFile::fail_short() const {
 
 void RandomAccessFile::will_need(std::uint64_t offset, std::uint64_t bytes) const {
   // Only advice: failure changes nothing.
-  ::posix_fadvise(descriptor_, static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
+  ::posix_fadvise(file_.get(), static_cast<off_t>(offset), static_cast<off_t>(bytes), POSIX_FADV_WILLNEED);
 }
 
 }  // namespace sherd::data

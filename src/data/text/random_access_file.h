@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <span>
 
+#include "base/file_descriptor.h"
+
 namespace sherd::data {
 
 /// A regular file that is read at any offset, from any thread. It is not mapped: a file that is cut while it
@@ -16,9 +18,6 @@ class RandomAccessFile {
 
   /// Throws Error{io} naming the file when it cannot be opened or is no regular file.
   RandomAccessFile(std::filesystem::path path, Access access);
-  ~RandomAccessFile();
-  RandomAccessFile(const RandomAccessFile&) = delete;
-  RandomAccessFile& operator=(const RandomAccessFile&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
   /// In bytes, when it was opened.
@@ -35,7 +34,7 @@ class RandomAccessFile {
   [[noreturn]] void fail_short() const;
 
   std::filesystem::path path_;
-  int descriptor_ = -1;  // owned
+  FileDescriptor file_;
   std::uint64_t size_ = 0;
 };
 

@@ -85,7 +85,7 @@ class TextSource {
   std::unique_ptr<InputStream> in_;  // null between two files
   std::vector<char> block_;          // [at_, end_) is read and not yet split into lines
   std::size_t at_ = 0, end_ = 0;
-  std::uint64_t closed_bytes_ = 0;  // of the files before
+  std::uint64_t closed_bytes_ = 0;  // bytes of the files before
   std::int64_t line_number_ = 0;
 
   std::string line_;             // a line without its end, or a part of a long one
@@ -95,7 +95,7 @@ class TextSource {
   bool line_complete_ = false;   // nothing of the line follows
   bool line_newline_ = false;    // it ended in "\n", not with the file
 
-  std::string document_;  // what was not handed out yet of the open document
+  std::string document_;  // the part of the open document that was not handed out yet
   bool document_open_ = false;
   bool document_continues_ = false;  // a piece of it was handed out
   std::int64_t document_line_ = 0;
@@ -104,8 +104,8 @@ class TextSource {
 /// Throws Error{data} saying what the file is and what to do, unless it is text or JSON lines as far as
 /// `head`, its first block (`whole`: all of it), tells. Refused are
 ///   - archives, binary formats, and packed files but gzip's and zstd's, by their first bytes; UTF-16;
-///   anything with a NUL in
-///     the first 8000 bytes;
+///   anything
+///     with a NUL in the first 8000 bytes;
 ///   - one JSON array or object that fills the block, and JSON objects one after the other, unless each is a
 ///     line of a .jsonl file.
 /// Text that only begins like JSON ("[1] Smith", "{sic} he wrote") passes: the block must parse.

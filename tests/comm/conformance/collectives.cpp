@@ -18,22 +18,28 @@ bool skip(std::int64_t n, DType dtype, int ranks) {
   return n == longest && (ranks > 4 || (dtype != DType::f32 && dtype != DType::bf16));
 }
 
+/// Calls body<T>(n, dtype, shared) for tensors of these types and all sizes, in memory that peers see and in
+/// other.
+template <class Body>
+void for_every_tensor(const std::vector<DType>& dtypes, int ranks, const Body& body) {
+  for (const DType dtype : dtypes)
+    for (const std::int64_t n : counts)
+      for (const bool shared : {false, true})
+        if (!skip(n, dtype, ranks))
+          with_type(dtype, [&]<class T>() { body.template operator()<T>(n, dtype, shared); });
+}
+
 TEST_P(Conformance, AllReduceSumsInRankOrder) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
-    for (const DType dtype : dtypes())
-      for (const std::int64_t n : counts)
-        for (const bool shared : {false, true}) {
-          if (skip(n, dtype, comm.size())) continue;
-          with_type(dtype, [&]<class T>() {
-            const Tensor x = tensors.make(n, dtype, shared);
-            tensors.fill<T>(x, comm.rank());
-            comm.all_reduce(x, ReduceOp::sum, 1, {.label = "sum"}).wait();
-            tensors.expect_bits<T>(
-                x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i)); },
-                cat("all_reduce ", name_of(dtype), " ", n, shared ? " shared" : ""));
-          });
-        }
+    for_every_tensor(dtypes(), comm.size(), [&]<class T>(std::int64_t n, DType dtype, bool shared) {
+      const Tensor x = tensors.make(n, dtype, shared);
+      tensors.fill<T>(x, comm.rank());
+      comm.all_reduce(x, ReduceOp::sum, 1, {.label = "sum"}).wait();
+      tensors.expect_bits<T>(
+          x, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), i)); },
+          cat("all_reduce ", name_of(dtype), " ", n, shared ? " shared" : ""));
+    });
   });
 }
 
@@ -109,41 +115,28 @@ TEST_P(Conformance, AllGatherOfManyPieces) {
 TEST_P(Conformance, AllGatherOfEveryType) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
-    for (const DType dtype : dtypes())
-      for (const std::int64_t n : counts)
-        for (const bool shared : {false, true}) {
-          if (skip(n, dtype, comm.size())) continue;
-          with_type(dtype, [&]<class T>() {
-            const Tensor shard = tensors.make(n, dtype, shared),
-                         full = tensors.make(n * comm.size(), dtype, false);
-            tensors.fill<T>(shard, comm.rank());
-            comm.all_gather({{shard, full}}).wait();
-            tensors.expect_bits<T>(
-                full, [&](std::int64_t i) { return element<T>(static_cast<int>(i / n), i % n); },
-                "all_gather");
-          });
-        }
+    for_every_tensor(dtypes(), comm.size(), [&]<class T>(std::int64_t n, DType dtype, bool shared) {
+      const Tensor shard = tensors.make(n, dtype, shared), full = tensors.make(n * comm.size(), dtype, false);
+      tensors.fill<T>(shard, comm.rank());
+      comm.all_gather({{shard, full}}).wait();
+      tensors.expect_bits<T>(
+          full, [&](std::int64_t i) { return element<T>(static_cast<int>(i / n), i % n); }, "all_gather");
+    });
   });
 }
 
 TEST_P(Conformance, ReduceScatterOfEveryType) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
-    for (const DType dtype : dtypes())
-      for (const std::int64_t n : counts)
-        for (const bool shared : {false, true}) {
-          if (skip(n, dtype, comm.size())) continue;
-          with_type(dtype, [&]<class T>() {
-            const Tensor full = tensors.make(n * comm.size(), dtype, shared),
-                         shard = tensors.make(n, dtype, false);
-            tensors.fill<T>(full, comm.rank());
-            comm.reduce_scatter({{full, shard, 0, n}}, dtype).wait();
-            const std::int64_t base = comm.rank() * n;
-            tensors.expect_bits<T>(
-                shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); },
-                "reduce_scatter");
-          });
-        }
+    for_every_tensor(dtypes(), comm.size(), [&]<class T>(std::int64_t n, DType dtype, bool shared) {
+      const Tensor full = tensors.make(n * comm.size(), dtype, shared), shard = tensors.make(n, dtype, false);
+      tensors.fill<T>(full, comm.rank());
+      comm.reduce_scatter({{full, shard, 0, n}}, dtype).wait();
+      const std::int64_t base = comm.rank() * n;
+      tensors.expect_bits<T>(
+          shard, [&](std::int64_t i) { return T(reference_sum<T>(comm.size(), base + i)); },
+          "reduce_scatter");
+    });
   });
 }
 

@@ -28,8 +28,7 @@ void expect_mismatch(Tensors& tensors, const std::function<void()>& mine,
   const std::string text = error_of(ErrorKind::comm, [&] {
     mine();
     tensors.finish();
-    // Of calls that are only queued ranks hear when they meet, the last of them when others do not come
-    // again.
+    // Ranks hear of calls that are only queued when they meet, of the last when others do not come again.
     comm.barrier();
     comm.barrier();
   });
@@ -221,7 +220,7 @@ void wait_for_failure(Communicator& comm) {
 
 /// Also by those who wait for a rank of their machine that itself waits for the late one's message.
 TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
-  // Of ranks that poll for messages and take turns on a processor, who is late is a matter of luck.
+  // Where ranks poll for messages and take turns on a processor, who is late is a matter of luck.
   if (ranks() > available_cores() && std::getenv("OMPI_COMM_WORLD_RANK"))
     GTEST_SKIP() << "needs a processor for each rank under mpirun";
   if (ranks() != 2 && ranks() != 3) GTEST_SKIP() << "waits, so on two and three ranks only";
@@ -241,7 +240,7 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
     calls = {calls[(GetParam().name.size() + static_cast<std::size_t>(ranks())) % calls.size()]};
   for (const auto& [name, call] : calls)
     run(options, [&](Communicator& world) {
-      // Of a part that counts ranks from the last on, they still have the world's numbers.
+      // Ranks of a part that counts them from the last on still have the world's numbers.
       const auto part = world.split(0, -world.rank());
       Communicator& comm = *part;
       Tensors tensors(comm, device(comm));

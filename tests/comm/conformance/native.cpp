@@ -8,7 +8,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Of one rounding, relative.
+/// The relative precision of one rounding.
 double precision(DType dtype) {
   return dtype == DType::bf16  ? 0x1p-8
          : dtype == DType::f16 ? 0x1p-11
@@ -127,7 +127,7 @@ TEST_P(Conformance, NativeAllReducesAgreeToRounding) {
   });
 }
 
-/// What no order of sums can change has the bits of every other reduction.
+/// Results that no order of sums can change have the bits of every other reduction.
 TEST_P(Conformance, NativeExtremesAndIntegersAreTheSame) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));

@@ -53,8 +53,8 @@ TEST_P(Conformance, AReceivePostedEarlyHoldsNothingUp) {
   });
 }
 
-/// What a pair sends is made from what it received, while the next receive is posted: activations one way on
-/// one communicator, gradients the other way on another, tiny and large ones among each other.
+/// A pair makes its messages from those that it received, while the next receive is posted: activations one
+/// way on one communicator, gradients the other way on another, tiny and large ones among each other.
 TEST_P(Conformance, TwoCommunicatorsCarryBothDirectionsOfAPipeline) {
   run([&](Communicator& comm) {
     Tensors tensors(comm, device(comm));
@@ -133,7 +133,7 @@ TEST_P(Conformance, WhoWaitsForATransferLeavesItsCoreToOthers) {
     }
     tensors.finish();
     comm.barrier();
-    // Of a process with all ranks: the waits of all of them.
+    // In a process with all ranks these are the waits of all of them.
     EXPECT_LT(processor_seconds() - before, 0.4 * 1e-3 * static_cast<double>(nap.count()) * ranks());
   });
 }
@@ -175,7 +175,7 @@ TEST_P(Conformance, WhoHoldsUpAChainOfRanksIsNamed) {
   });
 }
 
-/// Of transfers with several peers only the late ones are named.
+/// Errors of transfers with several peers name only the late ones.
 TEST_P(Conformance, OnlyThePeerOfALateTransferIsNamed) {
   if (ranks() != 3) GTEST_SKIP() << "waits, so on three ranks only";
   CommOptions options = GetParam().options;

@@ -30,14 +30,14 @@ struct Operation {
   enum Kind { all_gather, broadcast, send, receive, reduce_scatter, all_reduce } kind;
   const std::byte* from;
   std::byte* to;
-  std::size_t bytes;  ///< of the sums: what each rank gets
-  int peer;           ///< of the sums: the type
+  std::size_t bytes;  ///< for sums: those that each rank gets
+  int peer;           ///< for sums: the type
 };
 
 struct Batch {
   std::vector<Operation> operations;
   LazyQueue::State* stream;
-  std::size_t position;  ///< what is queued on the stream before it
+  std::size_t position;  ///< its place among what is queued on the stream
 };
 
 struct Group;
@@ -164,7 +164,7 @@ void sum_backwards(const std::vector<const std::byte*>& sources, std::vector<std
   }
 }
 
-/// What batch k adds up, for every rank.
+/// Adds up batch k for every rank.
 void add_sums(const Group& group, std::size_t k, Moves& moves) {
   std::vector<std::vector<Operation>> all;
   for (const auto& member : group.members) all.push_back(pick(member->batches[k], false));
@@ -214,7 +214,7 @@ struct ncclComm {
 
 namespace {
 
-/// What the calls between ncclGroupStart() and ncclGroupEnd() say.
+/// The calls between ncclGroupStart() and ncclGroupEnd().
 struct Pending {
   std::vector<Operation> operations;
   ncclComm* comm = nullptr;

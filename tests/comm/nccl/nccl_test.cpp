@@ -197,7 +197,7 @@ TEST(Nccl, AnErrorOfTheLibraryEndsTheGroup) {
   EXPECT_EQ(counts.destroyed, 0);
 }
 
-/// What befalls a call after it was queued: its watcher sees it, and whoever waits for the GPU is told.
+/// The watcher of a queued call sees its error, and whoever waits for the GPU is told.
 TEST(Nccl, AnErrorOfAQueuedCallReachesWhoWaitsForTheGpu) {
   on_ranks(1, 60, [](Rank& rank) {
     const Tensor x = rank.on_gpu(1000, DType::f32);

@@ -30,14 +30,14 @@ class Rank {
   void produce(const Tensor& x, int salt = 0) {
     gpu->submit(gpu->compute_stream(), [x, salt, r = comm.rank()] { conformance::fill<T>(x, r, salt); });
   }
-  /// What a later kernel of the compute stream sees.
+  /// The tensor as a later kernel of the compute stream sees it.
   Tensor seen(const Tensor& x) {
     const Tensor out = pinned(x.numel(), x.dtype());
     gpu->copy(out.raw(), x.raw(), x.bytes());
     gpu->synchronize();
     return out;
   }
-  /// What the tensor's next user on the compute stream does.
+  /// Does as the tensor's next user on the compute stream.
   void overwrite(const Tensor& x) {
     gpu->submit(gpu->compute_stream(), [x] { std::memset(x.raw(), 0x77, x.bytes()); });
   }

@@ -333,7 +333,7 @@ TEST(Collectives, ADeadRankIsAnErrorOnTheOthers) {
 
 /// It is gone while an error of this rank's own unwinds, perhaps.
 TEST(Exchanges, ThatAreDroppedDropWhateverTheyThrew) {
-  struct OutOfMemory final : comm::Work::State {
+  struct OutOfMemory final : comm::Work::Completion {
     bool done() override { return true; }
     void wait() override {
       ++waits;

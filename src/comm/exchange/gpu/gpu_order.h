@@ -1,6 +1,8 @@
 #pragma once
 
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "comm/exchange/call.h"
 #include "device/accelerator.h"
@@ -17,19 +19,39 @@ class GpuOrder {
   const std::shared_ptr<device::Accelerator>& gpu() const { return gpu_; }
 
   /// On the caller's thread: looks where the call's tensors lie, and records an event on the compute stream.
-  void admit(Call& call) const;
+  void admit(Call& call) const {
+    // By its storage: a view may begin where its storage ends, when it is empty.
+    for_each_tensor(call, [&](const Tensor& x) {
+      (gpu_->in_gpu_memory(x.storage().data()) ? call.gpu : call.host) = true;
+    });
+    if (call.gpu || call.host) call.ready = gpu_->compute_stream().record();
+  }
   /// On the thread that runs the call. The processor touches tensors of the host itself: waits for what fills
   /// or reads them.
-  void before(const Call& call) const;
+  void before(const Call& call) const {
+    if (!call.gpu) call.ready.wait(gpu_->deadline(), describe(call));
+  }
   /// On the thread that waits for the call, once it has run without error: orders the compute stream after it
   /// and lets staging go. Where tensors of the host take part, waits until the processor may touch them.
-  void settle(Call& call) const;
+  void settle(Call& call) const {
+    if (!call.done) return;
+    gpu_->compute_stream().wait(call.done);
+    if (call.host) call.done.wait(gpu_->deadline(), describe(call));
+    call.done = {};
+    call.staging.clear();
+  }
 
  private:
   std::shared_ptr<device::Accelerator> gpu_;
 };
 
-/// For calls that nobody waited for: waits until no stream uses their tensors any more.
-void outlast(Call& call) noexcept;
+/// Waits until no stream uses the tensors of a call that nobody waited for.
+inline void outlast(Call& call) noexcept {
+  if (!call.done) return;
+  std::vector<device::Storage> memory;
+  for_each_tensor(call, [&](const Tensor& x) { memory.push_back(x.storage()); });
+  for (const Tensor& x : call.staging) memory.push_back(x.storage());
+  const device::StreamUse waits(std::exchange(call.done, {}), std::move(memory));
+}
 
 }  // namespace sherd::comm

@@ -27,10 +27,11 @@ class GpuRoute {
 
   /// Runs a checked collective of which some tensor is the GPU's, after Call::ready; sets Call::done.
   virtual void run(Call& call);
-  /// As Backend's, for transfers of such tensors. start() sets Call::travelling or Call::greeting.
+  /// The functions of Backend, for transfers of such tensors. start() sets Call::travelling or
+  /// Call::greeting.
   virtual void start(Call& transfer);
   virtual bool advance(Call& transfer);
-  virtual void abandon(Call& transfer) noexcept { host_->abandon(transfer); }
+  virtual void cancel(Call& transfer) noexcept { host_->cancel(transfer); }
 
   /// Collective: the route of the group that a split made; `part` is null where this rank is in none.
   virtual std::unique_ptr<GpuRoute> split(int color, int key, Backend* part);
@@ -56,7 +57,7 @@ struct GpuCard {
   bool present = false;
   bool nccl = false;       ///< its build has NCCL, which knows the GPU
   std::uint64_t card = 0;  ///< the same for ranks that share one
-  int rank = 0;            ///< that has it, by its number in the world
+  int rank = 0;            ///< the rank that has it, by its number in the world
 };
 enum class GpuTraffic : std::uint8_t { none, shared_card, nccl, staged };
 struct GpuPlan {

@@ -17,7 +17,7 @@ class GpuWorker final : public Worker {
   bool immediate() const override { return false; }
 
   void begin(const Call& call, std::size_t) override {
-    gpu_->make_current();  // of the group's own thread
+    gpu_->make_current();  // the group's own thread may run the call
     stream_.wait(call.ready);
   }
   void publish() override { events_.left[rank_][++published_ % 2] = stream_.record(); }
@@ -25,7 +25,7 @@ class GpuWorker final : public Worker {
     for (const auto& left : events_.left) stream_.wait(left[published_ % 2]);
   }
   void end(Call& call) override { call.done = stream_.record(); }
-  void abandon() noexcept override {
+  void drain() noexcept override {
     try {
       stream_.record().wait(gpu_->deadline(), "a failed collective");
     } catch (const std::exception& error) {

@@ -19,7 +19,7 @@ struct EventBoard {
   std::vector<std::array<device::Event, 2>> left;
 };
 
-/// Queues on `stream` what Worker::reduce says, on memory that the GPU's kernels reach.
+/// Queues Worker::reduce() on `stream`, for memory that the GPU's kernels reach.
 using GpuReduce = std::function<void(device::Accelerator& gpu, device::Stream& stream, const ReduceSpec& how,
                                      std::span<const std::byte* const> sources,
                                      std::span<std::byte* const> outs, std::int64_t count)>;

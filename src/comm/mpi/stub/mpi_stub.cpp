@@ -10,12 +10,7 @@ LaunchedWorld join_mpi_world(const CommOptions&) {
   fail(ErrorKind::usage,
        "this build has no MPI communicator: install OpenMPI's development package (on Debian "
        "libopenmpi-dev) and configure again with -DSHERD_WITH_MPI=ON, start the ranks with torchrun, or use "
-       "local ranks "
-       "(--ranks N)");
-}
-
-std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
-  return join_mpi_world(options).world;
+       "local ranks (--ranks N)");
 }
 
 }  // namespace sherd::comm

@@ -1,4 +1,3 @@
-#include "comm/library_version.h"
 #include "comm/nccl/nccl_route.h"
 
 namespace sherd::comm {

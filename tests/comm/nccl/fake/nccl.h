@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-/// What src/comm/nccl uses of NVIDIA's header, for a library that tests can run without a GPU
+/// The part of NVIDIA's header that src/comm/nccl uses, for a library that tests can run without a GPU
 /// (fake_nccl.cpp). Found instead of theirs by the order of include folders.
 
 typedef struct CUstream_st* cudaStream_t;

@@ -1,4 +1,4 @@
-// What becomes of memory that messages used when their calls fail.
+// Memory that messages used when their calls fail.
 #include <utility>
 
 #include "comm/processes/process_group.h"
@@ -56,14 +56,14 @@ class Unstoppable final : public Port {
   std::shared_ptr<Port> port_;
 };
 
-/// What rank 0 calls, with tensors whose storage it tells of; rank 1 never comes to it.
+/// A call of rank 0 with tensors whose storage it tells of; rank 1 never comes to it.
 struct Given {
   const char* name;
   void (*call)(Communicator& comm, const Tensor& small, const Tensor& large);
   bool uses_small;
 };
 
-class GivenUp : public ::testing::TestWithParam<Given> {
+class CancelledCall : public ::testing::TestWithParam<Given> {
  protected:
   static constexpr std::int64_t n = 300'000;
 
@@ -101,15 +101,15 @@ class GivenUp : public ::testing::TestWithParam<Given> {
   }
 };
 
-TEST_P(GivenUp, MemoryThatThePortMayStillTouchStays) {
+TEST_P(CancelledCall, MemoryThatThePortMayStillTouchStays) {
   EXPECT_EQ(kept(false), std::pair(GetParam().uses_small, true));
 }
-TEST_P(GivenUp, OtherMemoryGoes) {
+TEST_P(CancelledCall, OtherMemoryGoes) {
   EXPECT_EQ(kept(true), std::pair(false, false));
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Messages, GivenUp,
+    Messages, CancelledCall,
     ::testing::Values(
         Given{"allGather",
               [](Communicator& c, const Tensor& x, const Tensor& y) {

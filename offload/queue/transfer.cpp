@@ -1,7 +1,8 @@
-#include "offload/queue/piece.h"
+#include "offload/queue/transfer.h"
 
 #include <algorithm>
 
+#include "base/crc32c.h"
 #include "offload/file/swap_file.h"
 
 namespace sherd::offload {
@@ -21,10 +22,10 @@ bool ragged(const Transfer& transfer) {
 
 }  // namespace
 
-Piece next_piece(const Transfer& transfer, const Cutting& cutting) {
+TransferPiece next_piece(const Transfer& transfer, const Cutting& cutting) {
   const std::uint64_t at = transfer.offset + transfer.cut;
   const std::size_t left = transfer.bytes - transfer.cut;
-  Piece piece;
+  TransferPiece piece;
   piece.skip = at % page;
   piece.memory = transfer.memory + transfer.cut;
   const bool aims_direct =
@@ -40,6 +41,28 @@ Piece next_piece(const Transfer& transfer, const Cutting& cutting) {
   const std::uint64_t end = at + piece.bytes;
   piece.merge = transfer.write && (piece.skip != 0 || (end % page != 0 && end != transfer.extent->bytes));
   return piece;
+}
+
+std::uint64_t checksum_bytes(std::uint64_t bytes) {
+  return round_up(bytes, page) / page * sizeof(std::uint32_t);
+}
+
+std::vector<std::uint32_t> checksums_of_zeros(std::uint64_t bytes) {
+  const std::vector<std::byte> zeros(page);
+  return std::vector<std::uint32_t>(round_up(bytes, page) / page, crc32c(zeros.data(), page));
+}
+
+void note_pages(Extent& extent, std::uint64_t at, const std::byte* pages, std::size_t bytes) {
+  if (extent.checksums.empty()) return;
+  for (std::size_t i = 0; i < bytes; i += page) extent.checksums[(at + i) / page] = crc32c(pages + i, page);
+}
+
+std::optional<std::uint64_t> find_bad_page(const Extent& extent, std::uint64_t at, const std::byte* pages,
+                                           std::size_t bytes) {
+  if (extent.checksums.empty()) return {};
+  for (std::size_t i = 0; i < bytes; i += page)
+    if (extent.checksums[(at + i) / page] != crc32c(pages + i, page)) return at + i;
+  return {};
 }
 
 }  // namespace sherd::offload

@@ -1,4 +1,4 @@
-#include "offload/queue/piece.h"
+#include "offload/queue/transfer.h"
 
 #include <gtest/gtest.h>
 
@@ -11,18 +11,15 @@ namespace {
 
 constexpr std::uint64_t begin = 40 * page, size = 1'000'001;
 
-std::vector<Piece> pieces_of(std::uint64_t offset, std::size_t bytes, std::uintptr_t address, bool leased,
-                             bool write) {
-  Transfer transfer;
-  transfer.extent = std::make_shared<Extent>();
-  transfer.extent->begin = begin;
-  transfer.extent->bytes = size;
-  transfer.write = write;
-  transfer.offset = offset;
+std::vector<TransferPiece> pieces_of(std::uint64_t offset, std::size_t bytes, std::uintptr_t address,
+                                     bool leased, bool write) {
+  auto extent = std::make_shared<Extent>();
+  extent->begin = begin;
+  extent->bytes = size;
+  Transfer transfer(nullptr, std::move(extent), write, offset, bytes);
   transfer.memory = reinterpret_cast<std::byte*>(address);  // never followed
-  transfer.bytes = bytes;
   if (leased) transfer.lease = std::make_shared<int>();
-  std::vector<Piece> pieces;
+  std::vector<TransferPiece> pieces;
   while (transfer.cut < bytes) {
     pieces.push_back(next_piece(transfer, {16 * page, 4 * page}));
     transfer.cut += pieces.back().bytes;
@@ -31,9 +28,9 @@ std::vector<Piece> pieces_of(std::uint64_t offset, std::size_t bytes, std::uintp
   return pieces;
 }
 
-std::size_t direct_bytes(const std::vector<Piece>& pieces) {
+std::size_t direct_bytes(const std::vector<TransferPiece>& pieces) {
   std::size_t sum = 0;
-  for (const Piece& piece : pieces) sum += piece.direct ? piece.bytes : 0;
+  for (const TransferPiece& piece : pieces) sum += piece.direct ? piece.bytes : 0;
   return sum;
 }
 
@@ -45,7 +42,7 @@ TEST(NextPiece, pieces_follow_each_other_and_cover_the_transfer) {
           for (const bool write : {false, true}) {
             if (offset + bytes > size) continue;
             std::uint64_t at = offset;
-            for (const Piece& piece : pieces_of(offset, bytes, address, leased, write)) {
+            for (const TransferPiece& piece : pieces_of(offset, bytes, address, leased, write)) {
               EXPECT_EQ(piece.file_begin + piece.skip, begin + at);
               EXPECT_EQ(reinterpret_cast<std::uintptr_t>(piece.memory), address + (at - offset));
               EXPECT_EQ(piece.file_begin % page, 0u);

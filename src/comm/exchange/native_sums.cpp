@@ -1,8 +1,6 @@
-#include "comm/messages/native_sums.h"
+#include "comm/exchange/exchange.h"
 
 #include <algorithm>
-#include <cstring>
-#include <vector>
 
 #include "base/error.h"
 
@@ -12,7 +10,7 @@ namespace {
 /// The bytes of one request of the library: large enough for its algorithms, and counts fit an int.
 constexpr std::size_t most_bytes = std::size_t{16} << 20;
 
-void reduce_scatter(Messages& messages, Worker& worker, const Call& call, const ReducePiece& piece) {
+void native_reduce_scatter(Messages& messages, Worker& worker, const Call& call, const ReducePiece& piece) {
   Port& port = messages.port();
   const DType dtype = call.rounding;
   const std::size_t width = size_of(dtype);
@@ -35,7 +33,7 @@ void reduce_scatter(Messages& messages, Worker& worker, const Call& call, const 
   }
 }
 
-void all_reduce(Messages& messages, Worker& worker, const Call& call) {
+void native_all_reduce(Messages& messages, Worker& worker, const Call& call) {
   Port& port = messages.port();
   const DType dtype = call.x.dtype();
   const std::size_t width = size_of(dtype);
@@ -55,25 +53,22 @@ void all_reduce(Messages& messages, Worker& worker, const Call& call) {
 
 }  // namespace
 
-int Port::reduce_scatter(const void*, void*, std::size_t, DType) {
-  fail(ErrorKind::usage, kind(), " adds nothing up itself");
-}
-
-int Port::all_reduce(const void*, void*, std::size_t, DType) {
-  fail(ErrorKind::usage, kind(), " adds nothing up itself");
-}
-
-bool sums_natively(const Port& port, const Call& call) {
-  if (!wants_native_sum(call)) return false;
+/// Whether the port's library makes the sums of this call (Reduction::native): the same on all ranks.
+bool HostExchange::sums_natively(const Call& call) {
+  if (!messages_ || !wants_native_sum(call)) return false;
+  const Port& port = messages_->port();
   if (call.kind == Collective::all_reduce) return port.sums(call.x.dtype());
   return call.kind == Collective::reduce_scatter && port.sums(call.rounding) &&
          std::all_of(call.reduces.begin(), call.reduces.end(),
                      [&](const ReducePiece& piece) { return piece.full.dtype() == call.rounding; });
 }
 
-void sum_natively(Messages& messages, Worker& worker, const Call& call) {
-  if (call.kind == Collective::all_reduce) return all_reduce(messages, worker, call);
-  for (const ReducePiece& piece : call.reduces) reduce_scatter(messages, worker, call, piece);
+/// In the library's own order, whichever machines ranks are on.
+void HostExchange::sum_natively(const Call& call) {
+  open(call, {});
+  if (call.kind == Collective::all_reduce) return native_all_reduce(*messages_, machine_.worker(), call);
+  for (const ReducePiece& piece : call.reduces)
+    native_reduce_scatter(*messages_, machine_.worker(), call, piece);
 }
 
 }  // namespace sherd::comm

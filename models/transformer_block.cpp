@@ -37,6 +37,35 @@ Packing gated_packing(const GptConfig& c, std::int64_t width) {
   return {.tensors = {{{0, width}}, {{width, 2 * width}}}, .published_as_one = fused(c, &TensorNames::up)};
 }
 
+/// The parts' rows, each times the score that the gate's output of the same number has.
+Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, const std::vector<Var>& parts) {
+  const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
+  const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
+  const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
+                                             gate.bias() ? tape.parameter(gate.bias()) : Var());
+  // A router that takes everything.
+  const int all = static_cast<int>(parts.size());
+  const autograd::Routed routed = autograd::route(logits, {}, {.top_k = all, .scores = scores});
+  std::vector<std::int32_t> places;
+  for (std::size_t i = 0; i < routed.chosen.size(); ++i)
+    places.push_back(
+        static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
+  std::vector<Var> rows;
+  for (const Var& part : parts) rows.push_back(as_rows(part));
+  const Var sum = autograd::combine_rows(
+      all == 1 ? rows[0] : autograd::join_rows(rows),
+      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
+  return autograd::reshape(sum, x.shape());
+}
+
+/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
+/// its attention alone.
+std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
+  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
+  if (c.moe.experts == 0) out->set_adapters(c, layout);
+  return out;
+}
+
 }  // namespace
 
 std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::Layout& layout) {
@@ -131,31 +160,6 @@ ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& l
   coefficient_ = add("coefficient", gate(2, true));
 }
 
-namespace {
-
-/// The parts' rows, each times the score that the gate's output of the same number has.
-Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, const std::vector<Var>& parts) {
-  const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
-  const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
-  const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
-                                             gate.bias() ? tape.parameter(gate.bias()) : Var());
-  // A router that takes everything.
-  const int all = static_cast<int>(parts.size());
-  const autograd::Routed routed = autograd::route(logits, {}, {.top_k = all, .scores = scores});
-  std::vector<std::int32_t> places;
-  for (std::size_t i = 0; i < routed.chosen.size(); ++i)
-    places.push_back(
-        static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
-  std::vector<Var> rows;
-  for (const Var& part : parts) rows.push_back(as_rows(part));
-  const Var sum = autograd::combine_rows(
-      all == 1 ? rows[0] : autograd::join_rows(rows),
-      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
-  return autograd::reshape(sum, x.shape());
-}
-
-}  // namespace
-
 Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   const Var routed = parallel::Moe::forward(tape, x);
   if (dense_) return weighed(tape, x, *coefficient_, RouterScores::softmax, {routed, (*dense_)(tape, x)});
@@ -164,18 +168,6 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   if (shared_gate_) beside = weighed(tape, x, *shared_gate_, RouterScores::sigmoid, {beside});
   return autograd::add(routed, beside);
 }
-
-namespace {
-
-/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
-/// its attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
-  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
-  if (c.moe.experts == 0) out->set_adapters(c, layout);
-  return out;
-}
-
-}  // namespace
 
 TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)

@@ -33,45 +33,28 @@ Model gpt2() {
   return m;
 }
 
-}  // namespace
+/// A family's name, and a model whose fields marked "by type" are the family's defaults.
+struct FamilyDefaults {
+  std::string_view name;
+  Model model;
+};
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> all = [] {
-    std::vector<Family> rows{{"gpt2", gpt2()},
-                             {"llama", decoder()},
-                             {"mistral", decoder()},
-                             {"qwen2", with_qkv_bias(decoder())},
-                             {"qwen3", with_qk_norm(decoder())},
-                             {"mixtral", decoder()},
-                             {"qwen3_moe", with_qk_norm(decoder())},
-                             {"phi3", decoder()}};
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].defaults.type = static_cast<ModelType>(i);
+/// All families, in the order of ModelType.
+const std::vector<FamilyDefaults>& families() {
+  static const std::vector<FamilyDefaults> all = [] {
+    std::vector<FamilyDefaults> rows{{"gpt2", gpt2()},
+                                     {"llama", decoder()},
+                                     {"mistral", decoder()},
+                                     {"qwen2", with_qkv_bias(decoder())},
+                                     {"qwen3", with_qk_norm(decoder())},
+                                     {"mixtral", decoder()},
+                                     {"qwen3_moe", with_qk_norm(decoder())},
+                                     {"phi3", decoder()}};
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
   return all;
 }
-
-std::vector<std::string> family_names() {
-  std::vector<std::string> out;
-  for (const Family& family : families()) out.emplace_back(family.name);
-  return out;
-}
-
-ModelType family_named(std::string_view name) {
-  for (const Family& family : families())
-    if (family.name == name) return family.defaults.type;
-  fail(ErrorKind::usage, "no family of models is called '", name, "'");
-}
-
-const Model& defaults_of(ModelType type) {
-  return families()[static_cast<std::size_t>(type)].defaults;
-}
-
-std::string_view name_of(ModelType type) {
-  return families()[static_cast<std::size_t>(type)].name;
-}
-
-namespace {
 
 template <class... Args>
 void expect(bool holds, const Args&... args) {
@@ -127,6 +110,26 @@ void check_experts(const Model& m) {
 }
 
 }  // namespace
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> out;
+  for (const FamilyDefaults& family : families()) out.emplace_back(family.name);
+  return out;
+}
+
+ModelType family_named(std::string_view name) {
+  for (const FamilyDefaults& family : families())
+    if (family.name == name) return family.model.type;
+  fail(ErrorKind::usage, "no family of models is called '", name, "'");
+}
+
+const Model& defaults_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].model;
+}
+
+std::string_view name_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].name;
+}
 
 Model resolved(Model m) {
   check_bounds(m);

@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "base/excerpt.h"
-#include "config/given_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -21,92 +21,6 @@ bool is_yarn(const RopeScaling& rope) {
   return rope.type == RotaryScaling::yarn;
 }
 
-}  // namespace
-
-const Table<RopeScaling>& rope_table() {
-  using T = RopeScaling;
-  static const Table<RopeScaling> table{
-      Auto::is_a_value,
-      {choice("rope_type", &T::type, rope_types, "\"linear\"")
-           .means("how positions are scaled; default: not at all", also("type"), required),
-       real("factor", &T::factor, "8", 1)
-           .means("by how much sequences may be longer", required,
-                  by("required, but with rope_type default")),
-       integer("original_max_position_embeddings", &T::original_max_positions, "32", 1, most_positions)
-           .where([](const T& rope) { return is_llama3(rope) || is_yarn(rope); })
-           .means("llama3, yarn: the first length, positions that the model was first trained on",
-                  by("llama3: required; yarn: `max_positions`")),
-       real("low_freq_factor", &T::low_freq_factor, "2", 0, infinity, true)
-           .where(is_llama3)
-           .means("llama3: waves longer than the first length over this are scaled in full",
-                  by("required with llama3")),
-       real("high_freq_factor", &T::high_freq_factor, "8", 0, infinity, true)
-           .where(is_llama3)
-           .means("llama3: waves shorter than the first length over this are not scaled",
-                  by("required with llama3")),
-       real("beta_fast", &T::beta_fast, "16", 0, infinity, true)
-           .where(is_yarn)
-           .means("yarn: dimensions that turn more often than this in the first length are not scaled"),
-       real("beta_slow", &T::beta_slow, "2", 0, infinity, true)
-           .where(is_yarn)
-           .means("yarn: dimensions that turn less often than this in the first length are scaled in full"),
-       boolean("truncate", &T::truncate)
-           .where(is_yarn)
-           .means("yarn: the bounds between both are whole dimensions"),
-       real("attention_factor", &T::attention_factor, "1.2", 0, infinity, true)
-           .unset(0.0)
-           .where(is_yarn)
-           .means("yarn: factor of rotated queries and keys", by("0.1 · ln `factor` + 1"))},
-      [](T& rope, const Given& given, const Value& section) { finish_rope(rope, given, section); }};
-  return table;
-}
-
-void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
-  const Table<RopeScaling>& table = rope_table();
-  const auto require_key = [&](const char* name) {
-    if (!given.contains(name)) section.error("needs \"", name, "\"");
-  };
-  require_key("rope_type");
-  if (rope.type != RotaryScaling::none) require_key("factor");
-  note_idle(table, rope, given, section, cat("no effect with ", type_of(rope)));
-  if (is_llama3(rope))
-    for (const char* name : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      require_key(name);
-  if (is_llama3(rope) && rope.low_freq_factor >= rope.high_freq_factor)
-    section.error("low_freq_factor ", rope.low_freq_factor, " must be below high_freq_factor ",
-                  rope.high_freq_factor);
-  if (is_yarn(rope) && rope.beta_slow >= rope.beta_fast)
-    section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
-  // A value without effect is not kept.
-  RopeScaling used;
-  used.type = rope.type;
-  if (rope.type != RotaryScaling::none) used.factor = rope.factor;
-  if (is_llama3(rope))
-    used.low_freq_factor = rope.low_freq_factor, used.high_freq_factor = rope.high_freq_factor;
-  if (is_yarn(rope)) {
-    used.beta_fast = rope.beta_fast, used.beta_slow = rope.beta_slow, used.truncate = rope.truncate;
-    used.attention_factor = rope.attention_factor;
-  }
-  if (is_llama3(rope) || is_yarn(rope)) used.original_max_positions = rope.original_max_positions;
-  rope = used;
-}
-
-void read_rope(RopeScaling& rope, const Value& section) {
-  read_section(rope_table(), rope, section);
-}
-
-Node written_rope(const RopeScaling& rope) {
-  static const Table<RopeScaling> table = rope_table();
-  Node out = written(table, rope);
-  const bool none = rope.type == RotaryScaling::none;
-  std::erase_if(out.members, [&](const auto& member) {
-    return (none && member.first == "factor") || (rope.truncate && member.first == "truncate");
-  });
-  return out;
-}
-
-namespace {
-
 bool is_learned(const Config& config) {
   return config.model->position == Positions::learned;
 }
@@ -200,18 +114,99 @@ void read_model(Config& config, const Value& section) {
   section.expect(Node::Kind::object);
   std::size_t type = 0;
   if (const Node* given = section.node.find("type"); given && !given->is(Node::Kind::null))
-    type = Value{*given, join(section.path, "type"), section.context}.choice(family_names());
-  Model model = families()[type].defaults;
+    type = section.at("type").choice(family_names());
+  Model model = defaults_of(static_cast<ModelType>(type));
   const Given given = read_section(model_table(), model, section);
   for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
     if (!given.contains(name)) section.error("needs \"", name, "\"");
   fill(model, given, section);
-  if (const auto moe = given.find("moe"); moe != given.end())
-    finish_moe(model.moe, {*moe->second, join(section.path, "moe"), section.context});
+  if (given.contains("moe")) finish_moe(model.moe, section.at("moe"));
   config.model = model;
 }
 
 }  // namespace
+
+const Table<RopeScaling>& rope_table() {
+  using T = RopeScaling;
+  static const Table<RopeScaling> table{
+      Auto::is_a_value,
+      {choice("rope_type", &T::type, rope_types, "\"linear\"")
+           .means("how positions are scaled; default: not at all", also("type"), required),
+       real("factor", &T::factor, "8", 1)
+           .means("by how much sequences may be longer", required,
+                  by("required, but with rope_type default")),
+       integer("original_max_position_embeddings", &T::original_max_positions, "32", 1, most_positions)
+           .where([](const T& rope) { return is_llama3(rope) || is_yarn(rope); })
+           .means("llama3, yarn: the first length, positions that the model was first trained on",
+                  by("llama3: required; yarn: `max_positions`")),
+       real("low_freq_factor", &T::low_freq_factor, "2", 0, infinity, true)
+           .where(is_llama3)
+           .means("llama3: waves longer than the first length over this are scaled in full",
+                  by("required with llama3")),
+       real("high_freq_factor", &T::high_freq_factor, "8", 0, infinity, true)
+           .where(is_llama3)
+           .means("llama3: waves shorter than the first length over this are not scaled",
+                  by("required with llama3")),
+       real("beta_fast", &T::beta_fast, "16", 0, infinity, true)
+           .where(is_yarn)
+           .means("yarn: dimensions that turn more often than this in the first length are not scaled"),
+       real("beta_slow", &T::beta_slow, "2", 0, infinity, true)
+           .where(is_yarn)
+           .means("yarn: dimensions that turn less often than this in the first length are scaled in full"),
+       boolean("truncate", &T::truncate)
+           .where(is_yarn)
+           .means("yarn: the bounds between both are whole dimensions"),
+       real("attention_factor", &T::attention_factor, "1.2", 0, infinity, true)
+           .unset(0.0)
+           .where(is_yarn)
+           .means("yarn: factor of rotated queries and keys", by("0.1 · ln `factor` + 1"))},
+      [](T& rope, const Given& given, const Value& section) { finish_rope(rope, given, section); }};
+  return table;
+}
+
+void finish_rope(RopeScaling& rope, const Given& given, const Value& section) {
+  const Table<RopeScaling>& table = rope_table();
+  const auto require_key = [&](const char* name) {
+    if (!given.contains(name)) section.error("needs \"", name, "\"");
+  };
+  require_key("rope_type");
+  if (rope.type != RotaryScaling::none) require_key("factor");
+  note_idle(table, rope, given, section, cat("no effect with ", type_of(rope)));
+  if (is_llama3(rope))
+    for (const char* name : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      require_key(name);
+  if (is_llama3(rope) && rope.low_freq_factor >= rope.high_freq_factor)
+    section.error("low_freq_factor ", rope.low_freq_factor, " must be below high_freq_factor ",
+                  rope.high_freq_factor);
+  if (is_yarn(rope) && rope.beta_slow >= rope.beta_fast)
+    section.error("beta_slow ", rope.beta_slow, " must be below beta_fast ", rope.beta_fast);
+  // A value without effect is not kept.
+  RopeScaling used;
+  used.type = rope.type;
+  if (rope.type != RotaryScaling::none) used.factor = rope.factor;
+  if (is_llama3(rope))
+    used.low_freq_factor = rope.low_freq_factor, used.high_freq_factor = rope.high_freq_factor;
+  if (is_yarn(rope)) {
+    used.beta_fast = rope.beta_fast, used.beta_slow = rope.beta_slow, used.truncate = rope.truncate;
+    used.attention_factor = rope.attention_factor;
+  }
+  if (is_llama3(rope) || is_yarn(rope)) used.original_max_positions = rope.original_max_positions;
+  rope = used;
+}
+
+void read_rope(RopeScaling& rope, const Value& section) {
+  read_section(rope_table(), rope, section);
+}
+
+Node written_rope(const RopeScaling& rope) {
+  static const Table<RopeScaling> table = rope_table();
+  Node out = written(table, rope);
+  const bool none = rope.type == RotaryScaling::none;
+  std::erase_if(out.members, [&](const auto& member) {
+    return (none && member.first == "factor") || (rope.truncate && member.first == "truncate");
+  });
+  return out;
+}
 
 const Table<Model>& model_table() {
   static const Table<Model> table = [] {

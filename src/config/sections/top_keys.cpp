@@ -1,4 +1,3 @@
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -155,7 +154,7 @@ std::vector<Setting> settings(const Config& config) {
 
 std::map<std::string, std::string> every_value(const Config& config) {
   std::vector<Setting> all;
-  add_settings(written(top_table(), config, Extent::whole), "", Concerns::training, all);
+  add_settings(written(top_table(), config, Selection::whole), "", Concerns::training, all);
   std::map<std::string, std::string> out;
   for (const Setting& setting : all) out[setting.key] = setting.value;
   return out;

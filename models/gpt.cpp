@@ -110,7 +110,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(c.padded_vocab(), c.hidden_size, layout,
                                                                      init, c.vocab_size));
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
-  if (c.position == config::Positions::learned)
+  if (c.position == config::PositionType::learned)
     positions_ = add(
         "positions",
         parallel::on_stream(std::make_shared<nn::Positions>(c.max_positions, c.hidden_size, init), layout));

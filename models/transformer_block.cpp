@@ -9,7 +9,7 @@ namespace {
 
 using autograd::Packing;
 using config::Norm;
-using config::Positions;
+using config::PositionType;
 
 /// Whether a model in its family's style is published with these parts in one tensor.
 bool fused(const GptConfig& c, const std::vector<std::string> TensorNames::*parts) {
@@ -21,7 +21,7 @@ bool fused(const GptConfig& c, const std::vector<std::string> TensorNames::*part
 /// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
 Packing qkv_packing(const GptConfig& c) {
   Packing packing{.tensors = {{}, {}, {}},
-                  .published_as_one = c.position == Positions::learned || fused(c, &TensorNames::qkv)};
+                  .published_as_one = c.position == PositionType::learned || fused(c, &TensorNames::qkv)};
   auto& out = packing.tensors;
   const std::int64_t queries = c.num_heads / c.num_kv_heads * c.head_dim;
   for (std::int64_t begin = 0; begin < c.qkv_width(); begin += queries + 2 * c.head_dim) {
@@ -80,7 +80,7 @@ std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::La
 SelfAttention::SelfAttention(const GptConfig& c, const parallel::Layout& layout)
     : layout_(layout),
       geometry_(c.attention()),
-      rotary_(c.position == Positions::rotary ? std::optional(c.rotary()) : std::nullopt),
+      rotary_(c.position == PositionType::rotary ? std::optional(c.rotary()) : std::nullopt),
       norm_eps_(c.norm_epsilon),
       qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
                           c.hidden_size, c.qkv_width(), layout,

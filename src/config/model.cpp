@@ -10,7 +10,7 @@ namespace {
 /// Llama's style: rotary positions, RMSNorm, SwiGLU, no biases, untied embeddings.
 Model decoder() {
   Model m;
-  m.position = Positions::rotary, m.norm = Norm::rmsnorm, m.activation = FfnActivation::swiglu;
+  m.position = PositionType::rotary, m.norm = Norm::rmsnorm, m.activation = FfnActivation::swiglu;
   m.tie_embeddings = m.bias = m.qkv_bias = false;
   return m;
 }
@@ -149,7 +149,7 @@ Model resolved(Model m) {
          " is beyond ", most_ffn_hidden, ", the most there can be");
   expect(m.seq_length <= m.max_positions, "seq_length ", m.seq_length,
          " is longer than the model's max_positions ", m.max_positions);
-  expect(m.position != Positions::rotary || m.head_dim % 2 == 0,
+  expect(m.position != PositionType::rotary || m.head_dim % 2 == 0,
          "rotary positions need an even head size, not ",
          own_head ? "head_dim = " : "hidden_size/num_heads = ", m.head_dim);
   check_experts(m);

@@ -13,7 +13,7 @@ namespace sherd::config {
 /// defaults, and the Hugging Face files that the model is exported as (models/families). No value has a name
 /// in code, so that nothing but the lists of families knows them.
 enum class ModelType : std::uint8_t {};
-enum class Positions : std::uint8_t { learned, rotary };
+enum class PositionType : std::uint8_t { learned, rotary };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
 enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu };
 
@@ -89,10 +89,10 @@ struct Model {
   std::int64_t head_dim = 0;      ///< default hidden_size / num_heads
   /// Default 8/3·hidden_size rounded up to a multiple of 64 in families with SwiGLU, 4·hidden_size in others.
   std::int64_t ffn_hidden_size = 0;
-  Positions position = Positions::learned;  ///< by type
-  double rotary_base = 10000;               ///< > 1; rotary only
-  RopeScaling rope_scaling;                 ///< rotary only
-  std::int64_t sliding_window = 0;          ///< tokens that a query sees, itself among them; 0: all before it
+  PositionType position = PositionType::learned;  ///< by type
+  double rotary_base = 10000;                     ///< > 1; rotary only
+  RopeScaling rope_scaling;                       ///< rotary only
+  std::int64_t sliding_window = 0;  ///< tokens that a query sees, itself among them; 0: all before it
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   Norm norm = Norm::layernorm;                          ///< by type
   double norm_epsilon = 1e-5;                           ///< > 0
@@ -138,7 +138,7 @@ std::string section_of(const Model& model);
 
 std::string_view name_of(ModelType type);            ///< "gpt2", "llama", …
 std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "llama3", "yarn"
-std::string_view name_of(Positions positions);       ///< "learned", "rotary"
+std::string_view name_of(PositionType type);         ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
 

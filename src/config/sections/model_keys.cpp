@@ -6,7 +6,7 @@ namespace {
 
 // Words, in the order of their enums.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
-const std::vector<std::string> positions_names = {"learned", "rotary"};
+const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 
@@ -22,7 +22,7 @@ bool is_yarn(const RopeScaling& rope) {
 }
 
 bool is_learned(const Config& config) {
-  return config.model->position == Positions::learned;
+  return config.model->position == PositionType::learned;
 }
 constexpr const char* learned = "no effect with learned positions";
 
@@ -67,7 +67,7 @@ std::vector<Key<Model>> size_keys() {
 std::vector<Key<Model>> block_keys() {
   using T = Model;
   return {
-      choice("position", &T::position, positions_names, "\"rotary\"")
+      choice("position", &T::position, position_types, "\"rotary\"")
           .means("rotary needs an even head size", shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
           .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
@@ -226,8 +226,8 @@ Key<Config> model_key() {
 std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
-std::string_view name_of(Positions positions) {
-  return positions_names[static_cast<std::size_t>(positions)];
+std::string_view name_of(PositionType type) {
+  return position_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Norm norm) {
   return norm_names[static_cast<std::size_t>(norm)];

@@ -220,7 +220,13 @@ Table<Aio> aio_table() {
 
 // ---- activation_checkpointing ----
 
-constexpr const char* not_full = "no effect without \"recompute\": \"full\" in the section training";
+/// A switch of full recompute has no effect where that is not asked for.
+Idle without_full_recompute(bool Training::*field) {
+  return idle([field](const Config& c) {
+    const bool idle = c.training.*field && c.training.recompute != Recompute::full;
+    return idle ? "no effect without \"recompute\": \"full\" in the section training" : "";
+  });
+}
 
 Table<Training> activation_checkpointing_table() {
   Table<Training> table{
@@ -228,22 +234,11 @@ Table<Training> activation_checkpointing_table() {
       {boolean("cpu_checkpointing", &Training::cpu_checkpointing)
            .means("what full recompute keeps, the inputs of blocks, lies in host memory",
                   "configures a module that models must call; here `training.recompute` decides",
-                  idle(
-                      [](const Config& c) {
-                        return c.training.cpu_checkpointing && c.training.recompute != Recompute::full;
-                      },
-                      not_full),
-                  unless_default),
+                  without_full_recompute(&Training::cpu_checkpointing), unless_default),
        boolean("nvme_checkpointing", &Training::nvme_checkpointing)
            .means(
                "the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not together",
-               "is not there",
-               idle(
-                   [](const Config& c) {
-                     return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
-                   },
-                   not_full),
-               unless_default)}};
+               "is not there", without_full_recompute(&Training::nvme_checkpointing), unless_default)}};
   append(table.keys, foreign_keys<Training>("activation_checkpointing"));
   return table;
 }

@@ -12,13 +12,12 @@ memory for all rounds and step in turn. Compared are:
            with split masters, and with split masters and bf16 moments
 Prints one JSON object: median milliseconds, and medians of the ratios of each round (above 1: ours is faster).
 """
-import argparse
 import json
 import os
 import statistics
 import time
 
-from contenders import HERE, Contender, program
+from contenders import CORES, Contender, options, program
 
 
 class Theirs:
@@ -61,11 +60,8 @@ PAIRS = [("kernel", "fused"), ("kernel_and_copy", "fused"), ("path", "path"), ("
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
+    ap = options(__doc__, threads=CORES, rounds=9)
     ap.add_argument("--millions", type=float, default=50)
-    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--rounds", type=int, default=9)
     a = ap.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before torch and the op start their threads
     theirs = Theirs(a.millions, a.threads)

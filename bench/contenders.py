@@ -4,6 +4,7 @@ A contender is a program that prints "ready FACTS" (JSON) and then answers each 
 of JSON (bench/programs/serving.h; bench/gpt2_pytorch.py). Machines change their speed within seconds, so contenders run in
 rounds, and only ratios of medians, or of times of one round, are compared.
 """
+import argparse
 import json
 import os
 import statistics
@@ -12,6 +13,16 @@ import tempfile
 import threading
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+CORES = len(os.sched_getaffinity(0))
+
+
+def options(doc, **numbers):
+    """A parser of --build and of whole numbers, by their names and defaults; `doc` is the script's."""
+    ap = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
+    for name, default in numbers.items():
+        ap.add_argument("--" + name.replace("_", "-"), type=int, default=default)
+    return ap
 
 
 class Unavailable(Exception):

@@ -7,13 +7,12 @@ Prints each round, then per comparison the ratio of medians of tokens/s (above 1
 per-round ratios. PyTorch runs in every way that may be its best: eager and compiled, pure bf16 and autocast. (The whole
 engine, on a GPU or on cores: bench/train_vs_peers.py.)
 """
-import argparse
 import json
 import os
 import statistics
 import sys
 
-from contenders import HERE, Unavailable, program, run_json
+from contenders import HERE, Unavailable, options, program, run_json
 
 PEERS = {  # name: (our mode, arguments of gpt2_pytorch.py)
     "bf16": ("bf16", ["--mode", "bf16"]),
@@ -32,11 +31,8 @@ def run(command):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__, rounds=3, steps=3)
     ap.add_argument("--python", default=sys.executable)
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
-    ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--steps", type=int, default=3)
     ap.add_argument("--modes", nargs="+", default=["bf16", "bf16-compiled", "fp32"], choices=list(PEERS))
     a = ap.parse_args()
     ours = program(a.build, "bench_gpt2_step")

@@ -10,7 +10,6 @@ is then trained for two steps by bench_train_step; where that fails, another pla
 (device.device_memory_limit); leave a gigabyte of a card to its driver. --seconds bounds the whole.
 Prints JSON lines, then lines "name: figures".
 """
-import argparse
 import json
 import os
 import shutil
@@ -18,7 +17,7 @@ import subprocess
 import sys
 import time
 
-from contenders import HERE, Unavailable, program, run_json
+from contenders import HERE, Unavailable, options, program, run_json
 from gpt_configs import as_options, load, override, padded_vocabulary
 
 PLACEMENTS = {
@@ -134,14 +133,13 @@ def tell(a, size, placement, lack, result):
 
 
 def parse():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__)
     ap.add_argument("--config", default=os.path.join(HERE, "..", "configs", "gpt_6_7b_on_a_16gb_gpu.json"))
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
     ap.add_argument("--limit", default="15GB")
     ap.add_argument("--nvme", help="a folder on the drive (default: the configuration's)")
     ap.add_argument("--host-memory", type=float, metavar="BYTES", help="of the machine, where the system does not say it")
     ap.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--seconds", type=float, default=500)
     ap.add_argument("--widths", type=lambda text: [int(word) for word in text.split(",")], default=WIDTHS)
     ap.add_argument("--placements", nargs="+", choices=list(PLACEMENTS), default=list(PLACEMENTS))

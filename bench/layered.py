@@ -17,14 +17,13 @@ all of the step. With --deepspeed, a Python that has it, its ZeRO-3 with everyth
 (gpt2_pytorch.py), with clipping.
 Prints a JSON line per round and one of all per accumulation: median seconds, ratios of medians, and bounds.
 """
-import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
 
-from contenders import HERE, Contender, Unavailable, alternate, medians, program
+from contenders import CORES, HERE, Contender, Unavailable, alternate, medians, options, program
 from gpt_configs import as_options
 
 CONFIGS = os.path.join(HERE, "..", "configs")
@@ -33,17 +32,13 @@ VOCABULARY = 50304
 
 
 def parse():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__, rounds=5, steps=4, threads=CORES)
     ap.add_argument("--path", required=True)
     ap.add_argument("--model", default="gpt2_small", choices=SIZES)
     ap.add_argument("--only", nargs="*", metavar="NAME", help="of the contenders; default all")
     ap.add_argument("--accumulation", type=int, nargs="*", default=[8, 32])
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
-    ap.add_argument("--rounds", type=int, default=5)
-    ap.add_argument("--steps", type=int, default=4)
-    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     ap.add_argument("--recompute", default="none", choices=["none", "selective", "full"])
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--deepspeed", metavar="PYTHON")
     ap.add_argument("--timeout", type=float, default=900)
     return ap.parse_args()

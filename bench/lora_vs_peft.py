@@ -9,32 +9,24 @@ and AdamW. PEFT's model is transformers' GPT2LMHeadModel with SDPA: `peft` with 
 `peft-compiled` through torch.compile, and of bf16 `peft-autocast` with fp32 weights. Prints a JSON line per round, then
 per peer the ratio of medians of tokens/s (above 1: Sherd is faster) and the median of the rounds' ratios.
 """
-import argparse
 import json
 import os
 import sys
 import tempfile
 import time
 
-from contenders import HERE, Contender, alternate, median_of_ratios, medians, program
+from contenders import Contender, alternate, median_of_ratios, medians, options, program
 
 PEERS = {"bf16": ["peft", "peft-compiled", "peft-autocast"], "fp32": ["peft", "peft-compiled"]}
 
 
 def parse():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__, rank=8, batch=4, seq=512, layers=12, rounds=3, threads=2)
+    ap.add_argument("--steps", type=int, default=2, help="of a turn")
     ap.add_argument("--modes", nargs="+", default=["bf16", "fp32"], choices=list(PEERS))
     ap.add_argument("--against", nargs="+", default=["peft", "peft-compiled", "peft-autocast"])
     ap.add_argument("--targets", default="c_attn", help="all-linear, or names with commas between")
-    ap.add_argument("--rank", type=int, default=8)
-    ap.add_argument("--batch", type=int, default=4)
-    ap.add_argument("--seq", type=int, default=512)
-    ap.add_argument("--layers", type=int, default=12)
-    ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--steps", type=int, default=2, help="of a turn")
-    ap.add_argument("--threads", type=int, default=2)
     ap.add_argument("--recompute", choices=["none", "full"], default="none")
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--python", default=sys.executable, help="one that has peft")
     ap.add_argument("--timeout", type=float, default=600)
     ap.add_argument("--serve", metavar="PEER", help="be that peer")

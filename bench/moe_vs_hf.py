@@ -11,13 +11,12 @@ Ours are "moe" and, of as many multiply-adds per token, "dense", with SwiGLU and
 milliseconds, Gflop/s of the experts' products, the seconds of ours in each family of kernels, and ratios of medians: how
 many times ours is faster than each peer, and our experts' rate by the dense layer's.
 """
-import argparse
 import json
 import os
 import statistics
 import time
 
-from contenders import HERE, Contender, program
+from contenders import CORES, Contender, options, program
 
 
 class Theirs:
@@ -45,11 +44,7 @@ class Theirs:
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
-    for name, default in (("hidden", 768), ("ffn", 3072), ("experts", 8), ("top-k", 2), ("batch", 4), ("seq", 512),
-                          ("threads", len(os.sched_getaffinity(0))), ("rounds", 7)):
-        ap.add_argument("--" + name, type=int, default=default)
+    ap = options(__doc__, hidden=768, ffn=3072, experts=8, top_k=2, batch=4, seq=512, threads=CORES, rounds=7)
     ap.add_argument("--peers", default="eager,grouped_mm")
     a = ap.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before torch starts its threads

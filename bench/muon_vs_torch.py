@@ -8,13 +8,12 @@ and down [h, 4h]. Ours goes from bf16 gradients to fp32 masters and bf16 weights
 ("torch_fp32") or in bf16, without masters ("torch_bf16"). Prints one JSON object: median milliseconds, Gflop/s of the
 five iterations' products (4·r²·c + 2·r³ each, r <= c), and ratios of medians (ours by theirs: below 1 ours is faster).
 """
-import argparse
 import json
 import os
 import statistics
 import time
 
-from contenders import HERE, Contender, program
+from contenders import CORES, Contender, options, program
 
 
 class Theirs:
@@ -35,11 +34,7 @@ class Theirs:
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
-    ap.add_argument("--hidden", type=int, default=768)
-    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--rounds", type=int, default=9)
+    ap = options(__doc__, hidden=768, threads=CORES, rounds=9)
     a = ap.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(a.threads)  # before torch starts its threads
     import torch

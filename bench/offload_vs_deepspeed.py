@@ -13,7 +13,6 @@ room for 44 bytes per parameter.
 Prints one JSON object: median nanoseconds per parameter, and medians of the ratios of each round (above 1: ours is
 faster).
 """
-import argparse
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import time
 
-from contenders import HERE, Contender, program
+from contenders import CORES, Contender, options, program
 
 FORMS = ["fp32", "split", "split_moments16"]
 
@@ -88,15 +87,10 @@ def measure(a, folder):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    ap.add_argument("--path", required=True)
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
-    ap.add_argument("--parameters", type=lambda text: int(float(text)), default=100_000_000)
-    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--rounds", type=int, default=5)
-    ap.add_argument("--block", type=int, default=1 << 20)
-    ap.add_argument("--depth", type=int, default=8)
+    ap = options(__doc__, threads=CORES, rounds=5, block=1 << 20, depth=8)
     ap.add_argument("--width", type=int, default=2048, help="a sub-group has its square of elements")
+    ap.add_argument("--path", required=True)
+    ap.add_argument("--parameters", type=lambda text: int(float(text)), default=100_000_000)
     a = ap.parse_args()
     if shutil.disk_usage(a.path).free < 48 * a.parameters:
         sys.exit(f"{a.path} has less than {48 * a.parameters} bytes free: name fewer --parameters or another --path")

@@ -14,28 +14,19 @@ With --micro-batches of one sequence: `one rank, accumulating`, --ranks stages b
 Prints a JSON line per round, then ratios of medians of tokens/s, and activations' bytes. Contenders that cannot run here
 are named with the reason.
 """
-import argparse
 import json
 import os
 import sys
 
-from contenders import HERE, Contender, alternate, median_of_ratios, medians, program
+from contenders import HERE, Contender, alternate, median_of_ratios, medians, options, program
 from gpt_configs import as_options, load, override, padded_vocabulary
 
 
 def parse():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__, ranks=2, batch=4, seq=512, long=8192, micro_batches=8, rounds=3, steps=2)
     ap.add_argument("--config", default=os.path.join(HERE, "..", "configs", "gpt2_small_zero0.json"))
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
-    ap.add_argument("--ranks", type=int, default=2)
-    ap.add_argument("--batch", type=int, default=4)
-    ap.add_argument("--seq", type=int, default=512)
-    ap.add_argument("--long", type=int, default=8192)
-    ap.add_argument("--micro-batches", type=int, default=8)
-    ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--steps", type=int, default=2)
     ap.add_argument("--only", nargs="*", help="names of contenders")
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--python", default=sys.executable, help="one that has torch")
     ap.add_argument("--timeout", type=float, default=900)
     return ap.parse_args()

@@ -18,14 +18,13 @@ Prints a JSON line per round and contender and one of all; then lines "name: fig
 are named with the reason, and the others measured. MFU counts 6 FLOPs per parameter of a product and token, and the
 causal half of attention's; in brackets all of it.
 """
-import argparse
 import json
 import math
 import os
 import signal
 import sys
 
-from contenders import HERE, Contender, alternate, median_of_ratios, medians, program
+from contenders import CORES, HERE, Contender, alternate, median_of_ratios, medians, options, program
 from gpt_configs import as_options, load, override, pytorch_options
 
 OURS = {"sherd": [], "sherd-offload": ["zero_optimization.offload_optimizer.device=cpu"],
@@ -37,18 +36,15 @@ PEERS = {"eager": ["--mode", "bf16"], "compiled": ["--mode", "bf16", "--compile"
 
 
 def parse():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = options(__doc__, rounds=3, threads=CORES)
+    ap.add_argument("--warmup", type=int, default=2, help="steps before the first round")
     ap.add_argument("--config", required=True)
     ap.add_argument("--set", action="append", default=[], metavar="a.b.c=V")
     ap.add_argument("--against", nargs="*", default=["eager", "compiled"], choices=[*OURS, *PEERS])
     ap.add_argument("--accumulation", type=int)
-    ap.add_argument("--rounds", type=int, default=3)
-    ap.add_argument("--warmup", type=int, default=2, help="steps before the first round")
     ap.add_argument("--seconds", type=float, default=3, help="that a turn lasts at least")
     ap.add_argument("--steps", type=int, help="steps of every turn, instead of --seconds")
     ap.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
-    ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    ap.add_argument("--build", default=os.path.join(HERE, "..", "build"))
     ap.add_argument("--python", default=sys.executable, help="one that has torch")
     ap.add_argument("--timeout", type=float, default=300, help="seconds that a contender may take to start or answer")
     ap.add_argument("--restart", action="store_true", help="one contender at a time holds memory")

@@ -47,7 +47,7 @@ class Classifier : public nn::Model {
   autograd::ParameterPtr query_, gain_;
 };
 
-/// Of each class vectors around a direction of its own; only the first `length` of them, four to eight,
+/// Vectors of each class lie around a direction of its own; only the first `length` of them, four to eight,
 /// count.
 std::shared_ptr<const data::Dataset> samples(std::int64_t count, std::uint64_t seed, device::Device& device) {
   std::vector<float> x;

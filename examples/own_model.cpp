@@ -1,7 +1,7 @@
 // A model of one's own, trained under any ZeRO stage: learns f(x, y) = sin(3x)·cos(2y) from samples.
 //
-//   build/examples/own_model configs/own_model.json [--ranks N]        or        mpirun -n N
-//   build/examples/own_model …
+//   build/examples/own_model configs/own_model.json [--ranks N]
+//   mpirun -n N build/examples/own_model configs/own_model.json
 #include <sherd/sherd.h>
 
 #include <cmath>

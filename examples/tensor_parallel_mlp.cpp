@@ -1,8 +1,7 @@
 // An MLP of one's own whose ranks share its layers: each holds a part of every large weight, and all see the
 // same data.
 //
-//   build/examples/tensor_parallel_mlp SHARING [--ranks N]        e.g.  2 --ranks 4: two pairs that share a
-//   model each
+//   build/examples/tensor_parallel_mlp SHARING [--ranks N]      e.g.  2 --ranks 4: two pairs, a model each
 #include <sherd/sherd.h>
 
 #include <cmath>

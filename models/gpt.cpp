@@ -55,6 +55,31 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
+/// The last row that counts of each sequence of x [sequences, rows, width].
+Tensor last_rows(Tape& tape, const Tensor& x) {
+  const std::int64_t rows = x.shape()[1], width = x.shape()[2];
+  if (rows == 1) return x.reshape({x.shape()[0], width});
+  const Tensor out = tape.empty({x.shape()[0], width}, x.dtype());
+  std::int64_t b = 0;
+  for (const autograd::KeyCache::Rows& of : tape.key_cache->rows()) {
+    tape.kernels().copy_rows({x, (b * rows + of.count - 1) * width, width}, {out, b * width, width}, 1,
+                             width);
+    ++b;
+  }
+  return out;
+}
+
+/// While it lives, what is put on a tape keeps its dtype: scores are differences of numbers that the model's
+/// own would round away.
+struct KeepDtypes {
+  explicit KeepDtypes(Tape& on) : tape(on), input_dtype(std::exchange(on.input_dtype, {})) {}
+  ~KeepDtypes() { tape.input_dtype = input_dtype; }
+  KeepDtypes(const KeepDtypes&) = delete;
+  KeepDtypes& operator=(const KeepDtypes&) = delete;
+  Tape& tape;
+  std::optional<DType> input_dtype;
+};
+
 }  // namespace
 
 /// Says what parallel layers would say of their own sizes, in the configuration's words.
@@ -85,7 +110,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(c.padded_vocab(), c.hidden_size, layout,
                                                                      init, c.vocab_size));
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
-  if (c.position == config::Positions::learned)
+  if (c.position == config::PositionType::learned)
     positions_ =
         add("positions",
             parallel::on_stream(std::make_shared<nn::LearnedPositions>(c.max_positions, c.hidden_size, init),
@@ -161,24 +186,6 @@ Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   });
 }
 
-namespace {
-
-/// The last row that counts of each sequence of x [sequences, rows, width].
-Tensor last_rows(Tape& tape, const Tensor& x) {
-  const std::int64_t rows = x.shape()[1], width = x.shape()[2];
-  if (rows == 1) return x.reshape({x.shape()[0], width});
-  const Tensor out = tape.empty({x.shape()[0], width}, x.dtype());
-  std::int64_t b = 0;
-  for (const autograd::KeyCache::Rows& of : tape.key_cache->rows()) {
-    tape.kernels().copy_rows({x, (b * rows + of.count - 1) * width, width}, {out, b * width, width}, 1,
-                             width);
-    ++b;
-  }
-  return out;
-}
-
-}  // namespace
-
 void Gpt::require_whole_texts() const {
   require(
       !layout_.cuts_stream() && layout_.context_size() == 1,
@@ -197,21 +204,6 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   };
   return scores(tape, tokens, head).value();
 }
-
-namespace {
-
-/// While it lives, what is put on a tape keeps its dtype: scores are differences of numbers that the model's
-/// own would round away.
-struct KeepDtypes {
-  explicit KeepDtypes(Tape& on) : tape(on), input_dtype(std::exchange(on.input_dtype, {})) {}
-  ~KeepDtypes() { tape.input_dtype = input_dtype; }
-  KeepDtypes(const KeepDtypes&) = delete;
-  KeepDtypes& operator=(const KeepDtypes&) = delete;
-  Tape& tape;
-  std::optional<DType> input_dtype;
-};
-
-}  // namespace
 
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);

@@ -130,7 +130,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
       (c.num_layers - with_experts) * feed_forward(c.ffn_hidden_size) +
       with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
   const std::int64_t tables = rows * hidden * (c.tie_embeddings ? 1 : 2) +
-                              (c.position == config::Positions::learned ? c.max_positions * hidden : 0);
+                              (c.position == config::PositionType::learned ? c.max_positions * hidden : 0);
   return tables + c.num_layers * (weights + biases + head_gains + 2 * norm_size) + networks + norm_size;
 }
 

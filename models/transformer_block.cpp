@@ -9,7 +9,7 @@ namespace {
 
 using autograd::Packing;
 using config::Norm;
-using config::Positions;
+using config::PositionType;
 
 /// Whether a model in its family's style is published with these parts in one tensor.
 bool fused(const GptConfig& c, const std::vector<std::string> TensorNames::*parts) {
@@ -21,7 +21,7 @@ bool fused(const GptConfig& c, const std::vector<std::string> TensorNames::*part
 /// The rows of Q, K and V, which lie side by side in each group of heads (tensor::Attention).
 Packing qkv_packing(const GptConfig& c) {
   Packing packing{.tensors = {{}, {}, {}},
-                  .published_as_one = c.position == Positions::learned || fused(c, &TensorNames::qkv)};
+                  .published_as_one = c.position == PositionType::learned || fused(c, &TensorNames::qkv)};
   auto& out = packing.tensors;
   const std::int64_t queries = c.num_heads / c.num_kv_heads * c.head_dim;
   for (std::int64_t begin = 0; begin < c.qkv_width(); begin += queries + 2 * c.head_dim) {
@@ -35,6 +35,35 @@ Packing qkv_packing(const GptConfig& c) {
 /// The rows of gate and up.
 Packing gated_packing(const GptConfig& c, std::int64_t width) {
   return {.tensors = {{{0, width}}, {{width, 2 * width}}}, .published_as_one = fused(c, &TensorNames::up)};
+}
+
+/// The parts' rows, each times the score that the gate's output of the same number has.
+Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, const std::vector<Var>& parts) {
+  const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
+  const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
+  const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
+                                             gate.bias() ? tape.parameter(gate.bias()) : Var());
+  // A router that takes everything.
+  const int all = static_cast<int>(parts.size());
+  const autograd::Routed routed = autograd::route(logits, {}, {.top_k = all, .scores = scores});
+  std::vector<std::int32_t> places;
+  for (std::size_t i = 0; i < routed.chosen.size(); ++i)
+    places.push_back(
+        static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
+  std::vector<Var> rows;
+  for (const Var& part : parts) rows.push_back(as_rows(part));
+  const Var sum = autograd::combine_rows(
+      all == 1 ? rows[0] : autograd::join_rows(rows),
+      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
+  return autograd::reshape(sum, x.shape());
+}
+
+/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
+/// its attention alone.
+std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
+  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
+  if (c.moe.experts == 0) out->set_adapters(c, layout);
+  return out;
 }
 
 }  // namespace
@@ -51,7 +80,7 @@ std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::La
 SelfAttention::SelfAttention(const GptConfig& c, const parallel::Layout& layout)
     : layout_(layout),
       geometry_(c.attention()),
-      rotary_(c.position == Positions::rotary ? std::optional(c.rotary()) : std::nullopt),
+      rotary_(c.position == PositionType::rotary ? std::optional(c.rotary()) : std::nullopt),
       norm_eps_(c.norm_epsilon),
       qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
                           c.hidden_size, c.qkv_width(), layout,
@@ -131,31 +160,6 @@ ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& l
   coefficient_ = add("coefficient", gate(2, true));
 }
 
-namespace {
-
-/// The parts' rows, each times the score that the gate's output of the same number has.
-Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, const std::vector<Var>& parts) {
-  const std::int64_t tokens = x.shape().rows(), width = x.shape().back();
-  const auto as_rows = [&](const Var& part) { return autograd::reshape(part, {tokens, width}); };
-  const Var logits = autograd::router_logits(as_rows(x), tape.parameter(gate.weight()),
-                                             gate.bias() ? tape.parameter(gate.bias()) : Var());
-  // A router that takes everything.
-  const int all = static_cast<int>(parts.size());
-  const autograd::Routed routed = autograd::route(logits, {}, {.top_k = all, .scores = scores});
-  std::vector<std::int32_t> places;
-  for (std::size_t i = 0; i < routed.chosen.size(); ++i)
-    places.push_back(
-        static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
-  std::vector<Var> rows;
-  for (const Var& part : parts) rows.push_back(as_rows(part));
-  const Var sum = autograd::combine_rows(
-      all == 1 ? rows[0] : autograd::join_rows(rows),
-      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
-  return autograd::reshape(sum, x.shape());
-}
-
-}  // namespace
-
 Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   const Var routed = parallel::Moe::forward(tape, x);
   if (dense_) return weighed(tape, x, *coefficient_, RouterScores::softmax, {routed, (*dense_)(tape, x)});
@@ -164,18 +168,6 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
   if (shared_gate_) beside = weighed(tape, x, *shared_gate_, RouterScores::sigmoid, {beside});
   return autograd::add(routed, beside);
 }
-
-namespace {
-
-/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
-/// its attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
-  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
-  if (c.moe.experts == 0) out->set_adapters(c, layout);
-  return out;
-}
-
-}  // namespace
 
 TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)

@@ -1,10 +1,8 @@
 // The optimizer step of `sherd bench adam` beside the same step in separate passes, in alternating rounds of
 // one process; prints one JSON object with the median time of each case and medians of the ratios of each
 // round.
-//   bench_adam [--millions 50] [--threads N] [--rounds 9]
-//   bench_adam --serve …     answers the case named on each line of standard input with its seconds
-//                            (adam_vs_deepspeed.py)
-
+// With --serve it answers the case named on each line of standard input with its seconds
+// (adam_vs_deepspeed.py).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

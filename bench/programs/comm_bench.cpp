@@ -1,7 +1,5 @@
 // The collectives of `sherd bench comm` beside the MPI library's own, in alternating rounds. Prints one JSON
 // object: that of the command, each case with times_faster_than_mpi. Run by bench/comm.sh, under mpirun.
-//
-//   bench_comm [--mib 64] [--rounds 15]
 #include <mpi.h>
 
 #include <iostream>

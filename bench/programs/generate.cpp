@@ -1,13 +1,14 @@
 // Time per generated token beside the time that reading the model's weights once takes, and beside reading
 // the text afresh for each token. Random weights; prints one JSON object.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 
 #include "autograd/key_cache.h"
 #include "base/error.h"
 #include "bench/programs/options.h"
+#include "bench/programs/serving.h"
+#include "bench/suite/rounds.h"
 #include "models/inference/generate.h"
 #include "support/plain_parameters.h"
 
@@ -47,17 +48,6 @@ GenerateSettings parse(int argc, char** argv) {
   return s;
 }
 
-double seconds(const std::function<void()>& run) {
-  const auto start = std::chrono::steady_clock::now();
-  run();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double median(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
-
 /// Every word of every parameter, by all threads: as fast as memory gives them.
 class WeightReader {
  public:
@@ -82,8 +72,7 @@ class WeightReader {
   volatile std::uint64_t seen_ = 0;
 };
 
-int run(int argc, char** argv) {
-  const GenerateSettings s = parse(argc, argv);
+void run(const GenerateSettings& s) {
   models::GptConfig o = s.style == "llama" ? models::GptConfig::of_family("llama") : models::GptConfig();
   o.vocab_size = s.vocab, o.seq_length = s.seq, o.hidden_size = s.hidden, o.num_layers = s.layers;
   o.num_heads = s.heads;
@@ -104,7 +93,7 @@ int run(int argc, char** argv) {
   std::vector<double> reads, decodes;
   models::GenerationStats stats;
   for (int round = -1; round < s.rounds; ++round) {
-    const double read = seconds([&] { reader.read(parameters.all()); }) * 1e3;
+    const double read = bench::seconds_of([&] { reader.read(parameters.all()); }) * 1e3;
     stats = models::generate_texts(model, pass, texts, s.batch, {.temperature = 0.8, .top_k = 40},
                                    [](std::size_t, std::int32_t) { return true; });
     if (round < 0) continue;  // first touches
@@ -117,7 +106,7 @@ int run(int argc, char** argv) {
   std::vector<double> afresh;
   autograd::Tape::NoGrad no_grad(tape);
   for (std::int64_t i = 0; i <= s.afresh && s.afresh > 0; ++i)
-    afresh.push_back(seconds([&] {
+    afresh.push_back(bench::seconds_of([&] {
                        autograd::KeyCache cache(s.batch, whole);
                        tape.key_cache = &cache;
                        std::vector<autograd::KeyCache::Rows> rows;
@@ -129,7 +118,7 @@ int run(int argc, char** argv) {
                      1e3);
   std::size_t bytes = 0;
   for (const auto& p : parameters.all()) bytes += p->value.bytes();
-  const double read = median(reads), decode = median(decodes);
+  const double read = bench::median(reads), decode = bench::median(decodes);
   std::printf(
       "{\"bench\": \"generate\", \"mode\": \"%s\", \"style\": \"%s\", \"threads\": %d, \"batch\": %lld, "
       "\"prompt\": %lld, \"tokens\": %d,\n \"weights_mib\": %.1f, \"cache_mib\": %.1f, "
@@ -140,18 +129,12 @@ int run(int argc, char** argv) {
       static_cast<long long>(s.prompt), s.tokens, static_cast<double>(bytes) / 0x1p20,
       static_cast<double>(stats.cache_bytes) / 0x1p20, read, static_cast<double>(bytes) / read * 1e-6, decode,
       static_cast<double>(s.batch) / decode * 1e3, decode / read,
-      static_cast<double>(stats.prompt_tokens) / stats.prefill_seconds, afresh.empty() ? 0.0 : median(afresh),
-      afresh.empty() ? 0.0 : median(afresh) / decode);
-  return 0;
+      static_cast<double>(stats.prompt_tokens) / stats.prefill_seconds,
+      afresh.empty() ? 0.0 : bench::median(afresh), afresh.empty() ? 0.0 : bench::median(afresh) / decode);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "bench_generate: %s\n", error.what());
-    return 1;
-  }
+  return bench::guarded("bench_generate", [&] { run(parse(argc, argv)); });
 }

@@ -2,6 +2,7 @@
 // bench/gpt2_pytorch.py. Prints one JSON object.
 #include <algorithm>
 #include <cstdio>
+#include <numeric>
 
 #include "bench/programs/options.h"
 #include "bench/programs/serving.h"
@@ -145,11 +146,7 @@ void run(const Gpt2Settings& s) {
     if (step >= s.warmup) times.push_back(whole), forward.push_back(half), optimizing += update;
   }
   const double median = bench::median(times), tokens = static_cast<double>(s.batch * s.seq), steps = s.steps;
-  const double total = [&] {
-    double sum = 0;
-    for (const double t : times) sum += t;
-    return sum;
-  }();
+  const double total = std::accumulate(times.begin(), times.end(), 0.0);
   const double gemm = kernels.seconds(tensor::KernelFamily::gemm);
   std::printf(
       "{\"peer\": \"sherd\", \"mode\": \"%s\", \"recompute\": \"%s\", \"step_s\": %.4f, \"best_s\": %.4f, "

@@ -12,7 +12,7 @@ namespace sherd::bench {
 struct KernelRoundsOptions {
   bool cuda = false;  ///< the first GPU instead of the processor
   int threads = 1, rounds = 15;
-  std::string filter;  ///< of the cases, those whose "name.dtype" contains it
+  std::string filter;  ///< only cases whose "name.dtype" contains it
 };
 
 /// A kernel's call, with what it must move at least: a tensor that is read and written counts twice.

@@ -3,8 +3,6 @@
 // products by themselves. Prints JSON lines, the best round of each, and with --summary lines "name:
 // figures".
 //
-//   bench_kernels [--device cpu|cuda] [--threads N] [--rounds 15] [--summary] [FILTER]
-//
 // With one thread of the processor its CPU time is taken, which other processes disturb less.
 #include <array>
 #include <cstdio>
@@ -262,8 +260,8 @@ class KernelCases {
 
   KernelRounds& r_;
   Kernels& k_;
-  std::unique_ptr<Kernels>
-      fast_;  ///< with what a configuration can trade for speed: TF32, attention's atomics
+  /// Kernels with what a configuration can trade for speed: TF32, attention's atomics.
+  std::unique_ptr<Kernels> fast_;
   std::int64_t tokens_ = 2048, seq_ = 512, width_ = 768, vocab_ = 50257, many_ = 12 << 20;
   int heads_ = 12;
 };

@@ -1,8 +1,6 @@
 // A layer of experts, forward and backward, beside a dense feed-forward layer of as many multiply-adds per
 // token, for a peer (bench/moe_vs_hf.py): weights, activations and gradients in bf16, one rank.
-//   bench_moe_step [--hidden 768] [--ffn 3072] [--experts 8] [--top-k 2] [--gated] [--grads bf16|fp32]
-//     [--batch 4] [--seq 512] [--threads N]
-// answers the case named on each line of standard input, "moe" or "dense", with its seconds in all, in
+// Answers the case named on each line of standard input, "moe" or "dense", with its seconds in all, in
 // products and in each other family of kernels.
 
 #include <sstream>

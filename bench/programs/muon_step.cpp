@@ -1,9 +1,7 @@
 // Muon's step on the matrices of a transformer block, for a peer (bench/muon_vs_torch.py): directions,
 // orthogonalisation and update of the library, on one rank, with bf16 gradients and parameters, fp32 masters
-// and fp32 momenta.
-//   bench_muon_step [--hidden 768] [--threads N]     answers the case named on each line of standard input,
-//                                                    "step" or "orthogonalize", with its seconds
-
+// and fp32 momenta. It answers the case named on each line of standard input, "step" or "orthogonalize", with
+// its seconds.
 #include <string>
 #include <vector>
 

@@ -3,18 +3,10 @@
 // median over rounds of step / max(transfers, arithmetic). The model is synthetic: blocks with the shapes of
 // a GPT's, one rank, ZeRO stage 3.
 //
-//   bench_offload_step --path DIR [--parameters 100e6] [--rounds 5] [--threads N] [--sub-group 4194304]
-//   [--buffers 4]
-//                      [--block 1048576] [--depth 8] [--forms fp32,split,split_moments16]
-//                      [--parameters-on-nvme]
-//                      [--serve]
-//
 // Forms: fp32 masters and moments (12 bytes per parameter); split masters (10); split masters and bf16
 // moments (6), or moments in 8 bits (4; split_moments8). With --serve it answers each form named on a line of
 // standard input with the seconds of one step (offload_vs_deepspeed.py). DIR needs the room for one form's
 // states, with --serve for all.
-#include <unistd.h>
-
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -29,25 +21,6 @@ namespace {
 using namespace sherd;
 using bench::OffloadForm;
 using bench::OffloadSettings;
-
-/// A folder of its own below `parent`, gone with this.
-class WorkFolder {
- public:
-  explicit WorkFolder(const std::filesystem::path& parent)
-      : path_(parent / cat("offload_step.", ::getpid())) {
-    std::filesystem::create_directories(path_);
-  }
-  ~WorkFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  WorkFolder(const WorkFolder&) = delete;
-  WorkFolder& operator=(const WorkFolder&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 void check_space(const OffloadSettings& s) {
   require(std::filesystem::is_directory(s.path), "--path '", s.path.string(), "' is no folder");
@@ -98,7 +71,7 @@ OffloadSettings parse(int argc, char** argv) {
 
 void run(OffloadSettings s) {
   check_space(s);
-  const WorkFolder folder(s.path);
+  const bench::WorkFolder folder(s.path, "offload_step");
   s.path = folder.path();
   const auto device = device::make_cpu_device(s.threads);
   launch_ranks(1, [&](const DistributedPtr& dist) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -108,6 +110,25 @@ class Options {
   std::map<std::string, std::function<void(const std::string&)>> setters_;
   std::map<std::string, bool*> flags_;
   std::vector<std::string>* rest_ = nullptr;
+};
+
+/// A folder of this process's own below `parent`, gone with this.
+class WorkFolder {
+ public:
+  WorkFolder(const std::filesystem::path& parent, const char* name)
+      : path_(parent / cat(name, ".", ::getpid())) {
+    std::filesystem::create_directories(path_);
+  }
+  ~WorkFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  WorkFolder(const WorkFolder&) = delete;
+  WorkFolder& operator=(const WorkFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
 };
 
 /// Runs main()'s body and gives what main() returns: 0, or 1 after an exception of `body` was printed as one

@@ -1,18 +1,12 @@
 // The offload store's bandwidth: whole buffers of a pool to and from a span, with the next ones always under
 // way, as the optimizer's pipeline does it. Prints one JSON object. bench/store_vs_fio.sh sets it beside fio.
-//
-//   bench_store --folder DIR [--mode read|write|mixed] [--seconds 3] [--mib 1024] [--buffer-mib 16]
-//   [--buffers 4]
-//               [--block 1048576] [--depth 8] [--backend automatic|io_uring|threads] [--threads 2]
-//               [--checksums]
-#include <sys/resource.h>
-
 #include <chrono>
 #include <iostream>
 #include <string>
 
 #include "base/error.h"
 #include "bench/programs/options.h"
+#include "bench/programs/serving.h"
 #include "bench/suite/disk_traffic.h"
 
 namespace {
@@ -69,18 +63,9 @@ StoreSettings parse(int argc, char** argv) {
   return s;
 }
 
-double cpu_seconds() {
-  rusage use{};
-  ::getrusage(RUSAGE_SELF, &use);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(use.ru_utime) + seconds(use.ru_stime);
-}
-
 void run(const StoreSettings& s) {
   bench::StoreTraffic traffic(s.store, s.span_bytes, s.buffers, s.buffer_bytes);
-  const double cpu_before = cpu_seconds();
+  const double cpu_before = bench::processor_seconds();
   const auto start = Clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - start).count(); };
   const std::uint64_t moved = traffic.run(s.mode, [&](std::uint64_t) { return elapsed() < s.seconds; });
@@ -93,7 +78,8 @@ void run(const StoreSettings& s) {
             << ", \"buffers\": " << s.buffers << ", \"buffer_bytes\": " << s.buffer_bytes
             << ", \"bytes\": " << moved << ", \"seconds\": " << seconds
             << ", \"gb_per_s\": " << static_cast<double>(moved) / seconds * 1e-9
-            << ", \"cpu_per_wall\": " << (cpu_seconds() - cpu_before) / seconds << "}" << std::endl;
+            << ", \"cpu_per_wall\": " << (bench::processor_seconds() - cpu_before) / seconds << "}"
+            << std::endl;
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 
+#include "bench/programs/serving.h"
 #include "tensor/kernel_list.h"
 
 namespace sherd::bench {
@@ -14,10 +14,9 @@ class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
   explicit TimedKernels(tensor::Kernels& inner) : inner_(inner) {}
 
   double seconds(tensor::KernelFamily family) const { return seconds_[static_cast<std::size_t>(family)]; }
-  std::int64_t calls(tensor::KernelFamily family) const { return calls_[static_cast<std::size_t>(family)]; }
   /// Multiply-adds of all products, times two.
   double gemm_flops() const { return gemm_flops_; }
-  void reset() { seconds_ = {}, calls_ = {}, gemm_flops_ = 0; }
+  void reset() { seconds_ = {}, gemm_flops_ = 0; }
 
   tensor::Device& device() override { return inner_.device(); }
   bool folds_gradients() const override { return inner_.folds_gradients(); }
@@ -28,17 +27,12 @@ class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
   }
   template <class Kernel, class... Args>
   void forward(tensor::KernelFamily family, Kernel kernel, Args&... args) {
-    const auto start = std::chrono::steady_clock::now();
-    (inner_.*kernel)(args...);
-    seconds_[static_cast<std::size_t>(family)] +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ++calls_[static_cast<std::size_t>(family)];
+    seconds_[static_cast<std::size_t>(family)] += seconds_of([&] { (inner_.*kernel)(args...); });
   }
 
  private:
   tensor::Kernels& inner_;
   std::array<double, tensor::kernel_families.size()> seconds_{};
-  std::array<std::int64_t, tensor::kernel_families.size()> calls_{};
   double gemm_flops_ = 0;
 };
 

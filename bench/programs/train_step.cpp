@@ -4,9 +4,6 @@
 // it beside others (bench/train_vs_peers.py, bench/parallel_vs_pytorch.py). With --ranks several ranks of
 // this process share the work, and rank 0 takes the times.
 //
-//   bench_train_step --config F [--config F] [--set a.b.c=V]... [--ranks 1] [--warmup 2] [--steps 5]
-//   [--serve]
-//
 // --serve answers the lines "steps N" with the seconds of N steps, "phases" with where a step's time goes
 // when the device is waited for after each phase, and "report" with losses and memory.
 #include <array>
@@ -15,15 +12,11 @@
 
 #include "base/cpu_isa.h"
 #include "base/excerpt.h"
+#include "bench/programs/gpt_in_training.h"
 #include "bench/programs/options.h"
-#include "bench/programs/serving.h"
 #include "bench/suite/rounds.h"
-#include "config/config.h"
 #include "device/accelerator.h"
-#include "engine/initialize.h"
 #include "engine/setup/gpu_sharing.h"
-#include "engine/token_data.h"
-#include "models/gpt.h"
 
 namespace {
 
@@ -37,80 +30,62 @@ struct TrainSettings {
 };
 
 /// A model in training, and what is asked about it.
-class TrainedModel {
+class TrainedModel : public bench::GptInTraining {
  public:
   TrainedModel(const TrainSettings& s, const DistributedPtr& dist)
-      : config_(config::parse_files(s.files, s.overrides)),
-        shape_(models::gpt_config(config_, engine::vocabulary_size(config_))) {
-    config_.data.reset();  // which random ids stand for
-    const double build = bench::seconds_of([&] {
-      engine_ = initialize({.dist = dist,
-                            .model =
-                                [&](const parallel::Layout& layout) {
-                                  return std::make_shared<models::Gpt>(shape_, layout);
-                                },
-                            .config = config_})
-                    .engine;
-      batch_ = {{"tokens", random_ids(1)}, {"labels", random_ids(2)}};
-      engine_->device().synchronize();
-    });
-    build_seconds_ = build;
-  }
+      : GptInTraining(s.files, s.overrides, dist) {}
 
   /// Seconds of `count` optimizer steps, from an idle device to an idle device.
-  double steps(int count) {
-    return bench::seconds_of([&] {
-      for (int i = 0; i < count; ++i) engine_->train_batch([&] { return batch_; });
-      engine_->device().synchronize();
-    });
+  double seconds_of_steps(int count) {
+    return bench::seconds_of([&] { steps(count); });
   }
 
   /// Where the time of one step goes, as JSON. The waits make it slower than a step without them.
   std::string phases() {
     double forward = 0, backward = 0, update = 0;
     const auto timed = [&](double& total, const auto& body) {
-      total += bench::seconds_of([&] { body(), engine_->device().synchronize(); });
+      total += bench::seconds_of([&] { body(), engine().device().synchronize(); });
     };
     for (bool last = false; !last;) {
-      last = engine_->is_gradient_accumulation_boundary();
+      last = engine().is_gradient_accumulation_boundary();
       autograd::Var loss;
-      timed(forward, [&] { loss = engine_->forward(batch_); });
-      timed(backward, [&] { engine_->backward(loss); });
-      timed(update, [&] { engine_->step(); });
+      timed(forward, [&] { loss = engine().forward(batch()); });
+      timed(backward, [&] { engine().backward(loss); });
+      timed(update, [&] { engine().step(); });
     }
     return cat("{\"forward_s\": ", forward, ", \"backward_s\": ", backward, ", \"update_s\": ", update, "}");
   }
 
   /// The facts that a reader of the times must know.
   std::string facts() const {
-    const config::Batch& batch = engine_->config().batch;
+    const config::Batch& batch = engine().config().batch;
     std::ostringstream out;
     out.precision(12);
     out << "{\"peer\": \"sherd\", \"device\": \"" << device_name() << "\", \"dtype\": \""
-        << name_of(engine_->config().precision.compute)
-        << "\", \"parameters\": " << shape_.num_parameters(false)
+        << name_of(engine().config().precision.compute)
+        << "\", \"parameters\": " << shape().num_parameters(false)
         << ", \"micro_batch\": " << batch.micro_batch_size
-        << ", \"accumulation\": " << batch.gradient_accumulation_steps << ", \"seq\": " << shape_.seq_length
-        << ", \"tokens_per_step\": " << batch.train_batch_size * shape_.seq_length
+        << ", \"accumulation\": " << batch.gradient_accumulation_steps << ", \"seq\": " << shape().seq_length
+        << ", \"tokens_per_step\": " << batch.train_batch_size * shape().seq_length
         << ", \"flops_per_token\": " << flops(models::AttentionFlops::causal_half)
         << ", \"flops_per_token_full_attention\": " << flops(models::AttentionFlops::full)
-        << ", \"peak_flops\": " << peak() << ", \"build_s\": " << build_seconds_ << "}";
+        << ", \"peak_flops\": " << peak() << ", \"build_s\": " << build_seconds() << "}";
     return out.str();
   }
 
   std::string report() const {
-    const device::Ledger& ledger = engine_->device().ledger();
-    const engine::StepReport& step = engine_->last_step();
+    const device::Ledger& ledger = engine().device().ledger();
+    const engine::StepReport& step = engine().last_step();
     std::ostringstream out;
     out.precision(9);
-    out << "{\"step\": " << engine_->global_steps() << ", \"loss\": " << step.loss
+    out << "{\"step\": " << engine().global_steps() << ", \"loss\": " << step.loss
         << ", \"grad_norm\": " << step.grad_norm << ", \"device_peak\": " << ledger.peak(Tier::device)
         << ", \"activation_peak\": " << ledger.peak(Tier::device, device::Category::activations)
         << ", \"host_peak\": " << ledger.peak(Tier::host) << ", \"nvme_peak\": " << ledger.peak(Tier::nvme)
-        << ", \"nvme_read\": " << engine_->io_bytes().read
-        << ", \"nvme_written\": " << engine_->io_bytes().written;
-    const tensor::AttentionRoutes attention = engine_->kernels().attention_routes();
-    if (device::Accelerator* gpu = engine_->device().accelerator()) {
+        << ", \"nvme_read\": " << engine().io_bytes().read
+        << ", \"nvme_written\": " << engine().io_bytes().written;
+    const tensor::AttentionRoutes attention = engine().kernels().attention_routes();
+    if (device::Accelerator* gpu = engine().device().accelerator()) {
       out << ", \"attention_by_library\": " << attention.by_library
           << ", \"attention_by_own_kernels\": " << attention.by_own;
       const device::DeviceMemory memory = gpu->memory();
@@ -132,43 +107,29 @@ class TrainedModel {
   }
   /// The same number on all ranks: what rank 0 gives.
   int told(int count) {
-    comm::Communicator& world = engine_->dist().world();
+    comm::Communicator& world = engine().dist().world();
     if (world.size() == 1) return count;
-    const tensor::Tensor x = tensor::Tensor::of<std::int32_t>(engine_->device(), {1}, std::array{count});
+    const tensor::Tensor x = tensor::Tensor::of<std::int32_t>(engine().device(), {1}, std::array{count});
     world.broadcast(x, 0, {.label = "what to do", .scalar = true}).wait();
-    return tensor::to_host(engine_->device(), x).data<std::int32_t>()[0];
+    return tensor::to_host(engine().device(), x).data<std::int32_t>()[0];
   }
 
   double tokens_per_step() const {
-    return static_cast<double>(engine_->train_batch_size() * shape_.seq_length);
+    return static_cast<double>(engine().train_batch_size() * shape().seq_length);
   }
 
  private:
-  tensor::Tensor random_ids(std::uint64_t stream) {
-    const tensor::Shape shape{engine_->config().batch.micro_batch_size, shape_.seq_length};
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(shape.numel()));
-    for (std::size_t i = 0; i < ids.size(); ++i)
-      ids[i] = static_cast<std::int32_t>(philox({9, stream}, i)[0] %
-                                         static_cast<std::uint64_t>(shape_.vocab_size));
-    return tensor::Tensor::of<std::int32_t>(engine_->device(), shape, ids);
-  }
   double flops(models::AttentionFlops convention) const {
-    return models::flops_per_token(shape_, shape_.seq_length, convention);
+    return models::flops_per_token(shape(), shape().seq_length, convention);
   }
   /// The GPU's, as MFU counts it; 0 on a processor and where it is unknown.
   double peak() const {
-    return engine_->device().accelerator() ? engine::share_gpus_locally(config_, 1).peak : 0;
+    return engine().device().accelerator() ? engine::share_gpus_locally(config(), 1).peak : 0;
   }
   std::string device_name() const {
-    if (const device::Accelerator* gpu = engine_->device().accelerator()) return gpu->name();
-    return cat("cpu, ", counted(engine_->device().arena().threads(), "thread"), ", ", name_of(cpu_isa()));
+    if (const device::Accelerator* gpu = engine().device().accelerator()) return gpu->name();
+    return cat("cpu, ", counted(engine().device().arena().threads(), "thread"), ", ", name_of(cpu_isa()));
   }
-
-  config::Config config_;
-  models::GptConfig shape_;
-  double build_seconds_ = 0;
-  std::unique_ptr<Engine> engine_;
-  tensor::Batch batch_;
 };
 
 std::string answer(TrainedModel& training, const std::string& line) {
@@ -176,7 +137,7 @@ std::string answer(TrainedModel& training, const std::string& line) {
   std::string word;
   int count = 1;
   in >> word >> count;
-  if (word == "steps") return cat(training.steps(training.told(count)));
+  if (word == "steps") return cat(training.seconds_of_steps(training.told(count)));
   if (word == "phases") return training.told(-1), training.phases();
   if (word == "report") return training.report();
   fail(ErrorKind::usage, "asked for '", line, "': steps N, phases and report are answered");
@@ -185,7 +146,7 @@ std::string answer(TrainedModel& training, const std::string& line) {
 void measure(TrainedModel& training, const TrainSettings& s) {
   if (s.warmup > 0) training.steps(training.told(s.warmup));
   std::vector<double> seconds(static_cast<std::size_t>(s.steps));
-  for (double& step : seconds) step = training.steps(training.told(1));
+  for (double& step : seconds) step = training.seconds_of_steps(training.told(1));
   training.told(-1);
   const std::string phases = training.phases();
   const double median = bench::median(seconds);

@@ -171,9 +171,7 @@ BenchReport measure_adam(std::int64_t parameters, int threads, int rounds, const
     std::vector<ReportField> row{{"case", "", c.name}, {"what", "state", c.what}};
     row.push_back({"bytes_per_parameter", "B/param", std::int64_t{c.bytes}});
     row.push_back({"gparam_per_s", "Gparam/s", n / times.median_seconds(c.name) * 1e-9});
-    for (ReportField& field :
-         rate_fields(times, c.name, c.bytes * n, "limit", streamed_bytes * n, "gb_per_s", "GB/s"))
-      row.push_back(std::move(field));
+    add_rates(row, times, c.name, c.bytes * n, "limit", streamed_bytes * n, "gb_per_s", "GB/s");
     report.rows.push_back(std::move(row));
   }
   return report;

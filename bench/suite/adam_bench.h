@@ -52,8 +52,8 @@ class AdamBench {
   std::shared_ptr<device::Device> device_;
   std::unique_ptr<tensor::Kernels> kernels_;
   tensor::Tensor p_, m_, v_, g_, p16_, g16_, high_, low_, m16_, v16_;
-  tensor::Tensor codes_, scales_;  ///< of both moments, one behind the other
-  tensor::Tensor error_, signs_;   ///< of momentum that travels as one bit
+  tensor::Tensor codes_, scales_;  ///< both moments in 8 bits, one behind the other
+  tensor::Tensor error_, signs_;   ///< momentum that travels as one bit
   float scale_ = 0;
   OptimizerStreams streams_{};
   optim::Hyper hyper_;

@@ -51,19 +51,19 @@ nlohmann::ordered_json json_of(const ReportField& field) {
 
 }  // namespace
 
-std::vector<ReportField> rate_fields(const Rounds& rounds, const std::string& name, double amount,
-                                     const std::string& limit, double limit_amount, const std::string& key,
-                                     const std::string& unit) {
+void add_rates(std::vector<ReportField>& row, const Rounds& rounds, const std::string& name, double amount,
+               const std::string& limit, double limit_amount, const std::string& key,
+               const std::string& unit) {
   const double seconds = rounds.median_seconds(name);
-  std::vector<ReportField> fields{{"median_ms", "ms", seconds * 1e3}, {key, unit, amount / seconds * 1e-9}};
+  row.push_back({"median_ms", "ms", seconds * 1e3});
+  row.push_back({key, unit, amount / seconds * 1e-9});
   ReportField limit_rate{"limit_" + key, "limit " + unit, {}}, ratio{"of_limit", "of limit", {}};
   if (!limit.empty()) {
     limit_rate.value = limit_amount / rounds.median_seconds(limit) * 1e-9;
     ratio.value = amount / limit_amount * rounds.ratio(limit, name);
   }
-  fields.push_back(std::move(limit_rate));
-  fields.push_back(std::move(ratio));
-  return fields;
+  row.push_back(std::move(limit_rate));
+  row.push_back(std::move(ratio));
 }
 
 std::string as_table(const BenchReport& report) {

@@ -21,18 +21,18 @@ struct ReportField {
 struct BenchReport {
   std::string bench;                           ///< "adam"
   std::string title;                           ///< one line about what was measured
-  std::string limit;                           ///< what the rows' limit is, and how to read the ratio
+  std::string limit;                           ///< tells the rows' limit, and how to read the ratio
   std::vector<ReportField> facts;              ///< conditions
   std::vector<std::vector<ReportField>> rows;  ///< the same keys in every row
   std::vector<std::string> notes;              ///< conclusions and warnings, for people
 };
 
-/// A rate and its limit as every benchmark reports them: median_ms of a run that does `amount` units (bytes,
-/// FLOP), the rate per 1e9 and second, limit_…, and of_limit, the median over rounds of rate by limit.
-/// `limit` names the contender that does `limit_amount` units; empty: none.
-std::vector<ReportField> rate_fields(const Rounds& rounds, const std::string& name, double amount,
-                                     const std::string& limit, double limit_amount, const std::string& key,
-                                     const std::string& unit);
+/// Adds a rate and its limit to a row, as every benchmark reports them: median_ms of a run that does `amount`
+/// units (bytes, FLOP), the rate per 1e9 and second, limit_…, and of_limit, the median over rounds of rate by
+/// limit. `limit` names the contender that does `limit_amount` units; empty: none.
+void add_rates(std::vector<ReportField>& row, const Rounds& rounds, const std::string& name, double amount,
+               const std::string& limit, double limit_amount, const std::string& key,
+               const std::string& unit);
 
 /// For people: title, facts, a table, the limit, notes. Ends with a newline.
 std::string as_table(const BenchReport& report);

@@ -130,8 +130,7 @@ BenchReport comm_report(const Rounds& times, const CommBenchOptions& options, co
       if (!times.has(name)) continue;
       std::vector<ReportField> row{{"case", "", name},
                                    {"what", "collective", cat(c.what, *suffix ? ", staged" : "")}};
-      for (ReportField& field : rate_fields(times, name, bytes, "memcpy", bytes, "gb_per_s", "GB/s"))
-        row.push_back(std::move(field));
+      add_rates(row, times, name, bytes, "memcpy", bytes, "gb_per_s", "GB/s");
       row.push_back({"bus_gb_per_s", "bus GB/s", c.crossing * bytes / times.median_seconds(name) * 1e-9});
       report.rows.push_back(std::move(row));
     }

@@ -17,7 +17,7 @@ struct CollectiveBuffers {
 };
 
 struct CommBenchOptions {
-  std::size_t bytes = std::size_t{64} << 20;  ///< of the full tensor
+  std::size_t bytes = std::size_t{64} << 20;  ///< size of the full tensor
   int rounds = 15;
   /// Measures, as *_staged, also tensors in memory that other ranks do not reach.
   bool staged = false;

@@ -89,9 +89,7 @@ class GemmBench {
       contenders.push_back({"peak", [&] { peak_flops = run_peak(peak_, device_->arena(), about); }});
     times.run(contenders);
     std::vector<ReportField> row{{"case", "product", label}, {"shape", "shape", shape}};
-    for (ReportField& field :
-         rate_fields(times, label, flops, peak_.loop ? "peak" : "", peak_flops, "gflop_per_s", "GFLOP/s"))
-      row.push_back(std::move(field));
+    add_rates(row, times, label, flops, peak_.loop ? "peak" : "", peak_flops, "gflop_per_s", "GFLOP/s");
     rows_.push_back(std::move(row));
   }
 

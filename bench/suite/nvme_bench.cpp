@@ -118,9 +118,7 @@ class NvmeSetting {
                                  {"queue_depth", "depth", std::int64_t{options_.queue_depth}},
                                  {"backend", "backend", through_store_->store().backend_name()},
                                  {"thread_count", "threads", threads()}};
-    for (ReportField& field :
-         rate_fields(*times_, name, amount, cat(name, " by ", limit->name), amount, "gb_per_s", "GB/s"))
-      row.push_back(std::move(field));
+    add_rates(row, *times_, name, amount, cat(name, " by ", limit->name), amount, "gb_per_s", "GB/s");
     row.push_back({"limit_by", "limit by", limit->name});
     return row;
   }

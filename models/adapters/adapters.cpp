@@ -39,16 +39,8 @@ bool is_adapter(const std::string& parameter) {
 }
 
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all) {
-  std::vector<nn::ParameterPtr> out;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(out),
-               [](const auto& p) { return is_adapter(p->name); });
-  return out;
-}
-
-std::vector<nn::ParameterPtr> base_parameters(const std::vector<nn::ParameterPtr>& all) {
-  std::vector<nn::ParameterPtr> out;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(out),
-               [](const auto& p) { return !is_adapter(p->name); });
+  std::vector<nn::ParameterPtr> out = all;
+  std::erase_if(out, [](const auto& p) { return !is_adapter(p->name); });
   return out;
 }
 
@@ -62,7 +54,7 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
   parallel::AdaptedLayer layer{cut, weight[1], weight[0], {}, std::move(blocks)};
   for (const int tensor : adapted.tensors) {
     std::vector<Range> rows;
-    for (const PublishedParameter::Rows& run : adapted.weight.rows)
+    for (const PublishedParameter::RowRun& run : adapted.weight.rows)
       if (run.tensor == tensor) rows.push_back({run.row, run.row + run.rows});
     layer.targets.push_back(std::move(rows));
   }
@@ -105,7 +97,9 @@ std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const p
 }
 
 void WithAdapter::check(const std::vector<nn::ParameterPtr>& parameters) const {
-  base_.check(base_parameters(parameters));
+  std::vector<nn::ParameterPtr> base = parameters;
+  std::erase_if(base, [](const auto& p) { return is_adapter(p->name); });
+  base_.check(base);
   if (adapter_) adapter_->check(adapter_parameters(parameters));
 }
 

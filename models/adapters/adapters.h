@@ -17,9 +17,8 @@ namespace sherd::models {
 /// Whether a parameter of Gpt is an adapter's: "blocks.0.attention.qkv.adapter.lora_A".
 bool is_adapter(const std::string& parameter);
 
-/// The parameters of a model that its adapter trains, and those that stay as they are.
+/// The parameters of a model that its adapter trains.
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
-std::vector<nn::ParameterPtr> base_parameters(const std::vector<nn::ParameterPtr>& all);
 
 /// The adapter of part `part` of a block ("attention.qkv"), whose weight is [out, in]; null where it has
 /// none.

@@ -48,7 +48,7 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   Layer& out = *layer_;
   out.adapted = true, out.columns = weight.columns, out.of_inputs = of_inputs;
   std::int64_t held = 0;
-  for (const PublishedParameter::Rows& run : weight.rows) {
+  for (const PublishedParameter::RowRun& run : weight.rows) {
     const auto target = std::find(tensors.begin(), tensors.end(), run.tensor);
     for (std::int64_t i = 0; i < run.rows; ++i) {
       out.row_of.push_back(target == tensors.end() ? -1 : held++);

@@ -1,9 +1,9 @@
 #pragma once
 
 // Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
-// To add one, write a file like phi3.cpp, name it in families.cpp, and give its row in config::families(),
-// whose defaults say which norm, positions, activation and biases it has. Nothing else in the project knows
-// families.
+// To add one, write a file like phi3.cpp, name it in families.cpp, and give its defaults in
+// src/config/model.cpp, which say which norm, positions, activation and biases it has. Nothing else in the
+// project knows families.
 
 #include <optional>
 #include <string>
@@ -34,7 +34,7 @@ struct TensorNames {
 
 /// One family.
 struct Family {
-  const char* name;          ///< model_type; config::families() has a row of it
+  const char* name;          ///< model_type; one of config::family_names()
   const char* architecture;  ///< the class of transformers
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
   /// lacks.
@@ -45,7 +45,7 @@ struct Family {
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
   bool window = true;    ///< its class has sliding windows
   bool experts = false;  ///< its blocks have experts
-  /// The first thing of such a model that the class does not have, beside what its row in config::families()
+  /// The first thing of such a model that the class does not have, beside what config::defaults_of()
   /// and the flags above say; null: nothing more.
   std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
 };

@@ -11,10 +11,12 @@ JsonKeys keys() {
           whole("n_embd", &M::hidden_size, 1, config::most_hidden).alias("hidden_size"),
           whole("n_layer", &M::num_layers, 1, config::most_layers).alias("num_hidden_layers"),
           whole("n_head", &M::num_heads, 1, config::most_heads).alias("num_attention_heads"),
-          whole("n_inner", &M::ffn_hidden_size, 1, config::most_ffn_hidden).written([](const M& m) {
-            return m.ffn_hidden_size == 4 * m.hidden_size ? config::Node()
-                                                          : config::node_of(m.ffn_hidden_size);
-          }),
+          whole("n_inner", &M::ffn_hidden_size, 1, config::most_ffn_hidden)
+              .written([](const Published& p) {
+                const std::int64_t ffn = p.model.ffn_hidden_size;
+                return ffn == 4 * p.model.hidden_size ? config::Node() : config::node_of(ffn);
+              })
+              .with(config::or_null),
           activation("activation_function",
                      {{"gelu_new", FfnActivation::gelu_tanh},
                       {"gelu", FfnActivation::gelu},

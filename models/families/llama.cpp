@@ -26,7 +26,8 @@ JsonKeys decoder_sizes() {
           whole("intermediate_size", &M::ffn_hidden_size, 1, config::most_ffn_hidden),
           whole("num_hidden_layers", &M::num_layers, 1, config::most_layers),
           whole("num_attention_heads", &M::num_heads, 1, config::most_heads),
-          member_key("num_key_value_heads", &M::num_kv_heads, kv_heads).null_too(),
+          in_file(config::field_key("num_key_value_heads", "", &M::num_kv_heads, kv_heads))
+              .with(config::null_too),
           whole("head_dim", &M::head_dim, 1, config::most_hidden),
           activation("hidden_act",
                      {{"silu", config::FfnActivation::swiglu}, {"swish", config::FfnActivation::swiglu}},
@@ -38,8 +39,9 @@ JsonKeys decoder_sizes() {
 JsonKeys no_biases(bool attention_written, bool mlp_written) {
   JsonKeys out{only("attention_bias", config::is_false, "the projections of attention have no biases here"),
                only("mlp_bias", config::is_false, "the feed-forward part has no biases here")};
-  if (attention_written) out[0] = std::move(out[0]).written_as(config::node_of(false));
-  if (mlp_written) out[1] = std::move(out[1]).written_as(config::node_of(false));
+  const auto none = [](const Published&) { return config::node_of(false); };
+  if (attention_written) out[0] = std::move(out[0]).written(none);
+  if (mlp_written) out[1] = std::move(out[1]).written(none);
   return out;
 }
 
@@ -47,36 +49,35 @@ JsonKeys window_keys() {
   const auto window = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
   };
-  JsonKey layer_types{.name = "layer_types", .read = [](Published& published, const Value& value) {
-                        value.expect(Node::Kind::array);
-                        for (const Node& item : value.node.items) {
-                          const std::string& type = Value{item, value.path, value.context}.text();
-                          if (type != "full_attention" && type != "sliding_attention")
-                            value.error("\"", excerpt(type), "\" is not supported");
-                          published.layer_types.push_back(type);
-                        }
-                      }};
-  return {member_key("sliding_window", &Published::window, window).null_too().written([](const M& m) {
-            return m.sliding_window > 0 ? config::node_of(m.sliding_window) : config::Node();
-          }),
-          std::move(layer_types)};
+  const auto read_types = [](Published& published, const Value& value) {
+    value.expect(Node::Kind::array);
+    for (const Node& item : value.node.items) {
+      const std::string& type = Value{item, value.path, value.context}.text();
+      if (type != "full_attention" && type != "sliding_attention")
+        value.error("\"", excerpt(type), "\" is not supported");
+      published.layer_types.push_back(type);
+    }
+  };
+  const auto written = [](const Published& p) {
+    return p.model.sliding_window > 0 ? config::node_of(p.model.sliding_window) : Node();
+  };
+  return {config::field_key("sliding_window", "", &Published::window, window)
+              .written(written)
+              .with(config::null_too, config::or_null),
+          config::custom<Published>("layer_types", "", read_types)};
 }
 
 JsonKeys experts_keys(std::string count, std::string other_count) {
-  const auto pooled = [](const M& m) {
-    return m.moe.aux_loss_type == BalanceLoss::pooled && m.moe.aux_loss > 0;
+  const auto pooled = [](const Published& p) {
+    return p.model.moe.aux_loss_type == BalanceLoss::pooled && p.model.moe.aux_loss > 0;
   };
-  JsonKey loss{.name = "router_aux_loss_coef", .read = [](Published& published, const Value& value) {
-                 published.router_loss = value.real(0);
-                 published.router_loss_given = true;
-               }};
+  const auto asks = [=](const Published& p) { return config::node_of(pooled(p)); };
+  const auto loss = [=](const Published& p) {
+    return pooled(p) ? config::node_of(p.model.moe.aux_loss) : Node();
+  };
   return {whole("num_experts_per_tok", &E::top_k, 1, config::most_experts),
-          flag("output_router_logits", &Published::router_losses).written([pooled](const M& m) {
-            return config::node_of(pooled(m));
-          }),
-          std::move(loss).written([pooled](const M& m) {
-            return pooled(m) ? std::optional(config::node_of(m.moe.aux_loss)) : std::nullopt;
-          }),
+          flag("output_router_logits", &Published::router_losses).written(asks),
+          config::real("router_aux_loss_coef", &Published::router_loss, "", 0).written(loss),
           whole(std::move(count), &E::experts, 1, config::most_experts).alias(std::move(other_count))};
 }
 

@@ -32,7 +32,8 @@ JsonKeys mixtral_keys() {
                                        "the router reads")});
   for (JsonKey& key : keys)
     if (key.name == "intermediate_size")
-      key.write = [](const M& m) { return config::node_of(m.moe.ffn_hidden_size); };
+      key = std::move(key).written(
+          [](const Published& p) { return config::node_of(p.model.moe.ffn_hidden_size); });
   return keys;
 }
 

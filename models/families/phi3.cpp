@@ -18,7 +18,9 @@ Family phi3() {
                      JsonKeys{share("resid_pdrop", &M::dropout), share("embd_pdrop", &M::embedding_dropout),
                               idle("original_max_position_embeddings"),  // LongRoPE's
                               // By default the class has 32000, which a smaller vocabulary does not have.
-                              idle("pad_token_id").written_as(config::Node()).unless_original()},
+                              idle("pad_token_id")
+                                  .written([](const Published&) { return config::Node(); })
+                                  .with(config::or_null)},
                      no_biases(false, false), rope_keys(), window_keys()),
       .names = {.qkv = {"self_attn.qkv_proj"}, .up = {"mlp.gate_up_proj"}},
       .lora_targets = {"qkv_proj"},

@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include "models/families/family.h"
 
 // Qwen2, Qwen3 and Qwen3-MoE.
@@ -12,12 +14,13 @@ using config::Value;
 /// The keys that all three have. `qkv_bias` and `qk_norm`: what the class has.
 JsonKeys common(bool qkv_bias, bool qk_norm) {
   const auto is = [](bool value) { return value ? is_true : config::is_false; };
-  return joined(decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(),
-                JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
-                         only("qkv_bias", is(qkv_bias), "the family decides"),
-                         flag("use_sliding_window", &Published::use_sliding_window).written([](const M& m) {
-                           return config::node_of(m.sliding_window > 0);
-                         })});
+  return joined(
+      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(),
+      JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
+               only("qkv_bias", is(qkv_bias), "the family decides"),
+               flag("use_sliding_window", &Published::use_sliding_window).written([](const Published& p) {
+                 return config::node_of(p.model.sliding_window > 0);
+               })});
 }
 
 /// Qwen2's models see everything in their first layers, Qwen3-MoE's have the key alone.
@@ -26,8 +29,8 @@ JsonKey max_window_layers() {
 }
 
 JsonKeys dense_keys(bool qkv_bias, bool qk_norm) {
-  return joined(common(qkv_bias, qk_norm), JsonKeys{max_window_layers().written([](const M& m) {
-                  return config::node_of(m.sliding_window > 0 ? 0 : m.num_layers);
+  return joined(common(qkv_bias, qk_norm), JsonKeys{max_window_layers().written([](const Published& p) {
+                  return config::node_of(p.model.sliding_window > 0 ? 0 : p.model.num_layers);
                 })});
 }
 
@@ -38,20 +41,20 @@ void dense_defaults(Published& p) {
 
 /// The first so many layers are dense; a list of others has no key here.
 JsonKey mlp_only_layers() {
-  JsonKey key{.name = "mlp_only_layers", .read = [](Published& published, const Value& value) {
-                value.expect(Node::Kind::array);
-                std::int64_t first = 0;
-                for (const Node& item : value.node.items)
-                  if (!item.is(Node::Kind::integer) || item.integer != first++)
-                    value.error(value.node.brief(),
-                                " is not supported: only the first layers can be dense ones");
-                published.model.moe.first_dense = first;
-              }};
-  return std::move(key).written([](const M& m) {
-    std::vector<std::int64_t> layers;
-    for (std::int64_t layer = 0; layer < m.moe.first_dense; ++layer) layers.push_back(layer);
+  const auto read = [](Published& published, const Value& value) {
+    value.expect(Node::Kind::array);
+    std::int64_t first = 0;
+    for (const Node& item : value.node.items)
+      if (!item.is(Node::Kind::integer) || item.integer != first++)
+        value.error(value.node.brief(), " is not supported: only the first layers can be dense ones");
+    published.model.moe.first_dense = first;
+  };
+  const auto write = [](const Published& p) {
+    std::vector<std::int64_t> layers(static_cast<std::size_t>(p.model.moe.first_dense));
+    std::iota(layers.begin(), layers.end(), 0);
     return config::list_of(layers);
-  });
+  };
+  return config::custom<Published>("mlp_only_layers", "", read, write);
 }
 
 JsonKeys moe_keys() {
@@ -60,8 +63,9 @@ JsonKeys moe_keys() {
       JsonKeys{
           whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
           whole("decoder_sparse_step", &E::every, 1, config::most_layers),
-          flag("norm_topk_prob", &E::norm_topk).written([](const M& m) {
-            return config::node_of(m.moe.norm_topk || m.moe.router == RouterScores::softmax_of_chosen);
+          flag("norm_topk_prob", &E::norm_topk).written([](const Published& p) {
+            const E& moe = p.model.moe;
+            return config::node_of(moe.norm_topk || moe.router == RouterScores::softmax_of_chosen);
           }),
           only("shared_expert_intermediate_size", config::equals_number(0), "there are no shared experts"),
           mlp_only_layers()});

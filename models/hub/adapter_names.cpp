@@ -116,6 +116,16 @@ void check_targets(const config::Adapter& adapter, const config::Model& model,
   }
 }
 
+/// PEFT's name of a tensor of a module's adapter.
+PublishedTensor of_peft(const PublishedTensor& weight, const char* kind, Shape shape) {
+  return {cat("base_model.model.", module_of(weight), ".", kind), shape, false};
+}
+
+/// The outputs of a published weight.
+std::int64_t outputs(const PublishedTensor& weight) {
+  return weight.shape[weight.transposed ? 1 : 0];
+}
+
 }  // namespace
 
 std::string adapter_stem(AdapterType type) {
@@ -157,20 +167,6 @@ PublishedParameter published_bottleneck(const GptConfig& model, const std::strin
   return {.tensors = {{name, {rows, columns}}}, .rows = {{0, rows, 0, 0}}, .columns = columns};
 }
 
-namespace {
-
-/// PEFT's name of a tensor of a module's adapter.
-PublishedTensor of_peft(const PublishedTensor& weight, const char* kind, Shape shape) {
-  return {cat("base_model.model.", module_of(weight), ".", kind), shape, false};
-}
-
-/// The outputs of a published weight.
-std::int64_t outputs(const PublishedTensor& weight) {
-  return weight.shape[weight.transposed ? 1 : 0];
-}
-
-}  // namespace
-
 PublishedParameter published_adapter(const config::Adapter& adapter, const PublishedParameter& weight,
                                      const std::string& kind, bool of_inputs) {
   const std::vector<int> tensors = chosen(adapter, weight);
@@ -198,7 +194,7 @@ PublishedParameter published_adapter(const config::Adapter& adapter, const Publi
                                            : of_peft(tensor, "ia3_l", {outputs(tensor), 1}));
   }
   std::int64_t row = 0;
-  for (const PublishedParameter::Rows& run : weight.rows) {
+  for (const PublishedParameter::RowRun& run : weight.rows) {
     if (run.tensor < 0 || place[static_cast<std::size_t>(run.tensor)] < 0) continue;
     out.rows.push_back({row, run.rows, place[static_cast<std::size_t>(run.tensor)], run.tensor_row});
     row += run.rows;

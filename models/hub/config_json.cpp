@@ -1,7 +1,6 @@
 #include "models/hub/config_json.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -42,22 +41,6 @@ Published class_defaults(const Family& family) {
   return out;
 }
 
-/// Reads one key, unless it counts as absent. `spelled`: by which of its names each key was given.
-void read_key(const JsonKeys& keys, Published& published, const Value& file, const std::string& name,
-              const Node& node, std::map<std::string, std::string>& spelled) {
-  const Value value{node, name, file.context};
-  const auto key = std::find_if(keys.begin(), keys.end(), [&](const JsonKey& candidate) {
-    return candidate.name == name || candidate.other_name == name;
-  });
-  if (key == keys.end()) {
-    std::vector<std::string> known;
-    for (const JsonKey& candidate : keys) known.push_back(candidate.name);
-    config::unknown_key(file, name, node, known);
-  }
-  if (!spelled.emplace(key->name, name).second) config::given_twice(value, spelled[key->name]);
-  if (!node.is(Node::Kind::null) || key->reads_null) key->read(published, value);
-}
-
 /// A model sees everything in all of its layers, or in none of them.
 void settle_window(Published& p, const Value& file) {
   if (!p.use_sliding_window) p.window = 0;
@@ -71,7 +54,7 @@ void settle_window(Published& p, const Value& file) {
   p.model.sliding_window = cut > 0 ? p.window : 0;
 }
 
-void settle_experts(Published& p, const Value& file) {
+void settle_experts(Published& p, const config::Given& given, const Value& file) {
   config::Moe& moe = p.model.moe;
   if (moe.experts == 0) return;
   if (moe.first_dense % moe.every != 0)
@@ -80,21 +63,21 @@ void settle_experts(Published& p, const Value& file) {
   // transformers adds the loss only where the router's logits are asked for.
   moe.aux_loss = p.router_losses ? p.router_loss : 0;
   moe.aux_loss_type = p.router_losses ? BalanceLoss::pooled : BalanceLoss::all_choices;
-  if (!p.router_losses && p.router_loss_given)
+  if (!p.router_losses && given.contains("router_aux_loss_coef"))
     file.context.note(
         "router_aux_loss_coef",
         "no effect: output_router_logits is false, and transformers adds the loss only where it "
         "is true; model.moe.aux_loss sets it");
 }
 
-void settle(Published& p, const Value& file) {
+void settle(Published& p, const config::Given& given, const Value& file) {
   Model& m = p.model;
   m.seq_length = m.max_positions;
   if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
   if (p.inner_theta > 0) m.rotary_base = p.inner_theta;
   if (p.original_missing) m.rope_scaling.original_max_positions = m.max_positions;
   settle_window(p, file);
-  settle_experts(p, file);
+  settle_experts(p, given, file);
   if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
     refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
   try {
@@ -103,36 +86,6 @@ void settle(Published& p, const Value& file) {
     refuse(file, error.what());
   }
 }
-
-}  // namespace
-
-PublishedModel from_hugging_face(std::string_view text, const std::string& name) {
-  config::Context context;
-  context.advice =
-      "Sherd does not know whether the model depends on it; where it does not, take it out of the file";
-  Node tree = config::parse_tree(text, name);
-  config::drop_notes(tree);
-  const Value file{tree, "", context};
-  PublishedModel out;
-  context.attempt([&] {
-    file.expect(Node::Kind::object);
-    const Family& family = family_in(file);
-    const JsonKeys keys = joined(common_keys(), family.keys);
-    Published published = class_defaults(family);
-    std::map<std::string, std::string> spelled;
-    for (const auto& [key, node] : tree.members)
-      context.attempt([&] { read_key(keys, published, file, key, node, spelled); });
-    if (context.problems.size() > 0) throw config::Reported{};
-    settle(published, file);
-    out.model = published.model;
-    out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
-  });
-  context.raise();
-  out.notes = std::move(context.notes);
-  return out;
-}
-
-namespace {
 
 /// The first thing of the model that the family's class does not have, or has and the model does not.
 std::optional<std::string> missing_of(const Model& m, const Family& family) {
@@ -153,6 +106,28 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
 }
 
 }  // namespace
+
+PublishedModel from_hugging_face(std::string_view text, const std::string& name) {
+  config::Context context;
+  context.advice =
+      "Sherd does not know whether the model depends on it; where it does not, take it out of the file";
+  Node tree = config::parse_tree(text, name);
+  config::drop_notes(tree);
+  const Value file{tree, "", context};
+  PublishedModel out;
+  context.attempt([&] {
+    file.expect(Node::Kind::object);
+    const Family& family = family_in(file);
+    const config::Table<Published> table{.keys = joined(common_keys(), family.keys)};
+    Published published = class_defaults(family);
+    settle(published, config::read_section(table, published, file), file);
+    out.model = published.model;
+    out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
+  });
+  context.raise();
+  out.notes = std::move(context.notes);
+  return out;
+}
 
 ModelType published_as(const Model& model) {
   if (!missing_of(model, family_of(model.type))) return model.type;
@@ -191,10 +166,15 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   put("architectures", config::list_of(std::vector<std::string>{family.architecture}));
   put("model_type", config::node_of(family.name));
   put("vocab_size", config::node_of(vocab_size));
-  for (const JsonKey& key : family.keys)
-    if (auto value = key.write ? key.write(model) : std::nullopt;
-        value && (key.name != "rope_parameters" || newer_rope) && !(key.stays_original && out.find(key.name)))
-      put(key.name, *std::move(value));
+  Published published;
+  published.model = model;
+  for (const JsonKey& key : family.keys) {
+    const bool stays = key.effect == config::Effect::noted && out.find(key.name);
+    if (!key.write || stays || (key.name == "rope_parameters" && !newer_rope)) continue;
+    if (Node value = key.write(published, config::Selection::told);
+        !value.is(Node::Kind::null) || key.writes_null)
+      put(key.name, std::move(value));
+  }
   put("tie_word_embeddings", config::node_of(model.tie_embeddings));
   put("initializer_range", config::node_of(model.init_std));
   put("torch_dtype", config::node_of(std::string(dtype)));

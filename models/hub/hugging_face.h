@@ -20,13 +20,13 @@ struct PublishedTensor {
 struct PublishedParameter {
   /// Rows [row, row + rows) of the parameter are those of tensor `tensor` from `tensor_row` on, once it is
   /// not transposed; -1: they pad the vocabulary, and are in none.
-  struct Rows {
+  struct RowRun {
     std::int64_t row, rows;
     int tensor;
     std::int64_t tensor_row;
   };
   std::vector<PublishedTensor> tensors;
-  std::vector<Rows> rows;  ///< in ascending order, together all
+  std::vector<RowRun> rows;  ///< in ascending order, together all
   std::int64_t columns = 1;
 };
 

@@ -20,7 +20,7 @@ class Exporter {
       const PublishedTensor& tensor = parameter.tensors[i];
       std::vector<std::byte> matrix;  // holds a transposed tensor
       if (tensor.transposed) matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
-      for (const PublishedParameter::Rows& rows : parameter.rows)
+      for (const PublishedParameter::RowRun& rows : parameter.rows)
         if (rows.tensor == static_cast<int>(i))
           write_rows(name, whole, parameter.columns, rows, tensor, matrix);
       if (!tensor.transposed) continue;
@@ -34,7 +34,7 @@ class Exporter {
 
  private:
   void write_rows(const std::string& name, const tensor::Slice& whole, std::int64_t columns,
-                  const PublishedParameter::Rows& rows, const PublishedTensor& tensor,
+                  const PublishedParameter::RowRun& rows, const PublishedTensor& tensor,
                   std::vector<std::byte>& matrix) {
     constexpr std::int64_t most = std::int64_t{1} << 20;
     const std::int64_t count = rows.rows * columns, first = rows.row * columns,

@@ -13,28 +13,31 @@ using config::RopeScaling;
 using config::Value;
 
 JsonKey only(std::string name, std::function<bool(const Value&)> same, std::string reason) {
-  return {.name = std::move(name), .read = [same, reason](Published&, const Value& value) {
-            if (!same(value)) value.error(value.node.brief(), " is not supported: ", reason);
-          }};
+  return config::custom<Published>(std::move(name), "", [same, reason](Published&, const Value& value) {
+    if (!same(value)) value.error(value.node.brief(), " is not supported: ", reason);
+  });
 }
 
 JsonKey idle(std::string name) {
-  return {.name = std::move(name), .read = [](Published&, const Value&) {}};
+  JsonKey key = config::custom<Published>(std::move(name), "", [](Published&, const Value&) {});
+  key.effect = config::Effect::noted;
+  return key;
 }
 
 JsonKey activation(std::string name, std::vector<std::pair<std::string, config::FfnActivation>> names,
                    std::string known) {
-  JsonKey key{.name = name, .read = [=](Published& published, const Value& value) {
-                for (const auto& [text, activation] : names)
-                  if (value.text() == text) return void(published.model.activation = activation);
-                fail(ErrorKind::config, value.node.place.file, ": ", name, " \"", excerpt(value.text()),
-                     "\" is not supported: ", known);
-              }};
-  return std::move(key).written([names](const config::Model& model) -> std::optional<Node> {
+  const auto read = [=](Published& published, const Value& value) {
     for (const auto& [text, activation] : names)
-      if (model.activation == activation) return config::node_of(text);
-    return std::nullopt;
-  });
+      if (value.text() == text) return void(published.model.activation = activation);
+    fail(ErrorKind::config, value.node.place.file, ": ", name, " \"", excerpt(value.text()),
+         "\" is not supported: ", known);
+  };
+  const auto write = [names](const Published& published) {
+    for (const auto& [text, activation] : names)
+      if (published.model.activation == activation) return config::node_of(text);
+    return Node();
+  };
+  return config::custom<Published>(name, "", read, write);
 }
 
 bool is_true(const Value& value) {
@@ -60,35 +63,6 @@ constexpr const char* idle_keys =
     "cross_attention_hidden_size rope_interleaved n_special predict_special_tokens output_past "
     "max_sequence_length is_llama_config transformers.js_config model_max_length eos_token "
     "bos_token pad_token ";
-
-}  // namespace
-
-JsonKeys common_keys() {
-  using M = config::Model;
-  JsonKeys keys{whole("vocab_size", &M::vocab_size, 1, config::most_vocabulary),
-                positive("initializer_range", &M::init_std),
-                flag("tie_word_embeddings", &M::tie_embeddings),
-                only("is_encoder_decoder", config::is_false, "the model has no encoder here"),
-                only("add_cross_attention", config::is_false, "the model has no encoder here"),
-                only("pruned_heads", config::is_empty, "all heads are there"),
-                only("quantization_config", config::never,
-                     "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
-                only("use_mrope", config::is_false, "positions are those of text"),
-                only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),
-                only("text_config", config::never, "the model reads text alone here")};
-  for (const auto& [name, member] :
-       {std::pair("dtype", &Published::dtype), std::pair("torch_dtype", &Published::torch_dtype)})
-    keys.push_back({.name = name, .read = [member](Published& published, const Value& value) {
-                      if (!value.node.is(Node::Kind::string)) return;
-                      const std::string& type = value.text();
-                      published.*member = type.starts_with("torch.") ? type.substr(6) : type;
-                    }});
-  std::istringstream names(idle_keys);
-  for (std::string name; names >> name;) keys.push_back(idle(name));
-  return keys;
-}
-
-namespace {
 
 /// Takes a key out of a section, if it is there and not null.
 std::optional<Node> taken(Node& section, const char* name) {
@@ -146,23 +120,46 @@ void read_rope_scaling(Published& published, const Value& given) {
 
 }  // namespace
 
+JsonKeys common_keys() {
+  using M = config::Model;
+  JsonKeys keys{whole("vocab_size", &M::vocab_size, 1, config::most_vocabulary),
+                positive("initializer_range", &M::init_std),
+                flag("tie_word_embeddings", &M::tie_embeddings),
+                only("is_encoder_decoder", config::is_false, "the model has no encoder here"),
+                only("add_cross_attention", config::is_false, "the model has no encoder here"),
+                only("pruned_heads", config::is_empty, "all heads are there"),
+                only("quantization_config", config::never,
+                     "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
+                only("use_mrope", config::is_false, "positions are those of text"),
+                only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),
+                only("text_config", config::never, "the model reads text alone here")};
+  for (const auto& [name, member] :
+       {std::pair("dtype", &Published::dtype), std::pair("torch_dtype", &Published::torch_dtype)})
+    keys.push_back(config::custom<Published>(name, "", [member](Published& published, const Value& value) {
+      if (!value.node.is(Node::Kind::string)) return;
+      const std::string& type = value.text();
+      published.*member = type.starts_with("torch.") ? type.substr(6) : type;
+    }));
+  std::istringstream names(idle_keys);
+  for (std::string name; names >> name;) keys.push_back(idle(name));
+  return keys;
+}
+
 /// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
 JsonKeys rope_keys() {
-  JsonKey theta{.name = "rope_theta", .read = [](Published& published, const Value& value) {
-                  published.rope_theta = value.real(1, config::infinity, true);
-                }};
-  JsonKey scaling{.name = "rope_scaling", .read = read_rope_scaling},
-      parameters{.name = "rope_parameters", .read = read_rope_scaling};
-  parameters.write = [](const config::Model& m) {
-    Node out = config::written_rope(m.rope_scaling);
-    out.members.emplace_back("rope_theta", config::node_of(m.rotary_base));
+  const auto theta = [](const Published& p) { return config::node_of(p.model.rotary_base); };
+  const auto scaling = [](const Published& p) {
+    const RopeScaling& rope = p.model.rope_scaling;
+    return rope.type == RotaryScaling::none ? Node() : config::written_rope(rope);
+  };
+  const auto parameters = [](const Published& p) {
+    Node out = config::written_rope(p.model.rope_scaling);
+    out.members.emplace_back("rope_theta", config::node_of(p.model.rotary_base));
     return out;
   };
-  return {std::move(theta).written([](const config::Model& m) { return config::node_of(m.rotary_base); }),
-          std::move(scaling).written([](const config::Model& m) {
-            return m.rope_scaling.type == RotaryScaling::none ? Node() : config::written_rope(m.rope_scaling);
-          }),
-          std::move(parameters),
+  return {config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true).written(theta),
+          config::custom<Published>("rope_scaling", "", read_rope_scaling, scaling).with(config::or_null),
+          config::custom<Published>("rope_parameters", "", read_rope_scaling, parameters),
           only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated")};
 }
 

@@ -38,9 +38,9 @@ struct TextRequest {
 
 /// Counts of the work that generating took.
 struct GenerationStats {
-  std::int64_t prompt_tokens = 0;  ///< that were read, those of texts that were read again included
-  std::int64_t tokens = 0;         ///< that were made
-  std::int64_t decoded = 0;        ///< of these, by passes over one token of each text
+  std::int64_t prompt_tokens = 0;  ///< tokens that were read, those of texts that were read again included
+  std::int64_t tokens = 0;         ///< tokens that were made
+  std::int64_t decoded = 0;        ///< tokens made by passes over one token of each text
   std::int64_t reread = 0;         ///< times that a text had filled seq_length and was read again
   double prefill_seconds = 0, decode_seconds = 0;
   std::int64_t prefill_passes = 0, decode_passes = 0;

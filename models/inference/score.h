@@ -21,7 +21,7 @@ struct ScoreRequest {
 
 struct Score {
   double log_likelihood = 0;  ///< the sum of log p(token | tokens before it), in nats
-  std::int64_t tokens = 0;    ///< that counted
+  std::int64_t tokens = 0;    ///< tokens that counted
   bool greedy = true;         ///< the model finds no token likelier than any of these
 };
 

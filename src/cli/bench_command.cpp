@@ -74,6 +74,16 @@ class Status {
   engine::StatusLine line_{STDERR_FILENO};
 };
 
+/// Prints what measure(tell) reports.
+template <class Measure>
+void run_bench(const CommandLine& line, const char* bench, const Measure& measure) {
+  print(watched([&] {
+          Status status(bench);
+          return measure(status.tell());
+        }),
+        line);
+}
+
 void bench_adam(const Arguments& arguments) {
   CommandLine line =
       bench_line("adam", "Measures the fused AdamW step against the machine's memory bandwidth.",
@@ -86,11 +96,8 @@ void bench_adam(const Arguments& arguments) {
   const int threads = small(line.integer("threads", 1)), rounds = rounds_of(line);
   bench::require_memory(static_cast<double>(parameters) * bench::AdamBench::memory_per_parameter,
                         "Choose fewer --parameters");
-  const bench::BenchReport report = watched([&] {
-    Status status("adam");
-    return bench::measure_adam(parameters, threads, rounds, status.tell());
-  });
-  print(report, line);
+  run_bench(line, "adam",
+            [&](const bench::Tell& tell) { return bench::measure_adam(parameters, threads, rounds, tell); });
 }
 
 std::vector<offload::StoreOptions::Backend> backends_of(const CommandLine& line) {
@@ -135,12 +142,9 @@ void bench_nvme(const Arguments& arguments) {
       throw UsageError(
           cat("--bytes must be at least twice the --block-size ", block, ". See 'sherd bench nvme --help'"));
   const engine::StopSignals stop_signals;  // so that its file goes before the program ends
-  const bench::BenchReport report = watched([&] {
-    Status status("nvme");
-    return bench::measure_nvme(
-        options, [] { return engine::StopSignals::received() != 0; }, status.tell());
-  });
-  print(report, line);
+  const auto stopped = [] { return engine::StopSignals::received() != 0; };
+  run_bench(line, "nvme",
+            [&](const bench::Tell& tell) { return bench::measure_nvme(options, stopped, tell); });
 }
 
 /// One rank's part. The report, on rank 0 only.
@@ -209,11 +213,7 @@ void bench_gemm(const Arguments& arguments) {
   options.vocabulary = line.amount("vocab", 1, thousand), options.only = line.text("only");
   bench::require_memory(bench::gemm_bench_memory(options),
                         "Choose fewer --tokens, or a smaller --hidden or --vocab");
-  const bench::BenchReport report = watched([&] {
-    Status status("gemm");
-    return bench::measure_gemm(options, status.tell());
-  });
-  print(report, line);
+  run_bench(line, "gemm", [&](const bench::Tell& tell) { return bench::measure_gemm(options, tell); });
 }
 
 struct Bench {

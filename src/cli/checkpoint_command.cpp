@@ -98,7 +98,7 @@ void list_parameters(const CheckpointReader& reader) {
     std::printf("%s %s\n", name.c_str(), tensor::Shape{std::span<const std::int64_t>(shape)}.str().c_str());
 }
 
-/// Every file against the manifest, and every element of every state.
+/// Compares every file with the manifest, and looks for every element of every state.
 void verify(const CheckpointReader& reader) {
   std::uint64_t bytes = 0;
   reader.verify_all();

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -167,6 +168,12 @@ std::string CommandLine::required(const std::string& name) const {
 
 std::vector<std::string> CommandLine::all(const std::string& name) const {
   return has(name) ? state_->result[name].as<std::vector<std::string>>() : std::vector<std::string>();
+}
+
+void CommandLine::require_apart(const std::string& output, const std::string& input,
+                                const std::string& file) const {
+  if (std::error_code absent; std::filesystem::equivalent(text(output), file, absent))
+    throw UsageError(cat("--", output, " names the file of --", input, ", which would be lost"));
 }
 
 std::int64_t CommandLine::integer(const std::string& name, std::int64_t least, std::int64_t most) const {

@@ -48,6 +48,8 @@ class CommandLine {
   /// The value of an option that must be given.
   std::string required(const std::string& name) const;
   std::vector<std::string> all(const std::string& name) const;
+  /// Throws where the option `output` names `file`, which is read, as `input` says.
+  void require_apart(const std::string& output, const std::string& input, const std::string& file) const;
   /// A whole number of at least `least` and at most `most`.
   std::int64_t integer(const std::string& name, std::int64_t least,
                        std::int64_t most = std::numeric_limits<std::int64_t>::max()) const;

@@ -3,9 +3,9 @@
 #include <optional>
 
 #include "cli/command_line.h"
-#include "cli/config_files.h"
 #include "cli/estimate_report.h"
 #include "cli/program.h"
+#include "cli/weights.h"
 #include "engine/setup/process_grid.h"
 #include "engine/token_data.h"
 #include "models/gpt_config.h"
@@ -26,7 +26,7 @@ World world_of(const CommandLine& line) {
   return {local * static_cast<int>(line.integer("nodes", 1, most_nodes)), local};
 }
 
-/// The rank that was `chosen`, else that of the stage that takes most of the device.
+/// Makes the report look at the rank `chosen`, else at that of the stage that takes most of the device.
 void look_at(EstimateReport& report, std::optional<int> chosen) {
   const comm::Grid grid(report.world.ranks, engine::grid_sizes(report.config));
   const auto most = std::max_element(
@@ -37,7 +37,7 @@ void look_at(EstimateReport& report, std::optional<int> chosen) {
   report.rank = report.stages[static_cast<std::size_t>(report.stage)].rank;
 }
 
-/// Fills in all that is asked for but the world, which `report` has.
+/// Fills in the report, which has its world.
 void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen) {
   const auto reparse = [&](const std::vector<std::string>& more) { return files.parse(more); };
   report.config = files.parse();

@@ -31,13 +31,11 @@ std::string heading(const EstimateReport& r) {
       counted(r.config.model->seq_length, "token"), "\n\n");
 }
 
-std::string stage_shown(const EstimateReport& r) {
-  return r.stages.size() > 1 ? cat(", stage ", r.stage) : "";
-}
-
 std::string rank_table(const EstimateReport& r) {
   std::vector<std::vector<std::string>> rows{
-      {r.world.ranks > 1 ? cat("rank ", r.rank, " of ", r.world.ranks, stage_shown(r)) : "memory",
+      {r.world.ranks == 1
+           ? "memory"
+           : cat("rank ", r.rank, " of ", r.world.ranks, r.stages.size() > 1 ? cat(", stage ", r.stage) : ""),
        "before steps", "peak"}};
   for (int t = 0; t < device::tier_count; ++t) {
     const auto &states = memory_of(r.estimate().states, t), &peaks = memory_of(r.estimate().peaks, t);
@@ -60,14 +58,6 @@ std::string rank_table(const EstimateReport& r) {
   return engine::format_table(rows);
 }
 
-/// The bytes that a rank of each stage needs, by `bytes_of`.
-template <class Bytes>
-std::vector<std::uint64_t> by_stage(const EstimateReport& r, const Bytes& bytes_of) {
-  std::vector<std::uint64_t> out;
-  for (const engine::Estimate& stage : r.stages) out.push_back(bytes_of(stage));
-  return out;
-}
-
 /// The bytes that all ranks need; the largest number where it is more than one holds.
 std::uint64_t of_all(const std::vector<std::uint64_t>& bytes, const World& world) {
   return most_on_a_machine(bytes, {world.ranks, world.ranks});
@@ -83,7 +73,7 @@ std::string world_table(const EstimateReport& r) {
   rows[0].push_back(cat("machine (", r.world.local_ranks, ")"));
   if (r.world.machines() > 1) rows[0].push_back(cat("all (", r.world.ranks, ")"));
   const auto add = [&](std::string_view what, const auto& bytes_of) {
-    const std::vector<std::uint64_t> bytes = by_stage(r, bytes_of);
+    const std::vector<std::uint64_t> bytes = by_stage(r.stages, bytes_of);
     if (std::all_of(bytes.begin(), bytes.end(), [](std::uint64_t b) { return b == 0; })) return;
     std::vector<std::string> row{std::string(what)};
     for (const std::uint64_t each : bytes) row.push_back(human_bytes(each));
@@ -188,7 +178,8 @@ std::string json_of(const EstimateReport& r) {
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = most_on_a_machine(
-        by_stage(r, [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; }),
+        by_stage(r.stages,
+                 [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; }),
         r.world);
   }
   const std::uint64_t resident = resident_bytes(r.estimate());
@@ -196,7 +187,7 @@ std::string json_of(const EstimateReport& r) {
                      {"exchange", r.estimate().exchange},
                      {"process_itself", process_itself},
                      {"total", resident},
-                     {"of_machine", most_on_a_machine(by_stage(r, resident_bytes), r.world)}};
+                     {"of_machine", most_on_a_machine(by_stage(r.stages, resident_bytes), r.world)}};
   if (r.machine.on_gpus)
     out["beside_the_books"] = {{"cuda", untracked_of_cuda},
                                {"nccl", untracked_for_nccl(r.config.parallel, r.world, r.machine)}};

@@ -12,7 +12,7 @@ struct EstimateReport {
   config::Config config;
   std::int64_t parameters = 0;
   World world;
-  Machine machine;
+  MachineCapacity machine;
   int rank = 0;           ///< the one that is looked at
   int stage = 0;          ///< the pipeline stage of that rank
   StageEstimates stages;  ///< for the ranks with its place in each stage

@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -18,12 +17,13 @@
 namespace sherd::cli {
 namespace {
 
-/// Examples that are encoded, scored and written together: what a run that is cut short has, is written.
+/// Examples are encoded, scored and written together, so many at a time; a run that is cut short has written
+/// those before.
 constexpr std::size_t round_size = 1024;
 
 /// Examples and documents of an evaluation, by number.
 struct Questions {
-  std::vector<Example> examples;
+  std::vector<TaskExample> examples;
   std::shared_ptr<const data::IndexedDataset> dataset;  ///< its documents, in place of examples
   std::size_t limit = 0;                                ///< no more than these; 0: all
 
@@ -116,7 +116,7 @@ class Evaluation {
     if (questions_.dataset)
       return add(document_windows(*questions_.dataset, static_cast<std::int64_t>(question), from_.tokenizer(),
                                   max_text));
-    const Example& example = questions_.examples[question];
+    const TaskExample& example = questions_.examples[question];
     for (const std::string& continuation : example.continuations)
       add(example.is_text ? text_windows(from_.tokenizer(), continuation, max_text)
                           : windows_of(from_.tokenizer(), example.context, continuation, max_text));
@@ -147,7 +147,7 @@ class Evaluation {
         tasks_[questions_.dataset->prefix()].add_document(*next++);
         continue;
       }
-      const Example& example = questions_.examples[i];
+      const TaskExample& example = questions_.examples[i];
       const auto last = next + std::ssize(example.continuations);
       const Verdict verdict = judge(example, {next, last});
       next = last;
@@ -157,7 +157,7 @@ class Evaluation {
     show_progress(end);
   }
 
-  void write(const Example& example, const Verdict& verdict) {
+  void write(const TaskExample& example, const Verdict& verdict) {
     nlohmann::ordered_json line{{"line", example.line}, {"task", example.task}};
     for (const models::Score& score : verdict.scores) {
       line["log_likelihoods"].push_back(score.log_likelihood);
@@ -266,9 +266,7 @@ void evaluate_command(const Arguments& arguments) {
   if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
   std::ofstream details;
   if (line.has("output")) {
-    std::error_code absent;
-    if (std::filesystem::equivalent(line.text("output"), line.text("tasks"), absent))
-      throw UsageError("--output names the file of --tasks, which would be lost");
+    line.require_apart("output", "tasks", line.text("tasks"));
     details.open(line.text("output"), std::ios::binary | std::ios::trunc);
     if (!details)
       fail(ErrorKind::io, "cannot write ", line.text("output"), ": is its folder there and writable?");

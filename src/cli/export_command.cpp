@@ -24,8 +24,8 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
-/// Tokenizer and settings, as the model came with them, or what it was trained with.
-/// Returns the text of the config.json among them; empty: none.
+/// Copies the tokenizer and settings that the model came with, or else the tokenizer that it was trained
+/// with. Returns the text of the config.json among them; empty: none.
 std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
   const std::string prefix = companion_prefix;
   const engine::Manifest& manifest = reader.manifest();
@@ -135,7 +135,7 @@ struct Exported {
   std::int64_t prompt = 0;  ///< which one of several
 };
 
-/// The adapter alone, as it is published. Returns the number of files of weights.
+/// Writes the adapter alone, as it is published. Returns the number of files of weights.
 std::size_t write_adapter(const Exported& what, const fs::path& folder, device::Device& device) {
   const config::Adapter& adapter = what.config.training.adapter;
   if (adapter.type == config::AdapterType::none)
@@ -175,7 +175,7 @@ void require_merges(const engine::CheckpointReader& reader, const config::Adapte
          "model that it was trained on");
 }
 
-/// The model, into which an adapter is merged.
+/// Writes the model, into which an adapter is merged.
 std::size_t write_model(const Exported& what, const fs::path& folder, device::Device& device) {
   models::GptConfig plain = what.options;
   plain.adapter = {};
@@ -222,8 +222,7 @@ void export_command(const Arguments& arguments) {
     throw UsageError("name one checkpoint to export. See 'sherd export --help'");
   const engine::CheckpointReader reader(
       engine::checkpoint_folder(line.all("from").front(), line.text("tag")));
-  const config::Config config = config::parse_text(
-      reader.manifest().config, cat("the configuration in ", (reader.folder() / "manifest.json").string()));
+  const config::Config config = configuration_of(reader);
   if (!config.model)
     fail(ErrorKind::config, "checkpoint ", reader.folder().string(),
          " is of a model of its program's own, which transformers has no class for");

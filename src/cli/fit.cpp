@@ -57,7 +57,7 @@ std::uint64_t memory_now() {
   return std::max<std::uint64_t>(1, std::min(sizes.available, sizes.limit - std::min(used, sizes.limit)));
 }
 
-/// The nearest folder above that exists.
+/// The folder, or the nearest one above it that exists.
 fs::path existing(const std::string& folder) {
   std::error_code ignored;
   fs::path at = fs::absolute(folder, ignored);
@@ -125,31 +125,6 @@ void require_countable(const models::GptConfig& shape, std::int64_t rows) {
          " are supported: lower train_micro_batch_size_per_gpu or model.seq_length");
 }
 
-}  // namespace
-
-Machine this_machine(const config::Config& config) {
-  Machine machine{memory_now(), free_space_of, engine::meant_for_gpus(config)};
-  if (!machine.on_gpus) return machine;
-  for (const device::CudaGpu& gpu : device::cuda_status().gpus) {
-    machine.gpu_memory = machine.gpus == 0 ? gpu.memory : std::min(machine.gpu_memory, gpu.memory);
-    ++machine.gpus;
-  }
-  return machine;
-}
-
-Machine this_machine(const config::Config& config, const engine::GpuSharing& sharing) {
-  Machine machine = this_machine(config);
-  if (sharing.ranks_here > 0) machine.gpu_memory = sharing.memory, machine.ranks_per_gpu = sharing.ranks_here;
-  return machine;
-}
-
-std::uint64_t Machine::sharing(const World& world) const {
-  if (ranks_per_gpu > 0) return static_cast<std::uint64_t>(ranks_per_gpu);
-  return gpus > 0 ? static_cast<std::uint64_t>((world.local_ranks + gpus - 1) / gpus) : 0;
-}
-
-namespace {
-
 /// NCCL's memory on a stage between two others, which training sends to and receives from on a communicator
 /// for each way, and evaluation on a third. With two stages, one neighbour; the last one receives more.
 std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& world, int channels) {
@@ -161,10 +136,55 @@ std::uint64_t nccl_of_stages(const config::Parallel& parallel, const World& worl
   return std::max(near, comm::nccl_pairs_memory(sends, receives, false, channels));
 }
 
+/// Throws one error of all sizes that do not fit the world or the model, each of which is checked again by
+/// whoever needs it, alone.
+void raise_sizes(const config::Config& config, const models::GptConfig& shape, int ranks) {
+  Problems problems;
+  problems.attempt([&] { (void)comm::Grid(ranks, engine::grid_sizes(config)); });
+  if (problems.size() == 0)
+    problems.attempt([&] { config::resolve_batch(config, engine::data_ranks(config, ranks)); });
+  const config::Parallel& parallel = config.parallel;
+  const auto tensor = comm::make_dry_world(0, parallel.tensor);
+  const auto context = comm::make_dry_world(0, parallel.context);
+  models::check_layout(shape,
+                       {.tensor = tensor.get(),
+                        .context = context.get(),
+                        .sequence_parallel = parallel.sequence_parallel,
+                        .context_method = parallel.context_method},
+                       problems);
+  if (parallel.pipeline > 1 || parallel.virtual_stages > 1)
+    problems.attempt([&] {
+      models::Gpt whole(shape);
+      engine::make_stage_layout(whole, parallel, 0);
+    });
+  problems.raise();
+}
+
 }  // namespace
 
+MachineCapacity this_machine(const config::Config& config) {
+  MachineCapacity machine{memory_now(), free_space_of, engine::meant_for_gpus(config)};
+  if (!machine.on_gpus) return machine;
+  for (const device::CudaGpu& gpu : device::cuda_status().gpus) {
+    machine.gpu_memory = machine.gpus == 0 ? gpu.memory : std::min(machine.gpu_memory, gpu.memory);
+    ++machine.gpus;
+  }
+  return machine;
+}
+
+MachineCapacity this_machine(const config::Config& config, const engine::GpuSharing& sharing) {
+  MachineCapacity machine = this_machine(config);
+  if (sharing.ranks_here > 0) machine.gpu_memory = sharing.memory, machine.ranks_per_gpu = sharing.ranks_here;
+  return machine;
+}
+
+std::uint64_t MachineCapacity::sharing(const World& world) const {
+  if (ranks_per_gpu > 0) return static_cast<std::uint64_t>(ranks_per_gpu);
+  return gpus > 0 ? static_cast<std::uint64_t>((world.local_ranks + gpus - 1) / gpus) : 0;
+}
+
 std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
-                                 const Machine& machine) {
+                                 const MachineCapacity& machine) {
   if (!machine.on_gpus || machine.sharing(world) > 1) return 0;
   const int channels = comm::nccl_channels();
   return comm::nccl_memory(world.ranks, world.local_ranks, channels) +
@@ -204,20 +224,15 @@ std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const W
 }
 
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
-                                  const World& world, const Machine& machine) {
+                                  const World& world, const MachineCapacity& machine) {
   std::vector<Shortfall> out;
   const auto check = [&](std::string what, std::string source, std::uint64_t needed,
                          std::uint64_t available) {
     if (available > 0 && needed > available)
       out.push_back({std::move(what), std::move(source), needed, available});
   };
-  const auto by_stage = [&](const auto& bytes_of) {
-    std::vector<std::uint64_t> bytes;
-    for (const engine::Estimate& stage : stages) bytes.push_back(bytes_of(stage));
-    return bytes;
-  };
   const auto of_rank = [&](Tier tier) {
-    const auto bytes = by_stage([&](const auto& stage) { return peak_of(stage, tier).total_peak; });
+    const auto bytes = by_stage(stages, [&](const auto& stage) { return peak_of(stage, tier).total_peak; });
     return *std::max_element(bytes.begin(), bytes.end());
   };
   const std::string each = stages.size() > 1 ? "of the fullest rank" : "of each rank";
@@ -233,10 +248,10 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
         machine.gpu_memory);
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",
-        "there is", most_on_a_machine(by_stage(resident_bytes), world), machine.memory);
+        "there is", most_on_a_machine(by_stage(stages, resident_bytes), world), machine.memory);
   const auto files = files_of(config, stages[0]);
   for (std::size_t i = 0; i < files.size(); ++i) {
-    const auto bytes = by_stage([&](const auto& stage) { return files_of(config, stage)[i].second; });
+    const auto bytes = by_stage(stages, [&](const auto& stage) { return files_of(config, stage)[i].second; });
     const std::string& folder = files[i].first;
     check(cat("the nvme tier in ", folder), "the file system has", most_on_a_machine(bytes, world),
           machine.free_space(folder));
@@ -261,34 +276,6 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
                           {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
 }
 
-namespace {
-
-/// Throws one error of all sizes that do not fit the world or the model, each of which is checked again by
-/// whoever needs it, alone.
-void raise_sizes(const config::Config& config, const models::GptConfig& shape, int ranks) {
-  Problems problems;
-  problems.attempt([&] { (void)comm::Grid(ranks, engine::grid_sizes(config)); });
-  if (problems.size() == 0)
-    problems.attempt([&] { config::resolve_batch(config, engine::data_ranks(config, ranks)); });
-  const config::Parallel& parallel = config.parallel;
-  const auto tensor = comm::make_dry_world(0, parallel.tensor);
-  const auto context = comm::make_dry_world(0, parallel.context);
-  models::check_layout(shape,
-                       {.tensor = tensor.get(),
-                        .context = context.get(),
-                        .sequence_parallel = parallel.sequence_parallel,
-                        .context_method = parallel.context_method},
-                       problems);
-  if (parallel.pipeline > 1 || parallel.virtual_stages > 1)
-    problems.attempt([&] {
-      models::Gpt whole(shape);
-      engine::make_stage_layout(whole, parallel, 0);
-    });
-  problems.raise();
-}
-
-}  // namespace
-
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
                                std::optional<int> rank) {
   try {
@@ -311,7 +298,7 @@ StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabu
 }
 
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
-                 const Machine& machine) {
+                 const MachineCapacity& machine) {
   const config::Config config = reparse({});
   const std::vector<Shortfall> missing =
       shortfalls(config, estimate_stages(config, vocabulary, world), world, machine);

@@ -21,7 +21,7 @@ struct World {
 };
 
 /// A machine of the run, in bytes.
-struct Machine {
+struct MachineCapacity {
   std::uint64_t memory = 0;  ///< that could be taken now; 0: unknown
   /// That files in a folder could take; 0: unknown.
   std::function<std::uint64_t(const std::string& folder)> free_space;
@@ -41,9 +41,9 @@ struct Machine {
   }
 };
 /// This machine, now, as a run of `config` would use it. Scratch files that earlier runs left count as free.
-Machine this_machine(const config::Config& config);
+MachineCapacity this_machine(const config::Config& config);
 /// The same for one of the ranks of a launcher, which may show each of them a GPU of its own.
-Machine this_machine(const config::Config& config, const engine::GpuSharing& sharing);
+MachineCapacity this_machine(const config::Config& config, const engine::GpuSharing& sharing);
 
 /// Something that has less than a run needs.
 struct Shortfall {
@@ -64,7 +64,7 @@ inline constexpr std::uint64_t untracked_of_cuda = std::uint64_t{1} << 30;
 /// GPUs, which they do without NCCL. The communicators of all ranks, and those of the pairs of pipeline
 /// stages.
 std::uint64_t untracked_for_nccl(const config::Parallel& parallel, const World& world,
-                                 const Machine& machine);
+                                 const MachineCapacity& machine);
 
 /// An allowance for what a rank's process holds beside what is tracked: the data of program and
 /// libraries, code that oneDNN makes, threads' stacks, the tokenizer, the ends of shared windows. The runs of
@@ -79,6 +79,13 @@ std::uint64_t resident_bytes(const engine::Estimate& estimate);
 /// The needs of a rank of each stage of a pipeline, in the order of stages, which hold as many ranks each;
 /// without a pipeline one estimate, of all ranks.
 using StageEstimates = std::vector<engine::Estimate>;
+/// The bytes of a rank of each stage, as `bytes_of` gives them of its estimate.
+template <class Bytes>
+std::vector<std::uint64_t> by_stage(const StageEstimates& stages, const Bytes& bytes_of) {
+  std::vector<std::uint64_t> out;
+  for (const engine::Estimate& stage : stages) out.push_back(bytes_of(stage));
+  return out;
+}
 
 /// `bytes` of a rank of each stage: what all ranks of the machine that has most of it take together. Of more
 /// than a number holds the largest.
@@ -87,7 +94,7 @@ std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const W
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
 /// device and the host tier are both the machine's memory; what is untracked counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
-                                  const World& world, const Machine& machine);
+                                  const World& world, const MachineCapacity& machine);
 
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
@@ -115,9 +122,10 @@ using Reparse = std::function<config::Config(const std::vector<std::string>& ove
 /// other tiers, and back into one with more room. None changes what is computed but for the order of sums
 /// when the micro-batch shrinks. Each try is a dry run.
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
-                       const Machine& machine);
+                       const MachineCapacity& machine);
 
 /// Throws Error{memory} saying what the run lacks and the cheapest remedy, in one line, unless it fits.
-void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine);
+void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
+                 const MachineCapacity& machine);
 
 }  // namespace sherd::cli

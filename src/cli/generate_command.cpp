@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <filesystem>
 #include <limits>
 #include <optional>
 
@@ -15,7 +14,6 @@
 namespace sherd::cli {
 namespace {
 
-/// The options of the command.
 CommandLine command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
@@ -47,7 +45,7 @@ CommandLine command_line() {
   return line;
 }
 
-/// None: a conversation.
+/// The prompts that the options name; there are none for a conversation.
 std::vector<Prompt> prompts_of(const CommandLine& line) {
   const bool chat = line.has("chat");
   if (line.has("prompts") && line.has("prompt")) throw UsageError("give --prompt or --prompts, not both");
@@ -62,16 +60,14 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
   std::vector<Prompt> prompts = read_prompts(line.text("prompts"));
-  std::error_code absent;
-  if (std::filesystem::equivalent(line.text("output"), line.text("prompts"), absent))
-    throw UsageError("--output names the file of --prompts, which would be lost");
+  line.require_apart("output", "prompts", line.text("prompts"));
   for (const Prompt& prompt : prompts)
     if (!chat && !prompt.messages.empty())
       throw UsageError(cat(prompt.place, " is a conversation: give --chat to have it answered"));
   return prompts;
 }
 
-/// As --chat-template says, else as the data of the adapter or of the run was written.
+/// The template that --chat-template names, else that of the data of the adapter or of the run.
 data::ChatTemplate template_of(const CommandLine& line, const Inference& inference) {
   if (line.has("chat-template")) return data::parse_chat_template(line.text("chat-template"));
   const std::string adapter = line.text("adapter");
@@ -159,12 +155,12 @@ void generate_command(const Arguments& arguments) {
   }
   std::optional<CompletionsFile> completions;
   if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);
-  Turns turns;
+  QuestionQueue questions;
   inference.run(
       "Of generation: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
       "fewer --max-tokens, or --ranks that share the weights",
       [&](const DistributedPtr& dist) {
-        prompts.empty() ? converse(request, *style, turns, dist) : generate(request, dist);
+        prompts.empty() ? converse(request, *style, questions, dist) : generate(request, dist);
       });
 }
 

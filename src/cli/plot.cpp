@@ -275,8 +275,7 @@ void plot_command(const Arguments& arguments) {
   PlotOptions options{.title = line.text("title"), .unigram_entropy = std::nullopt};
   if (line.has("unigram-entropy")) options.unigram_entropy = line.number("unigram-entropy");
   const std::string metrics = line.required("metrics"), output = line.required("output");
-  if (std::error_code absent; std::filesystem::equivalent(metrics, output, absent))
-    throw UsageError("--output names the file of --metrics, which would be lost");
+  line.require_apart("output", "metrics", metrics);
   plot_metrics(metrics, output, options);
 }
 

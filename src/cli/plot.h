@@ -23,8 +23,8 @@ LossCurve read_loss_curve(const std::filesystem::path& metrics);
 
 struct PlotOptions {
   std::string title = "Loss";
-  std::optional<double>
-      unigram_entropy;  ///< nats per token: what a model that knows only frequencies reaches
+  /// In nats per token: what a model that knows only frequencies reaches.
+  std::optional<double> unigram_entropy;
 };
 
 /// A self-contained SVG picture, 960 × 540: every step's training loss (thinned where steps are closer than

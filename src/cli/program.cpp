@@ -106,7 +106,7 @@ int failed(const Error& error) {
   return 1;
 }
 
-/// A pipe or terminal at whose other end nobody is.
+/// Whether nobody is at the other end of a pipe or terminal.
 bool reader_gone(int descriptor) {
   pollfd one{descriptor, 0, 0};
   return ::poll(&one, 1, 0) > 0 && (one.revents & (POLLERR | POLLHUP));

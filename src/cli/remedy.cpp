@@ -25,7 +25,7 @@ struct Change {
 
 /// A change of which there may be less: `key` takes a number from `least` to `most`, each of which slows a
 /// step down by the change's.
-struct Scale {
+struct GradedChange {
   Change each;
   std::string key;
   std::int64_t least = 1, most = 0;
@@ -54,7 +54,7 @@ class Changes {
                      [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
   }
   const std::vector<Change>& all() const { return all_; }
-  const std::vector<Scale>& scales() const { return scales_; }
+  const std::vector<GradedChange>& graded() const { return graded_; }
 
  private:
   static std::string zero(const char* key) { return cat("zero_optimization.", key); }
@@ -136,7 +136,7 @@ class Changes {
       if (full && now < 0) return;  // all of them do
       Keys keys = of_all("full");
       std::erase_if(keys, [&](const auto& each) { return each.first == key; });
-      scales_.push_back({{whole_blocks * share, reason, std::move(keys)}, key, full ? now + 1 : 1, all - 1});
+      graded_.push_back({{whole_blocks * share, reason, std::move(keys)}, key, full ? now + 1 : 1, all - 1});
     };
     const std::int64_t most = in_flight();
     part(flights, training.recompute_micro_batches, most, 1 / static_cast<double>(most),
@@ -254,7 +254,7 @@ class Changes {
   int ranks_, local_ranks_;
   bool room_is_known_;
   std::vector<Change> all_;
-  std::vector<Scale> scales_;
+  std::vector<GradedChange> graded_;
 };
 
 /// All keys of some changes; of a key that several set, the last value: changes come in the order of their
@@ -280,7 +280,7 @@ Remedy merged(const std::vector<const Change*>& changes, const config::Config& c
 
 class Search {
  public:
-  Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const Machine& machine)
+  Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const MachineCapacity& machine)
       : reparse_(reparse),
         vocabulary_(vocabulary),
         world_(world),
@@ -298,15 +298,15 @@ class Search {
  private:
   using Taken = std::vector<const Change*>;
 
-  /// The cheapest change that is enough by itself. What one of a scale costs is known once its number is.
+  /// The cheapest change that is enough by itself. The cost of a graded change is known once its number is.
   std::optional<Change> alone() const {
     std::vector<Change> ladder = changes_.all();
-    std::vector<const Scale*> scales;
-    for (const Scale& scale : changes_.scales()) scales.push_back(&scale);
+    std::vector<const GradedChange*> graded;
+    for (const GradedChange& change : changes_.graded()) graded.push_back(&change);
     for (std::size_t i = 0; i < ladder.size(); ++i) {
-      std::erase_if(scales, [&](const Scale* scale) {
-        if (scale->by(scale->least).slow_down > ladder[i].slow_down) return false;
-        if (const std::int64_t number = least(*scale)) put(scale->by(number), ladder);
+      std::erase_if(graded, [&](const GradedChange* change) {
+        if (change->by(change->least).slow_down > ladder[i].slow_down) return false;
+        if (const std::int64_t number = least(*change)) put(change->by(number), ladder);
         return true;
       });
       if (fits(merged({&ladder[i]}, config_))) return ladder[i];
@@ -320,13 +320,13 @@ class Search {
     ladder.insert(behind, std::move(change));
   }
 
-  /// The least number of the scale that is enough by itself; 0: none is.
-  std::int64_t least(const Scale& scale) const {
+  /// The least number of the change that is enough by itself; 0: none is.
+  std::int64_t least(const GradedChange& graded) const {
     const auto enough = [&](std::int64_t number) {
-      const Change change = scale.by(number);
+      const Change change = graded.by(number);
       return fits(merged({&change}, config_));
     };
-    std::int64_t low = scale.least, high = scale.most;
+    std::int64_t low = graded.least, high = graded.most;
     if (low > high || !enough(high)) return 0;
     while (low < high) {
       const std::int64_t middle = low + (high - low) / 2;
@@ -392,7 +392,7 @@ class Search {
   const Reparse& reparse_;
   std::int64_t vocabulary_;
   const World& world_;
-  const Machine& machine_;
+  const MachineCapacity& machine_;
   config::Config config_;
   Changes changes_;
 };
@@ -412,7 +412,7 @@ std::string Remedy::line() const {
 }
 
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
-                       const Machine& machine) {
+                       const MachineCapacity& machine) {
   return Search(reparse, vocabulary, world, machine).run();
 }
 

@@ -1,12 +1,188 @@
-#include <filesystem>
-#include <utility>
+#include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+
+#include "base/arena.h"
+#include "base/excerpt.h"
+#include "base/log.h"
 #include "cli/command_line.h"
-#include "cli/config_files.h"
+#include "cli/plot.h"
 #include "cli/program.h"
-#include "cli/train.h"
+#include "cli/train_run.h"
+#include "cli/weights.h"
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/report/gemm_probe.h"
+#include "engine/setup/make_device.h"
+#include "engine/setup/same_setup.h"
 
 namespace sherd::cli {
+namespace {
+
+bool launched() {
+  return comm::launcher() != comm::Launcher::none;
+}
+
+/// The rate that MFU counts against: on GPUs the sum of their peaks (0: unknown), else what this machine's
+/// ranks reach together, times the machines, at least `reached`, which they were seen to reach; that takes
+/// 0.1 s unless it is cached.
+double machine_rate(const config::Config& config, const engine::GpuSharing& sharing, int ranks,
+                    int local_ranks, double reached) {
+  if (sharing.gpus > 0) return sharing.peak;
+  const int threads = engine::compute_threads(config, local_ranks);
+  const int online = std::max(available_cores(), static_cast<int>(::sysconf(_SC_NPROCESSORS_ONLN)));
+  // A launcher may have bound this rank to a part of the cores on which the machine's ranks run: each has as
+  // many.
+  const int total = std::min(launched() ? online : available_cores(), threads * local_ranks);
+  const int own = std::min(available_cores(), total);
+  const double parts = static_cast<double>(total) / own * ((ranks + local_ranks - 1) / local_ranks);
+  engine::GemmProbe probe;
+  probe.reached = reached / parts;
+  return std::max(reached, engine::gemm_rate(own, config.precision.compute, probe).flops_per_second * parts);
+}
+
+/// Looks at training.save_dir first, so that a run neither ends at its first checkpoint nor removes those of
+/// another run.
+void check_save_dir(const TrainRequest& request) {
+  const std::string& folder = request.config.training.save_dir;
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error || ::access(folder.c_str(), W_OK | X_OK) != 0)
+    fail(ErrorKind::io, "training.save_dir: checkpoints cannot be written to '", folder, "' (",
+         error ? error.message() : std::strerror(errno), "): choose another folder");
+  if (!request.resume) engine::require_no_checkpoints(folder, "go on with --resume");
+}
+
+bool is_of_data(const config::Data& data, const std::string& file) {
+  std::error_code absent;
+  for (const config::DataSource& source : data.sources)
+    for (const char* ending : {".bin", ".idx", ".json", ".mask", ".model"})
+      if (std::filesystem::equivalent(file, source.path + ending, absent)) return true;
+  return false;
+}
+
+void check(const TrainRequest& request) {
+  engine::takes_gpus(request.config);  // throws where it needs one and has none
+  const config::Training& training = request.config.training;
+  if (training.steps < 1)
+    fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");
+  if (request.resume && training.save_dir.empty())
+    fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
+  for (const std::string& output : {request.metrics, request.plot}) {
+    if (output.empty()) continue;
+    if (request.config.data && is_of_data(*request.config.data, output))
+      fail(ErrorKind::usage, "'", excerpt(output),
+           "' belongs to the dataset that is trained on: write to another file");
+  }
+  if (!request.plot.empty() &&
+      std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))
+    fail(ErrorKind::usage, "--metrics and --plot name the same file, '", excerpt(request.plot),
+         "': give each its own");
+  const auto plot_folder = std::filesystem::path(request.plot).parent_path();
+  if (!plot_folder.empty() && !std::filesystem::is_directory(plot_folder))
+    fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");
+}
+
+void draw(const TrainRequest& request, const engine::TokenData& data) {
+  if (request.plot.empty()) return;
+  if (std::error_code unknown; std::filesystem::file_size(request.metrics, unknown) == 0)
+    return log_info("there is no loss to draw yet");
+  PlotOptions plot;
+  if (data.info) plot.unigram_entropy = data.info->unigram_entropy;
+  plot_metrics(request.metrics, request.plot, plot);
+  log_info("drew the losses: ", request.plot);
+}
+
+/// One rank's part of a run under a launcher. It looks only now at what it needs, so that a rank that lacks
+/// something tells the others.
+int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
+  check(request);
+  if (request.resume_or_start)  // of which parts of the configuration depend
+    engine::require_same({{"checkpoint that --resume-or-start finds", request.resume ? "one" : "none"}},
+                         *dist);
+  const auto data = engine::open_token_data(request.config);
+  engine::require_same_setup(request.config, *dist);
+  engine::require_same_data(*data, *dist);
+  const engine::GpuSharing sharing = engine::share_gpus_of_world(request.config, *dist);
+  if (dist->rank() == 0 && sharing.ranks_here > 1)
+    log_info(counted(dist->world_size(), "rank"), " run on ", counted(sharing.gpus, "GPU"),
+             "; rank 0 shares its own with ", counted(sharing.ranks_here - 1, "other"));
+  const auto rate = [&](double reached) {
+    return machine_rate(request.config, sharing, dist->world_size(), dist->local_size(), reached);
+  };
+  // The others wait for rank 0 at their first collective.
+  const double known = dist->rank() == 0 ? rate(0) : 0;
+  // Every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
+  require_fit(request.reparse, data->vocab_size, {dist->world_size(), dist->local_size()},
+              this_machine(request.config, sharing));
+  check_save_dir(request);
+  dist->world().barrier({.label = "memory check", .scalar = true});
+  const int signal = TrainRun(dist, request, data, known, rate).run();
+  if (dist->rank() == 0) draw(request, *data);
+  // A launcher may end all when the first ends with a signal's code.
+  dist->world().barrier({.label = "end of training", .scalar = true});
+  return signal;
+}
+
+int train_local(const TrainRequest& request, const comm::CommOptions& options) {
+  check(request);
+  const auto data = engine::open_token_data(request.config);
+  const int ranks = std::max(request.ranks, 1);
+  require_fit(request.reparse, data->vocab_size, {ranks, ranks}, this_machine(request.config));
+  check_save_dir(request);
+  const engine::GpuSharing sharing = engine::share_gpus_locally(request.config, ranks);
+  const auto rate = [&](double reached) {
+    return machine_rate(request.config, sharing, ranks, ranks, reached);
+  };
+  const double known = rate(0);  // local ranks wait for nobody: before they start
+  std::atomic<int> signal{0};
+  launch_ranks(
+      ranks, [&](DistributedPtr dist) { signal = TrainRun(dist, request, data, known, rate).run(); },
+      options);
+  draw(request, *data);
+  return signal;
+}
+
+/// Reads the configuration and trains to its training.steps, on local ranks or the launcher's, who tell each
+/// other what one of them lacks. Returns 0, or the signal that stopped the run, which is saved and reported
+/// then as at its end. Throws the first Error of any rank; Error{memory} before anything begins when the run
+/// cannot fit.
+int train(TrainRequest request) {
+  comm::CommOptions options;
+  std::exception_ptr unread;  // told to the others, who wait, once they are met
+  try {
+    request.config = request.reparse({});
+    const std::string& folder = request.config.training.save_dir;
+    if (request.resume_or_start && folder.empty())
+      fail(ErrorKind::config, "--resume-or-start looks into training.save_dir, which is not set: set it");
+    const bool found = !folder.empty() && (holds_checkpoints(folder) || !request.resume_tag.empty());
+    request.resume = request.resume || (request.resume_or_start && found);
+    options.timeout_seconds = request.config.parallel.timeout_seconds;
+  } catch (const Error&) {
+    if (!launched()) throw;
+    unread = std::current_exception();
+  }
+  if (!launched()) return train_local(request, options);
+  int signal = 0;
+  const auto body = [&](const DistributedPtr& dist) {
+    if (unread) std::rethrow_exception(unread);
+    signal = train_launched(request, dist);
+  };
+  try {
+    launch_ranks(request.ranks, body, options);
+    return signal;
+  } catch (const Error&) {
+    if (unread) std::rethrow_exception(unread);  // also where the others did not come
+    throw;
+  }
+}
+
+}  // namespace
 
 void train_command(const Arguments& arguments) {
   CommandLine line("train",
@@ -38,9 +214,7 @@ void train_command(const Arguments& arguments) {
     throw UsageError(
         "--resume needs a checkpoint, and --resume-or-start begins without one: give one of them");
   for (const char* output : {"metrics", "plot", "trace"})
-    for (const std::string& config : line.all("config"))
-      if (std::error_code absent; std::filesystem::equivalent(line.text(output), config, absent))
-        throw UsageError(cat("--", output, " names the file of --config, which would be lost"));
+    for (const std::string& config : line.all("config")) line.require_apart(output, "config", config);
   ConfigFiles files{line.all("config"), line.all("set"), line.has("resume") || line.has("resume-or-start")};
   if (line.has("steps"))
     files.overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));

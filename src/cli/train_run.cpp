@@ -19,7 +19,7 @@
 namespace sherd::cli {
 namespace {
 
-/// Whose kernels attention ran on, on a GPU.
+/// Tells whose kernels attention ran on, on a GPU.
 std::string route_shown(const tensor::AttentionRoutes& attention) {
   if (attention.by_own == 0) return "by cuDNN";
   if (attention.by_library == 0) return "by Sherd's own kernels (see docs/gpu.md)";
@@ -157,7 +157,7 @@ void TrainRun::announce() const {
              "' is not known, so MFU is not told: set device.peak_tflops");
 }
 
-/// Ids mean nothing to weights that were trained on others'.
+/// Warns where the weights were trained on ids of another tokenizer, to which these mean nothing.
 void TrainRun::warn_of_other_tokenizer(const engine::ExtraFiles& companions) const {
   const std::string prefix = companion_prefix;
   const auto came = companions.find(prefix + engine::tokenizer_file_of(data_->tokenizer));

@@ -5,12 +5,26 @@
 #include <optional>
 #include <string>
 
-#include "cli/train.h"
+#include "cli/fit.h"
 #include "engine/report/trace.h"
+#include "engine/token_data.h"
 #include "engine/trainer.h"
 #include "models/gpt.h"
 
 namespace sherd::cli {
+
+/// A request to `sherd train`.
+struct TrainRequest {
+  config::Config config;  ///< as reparse({}) gives it; train() in train_command.cpp reads it
+  Reparse reparse;        ///< the configuration, with a few more keys
+  int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
+  std::string trace;    ///< file for the trace of all ranks; empty: none
+  std::string metrics;  ///< JSONL file; empty: none
+  std::string plot;     ///< SVG of the losses, drawn at the end; empty: none
+  bool resume = false;  ///< from training.save_dir's latest checkpoint
+  std::string resume_tag;        ///< another tag
+  bool resume_or_start = false;  ///< `resume` where there is a checkpoint; train() finds out
+};
 
 /// One rank's training run: data, engine, a Trainer, and what is told of it before and after. Rank 0 speaks.
 class TrainRun {
@@ -31,8 +45,8 @@ class TrainRun {
   void require_base() const;
   TrainerOptions trainer_options();
   void announce() const;
-  /// Takes the weights of training.init_from.
   std::vector<std::int32_t> prompt_ids() const;
+  /// Takes the weights of training.init_from.
   void begin_from(const std::string& folder);
   void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
   std::optional<double> mfu(double tokens_per_second);

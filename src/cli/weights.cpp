@@ -27,11 +27,6 @@ models::PublishedModel published_in(const std::string& folder) {
 
 constexpr const char* peft_config = "adapter_config.json";
 
-config::Config configuration_of(const engine::CheckpointReader& reader) {
-  return config::parse_text(reader.manifest().config,
-                            cat("the configuration in ", (reader.folder() / "manifest.json").string()));
-}
-
 /// Whether there are parameters of an adapter in it.
 bool holds_adapter(const engine::CheckpointReader& reader) {
   const auto& shapes = reader.manifest().shapes;
@@ -49,8 +44,34 @@ std::string companion(const engine::CheckpointReader& reader, const std::string&
   return same && manifest.files.contains(file) ? read_file(reader.folder() / file) : std::string();
 }
 
+/// Whether the folder is one of PEFT's.
+bool is_peft(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(fs::path(folder) / peft_config, error);
+}
+
+/// Throws for a folder that holds neither checkpoints nor `other`.
+void require_checkpoints(const char* key, const std::string& folder, const char* other) {
+  if (holds_checkpoints(folder)) return;
+  const bool there = fs::is_directory(folder);
+  fail(ErrorKind::io, key, ": '", excerpt(folder, 300),
+       there ? cat("' holds neither ", other, " nor checkpoints")
+             : "' is no folder here: nothing is downloaded, so give the path of one that was");
+}
+
 bool is_of_base(const std::string& parameter) {
   return !models::is_adapter(parameter);
+}
+
+/// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
+/// from it begins with.
+std::string sections_of(const std::string& folder) {
+  std::string model = model_section(folder);
+  if (is_hugging_face(folder) || !holds_adapter(engine::CheckpointReader(engine::checkpoint_folder(folder))))
+    return model;
+  auto both = nlohmann::ordered_json::parse(model);
+  both.update(nlohmann::ordered_json::parse(adapter_section(folder)));
+  return both.dump(2);
 }
 
 }  // namespace
@@ -66,18 +87,17 @@ bool is_hugging_face(const std::string& folder) {
   return fs::exists(fs::path(folder) / "config.json", error) && !holds_checkpoints(folder);
 }
 
-bool is_peft(const std::string& folder) {
-  std::error_code error;
-  return fs::exists(fs::path(folder) / peft_config, error);
+config::Config configuration_of(const engine::CheckpointReader& reader,
+                                const std::vector<std::string>& overrides) {
+  return config::parse_text(reader.manifest().config,
+                            cat("the configuration in ", (reader.folder() / "manifest.json").string()),
+                            overrides);
 }
 
 std::string model_section(const std::string& folder) {
   if (is_hugging_face(folder)) return config::section_of(published_in(folder).model);
-  if (!holds_checkpoints(folder))
-    fail(ErrorKind::io, "training.init_from: '", excerpt(folder, 300),
-         fs::is_directory(folder)
-             ? "' holds neither a model of Hugging Face's (config.json and model.safetensors) nor checkpoints"
-             : "' is no folder here: nothing is downloaded, so give the path of one that was");
+  require_checkpoints("training.init_from", folder,
+                      "a model of Hugging Face's (config.json and model.safetensors)");
   const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
   const config::Config saved = configuration_of(reader);
   if (!saved.model)
@@ -93,12 +113,8 @@ std::string adapter_section(const std::string& folder) {
     return config::section_of(models::is_adapter_hub(text, name) ? models::from_adapter_hub(text, name)
                                                                  : models::from_peft(text, name));
   }
-  if (!holds_checkpoints(folder))
-    fail(ErrorKind::io, "training.adapter.init_from: '", excerpt(folder, 300),
-         fs::is_directory(folder)
-             ? "' holds neither an adapter of PEFT's (adapter_config.json and adapter_model.safetensors) nor "
-               "checkpoints"
-             : "' is no folder here: nothing is downloaded, so give the path of one that was");
+  require_checkpoints("training.adapter.init_from", folder,
+                      "an adapter of PEFT's (adapter_config.json and adapter_model.safetensors)");
   const engine::CheckpointReader reader(engine::checkpoint_folder(folder));
   config::Adapter adapter = configuration_of(reader).training.adapter;
   if (adapter.type == config::AdapterType::none)
@@ -108,13 +124,25 @@ std::string adapter_section(const std::string& folder) {
   return config::section_of(adapter);
 }
 
-std::string sections_of(const std::string& folder) {
-  std::string model = model_section(folder);
-  if (is_hugging_face(folder) || !holds_adapter(engine::CheckpointReader(engine::checkpoint_folder(folder))))
-    return model;
-  auto both = nlohmann::ordered_json::parse(model);
-  both.update(nlohmann::ordered_json::parse(adapter_section(folder)));
-  return both.dump(2);
+config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
+  std::vector<std::string> all = overrides;
+  all.insert(all.end(), more.begin(), more.end());
+  // A run that is resumed needs the folders no more from which it began.
+  const auto of = [&](std::string (*section)(const std::string&)) {
+    return [this, section](const std::string& init_from, const std::string& save_dir) {
+      return section(resumes && holds_checkpoints(save_dir) ? save_dir : init_from);
+    };
+  };
+  return config::parse_files(paths, all, of(sections_of), of(adapter_section));
+}
+
+void ConfigFiles::in_their_words(const std::function<void()>& run) const {
+  try {
+    run();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::config) throw;
+    throw Error(error.kind(), config::in_given_keys(error.what(), paths, overrides));
+  }
 }
 
 Weights::Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -24,8 +25,9 @@ bool is_hugging_face(const std::string& folder);
 /// Whether there is a checkpoint, or a folder of them.
 bool holds_checkpoints(const std::string& folder);
 
-/// Whether the folder is one of PEFT's.
-bool is_peft(const std::string& folder);
+/// The configuration of the run that saved a checkpoint, with some keys replaced.
+config::Config configuration_of(const engine::CheckpointReader& reader,
+                                const std::vector<std::string>& overrides = {});
 
 /// The `model` section of either kind, as text. Throws Error{io}, Error{config} or
 /// Error{data} naming what is wrong.
@@ -35,9 +37,16 @@ std::string model_section(const std::string& folder);
 /// Throws as model_section().
 std::string adapter_section(const std::string& folder);
 
-/// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
-/// from it begins with.
-std::string sections_of(const std::string& folder);
+/// The files of --config, with the overrides of --set.
+struct ConfigFiles {
+  std::vector<std::string> paths, overrides;
+  bool resumes = false;  ///< the run's own checkpoints go before what it began from
+
+  /// With further overrides.
+  config::Config parse(const std::vector<std::string>& more = {}) const;
+  /// Calls `run`, whose errors about the configuration then name keys as the files have them.
+  void in_their_words(const std::function<void()>& run) const;
+};
 
 /// The weights of either kind, for the model of `options`. A model with an adapter has its own from
 /// `adapter.init_from`, a folder of PEFT's or of checkpoints; where that is empty, from the checkpoint at

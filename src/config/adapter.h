@@ -12,7 +12,7 @@ enum class AdapterType : std::uint8_t {
   lora,           ///< low-rank products beside the layers (Hu et al. 2021)
   ia3,            ///< factors for what goes into layers, or comes out of them (Liu et al. 2022)
   prompt_tuning,  ///< vectors of tokens in front of each text (Lester et al. 2021)
-  p_tuning,       ///< these, as a small network makes them (Liu et al. 2021)
+  p_tuning,       ///< such vectors, made by a small network (Liu et al. 2021)
   bottleneck      ///< small networks between a block's parts and the stream (Houlsby et al. 2019)
 };
 
@@ -20,10 +20,10 @@ inline constexpr std::int64_t most_adapter_rank = 4096, most_virtual_tokens = 40
 
 /// The keys of `lora` alone.
 struct LoraKeys {
-  std::int64_t rank = 8;  ///< of the products, 1 to most_adapter_rank
+  std::int64_t rank = 8;  ///< rank of the products, 1 to most_adapter_rank
   double alpha = 8;       ///< the products are multiplied by alpha/rank, > 0
-  bool rslora = false;    ///< by alpha/√rank instead (Kalajdzievski 2023)
-  double dropout = 0;     ///< of what goes into the products, [0, 1)
+  bool rslora = false;    ///< they are multiplied by alpha/√rank instead (Kalajdzievski 2023)
+  double dropout = 0;     ///< dropout of what goes into the products, [0, 1)
 
   /// The products are multiplied by this.
   double scale() const;
@@ -33,24 +33,24 @@ struct LoraKeys {
 /// How a prompt's vectors begin.
 enum class PromptInit : std::uint8_t {
   random,        ///< drawn, normal(0, 1)
-  sample_vocab,  ///< those of ids that are drawn
-  text           ///< those of a text's tokens, repeated or cut
+  sample_vocab,  ///< vectors of ids that are drawn
+  text           ///< vectors of a text's tokens, repeated or cut
 };
 
 /// A prompt of its own for one of several tasks.
 struct PromptTask {
-  std::string name;       ///< of letters, digits, '_' and '-'
-  std::string init_text;  ///< in place of PromptKeys::init_text; empty: that
+  std::string name;       ///< letters, digits, '_' and '-'
+  std::string init_text;  ///< stands in place of PromptKeys::init_text; empty: that one holds
   bool operator==(const PromptTask&) const = default;
 };
 
 /// The keys of `prompt_tuning` and `p_tuning`.
 struct PromptKeys {
-  std::int64_t virtual_tokens = 20;  ///< of each prompt, 1 to most_virtual_tokens
+  std::int64_t virtual_tokens = 20;  ///< tokens of each prompt, 1 to most_virtual_tokens
   PromptInit init = PromptInit::random;
   std::string init_text;
   std::vector<PromptTask> tasks;         ///< empty: one prompt, for all texts
-  std::int64_t encoder_hidden_size = 0;  ///< of p-tuning's network; 0: the model's width
+  std::int64_t encoder_hidden_size = 0;  ///< width of p-tuning's network; 0: the model's
 
   /// Prompts that there are.
   std::int64_t prompts() const;
@@ -75,12 +75,12 @@ enum class NonLinearity : std::uint8_t {
 struct BottleneckKeys {
   bool attention = true;         ///< mh_adapter: behind attention
   bool mlp = true;               ///< output_adapter: behind the feed-forward part
-  double reduction_factor = 16;  ///< of the stream's width, > 0
+  double reduction_factor = 16;  ///< the stream's width is divided by it, > 0
   std::int64_t size = 0;         ///< bottleneck_size, in place of the factor; 0: not given
   NonLinearity non_linearity = NonLinearity::swish;
-  double scale = 1;              ///< scaling: of what the network gives
+  double scale = 1;              ///< scaling: factor of what the network gives
   bool of_sum = false;           ///< original_ln_before: it reads the stream that the part was added to
-  std::string name = "adapter";  ///< what AdapterHub's files call it: letters, digits, '_' and '-'
+  std::string name = "adapter";  ///< its name in AdapterHub's files: letters, digits, '_' and '-'
 
   /// Features within, of a stream of that width; at least one.
   std::int64_t width(std::int64_t hidden) const;

@@ -39,7 +39,8 @@ struct Batch {
   std::int64_t train_batch_size = 0;  ///< samples per optimizer step over all data-parallel ranks
   std::int64_t micro_batch_size = 0;  ///< `train_micro_batch_size_per_gpu`: samples per forward per rank
   std::int64_t gradient_accumulation_steps = 0;  ///< forwards per optimizer step
-  /// `dataloader_drop_last`: of initialize()'s training data, as SampleLoaderOptions.
+  /// `dataloader_drop_last`: initialize()'s training data ends with its last whole batch
+  /// (SampleLoaderOptions).
   bool drop_last = false;
   bool operator==(const Batch&) const = default;
 };
@@ -48,12 +49,12 @@ struct Batch {
 struct DataSource {
   std::string path;   ///< prefix of an indexed dataset (PREFIX.bin, PREFIX.idx), as `sherd prepare` wrote it
   double weight = 0;  ///< > 0, of any sum; 0 in all of them: each has that of its tokens
-  std::string task;   ///< of training.adapter.tasks, whose prompt stands in front of its texts
+  std::string task;   ///< one of training.adapter.tasks, whose prompt stands in front of its texts
   bool operator==(const DataSource&) const = default;
 };
 
 /// How documents become samples.
-enum class Packing : std::uint8_t {
+enum class SamplePacking : std::uint8_t {
   stream,    ///< behind each other, cut where a sample ends (Megatron's)
   documents  ///< whole ones into each sample, none of which sees another
 };
@@ -62,13 +63,13 @@ enum class Packing : std::uint8_t {
 struct Data {
   /// The datasets to train on, as `path` or `sources` name them: at least one. All are of one tokenizer.
   std::vector<DataSource> sources;
-  std::array<double, 2> split = {0.98,
-                                 0.02};  ///< fractions for training and validation, each ≥ 0, sum in (0, 1]
+  /// Fractions for training and validation, each ≥ 0, sum in (0, 1].
+  std::array<double, 2> split = {0.98, 0.02};
   /// byte, spm:MODEL or hf:PATH; empty (default): the one recorded beside the dataset.
   std::string tokenizer;
-  std::uint64_t seed = 1234;  ///< of the shuffle
-  bool shuffle = true;        ///< of documents and samples, anew every epoch
-  Packing packing = Packing::stream;
+  std::uint64_t seed = 1234;  ///< seed of the shuffle
+  bool shuffle = true;        ///< documents and samples are shuffled, anew every epoch
+  SamplePacking packing = SamplePacking::stream;
   bool operator==(const Data&) const = default;
 };
 
@@ -82,7 +83,7 @@ enum class LossAverage : std::uint8_t {
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
 struct Training {
   std::int64_t steps = 0;     ///< optimizer steps of the whole run; `sherd train` needs it here or as --steps
-  std::uint64_t seed = 1234;  ///< of initial weights and dropout
+  std::uint64_t seed = 1234;  ///< seed of initial weights and dropout
   std::int64_t eval_interval = 0;  ///< steps between evaluations on the validation split; 0: only at the end
   std::int64_t eval_steps = 10;    ///< batches (of train_batch_size samples) per evaluation, > 0
   std::string save_dir;            ///< checkpoints go here; empty: none are written
@@ -128,6 +129,9 @@ enum class Schedule : std::uint8_t {
   zero_bubble
 };
 
+/// As `parallel.schedule` has it: "1f1b".
+std::string_view name_of(Schedule schedule);
+
 /// Section `parallel`. Ranks that none of these dimensions takes form the data-parallel dimension.
 /// comm::Grid says which sizes a world can hold.
 struct Parallel {
@@ -158,6 +162,11 @@ struct Parallel {
 };
 
 enum class DeviceType : std::uint8_t { automatic, cpu, cuda };
+
+/// How numbers of bytes may be written, for errors and pages.
+inline constexpr const char* bytes_form = "bytes, or a string with a unit such as \"512MiB\" or \"8GB\"";
+/// The bytes of a text such as "512MiB", "8GB" or "100 B"; nothing where it is none.
+std::optional<std::uint64_t> bytes_of(const std::string& text);
 
 /// Section `device`.
 struct Device {
@@ -241,14 +250,20 @@ Config parse_files(const std::vector<std::string>& paths, const std::vector<std:
 Config parse_text(std::string_view text, const std::string& name = "config",
                   const std::vector<std::string>& overrides = {});
 
+/// The text of an error about a configuration, with keys as these files and overrides have them:
+/// "tensor_parallel.autotp_size" for "parallel.tensor" where that key of DeepSpeed's gave the value. The text
+/// itself where the files cannot be read.
+std::string in_given_keys(std::string text, const std::vector<std::string>& paths,
+                          const std::vector<std::string>& overrides = {});
+
 /// The resolved configuration as JSON that parse_text() reads back to an equal Config. Stable key order.
 std::string dump(const Config& config);
 
 /// A key with its value: "optimizer.params.lr", "0.001".
 struct Setting {
   std::string key, value;
-  Concerns concerns;        ///< what goes by it
-  bool decides_parameters;  ///< which parameters the model has, and their shapes
+  Concerns concerns;        ///< who depends on its value
+  bool decides_parameters;  ///< it decides which parameters the model has, and their shapes
 };
 /// Every key that dump() has, in its order.
 std::vector<Setting> settings(const Config& config);

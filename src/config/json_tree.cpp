@@ -18,10 +18,11 @@ struct Position {
   const char* at = nullptr;
   const char* line_start = nullptr;
   int line = 1;
-  std::ptrdiff_t column() const { return at - line_start; }  ///< of the last character read, from 1
+  /// The column of the last character that was read, from 1 on.
+  std::ptrdiff_t column() const { return at - line_start; }
 };
 
-// A char iterator that says where it is, so that SAX events know theirs.
+// A char iterator that tells its position, so that SAX events know theirs.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -64,33 +65,16 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   TreeBuilder(std::string file, const Position* position) : file_(std::move(file)), position_(position) {}
   Node root;
 
-  bool null() override { return add(make(Node::Kind::null)); }
-  bool boolean(bool value) override {
-    Node node = make(Node::Kind::boolean);
-    node.boolean = value;
-    return add(std::move(node));
-  }
-  bool number_integer(number_integer_t value) override {
-    Node node = make(Node::Kind::integer);
-    node.integer = value;
-    node.number = static_cast<double>(value);
-    return add(std::move(node));
-  }
+  bool null() override { return add(Node()); }
+  bool boolean(bool value) override { return add(node_of(value)); }
+  bool number_integer(number_integer_t value) override { return add(node_of(value)); }
   bool number_unsigned(number_unsigned_t value) override {
     if (value <= static_cast<number_unsigned_t>(std::numeric_limits<std::int64_t>::max()))
       return number_integer(static_cast<std::int64_t>(value));
     return number_float(static_cast<double>(value), {});
   }
-  bool number_float(number_float_t value, const string_t&) override {
-    Node node = make(Node::Kind::number);
-    node.number = value;
-    return add(std::move(node));
-  }
-  bool string(string_t& value) override {
-    Node node = make(Node::Kind::string);
-    node.text = value;
-    return add(std::move(node));
-  }
+  bool number_float(number_float_t value, const string_t&) override { return add(node_of(value)); }
+  bool string(string_t& value) override { return add(node_of(value)); }
   bool binary(binary_t&) override { return false; }
   bool start_object(std::size_t) override { return open(Node::Kind::object); }
   bool start_array(std::size_t) override { return open(Node::Kind::array); }
@@ -121,17 +105,12 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  Node make(Node::Kind kind) {
+  bool in_object() const { return !open_.empty() && open_.back()->is(Node::Kind::object); }
+  Node* place_node(Node node) {
     if (++values_ > most_values)
       fail(ErrorKind::config, file_, ":", position_->line, ": more than ", most_values,
            " values, which no configuration needs; is this another file?");
-    Node node;
-    node.kind = kind;
     node.place = {file_, in_object() ? key_line_ : position_->line};
-    return node;
-  }
-  bool in_object() const { return !open_.empty() && open_.back()->is(Node::Kind::object); }
-  Node* place_node(Node node) {
     if (open_.empty()) return &(root = std::move(node));
     Node& parent = *open_.back();
     if (in_object()) return &parent.members.emplace_back(key_, std::move(node)).second;
@@ -143,7 +122,9 @@ class TreeBuilder : public nlohmann::json_sax<nlohmann::json> {
     if (open_.size() == most_levels)
       fail(ErrorKind::config, file_, ":", position_->line, ":", position_->column(), ": nested deeper than ",
            most_levels, " levels, which no configuration needs; is this another file?");
-    open_.push_back(place_node(make(kind)));
+    Node node;
+    node.kind = kind;
+    open_.push_back(place_node(std::move(node)));
     return true;
   }
 
@@ -221,15 +202,40 @@ nlohmann::ordered_json json_of(const Node& node) {
   return out;
 }
 
-void set_place(Node& node, const Place& place) {
+void set_place(Node& node, const SourcePlace& place) {
   node.place = place;
   for (Node& item : node.items) set_place(item, place);
   for (auto& member : node.members) set_place(member.second, place);
 }
 
+/// The value that `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
+Node* step_into(Node& node, const std::string& part) {
+  const auto open = part.find('[');
+  Node* found = node.find(part.substr(0, open));
+  if (!found || open == std::string::npos) return found;
+  std::size_t index = found->items.size();
+  const char* const end = part.data() + part.size();
+  const auto read = std::from_chars(part.data() + open + 1, end, index);
+  const bool good = read.ec == std::errc() && std::string_view(read.ptr, end) == "]";
+  return good && index < found->items.size() ? &found->items[index] : nullptr;
+}
+
+/// The entry of a list that `path` names: "optimizer.groups[0]".
+Node& entry_of(Node& root, const std::string& path, const SourcePlace& place) {
+  Node* node = &root;
+  for (std::size_t begin = 0, end = 0; begin <= path.size(); begin = end + 1) {
+    end = std::min(path.find('.', begin), path.size());
+    node = step_into(*node, path.substr(begin, end - begin));
+    if (!node || !node->is(Node::Kind::object))
+      fail(ErrorKind::config, place.str(), ": there is no entry ", excerpt(path.substr(0, end)),
+           " in the configuration");
+  }
+  return *node;
+}
+
 }  // namespace
 
-std::string Place::str() const {
+std::string SourcePlace::str() const {
   return line > 0 ? cat(file, ":", line) : file;
 }
 
@@ -392,37 +398,8 @@ void put_path(Node& root, std::string path, Node value) {
   merge(root, std::move(value));
 }
 
-namespace {
-
-/// The value that `part` of a path names in `node`, "groups" or "groups[0]"; null where it is not there.
-Node* step_into(Node& node, const std::string& part) {
-  const auto open = part.find('[');
-  Node* found = node.find(part.substr(0, open));
-  if (!found || open == std::string::npos) return found;
-  std::size_t index = found->items.size();
-  const char* const end = part.data() + part.size();
-  const auto read = std::from_chars(part.data() + open + 1, end, index);
-  const bool good = read.ec == std::errc() && std::string_view(read.ptr, end) == "]";
-  return good && index < found->items.size() ? &found->items[index] : nullptr;
-}
-
-/// The entry of a list that `path` names: "optimizer.groups[0]".
-Node& entry_of(Node& root, const std::string& path, const Place& place) {
-  Node* node = &root;
-  for (std::size_t begin = 0, end = 0; begin <= path.size(); begin = end + 1) {
-    end = std::min(path.find('.', begin), path.size());
-    node = step_into(*node, path.substr(begin, end - begin));
-    if (!node || !node->is(Node::Kind::object))
-      fail(ErrorKind::config, place.str(), ": there is no entry ", excerpt(path.substr(0, end)),
-           " in the configuration");
-  }
-  return *node;
-}
-
-}  // namespace
-
 void apply_override(Node& root, const std::string& assignment) {
-  const Place place{cat("--set ", excerpt(assignment)), 0};
+  const SourcePlace place{cat("--set ", excerpt(assignment)), 0};
   const auto equals = assignment.find('=');
   if (equals == std::string::npos || equals == 0)
     fail(ErrorKind::config, place.str(), ": an override has the form section.key=VALUE");

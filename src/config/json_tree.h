@@ -14,7 +14,7 @@
 namespace sherd::config {
 
 /// Where a value was written: file and line, or an override.
-struct Place {
+struct SourcePlace {
   std::string file;
   int line = 0;             ///< 0: not in a file
   std::string str() const;  ///< "run.json:12", or the file alone
@@ -30,9 +30,9 @@ struct Node {
   std::string text;
   std::vector<Node> items;
   std::vector<std::pair<std::string, Node>> members;  ///< in file order, names unique
-  Place place;                                        ///< of the key, or of the value where there is none
+  SourcePlace place;  ///< where the key stands, or the value where there is none
 
-  /// The key whose value a table wrote here; null of what was parsed. It lives as long as the program.
+  /// The row of the key whose value a table wrote here; null where the node was parsed.
   const KeyInfo* key = nullptr;
 
   bool is(Kind other) const { return kind == other; }

@@ -43,18 +43,18 @@ struct KeyInfo {
   std::string difference = {};  ///< where DeepSpeed 0.19 (or transformers, of its arguments) does otherwise
   std::string derived = {};     ///< the default in words, where dump() has no value that always is it
   bool required = false;        ///< its section is refused without it
-  std::string instead = {};     ///< of a required key: another one that may stand in its place
+  std::string instead = {};     ///< another key that may stand in the place of a required one
   bool argument = false;        ///< it is one of transformers' Trainer
   bool takes_auto = false;      ///< "auto" is for the section training to fill, or the default
   /// Where the key does not say, its section does; where no section does: training.
   std::optional<Concerns> concerns = {};
   /// Tells why a key that was given cannot matter beside the rest of the file; empty, where it can.
   std::function<std::string(const Config&)> idle = {};
-  bool decides_parameters = false;  ///< which parameters a model has, and their shapes, goes by it
+  bool decides_parameters = false;  ///< it decides which parameters a model has, and their shapes
 
   std::vector<KeyInfo> below = {};  ///< keys of a section, or of the entries of a list
   bool is_list = false;             ///< its value is a list of sections
-  std::string type = {};            ///< of a section `params`: the type beside it that it belongs to
+  std::string type = {};            ///< the type to which a section `params` belongs
 
   bool is_section() const { return !below.empty() && !is_list && effect == Effect::effective; }
 };

@@ -100,13 +100,13 @@ std::string named(const KeyInfo& key, const std::string& name) {
 }
 
 /// A key's line in a table, but for the types that it belongs to.
-struct Row {
+struct KeyRow {
   std::vector<std::string> cells;
   std::vector<std::string> types;
 };
 
 /// Keys of several types that say the same become one row; those that do not stand below each other.
-void add(std::vector<Row>& rows, std::vector<std::string> cells, const std::string& type) {
+void add(std::vector<KeyRow>& rows, std::vector<std::string> cells, const std::string& type) {
   auto place = rows.end();
   for (auto at = rows.begin(); at != rows.end(); ++at) {
     if (at->cells == cells) return at->types.push_back(type);
@@ -211,7 +211,7 @@ std::string Page::types_of(const std::string& section, const std::vector<std::st
 /// `params` of optimizers and schedulers: what each type has, and what the keys are.
 std::string Page::typed_params(const std::string& section) const {
   std::vector<std::vector<std::string>> types;
-  std::vector<Row> rows;
+  std::vector<KeyRow> rows;
   for (const KeyInfo& key : keys_) {
     if (!key.path.starts_with(section + "[") || key.effect != Effect::effective) continue;
     const std::string type = type_in(key.path), quoted = cat("`", type, "`"), name = name_in(key.path);
@@ -221,7 +221,7 @@ std::string Page::typed_params(const std::string& section) const {
     add(rows, {named(key, name), values_of(key), key.meaning, key.difference}, type);
   }
   std::vector<std::vector<std::string>> cells;
-  for (const Row& one : rows) {
+  for (const KeyRow& one : rows) {
     cells.push_back(one.cells);
     cells.back().insert(cells.back().begin() + 1, types_of(section, one.types));
   }
@@ -231,7 +231,7 @@ std::string Page::typed_params(const std::string& section) const {
 
 /// Keys that are accepted for nothing, or refused, of all sections.
 std::string Page::without_effect(Effect effect) const {
-  std::vector<Row> rows;
+  std::vector<KeyRow> rows;
   for (const KeyInfo& key : keys_) {
     if (key.effect != effect) continue;
     std::vector<std::string> names;
@@ -241,7 +241,7 @@ std::string Page::without_effect(Effect effect) const {
         type_in(key.path));
   }
   std::vector<std::vector<std::string>> cells;
-  for (const Row& one : rows) {
+  for (const KeyRow& one : rows) {
     cells.push_back(one.cells);
     if (one.types[0].empty()) continue;
     const std::string& name = one.cells[0];

@@ -10,7 +10,7 @@ namespace {
 /// Llama's style: rotary positions, RMSNorm, SwiGLU, no biases, untied embeddings.
 Model decoder() {
   Model m;
-  m.position = Positions::rotary, m.norm = Norm::rmsnorm, m.activation = FfnActivation::swiglu;
+  m.position = PositionType::rotary, m.norm = Norm::rmsnorm, m.activation = FfnActivation::swiglu;
   m.tie_embeddings = m.bias = m.qkv_bias = false;
   return m;
 }
@@ -33,45 +33,28 @@ Model gpt2() {
   return m;
 }
 
-}  // namespace
+/// A family's name, and a model whose fields marked "by type" are the family's defaults.
+struct FamilyDefaults {
+  std::string_view name;
+  Model model;
+};
 
-const std::vector<Family>& families() {
-  static const std::vector<Family> all = [] {
-    std::vector<Family> rows{{"gpt2", gpt2()},
-                             {"llama", decoder()},
-                             {"mistral", decoder()},
-                             {"qwen2", with_qkv_bias(decoder())},
-                             {"qwen3", with_qk_norm(decoder())},
-                             {"mixtral", decoder()},
-                             {"qwen3_moe", with_qk_norm(decoder())},
-                             {"phi3", decoder()}};
-    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].defaults.type = static_cast<ModelType>(i);
+/// All families, in the order of ModelType.
+const std::vector<FamilyDefaults>& families() {
+  static const std::vector<FamilyDefaults> all = [] {
+    std::vector<FamilyDefaults> rows{{"gpt2", gpt2()},
+                                     {"llama", decoder()},
+                                     {"mistral", decoder()},
+                                     {"qwen2", with_qkv_bias(decoder())},
+                                     {"qwen3", with_qk_norm(decoder())},
+                                     {"mixtral", decoder()},
+                                     {"qwen3_moe", with_qk_norm(decoder())},
+                                     {"phi3", decoder()}};
+    for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
   return all;
 }
-
-std::vector<std::string> family_names() {
-  std::vector<std::string> out;
-  for (const Family& family : families()) out.emplace_back(family.name);
-  return out;
-}
-
-ModelType family_named(std::string_view name) {
-  for (const Family& family : families())
-    if (family.name == name) return family.defaults.type;
-  fail(ErrorKind::usage, "no family of models is called '", name, "'");
-}
-
-const Model& defaults_of(ModelType type) {
-  return families()[static_cast<std::size_t>(type)].defaults;
-}
-
-std::string_view name_of(ModelType type) {
-  return families()[static_cast<std::size_t>(type)].name;
-}
-
-namespace {
 
 template <class... Args>
 void expect(bool holds, const Args&... args) {
@@ -128,6 +111,26 @@ void check_experts(const Model& m) {
 
 }  // namespace
 
+std::vector<std::string> family_names() {
+  std::vector<std::string> out;
+  for (const FamilyDefaults& family : families()) out.emplace_back(family.name);
+  return out;
+}
+
+ModelType family_named(std::string_view name) {
+  for (const FamilyDefaults& family : families())
+    if (family.name == name) return family.model.type;
+  fail(ErrorKind::usage, "no family of models is called '", name, "'");
+}
+
+const Model& defaults_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].model;
+}
+
+std::string_view name_of(ModelType type) {
+  return families()[static_cast<std::size_t>(type)].name;
+}
+
 Model resolved(Model m) {
   check_bounds(m);
   const bool own_head = m.head_dim > 0;
@@ -146,7 +149,7 @@ Model resolved(Model m) {
          " is beyond ", most_ffn_hidden, ", the most there can be");
   expect(m.seq_length <= m.max_positions, "seq_length ", m.seq_length,
          " is longer than the model's max_positions ", m.max_positions);
-  expect(m.position != Positions::rotary || m.head_dim % 2 == 0,
+  expect(m.position != PositionType::rotary || m.head_dim % 2 == 0,
          "rotary positions need an even head size, not ",
          own_head ? "head_dim = " : "hidden_size/num_heads = ", m.head_dim);
   check_experts(m);

@@ -9,11 +9,11 @@
 
 namespace sherd::config {
 
-/// A family of models, as config.json's model_type names it: an index of families(). A family picks defaults,
-/// and the Hugging Face files that the model is exported as (models/families). No value has a name in code,
-/// so that nothing but the lists of families knows them.
+/// A family of models, as config.json's model_type names it: an index of family_names(). A family picks
+/// defaults, and the Hugging Face files that the model is exported as (models/families). No value has a name
+/// in code, so that nothing but the lists of families knows them.
 enum class ModelType : std::uint8_t {};
-enum class Positions : std::uint8_t { learned, rotary };
+enum class PositionType : std::uint8_t { learned, rotary };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
 enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu };
 
@@ -39,16 +39,16 @@ struct RopeScaling {
 
 /// Section `model.moe`: experts in place of the feed-forward part of some blocks.
 struct Moe {
-  std::int64_t experts = 0;          ///< of each such block, required; 0: there is no such section
+  std::int64_t experts = 0;          ///< experts of each such block, required; 0: there is no such section
   std::int64_t top_k = 2;            ///< experts of a token
   std::int64_t ffn_hidden_size = 0;  ///< width of each; default the model's
-  std::int64_t every = 1;            ///< of that many blocks behind the first dense ones the last has experts
-  std::int64_t first_dense = 0;      ///< blocks without experts at the start
-  std::int64_t shared_experts = 0;   ///< width of a dense part beside them, in experts
+  std::int64_t every = 1;           ///< one block in so many has experts, counted behind the first dense ones
+  std::int64_t first_dense = 0;     ///< blocks without experts at the start
+  std::int64_t shared_experts = 0;  ///< width of a dense part beside them, in experts
   RouterScores router = RouterScores::softmax;
   bool norm_topk = true;                    ///< a token's weights add up to 1; default false where top_k is 1
   double routed_scaling_factor = 1;         ///< > 0; multiplies the weights
-  std::int64_t groups = 1, top_groups = 1;  ///< of equal groups of experts a token takes the best few
+  std::int64_t groups = 1, top_groups = 1;  ///< equal groups of experts, and how many of them a token takes
   double capacity_factor = 0;  ///< ≥ 0; of a micro-batch's fair share that an expert takes; 0: all
   Drop drop = Drop::by_weight;
   double aux_loss = 0.01;  ///< ≥ 0; factor of the balance loss
@@ -89,19 +89,19 @@ struct Model {
   std::int64_t head_dim = 0;      ///< default hidden_size / num_heads
   /// Default 8/3·hidden_size rounded up to a multiple of 64 in families with SwiGLU, 4·hidden_size in others.
   std::int64_t ffn_hidden_size = 0;
-  Positions position = Positions::learned;  ///< by type
-  double rotary_base = 10000;               ///< > 1; rotary only
-  RopeScaling rope_scaling;                 ///< rotary only
-  std::int64_t sliding_window = 0;          ///< tokens that a query sees, itself among them; 0: all before it
+  PositionType position = PositionType::learned;  ///< by type
+  double rotary_base = 10000;                     ///< > 1; rotary only
+  RopeScaling rope_scaling;                       ///< rotary only
+  std::int64_t sliding_window = 0;  ///< tokens that a query sees, itself among them; 0: all before it
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   Norm norm = Norm::layernorm;                          ///< by type
   double norm_epsilon = 1e-5;                           ///< > 0
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)
-  double dropout = 0;            ///< of what blocks add to the residual stream, [0, 1); by type
-  double attention_dropout = 0;  ///< of attention weights; default `dropout`
-  double embedding_dropout = 0;  ///< of the embeddings' sum; default `dropout`
+  double dropout = 0;            ///< dropout of what blocks add to the residual stream, [0, 1); by type
+  double attention_dropout = 0;  ///< dropout of attention weights; default `dropout`
+  double embedding_dropout = 0;  ///< dropout of the embeddings' sum; default `dropout`
   bool tie_embeddings = true;    ///< the output projection is the embedding; by type
-  bool bias = true;              ///< of linear layers; by type
+  bool bias = true;              ///< linear layers have a bias; by type
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
@@ -121,14 +121,7 @@ struct Model {
   bool operator==(const Model&) const = default;
 };
 
-/// One family's row: its name, and a model whose fields marked "by type" are the family's defaults.
-struct Family {
-  std::string_view name;
-  Model defaults;
-};
-/// All families, in the order of ModelType. Each has a file in models/families too.
-const std::vector<Family>& families();
-/// The names of families().
+/// The names of all families, in the order of ModelType. Each has a file in models/families too.
 std::vector<std::string> family_names();
 /// The family of that name. Throws Error{usage} where there is none.
 ModelType family_named(std::string_view name);
@@ -145,7 +138,7 @@ std::string section_of(const Model& model);
 
 std::string_view name_of(ModelType type);            ///< "gpt2", "llama", …
 std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "llama3", "yarn"
-std::string_view name_of(Positions positions);       ///< "learned", "rotary"
+std::string_view name_of(PositionType type);         ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
 

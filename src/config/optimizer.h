@@ -37,6 +37,7 @@ enum class MuonScale : std::uint8_t {
 /// As in configurations: "AdamW".
 const char* name_of(OptimizerType type);
 std::vector<OptimizerType> optimizer_types();
+
 /// Shares of running means that stay with a step, each in [0, 1): of gradients, and of their squares (Lion:
 /// of the momentum in the step, and of that which stays).
 struct Betas {
@@ -106,7 +107,7 @@ struct OneBitAdamOptions : Moments {
 struct OneBitLambOptions : Moments {
   std::int64_t freeze_step = 100000;        ///< as OneBitAdam's
   double max_coeff = 10, min_coeff = 0.01;  ///< bounds of the trust ratio, ≥ 0
-  double coeff_beta = 0.9;                  ///< of the mean of trust ratios, in [0, 1)
+  double coeff_beta = 0.9;                  ///< share of the mean of trust ratios that stays, in [0, 1)
   /// ≥ 0; bounds of the factor on that mean after freeze_step, and of its relative change in a step.
   double factor_max = 4, factor_min = 0.5, factor_threshold = 0.1;
   bool operator==(const OneBitLambOptions&) const = default;
@@ -176,7 +177,7 @@ struct OptimizerRule {
 
 /// The rule of a section that gives the type alone.
 OptimizerRule default_rule(OptimizerType type);
-/// Whether all numbers of a rule are.
+/// Whether all numbers of a rule are finite.
 bool is_finite(const OptimizerRule& rule);
 
 /// An entry of `optimizer.groups`: parameters with a rule of their own (PyTorch's param_groups).
@@ -276,7 +277,7 @@ struct LossScaling {
 
 /// Sections `fp16`, `bf16` and `data_types`. Masters are fp32 always, moments as training.moments_dtype says.
 struct Precision {
-  DType compute = DType::f32;  ///< of parameters and activations: f32, bf16 or f16
+  DType compute = DType::f32;  ///< type of parameters and activations: f32, bf16 or f16
   LossScaling fp16;            ///< in use when compute is f16
   /// `bf16.check_grad_overflow`: skip a bf16 step whose gradients hold inf or NaN.
   bool check_grad_overflow = true;

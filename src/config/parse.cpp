@@ -5,7 +5,6 @@
 #include <tuple>
 
 #include "base/excerpt.h"
-#include "config/given_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -75,13 +74,9 @@ std::string text_in(const Node* section, const char* key) {
 
 /// Takes out of the adapter section of weights what one in the files says by another key, and how a prompt
 /// began; all of it where the files name another adapter.
-void drop_replaced(Node& base, const Node& tree, bool of_adapter) {
-  const auto adapter_of = [](auto& node) {
-    auto* training = node.find("training");
-    return training ? training->find("adapter") : nullptr;
-  };
-  auto* there = adapter_of(base);
-  const Node* here = adapter_of(tree);
+void drop_replaced(Node& base, Node& tree, bool of_adapter) {
+  Node* there = find_path(base, "training.adapter");
+  const Node* here = find_path(tree, "training.adapter");
   if (!there || !here) return;
   const std::string type = text_in(here, "type");
   if (!of_adapter &&

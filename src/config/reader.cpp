@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/excerpt.h"
+#include "config/key_defaults.h"
 
 namespace sherd::config {
 namespace {
@@ -19,19 +20,11 @@ std::string listed(const std::vector<std::string>& names) {
   return out;
 }
 
-/// A known key, or a section, as a file has it: "optimizer.params.lr" for what is listed as
+/// A known key, or a section above it, as a file has it: "optimizer.params.lr" for what is listed as
 /// "optimizer[Adam].params.lr".
 struct Home {
-  std::string path, type;
-  Effect effect;
-  std::string reason;  ///< of a refused key
-
-  explicit Home(const KeyInfo& listed) : path(listed.path), effect(listed.effect), reason(listed.reason) {
-    const auto open = path.find('['), close = path.find(']');
-    if (open == std::string::npos) return;
-    type = path.substr(open + 1, close - open - 1);
-    path.erase(open, close - open + 1);
-  }
+  std::string path;
+  const KeyInfo& key;
 };
 
 /// Where the part `name` of a dotted path ends; npos where it has none.
@@ -50,7 +43,8 @@ template <class Matches>
 std::optional<Home> find_home(const Matches& matches) {
   for (const bool refused : {false, true})
     for (const KeyInfo& key : known_keys())
-      if (Home home(key); (key.effect == Effect::refused) == refused && matches(home)) return home;
+      if (Home home{without_type(key.path), key}; (key.effect == Effect::refused) == refused && matches(home))
+        return home;
   return std::nullopt;
 }
 
@@ -74,91 +68,87 @@ std::optional<Home> home_of(const std::string& name) {
   return std::nullopt;
 }
 
-/// Sizes of a layout by the words of Megatron-LM and other trainers.
-const Synonyms& words_of_others() {
-  static const Synonyms words = {{"pp", "parallel.pipeline"},
-                                 {"pp_size", "parallel.pipeline"},
-                                 {"num_stages", "parallel.pipeline"},
-                                 {"pipeline_parallel_size", "parallel.pipeline"},
-                                 {"pipeline_model_parallel_size", "parallel.pipeline"},
-                                 {"virtual_pipeline_model_parallel_size", "parallel.virtual_stages"},
-                                 {"tp", "parallel.tensor"},
-                                 {"tp_size", "parallel.tensor"},
-                                 {"tensor_parallel_size", "parallel.tensor"},
-                                 {"tensor_model_parallel_size", "parallel.tensor"},
-                                 {"cp", "parallel.context"},
-                                 {"cp_size", "parallel.context"},
-                                 {"context_parallel_size", "parallel.context"},
-                                 {"max_grad_norm", "gradient_clipping"},
-                                 {"fp32_allreduce", "communication_data_type"},
-                                 {"gradient_accumulation_dtype", "data_types.grad_accum_dtype"}};
-  return words;
-}
+/// Keys of other programs, with the key that means the same here, or with what to do about them.
+using Advice = std::map<std::string, std::string>;
 
-/// Says what to do about arguments of DeepSpeed's MoE layer, and keys of other trainers, in the section
-/// model.
-std::string advice_on_experts(const std::string& name) {
-  static const Synonyms own_keys = {{"num_experts", "model.moe.experts"},
-                                    {"num_local_experts", "model.moe.experts"},
-                                    {"n_routed_experts", "model.moe.experts"},
-                                    {"num_moe_experts", "model.moe.experts"},
-                                    {"k", "model.moe.top_k"},
-                                    {"num_experts_per_tok", "model.moe.top_k"},
-                                    {"moe_intermediate_size", "model.moe.ffn_hidden_size"},
-                                    {"n_shared_experts", "model.moe.shared_experts"},
-                                    {"router_aux_loss_coef", "model.moe.aux_loss"},
-                                    {"router_jitter_noise", "model.moe.jitter"},
-                                    {"ep_size", "parallel.expert"}};
-  if (const auto key = own_keys.find(name); key != own_keys.end())
-    return cat("did you mean \"", key->second, "\"?");
-  if (name == "min_capacity")
-    return "\"model.moe.capacity_factor\" alone says how many choices an expert takes";
-  if (name == "eval_capacity_factor") return "\"model.moe.capacity_factor\" holds in evaluations too";
-  if (name == "drop_tokens") return "without \"model.moe.capacity_factor\" nothing is dropped";
-  if (name == "noisy_gate_policy")
-    return "\"model.moe.jitter\" 0.01 is DeepSpeed's \"Jitter\"; its \"RSample\" is not offered";
-  return "";
-}
+/// Sizes of a layout by the words of Megatron-LM and other trainers.
+const Advice words_of_others = {{"pp", "parallel.pipeline"},
+                                {"pp_size", "parallel.pipeline"},
+                                {"num_stages", "parallel.pipeline"},
+                                {"pipeline_parallel_size", "parallel.pipeline"},
+                                {"pipeline_model_parallel_size", "parallel.pipeline"},
+                                {"virtual_pipeline_model_parallel_size", "parallel.virtual_stages"},
+                                {"tp", "parallel.tensor"},
+                                {"tp_size", "parallel.tensor"},
+                                {"tensor_parallel_size", "parallel.tensor"},
+                                {"tensor_model_parallel_size", "parallel.tensor"},
+                                {"cp", "parallel.context"},
+                                {"cp_size", "parallel.context"},
+                                {"context_parallel_size", "parallel.context"},
+                                {"max_grad_norm", "gradient_clipping"},
+                                {"fp32_allreduce", "communication_data_type"},
+                                {"gradient_accumulation_dtype", "data_types.grad_accum_dtype"}};
+
+/// Arguments of DeepSpeed's MoE layer, and keys of other trainers, in the section model.
+const Advice words_of_experts = {
+    {"num_experts", "model.moe.experts"},
+    {"num_local_experts", "model.moe.experts"},
+    {"n_routed_experts", "model.moe.experts"},
+    {"num_moe_experts", "model.moe.experts"},
+    {"k", "model.moe.top_k"},
+    {"num_experts_per_tok", "model.moe.top_k"},
+    {"moe_intermediate_size", "model.moe.ffn_hidden_size"},
+    {"n_shared_experts", "model.moe.shared_experts"},
+    {"router_aux_loss_coef", "model.moe.aux_loss"},
+    {"router_jitter_noise", "model.moe.jitter"},
+    {"ep_size", "parallel.expert"},
+    {"min_capacity", "\"model.moe.capacity_factor\" alone says how many choices an expert takes"},
+    {"eval_capacity_factor", "\"model.moe.capacity_factor\" holds in evaluations too"},
+    {"drop_tokens", "without \"model.moe.capacity_factor\" nothing is dropped"},
+    {"noisy_gate_policy",
+     "\"model.moe.jitter\" 0.01 is DeepSpeed's \"Jitter\"; its \"RSample\" is not offered"}};
 
 /// Other arguments of transformers' Trainer, in the section training.
-std::string advice_on_training(const std::string& name) {
-  static const Synonyms own_keys = {{"bf16", "training.precision\" \"bf16"},
-                                    {"fp16", "training.precision\" \"fp16"},
-                                    {"output_dir", "training.save_dir"},
-                                    {"save_steps", "training.save_interval"},
-                                    {"save_total_limit", "training.keep_last"},
-                                    {"logging_steps", "training.log_interval"},
-                                    {"max_steps", "training.steps"},
-                                    {"gradient_checkpointing", "training.recompute"},
-                                    {"lr", "training.learning_rate"},
-                                    {"load_best_model_at_end", "training.keep_best"},
-                                    {"early_stopping_patience", "training.patience"},
-                                    {"report_to", "tensorboard.enabled"},
-                                    {"data_seed", "data.seed"}};
-  if (const auto key = own_keys.find(name); key != own_keys.end())
-    return cat("did you mean \"", key->second, "\"?");
-  if (name == "num_train_epochs") return "\"training.steps\" says how long to train";
-  return "";
+const Advice words_of_trainer = {{"bf16", "did you mean \"training.precision\" \"bf16\"?"},
+                                 {"fp16", "did you mean \"training.precision\" \"fp16\"?"},
+                                 {"output_dir", "training.save_dir"},
+                                 {"save_steps", "training.save_interval"},
+                                 {"save_total_limit", "training.keep_last"},
+                                 {"logging_steps", "training.log_interval"},
+                                 {"max_steps", "training.steps"},
+                                 {"gradient_checkpointing", "training.recompute"},
+                                 {"lr", "training.learning_rate"},
+                                 {"load_best_model_at_end", "training.keep_best"},
+                                 {"early_stopping_patience", "training.patience"},
+                                 {"report_to", "tensorboard.enabled"},
+                                 {"data_seed", "data.seed"},
+                                 {"num_train_epochs", "\"training.steps\" says how long to train"}};
+
+/// The advice on a key; empty: none.
+std::string advice_of(const Advice& all, const std::string& name) {
+  const auto found = all.find(name);
+  if (found == all.end()) return "";
+  const bool is_key = found->second.find(' ') == std::string::npos;
+  return is_key ? cat("did you mean \"", found->second, "\"?") : found->second;
 }
 
 /// Says what to do about a key that a section does not know.
 std::string advice(const Value& section, const std::string& name, const std::vector<std::string>& known) {
   constexpr std::size_t longest = 100, most_listed = 24;
   if (known.empty()) return "this section takes no keys";
-  if (section.path == "training")
-    if (std::string about = advice_on_training(name); !about.empty()) return about;
   if (section.path.starts_with("optimizer") && name == "learning_rate") return "did you mean \"lr\"?";
-  if (section.path.starts_with("model"))
-    if (std::string about = advice_on_experts(name); !about.empty()) return about;
-  if (const auto word = words_of_others().find(name); word != words_of_others().end())
-    return cat("did you mean \"", word->second, "\"?");
+  for (const auto& [holds, words] :
+       {std::pair(section.path == "training", &words_of_trainer),
+        std::pair(section.path.starts_with("model"), &words_of_experts), std::pair(true, &words_of_others)})
+    if (std::string about = holds ? advice_of(*words, name) : ""; !about.empty()) return about;
   if (const std::string close = nearest(name, known); !close.empty())
     return cat("did you mean \"", close, "\"?");
   if (name.size() <= longest)
     if (const auto home = home_of(name)) {
-      if (home->path == join(section.path, name)) return cat("it belongs to the type ", home->type);
-      if (home->effect == Effect::refused)
-        return cat("it is refused also as \"", home->path, "\": ", home->reason);
+      if (home->path == join(section.path, name))
+        return cat("it belongs to the type ", type_in(home->key.path));
+      if (home->key.effect == Effect::refused)
+        return cat("it is refused also as \"", home->path, "\": ", home->key.reason);
       const bool top = home->path.find('.') == std::string::npos;
       return cat("did you mean \"", home->path, top ? "\" at the top level?" : "\"?");
     }
@@ -204,8 +194,7 @@ std::vector<double> read_numbers(const Value& value, std::size_t count, const ch
   if (!value.node.is(Node::Kind::array) || items.size() != count)
     value.error("must be a list of ", form, ", not ", value.node.brief());
   std::vector<double> out;
-  for (std::size_t i = 0; i < count; ++i)
-    out.push_back(Value{items[i], cat(value.path, "[", i, "]"), value.context}.real(min, max));
+  for (std::size_t i = 0; i < count; ++i) out.push_back(value.item(i).real(min, max));
   return out;
 }
 

@@ -33,23 +33,25 @@ enum class Auto : std::uint8_t {
 };
 
 /// Which keys are written.
-enum class Extent : std::uint8_t {
-  told,  ///< those that say something: what dump() has
-  /// All that have a value, those too that do not matter beside others, but for those whose default goes by
-  /// others. Each key is found with its default.
+enum class Selection : std::uint8_t {
+  told,  ///< keys that say something; dump() has these
+  /// All keys that have a value, also those that have no effect beside others, but for those whose default
+  /// depends on others. Each key is found with its default.
   whole
 };
 
-// A row may say these behind its meaning; a text is what DeepSpeed does otherwise.
+// A row may say these behind its meaning; a plain text tells what DeepSpeed does otherwise.
 
 enum class Flag : std::uint8_t {
   required,            ///< its section is refused without it
-  decides_parameters,  ///< which parameters a model has, and their shapes, goes by it
+  decides_parameters,  ///< it decides which parameters a model has, and their shapes
+  reads_null,          ///< null is a value of its own; else it means absent
   writes_null,         ///< where it is not given, null is written; else nothing
   unless_default       ///< written only where it differs from its default
 };
 inline constexpr Flag required = Flag::required, shapes = Flag::decides_parameters,
-                      or_null = Flag::writes_null, unless_default = Flag::unless_default;
+                      null_too = Flag::reads_null, or_null = Flag::writes_null,
+                      unless_default = Flag::unless_default;
 struct Default {
   std::string words;
 };
@@ -79,7 +81,7 @@ inline Instead instead_of(std::string other) {
 inline Idle idle(std::function<std::string(const Config&)> why) {
   return {std::move(why)};
 }
-/// Where `holds`, for that one reason.
+/// The key has no effect where `holds` does, for that one reason.
 inline Idle idle(bool (*holds)(const Config&), std::string reason) {
   return {[holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; }};
 }
@@ -87,13 +89,14 @@ inline Idle idle(bool (*holds)(const Config&), std::string reason) {
 template <class T>
 struct Key : KeyInfo {
   std::function<void(T&, const Value&)> read;
-  /// The value in a T, null: it says nothing. Where there is none, other keys tell what this one did.
-  std::function<Node(const T&, Extent)> write = {};
-  std::function<bool(const T&)> matters = {};   ///< else it has no effect beside the others
-  std::function<bool(const T&)> left_out = {};  ///< the value goes without saying
-  bool reads_null = false;                      ///< else null means absent
-  bool writes_null = false;                     ///< else null is left out
-  std::optional<Auto> auto_rule = {};           ///< where it differs from the table's
+  /// Gives the value in a T, or null where that says nothing. A key without this function is written by
+  /// others.
+  std::function<Node(const T&, Selection)> write = {};
+  std::function<bool(const T&)> matters = {};   ///< false: it has no effect beside the others
+  std::function<bool(const T&)> left_out = {};  ///< true: the value is not written
+  bool reads_null = false;                      ///< false: null means absent
+  bool writes_null = false;                     ///< false: null is left out
+  std::optional<Auto> auto_rule = {};           ///< none: the table's
 
   /// Says what the key is, and what else there is to know of it.
   template <class... Tags>
@@ -115,7 +118,7 @@ struct Key : KeyInfo {
     schema = words(those).schema, choices = std::move(those);
     return std::move(*this);
   }
-  /// Once the value is read: checks that take more than a range, and what else follows.
+  /// `more` is called once the value is read: for checks that take more than a range, and what else follows.
   Key then(std::function<void(T&, const Value&)> more) && {
     read = [first = std::move(read), more = std::move(more)](T& target, const Value& value) {
       first(target, value);
@@ -123,11 +126,16 @@ struct Key : KeyInfo {
     };
     return std::move(*this);
   }
+  /// Is written as `as` says; null: not at all.
+  Key written(std::function<Node(const T&)> as) && {
+    write = [as = std::move(as)](const T& source, Selection) { return as(source); };
+    return std::move(*this);
+  }
   /// `value` in the field means that the key is not given.
   template <class V>
   Key unset(V value) && {
-    write = [first = std::move(write), none = node_of(value)](const T& source, Extent extent) {
-      Node node = first(source, extent);
+    write = [first = std::move(write), none = node_of(value)](const T& source, Selection selection) {
+      Node node = first(source, selection);
       return node == none ? Node() : node;
     };
     return std::move(*this);
@@ -149,7 +157,6 @@ struct Key : KeyInfo {
   }
 
  private:
-  /// DeepSpeed does otherwise.
   void apply(std::string deepspeed) { difference = std::move(deepspeed); }
   void apply(Default rule) { derived = std::move(rule.words); }
   void apply(Alias other) { aliases.push_back(std::move(other.name)); }
@@ -160,10 +167,11 @@ struct Key : KeyInfo {
   void apply(Flag flag) {
     if (flag == Flag::required) required = true;
     if (flag == Flag::decides_parameters) decides_parameters = true;
+    if (flag == Flag::reads_null) reads_null = true;
     if (flag == Flag::writes_null) writes_null = true;
     if (flag == Flag::unless_default)
       left_out = [value = write](const T& source) {
-        return value(source, Extent::told) == value(T(), Extent::told);
+        return value(source, Selection::told) == value(T(), Selection::told);
       };
   }
 };
@@ -186,10 +194,6 @@ struct Table {
 
 /// True when "auto" was dealt with and the key counts as absent.
 bool handle_auto(Auto rule, const Value& value);
-
-inline std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
 
 /// Reads the value of one key into `target`, unless it counts as absent.
 template <class T>
@@ -230,15 +234,15 @@ Given read_section(const Table<T>& table, T& target, const Value& section) {
 
 /// The section as an object that read_section() reads to the same.
 template <class T>
-Node written(const Table<T>& table, const T& source, Extent extent = Extent::told) {
+Node written(const Table<T>& table, const T& source, Selection selection = Selection::told) {
   Node out;
   out.kind = Node::Kind::object;
   for (const Key<T>& key : table.keys) {
     if (!key.write) continue;
-    const bool whole = extent == Extent::whole && key.derived.empty();
+    const bool whole = selection == Selection::whole && key.derived.empty();
     if (!whole && ((key.matters && !key.matters(source)) || (key.left_out && key.left_out(source)))) continue;
-    Node value = key.write(source, extent);
-    if (value.is(Node::Kind::null) && extent == Extent::told && !key.writes_null) continue;
+    Node value = key.write(source, selection);
+    if (value.is(Node::Kind::null) && selection == Selection::told && !key.writes_null) continue;
     value.key = &key;
     out.members.emplace_back(key.name, std::move(value));
   }
@@ -247,7 +251,7 @@ Node written(const Table<T>& table, const T& source, Extent extent = Extent::tol
 
 /// Nodes point at the rows that wrote them, so a table must stay.
 template <class T>
-Node written(const Table<T>&& table, const T& source, Extent extent = Extent::told) = delete;
+Node written(const Table<T>&& table, const T& source, Selection selection = Selection::told) = delete;
 
 /// The rows without how they are read and written.
 template <class T>
@@ -275,7 +279,7 @@ Key<T> custom(std::string name, std::string example, std::function<void(T&, cons
               std::function<Node(const T&)> write = {}) {
   Key<T> key;
   key.name = std::move(name), key.example = std::move(example), key.read = std::move(read);
-  if (write) key.write = [write = std::move(write)](const T& source, Extent) { return write(source); };
+  if (write) key.write = [write = std::move(write)](const T& source, Selection) { return write(source); };
   return key;
 }
 
@@ -371,22 +375,22 @@ Key<T> section_at(std::string name, Table<U> table, Access access) {
   Key<T> key = custom<T>(std::move(name), "{}", [shared, access](T& target, const Value& value) {
     read_section(*shared, access(target), value);
   });
-  key.write = [shared, access](const T& source, Extent extent) {
-    Node node = written(*shared, access(source), extent);
+  key.write = [shared, access](const T& source, Selection selection) {
+    Node node = written(*shared, access(source), selection);
     return node.members.empty() ? Node() : node;
   };
   key.below = infos(*shared);
   return key;
 }
 
-/// A member.
+/// A section that is a member of T.
 template <class T, class U>
 Key<T> section(std::string name, U T::*field, Table<U> table) {
   return section_at<T>(
       std::move(name), std::move(table), [field](auto& whole) -> auto& { return whole.*field; });
 }
 
-/// Keys of T itself.
+/// A section whose keys set members of T itself.
 template <class T>
 Key<T> section(std::string name, Table<T> table) {
   return section_at<T>(
@@ -402,8 +406,8 @@ Key<T> section(std::string name, std::optional<U> T::*field, Table<U> table) {
     read_section(*shared, read, value);
     target.*field = std::move(read);
   });
-  key.write = [shared, field](const T& source, Extent extent) {
-    return source.*field ? written(*shared, *(source.*field), extent) : Node();
+  key.write = [shared, field](const T& source, Selection selection) {
+    return source.*field ? written(*shared, *(source.*field), selection) : Node();
   };
   key.below = infos(*shared);
   return key;
@@ -420,14 +424,14 @@ Key<T> list(std::string name, std::vector<U> T::*field, std::string example, Tab
     for (std::size_t i = 0; i < value.node.items.size(); ++i)
       value.context.attempt([&] {
         U entry;
-        read_section(*shared, entry, {value.node.items[i], cat(value.path, "[", i, "]"), value.context});
+        read_section(*shared, entry, value.item(i));
         (target.*field).push_back(std::move(entry));
       });
     if (value.context.problems.size() > problems) throw Reported{};
   });
-  key.write = [shared, field](const T& source, Extent extent) {
+  key.write = [shared, field](const T& source, Selection selection) {
     Node out = list_of(std::vector<bool>());
-    for (const U& entry : source.*field) out.items.push_back(written(*shared, entry, extent));
+    for (const U& entry : source.*field) out.items.push_back(written(*shared, entry, selection));
     return out;
   };
   key.below = infos(*shared), key.is_list = true, key.values = "list of objects";
@@ -442,8 +446,8 @@ Key<T> lifted(const Key<U>& key, Access access) {
   out.reads_null = key.reads_null, out.writes_null = key.writes_null, out.auto_rule = key.auto_rule;
   out.read = [access, read = key.read](T& target, const Value& value) { read(access(target), value); };
   if (key.write)
-    out.write = [access, write = key.write](const T& source, Extent extent) {
-      return write(access(source), extent);
+    out.write = [access, write = key.write](const T& source, Selection selection) {
+      return write(access(source), selection);
     };
   if (key.matters)
     out.matters = [access, holds = key.matters](const T& source) { return holds(access(source)); };

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "config/sections/tables.h"
-#include "config/sections/trainer_keys.h"
 
 // This file does what transformers' Trainer does to a DeepSpeed file: HfTrainerDeepSpeedConfig fills every
 // "auto" from its arguments, and the Trainer makes an optimizer and a schedule where the file has none. Here
@@ -16,24 +15,24 @@ bool is_absent(const Node* node) {
   return !node || node->is(Node::Kind::null);
 }
 
-bool is_override(const Place& place) {
+bool is_override(const SourcePlace& place) {
   return place.line == 0;
 }
 
 /// Whole numbers are integers.
-Node at_place(double value, const Place& place) {
+Node at_place(double value, const SourcePlace& place) {
   const bool whole = value == std::floor(value) && std::abs(value) < 0x1p53;
   Node node = whole ? node_of(static_cast<std::int64_t>(value)) : node_of(value);
   node.place = place;
   return node;
 }
 
-Node at_place(Node node, const Place& place) {
+Node at_place(Node node, const SourcePlace& place) {
   node.place = place;
   return node;
 }
 
-/// As it is read where numbers and booleans are: without quotes.
+/// The value without its quotes, as numbers and booleans are read.
 Node plain(const Node& node) {
   Node out = node;
   if (Node inner;
@@ -53,7 +52,7 @@ std::string shown(const Node& node) {
   return out + "]";
 }
 
-/// A value of the Trainer's, by its arguments or their defaults.
+/// A value of the Trainer's: what an argument says, or its default.
 struct Argument {
   std::string name;  ///< key of section training; empty: none, a constant of the Trainer's
   Node value;
@@ -77,7 +76,7 @@ class Filler {
   void make_scheduler();
 
   template <class T>
-  Argument argument(const char* name, const std::optional<T>& given, T otherwise) const;
+  Argument argument(const char* name, std::optional<T> TrainerArguments::*field) const;
   Argument warmup() const;
   std::int64_t steps() const;
   bool is_auto(const std::string& path) const;
@@ -85,13 +84,13 @@ class Filler {
   void fill_only(const std::string& path, const Argument& argument);
   void replace(Node& node, const std::string& path, const Argument& argument);
   void leave_out(const std::string& path, const std::string& why);
-  const Place& place_of(const char* name) const;
+  const SourcePlace& place_of(const char* name) const;
   void note(const char* key, const std::string& why) { context_.note(join("training", key), why); }
 
   Node& file_;
   Context& context_;
   TrainerArguments arguments_;
-  Node own_;           ///< what section training held of these keys
+  Node own_;           ///< the Trainer's keys, taken out of section training
   bool used_ = false;  ///< an argument was given, or an "auto" filled
   /// The Trainer's optimizer and schedule are meant where the file has none: an "auto" was filled, or an
   /// argument given that they are made of.
@@ -122,19 +121,21 @@ void Filler::read_arguments() {
     trains_ = trains_ || given.contains(name);
 }
 
-const Place& Filler::place_of(const char* name) const {
+const SourcePlace& Filler::place_of(const char* name) const {
   const Node* node = own_.find(name);
   return node ? node->place : own_.place;
 }
 
 template <class T>
-Argument Filler::argument(const char* name, const std::optional<T>& given, T otherwise) const {
-  return {name, at_place(static_cast<double>(given.value_or(otherwise)), place_of(name)), given.has_value()};
+Argument Filler::argument(const char* name, std::optional<T> TrainerArguments::*field) const {
+  const std::optional<T>& given = arguments_.*field;
+  const auto value = static_cast<double>(given.value_or(*(trainer_defaults().*field)));
+  return {name, at_place(value, place_of(name)), given.has_value()};
 }
 
-/// 0 where the files do not say.
+/// training.steps; 0 where the files do not say.
 std::int64_t Filler::steps() const {
-  constexpr double most = 1e18;  // of what is no number of steps the key itself says so
+  constexpr double most = 1e18;  // a value that is no number of steps is refused where the key is read
   const Node* node = find_path(file_, "training.steps");
   const double number = node ? plain(*node).number : 0;
   return number >= 1 ? static_cast<std::int64_t>(std::min(number, most)) : 0;
@@ -161,7 +162,7 @@ bool Filler::is_auto(const std::string& path) const {
 }
 
 void Filler::replace(Node& node, const std::string& path, const Argument& argument) {
-  const Place place = node.place;
+  const SourcePlace place = node.place;
   node = argument.value;
   node.place = place;
   used_ = trains_ = true;
@@ -186,7 +187,7 @@ void Filler::match(const std::string& path, const Argument& argument) {
   if (is_absent(node)) {
     if (argument.given) put_path(file_, path, argument.value);
   } else if (argument.given && plain(*node) != argument.value) {
-    const Place& place = argument.value.place;
+    const SourcePlace& place = argument.value.place;
     if (is_override(node->place) && !is_override(place)) {
       note(argument.name.c_str(), cat("no effect: --set ", path, " goes before it"));
       return;
@@ -200,7 +201,7 @@ void Filler::match(const std::string& path, const Argument& argument) {
   }
 }
 
-/// An "auto" that follows from other keys.
+/// Removes an "auto" that follows from other keys.
 void Filler::leave_out(const std::string& path, const std::string& why) {
   if (!is_auto(path)) return;
   std::erase_if(file_.members, [&](const auto& member) { return member.first == path; });
@@ -211,9 +212,9 @@ void Filler::leave_out(const std::string& path, const std::string& why) {
 void Filler::fill_batch() {
   const std::string all = "train_batch_size", micro = "train_micro_batch_size_per_gpu",
                     accumulate = "gradient_accumulation_steps";
-  const Argument size = argument("per_device_train_batch_size", arguments_.micro_batch_size, std::int64_t{8});
+  const Argument size = argument("per_device_train_batch_size", &TrainerArguments::micro_batch_size);
   const Argument steps_per_update =
-      argument("gradient_accumulation_steps", arguments_.gradient_accumulation_steps, std::int64_t{1});
+      argument("gradient_accumulation_steps", &TrainerArguments::gradient_accumulation_steps);
   const bool left_open = is_auto(all) || is_auto(micro) || is_auto(accumulate);
   leave_out(all, "the size per device x accumulation x data-parallel ranks");
   // The whole batch, given as a number, decides about what no argument says.
@@ -232,7 +233,7 @@ void Filler::fill_batch() {
 }
 
 void Filler::fill_precision() {
-  const std::string asked = arguments_.precision.value_or("fp32");
+  const std::string asked = arguments_.precision.value_or(*trainer_defaults().precision);
   const bool given = arguments_.precision.has_value();
   const auto section = [&](const char* name, const char* other) {
     return std::string(is_absent(file_.find(name)) && !is_absent(file_.find(other)) ? other : name);
@@ -256,12 +257,12 @@ void Filler::fill_optimizer() {
     else
       match(path, argument);
   };
-  const Argument beta1 = argument("adam_beta1", arguments_.adam_beta1, 0.9);
-  const Argument beta2 = argument("adam_beta2", arguments_.adam_beta2, 0.999);
+  const Argument beta1 = argument("adam_beta1", &TrainerArguments::adam_beta1);
+  const Argument beta2 = argument("adam_beta2", &TrainerArguments::adam_beta2);
   const char* both = beta1.given == beta2.given ? "adam_beta1 and adam_beta2"
                      : beta1.given              ? "adam_beta1"
                                                 : "adam_beta2";
-  const Argument rate = argument("learning_rate", arguments_.learning_rate, 5e-5);
+  const Argument rate = argument("learning_rate", &TrainerArguments::learning_rate);
   if (makes) {
     put_path(file_, "optimizer.type", at_place(node_of("AdamW"), own_.place));
     context_.note("optimizer", cat("not given; AdamW with lr ", shown(rate.value),
@@ -272,8 +273,8 @@ void Filler::fill_optimizer() {
                  at_place(list_of(std::array{beta1.value.number, beta2.value.number}),
                           (beta1.given ? beta1 : beta2).value.place),
                  beta1.given || beta2.given});
-  fill("eps", argument("adam_epsilon", arguments_.adam_epsilon, 1e-8));
-  fill("weight_decay", argument("weight_decay", arguments_.weight_decay, 0.0));
+  fill("eps", argument("adam_epsilon", &TrainerArguments::adam_epsilon));
+  fill("weight_decay", argument("weight_decay", &TrainerArguments::weight_decay));
 }
 
 void Filler::fill_total() {
@@ -293,7 +294,7 @@ void Filler::fill_scheduler() {
   const Node* type = find_path(file_, "scheduler.type");
   if (arguments_.schedule) note("lr_scheduler_type", "no effect: the file has a section scheduler");
   const bool decays = type->is_text("WarmupDecayLR"), warms_up = decays || type->is_text("WarmupLR");
-  const auto rate = argument("learning_rate", arguments_.learning_rate, 5e-5);
+  const auto rate = argument("learning_rate", &TrainerArguments::learning_rate);
   fill_only("scheduler.params.warmup_min_lr", {"", at_place(0.0, own_.place), false});
   if (warms_up)
     match("scheduler.params.warmup_max_lr", rate);
@@ -311,7 +312,7 @@ void Filler::fill_scheduler() {
 
 /// Where the file has no scheduler, the Trainer makes one for any optimizer.
 void Filler::make_scheduler() {
-  const std::string shape = arguments_.schedule.value_or("linear");
+  const std::string shape = arguments_.schedule.value_or(*trainer_defaults().schedule);
   const Argument steps_up = warmup();
   if (shape == "constant") {
     if (steps_up.given) note(steps_up.name.c_str(), "no effect: training.lr_scheduler_type is \"constant\"");
@@ -321,7 +322,7 @@ void Filler::make_scheduler() {
   if (ends && steps() == 0)
     return context_.note("scheduler",
                          "not given; Trainer's needs training.steps, so that the rate stays as it is");
-  const Place& place = place_of("lr_scheduler_type");
+  const SourcePlace& place = place_of("lr_scheduler_type");
   put_path(file_, "scheduler.type", at_place(node_of(shape), place));
   put_path(file_, "scheduler.params.warmup_num_steps", steps_up.value);
   if (ends)
@@ -342,7 +343,7 @@ void Filler::fill_sizes() {
     const std::string path = cat("zero_optimization.", key);
     if (!is_auto(path)) return;
     Node& node = *find_path(file_, path);
-    const Place place = node.place;
+    const SourcePlace place = node.place;
     node = at_place(std::floor(size), place);
     used_ = trains_ = true;
     context_.note(path, cat("\"auto\" takes ", node.integer, ", by model.hidden_size"));
@@ -359,7 +360,7 @@ void Filler::fill() {
   read_arguments();
   fill_sizes();
   fill_precision();
-  match("gradient_clipping", argument("max_grad_norm", arguments_.max_grad_norm, 1.0));
+  match("gradient_clipping", argument("max_grad_norm", &TrainerArguments::max_grad_norm));
   const bool has_scheduler = !is_absent(file_.find("scheduler"));
   if (!is_absent(file_.find("optimizer"))) fill_optimizer();
   if (!is_absent(find_path(file_, "scheduler.type"))) fill_scheduler();

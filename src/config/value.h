@@ -22,9 +22,9 @@ inline constexpr double infinity = std::numeric_limits<double>::infinity();
 struct Context {
   std::vector<std::string> notes;
   Problems problems;
-  std::string advice = {};      ///< on unknown keys; empty: what is like them
-  std::set<std::string> given;  ///< keys that have a value, though another key may have said it
-  std::map<std::string, std::string> given_as;  ///< of these, by the other key alone: that key
+  std::string advice = {};      ///< told of unknown keys; empty: known keys that are like them
+  std::set<std::string> given;  ///< keys that have a value, perhaps by another key
+  std::map<std::string, std::string> given_as;  ///< keys whose value another key alone gave, and that key
   void note(const std::string& path, const std::string& reason) { notes.push_back(path + ": " + reason); }
   /// Calls `read`; an Error{config} of it becomes a problem, so that the keys after it are read too.
   void attempt(const std::function<void()>& read);
@@ -41,6 +41,11 @@ struct Reported {};
 /// Words that people write, case ignored, and the choice that they mean, where no spelling leads there.
 using Synonyms = std::map<std::string, std::string>;
 
+/// The dotted path of a key in a section.
+inline std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
 /// A value with its dotted path; converts with checks. Every conversion throws Error{config} with place and
 /// path.
 struct Value {
@@ -53,6 +58,14 @@ struct Value {
     fail(ErrorKind::config, node.place.str(), ": ", path, ": ", args...);
   }
   void note(const std::string& reason) const { context.note(path, reason); }
+  /// An entry of a list.
+  Value item(std::size_t i) const { return {node.items[i], cat(path, "[", i, "]"), context}; }
+  /// The value of a key of a section; where it is not there, the section itself by the key's path, for
+  /// errors.
+  Value at(const std::string& name) const {
+    const Node* found = node.find(name);
+    return {found ? *found : node, join(path, name), context};
+  }
   void expect(Node::Kind kind) const;
   /// Booleans and numbers may stand in quotes, as DeepSpeed's own parser takes them in most sections; a note
   /// says so.

@@ -46,7 +46,7 @@ struct Aio {
   } backend = Backend::automatic;
   std::int64_t block_size = 1 << 20;  ///< bytes of one request; a multiple of 4096, at most 1 GiB
   std::int64_t queue_depth = 8;       ///< requests under way, 1–4096
-  std::int64_t thread_count = 1;  ///< `thread_count` or `intra_op_parallelism`: of the backend threads, 1–256
+  std::int64_t thread_count = 1;  ///< `thread_count` or `intra_op_parallelism`, with backend threads, 1–256
   bool single_submit = false;     ///< hand requests to the kernel one by one; io_uring
   bool overlap_events = true;     ///< false: start requests only when none is under way
   bool checksums = false;         ///< CRC-32C of every page, verified by every read; Sherd's own key

@@ -100,7 +100,7 @@ namespace {
 /// Stages of a pipeline between the first and the last need documents' bounds, and labels for what their
 /// routers' losses weigh.
 bool every_stage_reads(const config::Config& config) {
-  return (config.data && config.data->packing == config::Packing::documents) ||
+  return (config.data && config.data->packing == config::SamplePacking::documents) ||
          (config.model && config.model->moe.experts > 0);
 }
 }  // namespace

@@ -117,7 +117,7 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     if (range.size() == 0 && part > 0) continue;
     packing.prompt = prompt_of(config, data, section.sources[i]);
     try {
-      if (section.packing == config::Packing::documents) {
+      if (section.packing == config::SamplePacking::documents) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",

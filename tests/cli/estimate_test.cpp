@@ -1,4 +1,5 @@
-// What `sherd estimate` says, what `sherd train` refuses, and that the change they name makes the run fit.
+// Tests what `sherd estimate` says, what `sherd train` refuses, and that the change they name makes the run
+// fit.
 #include <algorithm>
 #include <array>
 
@@ -13,7 +14,7 @@ namespace {
 constexpr std::int64_t vocabulary = 1000;
 constexpr std::uint64_t plenty = std::uint64_t{1} << 50;
 
-Machine machine_with(std::uint64_t memory, std::uint64_t space = plenty) {
+MachineCapacity machine_with(std::uint64_t memory, std::uint64_t space = plenty) {
   return {memory, [space](const std::string&) { return space; }};
 }
 
@@ -34,7 +35,7 @@ std::uint64_t device_peak(const Reparse& reparse, const World& world) {
   return estimate_rank(reparse({}), vocabulary, world, 0).peaks.tiers[0].total_peak;
 }
 
-bool fits(const Reparse& reparse, const Remedy& remedy, const World& world, const Machine& machine) {
+bool fits(const Reparse& reparse, const Remedy& remedy, const World& world, const MachineCapacity& machine) {
   const config::Config config = reparse(remedy.overrides());
   return shortfalls(config, {estimate_rank(config, vocabulary, world, 0)}, world, machine).empty();
 }
@@ -212,7 +213,7 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
   ASSERT_GT(on_device, 0u);
   ASSERT_GT(estimate.peaks.tiers[1].total_peak, 0u);
   const std::uint64_t both = 4 * resident_bytes(estimate);
-  Machine machine = machine_with(both - 1);
+  MachineCapacity machine = machine_with(both - 1);
   EXPECT_EQ(shortfalls(plain({}), {estimate}, world, machine).size(), 1u)
       << "on CPUs both tiers share the memory";
   machine.memory = both, machine.on_gpus = true, machine.gpus = 4;
@@ -241,7 +242,7 @@ TEST(Shortfalls, GpusHoldTheDeviceTierAndTheMachineTheHost) {
 
 TEST(Shortfalls, CountWhatNcclTakesForThePairsOfStages) {
   config::Parallel parallel;
-  Machine machine;
+  MachineCapacity machine;
   const World world{4, 4};
   const int channels = comm::nccl_channels();
   EXPECT_EQ(untracked_for_nccl(parallel, world, machine), 0u) << "on CPUs";
@@ -258,7 +259,7 @@ TEST(Shortfalls, CountWhatNcclTakesForThePairsOfStages) {
 }
 
 TEST(Remedy, LooksForSpaceOutsideOfMemory) {
-  // What the host has, the device has not: a machine that is too small needs files, or less to hold.
+  // The host has what the device has not: a machine that is too small needs files, or less to hold.
   const auto plain =
       configuration(3, {"model.hidden_size=1024", "model.num_layers=12", "training.recompute=full",
                         "train_micro_batch_size_per_gpu=1", "zero_optimization.offload_param.device=cpu",
@@ -266,7 +267,7 @@ TEST(Remedy, LooksForSpaceOutsideOfMemory) {
   const World world{1, 1};
   const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
   const std::uint64_t held = estimate.peaks.tiers[0].total_peak + estimate.peaks.tiers[1].total_peak;
-  const Machine small = machine_with(held * 3 / 4);
+  const MachineCapacity small = machine_with(held * 3 / 4);
   const Remedy remedy = cheapest_remedy(plain, vocabulary, world, small);
   EXPECT_THAT(remedy.line(), HasSubstr("zero_optimization.offload_optimizer.device=nvme"));
   EXPECT_THAT(remedy.line(), HasSubstr("nvme_path="));
@@ -290,7 +291,7 @@ TEST(Remedy, TakesTheHostsLimitForWhatItIs) {
       const auto estimate = estimate_rank(plain({}), vocabulary, world, 0);
       const std::uint64_t on_device = estimate.peaks.tiers[0].total_peak,
                           in_host = estimate.peaks.tiers[1].total_peak;
-      // What the host lacks, the device has.
+      // The device has what the host lacks.
       std::vector<std::string> keys = on_host;
       keys.push_back(cat("device.host_memory_limit=", in_host / 2));
       const Remedy back =
@@ -311,7 +312,7 @@ TEST(Remedy, MovesNothingBackToGpusThatAreElsewhere) {
   const std::vector<std::string> on_host = with_states_on_host("device.type=cuda");
   const std::uint64_t in_host =
       estimate_rank(configuration(2, on_host)({}), vocabulary, world, 0).peaks.tiers[1].total_peak;
-  Machine machine = machine_with(plenty);
+  MachineCapacity machine = machine_with(plenty);
   machine.on_gpus = true;
   std::vector<std::string> keys = on_host;
   keys.push_back(cat("device.host_memory_limit=", in_host / 2));
@@ -327,7 +328,7 @@ TEST(Remedy, LeavesADriveThatIsFull) {
   const auto on_nvme = configuration(3, {"zero_optimization.offload_optimizer.device=nvme",
                                          "zero_optimization.offload_optimizer.nvme_path=/somewhere/fast"});
   const World world{1, 1};
-  const Machine machine = machine_with(plenty, 1000);
+  const MachineCapacity machine = machine_with(plenty, 1000);
   const Remedy remedy = cheapest_remedy(on_nvme, vocabulary, world, machine);
   EXPECT_EQ(remedy.line(), "--set zero_optimization.offload_optimizer.device=cpu");
   EXPECT_TRUE(fits(on_nvme, remedy, world, machine));
@@ -349,8 +350,8 @@ class EstimateProgram : public Train {
     }
     return std::stoull(json.substr(json.find(':', at) + 1));
   }
-  /// What the refusal or the report proposes: the words behind "that fits: ", up to the line's or the
-  /// remark's end.
+  /// The change that the refusal or the report proposes: the words behind "that fits: ", up to the line's or
+  /// the remark's end.
   static std::vector<std::string> proposal(const std::string& text) {
     const std::string mark = "hange that fits: ";
     const auto begin = text.find(mark);

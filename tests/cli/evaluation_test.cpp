@@ -21,8 +21,8 @@ double value_of(const TaskMetrics& task, const std::string& name) {
   return 0;
 }
 
-Example choice(std::vector<std::string> choices, std::size_t answer) {
-  Example out;
+TaskExample choice(std::vector<std::string> choices, std::size_t answer) {
+  TaskExample out;
   out.continuations = std::move(choices), out.answer = answer;
   return out;
 }
@@ -30,7 +30,7 @@ Example choice(std::vector<std::string> choices, std::size_t answer) {
 TEST(Metrics, OfChoicesTakeTheLikeliestAlsoPerCharacter) {
   TaskMetrics task;
   // 2 characters against 10, one of which has two bytes: -3 / 2 < -8 / 10.
-  const Example example = choice({" ab", " abcdefghi\xC3\xA9"}, 1);
+  const TaskExample example = choice({" ab", " abcdefghi\xC3\xA9"}, 1);
   const Verdict verdict = judge(example, {{-3, 1, true}, {-8, 4, false}});
   EXPECT_EQ(verdict.choice, 0u);
   EXPECT_EQ(verdict.choice_by_length, 1u);
@@ -44,7 +44,7 @@ TEST(Metrics, OfChoicesTakeTheLikeliestAlsoPerCharacter) {
 }
 
 TEST(Metrics, OfCompletionsAndTexts) {
-  Example completion;
+  TaskExample completion;
   completion.continuations = {" word"};
   TaskMetrics task;
   task.add(completion, judge(completion, {{-2, 2, true}}));
@@ -54,7 +54,7 @@ TEST(Metrics, OfCompletionsAndTexts) {
   EXPECT_DOUBLE_EQ(value_of(task, "token_perplexity"), std::exp(2));
   EXPECT_DOUBLE_EQ(value_of(task, "loss"), 2);
 
-  Example text;
+  TaskExample text;
   text.is_text = true, text.continuations = {"one  two\nthr\xC3\xA9\xC3\xA9 "};
   TaskMetrics texts;
   texts.add(text, judge(text, {{-32, 8, false}}));
@@ -98,8 +98,8 @@ std::shared_ptr<const data::Tokenizer> pairs(const std::string& begin) {
 }
 using Ids = std::vector<std::int32_t>;
 
-/// What TemplateLM._encode_pair(), .loglikelihood() and HFLM.loglikelihood_rolling() of lm-evaluation-harness
-/// 0.4.13 give for these tokens.
+/// The windows that TemplateLM._encode_pair(), .loglikelihood() and HFLM.loglikelihood_rolling() of
+/// lm-evaluation-harness 0.4.13 give for these tokens.
 TEST(EvaluationWindows, HaveTheTokensOfTheHarness) {
   const auto plain = pairs(""), begins = pairs("<s>");
   const auto expect = [](const data::Tokenizer& tokenizer, const std::string& context,
@@ -130,7 +130,7 @@ TEST(EvaluationWindows, HaveTheTokensOfTheHarness) {
 
 /// re.split(r"\s+", text) of Python.
 TEST(Metrics, CountWordsAsPythonDoes) {
-  Example text;
+  TaskExample text;
   text.is_text = true, text.continuations = {
                            "a\u3000b\u00a0\u2028c\x1f"
                            "d\u200b"

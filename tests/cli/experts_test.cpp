@@ -1,4 +1,4 @@
-// What `sherd train` tells of experts.
+// The lines of `sherd train` about experts.
 #include "cli/train_fixture.h"
 
 namespace sherd::cli {

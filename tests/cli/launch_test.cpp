@@ -26,7 +26,7 @@ class Launched : public Train {
     return cat(SHERD_SOURCE_DIR "/tests/support/launch.sh ", ranks, " sh -c 'echo $$ >",
                folder_.path().string(), R"(/pid$RANK; exec "$@"' sh )", joined(arguments));
   }
-  /// What the checkpoint's files hold behind their headers, which name the act of saving.
+  /// Contents of the checkpoint's files behind their headers, which name the act of saving.
   std::vector<std::string> weights(int ranks, const std::string& tag) const {
     std::vector<std::string> out;
     for (int r = 0; r < ranks; ++r) {
@@ -125,7 +125,7 @@ TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
   EXPECT_THAT(got.err, HasSubstr("rank 1 failed"));
 }
 
-/// What a rank sees before it meets the others is told to them, too, who would wait for it until the
+/// An error that a rank sees before it meets the others is told to them, too, who would wait for it until the
 /// deadline.
 TEST_F(Launched, ARankThatFailsEarlyEndsAllWithItsReason) {
   const struct {

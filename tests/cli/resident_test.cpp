@@ -1,4 +1,4 @@
-// What `sherd estimate` says against the memory in which the processes of `sherd train` reside.
+// Compares what `sherd estimate` says with the memory in which the processes of `sherd train` reside.
 #include <nlohmann/json.hpp>
 
 #include "cli/train_fixture.h"

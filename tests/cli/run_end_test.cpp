@@ -103,7 +103,7 @@ TEST_F(RunEnds, AReaderThatGoesEndsNoTraining) {
   EXPECT_EQ(read_text(folder_ / "run" / "latest"), "global_step6\n");
 }
 
-/// What is opened next would get the number of a standard stream, and with it what is printed.
+/// The next file to be opened would get the number of a standard stream, and with it what is printed.
 TEST_F(RunEnds, ClosedStreamsHarmNoFile) {
   const Outcome got = inside(R"("$@" >&- 2>&-)", train({"--metrics", path("m.jsonl")}));
   EXPECT_EQ(got.code, 0);

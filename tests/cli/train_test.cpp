@@ -217,8 +217,8 @@ TEST_F(Train, EveryProblemOfAConfigurationIsALine) {
 
 struct Mistake {
   std::string what;
-  std::function<std::vector<std::string>(const TempFolder&)>
-      arguments;  ///< beyond --config; may damage files first
+  /// Gives those beyond --config; may damage files first.
+  std::function<std::vector<std::string>(const TempFolder&)> arguments;
   std::string says;
 };
 
@@ -296,7 +296,7 @@ INSTANTIATE_TEST_SUITE_P(All, TrainErrors, ::testing::Range(0, static_cast<int>(
                            return name;
                          });
 
-/// What launchers leave in the environment that do not join the processes they start.
+/// Variables in the environment from launchers that do not join the processes they start.
 TEST_F(Train, ProcessesThatNothingJoinsDoNotTrainByThemselves) {
   const auto under = [&](const std::string& variables, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"--steps", "1"});

@@ -158,7 +158,7 @@ TEST_F(UnmergedRuns, TasksHaveTheirOwn) {
   expect(tune("x", {from("hf"), one, before, source}), 1, "the one to begin with is");
 }
 
-/// What is foreseen counts prompts.
+/// The estimate counts prompts.
 TEST_F(UnmergedRuns, EstimatesCountThem) {
   const auto bytes = [&](const std::string& adapter) {
     const Outcome got = sherd({"estimate", "--config", config(), "--set", adapter, "--ranks", "1", "--json"});

@@ -60,7 +60,7 @@ TEST_F(Weights, ARunBeginsFromACheckpointOrFromHuggingFacesFiles) {
   const Outcome imported = sherd({"import", in("hf"), "--output", in("imported")});
   ASSERT_EQ(imported.code, 0) << imported.err;
   EXPECT_EQ(losses({from("imported")}), here);
-  // What it computes in is what config.json says or, where it does not, what the files are in.
+  // It computes in the type that config.json says or, where it does not, that of the files.
   const nlohmann::json published = nlohmann::json::parse(read_text(folder_ / "hf" / "config.json"));
   int number = 0;
   const auto imported_in = [&](const nlohmann::json& said) {
@@ -183,7 +183,7 @@ TEST_F(Weights, NothingThatWasSavedIsLost) {
   EXPECT_EQ(exported.code, 1);
   EXPECT_THAT(exported.err, HasSubstr("no export made it"));
   EXPECT_EQ(read_text(folder_ / "other.partial" / "mine"), "x");
-  // What an export left that was killed goes.
+  // The rest of an export that was killed goes.
   write_text(folder_ / "other.partial" / ".sherd-export", "");
   EXPECT_EQ(sherd({"export", in("run"), "--output", in("other")}).code, 0);
   EXPECT_FALSE(fs::exists(folder_ / "other.partial"));

@@ -236,7 +236,7 @@ TEST(Parse, ModelTypeChoosesDefaults) {
   EXPECT_EQ(llama.num_kv_heads, 4);
   EXPECT_EQ(llama.activation, FfnActivation::swiglu);
   EXPECT_EQ(llama.norm, Norm::rmsnorm);
-  EXPECT_EQ(llama.position, Positions::rotary);
+  EXPECT_EQ(llama.position, PositionType::rotary);
   EXPECT_FALSE(llama.bias || llama.tie_embeddings);
   EXPECT_EQ(llama.padded_vocab(50257), 50304);
 }

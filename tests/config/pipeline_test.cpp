@@ -1,6 +1,5 @@
 #include <gmock/gmock.h>
 
-#include "config/given_keys.h"
 #include "config/support.h"
 #include "support/temp_folder.h"
 

@@ -11,7 +11,7 @@
 namespace sherd {
 namespace {
 
-/// What the example prints; its log, which tells of stages, is shown where it fails.
+/// Gives what the example prints; its log, which tells of stages, is shown where it fails.
 std::string told(const std::string& arguments) {
   const testing::TempFolder folder;
   const std::string out = (folder / "out").string(), log = (folder / "log").string();

@@ -32,21 +32,7 @@ class Peft : public ::testing::TestWithParam<std::string>, protected test::PeftR
 };
 
 TEST_P(Peft, GivesItsLogitsLossAndGradients) {
-  Gpt model(options);
-  const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
-  load(parameters, both);
-  expect_near(logits(model, ids("tokens")), expected("logits"), 1e-5);
-  autograd::Tape tape(*cpu.kernels);
-  const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
-  tape.backward(loss);
-  EXPECT_NEAR(cpu.values(loss.value())[0], expected("loss")[0], 1e-5);
-  for (const auto& p : parameters.all()) {
-    SCOPED_TRACE(p->name);
-    EXPECT_EQ(p->trainable, is_adapter(p->name));
-    if (!p->trainable) continue;
-    const std::vector<float> want = published(p->name, true);
-    expect_near(cpu.values(p->grad), {want.begin(), want.end()}, 1e-5);
-  }
+  expect_same_training();
 }
 
 /// One model without an adapter that gives the same.
@@ -78,15 +64,8 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
   TempFolder out;
   export_to_hugging_face(out.path(), layout, adapter_parameters(model.parameters()), adapter, *cpu.device,
                          {.dtype = DType::f32, .stem = "adapter_model"});
-  const tensor::SafetensorsFolder there(folder, "adapter_model"), back(out.path(), "adapter_model");
-  ASSERT_EQ(back.names(), there.names());
-  for (const std::string& name : there.names()) {
-    const auto &a = *there.find(name), &b = *back.find(name);
-    EXPECT_EQ(a.shape, b.shape) << name;
-    std::vector<std::byte> one(a.bytes), other(b.bytes);
-    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
-    EXPECT_EQ(one, other) << name;
-  }
+  expect_same_tensors(tensor::SafetensorsFolder(folder, "adapter_model"),
+                      tensor::SafetensorsFolder(out.path(), "adapter_model"));
   const config::Adapter again =
       from_peft(adapter_config(config.training.adapter, options, family), "written");
   const config::Adapter read = resolved_adapter(again, options);

@@ -1,4 +1,4 @@
-// What lies beside experts, put together in double as Qwen2-MoE and DeepSpeed's MoE layer do.
+// The parts beside experts, put together in double as Qwen2-MoE and DeepSpeed's MoE layer do.
 #include <gtest/gtest.h>
 
 #include <cmath>

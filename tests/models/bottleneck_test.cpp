@@ -20,24 +20,7 @@ class Bottleneck : public ::testing::TestWithParam<std::string>, protected test:
 };
 
 TEST_P(Bottleneck, GivesItsLogitsLossAndGradients) {
-  Gpt model(options);
-  const test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
-  load(parameters, both);
-  expect_near(logits(model, ids("tokens")), expected("logits"), 1e-5);
-  autograd::Tape tape(*cpu.kernels);
-  const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
-  tape.backward(loss);
-  EXPECT_NEAR(cpu.values(loss.value())[0], expected("loss")[0], 1e-5);
-  std::size_t found = 0;
-  for (const auto& p : parameters.all()) {
-    SCOPED_TRACE(p->name);
-    EXPECT_EQ(p->trainable, is_adapter(p->name));
-    if (!p->trainable) continue;
-    ++found;
-    const std::vector<float> want = published(p->name, true);
-    expect_near(cpu.values(p->grad), {want.begin(), want.end()}, 1e-5);
-  }
-  EXPECT_EQ(found, GetParam().ends_with("houlsby") ? 16U : 8U);
+  EXPECT_EQ(expect_same_training(), GetParam().ends_with("houlsby") ? 16U : 8U);
 }
 
 /// Nothing was trained: every byte comes back, and the description means the same adapter.
@@ -47,15 +30,8 @@ TEST_P(Bottleneck, ExportGivesTheFilesBack) {
   TempFolder out;
   export_to_hugging_face(out.path(), layout, adapter_parameters(model.parameters()), adapter, *cpu.device,
                          {.dtype = DType::f32, .stem = adapter_stem(options.adapter.type)});
-  const tensor::SafetensorsFolder there(folder, "adapter"), back(out.path(), "adapter");
-  ASSERT_EQ(back.names(), there.names());
-  for (const std::string& name : there.names()) {
-    const auto &a = *there.find(name), &b = *back.find(name);
-    EXPECT_EQ(a.shape, b.shape) << name;
-    std::vector<std::byte> one(a.bytes), other(b.bytes);
-    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
-    EXPECT_EQ(one, other) << name;
-  }
+  expect_same_tensors(tensor::SafetensorsFolder(folder, "adapter"),
+                      tensor::SafetensorsFolder(out.path(), "adapter"));
   EXPECT_EQ(from_adapter_hub(adapter_config(config.training.adapter, options, family), "written"),
             config.training.adapter);
 }

@@ -159,7 +159,7 @@ TEST(Filling, BalanceLossesAreThoseOfAnAttentionMask) {
   EXPECT_GT(std::abs(hugging_face(cpu.values(x), w, mask, 2) - want), 1e-3) << "and of no other";
 }
 
-/// Of a whole model no number depends on what stands in those places.
+/// No number of a whole model depends on what stands in those places.
 TEST(Filling, WhatItIsDoesNotMatter) {
   test::Cpu cpu;
   models::GptConfig o = test::with_experts(test::tiny_llama());

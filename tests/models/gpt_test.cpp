@@ -136,7 +136,7 @@ TEST_F(GptTest, OptionsThatDoNotFitAreConfigErrors) {
   };
   refuses("multiple of num_heads", [](GptConfig& o) { o.num_heads = 7; });
   refuses("not a multiple of num_kv_heads 5", [](GptConfig& o) { o.num_kv_heads = 5; });
-  refuses("even head size", [](GptConfig& o) { o.position = config::Positions::rotary, o.head_dim = 3; });
+  refuses("even head size", [](GptConfig& o) { o.position = config::PositionType::rotary, o.head_dim = 3; });
   refuses("dropout", [](GptConfig& o) { o.attention_dropout = 1.0f; });
   refuses("num_layers 0", [](GptConfig& o) { o.num_layers = 0; });
   refuses("vocabulary", [](GptConfig& o) { o.vocab_size = 0; });

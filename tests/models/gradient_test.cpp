@@ -47,7 +47,7 @@ class WholeModel : public ::testing::TestWithParam<Style> {
   static GptConfig larger(GptConfig o) {
     o.vocab_size = 301, o.hidden_size = 96, o.seq_length = 70, o.head_dim = 24, o.num_heads = 4,
     o.ffn_hidden_size = 150;
-    if (o.position == config::Positions::learned) o.num_kv_heads = 4;
+    if (o.position == config::PositionType::learned) o.num_kv_heads = 4;
     o.init_std = 0.05;
     return o;
   }

@@ -178,7 +178,7 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   }
 }
 
-/// What reads parts of any slice finds the same as what reads all.
+/// Reading parts of any slice finds the same as reading all.
 TEST_P(Family, SlicesAndPartsAreReadAlike) {
   Gpt model(options_);
   model.assign_names();
@@ -215,15 +215,7 @@ TEST_P(Family, ExportGivesTheFilesBack) {
   TempFolder out;
   export_to_hugging_face(out.path(), layout_, model.parameters(), weights, *cpu_.device,
                          {DType::f32, GetParam() == "llama" ? std::uint64_t{9000} : std::uint64_t{1} << 30});
-  const tensor::SafetensorsFolder there(folder_), back(out.path());
-  ASSERT_EQ(back.names(), there.names());
-  for (const std::string& name : there.names()) {
-    const auto &a = *there.find(name), &b = *back.find(name);
-    EXPECT_EQ(a.shape, b.shape) << name;
-    std::vector<std::byte> one(a.bytes), other(b.bytes);
-    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
-    EXPECT_EQ(one, other) << name;
-  }
+  expect_same_tensors(tensor::SafetensorsFolder(folder_), tensor::SafetensorsFolder(out.path()));
   const std::string original = read_text(folder_ / "config.json");
   for (const std::string& base : {original, std::string()}) {
     const std::string text = to_hugging_face(*config_.model, 37, "float32", base);
@@ -293,7 +285,7 @@ TEST(HuggingFaceFolder, ATiedTableMayBeStoredAsTheHeadAlone) {
   const auto slice = tensor::Slice::whole({37, 16});
   one.read("tokens.weight", slice, 0, a), other.read("tokens.weight", slice, 0, b);
   EXPECT_EQ(cpu.values(a), cpu.values(b));
-  // Of a head of its own, nothing is taken for the table.
+  // A head of its own is not taken for the table.
   Copy untied("qwen3");
   untied.rewrite([&](Copy::Dict& all) { all.erase(table); });
   expect_error(ErrorKind::data, "missing are model.embed_tokens.weight", [&] { untied.open(); });

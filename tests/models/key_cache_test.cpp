@@ -88,7 +88,7 @@ class KeyCacheTest : public ::testing::Test {
   test::Cpu cpu_;
 };
 
-/// Of the largest logit.
+/// Relative to the largest logit.
 double error(const Values& got, const Values& whole, std::int64_t texts, std::int64_t seq,
              const std::vector<std::int64_t>& ends) {
   const std::size_t ids = got.size() / (ends.size() * static_cast<std::size_t>(texts));
@@ -173,7 +173,7 @@ TEST_F(KeyCacheTest, TextsOfOtherLengthsGoOnSideBySide) {
   }
 }
 
-/// What one becomes must not depend on the others, of which capacities speak.
+/// A text must not depend on the others, of which capacities speak.
 TEST_F(KeyCacheTest, ExpertsDropNoTokens) {
   GptConfig dropless = test::with_experts(test::tiny_llama()), tight = dropless;
   tight.moe.capacity_factor = 0.5;

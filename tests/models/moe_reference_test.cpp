@@ -69,7 +69,7 @@ class File {
     if (stored.dtype == DType::i32) return widened(stored.values<std::int32_t>());
     return widened(stored.values<float>());
   }
-  /// Those of several tensors, one behind the other.
+  /// Values of several tensors, one behind the other.
   Values values(const std::string& prefix, const std::vector<std::string>& names) const {
     Values out;
     for (const std::string& name : names) {
@@ -118,7 +118,7 @@ Values gradient(test::Cpu& cpu, const autograd::Parameter& p) {
 /// How many share a model, and its data.
 struct Ranks {
   int tensor = 1, context = 1, data = 1;
-  int expert = 1;  ///< of context x data
+  int expert = 1;  ///< ranks of context x data that share experts
 
   int all() const { return tensor * context * data; }
   std::string str() const {
@@ -171,7 +171,7 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
       expect_alike(values, want[name], tolerance, whole);
     }
   }
-  /// Those of which the gradients are in the file, of each layer. Of a single layer the balance loss of
+  /// Parameters whose gradients are in the file, of each layer. Of a single layer the balance loss of
   /// transformers is k times Switch's.
   parallel::RouterLosses router_losses() const {
     if (mixtral_) return {.balance = 0.02, .z = 0.001};
@@ -203,7 +203,7 @@ class MoeReference : public ::testing::TestWithParam<std::string> {
       out.insert(out.end(), all.begin() + row * padded, all.begin() + row * padded + options_.vocab_size);
     return out;
   }
-  /// What one of several data ranks has of the sequences.
+  /// The sequences of one of several data ranks.
   tensor::Batch batch(test::Cpu& cpu, int rank, int ranks) const {
     tensor::Batch out;
     for (const char* name : {"tokens", "labels"}) {

@@ -64,7 +64,7 @@ class MoeTest : public ::testing::Test {
     }
     return product(wide, weight(all, at + "down.weight"), bias("down"));
   }
-  /// What each expert's result of each token counts: [tokens][experts].
+  /// Weight of each expert's result for each token: [tokens][experts].
   Matrix combination(const test::PlainParameters& all, const MoeOptions& o, const Matrix& x) {
     Matrix out;
     for (const std::vector<double>& z : product(x, weight(all, "router.weight"), {})) {

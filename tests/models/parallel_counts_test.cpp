@@ -1,5 +1,5 @@
-// What a transformer layer of GPT-2's style exchanges and holds, counted against formulas. Two models are
-// measured that differ by one layer: embedding, head and loss drop out.
+// Counts what a transformer layer of GPT-2's style exchanges and holds, and compares it with formulas. Two
+// models are measured that differ by one layer: embedding, head and loss drop out.
 //
 // Symbols are the papers': sequence s, micro-batch b, hidden size h, heads a; t tensor and c context ranks.
 // Of a sequence a rank has s/c tokens, n = s·b/c in all.
@@ -27,7 +27,7 @@ struct Counts {
   };
   Pass forward, backward;
   Bytes held = 0;  ///< between forward and backward
-  Bytes peak = 0;  ///< of the whole step
+  Bytes peak = 0;  ///< largest of the whole step
 };
 
 GptConfig options(std::int64_t layers) {
@@ -56,7 +56,7 @@ class Measurement {
   Measurement(const Cut& cut, DType dtype, Recompute recompute)
       : cut_(cut), dtype_(dtype), recompute_(recompute) {}
 
-  /// Of each rank, what one layer more adds.
+  /// One more layer adds this on each rank.
   std::vector<Counts> layer() const {
     std::vector<Counts> less = step(2), more = step(3);
     for (std::size_t r = 0; r < more.size(); ++r) {
@@ -111,7 +111,7 @@ class Measurement {
   Recompute recompute_;
 };
 
-/// What the papers say.
+/// The papers' formula.
 class Formulas {
  public:
   Formulas(const Cut& cut, DType dtype, Recompute recompute)
@@ -132,7 +132,7 @@ class Formulas {
   }
 
  private:
-  /// What a rank sends of a collective over t ranks on n·h elements.
+  /// Elements that a rank sends in a collective over t ranks on n·h elements.
   Bytes part() const { return n_ * h / t_ * (t_ - 1) * width_; }
   /// Keys, or values, or queries, of a rank's tokens and heads: elements.
   Bytes block() const { return n_ * h / t_; }

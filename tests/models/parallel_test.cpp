@@ -49,7 +49,7 @@ GptConfig with_beside(GptConfig o) {
   return o;
 }
 
-/// What a micro-batch gives: logits of the whole sequence, loss, and the logical gradients.
+/// Results of a micro-batch: logits of the whole sequence, loss, and the logical gradients.
 struct Outcome {
   Values logits;
   double loss = 0;

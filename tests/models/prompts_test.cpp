@@ -45,7 +45,7 @@ TEST_P(Prompt, GivesItsLogitsLossAndGradients) {
   EXPECT_EQ(found, encoded ? 7U : 1U);
 }
 
-/// What PEFT saves, which is without a network.
+/// PEFT saves a prompt without a network.
 TEST_P(Prompt, ItsFileGivesTheSameLogits) {
   ASSERT_EQ(options.adapter.type, config::AdapterType::prompt_tuning);
   Gpt model(options);
@@ -54,7 +54,7 @@ TEST_P(Prompt, ItsFileGivesTheSameLogits) {
   expect_near(logits(model, texts(*cpu.device).at("tokens")), expected("logits"), 1e-5);
 }
 
-/// Of a model with three prompts a row has that of its ids, and the others get no gradient.
+/// In a model with three prompts a row has that of its ids, and the others get no gradient.
 TEST_P(Prompt, ARowHasThePromptOfItsIds) {
   const GptConfig several = trained(3);
   Gpt model(several);
@@ -81,7 +81,7 @@ TEST_P(Prompt, ARowHasThePromptOfItsIds) {
   }
 }
 
-/// Of several prompts one, for a model without the others and without a network: PEFT's file.
+/// One of several prompts, for a model without the others and without a network: PEFT's file.
 TEST_P(Prompt, OneOfSeveralIsPeftsFile) {
   Given own = encoder(3, 2);
   const GptConfig single = TaskPrompt::config(trained(3));

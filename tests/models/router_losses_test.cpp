@@ -1,4 +1,5 @@
-// What keeps experts evenly loaded, against plain computations in double, written as others wrote them.
+// The losses that keep experts evenly loaded, against plain computations in double, written as others wrote
+// them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What routers do beside their losses: biases, jitter, and numbers that are none.
+// Routers without their losses: biases, jitter, and numbers that are none.
 #include <gmock/gmock.h>
 
 #include <algorithm>

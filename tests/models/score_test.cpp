@@ -22,8 +22,8 @@ Ids counting(std::int32_t n) {
   return out;
 }
 
-/// What lm_eval's get_rolling_token_windows() and make_disjoint_window() make of tokens 1 … 11 behind the
-/// prefix token 0, for 4 positions: (context, scored).
+/// Windows that lm_eval's get_rolling_token_windows() and make_disjoint_window() make of tokens 1 … 11 behind
+/// the prefix token 0, for 4 positions: (context, scored).
 TEST(ScoreWindows, RollAsTheCommonHarnessDoes) {
   const auto windows = score_windows(counting(12), 1, 4);
   ASSERT_EQ(windows.size(), 3u);

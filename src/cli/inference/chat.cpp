@@ -88,7 +88,7 @@ std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& st
   }
 }
 
-void Turns::put(std::optional<std::vector<std::int32_t>> question) {
+void QuestionQueue::put(std::optional<std::vector<std::int32_t>> question) {
   const std::lock_guard lock(mutex_);
   if (question)
     questions_.push_back(std::move(*question));
@@ -97,27 +97,28 @@ void Turns::put(std::optional<std::vector<std::int32_t>> question) {
   come_.notify_all();
 }
 
-std::optional<std::vector<std::int32_t>> Turns::take(std::size_t number) {
+std::optional<std::vector<std::int32_t>> QuestionQueue::take(std::size_t number) {
   std::unique_lock lock(mutex_);
   come_.wait(lock, [&] { return over_ || number < questions_.size(); });
   if (number < questions_.size()) return questions_[number];
   return std::nullopt;
 }
 
-void converse(const Request& like, const ChatStyle& style, Turns& turns, const DistributedPtr& dist) {
+void converse(const Request& like, const ChatStyle& style, QuestionQueue& questions,
+              const DistributedPtr& dist) {
   struct Ends {  // whatever happens to the rank that reads, nobody waits for it
-    Turns* turns;
+    QuestionQueue* questions;
     ~Ends() {
-      if (turns) turns->put(std::nullopt);
+      if (questions) questions->put(std::nullopt);
     }
   };
   InferenceModel from(like.from.reader(), like.from.config(), dist);
-  const Ends ends{dist->rank() == 0 ? &turns : nullptr};
+  const Ends ends{dist->rank() == 0 ? &questions : nullptr};
   std::optional<Reader> reader;
   if (dist->rank() == 0) reader.emplace(like.from, style);
   for (std::size_t number = 0;; ++number) {
-    if (reader) turns.put(reader->next());
-    std::optional<std::vector<std::int32_t>> question = turns.take(number);
+    if (reader) questions.put(reader->next());
+    std::optional<std::vector<std::int32_t>> question = questions.take(number);
     if (!question) return;
     Request request = like;
     request.prompts = {std::move(*question)};

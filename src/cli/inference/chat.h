@@ -29,7 +29,7 @@ std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& st
 
 /// The turns that the reading rank hands to the others. All are threads of this process, and wait for as long
 /// as a person thinks.
-class Turns {
+class QuestionQueue {
  public:
   /// nullopt: no more follow.
   void put(std::optional<std::vector<std::int32_t>> question);
@@ -45,6 +45,7 @@ class Turns {
 
 /// One rank's part of a conversation: rank 0 reads a line of standard input for each turn and prints the
 /// answers, until the input ends or a line says /exit; /reset begins anew. `like`: a request without prompts.
-void converse(const Request& like, const ChatStyle& style, Turns& turns, const DistributedPtr& dist);
+void converse(const Request& like, const ChatStyle& style, QuestionQueue& questions,
+              const DistributedPtr& dist);
 
 }  // namespace sherd::cli

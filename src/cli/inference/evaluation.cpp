@@ -71,8 +71,8 @@ void require_no_other_context(const Json& object, const std::string& where) {
            "\" and no \"context\": what a choice or a completion ", "is read behind is the \"context\"");
 }
 
-Example example_of(const Json& object, const std::string& where) {
-  Example out;
+TaskExample example_of(const Json& object, const std::string& where) {
+  TaskExample out;
   const int kinds = object.contains("choices") + object.contains("completion") + object.contains("text");
   if (kinds != 1)
     fail(ErrorKind::data, where, kinds == 0 ? " has none" : " has more than one",
@@ -94,7 +94,7 @@ Example example_of(const Json& object, const std::string& where) {
   return out;
 }
 
-std::string kind_of(const Example& example) {
+std::string kind_of(const TaskExample& example) {
   return example.answer ? "choice" : example.is_text ? "text" : "completion";
 }
 
@@ -140,11 +140,11 @@ std::string unpacked(const std::filesystem::path& path) {
 
 }  // namespace
 
-std::vector<Example> read_examples(const std::filesystem::path& path) {
+std::vector<TaskExample> read_examples(const std::filesystem::path& path) {
   std::istringstream lines(unpacked(path));
   std::filesystem::path name = path.stem();  // of x.jsonl, and of x.jsonl.gz
   if (name.extension() == ".jsonl") name = name.stem();
-  std::vector<Example> out;
+  std::vector<TaskExample> out;
   std::map<std::string, std::string> kinds;  // of tasks, whose metrics mean one thing each
   std::string line;
   for (std::size_t number = 1; std::getline(lines, line); ++number) {
@@ -196,7 +196,7 @@ std::vector<models::ScoreRequest> text_windows(const data::Tokenizer& tokenizer,
   return models::score_windows(tokens, 1, max_seq);
 }
 
-Verdict judge(const Example& example, std::vector<models::Score> scores) {
+Verdict judge(const TaskExample& example, std::vector<models::Score> scores) {
   Verdict out{std::move(scores), 0, 0};
   const auto per_character = [&](std::size_t i) {
     return out.scores[i].log_likelihood / length_of(example.continuations[i]);
@@ -208,7 +208,7 @@ Verdict judge(const Example& example, std::vector<models::Score> scores) {
   return out;
 }
 
-void TaskMetrics::add(const Example& example, const Verdict& verdict) {
+void TaskMetrics::add(const TaskExample& example, const Verdict& verdict) {
   ++examples_;
   if (example.answer) {
     ++choices_;

@@ -15,7 +15,7 @@
 namespace sherd::cli {
 
 /// One line of a file of tasks.
-struct Example {
+struct TaskExample {
   std::size_t line = 0;
   std::string task;  ///< metrics are apart by it
   std::string context;
@@ -29,7 +29,7 @@ struct Example {
 /// ending. Lines of
 /// one task are of one kind. Other keys are left alone. Throws Error{io} where it cannot be read, Error{data}
 /// that names the line.
-std::vector<Example> read_examples(const std::filesystem::path& path);
+std::vector<TaskExample> read_examples(const std::filesystem::path& path);
 
 /// The windows of a continuation behind its context, as the common evaluation harness (lm-evaluation-harness
 /// 0.4.13, TemplateLM) encodes them: white space at the context's end belongs to what follows, both are
@@ -57,12 +57,12 @@ struct Verdict {
   std::size_t choice = 0;             ///< the likeliest, and below the likeliest by length in characters
   std::size_t choice_by_length = 0;
 };
-Verdict judge(const Example& example, std::vector<models::Score> scores);
+Verdict judge(const TaskExample& example, std::vector<models::Score> scores);
 
 /// Adds up what verdicts of one kind of example in one task say.
 class TaskMetrics {
  public:
-  void add(const Example& example, const Verdict& verdict);
+  void add(const TaskExample& example, const Verdict& verdict);
   /// A document of which tokens are known alone.
   void add_document(const models::Score& score) { ++examples_, add_tokens(score); }
   std::int64_t examples() const { return examples_; }

@@ -91,9 +91,6 @@ void tell(const models::GenerationStats& stats, const InferenceModel& from, std:
            mib(ledger.peak(device::Tier::device)), " at most");
 }
 
-}  // namespace
-
-namespace {
 models::GenerationStats run(const Request& request, InferenceModel& from, RequestTexts& texts) {
   const models::GenerationStats stats =
       models::generate_texts(from.model(), from.run(), texts.texts(), request.batch, request.sampling,
@@ -101,6 +98,7 @@ models::GenerationStats run(const Request& request, InferenceModel& from, Reques
   texts.end();
   return stats;
 }
+
 }  // namespace
 
 void generate(const Request& request, const DistributedPtr& dist) {

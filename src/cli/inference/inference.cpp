@@ -10,8 +10,8 @@
 namespace sherd::cli {
 namespace {
 
-/// Where to generate, and how: one rank with all of the machine, whatever share of one each rank had in
-/// training.
+/// The section `device` for generating: one rank has all of the machine, whatever share of it each rank had
+/// in training.
 config::Device device_section(const config::Device& of_run, const std::string& type) {
   static const std::vector<std::string> types = {"auto", "cpu", "cuda"};
   config::Device section;
@@ -43,9 +43,7 @@ config::Config config_of(const engine::CheckpointReader& reader, const std::vect
                            excerpt(override), "'"));
     all.push_back(override);
   }
-  config::Config config =
-      config::parse_text(reader.manifest().config,
-                         cat("the configuration in ", (reader.folder() / "manifest.json").string()), all);
+  config::Config config = configuration_of(reader, all);
   if (config.parallel.expert != 1)
     fail(ErrorKind::config, "parallel.expert is ", config.parallel.expert,
          ": every rank has all experts here; use tensor and pipeline ranks");

@@ -1,7 +1,6 @@
 #include <cmath>
 
 #include "config/adapter.h"
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -44,7 +43,7 @@ Key<Adapter> targets_key() {
     }
     value.expect(Node::Kind::array);
     for (std::size_t i = 0; i < value.node.items.size(); ++i) {
-      const Value item{value.node.items[i], cat(value.path, "[", i, "]"), value.context};
+      const Value item = value.item(i);
       if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
       adapter.targets.push_back(item.text());
     }
@@ -143,8 +142,8 @@ Key<Training> adapter_key() {
   key.idle = [](const Config& config) {
     return config.model ? "" : "no effect: a program's own model declares what it trains beside it";
   };
-  key.write = [write = key.write](const Training& training, Extent extent) {
-    return training.adapter.type == AdapterType::none ? Node() : write(training, extent);
+  key.write = [write = key.write](const Training& training, Selection selection) {
+    return training.adapter.type == AdapterType::none ? Node() : write(training, selection);
   };
   return key;
 }

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/excerpt.h"
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

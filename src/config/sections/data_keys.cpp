@@ -112,7 +112,8 @@ Key<Config> data_key() {
 }
 
 void check_packing(const Config& config, const Value& file) {
-  if (!config.data || config.data->packing != Packing::documents || config.parallel.context <= 1) return;
+  if (!config.data || config.data->packing != SamplePacking::documents || config.parallel.context <= 1)
+    return;
   const Node* data = file.node.find("data");
   Value{*data, "data.packing", file.context}.error(
       "\"documents\" are kept apart on ranks that have whole sequences, and parallel.context is ",

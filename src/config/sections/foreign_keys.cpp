@@ -1,5 +1,3 @@
-#include "config/sections/foreign_keys.h"
-
 #include <algorithm>
 #include <sstream>
 
@@ -47,17 +45,17 @@ bool not_enabled(const Value& value) {
   value.expect(Node::Kind::object);
   const Node* enabled = value.node.find("enabled");
   if (!enabled || enabled->is(Node::Kind::null) || enabled->is_text("auto")) return true;
-  return !Value{*enabled, value.path + ".enabled", value.context}.boolean();
+  return !value.at("enabled").boolean();
 }
 
 /// Nothing below has an "enabled" that is on.
 bool enables_nothing(const Value& value) {
   const Node& node = value.node;
   const Node* enabled = node.find("enabled");
-  if (enabled && unquoted({*enabled, join(value.path, "enabled"), value.context}).boolean) return false;
+  if (enabled && unquoted(value.at("enabled")).boolean) return false;
   return node.is(Node::Kind::object) &&
          std::all_of(node.members.begin(), node.members.end(), [&](const auto& member) {
-           const Value below{member.second, join(value.path, member.first), value.context};
+           const Value below = value.at(member.first);
            return !below.node.is(Node::Kind::object) || enables_nothing(below);
          });
 }
@@ -165,7 +163,7 @@ Row row_of(const std::string& line) {
 }
 
 struct Group {
-  std::string section, types;  ///< of the types that have these keys; empty: of all
+  std::string section, types;  ///< `types`: those that have these keys; empty: all of them
   std::vector<Row> rows = {};
 };
 

@@ -6,7 +6,7 @@ namespace {
 
 // Words, in the order of their enums.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
-const std::vector<std::string> positions_names = {"learned", "rotary"};
+const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu"};
 
@@ -19,6 +19,109 @@ bool is_llama3(const RopeScaling& rope) {
 }
 bool is_yarn(const RopeScaling& rope) {
   return rope.type == RotaryScaling::yarn;
+}
+
+bool is_learned(const Config& config) {
+  return config.model->position == PositionType::learned;
+}
+constexpr const char* learned = "no effect with learned positions";
+
+std::string why_all_seen(const Config& config) {
+  const Model& model = *config.model;
+  return model.sliding_window < model.seq_length
+             ? ""
+             : cat("no effect: sequences have ", model.seq_length, " tokens");
+}
+
+/// How large the model is.
+std::vector<Key<Model>> size_keys() {
+  using T = Model;
+  return {
+      choice("type", &T::type, family_names(), "\"llama\"")
+          .means("defaults, and the family as which the model is [exported](hugging_face.md); \"others\" are "
+                 "all that are not named",
+                 shapes),
+      integer("vocab_size", &T::vocab_size, "50257", 0, most_vocabulary)
+          .means("token ids; 0: the tokenizer's", shapes, Concerns::run),
+      integer("pad_vocab_to_multiple_of", &T::pad_vocab_to_multiple_of, "64", 1, 1 << 20)
+          .means("the embedding gets rows up to a multiple of this; they take no part in the loss", shapes,
+                 Concerns::run),
+      integer("seq_length", &T::seq_length, "64", 1, most_positions).means("tokens per sample", required),
+      integer("max_positions", &T::max_positions, "512", 1, most_positions)
+          .means("longest sequence that the model is made for: rows of learned positions, of which samples "
+                 "use the first `seq_length`",
+                 shapes, by("`seq_length`")),
+      integer("hidden_size", &T::hidden_size, "48", 1, most_hidden).means("width", shapes, required),
+      integer("num_layers", &T::num_layers, "3", 1, most_layers).means("blocks", shapes, required),
+      integer("num_heads", &T::num_heads, "2", 1, most_heads).means("query heads", shapes, required),
+      integer("num_kv_heads", &T::num_kv_heads, "2", 1, most_heads)
+          .means("key-value heads (grouped queries); divides `num_heads`", shapes, by("`num_heads`")),
+      integer("head_dim", &T::head_dim, "6", 1, most_hidden)
+          .means("size of a head; any, where it is given (Qwen3)", shapes, by("`hidden_size` / `num_heads`")),
+      integer("ffn_hidden_size", &T::ffn_hidden_size, "100", 1, most_ffn_hidden)
+          .means("inner width of the MLP", shapes,
+                 by("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
+}
+
+/// The parts of its blocks.
+std::vector<Key<Model>> block_keys() {
+  using T = Model;
+  return {
+      choice("position", &T::position, position_types, "\"rotary\"")
+          .means("rotary needs an even head size", shapes),
+      real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
+          .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
+      integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
+          .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
+                 "0: all",
+                 idle(why_all_seen)),
+      boolean("qk_norm", &T::qk_norm)
+          .means("RMSNorm of each query and key head, before rotary positions", shapes),
+      choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
+      real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
+      choice("activation", &T::activation, activation_names, "\"swiglu\"")
+          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate", shapes),
+      real("dropout", &T::dropout, "0.2", 0, 0.99)
+          .means("share dropped of what blocks add to the residual stream"),
+      real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
+          .means("of attention's weights", by("`dropout`")),
+      real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
+          .means("of the embeddings' sum", by("`dropout`")),
+      boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
+      boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
+      boolean("qkv_bias", &T::qkv_bias)
+          .means("of the projection to queries, keys and values", shapes, by("`bias`; qwen2 `true`")),
+      real("init_std", &T::init_std, "0.01", 0, infinity, true)
+          .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream",
+                 Concerns::run),
+      section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
+      section("moe", &T::moe, moe_table()).with(unless_default)};
+}
+
+/// Fills in values that follow from the keys that were given, once all are read.
+void fill(Model& model, const Given& given, const Value& section) {
+  if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
+  if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
+  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || defaults_of(model.type).qkv_bias;
+  try {
+    model = resolved(model);
+  } catch (const Error& error) {
+    section.error(error.what());
+  }
+}
+
+void read_model(Config& config, const Value& section) {
+  section.expect(Node::Kind::object);
+  std::size_t type = 0;
+  if (const Node* given = section.node.find("type"); given && !given->is(Node::Kind::null))
+    type = section.at("type").choice(family_names());
+  Model model = defaults_of(static_cast<ModelType>(type));
+  const Given given = read_section(model_table(), model, section);
+  for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
+    if (!given.contains(name)) section.error("needs \"", name, "\"");
+  fill(model, given, section);
+  if (given.contains("moe")) finish_moe(model.moe, section.at("moe"));
+  config.model = model;
 }
 
 }  // namespace
@@ -105,114 +208,6 @@ Node written_rope(const RopeScaling& rope) {
   return out;
 }
 
-namespace {
-
-bool is_learned(const Config& config) {
-  return config.model->position == Positions::learned;
-}
-constexpr const char* learned = "no effect with learned positions";
-
-std::string why_all_seen(const Config& config) {
-  const Model& model = *config.model;
-  return model.sliding_window < model.seq_length
-             ? ""
-             : cat("no effect: sequences have ", model.seq_length, " tokens");
-}
-
-/// How large the model is.
-std::vector<Key<Model>> size_keys() {
-  using T = Model;
-  return {
-      choice("type", &T::type, family_names(), "\"llama\"")
-          .means("defaults, and the family as which the model is [exported](hugging_face.md); \"others\" are "
-                 "all that are not named",
-                 shapes),
-      integer("vocab_size", &T::vocab_size, "50257", 0, most_vocabulary)
-          .means("token ids; 0: the tokenizer's", shapes, Concerns::run),
-      integer("pad_vocab_to_multiple_of", &T::pad_vocab_to_multiple_of, "64", 1, 1 << 20)
-          .means("the embedding gets rows up to a multiple of this; they take no part in the loss", shapes,
-                 Concerns::run),
-      integer("seq_length", &T::seq_length, "64", 1, most_positions).means("tokens per sample", required),
-      integer("max_positions", &T::max_positions, "512", 1, most_positions)
-          .means("longest sequence that the model is made for: rows of learned positions, of which samples "
-                 "use the first `seq_length`",
-                 shapes, by("`seq_length`")),
-      integer("hidden_size", &T::hidden_size, "48", 1, most_hidden).means("width", shapes, required),
-      integer("num_layers", &T::num_layers, "3", 1, most_layers).means("blocks", shapes, required),
-      integer("num_heads", &T::num_heads, "2", 1, most_heads).means("query heads", shapes, required),
-      integer("num_kv_heads", &T::num_kv_heads, "2", 1, most_heads)
-          .means("key-value heads (grouped queries); divides `num_heads`", shapes, by("`num_heads`")),
-      integer("head_dim", &T::head_dim, "6", 1, most_hidden)
-          .means("size of a head; any, where it is given (Qwen3)", shapes, by("`hidden_size` / `num_heads`")),
-      integer("ffn_hidden_size", &T::ffn_hidden_size, "100", 1, most_ffn_hidden)
-          .means("inner width of the MLP", shapes,
-                 by("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
-}
-
-/// The parts of its blocks.
-std::vector<Key<Model>> block_keys() {
-  using T = Model;
-  return {
-      choice("position", &T::position, positions_names, "\"rotary\"")
-          .means("rotary needs an even head size", shapes),
-      real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
-          .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
-      integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
-          .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
-                 "0: all",
-                 idle(why_all_seen)),
-      boolean("qk_norm", &T::qk_norm)
-          .means("RMSNorm of each query and key head, before rotary positions", shapes),
-      choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
-      real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
-      choice("activation", &T::activation, activation_names, "\"swiglu\"")
-          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate", shapes),
-      real("dropout", &T::dropout, "0.2", 0, 0.99)
-          .means("share dropped of what blocks add to the residual stream"),
-      real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
-          .means("of attention's weights", by("`dropout`")),
-      real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
-          .means("of the embeddings' sum", by("`dropout`")),
-      boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
-      boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
-      boolean("qkv_bias", &T::qkv_bias)
-          .means("of the projection to queries, keys and values", shapes, by("`bias`; qwen2 `true`")),
-      real("init_std", &T::init_std, "0.01", 0, infinity, true)
-          .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream",
-                 Concerns::run),
-      section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
-      section("moe", &T::moe, moe_table()).with(unless_default)};
-}
-
-/// Fills in values that follow from the keys that were given, once all are read.
-void fill(Model& model, const Given& given, const Value& section) {
-  if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
-  if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
-  if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || defaults_of(model.type).qkv_bias;
-  try {
-    model = resolved(model);
-  } catch (const Error& error) {
-    section.error(error.what());
-  }
-}
-
-void read_model(Config& config, const Value& section) {
-  section.expect(Node::Kind::object);
-  std::size_t type = 0;
-  if (const Node* given = section.node.find("type"); given && !given->is(Node::Kind::null))
-    type = Value{*given, join(section.path, "type"), section.context}.choice(family_names());
-  Model model = families()[type].defaults;
-  const Given given = read_section(model_table(), model, section);
-  for (const char* name : {"seq_length", "hidden_size", "num_layers", "num_heads"})
-    if (!given.contains(name)) section.error("needs \"", name, "\"");
-  fill(model, given, section);
-  if (const auto moe = given.find("moe"); moe != given.end())
-    finish_moe(model.moe, {*moe->second, join(section.path, "moe"), section.context});
-  config.model = model;
-}
-
-}  // namespace
-
 const Table<Model>& model_table() {
   static const Table<Model> table = [] {
     Table<Model> out{Auto::is_a_value, size_keys()};
@@ -231,8 +226,8 @@ Key<Config> model_key() {
 std::string_view name_of(RotaryScaling type) {
   return rope_types[static_cast<std::size_t>(type)];
 }
-std::string_view name_of(Positions positions) {
-  return positions_names[static_cast<std::size_t>(positions)];
+std::string_view name_of(PositionType type) {
+  return position_types[static_cast<std::size_t>(type)];
 }
 std::string_view name_of(Norm norm) {
   return norm_names[static_cast<std::size_t>(norm)];

@@ -1,7 +1,6 @@
 #include <algorithm>
 
 #include "base/excerpt.h"
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -142,10 +141,7 @@ Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::s
 }
 
 void require_one(const Value& side, const char* name, std::int64_t count, const char* whose = "device") {
-  const Node* node = side.node.find(name);
-  if (count < 1)
-    Value{node ? *node : side.node, join(side.path, name), side.context}.error(
-        "must be at least 1 with ", whose, " \"nvme\", not ", count);
+  if (count < 1) side.at(name).error("must be at least 1 with ", whose, " \"nvme\", not ", count);
 }
 
 /// The rules of one section: `name`, or `deprecated`, the switch that means it.
@@ -171,13 +167,9 @@ void check_side(const Zero& zero, const Given& given, const Value& section, Side
     here.error("device \"", device,
                "\" needs stage 1, 2 or 3, which shard the optimizer's states, not stage ", zero.stage,
                "; set zero_optimization.stage to 1, or the device to \"none\"");
-  const auto inner = [&](const char* inner_name) {
-    const Node* node = here.node.find(inner_name);
-    return Value{node ? *node : here.node, join(here.path, inner_name), section.context};
-  };
   if (offload.ratio < 1 && zero.stage < 3)
-    inner("ratio").error(offload.ratio, " needs stage 3, not stage ", zero.stage,
-                         "; set zero_optimization.stage to 3, or ratio to 1");
+    here.at("ratio").error(offload.ratio, " needs stage 3, not stage ", zero.stage,
+                           "; set zero_optimization.stage to 3, or ratio to 1");
   if (offload.device != OffloadDevice::nvme) return;
   if (offload.nvme_path.empty())
     here.error("device \"nvme\" needs \"nvme_path\", a directory on the drive that is to hold the states");
@@ -228,7 +220,13 @@ Table<Aio> aio_table() {
 
 // ---- activation_checkpointing ----
 
-constexpr const char* not_full = "no effect without \"recompute\": \"full\" in the section training";
+/// A switch of full recompute has no effect where that is not asked for.
+Idle without_full_recompute(bool Training::*field) {
+  return idle([field](const Config& c) {
+    const bool idle = c.training.*field && c.training.recompute != Recompute::full;
+    return idle ? "no effect without \"recompute\": \"full\" in the section training" : "";
+  });
+}
 
 Table<Training> activation_checkpointing_table() {
   Table<Training> table{
@@ -236,22 +234,11 @@ Table<Training> activation_checkpointing_table() {
       {boolean("cpu_checkpointing", &Training::cpu_checkpointing)
            .means("what full recompute keeps, the inputs of blocks, lies in host memory",
                   "configures a module that models must call; here `training.recompute` decides",
-                  idle(
-                      [](const Config& c) {
-                        return c.training.cpu_checkpointing && c.training.recompute != Recompute::full;
-                      },
-                      not_full),
-                  unless_default),
+                  without_full_recompute(&Training::cpu_checkpointing), unless_default),
        boolean("nvme_checkpointing", &Training::nvme_checkpointing)
            .means(
                "the same on NVMe, in the `nvme_path` of `offload_param` or `offload_optimizer`; not together",
-               "is not there",
-               idle(
-                   [](const Config& c) {
-                     return c.training.nvme_checkpointing && c.training.recompute != Recompute::full;
-                   },
-                   not_full),
-               unless_default)}};
+               "is not there", without_full_recompute(&Training::nvme_checkpointing), unless_default)}};
   append(table.keys, foreign_keys<Training>("activation_checkpointing"));
   return table;
 }

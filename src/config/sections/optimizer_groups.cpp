@@ -1,16 +1,10 @@
 #include <algorithm>
 
+#include "config/key_defaults.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
-
-OptimizerRule& rule_of(OptimizerGroup& group) {
-  return group;
-}
-const OptimizerRule& rule_of(const OptimizerGroup& group) {
-  return group;
-}
 
 void read_match(OptimizerGroup& group, const Value& value) {
   const bool list = value.node.is(Node::Kind::array);
@@ -24,21 +18,20 @@ void read_match(OptimizerGroup& group, const Value& value) {
     group.match.push_back(pattern.text());
   };
   if (!list) return add(value);
-  for (std::size_t i = 0; i < value.node.items.size(); ++i)
-    add({value.node.items[i], cat(value.path, "[", i, "]"), value.context});
+  for (std::size_t i = 0; i < value.node.items.size(); ++i) add(value.item(i));
 }
 
 /// Keys that a reader may well expect in a group.
 void check_names(const Value& group, const Table<OptimizerGroup>& table) {
   for (const auto& [name, node] : group.node.members) {
-    const Value value{node, join(group.path, name), group.context};
+    const Value value = group.at(name);
     if (name == "params")
       value.error("a group has its parameters beside \"match\": put them there, without \"params\"");
     if (std::any_of(table.keys.begin(), table.keys.end(), [&](const auto& key) { return key.name == name; }))
       continue;
     for (const KeyInfo& known : known_keys())
       if (known.path.starts_with("optimizer[") && known.path.ends_with(cat("].params.", name)))
-        value.error("belongs to the type ", known.path.substr(10, known.path.find(']') - 10),
+        value.error("belongs to the type ", type_in(known.path),
                     ", which this group is not of; set its \"type\" or drop it");
   }
 }
@@ -47,10 +40,8 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
   value.expect(Node::Kind::object);
   const Node* type = value.node.find("type");
   OptimizerGroup group;
-  static_cast<OptimizerRule&>(group) =
-      section.for_type(type && !type->is(Node::Kind::null)
-                           ? read_optimizer_type({*type, join(value.path, "type"), value.context})
-                           : section.type);
+  static_cast<OptimizerRule&>(group) = section.for_type(
+      type && !type->is(Node::Kind::null) ? read_optimizer_type(value.at("type")) : section.type);
   const Table<OptimizerGroup>& table = group_table(group.type);
   check_names(value, table);
   Given given = read_section(table, group, value);
@@ -77,9 +68,10 @@ Table<OptimizerGroup> make_group_table(OptimizerType type) {
            .means("the rule of updates; default: the section's")}};
   for (const Key<OptimizerRule>& key : optimizer_params(type).keys)
     table.keys.push_back(lifted<OptimizerGroup>(
-        key, [](auto& group) -> auto& { return rule_of(group); }));
+        key, [](auto& group) -> auto& { return group; }));
   return table;
 }
+
 }  // namespace
 
 const Table<OptimizerGroup>& group_table(OptimizerType type) {
@@ -101,10 +93,7 @@ OptimizerRule OptimizerRule::for_type(OptimizerType other) const {
 void read_optimizer_groups(Optimizer& optimizer, const Value& list) {
   list.expect(Node::Kind::array);
   for (std::size_t i = 0; i < list.node.items.size(); ++i)
-    list.context.attempt([&] {
-      optimizer.groups.push_back(
-          read_group(optimizer, {list.node.items[i], cat(list.path, "[", i, "]"), list.context}));
-    });
+    list.context.attempt([&] { optimizer.groups.push_back(read_group(optimizer, list.item(i))); });
 }
 
 void check_group_rates(const Config& config, const Given& given, Context& context) {

@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -10,7 +9,7 @@ OptimizerType read_type(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type || type->is(Node::Kind::null))
     section.error("needs a \"type\"; this build has ", known_optimizers());
-  return read_optimizer_type({*type, join(section.path, "type"), section.context});
+  return read_optimizer_type(section.at("type"));
 }
 
 /// The section's keys beside `params`. read_optimizer() has read the type before, and reads groups later.
@@ -68,16 +67,15 @@ void read_optimizer(Config& config, const Value& section) {
   if (!given.contains("params"))
     note_other_defaults(optimizer.type, join(section.path, "params"), {}, section.context);
   // Last, wherever it stands: what a group does not give comes from the section.
-  if (const auto groups = given.find("groups"); groups != given.end())
-    read_optimizer_groups(optimizer, {*groups->second, join(section.path, "groups"), section.context});
+  if (given.contains("groups")) read_optimizer_groups(optimizer, section.at("groups"));
 }
 
 /// Where the matrices have a rate of their own, `lr` is that of the rest.
 void finish_muon(OptimizerRule& rule, const Value& params, const Given& given) {
   MuonOptions& muon = rule.as<MuonOptions>();
-  if (const auto own = given.find("muon_lr"); own != given.end()) {
+  if (given.contains("muon_lr")) {
     muon.adam_lr = muon.adam_lr.value_or(rule.lr);
-    rule.lr = unquoted({*own->second, join(params.path, "muon_lr"), params.context}).number;
+    rule.lr = unquoted(params.at("muon_lr")).number;
   }
   if (muon.momentum >= 1) params.error("momentum ", muon.momentum, " must be below 1: Muon's is a mean");
   if (muon.ns_eps == 0) params.error("ns_eps must be above 0: it divides matrices of zeros");

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 // The optimizers that a configuration can name, each an entry of optimizers() below.
@@ -45,8 +44,7 @@ Row betas() {
   const auto read = [](Betas& betas, const Value& value) {
     const auto both = read_numbers(value, 2, "two numbers such as [0.9, 0.999]", 0, 1);
     for (std::size_t i = 0; i < 2; ++i)
-      if (both[i] == 1)
-        Value{value.node.items[i], cat(value.path, "[", i, "]"), value.context}.error("must be below 1");
+      if (both[i] == 1) value.item(i).error("must be below 1");
     betas.beta1 = both[0], betas.beta2 = both[1];
   };
   return of<O>(

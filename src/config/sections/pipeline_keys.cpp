@@ -1,7 +1,6 @@
 #include <regex>
 #include <tuple>
 
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -30,16 +30,41 @@ void check_tasks(PromptKeys& prompt, const Value& list) {
   if (std::ssize(prompt.tasks) > most_tasks) list.error("there may be ", most_tasks, " tasks at most");
   for (std::size_t i = 0; i < prompt.tasks.size(); ++i)
     if (const std::string& name = prompt.tasks[i].name; std::cmp_not_equal(prompt.find(name), i))
-      Value{list.node.items[i], cat(list.path, "[", i, "]"), list.context}.error("a second task is called ",
-                                                                                 name);
+      list.item(i).error("a second task is called ", name);
+}
+
+/// The first task that has no text of its own.
+std::string without_text(const PromptKeys& prompt) {
+  for (const PromptTask& task : prompt.tasks)
+    if (task.init_text.empty()) return task.name;
+  return {};
 }
 
 /// Whether each prompt has a text to begin as.
 bool all_have_text(const PromptKeys& prompt) {
-  return !prompt.init_text.empty() ||
-         (!prompt.tasks.empty() &&
-          std::all_of(prompt.tasks.begin(), prompt.tasks.end(),
-                      [](const PromptTask& task) { return !task.init_text.empty(); }));
+  return !prompt.init_text.empty() || (!prompt.tasks.empty() && without_text(prompt).empty());
+}
+
+void check_sources(const Config& config, const Value& data) {
+  const PromptKeys& prompt = config.training.adapter.prompt;
+  const bool tasks = config.training.adapter.has_prompt() && !prompt.tasks.empty();
+  for (std::size_t i = 0; i < config.data->sources.size(); ++i) {
+    const std::string& task = config.data->sources[i].task;
+    const Node* sources = data.node.find("sources");
+    const Node* named = sources && i < sources->items.size() ? sources->items[i].find("task") : nullptr;
+    const Value value{named ? *named : data.node, cat("data.sources[", i, "].task"), data.context};
+    if (!tasks && task.empty()) continue;
+    if (!tasks) value.error("names the task '", task, "', and training.adapter.tasks names none");
+    if (task.empty())
+      value.error("is missing: training.adapter.tasks are ", prompt.task_names(),
+                  ", and each of data.sources is of one of them");
+    if (prompt.find(task) < 0) value.error("no task is called '", task, "'; there are ", prompt.task_names());
+  }
+  for (const PromptTask& task : prompt.tasks)
+    if (tasks && std::none_of(config.data->sources.begin(), config.data->sources.end(),
+                              [&](const DataSource& source) { return source.task == task.name; }))
+      data.context.note("training.adapter.tasks",
+                        cat("none of data.sources is of ", task.name, ", whose prompt learns nothing"));
 }
 
 }  // namespace
@@ -66,15 +91,6 @@ std::vector<Key<PromptKeys>> prompt_keys() {
                      unless_default)};
 }
 
-namespace {
-/// The first task that has no text.
-std::string without_text(const PromptKeys& prompt) {
-  for (const PromptTask& task : prompt.tasks)
-    if (task.init_text.empty()) return task.name;
-  return {};
-}
-}  // namespace
-
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section) {
   PromptKeys& prompt = adapter.prompt;
   if (adapter.type == AdapterType::p_tuning) {
@@ -97,42 +113,15 @@ void finish_prompt(Adapter& adapter, const Given& given, const Value& section) {
                        : cat("the task ", without_text(prompt), " has none: give each task one, or none"));
 }
 
-namespace {
-
-void check_sources(const Config& config, const Value& data) {
-  const PromptKeys& prompt = config.training.adapter.prompt;
-  const bool tasks = config.training.adapter.has_prompt() && !prompt.tasks.empty();
-  for (std::size_t i = 0; i < config.data->sources.size(); ++i) {
-    const std::string& task = config.data->sources[i].task;
-    const Node* sources = data.node.find("sources");
-    const Node* named = sources && i < sources->items.size() ? sources->items[i].find("task") : nullptr;
-    const Value value{named ? *named : data.node, cat("data.sources[", i, "].task"), data.context};
-    if (!tasks && task.empty()) continue;
-    if (!tasks) value.error("names the task '", task, "', and training.adapter.tasks names none");
-    if (task.empty())
-      value.error("is missing: training.adapter.tasks are ", prompt.task_names(),
-                  ", and each of data.sources is of one of them");
-    if (prompt.find(task) < 0) value.error("no task is called '", task, "'; there are ", prompt.task_names());
-  }
-  for (const PromptTask& task : prompt.tasks)
-    if (tasks && std::none_of(config.data->sources.begin(), config.data->sources.end(),
-                              [&](const DataSource& source) { return source.task == task.name; }))
-      data.context.note("training.adapter.tasks",
-                        cat("none of data.sources is of ", task.name, ", whose prompt learns nothing"));
-}
-
-}  // namespace
-
 void check_prompt(const Config& config, const Value& file) {
   const Adapter& adapter = config.training.adapter;
-  if (config.model && adapter.has_prompt() && adapter.prompt.virtual_tokens >= config.model->seq_length) {
-    const Node* section = file.node.find("training")->find("adapter");
-    const Node* given = section->find("virtual_tokens");
-    Value{given ? *given : *section, "training.adapter.virtual_tokens", file.context}.error(
-        "is ", adapter.prompt.virtual_tokens, ", and model.seq_length, ", config.model->seq_length,
-        ", counts them and leaves no token of text: give fewer, or a longer sequence");
-  }
-  if (config.data && config.model) check_sources(config, {*file.node.find("data"), "data", file.context});
+  if (config.model && adapter.has_prompt() && adapter.prompt.virtual_tokens >= config.model->seq_length)
+    file.at("training")
+        .at("adapter")
+        .at("virtual_tokens")
+        .error("is ", adapter.prompt.virtual_tokens, ", and model.seq_length, ", config.model->seq_length,
+               ", counts them and leaves no token of text: give fewer, or a longer sequence");
+  if (config.data && config.model) check_sources(config, file.at("data"));
 }
 
 std::int64_t PromptKeys::prompts() const {

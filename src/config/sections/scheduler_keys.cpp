@@ -1,6 +1,5 @@
 #include <algorithm>
 
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -119,11 +118,10 @@ Key<Warmup> warmup_max_key(bool decays) {
         target.warmup_max_lr = value.node.is(Node::Kind::null) ? std::nullopt : std::optional(value.real(0));
       },
       [](const Warmup& warmup) { return warmup.warmup_max_lr ? node_of(*warmup.warmup_max_lr) : Node(); });
-  key.reads_null = key.writes_null = true;
   if (!decays) key.derived = "the optimizer's `lr`";
   return std::move(key)
       .takes({reals(0).words + ", or null: the optimizer's `lr`", reals(0).schema})
-      .means("rate after the warmup", "0.16: 0.001 by default, with WarmupLR too");
+      .means("rate after the warmup", "0.16: 0.001 by default, with WarmupLR too", null_too, or_null);
 }
 
 std::vector<Key<Warmup>> warmup_keys(bool decays) {
@@ -195,7 +193,7 @@ const Type& type_of(const Scheduler& schedule) {
 const Type& read_type(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type) section.error("needs a \"type\"; this build has ", supported);
-  const Value value{*type, join(section.path, "type"), section.context};
+  const Value value = section.at("type");
   for (const std::string& name : foreign_types)
     if (value.text() == name)
       value.error(type->brief(), " is PyTorch's and not in this build, which has ", supported);

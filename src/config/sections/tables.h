@@ -3,7 +3,6 @@
 #include "config/config.h"
 #include "config/published.h"
 #include "config/reader.h"
-#include "config/schedule.h"
 
 // This folder holds the tables of keys, a source file for each section or group of keys, with the checks that
 // a row cannot say. A new key is a row of its section's table (../reader.h says how rows are written) and a
@@ -11,7 +10,7 @@
 // foreign_table.h. Internal to this room.
 namespace sherd::config {
 
-// Sections, and runs of keys at the top; each is told with its file.
+// Sections, and runs of keys at the top, each with its file.
 
 Key<Config> optimizer_key();                         // optimizer_keys.cpp
 Key<Config> scheduler_key();                         // scheduler_keys.cpp
@@ -40,8 +39,37 @@ Key<Config> device_key();  // device_keys.cpp
 /// The whole file. top_keys.cpp
 const Table<Config>& top_table();
 
+struct Nothing {};
+
+/// Keys that DeepSpeed, PEFT or AdapterHub have in `section` ("", "zero_optimization", "optimizer.params")
+/// and that set nothing here: those that all types of the section have, or those of one of its types.
+/// foreign_keys.cpp
+std::vector<Key<Nothing>> foreign_rows(std::string_view section, std::string_view type = "");
+/// The same, as keys of T.
+template <class T>
+std::vector<Key<T>> foreign_keys(std::string_view section, std::string_view type = "") {
+  std::vector<Key<T>> out;
+  for (const Key<Nothing>& row : foreign_rows(section, type))
+    out.push_back(lifted<T>(row, [](auto&) -> Nothing& {
+      static Nothing nothing;
+      return nothing;
+    }));
+  return out;
+}
+
 /// dump() with all sections, also those that say nothing: the defaults of keys_page(). top_keys.cpp
 std::map<std::string, std::string> every_value(const Config& config);
+
+/// Arguments of transformers' Trainer, keys of section training; those that were given.
+struct TrainerArguments {
+  std::optional<double> learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon, max_grad_norm,
+      warmup_steps, warmup_ratio;
+  std::optional<std::int64_t> micro_batch_size, gradient_accumulation_steps;
+  std::optional<std::string> precision, schedule;
+};
+Table<TrainerArguments> trainer_table();  // trainer_keys.cpp
+/// The Trainer's values where arguments are not given. trainer_keys.cpp
+const TrainerArguments& trainer_defaults();
 
 /// Takes the arguments of transformers' Trainer out of a file and writes what they say into the sections of
 /// DeepSpeed's that say the same, and into every "auto" there, as transformers does. Problems are the

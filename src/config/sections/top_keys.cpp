@@ -1,4 +1,3 @@
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -50,6 +49,11 @@ Key<Config> monitor_key(const char* name, Monitor Config::*field) {
 
 std::vector<Key<Config>> run_keys() {
   using C = Config;
+  const auto in_log_lines = [](bool C::*field) {
+    return idle([field](const C& c) {
+      return c.*field && c.steps_per_print == 0 ? "no effect without steps_per_print" : "";
+    });
+  };
   return {
       real("gradient_clipping", &C::gradient_clipping, "0.5")
           .means("largest global L2 norm of the gradients, by which they are scaled down; 0 or less: off",
@@ -59,14 +63,10 @@ std::vector<Key<Config>> run_keys() {
       integer("steps_per_print", &C::steps_per_print, "10", 0)
           .means("optimizer steps between the engine's log lines; 0: none", Auto::to_default, Concerns::run),
       boolean("wall_clock_breakdown", &C::wall_clock_breakdown)
-          .means("times of forward, backward and step in those lines",
-                 idle([](const C& c) { return c.wall_clock_breakdown && c.steps_per_print == 0; },
-                      "no effect without steps_per_print"),
+          .means("times of forward, backward and step in those lines", in_log_lines(&C::wall_clock_breakdown),
                  Auto::to_default, Concerns::run),
       boolean("memory_breakdown", &C::memory_breakdown)
-          .means("memory by tier and category in those lines",
-                 idle([](const C& c) { return c.memory_breakdown && c.steps_per_print == 0; },
-                      "no effect without steps_per_print"),
+          .means("memory by tier and category in those lines", in_log_lines(&C::memory_breakdown),
                  Auto::to_default, Concerns::run),
       boolean("dump_state", &C::dump_state)
           .means("log the whole configuration when the engine starts", Auto::to_default, Concerns::run),
@@ -155,7 +155,7 @@ std::vector<Setting> settings(const Config& config) {
 
 std::map<std::string, std::string> every_value(const Config& config) {
   std::vector<Setting> all;
-  add_settings(written(top_table(), config, Extent::whole), "", Concerns::training, all);
+  add_settings(written(top_table(), config, Selection::whole), "", Concerns::training, all);
   std::map<std::string, std::string> out;
   for (const Setting& setting : all) out[setting.key] = setting.value;
   return out;

@@ -1,5 +1,3 @@
-#include "config/sections/trainer_keys.h"
-
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -10,20 +8,6 @@ using Arguments = TrainerArguments;
 const std::vector<std::string> schedule_types = {"linear", "cosine", "constant", "constant_with_warmup"};
 const std::vector<std::string> precisions = {"fp32", "fp16", "bf16"};
 
-/// The Trainer's values where an argument is not given.
-const Arguments defaults = {.learning_rate = 5e-5,
-                            .weight_decay = 0.0,
-                            .adam_beta1 = 0.9,
-                            .adam_beta2 = 0.999,
-                            .adam_epsilon = 1e-8,
-                            .max_grad_norm = 1.0,
-                            .warmup_steps = 0.0,
-                            .warmup_ratio = 0.0,
-                            .micro_batch_size = 8,
-                            .gradient_accumulation_steps = 1,
-                            .precision = "fp32",
-                            .schedule = "linear"};
-
 /// Row of an argument that `read` takes; its default is the Trainer's.
 template <class T, class Read>
 Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, std::string example,
@@ -32,7 +16,9 @@ Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, st
       custom<Arguments>(std::move(name), std::move(example),
                         [=](Arguments& target, const Value& value) { target.*field = read(value); });
   key.argument = true;
-  return std::move(key).takes(std::move(takes)).means(std::move(sets), by(cat("`", *(defaults.*field), "`")));
+  return std::move(key)
+      .takes(std::move(takes))
+      .means(std::move(sets), by(cat("`", *(trainer_defaults().*field), "`")));
 }
 
 Key<Arguments> number(const char* name, std::optional<double> Arguments::*field, const char* example,
@@ -50,10 +36,26 @@ Key<Arguments> word(const char* name, std::optional<std::string> Arguments::*fie
   return argument(name, field, example, words(all), sets,
                   [&all](const Value& value) { return all[value.choice(all)]; })
       .one_of(all)
-      .with(by(cat("`\"", *(defaults.*field), "\"`")));
+      .with(by(cat("`\"", *(trainer_defaults().*field), "\"`")));
 }
 
 }  // namespace
+
+const TrainerArguments& trainer_defaults() {
+  static const TrainerArguments defaults = {.learning_rate = 5e-5,
+                                            .weight_decay = 0.0,
+                                            .adam_beta1 = 0.9,
+                                            .adam_beta2 = 0.999,
+                                            .adam_epsilon = 1e-8,
+                                            .max_grad_norm = 1.0,
+                                            .warmup_steps = 0.0,
+                                            .warmup_ratio = 0.0,
+                                            .micro_batch_size = 8,
+                                            .gradient_accumulation_steps = 1,
+                                            .precision = "fp32",
+                                            .schedule = "linear"};
+  return defaults;
+}
 
 Table<TrainerArguments> trainer_table() {
   using A = Arguments;

@@ -1,4 +1,3 @@
-#include "config/sections/foreign_keys.h"
 #include "config/sections/tables.h"
 
 // Section `zero_optimization`.

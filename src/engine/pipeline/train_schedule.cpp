@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/excerpt.h"
-#include "config/schedule.h"
 #include "nn/layered_model.h"
 #include "sharding/placement.h"
 #include "sharding/schedule/in_flight.h"

@@ -13,7 +13,7 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "config/bytes.h"
+#include "config/config.h"
 
 namespace sherd::engine {
 

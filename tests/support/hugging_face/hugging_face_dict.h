@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstring>
 #include <functional>
 #include <optional>
@@ -9,6 +11,7 @@
 
 #include "models/hub/hugging_face.h"
 #include "tensor/host_values.h"
+#include "tensor/safetensors/safetensors_folder.h"
 
 // Parameters of Gpt from and to tensors of a Hugging Face state dict, whole and in memory, values only moved.
 namespace sherd::models {
@@ -79,6 +82,19 @@ inline std::vector<std::pair<std::string, HostTensor>> to_dict(const HuggingFace
     out.emplace_back(tensor.name, std::move(part));
   }
   return out;
+}
+
+/// Both folders have the same tensors, byte for byte.
+inline void expect_same_tensors(const tensor::SafetensorsFolder& there,
+                                const tensor::SafetensorsFolder& back) {
+  ASSERT_EQ(back.names(), there.names());
+  for (const std::string& name : there.names()) {
+    const auto &a = *there.find(name), &b = *back.find(name);
+    EXPECT_EQ(a.shape, b.shape) << name;
+    std::vector<std::byte> one(a.bytes), other(b.bytes);
+    there.read_bytes(name, 0, one), back.read_bytes(name, 0, other);
+    EXPECT_EQ(one, other) << name;
+  }
 }
 
 }  // namespace sherd::models

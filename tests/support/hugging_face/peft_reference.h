@@ -118,6 +118,28 @@ struct PeftReference {
       if (static_cast<std::int64_t>(i) % columns < options.vocab_size) out.push_back(padded[i]);
     return out;
   }
+  /// Logits, loss and the adapter's gradients are as the reference has them. Gives the number of parameters
+  /// that are trained.
+  std::size_t expect_same_training() {
+    models::Gpt model(options);
+    const PlainParameters parameters(*cpu.kernels, model, DType::f32);
+    load(parameters, both);
+    expect_near(logits(model, ids("tokens")), expected("logits"), 1e-5);
+    autograd::Tape tape(*cpu.kernels);
+    const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
+    tape.backward(loss);
+    EXPECT_NEAR(cpu.values(loss.value())[0], expected("loss")[0], 1e-5);
+    std::size_t found = 0;
+    for (const auto& p : parameters.all()) {
+      SCOPED_TRACE(p->name);
+      EXPECT_EQ(p->trainable, models::is_adapter(p->name));
+      if (!p->trainable) continue;
+      ++found;
+      const std::vector<float> want = published(p->name, true);
+      expect_near(cpu.values(p->grad), {want.begin(), want.end()}, 1e-5);
+    }
+    return found;
+  }
 
   std::filesystem::path folder;
   std::string family;

@@ -1,0 +1,244 @@
+#include "models/hub/adapter_config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "config/published.h"
+
+// adapter_config.json of PEFT, and of AdapterHub.
+namespace sherd::models {
+namespace {
+
+using config::Adapter;
+using config::AdapterType;
+using config::Node;
+using config::Value;
+using Json = nlohmann::ordered_json;
+
+// Keys on which no number of the adapter depends; of AdapterHub's, some because of what others say.
+constexpr const char* idle_of_peft =
+    "auto_mapping base_model_name_or_path inference_mode revision task_type peft_version "
+    "fan_in_fan_out megatron_core init_ia3_weights runtime_config base_model_class parent_library "
+    "ensure_weight_tying qalora_group_size token_dim num_attention_heads num_layers "
+    "prompt_tuning_init tokenizer_kwargs prompt_tuning_init_text encoder_dropout "
+    "tokenizer_name_or_path encoder_num_layers encoder_hidden_size encoder_reparameterization_type";
+constexpr const char* idle_of_hub =
+    "architecture init_weights init_weights_seed adapter_residual_before_ln "
+    "inv_adapter_reduction_factor phm_dim factorized_phm_W shared_W_phm shared_phm_rule "
+    "factorized_phm_rule phm_c_init phm_init_range learn_phm hypercomplex_nonlinearity phm_rank "
+    "phm_bias";
+
+bool is_among(const std::string& words, const std::string& name) {
+  return name.find(' ') == std::string::npos &&
+         cat(" ", words, " ").find(cat(" ", name, " ")) != std::string::npos;
+}
+
+[[noreturn]] void refuse(const Value& value) {
+  value.error(value.node.brief(), " would change what the adapter computes, and Sherd does not have it");
+}
+
+/// A name or path of the model; null: none.
+Json base_name(const std::string& base) {
+  return base.empty() ? Json(nullptr) : Json(base);
+}
+
+std::vector<std::string> names_in(const Value& value) {
+  if (value.node.is(Node::Kind::string)) {
+    if (value.text() != "all-linear")
+      value.error("\"", value.text(),
+                  "\" is a pattern, and Sherd reads lists of names: write the modules out");
+    return {value.text()};
+  }
+  value.expect(Node::Kind::array);
+  std::vector<std::string> out;
+  for (const Node& item : value.node.items) out.push_back(Value{item, value.path, value.context}.text());
+  std::sort(out.begin(), out.end());  // PEFT writes a set, in any order
+  return out;
+}
+
+/// Some ways to begin change the base, too, which then is not what its file holds. (PEFT 0.21,
+/// tuners/lora/layer.py: these leave it as it is.)
+void expect_plain_base(const Value& value) {
+  if (value.node.is(Node::Kind::boolean) || value.node.is(Node::Kind::null)) return;
+  const std::string init = value.text();
+  for (const char* plain : {"gaussian", "orthogonal", "eva", "mica"})
+    if (init == plain) return;
+  value.error(
+      "\"", init,
+      "\" begins by taking a part of the base model's weights away, which Sherd does not do: have PEFT "
+      "convert the adapter to LoRA (save_pretrained() with path_initial_model_for_weight_conversion)");
+}
+
+void read_peft_key(Adapter& adapter, const std::string& name, const Value& value) {
+  const bool lora = adapter.type == AdapterType::lora, prompt = adapter.has_prompt();
+  if (name == "peft_type") return;
+  if (name == "num_virtual_tokens" && prompt)
+    adapter.prompt.virtual_tokens = value.integer(1, config::most_virtual_tokens);
+  else if (name == "num_transformer_submodules" && prompt)
+    value.integer(1, 1);
+  else if (name == "target_modules" && !prompt)
+    adapter.targets = names_in(value);
+  else if (name == "feedforward_modules" && adapter.type == AdapterType::ia3)
+    return;  // checked against the tensors' shapes
+  else if (name == "r" && lora)
+    adapter.lora.rank = value.integer(1, config::most_adapter_rank);
+  else if (name == "lora_alpha" && lora)
+    adapter.lora.alpha = value.real(0, config::infinity, true);
+  else if (name == "lora_dropout" && lora)
+    adapter.lora.dropout = value.real(0, 0.999);
+  else if (name == "init_lora_weights" && lora)
+    expect_plain_base(value);
+  else if (name == "use_rslora" && lora)
+    adapter.lora.rslora = value.boolean();
+  else if (const bool first_layer = name == "layers_to_transform" && value.node.is(Node::Kind::integer);
+           !is_among(idle_of_peft, name) && (first_layer || !config::is_off(value.node)))
+    refuse(value);
+}
+
+}  // namespace
+
+Adapter from_peft(std::string_view text, const std::string& name) {
+  const Node tree = config::parse_tree(text, name);
+  config::Context context;
+  const Value file{tree, "", context};
+  file.expect(Node::Kind::object);
+  const Node* type = tree.find("peft_type");
+  Adapter adapter;
+  if (type && type->is_text("LORA")) adapter.type = AdapterType::lora;
+  if (type && type->is_text("IA3")) adapter.type = AdapterType::ia3;
+  if (type && (type->is_text("PROMPT_TUNING") || type->is_text("P_TUNING")))
+    adapter.type = AdapterType::prompt_tuning, adapter.prompt.virtual_tokens = 0;
+  if (adapter.type == AdapterType::none)
+    fail(ErrorKind::config, name, ": peft_type is ", type ? type->brief() : "missing",
+         ": Sherd has LORA, IA3, PROMPT_TUNING and P_TUNING");
+  for (const auto& [key, node] : tree.members)
+    context.attempt([&] { read_peft_key(adapter, key, {node, key, context}); });
+  context.raise();
+  if (adapter.has_prompt() && adapter.prompt.virtual_tokens == 0)
+    fail(ErrorKind::config, name, ": num_virtual_tokens is missing: the file does not describe a prompt");
+  return adapter;
+}
+
+std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
+                    const std::vector<std::string>& feedforward, bool transposed, const std::string& base) {
+  const bool lora = adapter.type == AdapterType::lora;
+  Json out{{"peft_type", lora ? "LORA" : "IA3"},
+           {"task_type", "CAUSAL_LM"},
+           {"base_model_name_or_path", base_name(base)},
+           {"inference_mode", true},
+           {"target_modules", targets},
+           {"modules_to_save", nullptr},
+           {"fan_in_fan_out", transposed}};
+  if (lora)
+    out.update({{"r", adapter.lora.rank},
+                {"lora_alpha", adapter.lora.alpha},
+                {"lora_dropout", adapter.lora.dropout},
+                {"use_rslora", adapter.lora.rslora},
+                {"use_dora", false},
+                {"bias", "none"},
+                {"init_lora_weights", true}});
+  else
+    out.update({{"feedforward_modules", feedforward}, {"init_ia3_weights", true}});
+  return out.dump(2) + "\n";
+}
+
+std::string to_peft(const Adapter& adapter, const PromptedModel& model) {
+  const bool encoded = adapter.type == AdapterType::p_tuning;
+  Json out{{"peft_type", encoded ? "P_TUNING" : "PROMPT_TUNING"},
+           {"task_type", "CAUSAL_LM"},
+           {"base_model_name_or_path", base_name(model.base)},
+           {"inference_mode", true},
+           {"num_virtual_tokens", adapter.prompt.virtual_tokens},
+           {"token_dim", model.hidden},
+           {"num_transformer_submodules", 1},
+           {"num_attention_heads", model.heads},
+           {"num_layers", model.layers}};
+  const std::int64_t hidden = adapter.prompt.encoder_hidden_size;
+  if (encoded)
+    out.update({{"encoder_reparameterization_type", "MLP"},
+                {"encoder_hidden_size", hidden > 0 ? hidden : model.hidden}});
+  else
+    out["prompt_tuning_init"] = "RANDOM";
+  return out.dump(2) + "\n";
+}
+
+bool is_adapter_hub(std::string_view text, const std::string& name) {
+  const Node tree = config::parse_tree(text, name);
+  return tree.is(Node::Kind::object) && tree.find("config") && !tree.find("peft_type");
+}
+
+Adapter from_adapter_hub(std::string_view text, const std::string& name) {
+  const Node tree = config::parse_tree(text, name);
+  config::Context context;
+  const Value file{tree, "", context};
+  Adapter adapter;
+  adapter.type = AdapterType::bottleneck;
+  // Older versions meant another function by "gelu".
+  if (!tree.find("version"))
+    fail(ErrorKind::config, name,
+         ": has no \"version\": it is older than AdapterHub's `adapters` 1.0; load and save it "
+         "with that, with use_safetensors=True");
+  const auto called = tree.find("name");
+  if (called && called->is(Node::Kind::string)) adapter.bottleneck.name = called->text;
+  const Value section{*tree.find("config"), "config", context};
+  section.expect(Node::Kind::object);
+  if (const Node* kind = section.node.find("architecture"); kind && !kind->is(Node::Kind::null))
+    fail(ErrorKind::config, name, ": config.architecture is ", kind->brief(),
+         ": of AdapterHub's adapters Sherd has the bottleneck ones");
+  Node kept = section.node;
+  std::erase_if(kept.members, [&](const auto& member) {
+    if (config::has_bottleneck_key(member.first)) return false;
+    if (!is_among(idle_of_hub, member.first) && !config::is_off(member.second))
+      context.attempt([&] { refuse({member.second, "config." + member.first, context}); });
+    return true;
+  });
+  // transformers calls one function by two names; without the norm's sum there is nothing to count twice.
+  const Node* sum = kept.find("original_ln_before");
+  std::erase_if(kept.members, [&](const auto& member) {
+    return member.first == "residual_before_ln" && sum && sum->is(Node::Kind::boolean) && !sum->boolean;
+  });
+  for (auto& [key, value] : kept.members)
+    if (key == "non_linearity" && value.is_text("silu")) value.text = "swish";
+  const Value whole{kept, "config", context};
+  context.attempt([&] {
+    config::read_bottleneck(adapter.bottleneck, whole,
+                            {"mh_adapter", "output_adapter", "reduction_factor", "non_linearity"});
+  });
+  context.raise();
+  return adapter;
+}
+
+std::string to_adapter_hub(const Adapter& adapter, std::int64_t hidden, const std::string& model_type,
+                           const std::string& base) {
+  const config::BottleneckKeys& keys = adapter.bottleneck;
+  double factor = keys.reduction_factor;
+  if (keys.size > 0) {
+    factor = static_cast<double>(hidden) / static_cast<double>(keys.size);
+    while (config::BottleneckKeys{.reduction_factor = factor}.width(hidden) < keys.size)
+      factor = std::nextafter(factor, 0.0);
+  }
+  const Json config{{"mh_adapter", keys.attention},
+                    {"output_adapter", keys.mlp},
+                    {"reduction_factor", factor},
+                    {"non_linearity", config::name_of(keys.non_linearity)},
+                    {"original_ln_before", keys.of_sum},
+                    {"original_ln_after", true},
+                    {"residual_before_ln", true},
+                    {"adapter_residual_before_ln", false},
+                    {"ln_before", false},
+                    {"ln_after", false},
+                    {"scaling", keys.scale},
+                    {"is_parallel", false},
+                    {"use_gating", false},
+                    {"init_weights", "bert"},
+                    {"dropout", 0.0}};
+  const Json out{{"config", config},           {"hidden_size", hidden},
+                 {"model_class", nullptr},     {"model_name", base_name(base)},
+                 {"model_type", model_type},   {"name", keys.name},
+                 {"version", "adapters.1.3.0"}};
+  return out.dump(2) + "\n";
+}
+
+}  // namespace sherd::models

@@ -263,7 +263,7 @@ const Entry& entry_of(OptimizerType type) {
 }
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
-const std::vector<std::string> foreign_types = {"MuAdam", "MuAdamW",    "MuSGD",    "RMSprop", "NAdam",
+const std::vector<std::string> foreign_optimizers = {"MuAdam", "MuAdamW",    "MuSGD",    "RMSprop", "NAdam",
                                                 "RAdam",  "Adamax",     "Adadelta", "ASGD",    "Rprop",
                                                 "LBFGS",  "SparseAdam", "Adafactor"};
 
@@ -329,7 +329,7 @@ OptimizerType read_optimizer_type(const Value& type) {
   if (edit_distance(type.text(), "ZeroOneAdam") == 0)
     type.error("0/1 Adam takes steps that only some replicas know of, so that their weights differ between ",
                "exchanges: use OneBitAdam, whose replicas always agree");
-  for (const std::string& name : foreign_types)
+  for (const std::string& name : foreign_optimizers)
     if (edit_distance(type.text(), name) == 0)
       type.error(type.node.brief(), " is not in this build; use one of ", known_optimizers());
   return static_cast<OptimizerType>(type.choice(optimizer_names()));

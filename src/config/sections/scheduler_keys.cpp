@@ -5,7 +5,7 @@
 namespace sherd::config {
 namespace {
 
-const std::vector<std::string> foreign_types = {"StepLR",
+const std::vector<std::string> foreign_schedulers = {"StepLR",
                                                 "MultiStepLR",
                                                 "ConstantLR",
                                                 "LinearLR",
@@ -194,7 +194,7 @@ const Type& read_type(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type) section.error("needs a \"type\"; this build has ", supported);
   const Value value = section.at("type");
-  for (const std::string& name : foreign_types)
+  for (const std::string& name : foreign_schedulers)
     if (value.text() == name)
       value.error(type->brief(), " is PyTorch's and not in this build, which has ", supported);
   return types()[value.choice(type_names())];

@@ -21,18 +21,19 @@ Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, st
       .means(std::move(sets), by(cat("`", *(trainer_defaults().*field), "`")));
 }
 
-Key<Arguments> number(const char* name, std::optional<double> Arguments::*field, const char* example,
-                      const char* sets, double max = infinity) {
+Key<Arguments> number_argument(const char* name, std::optional<double> Arguments::*field, const char* example,
+                               const char* sets, double max = infinity) {
   return argument(name, field, example, reals(0, max), sets,
                   [max](const Value& value) { return value.real(0, max); });
 }
 
-Key<Arguments> count(const char* name, std::optional<std::int64_t> Arguments::*field, const char* sets) {
+Key<Arguments> count_argument(const char* name, std::optional<std::int64_t> Arguments::*field,
+                              const char* sets) {
   return argument(name, field, "4", integers(1), sets, [](const Value& value) { return value.integer(1); });
 }
 
-Key<Arguments> word(const char* name, std::optional<std::string> Arguments::*field, const char* example,
-                    const std::vector<std::string>& all, const char* sets) {
+Key<Arguments> word_argument(const char* name, std::optional<std::string> Arguments::*field,
+                             const char* example, const std::vector<std::string>& all, const char* sets) {
   return argument(name, field, example, words(all), sets,
                   [&all](const Value& value) { return all[value.choice(all)]; })
       .one_of(all)
@@ -61,23 +62,24 @@ Table<TrainerArguments> trainer_table() {
   using A = Arguments;
   return {
       Auto::is_a_value,
-      {number("learning_rate", &A::learning_rate, "0.0003",
-              "`optimizer.params.lr`, and `warmup_max_lr` of WarmupLR and WarmupDecayLR"),
-       number("weight_decay", &A::weight_decay, "0.1", "`optimizer.params.weight_decay`"),
-       number("adam_beta1", &A::adam_beta1, "0.8", "the first of `optimizer.params.betas`", 1),
-       number("adam_beta2", &A::adam_beta2, "0.95", "the second of `optimizer.params.betas`", 1),
-       number("adam_epsilon", &A::adam_epsilon, "1e-6", "`optimizer.params.eps`"),
-       number("max_grad_norm", &A::max_grad_norm, "0.5", "`gradient_clipping`"),
-       number("warmup_steps", &A::warmup_steps, "10",
-              "`scheduler.params.warmup_num_steps`, at least 1; below 1 a share of `steps`"),
-       number("warmup_ratio", &A::warmup_ratio, "0.1", "the same as a share, where `warmup_steps` is 0", 1),
-       word("lr_scheduler_type", &A::schedule, "\"cosine\"", schedule_types,
-            "`scheduler` where there is no section")
+      {number_argument("learning_rate", &A::learning_rate, "0.0003",
+                       "`optimizer.params.lr`, and `warmup_max_lr` of WarmupLR and WarmupDecayLR"),
+       number_argument("weight_decay", &A::weight_decay, "0.1", "`optimizer.params.weight_decay`"),
+       number_argument("adam_beta1", &A::adam_beta1, "0.8", "the first of `optimizer.params.betas`", 1),
+       number_argument("adam_beta2", &A::adam_beta2, "0.95", "the second of `optimizer.params.betas`", 1),
+       number_argument("adam_epsilon", &A::adam_epsilon, "1e-6", "`optimizer.params.eps`"),
+       number_argument("max_grad_norm", &A::max_grad_norm, "0.5", "`gradient_clipping`"),
+       number_argument("warmup_steps", &A::warmup_steps, "10",
+                       "`scheduler.params.warmup_num_steps`, at least 1; below 1 a share of `steps`"),
+       number_argument("warmup_ratio", &A::warmup_ratio, "0.1",
+                       "the same as a share, where `warmup_steps` is 0", 1),
+       word_argument("lr_scheduler_type", &A::schedule, "\"cosine\"", schedule_types,
+                     "`scheduler` where there is no section")
            .with("has more of them"),
-       count("per_device_train_batch_size", &A::micro_batch_size, "`train_micro_batch_size_per_gpu`")
+       count_argument("per_device_train_batch_size", &A::micro_batch_size, "`train_micro_batch_size_per_gpu`")
            .with(also("micro_batch_size"), "knows no `micro_batch_size`"),
-       count("gradient_accumulation_steps", &A::gradient_accumulation_steps, "the key at the top"),
-       word("precision", &A::precision, "\"bf16\"", precisions, "`fp16.enabled` and `bf16.enabled`")
+       count_argument("gradient_accumulation_steps", &A::gradient_accumulation_steps, "the key at the top"),
+       word_argument("precision", &A::precision, "\"bf16\"", precisions, "`fp16.enabled` and `bf16.enabled`")
            .with("has the flags `fp16` and `bf16`")}};
 }
 

@@ -9,8 +9,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-using Extents = StoredExtents;
-
 /// The keys that a row sees: one or two runs of a store's rows, as they lie in a ring.
 struct StoredRange {
   Count first, count;  ///< the run that ends the ring, or all
@@ -18,7 +16,7 @@ struct StoredRange {
   Count all() const { return count + more; }
 };
 
-StoredRange seen_rows(const Extents& e, Count position) {
+StoredRange seen_rows(const StoredExtents& e, Count position) {
   const Count n = std::min(position + 1, e.window), first = (position + 1 - n) % e.capacity;
   const Count count = std::min(n, e.capacity - first);
   return {first, count, n - count};
@@ -30,7 +28,7 @@ struct StoredHead {
   Count first, count;        ///< position of the first row; rows that count
 };
 
-StoredHead head_of(const Extents& e, const KeyStore& store, Count b, Count g) {
+StoredHead head_of(const StoredExtents& e, const KeyStore& store, Count b, Count g) {
   const std::int32_t* place = store.places.data<std::int32_t>() + 3 * b;
   const Count text = place[0], begin = (text * e.kv_heads + g) * e.capacity * e.dim;
   require(text >= 0 && text < e.texts && place[1] >= 0 && place[2] >= 0 && place[2] <= e.seq,
@@ -44,7 +42,7 @@ StoredHead head_of(const Extents& e, const KeyStore& store, Count b, Count g) {
 /// The queries of one group against the keys that one row sees.
 class GroupRow {
  public:
-  GroupRow(const IsaTable& isa, const Extents& e, DType dtype, float* scratch)
+  GroupRow(const IsaTable& isa, const StoredExtents& e, DType dtype, float* scratch)
       : isa_(isa),
         e_(e),
         storage_(storage_index(dtype)),
@@ -79,14 +77,14 @@ class GroupRow {
   }
 
   const IsaTable& isa_;
-  const Extents& e_;
+  const StoredExtents& e_;
   StorageIndex storage_;
   Count element_;
   float *sums_, *scores_;
 };
 
-void attend_f64(const Extents& e, const double* queries, const StoredHead& head, const StoredRange& seen,
-                double* out) {
+void attend_f64(const StoredExtents& e, const double* queries, const StoredHead& head,
+                const StoredRange& seen, double* out) {
   const auto* keys = reinterpret_cast<const double*>(head.keys);
   const auto* values = reinterpret_cast<const double*>(head.values);
   std::vector<double> scores(static_cast<std::size_t>(seen.all()));
@@ -109,7 +107,7 @@ void attend_f64(const Extents& e, const double* queries, const StoredHead& head,
 }
 
 /// The workspace of one task: the group's sums and scores.
-Count scratch_floats(const Extents& e) {
+Count scratch_floats(const StoredExtents& e) {
   return e.group() * (e.dim + std::min(e.window, e.capacity));
 }
 
@@ -117,7 +115,7 @@ Count scratch_floats(const Extents& e) {
 
 std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Attention& geometry,
                                     const KeyStore& store, const Tensor& out) {
-  const Extents e = check_attend_stored(qkv, geometry, store, out);
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
   if (!out || e.seq == 0 || qkv.dtype() == DType::f64) return 0;
   const Count tasks = std::min<Count>(device.arena().threads(), e.batch * e.kv_heads);
   return static_cast<std::size_t>(tasks * scratch_floats(e)) * sizeof(float);
@@ -125,7 +123,7 @@ std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Att
 
 void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
                                const Tensor& out) {
-  const Extents e = check_attend_stored(qkv, geometry, store, out);
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
   if (e.seq == 0) return;
   const auto element = static_cast<Count>(size_of(qkv.dtype()));
   const auto bytes = static_cast<std::size_t>(e.dim * element);

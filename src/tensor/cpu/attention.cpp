@@ -12,7 +12,6 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-using Extents = AttentionExtents;
 using Part = AttentionPart;
 
 // ---- fp64: numeric gradients are checked in it; one query row at a time ----
@@ -256,7 +255,7 @@ std::size_t workspace_of(Device& device, const Tensor& qkv, const Attention& geo
 
 /// Calls body(part, i) for i in [0, count) of each part of a call, short parts side by side.
 template <class Body>
-void for_each_head(Device& device, const Extents& e, const Attention& geometry, Count count,
+void for_each_head(Device& device, const AttentionExtents& e, const Attention& geometry, Count count,
                    const Body& body) {
   const std::vector<Part> parts = attention_parts(e, geometry);
   device.arena().parallel_for(std::ssize(parts) * count, 1, [&](Count item, Count) {
@@ -275,7 +274,7 @@ std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, cons
 
 void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                            const Tensor& lse) {
-  const Extents e = check_attention("attention", qkv, geometry, out, lse);
+  const AttentionExtents e = check_attention("attention", qkv, geometry, out, lse);
   for_each_head(device_, e, geometry, e.heads, [&](const Part& part, Count h) {
     if (qkv.dtype() == DType::f64)
       return forward_f64(
@@ -287,7 +286,8 @@ void CpuKernels::attention(const Tensor& qkv, const Attention& geometry, const T
 
 void CpuKernels::attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out,
                                     const Tensor& lse, const Tensor& dout, const Tensor& dqkv) {
-  const Extents e = check_attention_backward("attention_backward", qkv, geometry, out, lse, dout, dqkv);
+  const AttentionExtents e =
+      check_attention_backward("attention_backward", qkv, geometry, out, lse, dout, dqkv);
   if (qkv.dtype() == DType::f64) fill(dqkv, 0);
   for_each_head(device_, e, geometry, e.kv_heads, [&](const Part& part, Count g) {
     if (qkv.dtype() != DType::f64)

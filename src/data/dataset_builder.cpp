@@ -15,10 +15,10 @@ namespace sherd::data {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{4} << 20;
+constexpr std::size_t write_buffer_bytes = std::size_t{4} << 20;
 constexpr std::size_t buffer_lengths = std::size_t{1} << 16;
 
-fs::path folder_of(const std::string& prefix) {
+fs::path existing_folder_of(const std::string& prefix) {
   const fs::path path(prefix);
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
@@ -41,12 +41,12 @@ FileDescriptor open_unnamed(const std::string& prefix) {
 /// Collects small writes for an AtomicFile.
 class Buffered {
  public:
-  explicit Buffered(AtomicFile& file) : file_(file) { buffer_.reserve(buffer_bytes); }
+  explicit Buffered(AtomicFile& file) : file_(file) { buffer_.reserve(write_buffer_bytes); }
   template <class T>
   void put(T value) {
     const auto* bytes = reinterpret_cast<const std::byte*>(&value);
     buffer_.insert(buffer_.end(), bytes, bytes + sizeof value);
-    if (buffer_.size() + 16 > buffer_bytes) flush();
+    if (buffer_.size() + 16 > write_buffer_bytes) flush();
   }
   void flush() {
     file_.write(buffer_.data(), buffer_.size());
@@ -61,7 +61,7 @@ class Buffered {
 }  // namespace
 
 void check_output_prefix(const std::string& prefix) {
-  const fs::path folder = folder_of(prefix);
+  const fs::path folder = existing_folder_of(prefix);
   if (prefix.empty() || fs::path(prefix).filename().empty())
     fail(ErrorKind::usage, "the output prefix '", prefix, "' names no file; give one such as data/corpus");
   std::error_code error;
@@ -80,7 +80,7 @@ DatasetBuilder::DatasetBuilder(const std::string& prefix, std::int64_t vocab_siz
       index_file_(index_path(prefix)) {
   require(vocab_size > 0 && vocab_size <= std::numeric_limits<std::int32_t>::max(), "a vocabulary of ",
           vocab_size);
-  token_buffer_.reserve(buffer_bytes);
+  token_buffer_.reserve(write_buffer_bytes);
   length_buffer_.reserve(buffer_lengths);
   lengths_file_ = open_unnamed(prefix);
 }
@@ -93,7 +93,7 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
           "a sequence of ", tokens.size(), " tokens; the format holds fewer than 2^31 in one: split it");
   const std::size_t width = size_of(type_);
   for (std::size_t done = 0; done < tokens.size();) {
-    const std::size_t count = std::min(tokens.size() - done, (buffer_bytes - token_buffer_.size()) / width);
+    const std::size_t count = std::min(tokens.size() - done, (write_buffer_bytes - token_buffer_.size()) / width);
     const std::size_t at = token_buffer_.size();
     token_buffer_.resize(at + count * width);
     for (std::size_t i = 0; i < count; ++i) {
@@ -109,7 +109,7 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
       }
     }
     done += count;
-    if (token_buffer_.size() + width > buffer_bytes) flush_tokens();
+    if (token_buffer_.size() + width > write_buffer_bytes) flush_tokens();
   }
   const auto length = static_cast<std::int32_t>(tokens.size());
   length_buffer_.push_back(last ? ~length : length);
@@ -123,7 +123,7 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
 /// Bit i of the mask, the lowest of a byte first, is that of token i.
 void DatasetBuilder::put_mask(bool learned) {
   if (masked_ % 8 == 0) {
-    if (mask_buffer_.size() == buffer_bytes) {
+    if (mask_buffer_.size() == write_buffer_bytes) {
       mask_file_->write(mask_buffer_.data(), mask_buffer_.size());
       mask_buffer_.clear();
     }

@@ -11,7 +11,6 @@
 namespace sherd::data {
 namespace {
 
-constexpr std::string_view space_mark = "\xe2\x96\x81";   // U+2581, SentencePiece's written space
 constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD
 
 class SentencePieceTokenizer final : public Tokenizer {

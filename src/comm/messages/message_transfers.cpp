@@ -10,7 +10,6 @@ enum MessagePhase : int { greeting, moving };
 // Up to where the tags of collectives begin (messages.cpp).
 constexpr int first_tag = 16, tags_apart = 2048, tags_of_one = 3;
 static_assert(first_tag + tags_apart * tags_of_one <= 8192);
-constexpr std::byte go{1};
 
 int signature_tag_of(const Call& transfer) {
   return first_tag + tags_of_one * static_cast<int>(transfer.index % tags_apart);
@@ -70,7 +69,7 @@ void MessageTransfers::take_payload(Call& transfer) {
     transfer.receives.push_back(port_.receive(begin, bytes, transfer.peer, payload_tag_of(transfer)));
   });
   if (transfer.x.bytes() > 0)
-    transfer.sends.push_back(port_.send(&go, sizeof go, transfer.peer, go_tag_of(transfer)));
+    transfer.sends.push_back(port_.send(&go_word, sizeof go_word, transfer.peer, go_tag_of(transfer)));
 }
 
 void MessageTransfers::cancel(Call& transfer) noexcept {

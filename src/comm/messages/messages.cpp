@@ -12,7 +12,6 @@ constexpr int call_tag = 1, announce_tag = 3;
 constexpr int calls_apart = 8192, eager_tag = 8192, payload_tag = eager_tag + calls_apart,
               go_tag = payload_tag + calls_apart;
 static_assert(go_tag + calls_apart <= 32768);
-constexpr std::byte go{1};
 
 int tag_of(const CallSignature& call) {
   const std::string_view bytes(reinterpret_cast<const char*>(&call), sizeof call);
@@ -97,7 +96,7 @@ Messages::Ticket Messages::receive(int peer, std::byte* data, std::size_t bytes)
   for (std::size_t done = 0; done < bytes; done += longest_message)
     message.requests.push_back(
         port_->receive(data + done, std::min(longest_message, bytes - done), peer, payload_tag + tag_));
-  message.requests.push_back(port_->send(&go, sizeof go, peer, go_tag + tag_));
+  message.requests.push_back(port_->send(&go_word, sizeof go_word, peer, go_tag + tag_));
   return message.ticket;
 }
 

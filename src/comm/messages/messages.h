@@ -19,6 +19,9 @@
 
 namespace sherd::comm {
 
+/// With this byte a receiver tells a sender that there is room for its message.
+inline constexpr std::byte go_word{1};
+
 /// Waits between looks at messages.
 class Pauses {
  public:

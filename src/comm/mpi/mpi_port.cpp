@@ -18,9 +18,9 @@ namespace {
 
 using mpi::check;
 
-constexpr int failure_tag = 1;
+constexpr int mpi_failure_tag = 1;
 constexpr int failure_bytes = 4000;
-constexpr std::size_t page = 4096;
+constexpr std::size_t mpi_page = 4096;
 
 class MpiGroup final : public Port {
  public:
@@ -162,7 +162,7 @@ class MpiGroup final : public Port {
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
       MPI_Request request;
-      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, failure_tag, side_,
+      if (MPI_Isend(copy->data(), static_cast<int>(copy->size()), MPI_BYTE, r, mpi_failure_tag, side_,
                     &request) == MPI_SUCCESS)
         MPI_Request_free(&request);
     }
@@ -172,11 +172,11 @@ class MpiGroup final : public Port {
     int here = 0, length = 0;
     MPI_Status status;
     std::lock_guard lock(mutex_);
-    check(MPI_Iprobe(MPI_ANY_SOURCE, failure_tag, side_, &here, &status), "MPI_Iprobe");
+    check(MPI_Iprobe(MPI_ANY_SOURCE, mpi_failure_tag, side_, &here, &status), "MPI_Iprobe");
     if (!here) return "";
     MPI_Get_count(&status, MPI_BYTE, &length);
     std::string text(static_cast<std::size_t>(length), ' ');
-    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, failure_tag, side_, MPI_STATUS_IGNORE),
+    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, mpi_failure_tag, side_, MPI_STATUS_IGNORE),
           "MPI_Recv");
     return text;
   }
@@ -197,7 +197,7 @@ class MpiGroup final : public Port {
     void* base = nullptr;
     MPI_Win window;
     const int code =
-        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + page), 1, info, talk, &base, &window);
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + mpi_page), 1, info, talk, &base, &window);
     MPI_Info_free(&info);
     if (code != MPI_SUCCESS) return code;
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -205,9 +205,9 @@ class MpiGroup final : public Port {
       int unit = 0;
       void* part = nullptr;
       check(MPI_Win_shared_query(window, static_cast<int>(r), &length, &unit, &part), "MPI_Win_shared_query");
-      // OpenMPI begins parts anywhere; the offset in a page is the same for all who map it.
+      // OpenMPI begins parts anywhere; the offset in a mpi_page is the same for all who map it.
       parts[r] =
-          reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + page - 1) / page * page);
+          reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + mpi_page - 1) / mpi_page * mpi_page);
     }
     return MPI_SUCCESS;
   }

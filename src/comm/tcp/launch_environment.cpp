@@ -13,7 +13,7 @@ bool is_set(const GetVariable& get, const char* name) {
   return value && *value;
 }
 
-std::string text_of(const GetVariable& get, const char* name) {
+std::string value_of(const GetVariable& get, const char* name) {
   if (!is_set(get, name))
     fail(ErrorKind::usage,
          "the environment's RANK or WORLD_SIZE says that a launcher started this process, but ", name,
@@ -23,7 +23,7 @@ std::string text_of(const GetVariable& get, const char* name) {
 }
 
 int number_of(const GetVariable& get, const char* name, int least, int most) {
-  const std::string text = text_of(get, name);
+  const std::string text = value_of(get, name);
   const int value = whole_number(get, name);
   if (value < least || value > most)
     fail(ErrorKind::usage, "the environment's ", name, " must be a whole number of ", least, " to ", most,
@@ -51,7 +51,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get)
   if (is_set(get, "LOCAL_WORLD_SIZE"))
     out.local_world_size = number_of(get, "LOCAL_WORLD_SIZE", out.local_rank + 1, out.world_size);
   if (out.world_size == 1) return out;
-  out.master_address = text_of(get, "MASTER_ADDR");
+  out.master_address = value_of(get, "MASTER_ADDR");
   // Where torchrun keeps a store of its own on MASTER_PORT, the next port is ours.
   const char* store = get("TORCHELASTIC_USE_AGENT_STORE");
   const int taken = store && std::string_view(store) == "True" ? 1 : 0;

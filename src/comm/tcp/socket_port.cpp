@@ -19,8 +19,8 @@
 namespace sherd::comm {
 namespace {
 
-constexpr int failure_tag = -1, setup_tag = -2;
-constexpr std::size_t page = 4096;
+constexpr int socket_failure_tag = -1, socket_setup_tag = -2;
+constexpr std::size_t window_page = 4096;
 
 std::byte* map(int file, std::size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -129,14 +129,14 @@ class SocketPort final : public Port {
 
   void broadcast_failure(const std::string& text) noexcept override {
     for (int r = 0; r < size(); ++r) try {
-        if (r != rank_) mesh_->send_copy(world(r), group_, failure_tag, text.data(), text.size());
+        if (r != rank_) mesh_->send_copy(world(r), group_, socket_failure_tag, text.data(), text.size());
       } catch (const std::exception&) {  // who cannot be told finds out by itself
       }
   }
   std::string poll_failure() override {
     std::vector<std::byte> text;
     for (int r = 0; r < size(); ++r)
-      if (r != rank_ && mesh_->take(world(r), group_, failure_tag, text))
+      if (r != rank_ && mesh_->take(world(r), group_, socket_failure_tag, text))
         return {reinterpret_cast<const char*>(text.data()), text.size()};
     return "";
   }
@@ -147,7 +147,7 @@ class SocketPort final : public Port {
   std::vector<std::int64_t> from_all(const std::vector<std::int64_t>& mine, const Patience& patience) {
     const std::size_t bytes = mine.size() * sizeof(std::int64_t);
     for (int r = 0; r < size(); ++r)
-      if (r != rank_) mesh_->send_copy(world(r), group_, setup_tag, mine.data(), bytes);
+      if (r != rank_) mesh_->send_copy(world(r), group_, socket_setup_tag, mine.data(), bytes);
     const Deadline deadline = Deadline::after_seconds(patience.seconds);
     std::vector<std::int64_t> all;
     for (int r = 0; r < size(); ++r) {
@@ -196,9 +196,9 @@ class SocketPort final : public Port {
   }
 
   void await(int from, std::vector<std::byte>& message, const Patience& patience, const Deadline& deadline) {
-    for (int turn = 0; !mesh_->take(world(from), group_, setup_tag, message); ++turn) {
+    for (int turn = 0; !mesh_->take(world(from), group_, socket_setup_tag, message); ++turn) {
       const bool over = gone(from);
-      if (over && mesh_->take(world(from), group_, setup_tag, message)) return;
+      if (over && mesh_->take(world(from), group_, socket_setup_tag, message)) return;
       if (over) blame(from, patience);
       if (const std::string trouble = patience.trouble ? patience.trouble() : ""; !trouble.empty())
         throw Error(ErrorKind::comm, trouble);
@@ -256,7 +256,7 @@ class SocketPort final : public Port {
 };
 
 std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patience& patience) {
-  bytes = (bytes + page - 1) / page * page;
+  bytes = (bytes + window_page - 1) / window_page * window_page;
   SharedMemory mine = make_shared_memory(bytes);
   refuse({mine.data ? 0 : errno}, "get shared memory", patience);
   std::vector<std::byte*> parts(static_cast<std::size_t>(size()));
@@ -294,7 +294,7 @@ bool try_sharing(const std::shared_ptr<Mesh>& mesh, const Patience& patience) {
   if (here.size() < 2) return false;
   SocketPort machine(mesh, mix_seed(0, host), here, {});
   try {
-    for (std::byte* part : machine.shared_window(page, patience)) munmap(part, page);
+    for (std::byte* part : machine.shared_window(window_page, patience)) munmap(part, window_page);
     return true;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::memory) throw;

@@ -12,7 +12,6 @@ namespace sherd::data {
 namespace {
 
 constexpr std::size_t longest_short = 32;                // characters; beyond, a heap is faster
-constexpr std::string_view space_mark = "\xe2\x96\x81";  // U+2581
 
 std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |

@@ -12,7 +12,7 @@ namespace {
 constexpr std::size_t first_stack = std::size_t{32} << 10, largest_stack = std::size_t{8} << 20;
 constexpr std::uint32_t most_steps = 100'000'000;  // the interpreter's, where there is no compiler
 
-const unsigned char* bytes_of(std::string_view text) {
+const unsigned char* code_units(std::string_view text) {
   return reinterpret_cast<const unsigned char*>(text.data());
 }
 
@@ -62,7 +62,7 @@ std::shared_ptr<const Pattern> Pattern::expression(const std::string& text) {
   int error = 0;
   std::size_t at = 0;
   out->code_->code =
-      pcre2_compile(bytes_of(translated), translated.size(),
+      pcre2_compile(code_units(translated), translated.size(),
                     PCRE2_UTF | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, context.get());
   if (!out->code_->code)
     fail(ErrorKind::data, "the expression '", excerpt(text, 300),
@@ -87,7 +87,7 @@ bool Pattern::find(std::string_view text, std::size_t from, MatchSpace& space, s
   }
   MatchSpace::Impl& with = *space.impl_;
   const auto match = code_->compiled ? pcre2_jit_match : pcre2_match;
-  const int found = match(code_->code, bytes_of(text), text.size(), from,
+  const int found = match(code_->code, code_units(text), text.size(), from,
                           code_->compiled ? 0 : PCRE2_NO_UTF_CHECK, with.data, with.context);
   if (found == PCRE2_ERROR_NOMATCH) return false;
   if (found < 0)

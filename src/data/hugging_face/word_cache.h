@@ -11,6 +11,9 @@
 
 namespace sherd::data {
 
+/// U+2581, which stands for a space in the pieces of SentencePiece, and begins words.
+inline constexpr std::string_view space_mark = "\xe2\x96\x81";
+
 /// Ids of words met before, of one thread. It forgets all when it is full, and changes no result.
 class WordCache {
  public:

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int most_parentheses = 32;  // within each other, of any template that people write
 
-std::string_view trimmed(std::string_view text) {
+std::string_view without_blanks(std::string_view text) {
   constexpr std::string_view spaces = " \t\n\r\f\v\x1c";
   const std::size_t first = text.find_first_not_of(spaces);
   if (first == std::string_view::npos) return {};
@@ -94,7 +94,7 @@ class Expression {
       if (rest_[at] == open) ++depth;
       if (rest_[at] == close && --depth == 0) break;
     }
-    const std::string out(trimmed(rest_.substr(0, at)));
+    const std::string out(without_blanks(rest_.substr(0, at)));
     rest_.remove_prefix(std::min(at + 1, rest_.size()));
     return out;
   }
@@ -121,13 +121,13 @@ class Expression {
         const std::string key = name();
         const bool called = take('(');
         if (called)
-          value = inside('(', ')').empty() && key == "strip" ? std::string(trimmed(value))
+          value = inside('(', ')').empty() && key == "strip" ? std::string(without_blanks(value))
                                                              : std::string(unknown_mark);
         else
           value = names_.texts.contains(cat(path, '.', key)) ? of_name(cat(path, '.', key)) : of_key(key);
       } else if (take('|')) {
         const bool trims = name() == "trim", plain = !take('(') || inside('(', ')').empty();
-        value = trims && plain ? std::string(trimmed(value)) : std::string(unknown_mark);
+        value = trims && plain ? std::string(without_blanks(value)) : std::string(unknown_mark);
       } else if (take('(')) {
         inside('(', ')'), value = unknown_mark;
       } else {
@@ -191,8 +191,8 @@ class Reading {
     const bool before = take(true), behind = take(false);
     write_text(rest_.substr(0, open), before, kind);
     rest_.remove_prefix(std::min(close + 2, rest_.size()));
-    if (kind == '{') out_ += Expression(trimmed(inner), names_).written();
-    if (kind == '%') read_statement(trimmed(inner));
+    if (kind == '{') out_ += Expression(without_blanks(inner), names_).written();
+    if (kind == '%') read_statement(without_blanks(inner));
     trim_next_ = behind, line_end_goes_ = kind != '{', line_begins_ = false;
   }
 
@@ -262,8 +262,8 @@ class Reading {
       out_ += unknown_mark;
       return;
     }
-    const std::string value = Expression(trimmed(text.substr(equals + 1)), names_).written();
-    const std::string name(trimmed(text.substr(3, equals - 3)));
+    const std::string value = Expression(without_blanks(text.substr(equals + 1)), names_).written();
+    const std::string name(without_blanks(text.substr(3, equals - 3)));
     const auto [at, added] = names_.texts.emplace(name, value);
     std::string& known = at->second;
     if (added || known == value) return;

@@ -18,7 +18,7 @@
 namespace sherd::data {
 namespace {
 
-constexpr std::size_t buffer_bytes = std::size_t{256} << 10;
+constexpr std::size_t read_buffer_bytes = std::size_t{256} << 10;
 constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\xfd";
 
 }  // namespace
@@ -27,7 +27,7 @@ constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\x
 class InputStream::Source {
  public:
   explicit Source(std::filesystem::path path)
-      : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)), buffer_(buffer_bytes) {
+      : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)), buffer_(read_buffer_bytes) {
     if (!file_) fail(ErrorKind::io, "cannot open '", name(), "': ", std::strerror(errno), "; check the path");
     ::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   }

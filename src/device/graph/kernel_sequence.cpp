@@ -10,11 +10,11 @@
 namespace sherd::device {
 namespace {
 
-constexpr std::size_t alignment = 16;
+constexpr std::size_t argument_alignment = 16;
 constexpr std::size_t most_arguments = 64;
 
 std::size_t padded(std::size_t bytes) {
-  return (bytes + alignment - 1) / alignment * alignment;
+  return (bytes + argument_alignment - 1) / argument_alignment * argument_alignment;
 }
 
 std::uint64_t mix(std::uint64_t hash, const Extent3& extent) {

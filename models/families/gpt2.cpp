@@ -46,7 +46,7 @@ TensorNames names() {
           .transposed = true};
 }
 
-std::optional<std::string> lacks(const M& m) {
+std::optional<std::string> gpt2_lacks(const M& m) {
   if (m.num_kv_heads != m.num_heads) return "model.num_kv_heads";
   if (m.head_dim * m.num_heads != m.hidden_size) return "model.head_dim";
   return std::nullopt;
@@ -66,7 +66,7 @@ Family gpt2() {
           .lora_targets = {"c_attn"},
           .ia3_targets = {"c_attn", "mlp.c_proj"},
           .window = false,
-          .lacks = lacks};
+          .lacks = gpt2_lacks};
 }
 
 }  // namespace sherd::models

@@ -18,7 +18,7 @@ Family mistral() {
 
 namespace {
 
-std::optional<std::string> lacks(const M& m) {
+std::optional<std::string> mistral_lacks(const M& m) {
   if (!m.moe.norm_topk && m.moe.router == RouterScores::softmax) return "model.moe.norm_topk false";
   if (m.moe.every != 1 || m.moe.first_dense != 0) return "blocks without experts";
   return lacks_experts(m);
@@ -56,7 +56,7 @@ Family mixtral() {
                     .expert_down = "w2"},
           .ia3_targets = {"k_proj", "v_proj"},
           .experts = true,
-          .lacks = lacks};
+          .lacks = mistral_lacks};
 }
 
 }  // namespace sherd::models

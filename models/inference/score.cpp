@@ -10,7 +10,7 @@ namespace sherd::models {
 namespace {
 
 /// Batches have rows that are a multiple of this, so that few shapes of products need to be prepared.
-constexpr std::int64_t row_step = 32;
+constexpr std::int64_t scored_row_step = 32;
 
 using Batch = std::vector<std::size_t>;  ///< indices of texts
 
@@ -20,7 +20,7 @@ std::int64_t rows_of(const ScoreRequest& text, std::int64_t before) {
 }
 
 std::int64_t width_of(std::int64_t rows, std::int64_t seq_length) {
-  return std::min((rows + row_step - 1) / row_step * row_step, seq_length);
+  return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, seq_length);
 }
 
 /// Texts that are the same count once, as the first of them. The longest first, so that a model that does not

@@ -12,7 +12,7 @@ namespace {
 using device::Category;
 using device::Tier;
 using engine::human_bytes;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 const engine::MemoryReport::TierMemory& memory_of(const engine::MemoryReport& report, int tier) {
   return report.tiers[static_cast<std::size_t>(tier)];
@@ -118,8 +118,8 @@ std::string verdict(const EstimateReport& r) {
   return out;
 }
 
-Json by_category(const std::array<std::uint64_t, device::category_count>& bytes, std::uint64_t total) {
-  Json out;
+OrderedJson by_category(const std::array<std::uint64_t, device::category_count>& bytes, std::uint64_t total) {
+  OrderedJson out;
   for (std::size_t c = 0; c < bytes.size(); ++c)
     out[std::string(device::name_of(static_cast<Category>(c)))] = bytes[c];
   out["total"] = total;
@@ -162,7 +162,7 @@ std::string text_of(const EstimateReport& r) {
 }
 
 std::string json_of(const EstimateReport& r) {
-  Json out;
+  OrderedJson out;
   out["parameters"] = r.parameters;
   out["ranks"] = r.world.ranks;
   out["ranks_per_machine"] = r.world.local_ranks;
@@ -174,7 +174,7 @@ std::string json_of(const EstimateReport& r) {
   out["device"] = r.machine.on_gpus ? "cuda" : "cpu";
   for (int t = 0; t < device::tier_count; ++t) {
     const auto &states = memory_of(r.estimate().states, t), &peaks = memory_of(r.estimate().peaks, t);
-    Json& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
+    OrderedJson& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
     tier["peak_of_machine"] = most_on_a_machine(
@@ -205,20 +205,20 @@ std::string json_of(const EstimateReport& r) {
                                          {"write_bytes", before->io.written}};
   if (r.estimate().snapshot > 0)
     out["snapshot"] = {{"bytes", r.estimate().snapshot}, {"fits", r.estimate().snapshot_fits}};
-  out["stages"] = Json::array();
+  out["stages"] = OrderedJson::array();
   for (const engine::Estimate& stage : r.stages) {
-    Json peaks;
+    OrderedJson peaks;
     for (int t = 0; t < device::tier_count; ++t)
       peaks[std::string(device::name_of(static_cast<Tier>(t)))] = memory_of(stage.peaks, t).total_peak;
     out["stages"].push_back({{"peak", peaks}, {"resident", resident_bytes(stage)}});
   }
   if (r.stages.size() > 1) out["bubble"] = r.estimate().bubble;
   out["fits"] = r.missing.empty();
-  out["missing"] = Json::array();
+  out["missing"] = OrderedJson::array();
   for (const Shortfall& shortfall : r.missing)
     out["missing"].push_back(
         {{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
-  out["change"] = Json::array();
+  out["change"] = OrderedJson::array();
   for (const std::string& override : r.remedy.overrides()) out["change"].push_back(override);
   return out.dump(2) + "\n";
 }

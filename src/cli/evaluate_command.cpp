@@ -191,7 +191,7 @@ class Evaluation {
   std::chrono::steady_clock::time_point told_ = std::chrono::steady_clock::now();
 };
 
-CommandLine command_line() {
+CommandLine evaluate_command_line() {
   CommandLine line(
       "evaluate",
       "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and datasets.",
@@ -258,7 +258,7 @@ std::string json_of(const std::map<std::string, TaskMetrics>& tasks) {
 }  // namespace
 
 void evaluate_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = evaluate_command_line();
   if (!line.parse(arguments)) return;
   const std::int64_t most_rows = line.integer("batch-tokens", 1);
   const Questions questions = questions_of(line);

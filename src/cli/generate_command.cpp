@@ -4,7 +4,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "cli/command_line.h"
+#include "cli/generate_command_line.h"
 #include "cli/inference/chat.h"
 #include "cli/inference/generate_request.h"
 #include "cli/inference/prompts_file.h"
@@ -14,7 +14,7 @@
 namespace sherd::cli {
 namespace {
 
-CommandLine command_line() {
+CommandLine generate_command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
       cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
@@ -122,7 +122,7 @@ models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tok
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
-  CommandLine line = command_line();
+  CommandLine line = generate_command_line();
   if (!line.parse(arguments)) return;
   const std::vector<Prompt> prompts = prompts_of(line);
   const bool chat = line.has("chat");

@@ -8,7 +8,7 @@
 namespace sherd::config {
 namespace {
 
-using Row = Key<Nothing>;
+using ForeignKey = Key<Nothing>;
 
 /// An accepted key must hold this, so that a wrong type is still an error.
 struct Form {
@@ -111,7 +111,7 @@ std::vector<std::string> split(const std::string& text, const std::string& separ
   return out;
 }
 
-void accept(Row& row, const Form& form) {
+void accept(ForeignKey& row, const Form& form) {
   row = std::move(row).takes(form.takes);
   row.effect = Effect::noted, row.example = form.example, row.auto_rule = form.auto_rule;
   row.read = [form, reason = row.reason](Nothing&, const Value& value) {
@@ -121,7 +121,7 @@ void accept(Row& row, const Form& form) {
 }
 
 /// `rule`: "false: true".
-void refuse(Row& row, const std::string& rule, bool section) {
+void refuse(ForeignKey& row, const std::string& rule, bool section) {
   const std::size_t colon = rule.find(": ");
   const Off& off = offs().at(rule.substr(0, colon));
   row.effect = Effect::refused, row.example = rule.substr(colon + 2), row.schema = off.schema;
@@ -134,7 +134,7 @@ void refuse(Row& row, const std::string& rule, bool section) {
 }
 
 /// A section's keys are checked by name, so that a misspelt "enabled" does not pass for "off".
-void add_names(Row& row, const std::string& names) {
+void add_names(ForeignKey& row, const std::string& names) {
   auto keys = std::make_shared<Table<Nothing>>();
   for (const std::string& name : split(names, " "))
     keys->keys.push_back(custom<Nothing>(name, "", [](Nothing&, const Value&) {}));
@@ -150,11 +150,11 @@ std::string without_spaces(std::string text) {
   return text;
 }
 
-Row row_of(const std::string& line) {
+ForeignKey row_of(const std::string& line) {
   const std::vector<std::string> cells = split(line, " | ");
   const std::vector<std::string> names = split(without_spaces(cells.at(0)), "|");
   const std::vector<std::string> kind = split(cells.at(1), "but ");
-  Row row;
+  ForeignKey row;
   row.name = names[0], row.aliases.assign(names.begin() + 1, names.end());
   row.meaning = cells.at(2), row.reason = cells.at(3);
   kind.size() == 1 ? accept(row, forms().at(kind[0])) : refuse(row, kind[1], cells.size() > 4);
@@ -164,7 +164,7 @@ Row row_of(const std::string& line) {
 
 struct Group {
   std::string section, types;  ///< `types`: those that have these keys; empty: all of them
-  std::vector<Row> rows = {};
+  std::vector<ForeignKey> rows = {};
 };
 
 std::vector<Group> read_table() {
@@ -185,7 +185,7 @@ std::vector<Group> read_table() {
     out.push_back({title[0] == "top" ? "" : title[0], title.size() > 1 ? title[1] : ""});
   }
   for (Group& group : out)
-    for (Row& row : group.rows)
+    for (ForeignKey& row : group.rows)
       if (!group.section.empty()) row.auto_rule.reset();
   return out;
 }
@@ -197,7 +197,7 @@ std::vector<Key<Nothing>> foreign_rows(std::string_view section, std::string_vie
     return type.empty() ? types.empty() : cat(" ", types, " ").find(cat(" ", type, " ")) != std::string::npos;
   };
   static const std::vector<Group> groups = read_table();
-  std::vector<Row> out;
+  std::vector<ForeignKey> out;
   for (const Group& group : groups)
     if (group.section == section && has_type(group.types)) append(out, group.rows);
   return out;

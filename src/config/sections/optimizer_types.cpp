@@ -9,12 +9,12 @@ namespace sherd::config {
 namespace {
 
 using Rule = OptimizerRule;
-using Row = Key<Rule>;
+using RuleKey = Key<Rule>;
 
 struct Entry {
   const char* name;  ///< `type`
   Rule defaults;
-  std::vector<Row> own;  ///< its keys of `params` beside those that all types have
+  std::vector<RuleKey> own;  ///< its keys of `params` beside those that all types have
   /// Keys whose default is not DeepSpeed's, with what the log says where they are not given.
   std::vector<std::pair<const char*, const char*>> unlike_deepspeed = {};
   Table<Rule> params = {};  ///< all of them; entries() fills it
@@ -22,25 +22,25 @@ struct Entry {
 
 /// A row of the options O of a type, or of what these descend from.
 template <class O, class U>
-Row of(Key<U> key) {
+RuleKey of(Key<U> key) {
   return lifted<Rule>(
       key, [](auto& rule) -> auto& { return rule.template as<O>(); });
 }
 
 // ---- rows that several types have ----
 
-Row lr() {
+RuleKey lr() {
   return real("lr", &Rule::lr, "0.0003", 0).means("learning rate of a step, where no scheduler sets it");
 }
 
-Row weight_decay() {
+RuleKey weight_decay() {
   return real("weight_decay", &Rule::weight_decay, "0.2", 0)
       .means("decay of the weights, but of biases and of the gains and offsets of norms",
              "decays every parameter of a group; Adagrad's on CPUs acts in the sum of squares alone");
 }
 
 template <class O>
-Row betas() {
+RuleKey betas() {
   const auto read = [](Betas& betas, const Value& value) {
     const auto both = read_numbers(value, 2, "two numbers such as [0.9, 0.999]", 0, 1);
     for (std::size_t i = 0; i < 2; ++i)
@@ -60,45 +60,45 @@ Row betas() {
 }
 
 template <class O>
-Row eps() {
+RuleKey eps() {
   return of<O>(real("eps", &O::eps, "1e-6", 0)
                    .means("added to the root of the second moment; LARS: to its denominator; Muon: of the "
                           "AdamW beside it"));
 }
 
 template <class O>
-Row bias_correction() {
+RuleKey bias_correction() {
   return of<O>(boolean("bias_correction", &O::bias_correction)
                    .means("moments are divided by 1 − βᵗ", "Lamb corrects the rate instead"));
 }
 
 template <class O>
-Row momentum() {
+RuleKey momentum() {
   return of<O>(real("momentum", &O::momentum, "0.8", 0)
                    .means("share of the momentum that stays with a step; Muon: below 1"));
 }
 
 template <class O>
-Row nesterov() {
+RuleKey nesterov() {
   return of<O>(
       boolean("nesterov", &O::nesterov).means("look ahead along the momentum; needs a momentum above 0"));
 }
 
 template <class O>
-std::vector<Row> trust_bounds() {
+std::vector<RuleKey> trust_bounds() {
   return {of<O>(real("max_coeff", &O::max_coeff, "5.0", 0).means("largest trust ratio")),
           of<O>(real("min_coeff", &O::min_coeff, "0.1", 0).means("smallest trust ratio"))};
 }
 
 template <class O>
-Row freeze_step() {
+RuleKey freeze_step() {
   return of<O>(integer("freeze_step", &O::freeze_step, "23000", 1)
                    .means("steps after which replicas exchange compressed momentum in place of gradients",
                           "counts one more than it updates"));
 }
 
 /// Nothing but a default depends on it; dump() tells the decay.
-Row torch_adam() {
+RuleKey torch_adam() {
   return custom<Rule>(
              "torch_adam", "true",
              [](Rule&, const Value& value) {
@@ -113,12 +113,12 @@ Row torch_adam() {
 
 // ---- rows of one type ----
 
-Row adam_w_mode() {
+RuleKey adam_w_mode() {
   return of<AdamOptions>(boolean("adam_w_mode", &AdamOptions::adam_w_mode)
                              .means("decoupled decay, as AdamW's; false: L2, in the gradient"));
 }
 
-std::vector<Row> adagrad_rows() {
+std::vector<RuleKey> adagrad_rows() {
   using O = AdagradOptions;
   return {of<O>(real("lr_decay", &O::lr_decay, "0.01", 0)
                     .means("the rate is divided by 1 + this for each step done")),
@@ -127,7 +127,7 @@ std::vector<Row> adagrad_rows() {
           eps<O>()};
 }
 
-std::vector<Row> lars_rows() {
+std::vector<RuleKey> lars_rows() {
   using O = LarsOptions;
   return {
       momentum<O>(), eps<O>(),
@@ -135,14 +135,14 @@ std::vector<Row> lars_rows() {
       of<O>(boolean("clip", &O::clip).means("the rate is at most `lr` (LARC)"))};
 }
 
-std::vector<Row> lamb_rows() {
+std::vector<RuleKey> lamb_rows() {
   using O = LambOptions;
-  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  std::vector<RuleKey> out = {betas<O>(), eps<O>(), bias_correction<O>()};
   append(out, trust_bounds<O>());
   return out;
 }
 
-std::vector<Row> nvlamb_rows() {
+std::vector<RuleKey> nvlamb_rows() {
   using O = NvLambOptions;
   return {
       betas<O>(), eps<O>(), bias_correction<O>(),
@@ -151,9 +151,9 @@ std::vector<Row> nvlamb_rows() {
               .means("gradients are divided by their global norm where that is larger; 1: apex's version"))};
 }
 
-std::vector<Row> one_bit_lamb_rows() {
+std::vector<RuleKey> one_bit_lamb_rows() {
   using O = OneBitLambOptions;
-  std::vector<Row> out = {betas<O>(), eps<O>(), freeze_step<O>()};
+  std::vector<RuleKey> out = {betas<O>(), eps<O>(), freeze_step<O>()};
   append(out, trust_bounds<O>());
   append(out, {of<O>(real("coeff_beta", &O::coeff_beta, "0.8", 0)
                          .means("share of the mean of trust ratios that stays with a step; below 1")),
@@ -178,7 +178,7 @@ Key<MuonOptions> ns_coefficients() {
       .means("a, b, c of X ← a·X + b·(X·Xᵀ)·X + c·(X·Xᵀ)²·X", "these, always");
 }
 
-std::vector<Row> muon_rows() {
+std::vector<RuleKey> muon_rows() {
   using O = MuonOptions;
   return {
       momentum<O>(), nesterov<O>(),
@@ -204,9 +204,9 @@ std::vector<Row> muon_rows() {
 
 // ---- the types ----
 
-std::vector<Row> adam_rows(bool decouples_always) {
+std::vector<RuleKey> adam_rows(bool decouples_always) {
   using O = AdamOptions;
-  std::vector<Row> out = {betas<O>(), eps<O>(), bias_correction<O>()};
+  std::vector<RuleKey> out = {betas<O>(), eps<O>(), bias_correction<O>()};
   if (!decouples_always) out.push_back(adam_w_mode());
   out.push_back(torch_adam());
   return out;
@@ -244,11 +244,11 @@ const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = [] {
     std::vector<Entry> out = optimizers();
     for (Entry& entry : out) {
-      std::vector<Row> params = {lr(), weight_decay()};
+      std::vector<RuleKey> params = {lr(), weight_decay()};
       append(params, foreign_keys<Rule>("optimizer.params"));
       append(params, std::move(entry.own));
       append(params, foreign_keys<Rule>("optimizer.params", entry.name));
-      for (Row& row : params)
+      for (RuleKey& row : params)
         for (const auto& [key, note] : entry.unlike_deepspeed)
           if (row.name == key) row.difference = note;
       entry.params = {Auto::needs_caller, std::move(params)};
@@ -264,8 +264,8 @@ const Entry& entry_of(OptimizerType type) {
 
 // Optimizers that DeepSpeed or PyTorch would accept by name.
 const std::vector<std::string> foreign_optimizers = {"MuAdam", "MuAdamW",    "MuSGD",    "RMSprop", "NAdam",
-                                                "RAdam",  "Adamax",     "Adadelta", "ASGD",    "Rprop",
-                                                "LBFGS",  "SparseAdam", "Adafactor"};
+                                                     "RAdam",  "Adamax",     "Adadelta", "ASGD",    "Rprop",
+                                                     "LBFGS",  "SparseAdam", "Adafactor"};
 
 }  // namespace
 

@@ -6,7 +6,7 @@
 namespace sherd::config {
 namespace {
 
-constexpr const char* recompute = "training.recompute";
+constexpr const char* recompute_path = "training.recompute";
 constexpr SameValue stages{"parallel.pipeline", "pipeline.stages",
                            "the ranks that hold the stages of one model"};
 constexpr SameValue partition{"parallel.partition_method", "pipeline.partition", "how parts go to stages"};
@@ -78,10 +78,11 @@ Key<Config> interval_key() {
     const std::int64_t interval = value.integer(0);
     if (interval == 0) return value.note("off");
     if (interval > 1) value.note("each block recomputes from its own input, as with 1");
-    if (value.context.given.contains(recompute) && config.training.recompute != Recompute::full)
-      value.error(interval, " means that blocks are recomputed whole, and ", recompute,
+    if (value.context.given.contains(recompute_path) && config.training.recompute != Recompute::full)
+      value.error(interval, " means that blocks are recomputed whole, and ", recompute_path,
                   " says otherwise; keep one of them");
-    if (value.context.given.insert(recompute).second) value.context.given_as[recompute] = value.path;
+    if (value.context.given.insert(recompute_path).second)
+      value.context.given_as[recompute_path] = value.path;
     config.training.recompute = Recompute::full;
   };
   return custom<Config>("activation_checkpoint_interval", "1", read)

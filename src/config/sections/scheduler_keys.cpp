@@ -6,20 +6,20 @@ namespace sherd::config {
 namespace {
 
 const std::vector<std::string> foreign_schedulers = {"StepLR",
-                                                "MultiStepLR",
-                                                "ConstantLR",
-                                                "LinearLR",
-                                                "ExponentialLR",
-                                                "PolynomialLR",
-                                                "CosineAnnealingLR",
-                                                "CosineAnnealingWarmRestarts",
-                                                "CyclicLR",
-                                                "OneCycleLR",
-                                                "LambdaLR",
-                                                "MultiplicativeLR",
-                                                "ReduceLROnPlateau",
-                                                "SequentialLR",
-                                                "ChainedScheduler"};
+                                                     "MultiStepLR",
+                                                     "ConstantLR",
+                                                     "LinearLR",
+                                                     "ExponentialLR",
+                                                     "PolynomialLR",
+                                                     "CosineAnnealingLR",
+                                                     "CosineAnnealingWarmRestarts",
+                                                     "CyclicLR",
+                                                     "OneCycleLR",
+                                                     "LambdaLR",
+                                                     "MultiplicativeLR",
+                                                     "ReduceLROnPlateau",
+                                                     "SequentialLR",
+                                                     "ChainedScheduler"};
 
 /// A type that a section can name: the schedule that it is at first, and its `params`.
 struct Type {
@@ -190,7 +190,7 @@ const Type& type_of(const Scheduler& schedule) {
   });
 }
 
-const Type& read_type(const Value& section) {
+const Type& read_scheduler_type(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type) section.error("needs a \"type\"; this build has ", supported);
   const Value value = section.at("type");
@@ -216,7 +216,7 @@ void read_scheduler(Config& config, const Value& section) {
   section.expect(Node::Kind::object);
   const Node* named = section.node.find("type");
   if (section.node.members.empty() || (named && named->is(Node::Kind::null))) return;
-  const Type& type = read_type(section);
+  const Type& type = read_scheduler_type(section);
   config.scheduler = type.defaults;
   Given given;
   Table<Scheduler> table{Auto::is_a_value, {type_key()}};

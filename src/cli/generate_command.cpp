@@ -4,7 +4,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
-#include "cli/generate_command_line.h"
+#include "cli/command_line.h"
 #include "cli/inference/chat.h"
 #include "cli/inference/generate_request.h"
 #include "cli/inference/prompts_file.h"

@@ -6,7 +6,7 @@
 namespace sherd::config {
 namespace {
 
-const std::vector<std::string> types{"lora", "ia3", "prompt_tuning", "p_tuning", "bottleneck"};
+const std::vector<std::string> adapter_types{"lora", "ia3", "prompt_tuning", "p_tuning", "bottleneck"};
 
 bool is_lora(const Adapter& adapter) {
   return adapter.type == AdapterType::lora;
@@ -60,9 +60,9 @@ Key<Adapter> targets_key() {
           also("target_modules"));
 }
 
-Key<Adapter> type_key() {
+Key<Adapter> adapter_type_key() {
   return word<Adapter>(
-             "type", types, "\"lora\"", [](const Adapter& a) { return static_cast<int>(a.type) - 1; },
+             "type", adapter_types, "\"lora\"", [](const Adapter& a) { return static_cast<int>(a.type) - 1; },
              [](Adapter& a, int index) { a.type = static_cast<AdapterType>(index + 1); })
       .means(
           "what is trained beside the model, whose own weights stay as they are, to the bit: LoRA's low-rank "
@@ -111,7 +111,7 @@ void finish_adapter(Adapter& adapter, const Given& given, const Value& section) 
 
 Table<Adapter> make_adapter_table() {
   using A = Adapter;
-  Table<A> table{Auto::is_a_value, {type_key()}, finish_adapter};
+  Table<A> table{Auto::is_a_value, {adapter_type_key()}, finish_adapter};
   for (const Key<LoraKeys>& key : lora_keys()) table.keys.push_back(inside(&A::lora, key).where(is_lora));
   for (const Key<PromptKeys>& key : prompt_keys())
     table.keys.push_back(inside(&A::prompt, key).where(has_prompt_key(key.name)));
@@ -162,7 +162,7 @@ double LoraKeys::scale() const {
 }
 
 std::string_view name_of(AdapterType type) {
-  return type == AdapterType::none ? std::string_view() : types[static_cast<std::size_t>(type) - 1];
+  return type == AdapterType::none ? std::string_view() : adapter_types[static_cast<std::size_t>(type) - 1];
 }
 
 }  // namespace sherd::config

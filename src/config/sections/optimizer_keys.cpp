@@ -5,7 +5,7 @@
 namespace sherd::config {
 namespace {
 
-OptimizerType read_optimizer_type(const Value& section) {
+OptimizerType type_of_section(const Value& section) {
   const Node* type = section.node.find("type");
   if (!type || type->is(Node::Kind::null))
     section.error("needs a \"type\"; this build has ", known_optimizers());
@@ -55,7 +55,7 @@ void read_optimizer(Config& config, const Value& section) {
   Optimizer& optimizer = config.optimizer;
   optimizer.given = true;
   section.expect(Node::Kind::object);
-  static_cast<OptimizerRule&>(optimizer) = default_rule(read_optimizer_type(section));
+  static_cast<OptimizerRule&>(optimizer) = default_rule(type_of_section(section));
   Table<Optimizer> table = section_table();
   table.keys.push_back(custom<Optimizer>("params", "", [](Optimizer& target, const Value& params) {
     OptimizerRule& rule = target;

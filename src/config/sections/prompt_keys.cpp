@@ -45,7 +45,7 @@ bool all_have_text(const PromptKeys& prompt) {
   return !prompt.init_text.empty() || (!prompt.tasks.empty() && without_text(prompt).empty());
 }
 
-void check_sources(const Config& config, const Value& data) {
+void check_tasks_of_sources(const Config& config, const Value& data) {
   const PromptKeys& prompt = config.training.adapter.prompt;
   const bool tasks = config.training.adapter.has_prompt() && !prompt.tasks.empty();
   for (std::size_t i = 0; i < config.data->sources.size(); ++i) {
@@ -121,7 +121,7 @@ void check_prompt(const Config& config, const Value& file) {
         .at("virtual_tokens")
         .error("is ", adapter.prompt.virtual_tokens, ", and model.seq_length, ", config.model->seq_length,
                ", counts them and leaves no token of text: give fewer, or a longer sequence");
-  if (config.data && config.model) check_sources(config, file.at("data"));
+  if (config.data && config.model) check_tasks_of_sources(config, file.at("data"));
 }
 
 std::int64_t PromptKeys::prompts() const {

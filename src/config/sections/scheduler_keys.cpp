@@ -201,7 +201,7 @@ const Type& read_scheduler_type(const Value& section) {
 }
 
 /// read_scheduler() has read it before.
-Key<Scheduler> type_key() {
+Key<Scheduler> scheduler_type_key() {
   return custom<Scheduler>("type", "\"WarmupLR\"", [](Scheduler&, const Value&) {})
       .one_of(type_names())
       .means(
@@ -219,7 +219,7 @@ void read_scheduler(Config& config, const Value& section) {
   const Type& type = read_scheduler_type(section);
   config.scheduler = type.defaults;
   Given given;
-  Table<Scheduler> table{Auto::is_a_value, {type_key()}};
+  Table<Scheduler> table{Auto::is_a_value, {scheduler_type_key()}};
   table.keys.push_back(custom<Scheduler>("params", "", [&](Scheduler& schedule, const Value& params) {
     given = read_section(type.params, schedule, params);
   }));
@@ -274,7 +274,7 @@ void note_short_schedule(const Config& config, Context& context) {
 
 Key<Config> scheduler_key() {
   Key<Config> key = custom<Config>("scheduler", "", read_scheduler, write_scheduler);
-  key.below = {type_key()};
+  key.below = {scheduler_type_key()};
   for (const Type& type : types())
     key.below.push_back({.name = "params", .below = infos(type.params), .type = type.name});
   return key;

@@ -8,7 +8,6 @@
 #include "config/schedule.h"
 #include "nn/layered_model.h"
 #include "sharding/placement.h"
-#include "sharding/schedule/in_flight.h"
 #include "sharding/schedule/schedules.h"
 #include "sharding/schedule/simulate.h"
 

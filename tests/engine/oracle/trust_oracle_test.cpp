@@ -19,7 +19,7 @@ using tensor::Tensor;
 using Reference = std::map<std::string, ReferenceTensor>;
 
 constexpr int steps = 4;
-constexpr std::size_t each = 37;  ///< of the weights' elements the file has one
+constexpr std::size_t each = 37;  ///< the file has one of so many of the weights' elements
 
 struct Rule {
   const char *name, *section;

@@ -21,7 +21,7 @@
 #include "config/config.h"
 #include "device/accelerator.h"
 #include "engine/initialize.h"
-#include "engine/setup/gpu_sharing.h"
+#include "engine/setup/make_device.h"
 #include "engine/token_data.h"
 #include "models/gpt.h"
 

@@ -5,6 +5,7 @@
 
 #include <mutex>
 
+#include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/full_suite.h"

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"
+#include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 #include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_states.h"

@@ -186,7 +186,7 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));
 }
 
-Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::Part part, const Var& x, const Var& y,
+Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
                              nn::Dropout& dropout) {
   const tensor::Slice elements = layout_.stream_slice(x.shape());
   if (!adapter_ || !adapter_->has(part)) return dropout.add_to(tape, y, x, elements);
@@ -195,10 +195,10 @@ Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::Part part, const
 }
 
 Var TransformerBlock::forward(Tape& tape, const Var& x) {
-  using Part = parallel::Bottlenecks::Part;
+  using BlockPart = parallel::Bottlenecks::BlockPart;
   const Var middle =
-      joined(tape, Part::attention, x, (*attention_)(tape, (*norm_1_)(tape, x)), *attention_dropout_);
-  return joined(tape, Part::mlp, middle, (*mlp_)(tape, (*norm_2_)(tape, middle)), *mlp_dropout_);
+      joined(tape, BlockPart::attention, x, (*attention_)(tape, (*norm_1_)(tape, x)), *attention_dropout_);
+  return joined(tape, BlockPart::mlp, middle, (*mlp_)(tape, (*norm_2_)(tape, middle)), *mlp_dropout_);
 }
 
 }  // namespace sherd::models

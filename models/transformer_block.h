@@ -82,7 +82,8 @@ class TransformerBlock : public nn::Layer {
 
  private:
   /// x plus what a part made of it, and what an adapter makes of that.
-  Var joined(Tape& tape, parallel::Bottlenecks::Part part, const Var& x, const Var& y, nn::Dropout& dropout);
+  Var joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
+             nn::Dropout& dropout);
 
   parallel::Layout layout_;
   std::shared_ptr<nn::Layer> norm_1_, norm_2_;

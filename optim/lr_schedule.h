@@ -22,15 +22,14 @@ struct SchedulePoint {
 ///
 /// - LRRangeTest: min_lr·(1 + step_rate·x), x = (t+1)/step_size, floored with a staircase.
 /// - WarmupLR: min + (max − min)·γ, γ = ln(t+1)/ln N (log) or t/N (linear) while t < N, then 1; min at t =
-/// −1.
+///   −1.
 /// - WarmupDecayLR: the same while t < N, then γ = max(0, (total − t)/max(1, total − N)).
 /// - WarmupCosineLR: lr·ρ; ρ = r₀ + (1 − r₀)·γ while t < N, then c + (1 − c)·(1 + cos(π·s))/2 with
 ///   s = min(1, (t − N + 1)/max(1, total − N)); 0 at t = −1.
 /// - OneCycle (Smith, "A disciplined approach to neural network hyper-parameters", 2018): up from min to max
-/// over the first
-///   steps, down over the second, optionally in stairs; β1 moves the other way and β2 is 0.99; afterwards
-///   min/(1 + decay_lr_rate·d/decay_step_size) and β1 = max_mom·(1 + decay_mom_rate·d/decay_step_size), kept
-///   below 1.
+///   over the first steps, down over the second, optionally in stairs; β1 moves the other way and β2 is 0.99;
+///   afterwards min/(1 + decay_lr_rate·d/decay_step_size) and β1 = max_mom·(1 +
+///   decay_mom_rate·d/decay_step_size), kept below 1.
 /// - linear, cosine, constant_with_warmup: transformers', at step i = t + 1: lr·i/W while i < W =
 ///   warmup_num_steps, then lr·(total − i)/max(1, total − W), lr·(1 + cos(π·(i − W)/max(1, total − W)))/2,
 ///   both 0 from step total on, or lr.

@@ -16,24 +16,15 @@ namespace {
 /// fp32 directions before they are rounded: as many as stay in a core's cache; as are made in a GPU's memory.
 constexpr std::int64_t piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
 
-template <class Pointer>
-Pointer* moved(Pointer* base, std::int64_t elements, DType dtype) {
-  using Byte = std::conditional_t<std::is_const_v<Pointer>, const std::byte, std::byte>;
-  return base ? static_cast<Byte*>(base) + elements * static_cast<std::int64_t>(size_of(dtype)) : nullptr;
-}
-
 /// Elements [begin, end) with `to` in the place of the parameter and `sums` in that of the master.
 SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t end, void* to, DType dtype,
                    float* sums) {
-  SpanUpdate out = span;
-  void* const mine = moved(to, begin, dtype);
+  SpanUpdate out = part_of(span, begin, end - begin);
+  void* const mine = static_cast<std::byte*>(to) + begin * static_cast<std::int64_t>(size_of(dtype));
   out.master = dtype == DType::f32 ? static_cast<float*>(mine) : sums;
   out.low = nullptr;
   out.param = dtype == DType::f32 ? nullptr : mine, out.param_dtype = dtype;
-  out.grad = moved(span.grad, begin, span.grad_dtype);
-  out.moments[0] = moved(span.moments[0], begin, span.moment_dtype), out.moments[1] = nullptr;
-  out.first_element += begin;
-  out.n = end - begin;
+  out.moments[1] = nullptr;
   return out;
 }
 

@@ -43,23 +43,7 @@ void summed(std::int64_t n, Arena& arena, tensor::ExactSum& squares, const Pass&
 
 }  // namespace
 
-const OneBitTable& one_bit_table(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return avx512::one_bit_table;
-    case CpuIsa::avx2:
-      return avx2::one_bit_table;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::one_bit_table;
-}
-
-void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
-  compress_momentum_with(cpu_isa(), span, arena, squares);
-}
-
-void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares) {
+void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares, CpuIsa isa) {
   require(span.n == 0 || (span.grad && span.momentum && span.error && span.signs),
           "compress_momentum: no memory for ", span.n, " elements");
   const auto compress = one_bit_table(isa).compress[grad_index(span.grad_dtype)];
@@ -80,12 +64,7 @@ void compress_momentum(const MomentumSpan& span, tensor::Kernels& kernels, tenso
 }
 
 void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
-                      Arena& arena, tensor::ExactSum& squares) {
-  average_momentum_with(cpu_isa(), sent, error, result, n, arena, squares);
-}
-
-void average_momentum_with(CpuIsa isa, const SentMomentum& sent, float* error, std::uint64_t* result,
-                           std::int64_t n, Arena& arena, tensor::ExactSum& squares) {
+                      Arena& arena, tensor::ExactSum& squares, CpuIsa isa) {
   require(sent.replicas > 0, "average_momentum: of no replicas");
   std::vector<float> scales;
   const auto from = [&](const auto* first, int replica) {
@@ -154,24 +133,19 @@ void update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const
 }
 
 bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
-                   std::int64_t step, Arena& arena) {
-  return update_agreed_with(cpu_isa(), span, momentum, hyper, step, arena);
-}
-
-bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
-                        const Hyper& hyper, std::int64_t step, Arena& arena) {
+                   std::int64_t step, Arena& arena, CpuIsa isa) {
   require_whole_words(momentum);
   require(span.moment_dtype == DType::f32 && !span.grad,
           "update_agreed: takes fp32 moments, and momentum in place of a gradient");
   SpanUpdate given = span;
   given.grad_dtype = DType::f32, given.grad_factor = momentum.scale, given.agreed = true;
-  const UpdatePlan plan = plan_span(given, hyper, step);
+  const SpanPlan plan = plan_span(given, hyper, step);
   if (span.n == 0) return true;
   const auto* rule = std::get_if<OneBitAdam>(&plan.rule);
   require(rule, "update_agreed: ", config::name_of(hyper.type), " takes gradients");
   std::atomic<bool> finite = true;
   arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
-    Chunk chunk = chunk_of(given, plan, begin, end);
+    SpanChunk chunk = chunk_of(given, plan, begin, end);
     chunk.grad = momentum.signs + begin / word;
     const Extremes top =
         one_bit_table(isa).update[plan.master](chunk, rule, momentum.error + begin, momentum.settled);

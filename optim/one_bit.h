@@ -30,8 +30,8 @@ struct MomentumSpan {
 
 /// error ← β1·momentum + (1−β1)·grad·factor + error, what is to travel, and its signs. Adds its squares to
 /// `squares`. settle_error() takes away what did travel.
-void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
-
+void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares,
+                       CpuIsa isa = cpu_isa());
 void compress_momentum(const MomentumSpan& span, tensor::Kernels& kernels, tensor::ExactSum& squares);
 
 /// A run as replicas have sent it: the first one's signs and scale, and those of the others `stride` bytes
@@ -46,7 +46,7 @@ struct SentMomentum {
 /// That, added up by the one that serves the run: error ← error + mean over replicas of ±scale, in their
 /// order; `result`: its signs. Adds the squares to `squares`.
 void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
-                      Arena& arena, tensor::ExactSum& squares);
+                      Arena& arena, tensor::ExactSum& squares, CpuIsa isa = cpu_isa());
 void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* result, std::int64_t n,
                       tensor::Kernels& kernels, tensor::ExactSum& squares);
 
@@ -74,16 +74,9 @@ AgreedMomentum part_of(const AgreedMomentum& momentum, std::int64_t begin);
 /// freeze_step): `span` has no gradient and fp32 moments. Where the variance is 0, as no gradient came before
 /// it froze, there is neither momentum nor error: one bit cannot say so.
 bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
-                   std::int64_t step, Arena& arena);
+                   std::int64_t step, Arena& arena, CpuIsa isa = cpu_isa());
 /// The same; `check` tells whether what was written is finite.
 void update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const Hyper& hyper,
                    std::int64_t step, device::Device& device, FiniteCheck& check);
-
-/// These with the loops of one instruction set, which the processor must have; for tests.
-void compress_momentum_with(CpuIsa isa, const MomentumSpan& span, Arena& arena, tensor::ExactSum& squares);
-void average_momentum_with(CpuIsa isa, const SentMomentum& sent, float* error, std::uint64_t* result,
-                           std::int64_t n, Arena& arena, tensor::ExactSum& squares);
-bool update_agreed_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum& momentum,
-                        const Hyper& hyper, std::int64_t step, Arena& arena);
 
 }  // namespace sherd::optim

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "device/device.h"
 #include "optim/cuda/dispatch.h"
-#include "optim/isa/update_plan.h"
+#include "optim/isa/span_plan.h"
 #include "optim/split_master.h"
 
 namespace sherd::optim {
@@ -35,7 +35,7 @@ void check(const SpanUpdate& span, const AgreedMomentum* agreed, const float* fr
 /// The fp32 weights of a part of a span, which `room` has space for.
 const float* weights_of(CpuIsa isa, const SpanUpdate& part, float* room, Arena& arena) {
   if (!part.low) return part.master;
-  join_master_with(isa, part.param, part.low, room, part.n, arena);
+  join_master(part.param, part.low, room, part.n, arena, isa);
   return room;
 }
 
@@ -70,17 +70,12 @@ double frozen_trust(const Hyper& hyper, double direction, double update, double 
 }
 
 void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
-                      const Hyper& hyper, Arena& arena, NormSums& sums) {
-  refresh_variance_with(cpu_isa(), span, agreed, fresh, first, hyper, arena, sums);
-}
-
-void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
-                           bool first, const Hyper& hyper, Arena& arena, NormSums& sums) {
+                      const Hyper& hyper, Arena& arena, NormSums& sums, CpuIsa isa) {
   check(span, agreed, fresh, hyper);
   if (agreed && agreed->first_bit > 0 && span.n > 0) {
     const std::uint64_t signs = *agreed->signs >> agreed->first_bit;
     const AgreedMomentum moved{&signs, agreed->scale, agreed->error, agreed->settled};
-    return refresh_variance_with(isa, span, &moved, fresh, first, hyper, arena, sums);
+    return refresh_variance(span, &moved, fresh, first, hyper, arena, sums, isa);
   }
   const OneBitTable& table = one_bit_table(isa);
   const auto refresh = agreed ? table.refresh_agreed : table.refresh[grad_index(span.grad_dtype)];

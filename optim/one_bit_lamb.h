@@ -34,12 +34,7 @@ double frozen_trust(const Hyper& hyper, double direction, double update, double 
 /// `fresh`: as many elements as the span; `first`, where memory is not `refreshed`: it begins as the
 /// variance.
 void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
-                      const Hyper& hyper, Arena& arena, NormSums& sums);
-
-/// The same with the loops of one instruction set, which the processor must have; for tests.
-void refresh_variance_with(CpuIsa isa, const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh,
-                           bool first, const Hyper& hyper, Arena& arena, NormSums& sums);
-
+                      const Hyper& hyper, Arena& arena, NormSums& sums, CpuIsa isa = cpu_isa());
 /// The same where the memory is; a GPU is waited for.
 void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, float* fresh, bool first,
                       const Hyper& hyper, tensor::Kernels& kernels, NormSums& sums);

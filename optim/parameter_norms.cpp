@@ -93,8 +93,8 @@ void measure_on_gpu(const SpanUpdate& span, const Hyper& hyper, std::int64_t ste
 
 }  // namespace
 
-void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena,
-                  NormSums& sums) {
+void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena, NormSums& sums,
+             CpuIsa isa) {
   std::mutex mutex;  // guards `sums`; the order of additions does not show in an exact sum
   arena.parallel_for(span.n, 16 * piece, [&](std::int64_t begin, std::int64_t end) {
     alignas(64) float weights[piece];
@@ -104,13 +104,13 @@ void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::i
       const SpanUpdate part = part_of(span, at, std::min(piece, end - at));
       const auto bytes = [&](DType dtype) { return static_cast<std::size_t>(part.n) * size_of(dtype); };
       if (part.low)
-        join_master_with(isa, part.param, part.low, weights, part.n, arena);
+        join_master(part.param, part.low, weights, part.n, arena, isa);
       else
         std::memcpy(weights, part.master, bytes(DType::f32));
       for (std::size_t i = 0; i < 2; ++i)
         if (part.moments[i]) std::memcpy(moments[i], part.moments[i], bytes(part.moment_dtype));
       add_squares(weights, part.n, mine.weight);
-      update_with(isa, copied(part, weights, {moments[0], moments[1]}), hyper, step, arena);
+      update(copied(part, weights, {moments[0], moments[1]}), hyper, step, arena, isa);
       add_squares(weights, part.n, mine.measured);
     }
     const std::lock_guard lock(mutex);
@@ -127,7 +127,7 @@ void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tens
              NormSums& sums) {
   if (span.n > 0 && on_gpu(kernels.device(), span.grad))
     return measure_on_gpu(span, hyper, step, kernels, sums);
-  measure_with(cpu_isa(), span, hyper, step, kernels.device().arena(), sums);
+  measure(span, hyper, step, kernels.device().arena(), sums);
 }
 
 }  // namespace sherd::optim

@@ -20,9 +20,9 @@ struct NormSums {
 void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, tensor::Kernels& kernels,
              NormSums& sums);
 
-/// The same on the processor, with the loops of one instruction set, which it must have.
-void measure_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena,
-                  NormSums& sums);
+/// The same on the processor.
+void measure(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena, NormSums& sums,
+             CpuIsa isa = cpu_isa());
 
 /// Takes the memory that measure() does on a GPU for a span of `elements` with `states` moments, and gives it
 /// back: for a device that only tracks it.

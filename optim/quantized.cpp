@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "optim/isa/quantized.h"
+#include "optim/isa/span_plan.h"
 
 namespace sherd::optim {
 namespace {
@@ -87,15 +87,7 @@ DynamicMap make_map(bool has_signs) {
 }
 
 const QuantizedTable& table_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return avx512::quantized_table;
-    case CpuIsa::avx2:
-      return avx2::quantized_table;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::quantized_table;
+  return loops_of(isa, avx512::quantized_table, avx2::quantized_table, portable::quantized_table);
 }
 
 }  // namespace
@@ -114,12 +106,8 @@ std::uint8_t zero_code(Code code) {
   return code == Code::signed_8bit ? 127 : 0;
 }
 
-void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena) {
-  quantize_with(cpu_isa(), code, values, codes, scales, arena);
-}
-
-void quantize_with(CpuIsa isa, Code code, std::span<const float> values, std::uint8_t* codes, float* scales,
-                   Arena& arena) {
+void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena,
+              CpuIsa isa) {
   const DynamicMap& map = map_of(code);
   const auto loop = table_of(isa).quantize[map.has_signs];
   arena.parallel_for(
@@ -141,7 +129,7 @@ void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t ski
       });
 }
 
-bool update_codes(CpuIsa isa, const SpanUpdate& span, const UpdatePlan& plan, Arena& arena) {
+bool update_codes(CpuIsa isa, const SpanUpdate& span, const SpanPlan& plan, Arena& arena) {
   const auto loop = table_of(isa).update[plan.master];
   const auto* rule = std::get_if<Adam>(&plan.rule);
   require(rule, "an 8-bit state without Adam's rule");

@@ -38,9 +38,8 @@ std::uint8_t zero_code(Code code);
 /// takes the code of 0 in no case, but the one above it: a second moment of 0 beside a first moment that is
 /// none would leave a step without a bound. Below 2⁻¹²⁰ a scale is 0, and so are the elements. The same bits
 /// with any threads and instruction set.
-void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena);
-void quantize_with(CpuIsa isa, Code code, std::span<const float> values, std::uint8_t* codes, float* scales,
-                   Arena& arena);
+void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena,
+              CpuIsa isa = cpu_isa());
 
 /// The values that codes stand for, for those who keep them in fp32: quantize() makes the same codes and
 /// scales of them again. That is why the lowest code of signed numbers gives -1 times the scale, which only

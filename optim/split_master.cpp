@@ -4,7 +4,7 @@
 
 #include "base/cpu_isa.h"
 #include "base/error.h"
-#include "optim/isa/tables.h"
+#include "optim/isa/span_plan.h"
 
 namespace sherd::optim {
 namespace {
@@ -12,37 +12,21 @@ namespace {
 constexpr std::int64_t grain = 1 << 16;
 
 const SplitTable& table_of(CpuIsa isa) {
-  switch (isa) {
-    case CpuIsa::avx512:
-      return avx512::split_table;
-    case CpuIsa::avx2:
-      return avx2::split_table;
-    case CpuIsa::portable:
-      break;
-  }
-  return portable::split_table;
+  return loops_of(isa, avx512::split_table, avx2::split_table, portable::split_table);
 }
 
 }  // namespace
 
-void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n, Arena& arena) {
-  split_master_with(cpu_isa(), master, high, low, n, arena);
-}
-
-void split_master_with(CpuIsa isa, const float* master, void* high, std::uint16_t* low, std::int64_t n,
-                       Arena& arena) {
+void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n, Arena& arena,
+                  CpuIsa isa) {
   require(n >= 0 && (n == 0 || (master && high && low)), "split_master: no memory for ", n, " elements");
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     table_of(isa).split(master + begin, static_cast<std::uint16_t*>(high) + begin, low + begin, end - begin);
   });
 }
 
-void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena) {
-  join_master_with(cpu_isa(), high, low, master, n, arena);
-}
-
-void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, float* master, std::int64_t n,
-                      Arena& arena) {
+void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena,
+                 CpuIsa isa) {
   require(n >= 0 && (n == 0 || (master && high && low)), "join_master: no memory for ", n, " elements");
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     table_of(isa).join(static_cast<const std::uint16_t*>(high) + begin, low + begin, master + begin,
@@ -51,7 +35,6 @@ void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, fl
 }
 
 void round_masters(const float* master, void* to, DType dtype, std::int64_t n, Arena& arena) {
-  constexpr std::int64_t grain = 1 << 16;
   arena.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
     if (dtype == DType::bf16)
       for (std::int64_t i = begin; i < end; ++i) static_cast<bf16*>(to)[i] = round_master_to_bf16(master[i]);

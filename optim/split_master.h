@@ -19,16 +19,12 @@ namespace sherd::optim {
 /// et al., "Revisiting BFloat16 training", 2020.) The memory of `high`, `low` and `master` must not overlap.
 
 /// Writes the two halves of n fp32 masters; `high` holds n bf16.
-void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n, Arena& arena);
+void split_master(const float* master, void* high, std::uint16_t* low, std::int64_t n, Arena& arena,
+                  CpuIsa isa = cpu_isa());
 
 /// Rebuilds n fp32 masters, to the bit.
-void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena);
-
-/// The same with the loops of one instruction set, which this processor must have; for tests.
-void split_master_with(CpuIsa isa, const float* master, void* high, std::uint16_t* low, std::int64_t n,
-                       Arena& arena);
-void join_master_with(CpuIsa isa, const void* high, const std::uint16_t* low, float* master, std::int64_t n,
-                      Arena& arena);
+void join_master(const void* high, const std::uint16_t* low, float* master, std::int64_t n, Arena& arena,
+                 CpuIsa isa = cpu_isa());
 
 /// Rounds n fp32 masters to `dtype`: bf16 to nearest with ties away from zero, fp16 to nearest even, fp32 as
 /// is.

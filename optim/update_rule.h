@@ -80,10 +80,9 @@ SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t n);
 /// Elementwise: cutting spans anywhere, any number of threads and any instruction set give the same bits.
 /// Threads must run with flush-to-zero (Arena's do). Returns false when an updated weight, its 16-bit form or
 /// a moment is NaN or infinite, or a bf16 moment so large that it might round to infinity; the span is
-/// written all the same. Throws Error{usage} for missing pointers or dtypes.
-bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena);
-
-/// The same with the loops of one instruction set, which this processor must have; for tests and benchmarks.
-bool update_with(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena);
+/// written all the same. Throws Error{usage} for missing pointers or dtypes. `isa`, here and in this folder's
+/// other functions: whose loops run; tests name another that the processor has.
+bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena& arena,
+            CpuIsa isa = cpu_isa());
 
 }  // namespace sherd::optim

@@ -73,7 +73,7 @@ Pass::~Pass() {
 void Pass::begin(const Chunk& parts, bool last) {
   require(parts.begin < parts.end && model_.has_parts(parts), "a pass through parts [", parts.begin, ", ",
           parts.end, "), which this rank does not have");
-  model_.begin_pass(*this, Residency::Pass::train);
+  model_.begin_pass(*this, Residency::Mode::train);
   parts_ = parts;
   last_ = last;
   ran_.clear();
@@ -101,7 +101,7 @@ void Pass::end() {
 void Pass::evaluate(const std::function<void(autograd::Tape&)>& run) {
   autograd::Tape::NoGrad no_grad(tape_);
   tape_.training = false;
-  model_.begin_pass(*this, Residency::Pass::evaluate);
+  model_.begin_pass(*this, Residency::Mode::evaluate);
   try {
     run(tape_);
     model_.end_pass(*this);

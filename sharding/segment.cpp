@@ -17,6 +17,11 @@ namespace {
 /// tier notices.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 
+/// Memory of the processor for a while.
+Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
+  return Tensor::empty(device, {elements}, dtype, Category::workspace, device.processor_tier());
+}
+
 void fill_stored(StateBuffer& state, double value, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   const std::int64_t most = std::min(chunk_elements, state.end() - state.begin());
@@ -113,13 +118,6 @@ StateBuffer Segment::make(const StateSources& sources, Category category, const 
   return StateBuffer(device, Tensor::view_of(std::move(storage), 0, {numel}, placement.dtype), begin,
                      placement.tier, category, padding);
 }
-
-namespace {
-/// Codes or scales in memory of the processor.
-Tensor room(device::Device& device, std::int64_t elements, DType dtype) {
-  return Tensor::empty(device, {elements}, dtype, Category::workspace, device.processor_tier());
-}
-}  // namespace
 
 Tensor Segment::scales(std::size_t state, std::int64_t begin, std::int64_t end) const {
   constexpr std::int64_t block = optim::quantized_block;
@@ -232,8 +230,7 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   if (key_.int8) return write_blocks(begin, values);
   Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
-    rounded = Tensor::empty(device, {from.numel()}, parameters_.dtype(), Category::workspace,
-                            device.processor_tier());
+    rounded = room(device, from.numel(), parameters_.dtype());
     if (device.kind() != device::Kind::meta)
       optim::round_masters(values.data<float>(), rounded.raw(), rounded.dtype(), values.numel(),
                            device.arena());
@@ -244,9 +241,8 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   if (masters_ && first < last) {
     Tensor kept = values.range(first - begin, last - begin);
     if (master_form_ == MasterForm::split) {
-      const Tier tier = device.processor_tier();
-      const Tensor high = Tensor::empty(device, {last - first}, DType::bf16, Category::workspace, tier);
-      const Tensor low = Tensor::empty(device, {last - first}, DType::u16, Category::workspace, tier);
+      const Tensor high = room(device, last - first, DType::bf16),
+                   low = room(device, last - first, DType::u16);
       if (device.kind() != device::Kind::meta)
         optim::split_master(kept.data<float>(), high.raw(), low.data<std::uint16_t>(), kept.numel(),
                             device.arena());
@@ -279,9 +275,7 @@ void Segment::write_blocks(std::int64_t begin, const Tensor& values) {
 void Segment::read_masters(std::int64_t begin, const Tensor& to) const {
   if (master_form_ != MasterForm::split) return (masters_ ? masters_ : parameters_).read(begin, to).wait();
   device::Device& device = kernels_.device();
-  const Tier tier = device.processor_tier();
-  const Tensor low = Tensor::empty(device, {to.numel()}, DType::u16, Category::workspace, tier);
-  const Tensor high = Tensor::empty(device, {to.numel()}, DType::bf16, Category::workspace, tier);
+  const Tensor low = room(device, to.numel(), DType::u16), high = room(device, to.numel(), DType::bf16);
   offload::Io low_read = masters_.read(begin, low), high_read = parameters_.read(begin, high);
   low_read.wait();
   high_read.wait();
@@ -330,7 +324,7 @@ Frozen Segment::freeze_state(std::size_t state, std::int64_t begin, std::int64_t
 }
 
 device::Event Segment::gradients_arrived(std::int64_t end) const {
-  for (const Arrival& arrival : arrivals_)
+  for (const GradientArrival& arrival : arrivals_)
     if (arrival.end >= end) return arrival.event;
   return arrivals_.empty() ? device::Event() : arrivals_.back().event;
 }

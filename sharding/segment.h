@@ -12,6 +12,7 @@
 #include "sharding/state.h"
 #include "sharding/units/frozen.h"
 #include "tensor/int8_blocks.h"
+#include "tensor/slice.h"
 
 namespace sherd::sharding {
 
@@ -34,10 +35,7 @@ struct SegmentKey {
 /// A flat run of parameters of one unit with all model states that this rank holds of it.
 class Segment {
  public:
-  /// Flat elements [begin, end).
-  struct Range {
-    std::int64_t begin, end;
-  };
+  using Range = tensor::Range;  ///< flat elements [begin, end)
   /// Collective over the shard group where memory is shared with peers. Draws the initial values of what this
   /// rank holds, in small chunks, straight into the tier where they live.
   Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> parameters, const PlacementTable& table,
@@ -131,18 +129,18 @@ class Segment {
   void attach_values(const Tensor& full);
   void detach_values();
   /// Points the trainable parameters' gradients into `full`: of one source, or of all of them, one after the
-  /// other. With `fold`, operations may fold theirs, rounded
-  /// so, into the lasting ones; `onto` what these hold (autograd::GradientSum).
+  /// other. With `fold`, operations may fold theirs, rounded so, into the lasting ones; `onto` what these
+  /// hold (autograd::GradientSum).
   void attach_gradients(const Tensor& full, std::optional<DType> fold = {}, bool onto = false);
   /// Zeroes what no operation wrote, and clears the parameters' gradients. Returns the ranges whose gradients
   /// are where they were attached: all but those that operations have folded.
   std::vector<Range> close_gradients();
   /// Lasting gradients up to flat element `end`, on their way to where they stay.
-  struct Arrival {
+  struct GradientArrival {
     std::int64_t end;
     device::Event event;
   };
-  void gradients_arrive(std::vector<Arrival> arrivals) { arrivals_ = std::move(arrivals); }
+  void gradients_arrive(std::vector<GradientArrival> arrivals) { arrivals_ = std::move(arrivals); }
   /// When lasting gradients up to flat element `end` are in their place, where they come on a stream of their
   /// own (GradientTraffic).
   device::Event gradients_arrived(std::int64_t end) const;
@@ -169,7 +167,7 @@ class Segment {
   std::vector<optim::State> states_;
   std::vector<StateBuffer> moments_;
   std::vector<Tensor> scales_;  ///< one for each block of the update range; undefined for states without
-  std::vector<Arrival> arrivals_;
+  std::vector<GradientArrival> arrivals_;
   bool own_gradients_only_ = false;
 };
 

@@ -250,7 +250,7 @@ bool ShardedModel::pass_under_way() const {
 void ShardedModel::begin_list(std::span<const Instruction> gathers, std::span<const Chunk> chunks) {
   abandon_passes();
   in_list_ = true;
-  if (gathers.empty()) return residency_.begin(Residency::Pass::train);
+  if (gathers.empty()) return residency_.begin(Residency::Mode::train);
   std::vector<int> order, holders(units().size());
   for (const Instruction& i : gathers)
     for (const Unit* unit : units_of(chunks[static_cast<std::size_t>(i.chunk)])) {
@@ -270,9 +270,9 @@ void ShardedModel::end_list() {
   residency_.end();
 }
 
-void ShardedModel::begin_pass(Pass& pass, Residency::Pass kind) {
+void ShardedModel::begin_pass(Pass& pass, Residency::Mode kind) {
   if (in_list_) {
-    require(kind == Residency::Pass::train && !pass.under_way_,
+    require(kind == Residency::Mode::train && !pass.under_way_,
             "a list of instructions is under way: evaluate after it, and begin passes that have ended");
   } else if (pass.under_way_ || !pass_under_way()) {
     abandon_passes();

@@ -79,10 +79,9 @@ ShardingOptions make_sharding_options(const config::Config& config);
 /// A model whose parameters, gradients and optimizer states are spread over groups of ranks.
 ///
 /// Cuts the model into units (one per block, and one of what else a part of an nn::LayeredModel has; the rest
-/// forms the root unit), gives every parameter storage by
-/// the placement table, and hangs itself onto the modules' scopes, so that running the model takes leases and
-/// sends gradients off. One per rank, used from its thread; construction and everything marked so is
-/// collective.
+/// forms the root unit), gives every parameter storage by the placement table, and hangs itself onto the
+/// modules' scopes, so that running the model takes leases and sends gradients off. One per rank, used from
+/// its thread; construction and everything marked so is collective.
 class ShardedModel {
  public:
   /// Collective. Names the model's parameters and draws their initial values: no rank holds more than its
@@ -95,7 +94,7 @@ class ShardedModel {
   ShardedModel(const ShardedModel&) = delete;
   ShardedModel& operator=(const ShardedModel&) = delete;
 
-  /// What it was made with.
+  /// The groups, kernels and stores that it was made with.
   const StateSources& sources() const { return sources_; }
   nn::Module& model() const { return *model_; }
   const ShardingOptions& options() const { return options_; }
@@ -192,7 +191,7 @@ class ShardedModel {
   void add_publisher(comm::Communicator& group);
   Unit& unit_of(const autograd::Parameter& parameter) const;
   Pass& pass_of(const autograd::Tape& tape) const;
-  void begin_pass(Pass& pass, Residency::Pass kind);
+  void begin_pass(Pass& pass, Residency::Mode kind);
   void end_pass(Pass& pass);
   bool pass_under_way() const;
 

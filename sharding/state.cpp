@@ -8,54 +8,40 @@ namespace sherd::sharding {
 using device::Category;
 using device::Tier;
 
+namespace {
+
+/// Lists `bytes` of a state's memory as padding on the ledger while the result lives.
+std::shared_ptr<void> charge_padding(device::Device& device, Tier tier, Category category,
+                                     std::uint64_t bytes) {
+  device::Ledger& ledger = device.ledger();
+  ledger.reclassify(tier, category, Category::padding, bytes);
+  return {nullptr, [&ledger, tier, category, bytes](void*) {
+            ledger.reclassify(tier, Category::padding, category, bytes);
+          }};
+}
+
+}  // namespace
+
 StateBuffer::StateBuffer(device::Device& device, Tensor tensor, std::int64_t begin, Tier tier,
                          Category category, std::uint64_t padding_bytes)
     : device_(&device),
       tier_(tier),
-      category_(category),
       dtype_(tensor.dtype()),
       begin_(begin),
       numel_(tensor.numel()),
-      padding_(padding_bytes),
-      tensor_(std::move(tensor)) {
-  device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
-}
+      tensor_(std::move(tensor)),
+      padding_(charge_padding(device, tier, category, padding_bytes)) {}
 
 StateBuffer::StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
                          std::int64_t numel, DType dtype, Category category, std::uint64_t padding_bytes)
     : device_(&device),
       tier_(Tier::nvme),
-      category_(category),
       dtype_(dtype),
       begin_(begin),
       numel_(numel),
-      padding_(padding_bytes),
       store_(&store),
-      span_(store.reserve(std::move(name), static_cast<std::uint64_t>(numel) * size_of(dtype), category)) {
-  device_->ledger().reclassify(tier_, category_, Category::padding, padding_);
-}
-
-StateBuffer::~StateBuffer() {
-  if (device_) device_->ledger().reclassify(tier_, Category::padding, category_, padding_);
-}
-
-StateBuffer::StateBuffer(StateBuffer&& other) noexcept {
-  *this = std::move(other);
-}
-
-StateBuffer& StateBuffer::operator=(StateBuffer&& other) noexcept {
-  std::swap(device_, other.device_);
-  std::swap(tier_, other.tier_);
-  std::swap(category_, other.category_);
-  std::swap(dtype_, other.dtype_);
-  std::swap(begin_, other.begin_);
-  std::swap(numel_, other.numel_);
-  std::swap(padding_, other.padding_);
-  std::swap(tensor_, other.tensor_);
-  std::swap(store_, other.store_);
-  std::swap(span_, other.span_);
-  return *this;
-}
+      span_(store.reserve(std::move(name), static_cast<std::uint64_t>(numel) * size_of(dtype), category)),
+      padding_(charge_padding(device, Tier::nvme, category, padding_bytes)) {}
 
 const Tensor& StateBuffer::tensor() const {
   require(!stored(), "the state '", span_.name(), "' lies on NVMe, not in memory");

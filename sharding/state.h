@@ -86,9 +86,9 @@ class StateBuffer {
   /// Reserves a span of zeros for `numel` elements on NVMe.
   StateBuffer(device::Device& device, offload::Store& store, std::string name, std::int64_t begin,
               std::int64_t numel, DType dtype, device::Category category, std::uint64_t padding_bytes);
-  ~StateBuffer();
-  StateBuffer(StateBuffer&& other) noexcept;
-  StateBuffer& operator=(StateBuffer&& other) noexcept;
+  StateBuffer(StateBuffer&&) noexcept = default;
+  /// To an empty one alone: what this held would go before its padding.
+  StateBuffer& operator=(StateBuffer&&) noexcept = default;
 
   explicit operator bool() const { return device_ != nullptr; }
   device::Tier tier() const { return tier_; }
@@ -119,13 +119,12 @@ class StateBuffer {
 
   device::Device* device_ = nullptr;
   device::Tier tier_ = device::Tier::device;
-  device::Category category_ = device::Category::parameters;
   DType dtype_ = DType::f32;
   std::int64_t begin_ = 0, numel_ = 0;
-  std::uint64_t padding_ = 0;
   Tensor tensor_;
   offload::Store* store_ = nullptr;
   offload::Span span_;
+  std::shared_ptr<void> padding_;  ///< its bytes on the ledger; last, so that they go back first
 };
 
 /// Exchange buffers for gathered parameters and gradients on their way, kept for reuse by size. Peers can

@@ -16,7 +16,7 @@
 #include "bench/programs/options.h"
 #include "bench/suite/rounds.h"
 #include "device/accelerator.h"
-#include "engine/setup/gpu_sharing.h"
+#include "engine/setup/make_device.h"
 
 namespace {
 

@@ -1,8 +1,7 @@
 #include "optim/cuda/dispatch.h"
 
 #include "device/cuda/cuda_device.h"
-#include "optim/cuda/one_bit.h"
-#include "optim/cuda/update.h"
+#include "optim/cuda/kernels.h"
 
 namespace sherd::optim {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <span>
 
-#include "optim/isa/update_plan.h"
+#include "optim/isa/span_plan.h"
 #include "optim/one_bit.h"
 
-// The kernels of optim/cuda/update.h by device; optim/cuda/stub stands in where a build has none.
+// The kernels of optim/cuda/kernels.h by device; optim/cuda/stub stands in where a build has none.
 
 namespace sherd::device {
 class Device;

@@ -1,4 +1,4 @@
-#include "optim/cuda/one_bit.h"
+#include "optim/cuda/kernels.h"
 
 #include "optim/cuda/streams.cuh"
 

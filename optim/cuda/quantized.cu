@@ -1,14 +1,14 @@
-#include "optim/cuda/quantized.h"
+#include "optim/cuda/kernels.h"
 
 #include <algorithm>
 
 #include "optim/cuda/streams.cuh"
-#include "optim/isa/quantized.h"
+#include "optim/isa/span_plan.h"
 
 namespace sherd::optim::SHERD_CUDA {
 namespace {
 
-/// A dynamic map (optim/isa/dynamic_map.h) as a kernel needs it.
+/// A dynamic map (optim/isa/tables.h) as a kernel needs it.
 struct Map {
   float base[16], slope[16];
   float begin[DynamicMap::levels], inverse[DynamicMap::levels], offset[DynamicMap::levels],

@@ -4,7 +4,7 @@
 
 #include "base/random.h"
 #include "device/cuda/launch.cuh"
-#include "optim/cuda/update.h"
+#include "optim/cuda/kernels.h"
 
 // How the kernels of update rules read and write their streams.
 
@@ -104,7 +104,7 @@ inline float decay_of(const AnyRule& any) {
   return std::visit([](const auto& rule) { return rule.decay; }, any);
 }
 /// `tiles`: of the spans before it.
-inline Streams streams_of(const UpdatePlan& plan, const SpanUpdate& span, Count tiles) {
+inline Streams streams_of(const SpanPlan& plan, const SpanUpdate& span, Count tiles) {
   Streams x{span.low ? nullptr : span.master,
             span.low,
             span.grad,

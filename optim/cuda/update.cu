@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "optim/cuda/quantized.h"
+#include "optim/cuda/kernels.h"
 #include "optim/cuda/streams.cuh"
 
 namespace sherd::optim::SHERD_CUDA {
@@ -125,7 +125,7 @@ void with_master(MasterIndex form, const Launch& run) {
 }
 
 template <class Rule>
-void queue(const Target& target, const UpdatePlan& plan, const Rule& rule, const SpanTable& table) {
+void queue(const Target& target, const SpanPlan& plan, const Rule& rule, const SpanTable& table) {
   const Count tiles = table.at[table.count - 1].end_tile;
   const auto run = [&](auto kernel) {
     launch(kernel, blocks_for(tiles, 1, target.processors, 8), threads, 0, target.stream, rule, table);
@@ -142,7 +142,7 @@ AnyRule with_decay(AnyRule any, float decay) {
 }
 
 /// Whether a kernel for `a` serves `b`.
-bool share_kernel(const UpdatePlan& a, const UpdatePlan& b) {
+bool share_kernel(const SpanPlan& a, const SpanPlan& b) {
   return with_decay(a.rule, 0) == with_decay(b.rule, 0) && a.factor == b.factor && a.grad == b.grad &&
          a.master == b.master && a.moment == b.moment && a.largest_weight == b.largest_weight &&
          a.largest_moment == b.largest_moment;
@@ -174,7 +174,7 @@ __global__ void round_kernel(const float* master, void* to, DType dtype, Count n
 
 void update(const Target& target, std::span<const PlannedSpan> spans, unsigned* not_finite) {
   SpanTable table{};
-  const UpdatePlan* common = nullptr;
+  const SpanPlan* common = nullptr;
   const auto flush = [&] {
     if (table.count > 0)
       std::visit([&](const auto& rule) { queue(target, *common, rule, table); }, common->rule);

@@ -73,23 +73,23 @@ constexpr std::int64_t ahead = 128;
 /// A turn's gradients. The type is asked for at each turn: beside memory that costs nothing, and it spares
 /// two loops of three.
 template <bool split>
-SHERD_INLINE Pair read_gradient(const Chunk& c, std::int64_t i) {
+SHERD_INLINE Pair read_gradient(const SpanChunk& c, std::int64_t i) {
   if (c.grad_type == grad_bf16) return read<split>(static_cast<const Bf16*>(c.grad) + i);
   if (c.grad_type == grad_f16) return read<split>(static_cast<const F16*>(c.grad) + i);
   return read<split>(static_cast<const float*>(c.grad) + i);
 }
 
 /// Bytes of one.
-SHERD_INLINE std::int64_t gradient_size(const Chunk& c) {
+SHERD_INLINE std::int64_t gradient_size(const SpanChunk& c) {
   return c.grad_type == grad_f32 ? sizeof(float) : sizeof(Bf16);
 }
 
-SHERD_INLINE const char* gradient_at(const Chunk& c, std::int64_t i) {
+SHERD_INLINE const char* gradient_at(const SpanChunk& c, std::int64_t i) {
   return static_cast<const char*>(c.grad) + i * gradient_size(c);
 }
 
 template <class S>
-SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i) {
+SHERD_INLINE void fetch_ahead(const SpanChunk& c, std::int64_t i) {
   i += ahead;
   fetch<float>(gradient_at(c, i), 0);
   if constexpr (S::has_master) fetch<float>(c.master, i);
@@ -100,7 +100,8 @@ SHERD_INLINE void fetch_ahead(const Chunk& c, std::int64_t i) {
 
 /// One turn at element i.
 template <class S, class Rule>
-SHERD_INLINE void step(const Chunk& c, std::int64_t i, const NoiseAt& noise, Tops& tops, const Rule& rule) {
+SHERD_INLINE void step(const SpanChunk& c, std::int64_t i, const NoiseAt& noise, Tops& tops,
+                       const Rule& rule) {
   using M = typename S::M;
   constexpr bool split = S::split;
   float* master = S::has_master ? c.master + i : nullptr;
@@ -135,7 +136,7 @@ struct Tail {
   alignas(64) char grad[turn * sizeof(float)] = {};
   alignas(64) typename S::M first[turn], second[turn];
 
-  SHERD_INLINE Tail(const Chunk& c, std::int64_t i, std::int64_t n) {
+  SHERD_INLINE Tail(const SpanChunk& c, std::int64_t i, std::int64_t n) {
     const Pair ones{all(1.0f), all(1.0f)};  // no 0/0, whatever eps is
     store_pair<false>(first, ones), store_pair<false>(second, ones);
     each(c, i, [n](auto* mine, const auto* theirs) SHERD_ALWAYS {
@@ -143,13 +144,13 @@ struct Tail {
     });
     __builtin_memcpy(grad, gradient_at(c, i), static_cast<std::size_t>(n * gradient_size(c)));
   }
-  SHERD_INLINE Chunk chunk(const Chunk& c) {
-    Chunk mine = c;
+  SHERD_INLINE SpanChunk chunk(const SpanChunk& c) {
+    SpanChunk mine = c;
     mine.master = master, mine.low = low, mine.param = param, mine.grad = grad;
     mine.first = first, mine.second = second, mine.stream = false;
     return mine;
   }
-  SHERD_INLINE void put_back(const Chunk& c, std::int64_t i, std::int64_t n) {
+  SHERD_INLINE void put_back(const SpanChunk& c, std::int64_t i, std::int64_t n) {
     each(c, i, [n](const auto* mine, auto* theirs) SHERD_ALWAYS {
       __builtin_memcpy(theirs, mine, static_cast<std::size_t>(n) * sizeof *mine);
     });
@@ -157,7 +158,7 @@ struct Tail {
 
  private:
   template <class Copy>
-  SHERD_INLINE void each(const Chunk& c, std::int64_t i, Copy copy) {
+  SHERD_INLINE void each(const SpanChunk& c, std::int64_t i, Copy copy) {
     using M = typename S::M;
     if constexpr (S::has_master) copy(master, c.master + i);
     if constexpr (!S::has_master) copy(low, c.low + i);
@@ -169,7 +170,7 @@ struct Tail {
 
 /// Elements [begin, end).
 template <class S, class Rule>
-SHERD_INLINE void stretch(const Chunk& c, std::int64_t begin, std::int64_t end, const NoiseAt& noise,
+SHERD_INLINE void stretch(const SpanChunk& c, std::int64_t begin, std::int64_t end, const NoiseAt& noise,
                           Tops& tops, const Rule& rule) {
   std::int64_t i = begin;
   for (; i + turn <= end; i += turn) {
@@ -184,7 +185,7 @@ SHERD_INLINE void stretch(const Chunk& c, std::int64_t begin, std::int64_t end, 
 
 /// The same row by row of the tiles of noise.
 template <class S, class Rule>
-SHERD_INLINE void noisy_stretch(const Chunk& c, Tops& tops, const Rule& rule) {
+SHERD_INLINE void noisy_stretch(const SpanChunk& c, Tops& tops, const Rule& rule) {
   const RoundKeys keys(c.noise_seed);
   Noise noise;
   std::int64_t i = 0, tile = -1;
@@ -211,7 +212,7 @@ SHERD_INLINE void noisy_stretch(const Chunk& c, Tops& tops, const Rule& rule) {
 
 /// Steps every register of the chunk, two at a time.
 template <class S, class Rule>
-SHERD_INLINE Extremes run(const Chunk& c, const Rule& given) {
+SHERD_INLINE Extremes run(const SpanChunk& c, const Rule& given) {
   const Rule rule = given;  // copies, which no store can alias
   const float factor = c.factor;
   const auto step = [&](F& p, F g, F& first, F& second)

@@ -176,8 +176,8 @@ SHERD_INLINE F step_register(const OneBitAdam& rule, const Agreed& agreed, std::
 }
 
 template <class S>
-SHERD_INLINE void step_agreed(const Chunk& c, std::int64_t i, const OneBitAdam& rule, const Agreed& agreed,
-                              Tops& tops) {
+SHERD_INLINE void step_agreed(const SpanChunk& c, std::int64_t i, const OneBitAdam& rule,
+                              const Agreed& agreed, Tops& tops) {
   float* master = S::has_master ? c.master + i : nullptr;
   std::uint16_t* low = S::has_master ? nullptr : c.low + i;
   void* param = S::has_param ? static_cast<std::uint16_t*>(c.param) + i : nullptr;
@@ -192,7 +192,7 @@ SHERD_INLINE void step_agreed(const Chunk& c, std::int64_t i, const OneBitAdam& 
 }
 
 template <class P>
-Extremes update(const Chunk& c, const void* given, float* error, float settled) {
+Extremes update(const SpanChunk& c, const void* given, float* error, float settled) {
   using S = Streams<P, float, OneBitAdam>;
   const OneBitAdam rule = *static_cast<const OneBitAdam*>(given);
   Agreed agreed{static_cast<const std::uint64_t*>(c.grad), c.factor, error, settled};
@@ -206,7 +206,7 @@ Extremes update(const Chunk& c, const void* given, float* error, float settled) 
   }
   if (i < c.n) {
     const std::int64_t n = c.n - i;
-    Chunk rest = c;
+    SpanChunk rest = c;
     rest.grad = error, rest.grad_type = grad_f32;  // any memory: a tail copies a gradient, too
     Tail<S> tail(rest, i, n);
     Copy<float> errors(error + i, n);

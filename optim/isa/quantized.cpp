@@ -197,11 +197,11 @@ class Blocks {
   }
 
   /// A whole block from element `i` of the streams on.
-  SHERD_INLINE void update(const Chunk& c, std::int64_t i, float& first_scale, float& second_scale) {
+  SHERD_INLINE void update(const SpanChunk& c, std::int64_t i, float& first_scale, float& second_scale) {
     Updated &now = updated_[now_], &before = updated_[1 - now_];
     now.first_codes = static_cast<std::uint8_t*>(c.first) + i;
     now.second_codes = static_cast<std::uint8_t*>(c.second) + i;
-    Chunk streams = part(c, i);
+    SpanChunk streams = part(c, i);
     streams.first = now.first.at, streams.second = now.second.at;
     const Adam rule = rule_;
     const float factor = factor_;
@@ -251,15 +251,15 @@ class Blocks {
     std::uint8_t *first_codes, *second_codes;
   };
 
-  SHERD_INLINE static Chunk part(const Chunk& c, std::int64_t i) {
-    Chunk out = c;
+  SHERD_INLINE static SpanChunk part(const SpanChunk& c, std::int64_t i) {
+    SpanChunk out = c;
     if constexpr (S::has_master) out.master = c.master + i;
     if constexpr (!S::has_master) out.low = c.low + i;
     if constexpr (S::has_param) out.param = static_cast<std::uint16_t*>(c.param) + i;
     out.grad = gradient_at(c, i);
     return out;
   }
-  SHERD_INLINE static void fetch_streams(const Chunk& c, std::int64_t i) {
+  SHERD_INLINE static void fetch_streams(const SpanChunk& c, std::int64_t i) {
     fetch<float>(gradient_at(c, i), 0);
     if constexpr (S::has_master) fetch<float>(c.master, i);
     if constexpr (!S::has_master) fetch<Bf16>(c.param, i), fetch<Bf16>(c.low, i);
@@ -292,7 +292,7 @@ struct ShortBlock {
 
   /// Copies `n` elements from the streams, or back.
   template <bool back>
-  SHERD_INLINE void move(const Chunk& c, std::int64_t i, std::int64_t n) {
+  SHERD_INLINE void move(const SpanChunk& c, std::int64_t i, std::int64_t n) {
     const auto copy = [n](auto* mine, auto* theirs) SHERD_ALWAYS {
       if constexpr (back) {
         __builtin_memcpy(theirs, mine, static_cast<std::size_t>(n) * sizeof *mine);
@@ -313,8 +313,8 @@ struct ShortBlock {
         __builtin_memcpy(grad + k * size, grad, size);
     }
   }
-  SHERD_INLINE Chunk chunk(const Chunk& c) {
-    Chunk mine = c;
+  SHERD_INLINE SpanChunk chunk(const SpanChunk& c) {
+    SpanChunk mine = c;
     mine.master = master, mine.low = low, mine.param = param, mine.grad = grad;
     mine.first = first.codes, mine.second = second.codes, mine.stream = false;
     return mine;
@@ -322,7 +322,7 @@ struct ShortBlock {
 };
 
 template <class P>
-Extremes update(const Chunk& c, const void* rule, const DynamicMap& signs, const DynamicMap& sizes,
+Extremes update(const SpanChunk& c, const void* rule, const DynamicMap& signs, const DynamicMap& sizes,
                 float* first_scales, float* second_scales) {
   using S = Streams<P, float, Adam>;
   Blocks<S> blocks(signs, sizes, *static_cast<const Adam*>(rule), c.factor);

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 
-#include "optim/isa/dynamic_map.h"
 #include "optim/rules/list.h"
 
 // Inner loops that are compiled once per instruction set: plain declarations only, see
@@ -20,7 +19,7 @@ enum MasterIndex { master_alone, master_and_bf16, master_and_f16, master_split, 
 enum MomentIndex { moment_f32, moment_bf16, moment_count };
 
 /// A chunk of a span. `master` is null for split masters, `low` for others; `param` is null for fp32 alone.
-struct Chunk {
+struct SpanChunk {
   float* master;
   std::uint16_t* low;
   const void* grad;
@@ -41,7 +40,7 @@ struct Extremes {
 };
 
 /// One pass of a rule, given as its struct, over a chunk.
-using RuleLoop = Extremes (*)(const Chunk&, const void* rule);
+using RuleLoop = Extremes (*)(const SpanChunk&, const void* rule);
 struct RuleLoops {
   RuleLoop loop[master_count][moment_count];
 };
@@ -80,10 +79,36 @@ struct OneBitTable {
   void (*settle)(float* error, float scale, std::int64_t n);
   /// One pass of OneBitAdam, given as its struct, by agreed momentum; a chunk's `grad` is its signs, its
   /// `factor` the scale.
-  Extremes (*update[master_count])(const Chunk&, const void* rule, float* error, float settled);
+  Extremes (*update[master_count])(const SpanChunk&, const void* rule, float* error, float settled);
   /// With gradients, by their type; with signs. Returns the largest ratio.
   float (*refresh[grad_count])(const FrozenLamb& rule, const FrozenRun&);
   float (*refresh_agreed)(const FrozenLamb& rule, const FrozenRun&);
+};
+
+/// Blocks with a smaller scale are zeros: it would have no reciprocal.
+inline constexpr float least_scale = 0x1p-120f;
+
+/// How loops go from codes of the dynamic map (optim/quantized.h) to values and back.
+///
+/// A magnitude of the map has a number k: 2^L + f for part f of the decade that is divided into 2^L parts, so
+/// that the highest bit of k tells the decade, in which values are evenly spaced: base + slope·k. One more
+/// power of two stands for 1. Signed codes are 127 ± k, where k = 0 stands for 0; unsigned ones are k - 1,
+/// where k = 1 does.
+///
+/// Levels count what the magnitude of a number may be near: 0, the seven decades, 1.
+struct DynamicMap {
+  static constexpr int levels = 9;
+  alignas(64) float base[16], slope[16];  ///< by the number of leading zeros of k, modulo 16
+  /// By the exponent of fp32 modulo 32, from 2⁻³¹ to 1: where the level after that of its smallest number
+  /// begins, if that is among its numbers; else NaN. The last four bits are the level of the smallest one.
+  alignas(64) float next_level[32];
+  /// By level: k of a magnitude is inverse·magnitude + offset, rounded to nearest, and at most `top`; k - 1,
+  /// the code, where there are no signs. There a number above 0 whose code would be 0 takes 1.
+  alignas(64) float inverse[16], offset[16], top[16];
+  float begin[levels];  ///< where each level does
+  std::int32_t middle;  ///< the code of k = 0
+  bool has_signs;
+  alignas(64) float values[256];
 };
 
 /// optim/quantized.h over n elements, the first of which begins a block.
@@ -92,7 +117,7 @@ struct QuantizedTable {
   void (*quantize[2])(const DynamicMap& map, const float* values, std::uint8_t* codes, float* scales,
                       std::int64_t n);
   /// One pass of Adam, given as its struct, over codes of its states.
-  Extremes (*update[master_count])(const Chunk&, const void* rule, const DynamicMap& signs,
+  Extremes (*update[master_count])(const SpanChunk&, const void* rule, const DynamicMap& signs,
                                    const DynamicMap& sizes, float* first_scales, float* second_scales);
 };
 

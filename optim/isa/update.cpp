@@ -4,7 +4,7 @@ namespace sherd::optim::SHERD_ISA {
 namespace {
 
 template <class Rule, class P, class M>
-Extremes update(const Chunk& chunk, const void* rule) {
+Extremes update(const SpanChunk& chunk, const void* rule) {
   return run<Streams<P, M, Rule>>(chunk, *static_cast<const Rule*>(rule));
 }
 

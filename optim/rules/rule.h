@@ -26,7 +26,7 @@
 //   friend bool operator==(const Rule&, const Rule&) = default;
 //
 // Headers of rules are compiled once per instruction set: plain declarations and the formula alone, nothing
-// of the standard library (tensor/cpu/isa/tables.h). What runs on the host is in the .cpp beside them.
+// of the standard library (tensor/cpu/isa/tables.h). What runs on the host is in optim/rules.cpp.
 
 namespace sherd::config {
 struct OptimizerRule;

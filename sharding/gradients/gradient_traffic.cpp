@@ -23,13 +23,13 @@ GradientTraffic::~GradientTraffic() {
 }
 
 /// The one that was opened longest ago, or a new one while that would have to be waited for.
-GradientTraffic::Buffer& GradientTraffic::free_buffer(std::int64_t numel, DType dtype) {
+GradientTraffic::StagingBuffer& GradientTraffic::free_buffer(std::int64_t numel, DType dtype) {
   auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const auto& b) {
     return !b->lent && b->memory.numel() == numel && b->memory.dtype() == dtype;
   });
   ++opens_;
   if (found == buffers_.end() || opens_ - (*found)->opened < opens_between) {
-    auto buffer = std::make_shared<Buffer>();
+    auto buffer = std::make_shared<StagingBuffer>();
     buffer->memory = Tensor::empty(device_, {numel}, dtype, device::Category::communication);
     if (gpu_) buffer->idle = gpu_->compute_stream().record();  // in whose order allocators reuse memory
     found = buffers_.insert(buffers_.begin(), std::move(buffer));
@@ -40,7 +40,7 @@ GradientTraffic::Buffer& GradientTraffic::free_buffer(std::int64_t numel, DType 
 }
 
 std::shared_ptr<const Tensor> GradientTraffic::open(const Segment& segment, bool load) {
-  Buffer& buffer = free_buffer(segment.layout().padded(), segment.gradients().dtype());
+  StagingBuffer& buffer = free_buffer(segment.layout().padded(), segment.gradients().dtype());
   buffer.lent = true, buffer.sent = false;
   if (!gpu_) return {&buffer.memory, [held = buffers_.back()](const Tensor*) { held->lent = false; }};
   if (load) {
@@ -68,7 +68,7 @@ void GradientTraffic::send(Segment& segment, const Tensor& full, std::int64_t pa
                                    [&](const auto& b) { return b->memory.raw() == full.raw(); });
   require(buffer != buffers_.end(), "gradients that did not come from here cannot be sent");
   going_.wait(gpu_->compute_stream().record());
-  std::vector<Segment::Arrival> arrivals;
+  std::vector<Segment::GradientArrival> arrivals;
   const std::int64_t all = full.numel();
   for (std::int64_t at = 0; at < all; at += part_elements) {
     const std::int64_t end = std::min(all, at + part_elements);

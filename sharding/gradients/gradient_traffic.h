@@ -31,18 +31,18 @@ class GradientTraffic {
   void join();
 
  private:
-  struct Buffer {
+  struct StagingBuffer {
     Tensor memory;
     device::Event idle;       ///< when its last user is done with it
     std::int64_t opened = 0;  ///< by which of all calls of open()
     bool lent = false, sent = false;
   };
-  Buffer& free_buffer(std::int64_t numel, DType dtype);
+  StagingBuffer& free_buffer(std::int64_t numel, DType dtype);
 
   device::Device& device_;
   device::Accelerator* gpu_;  ///< null on a meta device
   device::Stream coming_, going_;
-  std::vector<std::shared_ptr<Buffer>> buffers_;  ///< the one opened longest ago first
+  std::vector<std::shared_ptr<StagingBuffer>> buffers_;  ///< the one opened longest ago first
   std::int64_t opens_ = 0;
 };
 

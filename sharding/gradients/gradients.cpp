@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
+
+#include "comm/gather.h"
 
 namespace sherd::sharding {
 namespace {
@@ -52,7 +53,7 @@ Gradients::Open Gradients::open(Segment& segment, ExchangePool& pool) {
   open.onto = has_sum(segment);
   if (!open.onto) segment.keep_own_gradients(keeps_own_ && keeps_own_(segment));
   if (traffic_ && segment.gradients_staged()) open.full = open.sum = traffic_->open(segment, open.onto);
-  Turns& turns = turns_[&segment];
+  TurnCounts& turns = turns_[&segment];
   const int sources = segment.sources();
   // Sums have the order of the micro-batches: nobody folds before an earlier one is complete.
   if (fold && (kernels_.folds_gradients() || sources > 1) && segment.gradient_groups().alone() &&
@@ -168,10 +169,7 @@ void Gradients::sum_over_ranks(std::span<tensor::ExactSum> sums, const std::stri
     const std::vector<std::int64_t> more = sum.to_words();
     words.insert(words.end(), more.begin(), more.end());
   }
-  Tensor travelling =
-      Tensor::of<std::int64_t>(kernels_.device(), {static_cast<std::int64_t>(words.size())}, words);
-  model_ranks_.all_reduce(travelling, comm::ReduceOp::sum, 1, {.label = label, .scalar = true}).wait();
-  std::memcpy(words.data(), tensor::to_host(kernels_.device(), travelling).raw(), travelling.bytes());
+  comm::reduce_values(model_ranks_, kernels_.device(), std::span(words), label);
   const std::size_t each = words.size() / sums.size();
   for (std::size_t i = 0; i < sums.size(); ++i)
     sums[i] = tensor::ExactSum::from_words(std::span(words).subspan(i * each, each));

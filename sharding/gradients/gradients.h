@@ -118,10 +118,10 @@ class Gradients {
   std::unique_ptr<GradientTraffic> traffic_;  ///< for one rank whose gradients leave its GPU, else null
   std::vector<Segment*> summed_;              ///< segments whose lasting gradients hold a sum
   std::vector<Segment*> complete_;
-  struct Turns {
+  struct TurnCounts {
     std::int64_t opened = 0, closed = 0;
   };
-  std::map<const Segment*, Turns> turns_;  ///< counted within this step
+  std::map<const Segment*, TurnCounts> turns_;  ///< counted within this step
   std::function<bool(const Segment&)> keeps_own_;
   std::set<const Segment*> agreed_;  ///< closed for the step
 };

@@ -67,7 +67,7 @@ void Reducer::send_buckets(Queue& queue) {
 void Reducer::settle() {
   for (Queue& queue : queues_) send_buckets(queue);
   if (!groups_.replica ||
-      std::none_of(flights_.begin(), flights_.end(), [](const Flight& flight) { return flight.last; }))
+      std::none_of(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.last; }))
     drain();
 }
 
@@ -80,17 +80,17 @@ void Reducer::finish() {
 
 void Reducer::compare_replicas() {
   const Tensor nothing = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
-  comm::CallOptions options;
-  options.label = "gradients of replicas" + agreed_on_;
-  options.scalar = true;
-  groups_.replica->all_reduce(nothing, comm::ReduceOp::sum, 1, options).wait();
+  groups_.replica
+      ->all_reduce(nothing, comm::ReduceOp::sum, 1,
+                   {.label = "gradients of replicas" + agreed_on_, .scalar = true})
+      .wait();
 }
 
 void Reducer::abandon() {
   for (Queue& queue : queues_) queue.items.clear(), queue.elements = 0;
   if (failed_) {
-    settled_ += flights_.size();
-    flights_.clear();
+    settled_ += buckets_.size();
+    buckets_.clear();
     turns_.drain();
     failed_ = false;
   }
@@ -118,9 +118,9 @@ std::string gradients_of(const std::vector<std::string>& names) {
 void Reducer::send_bucket(Queue& queue) {
   const std::int64_t limit = bucket_limit(queue);
   const int ranks = queue.shard.size();
-  Flight flight;
-  flight.last = queue.items.front().last;
-  flight.shard = &queue.shard;
+  Bucket bucket;
+  bucket.last = queue.items.front().last;
+  bucket.shard = &queue.shard;
   std::vector<std::string> names;
   std::int64_t elements = 0;
   while (!queue.items.empty()) {
@@ -129,35 +129,35 @@ void Reducer::send_bucket(Queue& queue) {
     const std::int64_t room = (limit - elements) / given / layout_alignment * layout_alignment;
     if (room == 0) break;
     const std::int64_t count = std::min(shard - item.sent, room);
-    flight.parts.push_back({item, item.sent, item.sent + count});
+    bucket.parts.push_back({item, item.sent, item.sent + count});
     if (names.empty() || names.back() != item.segment->name()) names.push_back(item.segment->name());
     elements += count * given;
     item.sent += count;
     if (item.sent < shard) continue;
-    flight.complete.push_back(item.segment);
+    bucket.complete.push_back(item.segment);
     queue.items.pop_front();
   }
   queue.elements -= elements;
-  flight.label = gradients_of(names);
+  bucket.label = gradients_of(names);
   stats_.largest_bucket = std::max(stats_.largest_bucket, elements);
-  if (flight.last && groups_.replica) agreed_on_ += "; " + flight.label;
-  launch(std::move(flight));
+  if (bucket.last && groups_.replica) agreed_on_ += "; " + bucket.label;
+  launch(std::move(bucket));
 }
 
 /// Behind a replica's last bucket goes a transfer of a size that no part of a bucket has: replicas that
 /// reduce different numbers of buckets find that their calls do not match, instead of waiting for what never
 /// comes.
 void Reducer::send_end() {
-  Flight flight;
-  flight.end = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
-  flight.label = "the end of the gradients";
-  launch(std::move(flight));
+  Bucket bucket;
+  bucket.end = Tensor::zeros(kernels_.device(), {1}, DType::f32, device::Category::communication);
+  bucket.label = "the end of the gradients";
+  launch(std::move(bucket));
 }
 
-void Reducer::launch(Flight flight) {
-  if (flight.last && chained() && !first())
-    transfer(Direction::receive, groups_.replica_index() - 1, flight, flight.incoming);
-  flights_.push_back(std::move(flight));
+void Reducer::launch(Bucket bucket) {
+  if (bucket.last && chained() && !first())
+    transfer(Direction::receive, groups_.replica_index() - 1, bucket, bucket.incoming);
+  buckets_.push_back(std::move(bucket));
   take(turns_.launch());
   if (!groups_.replica) tell_complete();  // replicas are some buckets apart until all have come
 }
@@ -182,55 +182,51 @@ void Reducer::take(const std::vector<Turn>& turns) {
 }
 
 void Reducer::take(const Turn& turn) {
-  Flight& flight = flights_[turn.bucket - settled_];
+  Bucket& bucket = buckets_[turn.bucket - settled_];
   switch (turn.op) {
     case Turn::Op::issue:
-      return issue(flight);
+      return issue(bucket);
     case Turn::Op::pass_on:
-      return pass_on(flight);
+      return pass_on(bucket);
     case Turn::Op::pass_back:
-      return pass_back(flight);
+      return pass_back(bucket);
     case Turn::Op::settle:
-      settle(flight);
-      flights_.pop_front();
+      settle(bucket);
+      buckets_.pop_front();
       ++settled_;
   }
 }
 
-comm::CallOptions Reducer::options_for(const Flight& flight) const {
-  comm::CallOptions options;
-  options.label = flight.label;
-  options.async = options_.overlap;
-  options.reduction = options_.reduction;
-  return options;
+comm::CallOptions Reducer::options_for(const Bucket& bucket) const {
+  return {.label = bucket.label, .reduction = options_.reduction, .async = options_.overlap};
 }
 
 /// The fold over the shard group.
-void Reducer::issue(Flight& flight) {
-  for (comm::Work& work : flight.incoming) work.wait();
+void Reducer::issue(Bucket& bucket) {
+  for (comm::Work& work : bucket.incoming) work.wait();
   std::vector<comm::ReducePiece> pieces;
-  for (const Part& part : flight.parts) {
+  for (const BucketPart& part : bucket.parts) {
     if (!part.item.full) continue;
     const bool chain = part.item.agreement == Agreement::fold;
     const Tensor shard = chain ? part.shard() : part.item.segment->own_gradients();
     const bool onto = part.item.accumulate || (chain && !first());
     if (part.item.segment->sources() > 1) {
-      flight.by_source.push_back(send_sources(part, shard, onto, flight));
+      bucket.by_source.push_back(send_sources(part, shard, onto, bucket));
       continue;
     }
     pieces.push_back({*part.item.full, shard, part.begin, part.end, onto ? shard : Tensor()});
   }
   if (!pieces.empty()) {
-    flight.reduced = flight.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(flight));
+    bucket.reduced = bucket.shard->reduce_scatter(std::move(pieces), options_.rounding, options_for(bucket));
     ++stats_.buckets;
     stats_.overlapped += options_.overlap;
   }
-  if (!groups_.replica) gather_sums(flight);
+  if (!groups_.replica) gather_sums(bucket);
 }
 
 /// Each rank sends its gradients of several sources to the owners, who fold them in order.
-Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, bool onto,
-                                        const Flight& flight) {
+Reducer::BySource Reducer::send_sources(const BucketPart& part, const Tensor& shard, bool onto,
+                                        const Bucket& bucket) {
   const SegmentLayout& layout = part.item.segment->layout();
   const std::int64_t ranks = layout.ranks(), sources = part.item.segment->sources(),
                      n = part.end - part.begin;
@@ -243,14 +239,14 @@ Reducer::BySource Reducer::send_sources(const Part& part, const Tensor& shard, b
     const std::int64_t from = i % sources * layout.padded() + i / sources * layout.shard() + part.begin;
     kernels_.copy(part.item.full->range(from, from + n), out.sent.range(i * n, (i + 1) * n));
   }
-  out.work = flight.shard->all_to_all(out.sent, out.received, {}, {}, options_for(flight));
+  out.work = bucket.shard->all_to_all(out.sent, out.received, {}, {}, options_for(bucket));
   return out;
 }
 
 /// The fold over the shard group has ended.
-void Reducer::finish_sums(Flight& flight) {
-  flight.reduced.wait();
-  for (BySource& part : std::exchange(flight.by_source, {})) {
+void Reducer::finish_sums(Bucket& bucket) {
+  bucket.reduced.wait();
+  for (BySource& part : std::exchange(bucket.by_source, {})) {
     part.work.wait();
     const std::int64_t n = part.sums.numel();
     Tensor sums = part.sums;
@@ -264,64 +260,64 @@ void Reducer::finish_sums(Flight& flight) {
   }
 }
 
-void Reducer::transfer(Direction direction, int replica, const Flight& flight,
+void Reducer::transfer(Direction direction, int replica, const Bucket& bucket,
                        std::vector<comm::Work>& works) {
-  const comm::CallOptions options{.label = flight.label, .async = true};
+  const comm::CallOptions options{.label = bucket.label, .async = true};
   const auto add = [&](const Tensor& sums) {
     works.push_back(direction == Direction::send ? groups_.replica->send(sums, replica, options)
                                                  : groups_.replica->receive(sums, replica, options));
   };
-  for (const Part& part : flight.parts) add(part.sums());
-  if (flight.end.defined()) add(flight.end);
+  for (const BucketPart& part : bucket.parts) add(part.sums());
+  if (bucket.end.defined()) add(bucket.end);
 }
 
 /// This replica's sums go to the next one.
-void Reducer::pass_on(Flight& flight) {
+void Reducer::pass_on(Bucket& bucket) {
   if (!groups_.replica) return;
-  finish_sums(flight);
-  for (Part& part : flight.parts) part.item.full.reset();  // read; results may be long in coming
-  if (!flight.last) return;
+  finish_sums(bucket);
+  for (BucketPart& part : bucket.parts) part.item.full.reset();  // read; results may be long in coming
+  if (!bucket.last) return;
   if (!chained()) {
-    for (const Part& part : flight.parts)
-      flight.results.push_back(
-          groups_.replica->all_reduce(part.sums(), comm::ReduceOp::sum, 1, options_for(flight)));
+    for (const BucketPart& part : bucket.parts)
+      bucket.results.push_back(
+          groups_.replica->all_reduce(part.sums(), comm::ReduceOp::sum, 1, options_for(bucket)));
     return;
   }
-  for (const Part& part : flight.parts) {
+  for (const BucketPart& part : bucket.parts) {
     if (part.item.agreement != Agreement::add) continue;
     const Tensor own = part.item.segment->own_gradients().range(part.begin, part.end);
     kernels_.fold(own, own.dtype(), part.sums(), !first());
   }
   if (last()) return;
-  transfer(Direction::send, groups_.replica_index() + 1, flight, flight.outgoing);
-  transfer(Direction::receive, groups_.replica_index() + 1, flight, flight.results);
+  transfer(Direction::send, groups_.replica_index() + 1, bucket, bucket.outgoing);
+  transfer(Direction::receive, groups_.replica_index() + 1, bucket, bucket.results);
 }
 
 /// The last replica's sums come back.
-void Reducer::pass_back(Flight& flight) {
-  for (comm::Work& work : flight.results) work.wait();
-  if (flight.last && chained() && !first())
-    transfer(Direction::send, groups_.replica_index() - 1, flight, flight.outgoing);
+void Reducer::pass_back(Bucket& bucket) {
+  for (comm::Work& work : bucket.results) work.wait();
+  if (bucket.last && chained() && !first())
+    transfer(Direction::send, groups_.replica_index() - 1, bucket, bucket.outgoing);
 }
 
-void Reducer::settle(Flight& flight) {
-  finish_sums(flight);
-  for (comm::Work& work : flight.outgoing) work.wait();
-  for (const Part& part : flight.parts)
+void Reducer::settle(Bucket& bucket) {
+  finish_sums(bucket);
+  for (comm::Work& work : bucket.outgoing) work.wait();
+  for (const BucketPart& part : bucket.parts)
     if (part.item.sums.defined())
       kernels_.copy(part.sums(), part.item.segment->own_gradients().range(part.begin, part.end));
-  if (groups_.replica && flight.last) gather_sums(flight);
-  flight.gathered.wait();
-  if (flight.last) summed_.insert(summed_.end(), flight.complete.begin(), flight.complete.end());
+  if (groups_.replica && bucket.last) gather_sums(bucket);
+  bucket.gathered.wait();
+  if (bucket.last) summed_.insert(summed_.end(), bucket.complete.begin(), bucket.complete.end());
 }
 
 /// Where every rank updates everything, it needs the whole sum.
-void Reducer::gather_sums(Flight& flight) {
+void Reducer::gather_sums(Bucket& bucket) {
   std::vector<comm::GatherPiece> gathers;
-  for (const Segment* segment : flight.complete)
-    if (segment->optimizer_replicated() && flight.shard->size() > 1)
+  for (const Segment* segment : bucket.complete)
+    if (segment->optimizer_replicated() && bucket.shard->size() > 1)
       gathers.push_back({segment->own_gradients(), segment->gradients().tensor()});
-  if (!gathers.empty()) flight.gathered = flight.shard->all_gather(std::move(gathers), options_for(flight));
+  if (!gathers.empty()) bucket.gathered = bucket.shard->all_gather(std::move(gathers), options_for(bucket));
 }
 
 }  // namespace sherd::sharding

@@ -57,10 +57,10 @@ class Reducer {
         stats_(stats) {}
 
   /// Folds `full` (this rank's gradients of the padded segment, of each of Segment::sources() one after the
-  /// other where they lie apart) over ranks into the segment's lasting
-  /// gradients, onto what they hold when `accumulate`. Keeps `full` until it was read; null means the lasting
-  /// gradients themselves. `last`: of the step, with which replicas agree. Of one rank alone, only the ranges
-  /// `apart` are folded: operations have folded the rest.
+  /// other where they lie apart) over ranks into the segment's lasting gradients, onto what they hold when
+  /// `accumulate`. Keeps `full` until it was read; null means the lasting gradients themselves. `last`: of
+  /// the step, with which replicas agree. Of one rank alone, only the ranges `apart` are folded: operations
+  /// have folded the rest.
   void submit(Segment& segment, std::shared_ptr<const Tensor> full, bool accumulate, bool last,
               std::span<const Segment::Range> apart);
   /// The lasting gradients are the sum over this shard group and the step already, which only the replicas
@@ -98,7 +98,7 @@ class Reducer {
     std::int64_t sent = 0;  ///< elements of the shard already in a bucket
   };
   /// Elements [begin, end) of an item's shard.
-  struct Part {
+  struct BucketPart {
     Item item;
     std::int64_t begin, end;
     Tensor shard() const { return item.sums.defined() ? item.sums : item.segment->own_gradients(); }
@@ -118,11 +118,11 @@ class Reducer {
     comm::Work work;
   };
   /// A bucket on its way.
-  struct Flight {
+  struct Bucket {
     bool last = true;                     ///< all of its items are
     comm::Communicator* shard = nullptr;  ///< over which it is summed
-    std::vector<Part> parts;
-    Tensor end;                      ///< travels behind the last bucket, in a flight without parts
+    std::vector<BucketPart> parts;
+    Tensor end;                      ///< travels behind the last bucket, in a bucket without parts
     std::vector<Segment*> complete;  ///< whose last part this is
     std::string label;
     std::vector<comm::Work> incoming, results, outgoing;  ///< between replicas
@@ -137,22 +137,22 @@ class Reducer {
   std::int64_t bucket_limit(const Queue& queue) const;
   Queue& queue_of(const Segment& segment);
   void send_buckets(Queue& queue);
-  void launch(Flight flight);
+  void launch(Bucket bucket);
   void drain();
   void take(const std::vector<Turn>& turns);
   void take(const Turn& turn);
   void tell_complete();
-  void issue(Flight& flight);
-  void pass_on(Flight& flight);
-  void pass_back(Flight& flight);
-  void settle(Flight& flight);
-  BySource send_sources(const Part& part, const Tensor& shard, bool onto, const Flight& flight);
-  void finish_sums(Flight& flight);
-  void gather_sums(Flight& flight);
+  void issue(Bucket& bucket);
+  void pass_on(Bucket& bucket);
+  void pass_back(Bucket& bucket);
+  void settle(Bucket& bucket);
+  BySource send_sources(const BucketPart& part, const Tensor& shard, bool onto, const Bucket& bucket);
+  void finish_sums(Bucket& bucket);
+  void gather_sums(Bucket& bucket);
   void compare_replicas();
-  comm::CallOptions options_for(const Flight& flight) const;
+  comm::CallOptions options_for(const Bucket& bucket) const;
   enum class Direction : std::uint8_t { receive, send };
-  void transfer(Direction direction, int replica, const Flight& flight, std::vector<comm::Work>& works);
+  void transfer(Direction direction, int replica, const Bucket& bucket, std::vector<comm::Work>& works);
   bool first() const { return groups_.replica_index() == 0; }
   bool last() const { return groups_.replica_index() + 1 == groups_.replicas(); }
   bool chained() const { return groups_.replica && options_.reduction == Reduction::ordered; }
@@ -163,10 +163,10 @@ class Reducer {
   std::string agreed_on_;
   std::deque<Queue> queues_;  ///< in the order in which segments name their groups
   Turns turns_;
-  std::deque<Flight> flights_;
-  std::size_t settled_ = 0;       ///< flights before these
+  std::deque<Bucket> buckets_;
+  std::size_t settled_ = 0;       ///< buckets before these
   std::vector<Segment*> summed_;  ///< segments that `complete_` has still to be told of
-  bool failed_ = false;           ///< a turn has thrown; what flights hold is nothing to pass on
+  bool failed_ = false;           ///< a turn has thrown; what buckets hold is nothing to pass on
   std::vector<Segment*>& complete_;
   ReducerStats& stats_;
 };

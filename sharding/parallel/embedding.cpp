@@ -3,7 +3,6 @@
 #include "autograd/ops.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/sequence.h"
-#include "sharding/parallel/slices.h"
 
 namespace sherd::parallel {
 
@@ -16,7 +15,7 @@ VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layo
   weight_ = declare("weight", held.shape(), init);
   weight_->is_table = true;
   if (0 < vocabulary && vocabulary < rows) weight_->packing.tensors = {{{0, vocabulary}}};
-  if (!held.is_whole()) weight_->slice = held;
+  set_slice(weight_, held);
   held_ = {.first = held.blocks()[0][0].begin, .ids = vocabulary ? vocabulary : rows};
 }
 

@@ -4,7 +4,7 @@
 // collectives on the tape and as layers. It knows no units and no engine.
 //
 // To change, look at:
-// - which part of a layer, or of a sequence, a rank has: slices.cpp; Layout below
+// - which part of a layer, or of a sequence, a rank has: Layout, tensor_slice()
 // - what ranks exchange in forward and backward: collectives.cpp; which of them a layer needs: Layout
 // - attention over context ranks: the ring is ring.cpp, what it cuts ring_chunks.cpp; Ulysses, and heads over
 //   tensor ranks: attention.cpp
@@ -13,7 +13,10 @@
 // - experts: experts/; adapters: adapters/
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
+#include "autograd/parameter.h"
 #include "base/choices.h"
 #include "comm/process_groups.h"
 #include "tensor/kernels.h"
@@ -63,5 +66,18 @@ struct Layout {
   /// Which elements of the whole stream [batch, S, width] this rank's part, of that shape, holds.
   tensor::Slice stream_slice(const tensor::Shape& local) const;
 };
+
+/// Rows of [..., rows, features], over which the stream is cut.
+inline constexpr int row_dim = -2;
+
+/// Which part of a tensor of shape `logical` this rank holds whose dimension `dim` the tensor-parallel ranks
+/// cut: the rank-th part of each of `blocks`, which add up to that dimension; of one block where there are
+/// none. Throws Error{config}, naming `what` they cut, where the ranks do not divide a block, and
+/// Error{usage} for blocks that do not add up.
+tensor::Slice tensor_slice(const std::string& what, const tensor::Shape& logical, int dim,
+                           const Layout& layout, std::vector<std::int64_t> blocks = {});
+
+/// Gives a parameter that was declared in this rank's shape the slice of the whole that it is.
+void set_slice(const autograd::ParameterPtr& parameter, tensor::Slice slice);
 
 }  // namespace sherd::parallel

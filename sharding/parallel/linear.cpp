@@ -5,7 +5,6 @@
 #include "autograd/gradients.h"
 #include "autograd/ops.h"
 #include "sharding/parallel/exchanges.h"
-#include "sharding/parallel/slices.h"
 
 namespace sherd::parallel {
 
@@ -18,26 +17,19 @@ using tensor::Shape;
 
 namespace {
 
-/// Rows of [..., rows, features], over which the stream is cut.
-constexpr int row_dim = -2;
-
 /// The distribution from which nn::Linear draws weights and biases, by the logical number of inputs.
 Init default_init(std::int64_t in) {
   const double bound = 1.0 / std::sqrt(static_cast<double>(in));
   return Init::uniform(-bound, bound);
 }
 
-void hold(const ParameterPtr& parameter, tensor::Slice slice) {
-  if (!slice.is_whole()) parameter->slice = std::move(slice);
-}
-
 /// Where a layer exchanges, and how its calls are named.
-struct Place {
+struct LayerExchange {
   Communicator* group;
   bool rows_cut;
   std::string name;
 
-  Place(const Layout& layout, const nn::Module& module, const char* otherwise)
+  LayerExchange(const Layout& layout, const nn::Module& module, const char* otherwise)
       : group(layout.tensor),
         rows_cut(layout.cuts_stream()),
         name(module.path().empty() ? otherwise : module.path()) {}
@@ -47,9 +39,9 @@ struct Place {
   }
 };
 
-void check_rows(const Place& place, const Shape& x) {
+void check_rows(const LayerExchange& exchange, const Shape& x) {
   require(
-      !place.rows_cut || x.rank() >= 3, place.name,
+      !exchange.rows_cut || x.rank() >= 3, exchange.name,
       ": sequence parallelism cuts the rows of [batch, rows, features], and ", x.str(),
       " has no sequences: where all tensor ranks have all rows of a batch, set "
       "parallel.sequence_parallel to false, or layout.sequence_parallel in the copy that this layer gets; "
@@ -58,7 +50,7 @@ void check_rows(const Place& place, const Shape& x) {
 
 /// Backward of a column-parallel layer. Keeps the rank's own rows of the input alone.
 struct ColumnBackward {
-  Place place;
+  LayerExchange exchange;
   Saved x, w;
   Tensor pre;
   Activation activation;
@@ -67,18 +59,18 @@ struct ColumnBackward {
 
   /// The input, whole: gathered again beside what comes first.
   Exchange begin_input(Tape& tape) const {
-    if (!dw || !place.rows_cut) return {};
-    return begin_all_gather(tape.kernels(), *place.group, x.get(tape), row_dim,
-                            place.call("input again", true));
+    if (!dw || !exchange.rows_cut) return {};
+    return begin_all_gather(tape.kernels(), *exchange.group, x.get(tape), row_dim,
+                            exchange.call("input again", true));
   }
   /// The gradient that this rank's columns give, on its way into the sum.
   Exchange begin_sum(Tape& tape, const Tensor& dy) const {
     if (!dx) return {};
     Tensor part = tape.empty(dy.shape().with_back(w_shape[1]), dy.dtype());
     tape.kernels().matmul({.a = dy, .b = w.get(tape), .c = part});
-    const comm::CallOptions call = place.call("input gradient", true);
-    return place.rows_cut ? begin_reduce_scatter(tape.kernels(), *place.group, part, row_dim, call)
-                          : begin_all_reduce(*place.group, part, call);
+    const comm::CallOptions call = exchange.call("input gradient", true);
+    return exchange.rows_cut ? begin_reduce_scatter(tape.kernels(), *exchange.group, part, row_dim, call)
+                             : begin_all_reduce(*exchange.group, part, call);
   }
 
   void operator()(Tape& tape, Tensor dy) {
@@ -88,27 +80,29 @@ struct ColumnBackward {
     autograd::bias_gradient(tape, db, dy);
     Exchange sum = begin_sum(tape, dy);
     if (dw) {
-      const Tensor whole = place.rows_cut ? input.wait() : x.get(tape);
-      autograd::weight_gradient(tape, dw, w_shape, dy, whole, !place.rows_cut && x.is_parameter());
+      const Tensor whole = exchange.rows_cut ? input.wait() : x.get(tape);
+      autograd::weight_gradient(tape, dw, w_shape, dy, whole, !exchange.rows_cut && x.is_parameter());
     }
     x = {};
     if (dx) tape.accumulate(dx, sum.wait());
   }
 };
 
-Var column_linear(const Var& x, const Var& w, const Var& b, Activation activation, const Place& place) {
+Var column_linear(const Var& x, const Var& w, const Var& b, Activation activation,
+                  const LayerExchange& exchange) {
   Tape& tape = x.tape();
   autograd::check_linear(x.shape(), w.shape());
-  check_rows(place, x.shape());
+  check_rows(exchange, x.shape());
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
   Tensor whole = x.value();
-  if (place.rows_cut)
-    whole = begin_all_gather(tape.kernels(), *place.group, whole, row_dim, place.call("input", false)).wait();
+  if (exchange.rows_cut)
+    whole = begin_all_gather(tape.kernels(), *exchange.group, whole, row_dim, exchange.call("input", false))
+                .wait();
   autograd::LinearOutput made = autograd::linear_output(
       tape, whole, w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   autograd::RemakeFn remake = autograd::remake_linear_output(made.pre, activation);
-  ColumnBackward backward{.place = place,
+  ColumnBackward backward{.exchange = exchange,
                           .x = w.requires_grad() ? Saved(x) : Saved(),
                           .w = x.requires_grad() ? Saved(w) : Saved(),
                           .pre = std::move(made.pre),
@@ -122,15 +116,15 @@ Var column_linear(const Var& x, const Var& w, const Var& b, Activation activatio
 
 /// Backward of a row-parallel layer.
 struct RowBackward {
-  Place place;
+  LayerExchange exchange;
   Saved x, w;
   GradRef dx, dw, db;
   Shape x_shape, w_shape;
 
   void operator()(Tape& tape, Tensor dy) {
-    const bool gathers = place.rows_cut && (dx || dw);
-    Exchange whole = gathers ? begin_all_gather(tape.kernels(), *place.group, dy, row_dim,
-                                                place.call("output gradient", true))
+    const bool gathers = exchange.rows_cut && (dx || dw);
+    Exchange whole = gathers ? begin_all_gather(tape.kernels(), *exchange.group, dy, row_dim,
+                                                exchange.call("output gradient", true))
                              : Exchange();
     autograd::bias_gradient(tape, db, dy);
     if (gathers) dy = whole.wait();
@@ -146,16 +140,16 @@ void add_bias(Tape& tape, const Tensor& x, const Tensor& b) {
   tape.kernels().add_positions(rows, b.reshape({1, b.numel()}), rows);
 }
 
-Var row_linear(const Var& x, const Var& w, const Var& b, const Place& place) {
+Var row_linear(const Var& x, const Var& w, const Var& b, const LayerExchange& exchange) {
   Tape& tape = x.tape();
   autograd::check_linear(x.shape(), w.shape());
-  check_rows(place, x.shape());
+  check_rows(exchange, x.shape());
   Tensor out = autograd::linear_output(tape, x.value(), w.value(), {}, Activation::none, false).out;
-  const comm::CallOptions call = place.call("output", false);
-  out = place.rows_cut ? begin_reduce_scatter(tape.kernels(), *place.group, out, row_dim, call).wait()
-                       : begin_all_reduce(*place.group, out, call).wait();
+  const comm::CallOptions call = exchange.call("output", false);
+  out = exchange.rows_cut ? begin_reduce_scatter(tape.kernels(), *exchange.group, out, row_dim, call).wait()
+                          : begin_all_reduce(*exchange.group, out, call).wait();
   if (b.defined()) add_bias(tape, out, b.value());
-  RowBackward backward{.place = place,
+  RowBackward backward{.exchange = exchange,
                        .x = w.requires_grad() ? Saved(x) : Saved(),
                        .w = x.requires_grad() ? Saved(w) : Saved(),
                        .dx = x.grad_ref(),
@@ -174,7 +168,7 @@ Var bias_of(Tape& tape, const ParameterPtr& bias) {
 
 ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options,
                            std::vector<std::int64_t> blocks)
-    : layout_(layout), activation_(options.activation) {
+    : ParallelLinear(layout), activation_(options.activation) {
   require(in > 0 && out > 0, "a linear layer from ", in, " to ", out, " features");
   const std::string what = cat("a column-parallel linear layer from ", in, " to ", out, " features");
   const tensor::Slice held = tensor_slice(what, {out, in}, 0, layout, blocks);
@@ -183,17 +177,17 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
             options.tied->logical_slice().str(), " cannot serve");
     weight_ = share("weight", options.tied);
   } else {
-    hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+    set_slice(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
     weight_->packing = options.packing;
   }
   if (!options.bias) return;
   const tensor::Slice bias = tensor_slice(what, {out}, 0, layout, blocks);
   const Init init = options.init ? Init::zeros() : default_init(in);
-  hold(bias_ = declare("bias", bias.shape(), init, {.decay = false}), bias);
+  set_slice(bias_ = declare("bias", bias.shape(), init, {.decay = false}), bias);
   bias_->packing = std::move(options.packing);
 }
 
-void ColumnLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
+void ParallelLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
   if (adapter) adapter_ = add("adapter", std::move(adapter));
 }
 
@@ -202,7 +196,7 @@ Var ColumnLinear::forward(Tape& tape, const Var& x) {
   const auto base = [&](const Var& in, Activation activation) {
     return alone(layout_.tensor)
                ? autograd::linear(in, w, b, activation)
-               : column_linear(in, w, b, activation, Place(layout_, *this, "column-parallel linear"));
+               : column_linear(in, w, b, activation, LayerExchange(layout_, *this, "column-parallel linear"));
   };
   if (!adapter_) return base(x, activation_);
   const Var in = adapter_->input(tape, x);
@@ -211,13 +205,13 @@ Var ColumnLinear::forward(Tape& tape, const Var& x) {
 }
 
 RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options)
-    : layout_(layout) {
+    : ParallelLinear(layout) {
   require(in > 0 && out > 0, "a linear layer from ", in, " to ", out, " features");
   const std::string what = cat("a row-parallel linear layer from ", in, " to ", out, " features");
   require(options.activation == Activation::none && !options.tied, what,
           " takes neither an activation, which would come before the sum, nor a tied weight");
   const tensor::Slice held = tensor_slice(what, {out, in}, 1, layout);
-  hold(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
+  set_slice(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
   weight_->packing = options.packing;
   if (!options.bias) return;
   bias_ = declare("bias", {out}, options.init ? Init::zeros() : default_init(in), {.decay = false});
@@ -225,15 +219,11 @@ RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn
   bias_->partial_gradient = layout.cuts_stream();
 }
 
-void RowLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
-  if (adapter) adapter_ = add("adapter", std::move(adapter));
-}
-
 Var RowLinear::forward(Tape& tape, const Var& x) {
   const Var w = tape.parameter(weight_), b = bias_of(tape, bias_);
   const auto base = [&](const Var& in) {
     return alone(layout_.tensor) ? autograd::linear(in, w, b)
-                                 : row_linear(in, w, b, Place(layout_, *this, "row-parallel linear"));
+                                 : row_linear(in, w, b, LayerExchange(layout_, *this, "row-parallel linear"));
   };
   if (!adapter_) return base(x);
   const Var in = adapter_->input(tape, x);

@@ -18,6 +18,22 @@ namespace sherd::parallel {
 using autograd::Tape;
 using autograd::Var;
 
+/// The parameters of a column- or row-parallel layer, and its adapter.
+class ParallelLinear : public nn::Layer {
+ public:
+  const nn::ParameterPtr& weight() const { return weight_; }
+  const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
+  /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
+  void set_adapter(std::shared_ptr<LinearAdapter> adapter);
+
+ protected:
+  explicit ParallelLinear(const Layout& layout) : layout_(layout) {}
+
+  Layout layout_;
+  nn::ParameterPtr weight_, bias_;
+  std::shared_ptr<LinearAdapter> adapter_;
+};
+
 /// act(x·weightᵀ + bias), whose outputs are cut over the ranks: rank r computes the r-th part of each of
 /// `blocks`. x: the stream, [..., rows, in]; the result: [..., inner rows, out/ranks].
 ///
@@ -26,26 +42,19 @@ using autograd::Var;
 /// would count once per rank), is all-gathered over rows, in backward too instead of being kept, and its
 /// gradient is reduce-scattered; otherwise all ranks have the same x, whose gradient is all-reduced. That sum
 /// runs while the weight's gradient is computed.
-class ColumnLinear : public nn::Layer {
+class ColumnLinear : public ParallelLinear {
  public:
   /// `blocks` add up to `out`, and are cut each by itself, as gate and up are, {f, f}; by default there is
   /// one. A tied weight must be of the same slice. Throws Error{config} for a block that the ranks do not
   /// divide.
   ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options = {},
                std::vector<std::int64_t> blocks = {});
-  const nn::ParameterPtr& weight() const { return weight_; }
-  const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
-  /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
-  void set_adapter(std::shared_ptr<LinearAdapter> adapter);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
-  Layout layout_;
   tensor::Activation activation_;
-  nn::ParameterPtr weight_, bias_;
-  std::shared_ptr<LinearAdapter> adapter_;
 };
 
 /// x·weightᵀ + bias, whose inputs are cut over the ranks as a column-parallel layer gives them. x: [...,
@@ -54,23 +63,14 @@ class ColumnLinear : public nn::Layer {
 /// Parameters: "weight", logical [out, in], cut by inputs; "bias" [out], which all ranks have and add once,
 /// to the sum. Under sequence parallelism the sum is reduce-scattered over rows, its gradient all-gathered,
 /// and the bias's gradient partial; otherwise the sum is all-reduced.
-class RowLinear : public nn::Layer {
+class RowLinear : public ParallelLinear {
  public:
   /// Throws Error{config} for inputs that the ranks do not divide, Error{usage} for options that it does not
   /// take: an activation, a tied weight.
   RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn::LinearOptions options = {});
-  const nn::ParameterPtr& weight() const { return weight_; }
-  const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
-  /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
-  void set_adapter(std::shared_ptr<LinearAdapter> adapter);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
-
- private:
-  Layout layout_;
-  nn::ParameterPtr weight_, bias_;
-  std::shared_ptr<LinearAdapter> adapter_;
 };
 
 /// `module`, whose parameters all ranks have and apply to the stream, as norms do: where that is cut, each

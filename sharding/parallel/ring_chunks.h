@@ -40,7 +40,7 @@ class RingChunks {
 
   /// Keys and values of a rank, by chunk: what travels.
   Shape block() const { return {2, e_.batch, tokens_, 2 * e_.kv_heads * e_.dim}; }
-  // Of one chunk:
+  // Shapes for one chunk:
   Shape packed() const { return {e_.batch, tokens_, e_.width()}; }
   Shape heads() const { return {e_.batch, tokens_, e_.heads * e_.dim}; }
   Shape lse() const { return {e_.batch, e_.heads, tokens_}; }
@@ -83,7 +83,7 @@ class RingChunks {
   int rank_, ranks_;
   tensor::Attention geometry_;
   tensor::AttentionExtents e_;
-  std::int64_t tokens_;  ///< of a chunk
+  std::int64_t tokens_;  ///< tokens in a chunk
 };
 
 }  // namespace sherd::parallel

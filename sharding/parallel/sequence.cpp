@@ -10,12 +10,12 @@ using tensor::Kernels;
 using tensor::Positions;
 using tensor::Shape;
 
-enum class Direction : std::uint8_t { from_whole, to_whole };
+enum class RowMove : std::uint8_t { from_whole, to_whole };
 
 /// Moves the rows that lie at `at` between `whole` [batch, S, width] and `part` [batch, rows, width], which
 /// begins at flat element `first` of its tensor.
 void move_rows(Kernels& kernels, const Tensor& whole, const Tensor& part, std::int64_t first,
-               const Shape& shape, const Positions& at, Direction direction) {
+               const Shape& shape, const Positions& at, RowMove direction) {
   const std::int64_t batch = shape[0], rows = shape[1], width = shape[2];
   const std::int64_t all = whole.numel() / (batch * width);
   const std::int64_t lengths[2] = {at.count == 0 ? rows : at.count, at.count == 0 ? 0 : rows - at.count};
@@ -25,7 +25,7 @@ void move_rows(Kernels& kernels, const Tensor& whole, const Tensor& part, std::i
       if (length == 0) continue;
       const tensor::StridedRows there{whole, (b * all + at.at(row)) * width, width};
       const tensor::StridedRows here{part, first + (b * rows + row) * width, width};
-      const bool out = direction == Direction::to_whole;
+      const bool out = direction == RowMove::to_whole;
       kernels.copy_rows(out ? here : there, out ? there : here, length, width);
       row += length;
     }
@@ -44,7 +44,7 @@ Tensor inner_part(Kernels& kernels, const Tensor& ids, const Layout& layout) {
   if (layout.context_size() == 1) return ids;
   const std::int64_t rows = whole / layout.context_size();
   Tensor part = Tensor::empty(kernels.device(), {batch, rows}, ids.dtype());
-  move_rows(kernels, ids, part, 0, {batch, rows, 1}, layout.inner_positions(rows), Direction::from_whole);
+  move_rows(kernels, ids, part, 0, {batch, rows, 1}, layout.inner_positions(rows), RowMove::from_whole);
   return part;
 }
 
@@ -68,12 +68,12 @@ Var gather_sequence(const Var& inner, const Layout& layout) {
   Tensor whole = tape.empty(whole_shape, inner.dtype());
   for (int rank = 0; rank < ranks; ++rank)
     move_rows(tape.kernels(), whole, parts, rank * shape.numel(), shape,
-              layout.inner_positions(shape[1], rank), Direction::to_whole);
+              layout.inner_positions(shape[1], rank), RowMove::to_whole);
   return tape.record(std::move(whole), {inner},
                      [dx = inner.grad_ref(), shape, at = layout.inner_positions(shape[1]),
                       dtype = inner.dtype()](Tape& t, const Tensor& dy) {
                        Tensor grad = t.empty(shape, dtype);
-                       move_rows(t.kernels(), dy, grad, 0, shape, at, Direction::from_whole);
+                       move_rows(t.kernels(), dy, grad, 0, shape, at, RowMove::from_whole);
                        t.accumulate(dx, std::move(grad));
                      });
 }

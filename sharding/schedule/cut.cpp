@@ -1,4 +1,4 @@
-#include "sharding/schedule/cut.h"
+#include "sharding/schedule/schedules.h"
 
 #include <algorithm>
 #include <limits>

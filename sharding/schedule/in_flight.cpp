@@ -1,4 +1,4 @@
-#include "sharding/schedule/in_flight.h"
+#include "sharding/schedule/schedules.h"
 
 #include <algorithm>
 #include <limits>

@@ -1,6 +1,7 @@
 #include "sharding/schedule/schedules.h"
 
 #include <algorithm>
+#include <array>
 
 #include "sharding/schedule/step_list.h"
 
@@ -99,6 +100,15 @@ ComputeOrder by_groups(Op op, std::int64_t group, const ScheduleShape& shape) {
 
 }  // namespace
 
+std::string_view name_of(Instruction::Op op) {
+  static constexpr std::array<std::string_view, 16> names = {
+      "update_chunk",     "gather",          "release",        "receive_activation",
+      "forward",          "send_activation", "share_loss",     "begin_update",
+      "receive_gradient", "backward",        "backward_input", "send_gradient",
+      "weight_gradients", "reduce",          "count",          "update"};
+  return names.at(static_cast<std::size_t>(op));
+}
+
 std::vector<Instruction> gpipe(const ScheduleShape& shape) {
   require_one_chunk("gpipe", shape);
   return complete_step(shape,
@@ -148,6 +158,15 @@ std::vector<Instruction> layered(const ScheduleShape& shape) {
   each(last, {Op::forward, Op::backward});
   for (int c = last - 1; c >= 0; --c) each(c, {Op::backward});
   return complete_step(shape, order, Gathers::by_chunk);
+}
+
+std::vector<Instruction> accumulate(std::int64_t micro_batch, bool ends_step, bool early_update) {
+  std::vector<Instruction> list{{Op::forward, micro_batch}};
+  if (ends_step) list.push_back({Op::share_loss, micro_batch});
+  if (ends_step && early_update) list.push_back({Op::begin_update, micro_batch});
+  for (const Op op : {Op::backward, Op::reduce, Op::count}) list.push_back({op, micro_batch});
+  if (ends_step) list.push_back({Op::update, micro_batch});
+  return list;
 }
 
 std::vector<Instruction> accumulate(const ScheduleShape& shape) {

@@ -9,7 +9,7 @@
 // To change, look at:
 // - the order in which a stage computes: schedules.cpp; all that goes with it (receives, sends, gathers, the
 //   update): step_list.cpp
-// - where a model is cut between stages: cut.h
+// - where a model is cut between stages: cut()
 // - how long a list takes: simulate.cpp; how many micro-batches it has in flight, and which keep their
 //   activations: in_flight.cpp
 // - which schedule runs: choose_schedule(), engine/pipeline/train_schedule.cpp
@@ -47,5 +47,23 @@ std::vector<Instruction> accumulate(const ScheduleShape& shape);
 
 /// The list of the schedule of that name, which is not `automatic`.
 std::vector<Instruction> make_schedule(config::Schedule schedule, const ScheduleShape& shape);
+
+/// Micro-batches that a list has in flight at once, at most: from the first forward of one to its last
+/// backward, or to its last weight gradients where these were put off.
+std::int64_t most_in_flight(std::vector<Instruction> list);
+
+/// Marks the forwards of micro-batches that are to keep all activations where the others recompute: a
+/// micro-batch that begins keeps them where fewer than `most` of those in flight do (Korthikanti et al. 2022,
+/// "Reducing activation recomputation in large transformer models", "microbatch-level activation
+/// recomputation"). With 1F1B these are the ones of Megatron-LM: the first `most` of each most_in_flight().
+/// Returns how many keep them at once, at most.
+std::int64_t keep_activations(std::vector<Instruction>& list, std::int64_t most);
+
+/// Cuts a list of parts of those weights (none negative) into `chunks` runs that follow each other, none of
+/// them empty, so that the largest sum of weights is as small as it can be, and the sums are otherwise as
+/// even as they can be (least sum of squares). Of equal cuts the one that gives the first chunks less, as the
+/// first stages of a pipeline hold the most micro-batches. A pure function. Throws Error{usage} for no
+/// chunks, or fewer parts than chunks.
+std::vector<Chunk> cut(const std::vector<std::int64_t>& weights, std::size_t chunks);
 
 }  // namespace sherd::sharding

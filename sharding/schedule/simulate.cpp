@@ -25,7 +25,7 @@ class Channel {
   std::optional<double> next() {
     require(taken_ < received_.size(), "a computation needs a value that its stage does not receive");
     if (taken_ == sent_.size()) return std::nullopt;
-    const Transfer &from = sent_[taken_], &to = received_[taken_];
+    const PostedTransfer &from = sent_[taken_], &to = received_[taken_];
     require(from.what.micro_batch == to.what.micro_batch && from.what.chunk == to.what.chunk, "micro-batch ",
             from.what.micro_batch, " of chunk ", from.what.chunk, " was sent where micro-batch ",
             to.what.micro_batch, " of chunk ", to.what.chunk, " is received");
@@ -34,16 +34,16 @@ class Channel {
   }
 
  private:
-  struct Transfer {
+  struct PostedTransfer {
     double when, seconds;
     Instruction what;  ///< the chunk is the receiver's
   };
-  std::vector<Transfer> sent_, received_;
+  std::vector<PostedTransfer> sent_, received_;
   std::size_t taken_ = 0;
   double free_ = 0;
 };
 
-struct Stage {
+struct SimulatedStage {
   std::size_t next = 0;  ///< instruction
   double now = 0, computing = 0;
   double fetched = 0;  ///< the last gather's end
@@ -76,7 +76,7 @@ class Simulation {
  private:
   /// False where the stage has to wait for what no other one has sent yet.
   bool execute(std::size_t s, const Instruction& i) {
-    Stage& stage = stages_[s];
+    SimulatedStage& stage = stages_[s];
     const double seconds = seconds_(static_cast<int>(s), i);
     switch (i.op) {
       case Op::gather:
@@ -111,7 +111,7 @@ class Simulation {
     if (stages_.size() == 1) return true;
     const bool forward = i.op == Op::forward;
     if (forward ? s == 0 && i.chunk == 0 : s + 1 == stages_.size() && i.chunk + 1 == chunks()) return true;
-    Stage& stage = stages_[s];
+    SimulatedStage& stage = stages_[s];
     const std::optional<double> there = (forward ? stage.activations : stage.gradients).next();
     if (there) stage.now = std::max(stage.now, *there);
     return there.has_value();
@@ -149,7 +149,7 @@ class Simulation {
 
   const std::vector<std::vector<Instruction>>& lists_;
   const InstructionSeconds& seconds_;
-  std::vector<Stage> stages_;
+  std::vector<SimulatedStage> stages_;
   std::vector<std::vector<double>> parameters_;  ///< by stage and chunk: when they have come
   int chunks_ = 0;
 };

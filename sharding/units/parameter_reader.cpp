@@ -28,7 +28,7 @@ std::size_t to_page(const device::Storage& storage) {
 ParameterReader::ParameterReader(comm::Communicator& group, device::Device& device, offload::Store* store,
                                  const std::vector<std::unique_ptr<Unit>>& units, int buffers,
                                  std::int64_t buffer_elements)
-    : group_(group), units_(units), buffers_(std::make_shared<Buffers>()) {
+    : group_(group), units_(units), buffers_(std::make_shared<HostBuffers>()) {
   std::size_t bytes = 0;
   int stored = 0;
   bool any_on_demand = false;
@@ -70,7 +70,7 @@ void ParameterReader::expect(const std::vector<int>& units) {
 }
 
 void ParameterReader::announce(const Unit& unit) {
-  const auto is_this = [&](const Reading& r) { return r.unit == unit.index(); };
+  const auto is_this = [&](const PendingRead& r) { return r.unit == unit.index(); };
   if (unit.stored_segments(group_).empty() || std::any_of(ahead_.begin(), ahead_.end(), is_this) ||
       std::find(announced_.begin(), announced_.end(), unit.index()) != announced_.end())
     return;
@@ -91,7 +91,7 @@ bool ParameterReader::can_take(const Unit& unit) const {
 ParameterReader::Staged ParameterReader::take(const Unit& unit) {
   if (unit.stored_segments(group_).empty()) return {};
   read_ahead();
-  const auto is_next = [&](const Reading& r) {
+  const auto is_next = [&](const PendingRead& r) {
     return unit.on_demand() ? r.unit == unit.index() : !on_demand(r.unit);
   };
   auto at = std::find_if(ahead_.begin(), ahead_.end(), is_next);
@@ -102,13 +102,13 @@ ParameterReader::Staged ParameterReader::take(const Unit& unit) {
       expected_.pop_front();  // units on demand had its buffer
     } else {                  // the order has been left
       expected_.clear();
-      std::erase_if(ahead_, [&](const Reading& r) { return !on_demand(r.unit); });
+      std::erase_if(ahead_, [&](const PendingRead& r) { return !on_demand(r.unit); });
     }
     make_room();
     ahead_.push_front(start(unit));
     at = ahead_.begin();
   }
-  Reading reading = std::move(*at);
+  PendingRead reading = std::move(*at);
   ahead_.erase(at);
   require(reading.awaited == 0, "parameters of '", unit.name(), "' are read before they have changed");
   {
@@ -132,11 +132,11 @@ void ParameterReader::make_room() {
   }
 }
 
-ParameterReader::Reading ParameterReader::start(const Unit& unit) {
+ParameterReader::PendingRead ParameterReader::start(const Unit& unit) {
   require(!buffers_->free.empty(), "no buffer is free for the parameters of '", unit.name(), "'");
   const std::size_t index = buffers_->free.back();
   buffers_->free.pop_back();
-  Reading reading;
+  PendingRead reading;
   reading.unit = unit.index();
   reading.staged.lease =
       std::shared_ptr<void>(nullptr, [buffers = buffers_, index](void*) { buffers->free.push_back(index); });
@@ -171,14 +171,14 @@ void ParameterReader::read_ahead() {
 }
 
 bool ParameterReader::awaits(const Unit& unit) const {
-  return std::any_of(ahead_.begin(), ahead_.end(), [&](const Reading& reading) {
+  return std::any_of(ahead_.begin(), ahead_.end(), [&](const PendingRead& reading) {
     return reading.unit == unit.index() && reading.awaited > 0;
   });
 }
 
 void ParameterReader::hand_over(const Unit& unit, const Segment& segment, std::int64_t begin,
                                 const Tensor& from) {
-  for (Reading& reading : ahead_) {
+  for (PendingRead& reading : ahead_) {
     if (reading.unit != unit.index() || reading.awaited == 0) continue;
     const std::vector<const Segment*> stored = unit.stored_segments(group_);
     const auto at =

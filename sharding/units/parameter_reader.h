@@ -59,28 +59,28 @@ class ParameterReader {
   void read_ahead();
 
  private:
-  struct Buffers {
+  struct HostBuffers {
     std::vector<Tensor> all;  ///< uint8, on page boundaries
     std::vector<offload::Loan> loans;
     std::vector<std::size_t> free;
   };
-  struct Reading {
+  struct PendingRead {
     int unit = -1;
     Staged staged;
     std::int64_t awaited = 0;      ///< elements that an update is to hand over
     std::vector<offload::Io> ios;  ///< go first: they write into the staged memory
   };
 
-  Reading start(const Unit& unit);
+  PendingRead start(const Unit& unit);
   bool on_demand(int unit) const;
   void make_room();
 
   const comm::Communicator& group_;
   const std::vector<std::unique_ptr<Unit>>& units_;
-  std::shared_ptr<Buffers> buffers_;
+  std::shared_ptr<HostBuffers> buffers_;
   std::size_t reserved_ = 0;  ///< buffers that units in order leave to those on demand
   std::deque<int> expected_, announced_;
-  std::deque<Reading> ahead_;
+  std::deque<PendingRead> ahead_;
 };
 
 }  // namespace sherd::sharding

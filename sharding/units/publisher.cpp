@@ -13,10 +13,8 @@ void Publisher::publish(Segment& segment) {
 
 void Publisher::flush() {
   if (pieces_.empty()) return;
-  comm::CallOptions options;
-  options.label = "updated parameters";
-  options.async = overlap_;
-  under_way_.push_back(group_->all_gather(std::exchange(pieces_, {}), options));
+  under_way_.push_back(
+      group_->all_gather(std::exchange(pieces_, {}), {.label = "updated parameters", .async = overlap_}));
   elements_ = 0;
 }
 

@@ -78,7 +78,7 @@ void Residency::end_changes(std::span<Unit* const> units) {
   for (Unit* unit : std::exchange(put_off_, {})) {
     if (unit->outdated_)
       put_off_.push_back(unit);
-    else if (following_ && unit->state_ == Unit::State::absent)
+    else if (following_ && unit->presence_ == Unit::Presence::absent)
       gather(*unit, true);
   }
 }
@@ -96,16 +96,16 @@ void Residency::abandon() {
   put_off_.clear();
   for (const auto& unit : units_) {
     unit->stays_ = false;
-    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
+    if (unit->leases_ == 0 && unit->presence_ != Unit::Presence::absent) drop(*unit);
   }
   forget_reads();
-  pass_ = Pass::none;
+  mode_ = Mode::none;
   following_ = false;
 }
 
-void Residency::begin(Pass pass) {
+void Residency::begin(Mode mode) {
   abandon();
-  pass_ = pass;
+  mode_ = mode;
   position_ = 0;
   recorded_.clear();
   following_ = trace().complete;
@@ -116,18 +116,18 @@ void Residency::begin(Pass pass) {
 
 void Residency::begin_list(const std::vector<int>& order) {
   abandon();
-  pass_ = Pass::list;
+  mode_ = Mode::list;
   for (GroupMemory& memory : memories_)
     if (memory.reader) memory.reader->expect(order);
 }
 
 void Residency::gather_ahead(Unit& unit) {
   require(!unit.outdated_, "parameters of '", unit.name(), "' are gathered before they have changed");
-  if (unit.state_ == Unit::State::absent) gather(unit, true);
+  if (unit.presence_ == Unit::Presence::absent) gather(unit, true);
 }
 
 void Residency::announce(Unit& unit) {
-  if (unit.state_ != Unit::State::absent || unit.gathered_elements() == 0 ||
+  if (unit.presence_ != Unit::Presence::absent || unit.gathered_elements() == 0 ||
       std::find(announced_.begin(), announced_.end(), &unit) != announced_.end())
     return;
   announced_.push_back(&unit);
@@ -137,14 +137,15 @@ void Residency::announce(Unit& unit) {
 
 void Residency::let_stay(Unit& unit, bool stays) {
   unit.stays_ = stays;
-  if (!stays && unit.leases_ == 0 && unit.state_ != Unit::State::absent) drop(unit);
+  if (!stays && unit.leases_ == 0 && unit.presence_ != Unit::Presence::absent) drop(unit);
 }
 
 /// While a unit on demand is in use, the one that comes behind it is gathered.
 void Residency::gather_announced(const Unit& leased) {
   const auto at = std::find(announced_.begin(), announced_.end(), &leased);
   if (at != announced_.end()) announced_.erase(announced_.begin(), at + 1);
-  while (!announced_.empty() && announced_.front()->state_ != Unit::State::absent) announced_.pop_front();
+  while (!announced_.empty() && announced_.front()->presence_ != Unit::Presence::absent)
+    announced_.pop_front();
   if (announced_.empty() || announced_.front()->outdated_ || limits_.prefetch_bucket == 0) return;
   Unit& next = *announced_.front();
   if (stats_.live + next.gathered_elements() <= limits_.max_live) gather(next, true);
@@ -157,11 +158,11 @@ void Residency::end() {
     ++stats_.trace_breaks;
   }
   for (const auto& unit : units_)
-    if (unit->leases_ == 0 && unit->state_ != Unit::State::absent) drop(*unit);
-  if (!following_ && pass_ != Pass::list) {
+    if (unit->leases_ == 0 && unit->presence_ != Unit::Presence::absent) drop(*unit);
+  if (!following_ && mode_ != Mode::list) {
     std::vector<std::int64_t> sizes;
     for (const auto& unit : units_) sizes.push_back(unit->gathered_elements());
-    Trace& made = trace();
+    UseTrace& made = trace();
     made.events = recorded_;
     made.plan = plan_residency(made.events, sizes, limits_);
     made.order = gather_order(made.events, made.plan, sizes);
@@ -169,15 +170,15 @@ void Residency::end() {
   }
   forget_reads();
   put_off_.clear();
-  pass_ = Pass::none;
+  mode_ = Mode::none;
   following_ = false;
 }
 
 const ResidencyStep* Residency::advance(const UseEvent& event) {
-  if (pass_ == Pass::none || pass_ == Pass::list) return nullptr;
+  if (mode_ == Mode::none || mode_ == Mode::list) return nullptr;
   recorded_.push_back(event);
   if (!following_) return nullptr;
-  Trace& known = trace();
+  UseTrace& known = trace();
   if (position_ < known.events.size() && known.events[position_] == event) return &known.plan[position_++];
   following_ =
       false;  // the model took another path: what was prefetched is dropped at its release or at the end
@@ -214,11 +215,11 @@ void Residency::acquired(Unit& unit) {
       ++stats_.evicted;
     }
   }
-  if (unit.state_ == Unit::State::absent)
+  if (unit.presence_ == Unit::Presence::absent)
     gather(unit, false);
-  else if (unit.state_ == Unit::State::resident && unit.gathered_elements() > 0)
+  else if (unit.presence_ == Unit::Presence::resident && unit.gathered_elements() > 0)
     ++stats_.reused;
-  if (unit.state_ == Unit::State::under_way) {
+  if (unit.presence_ == Unit::Presence::under_way) {
     unit.finish_gather();
     for (GroupMemory& memory : memories_)  // into the buffers that it has left
       if (memory.reader) memory.reader->read_ahead();
@@ -229,7 +230,7 @@ void Residency::acquired(Unit& unit) {
     Unit& coming = *units_[static_cast<std::size_t>(next)];
     if (coming.outdated_)
       put_off_.push_back(&coming);
-    else if (coming.state_ == Unit::State::absent)
+    else if (coming.presence_ == Unit::Presence::absent)
       gather(coming, true);
   }
 }

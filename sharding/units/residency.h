@@ -37,7 +37,7 @@ struct ResidencyStats {
 /// plan, and the next one records anew. Used from the rank's thread; all ranks run the same passes.
 class Residency {
  public:
-  enum class Pass : std::uint8_t { none, train, evaluate, list };
+  enum class Mode : std::uint8_t { none, train, evaluate, list };
 
   Residency(device::Device& device, ResidencyLimits limits) : device_(device), limits_(limits) {}
 
@@ -50,7 +50,7 @@ class Residency {
   ExchangePool& pool(comm::Communicator& group) { return memory_of(group).pool; }
 
   /// Starts a pass over the model (one micro-batch, forward and, when training, backward).
-  void begin(Pass pass);
+  void begin(Mode mode);
   /// Instead of begin(): a list of instructions follows, which says itself what is gathered ahead and when it
   /// goes. `order`: its gathers, by index of unit.
   void begin_list(const std::vector<int>& order);
@@ -88,7 +88,7 @@ class Residency {
 
  private:
   friend class Unit;
-  struct Trace {
+  struct UseTrace {
     std::vector<UseEvent> events;
     std::vector<ResidencyStep> plan;  // empty until events are complete
     std::vector<int> order;           // of the gathers
@@ -104,14 +104,14 @@ class Residency {
   GroupMemory& memory_of(comm::Communicator& group);
   void forget_reads();
   Unit& unit_of(const Segment& segment) const;
-  Trace& trace() { return traces_[pass_ == Pass::train ? 0 : 1]; }
+  UseTrace& trace() { return traces_[mode_ == Mode::train ? 0 : 1]; }
 
   device::Device& device_;
   ResidencyLimits limits_;
   std::deque<GroupMemory> memories_;  ///< by shard group, in the order in which segments name them
   std::vector<std::unique_ptr<Unit>> units_;
-  Pass pass_ = Pass::none;
-  Trace traces_[2];
+  Mode mode_ = Mode::none;
+  UseTrace traces_[2];
   std::size_t position_ = 0;
   bool following_ = false;
   std::vector<UseEvent> recorded_;

@@ -48,13 +48,11 @@ void Unit::start_gather(std::deque<GroupMemory>& memories, bool async) {
       pieces.push_back({own.stored() ? gathering.staged.shards[next++] : own.tensor(), *gathered_[i]});
     }
     if (pieces.empty()) continue;
-    comm::CallOptions options;
-    options.label = name_ + " parameters";
-    options.async = async;
-    gathering.work = memory.group.all_gather(std::move(pieces), options);
+    gathering.work =
+        memory.group.all_gather(std::move(pieces), {.label = name_ + " parameters", .async = async});
     gathering_.push_back(std::move(gathering));
   }
-  state_ = State::under_way;
+  presence_ = Presence::under_way;
 }
 
 void Unit::settle() {
@@ -74,14 +72,14 @@ void Unit::finish_gather() {
     }
     segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segment.parameters().tensor());
   }
-  state_ = State::resident;
+  presence_ = Presence::resident;
 }
 
 void Unit::drop() {
   settle();
   for (const auto& segment : segments_) segment->detach_values();
   gathered_.clear();
-  state_ = State::absent;
+  presence_ = Presence::absent;
 }
 
 }  // namespace sherd::sharding

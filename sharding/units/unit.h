@@ -83,7 +83,7 @@ class Unit {
  private:
   friend class Residency;
   friend class Lease;
-  enum class State : std::uint8_t { absent, under_way, resident };
+  enum class Presence : std::uint8_t { absent, under_way, resident };
 
   void hold();
   void end_lease();
@@ -99,11 +99,11 @@ class Unit {
   bool on_demand_, stays_ = false;
   std::vector<std::unique_ptr<Segment>> segments_;
   int leases_ = 0;
-  State state_ = State::absent;
+  Presence presence_ = Presence::absent;
   bool outdated_ = false, touched_ = false;
   int segments_to_change_ = 0;
-  std::vector<std::shared_ptr<const Tensor>>
-      gathered_;  ///< by segment; null where its parameters are not sharded
+  /// By segment; null where its parameters are not sharded.
+  std::vector<std::shared_ptr<const Tensor>> gathered_;
   /// One group's part of a gather under way, and what was read for it.
   struct Gathering {
     ParameterReader::Staged staged;

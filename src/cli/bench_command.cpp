@@ -19,7 +19,7 @@
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "engine/report/machine.h"
-#include "engine/report/status_line.h"
+#include "engine/report/terminal.h"
 #include "engine/stop_signals.h"
 
 namespace sherd::cli {

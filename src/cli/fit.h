@@ -9,7 +9,7 @@
 
 #include "config/config.h"
 #include "engine/estimate.h"
-#include "engine/setup/gpu_sharing.h"
+#include "engine/setup/make_device.h"
 
 namespace sherd::cli {
 

@@ -10,7 +10,7 @@
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
 #include "engine/report/report.h"
-#include "engine/report/status_line.h"
+#include "engine/report/terminal.h"
 
 namespace sherd::cli {
 namespace {

@@ -18,7 +18,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/report/gemm_probe.h"
 #include "engine/setup/make_device.h"
-#include "engine/setup/same_setup.h"
+#include "engine/setup/process_grid.h"
 
 namespace sherd::cli {
 namespace {

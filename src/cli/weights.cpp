@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "data/hugging_face/files_beside.h"
 #include "data/templates/published_template.h"
-#include "engine/checkpoint/same_data.h"
+#include "engine/checkpoint/same_run.h"
 #include "models/adapters/adapters.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/hub/adapter_config.h"
@@ -160,7 +160,7 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
           "one model of both with `sherd export`");
     const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);
     source_ = std::make_unique<engine::CheckpointWeights>(
-        *reader_, device, other ? is_of_base : engine::CheckpointWeights::Part());
+        *reader_, device, other ? is_of_base : engine::CheckpointWeights::NameFilter());
     if (!other) {
       source_ = one_prompt(*reader_, adapter, options, device, std::move(source_));
       return;

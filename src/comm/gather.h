@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -23,7 +24,21 @@ namespace sherd::comm {
 std::vector<std::vector<std::int64_t>> gather_lists(Communicator& ranks, device::Device& device,
                                                     std::vector<std::int64_t> mine, const std::string& label);
 
-/// gather_records() of bytes.
+/// Adds the ranks' values up, or combines them as `op` says, in place; through memory of `device`. On a
+/// device that only tracks memory they stay as they are.
+template <class T>
+void reduce_values(Communicator& ranks, device::Device& device, std::span<T> values, const std::string& label,
+                   ReduceOp op = ReduceOp::sum) {
+  if (ranks.size() == 1) return;
+  const auto all =
+      tensor::Tensor::of<T>(device, {std::ssize(values)}, std::span<const T>(values.data(), values.size()));
+  ranks.all_reduce(all, op, 1, {.label = label, .scalar = true}).wait();
+  if (device.kind() == device::Kind::meta) return;
+  const tensor::Tensor here = tensor::to_host(device, all);
+  std::copy_n(here.data<T>(), values.size(), values.begin());
+}
+
+/// Does what gather_records() does, with the bytes of the records.
 std::vector<std::byte> gather_bytes(Communicator& ranks, std::span<const std::byte> mine,
                                     const std::string& label);
 

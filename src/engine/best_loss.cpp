@@ -1,11 +1,11 @@
 #include "engine/best_loss.h"
 
-#include <array>
 #include <charconv>
 #include <cmath>
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "engine/report/report.h"
 
 namespace sherd::engine {
 namespace {
@@ -26,12 +26,6 @@ std::optional<Number> number_in(const std::map<std::string, std::string>& client
 }
 
 }  // namespace
-
-std::string exact(double value) {
-  std::array<char, 32> text{};
-  const auto end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  return {text.data(), end};
-}
 
 void BestLoss::see(std::int64_t step, double loss) {
   if (std::isfinite(loss) && (!best_ || loss < *best_)) {

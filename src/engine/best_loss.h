@@ -30,7 +30,4 @@ class BestLoss {
   std::int64_t step_ = 0, without_ = 0;
 };
 
-/// With as many digits as it takes to read the same number back.
-std::string exact(double value);
-
 }  // namespace sherd::engine

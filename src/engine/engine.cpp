@@ -13,9 +13,9 @@
 #include "engine/setup/process_grid.h"
 #include "engine/setup/resources.h"
 #include "engine/step/executor.h"
-#include "engine/step/partial_recompute.h"
+#include "engine/step/recompute.h"
 #include "engine/step/step_loss.h"
-#include "engine/update/companion_groups.h"
+#include "engine/update/parameter_groups.h"
 
 namespace sherd {
 
@@ -260,15 +260,13 @@ double Engine::eval_batches(const std::function<data::CountedBatch()>& next, std
   return mean.value;
 }
 
-engine::MetricMeans Engine::evaluate(
-    const std::function<tensor::Batch()>& next, std::int64_t count,
-    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+engine::MetricMeans Engine::evaluate(const std::function<tensor::Batch()>& next, std::int64_t count,
+                                     const engine::AddMetrics& run) {
   return evaluate(whole(next, train_micro_batch_size_per_gpu()), count, run);
 }
 
-engine::MetricMeans Engine::evaluate(
-    const std::function<data::CountedBatch()>& next, std::int64_t count,
-    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+engine::MetricMeans Engine::evaluate(const std::function<data::CountedBatch()>& next, std::int64_t count,
+                                     const engine::AddMetrics& run) {
   require(count > 0, "evaluate() needs batches, not ", count);
   engine::MetricSums sums(device());
   for (std::int64_t i = 0; i < count; ++i) {
@@ -286,9 +284,7 @@ engine::MetricMeans Engine::evaluate(
   return sums.means(data_ranks(), groups().group(comm::Axis::pipeline));
 }
 
-engine::MetricMeans Engine::evaluate(
-    data::Loader& loader,
-    const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run) {
+engine::MetricMeans Engine::evaluate(data::Loader& loader, const engine::AddMetrics& run) {
   const std::int64_t before = loader.position();
   // Also where `run` throws: training may go on by this loader.
   struct Back {

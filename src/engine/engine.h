@@ -55,10 +55,8 @@ class Trace;
 struct TokenData;
 struct TrainSchedule;
 
-struct IoBytes {
-  std::uint64_t read = 0, written = 0;
-  std::uint64_t bounced = 0;  ///< of both, what was copied through buffers of the store on its way
-};
+/// Evaluates a batch on a tape, and adds what it finds to the sums.
+using AddMetrics = std::function<void(autograd::Tape&, const tensor::Batch&, MetricSums&)>;
 
 /// Strings that a caller wants to find again in a checkpoint.
 using ClientState = std::map<std::string, std::string>;
@@ -68,7 +66,7 @@ using ExtraFiles = std::map<std::string, std::string>;
 
 /// How Engine::save_checkpoint() saves, where a tag is not enough.
 struct SaveOptions {
-  std::string tag{};     ///< of the folder; empty: global_stepN
+  std::string tag{};     ///< the folder's name; empty: global_stepN
   ClientState client{};  ///< comes back from load_checkpoint()
   /// Copies the states, and writes while training goes on. Engine::finish_save() waits for it.
   bool async = false;
@@ -156,18 +154,14 @@ class Engine {
   /// ranks: the same on every rank, whatever number of ranks shares them. On a pipeline what the last stage
   /// adds counts. Ranks that share a model add the same. `run` may use blocks, the model's parameters outside
   /// of blocks, and the model itself.
-  engine::MetricMeans evaluate(
-      const std::function<tensor::Batch()>& next, std::int64_t count,
-      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  engine::MetricMeans evaluate(const std::function<tensor::Batch()>& next, std::int64_t count,
+                               const engine::AddMetrics& run);
   /// The same of batches of which a part may not count; of one without any nothing is added.
-  engine::MetricMeans evaluate(
-      const std::function<data::CountedBatch()>& next, std::int64_t count,
-      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  engine::MetricMeans evaluate(const std::function<data::CountedBatch()>& next, std::int64_t count,
+                               const engine::AddMetrics& run);
   /// The same over one epoch of `loader`, from its beginning, each sample once; its position is then what it
   /// was.
-  engine::MetricMeans evaluate(
-      data::Loader& loader,
-      const std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)>& run);
+  engine::MetricMeans evaluate(data::Loader& loader, const engine::AddMetrics& run);
   /// The result of `run` on the batch without gradients and dropout, a model's predictions, where the
   /// processor can read it: each rank's own, on all stages of a pipeline what the last one gives.
   tensor::Tensor predict(const tensor::Batch& batch,
@@ -294,10 +288,10 @@ class Engine {
   std::shared_ptr<engine::Scheduler> scheduler_;
   std::unique_ptr<sharding::ShardedModel> sharded_;
   std::unique_ptr<engine::StepUpdate> update_;
-  std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< of train_batch()
+  std::unique_ptr<const engine::TrainSchedule> schedule_;  ///< the schedule of train_batch()
   std::unique_ptr<engine::Executor> executor_;
   std::unique_ptr<engine::Checkpoints> checkpoints_;
-  std::int64_t skipped_in_a_row_ = 0;  ///< of this engine's steps
+  std::int64_t skipped_in_a_row_ = 0;  ///< counted since this engine was made
   bool training_ = true;               ///< train() mode, as PyTorch's
   bool begun_ = false;                 ///< this engine's first step
 };

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "device/device.h"
-#include "engine/checkpoint/snapshot.h"
+#include "engine/checkpoint/background_save.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
@@ -79,8 +79,7 @@ class DryRun {
     const IoBytes before = engine_->io_bytes();
     engine_->groups().reset_traffic();
     engine_->train_batch([&] { return batch_(engine_->device()); });
-    const IoBytes after = engine_->io_bytes();
-    return {engine_->groups().traffic(), {after.read - before.read, after.written - before.written}};
+    return {engine_->groups().traffic(), engine_->io_bytes() - before};
   }
 
   Moved step_by_micro_batches() {
@@ -96,10 +95,8 @@ class DryRun {
       loss_bytes = loss.value().bytes();
       engine_->backward(loss);
       engine_->step();
-      const IoBytes after = engine_->io_bytes();
-      const Moved moved{engine_->groups().traffic(),
-                        {after.read - before.read, after.written - before.written}};
-      sum.add(moved, i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
+      sum.add({engine_->groups().traffic(), engine_->io_bytes() - before},
+              i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
     }
     // The boundary gathers a loss of every micro-batch, and what it weighs.
     const int ranks = engine_->data_ranks().size();

@@ -21,7 +21,7 @@ struct Estimate {
   MemoryReport peaks;     ///< `peak`: the most that training and evaluation hold at any moment
   comm::Traffic traffic;  ///< sent by one optimizer step
   std::vector<comm::ProcessGroups::AxisTraffic> traffic_by_axis;  ///< the same apart
-  std::uint64_t exchange = 0;  ///< of the host, that exchanging takes untracked (comm/memory.h)
+  std::uint64_t exchange = 0;  ///< host memory that exchanges take untracked (comm/memory.h)
   /// Bytes of the host tier that copying states for a save in the background takes, where `sherd train` saves
   /// so: among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
   std::uint64_t snapshot = 0;
@@ -35,13 +35,13 @@ struct Estimate {
     IoBytes io;
   };
   std::optional<WarmUp> warm_up{};
-  std::string schedule;  ///< what there is to tell of it (describe_schedule())
-  double bubble = 0;     ///< of a pipeline's schedule (ideal_bubble())
+  std::string schedule;  ///< a line on it (describe_schedule()); may be empty
+  double bubble = 0;     ///< a pipeline's (ideal_bubble())
 };
 
 /// Which rank of what world to play.
 struct EstimateOptions {
-  int ranks = 1;        ///< of the world
+  int ranks = 1;        ///< world size
   int local_ranks = 1;  ///< on each machine: they share its cores
   int rank = 0;
   bool evaluates = true;  ///< evaluation passes too

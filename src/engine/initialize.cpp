@@ -4,7 +4,7 @@
 
 #include "base/excerpt.h"
 
-#include "engine/setup/same_setup.h"
+#include "engine/setup/process_grid.h"
 #include "engine/token_data.h"
 
 namespace sherd {

@@ -55,11 +55,11 @@ struct Initialized {
 /// Shards the model over the ranks of `dist` as the config says, and makes the engine that trains it.
 /// Collective. Throws Error{config} on every rank where one was given another configuration or other training
 /// data (by their number) than rank 0; for data whose last batch a pipeline could not take (set drop_last);
-/// and for parameter groups that no section `optimizer` could have, or
-/// with parameters that are not the model's.
+/// and for parameter groups that no section `optimizer` could have, or with parameters that are not the
+/// model's.
 ///
-///   auto [engine, optimizer, loader, scheduler] = sherd::initialize({.dist = dist, .model = model, .config =
-///   "c.json"});
+///   auto [engine, optimizer, loader, scheduler] =
+///       sherd::initialize({.dist = dist, .model = model, .config = "c.json"});
 Initialized initialize(const InitializeOptions& options);
 
 }  // namespace sherd

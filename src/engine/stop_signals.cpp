@@ -14,7 +14,7 @@
 #include <new>
 #include <thread>
 
-#include "engine/report/terminal_cursor.h"
+#include "engine/report/terminal.h"
 
 namespace sherd::engine {
 namespace {

@@ -15,13 +15,13 @@ namespace sherd::engine {
 /// The datasets of a config's `data` section, opened and split. Safe to share between local ranks.
 struct TokenData {
   std::vector<std::shared_ptr<const data::IndexedDataset>> datasets;  ///< at least one
-  std::optional<data::DatasetInfo> info;  ///< of the first; absent for datasets that other programs wrote
-  std::string chat_template;              ///< of the first that holds conversations; empty: none does
+  std::optional<data::DatasetInfo> info;  ///< the first dataset's; absent where another program wrote it
+  std::string chat_template;              ///< that of the datasets with conversations; empty: none has any
   std::string tokenizer;                  ///< spec for data::make_tokenizer; empty: unknown
   /// The bytes of its file; empty where it has none, or the file cannot be read.
   std::string tokenizer_model;
   std::int64_t vocab_size = 0;    ///< ids in the data are below this
-  std::uint32_t fingerprint = 0;  ///< of the tokens, when they were opened (IndexedDataset::fingerprint())
+  std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint() of all, as they were opened
   std::shared_ptr<const data::Samples> train;
   std::shared_ptr<const data::Samples> validation;  ///< null where data.split leaves it no sequence
 

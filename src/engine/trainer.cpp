@@ -9,11 +9,13 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "comm/gather.h"
 #include "data/loader.h"
 #include "engine/best_loss.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/report/monitor.h"
 #include "engine/report/progress.h"
+#include "engine/report/report.h"
 #include "engine/stop_signals.h"
 #include "sharding/parallel/experts/moe.h"
 
@@ -114,15 +116,10 @@ void Trainer::open_outputs() {
 
 /// The signal that asked a rank to stop; 0 where none was asked.
 int Trainer::stop_signal() {
-  const std::int32_t mine = engine::StopSignals::received();
-  const Distributed& dist = engine_.dist();
-  if (dist.world_size() == 1) return mine;
-  tensor::Tensor flag = tensor::Tensor::of<std::int32_t>(engine_.device(), {1}, std::span(&mine, 1));
-  comm::CallOptions options;
-  options.label = "stop flag";
-  options.scalar = true;
-  dist.world().all_reduce(flag, comm::ReduceOp::max, 1, options).wait();
-  return *tensor::to_host(engine_.device(), flag).data<std::int32_t>();
+  std::int32_t signal = engine::StopSignals::received();
+  comm::reduce_values(engine_.dist().world(), engine_.device(), std::span(&signal, 1), "stop flag",
+                      comm::ReduceOp::max);
+  return signal;
 }
 
 int Trainer::train_steps() {
@@ -215,8 +212,7 @@ void Trainer::train_step() {
   const std::int64_t before_step = std::exchange(units_, units_trained());
   totals_.units += units_ - before_step;
   units_per_s_ = static_cast<double>(units_ - before_step) / totals_.step_seconds.back();
-  const engine::IoBytes after = engine_.io_bytes();
-  step_io_ = {after.read - before.read, after.written - before.written};
+  step_io_ = engine_.io_bytes() - before;
   add_up_step();
   const std::int64_t step = engine_.global_steps(), every = settings().eval_interval;
   evaluated_ = options_.validation && (step == settings().steps || (every > 0 && step % every == 0));
@@ -299,8 +295,7 @@ engine::StepMetrics Trainer::metrics_of_step() const {
               ledger.peak(device::Tier::nvme)};
   for (const auto& [axis, bytes] : step_traffic_) line.comm.add(bytes);
   line.axes = step_traffic_;
-  line.io.read_bytes = step_io_.read;
-  line.io.write_bytes = step_io_.written;
+  line.io = step_io_;
   return line;
 }
 

@@ -26,7 +26,7 @@ struct TrainerOptions {
   /// ranks is not looked at. Null: nothing is evaluated. Outlives the trainer.
   data::Loader* validation = nullptr;
   /// Evaluated beside the loss, with each evaluation, as Engine::evaluate() does.
-  std::function<void(autograd::Tape&, const tensor::Batch&, engine::MetricSums&)> metrics = nullptr;
+  engine::AddMetrics metrics = nullptr;
   bool resume = false;         ///< from training.save_dir's latest checkpoint, or `resume_tag`
   std::string resume_tag{};    ///< another one
   std::string metrics_file{};  ///< a line of JSON per step (engine::StepMetrics) goes there; empty: nowhere
@@ -55,9 +55,9 @@ class Trainer {
  public:
   /// The totals of a run.
   struct Totals {
-    std::vector<double> step_seconds;                                      ///< of this run's steps
+    std::vector<double> step_seconds;                                      ///< one for each step of this run
     std::int64_t units = 0;                                                ///< tokens of them, or samples
-    std::vector<comm::ProcessGroups::AxisTraffic> traffic;                 ///< of training, on this rank
+    std::vector<comm::ProcessGroups::AxisTraffic> traffic;                 ///< this rank's, in training alone
     std::vector<std::pair<std::string, parallel::RoutingTotals>> routing;  ///< by layer of experts
   };
 
@@ -76,8 +76,8 @@ class Trainer {
   /// Collective.
   int run();
 
-  const std::optional<double>& validation_loss() const { return val_loss_; }  ///< of the newest evaluation
-  const engine::MetricMeans& metrics() const { return means_; }               ///< of the newest evaluation
+  const std::optional<double>& validation_loss() const { return val_loss_; }  ///< the newest evaluation's
+  const engine::MetricMeans& metrics() const { return means_; }               ///< the newest evaluation's
   const Totals& totals() const { return totals_; }
 
  private:
@@ -106,18 +106,18 @@ class Trainer {
   Engine& engine_;
   data::Loader& training_;
   TrainerOptions options_;
-  std::unique_ptr<engine::BestLoss> best_;  ///< of all evaluations, those before a resume included
+  std::unique_ptr<engine::BestLoss> best_;  ///< over all evaluations, those before a resume included
   std::unique_ptr<engine::MetricsWriter> writer_;
   std::unique_ptr<engine::Monitors> monitors_;
   std::unique_ptr<engine::Progress> progress_;
   std::int64_t units_ = 0;          ///< tokens, or else samples, that all ranks have trained on
   double units_per_s_ = 0;          ///< in the newest step
-  std::optional<double> mfu_;       ///< of the newest step, on rank 0
-  std::optional<double> val_loss_;  ///< of the newest evaluation
+  std::optional<double> mfu_;       ///< the newest step's, on rank 0
+  std::optional<double> val_loss_;  ///< the newest evaluation's
   engine::MetricMeans means_;
   bool evaluated_ = false;         ///< after the newest step
-  std::int64_t saved_step_ = -1;   ///< of the newest checkpoint that is whole
-  std::int64_t saving_step_ = -1;  ///< of the newest one that was begun
+  std::int64_t saved_step_ = -1;   ///< the newest checkpoint that is whole
+  std::int64_t saving_step_ = -1;  ///< the newest one that was begun
   std::int64_t first_step_ = 0;
   Totals totals_;
   std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;

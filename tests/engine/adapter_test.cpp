@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(All, Adapted,
                                                               "llama_pfeiffer", "mistral_attention"),
                                             ::testing::ValuesIn(step_settings)),
                          name_of);
-// Of sixteen tokens, which ranks can share.
+// Sixteen tokens of prompt, which ranks can share.
 INSTANTIATE_TEST_SUITE_P(All, Prompted,
                          ::testing::Combine(::testing::Values("llama_prompt", "gpt2_ptuning"),
                                             ::testing::ValuesIn(step_settings)),

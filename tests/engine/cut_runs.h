@@ -41,7 +41,7 @@ struct Spec {
   }
 };
 
-/// What a run reports on rank 0, and all states at its end.
+/// Rank 0's report of a run, and all states at its end.
 struct Outcome {
   std::vector<double> losses, norms;
   LogicalStates states;

@@ -127,7 +127,7 @@ TEST_F(DocumentTraining, EarlyUpdatesHaveTheBitsOfLateOnes) {
   EXPECT_EQ(train(2, setting("cpu")), train(2, setting("none")));
 }
 
-/// What fills rows up is no token of a rate, whichever run, and whichever ranks, count it.
+/// Padding at the end of rows is not counted in token rates, in any run and by any rank.
 TEST_F(DocumentTraining, RatesCountTokensAlone) {
   const auto lines_of = [&](int ranks, int pipeline, std::int64_t steps, bool resume) {
     const config::Config setting =

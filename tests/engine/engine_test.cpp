@@ -480,7 +480,7 @@ TEST(Checkpoint, RanksThatNameDifferentTagsAreTold) {
 TEST(Checkpoint, AnUnfinishedSaveIsNeverTheLatest) {
   TempFolder folder;
   save_one(folder, 2);
-  // What a killed run leaves: a partial folder of a later step.
+  // A killed run leaves a partial folder of a later step.
   std::filesystem::create_directories(folder / "global_step2.partial");
   EXPECT_EQ(load_error(folder, 2), "");
   launch_ranks(2, [&](DistributedPtr dist) {

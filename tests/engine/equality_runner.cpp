@@ -17,7 +17,7 @@ struct Task {
   int killed = -1;
 };
 
-/// Of this process, before it joins the others.
+/// The rank of this process, before it joins the others.
 std::size_t launched_rank() {
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "RANK"})
     if (const char* text = std::getenv(name)) return static_cast<std::size_t>(std::atoi(text));

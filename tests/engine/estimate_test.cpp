@@ -1,10 +1,11 @@
-// What a dry run predicts is what a real run charges: model states to the byte, peaks within 5 %.
+// A dry run predicts what a real run charges: model states to the byte, peaks within 5 %.
 #include "engine/estimate.h"
 
 #include <gtest/gtest.h>
 
 #include <mutex>
 
+#include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/full_suite.h"
@@ -72,7 +73,7 @@ std::shared_ptr<models::Gpt> model_of(const config::Config& config, const parall
   return std::make_shared<models::Gpt>(models::gpt_config(config, vocab), layout);
 }
 
-/// What a real run charges and moves, by rank.
+/// The memory that a real run charges and the bytes that it moves, by rank.
 std::vector<Estimate> measure(const config::Config& config, int ranks) {
   std::vector<Estimate> out(static_cast<std::size_t>(ranks));
   launch_ranks(ranks, [&](DistributedPtr dist) {
@@ -254,7 +255,7 @@ TEST(EstimateOfLayered, IsWhatARunBooks) {
   expect_alike(shape);
 }
 
-/// Of which all have tokens. Where ranks share them out, a rank's activations vary with its experts' load.
+/// All experts have tokens. Where ranks share them out, a rank's activations vary with its experts' load.
 TEST(EstimateOfExperts, IsWhatARunBooks) {
   Shape shape;
   shape.moe = R"("experts": 4, "top_k": 2, "every": 2)";
@@ -269,7 +270,7 @@ TEST(EstimateOfExperts, IsWhatARunBooks) {
   expect_alike(shape);
 }
 
-/// What a rank of two takes for steps of `shape`, on CPUs or on GPUs, which nobody needs here.
+/// The estimate of a rank of two for steps of `shape`, on CPUs or on GPUs, which nobody needs here.
 Estimate planned(Shape shape, const char* device) {
   shape.device = device;
   const config::Config config = config::parse_text(shape.text("/nowhere"));
@@ -280,7 +281,7 @@ std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
 }
 
-/// Of weights that stay as they are nothing but themselves, wherever they lie.
+/// Frozen weights cost nothing but themselves, wherever they lie.
 TEST(EstimateOfAdapters, IsWhatARunBooks) {
   const std::string lora = R"("type": "lora", "rank": 8, "targets": "all-linear", "dropout": 0.1)";
   for (const auto& [stage, param, recompute] :
@@ -321,7 +322,7 @@ TEST(EstimateOfGroups, OfRulesThatMeasure) {
   }
 }
 
-/// Of steps in which replicas exchange momentum, and of those before.
+/// Steps in which replicas exchange momentum, and the steps before.
 TEST(EstimateOfGroups, OfReplicasThatExchangeMomentum) {
   Shape shape;
   shape.groups = R"([{"match": "*", "type": "OneBitAdam", "freeze_step": 1}])";

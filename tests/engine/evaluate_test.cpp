@@ -57,7 +57,7 @@ Data make_data(device::Device& host) {
   return out;
 }
 
-/// What an evaluation gave on every rank, and rank 0's first predictions.
+/// An evaluation's results on every rank, and rank 0's first predictions.
 struct Seen {
   std::vector<MetricMeans> means;
   std::vector<Tensor> predicted;

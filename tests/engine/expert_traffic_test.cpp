@@ -1,4 +1,4 @@
-// What experts move: tokens that leave their rank, and parameters of those that have tokens.
+// Experts move tokens that leave their rank, and parameters of the experts that have tokens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

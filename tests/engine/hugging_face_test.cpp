@@ -38,7 +38,7 @@ struct Setting {
   int ranks, stage;
   const char* parallel;
   const char* zero;
-  int rows = 2;  ///< of the batch in a micro-batch; 1: each rank, or each micro-batch, has one of the two
+  int rows = 2;  ///< rows of the batch in a micro-batch; 1: each rank, or each micro-batch, has one
 };
 
 constexpr Setting settings[] = {
@@ -54,7 +54,7 @@ const char* const families[] = {"gpt2",  "llama", "llama_linear", "mistral",
 
 struct Optimizer {
   const char* text;
-  /// What becomes of a weight with that gradient in the first step.
+  /// The weight after the first step with that gradient.
   double (*update)(double weight, double gradient);
   double tolerance;
 };

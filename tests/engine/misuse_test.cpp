@@ -1,4 +1,4 @@
-// What callers get wrong without noticing: blocks that differ between ranks, losses of other passes, shared
+// Mistakes that callers do not notice: blocks that differ between ranks, losses of other passes, shared
 // models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What routers learn and count in steps (nn::StepState): the same however ranks share the work, and in
+// Routers' biases and counts of steps (nn::StepState): the same however ranks share the work, and in
 // checkpoints.
 #include <gmock/gmock.h>
 
@@ -33,7 +33,7 @@ RunSpec base() {
   return spec;
 }
 
-/// What a rank has before each step: by layer, biases, and what the step before told.
+/// A rank's values before each step: by layer, biases, and what the step before told.
 struct Seen {
   bool applied;
   std::vector<std::vector<float>> biases;
@@ -49,7 +49,7 @@ Seen look_at(Engine& engine) {
   return now;
 }
 
-/// Of rank 0, after checking that all have the same.
+/// Rank 0's values, after checking that all ranks have the same.
 std::vector<Seen> run(RunSpec spec, int from = 0, int last = 0) {
   std::mutex mutex;
   std::map<int, std::vector<Seen>> ranks;

@@ -25,7 +25,7 @@ constexpr Layout layouts[] = {
 struct Variant {
   const char* name;
   bool mpi, shared_memory;
-  const char* machines = "";  ///< of four ranks; two take the first two
+  const char* machines = "";  ///< the machines of four ranks; two ranks take the first two
 };
 constexpr Variant variants[] = {{"mpi", true, true},
                                 {"mpi_messages", true, false},

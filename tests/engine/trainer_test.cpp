@@ -54,14 +54,14 @@ std::shared_ptr<const data::Dataset> points(device::Device& host, float slope, s
       {{"x", Tensor::of<float>(host, {count, 1}, x)}, {"y", Tensor::of<float>(host, {count, 1}, y)}});
 }
 
-/// What ranks saw of a run.
+/// The ranks' view of a run.
 struct Ran {
   std::int64_t steps = 0;
   int signal = -1;
   double loss = 0;
   std::optional<double> val_loss;
   engine::MetricMeans metrics;
-  std::vector<engine::StepMetrics> lines;  ///< of rank 0
+  std::vector<engine::StepMetrics> lines;  ///< rank 0's
 };
 
 class TrainerTest : public ::testing::Test {

@@ -43,7 +43,7 @@ std::shared_ptr<const data::Dataset> squares(device::Device& host, std::int64_t 
       {{"x", Tensor::of<float>(host, {count, 1}, x)}, {"y", Tensor::of<float>(host, {count, 1}, y)}});
 }
 
-/// What a Trainer says of the held-out samples, its metric, and the samples that the engine has counted.
+/// A Trainer's lines on the held-out samples, its metric, and the samples that the engine has counted.
 struct Said {
   double loss = 0, metric = 0;
   std::int64_t seen = 0;
@@ -91,7 +91,7 @@ TEST(Validation, IsTheMeanOverEachSampleOnAnyRanks) {
     }
 }
 
-/// Of ten samples a step of sixteen sees ten; of four ranks each sees as many, so two come twice.
+/// A step of sixteen sees ten samples where there are ten; four ranks see as many each, so two come twice.
 TEST(Validation, CountsTheSamplesThatAStepHas) {
   EXPECT_EQ(said(1, 16, 10).seen, 10);
   EXPECT_EQ(said(4, 4, 10).seen, 12);

@@ -63,10 +63,10 @@ TEST(Bf16Moments, InstructionSetsAgreeToTheBit) {
         const Span start = random_span(1037, grads, params, DType::bf16);
         Span want = start;
         for (int step = 1; step <= 3; ++step)
-          ASSERT_TRUE(update_with(CpuIsa::portable, want.all(), h, step, arena));
+          ASSERT_TRUE(update(want.all(), h, step, arena, CpuIsa::portable));
         for (const CpuIsa isa : every_isa()) {
           Span got = start;
-          for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(isa, got.all(), h, step, arena));
+          for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update(got.all(), h, step, arena, isa));
           EXPECT_TRUE(got == want) << name_of(isa) << ", gradients " << name_of(grads) << ", parameters "
                                    << name_of(params);
         }
@@ -82,7 +82,7 @@ TEST(Bf16Moments, InstructionSetsAgreeWhereverASpanBeginsAndIsCut) {
       const auto update_range = [&](Span& span, CpuIsa isa, std::int64_t begin, std::int64_t end) {
         SpanUpdate u = span.update(begin, end);
         u.first_element += first;
-        ASSERT_TRUE(update_with(isa, u, h, 3, arena));
+        ASSERT_TRUE(update(u, h, 3, arena, isa));
       };
       Span want = start;
       update_range(want, CpuIsa::portable, 0, n);

@@ -1,4 +1,4 @@
-// What 1-bit LAMB does behind its freeze_step, against plain loops over scalars, and the same bits from every
+// 1-bit LAMB behind its freeze_step, against plain loops over scalars, and the same bits from every
 // instruction set, however spans are cut. Whole runs are judged by
 // tests/engine/oracle/one_bit_oracle_test.cpp.
 #include "optim/one_bit_lamb.h"
@@ -43,8 +43,8 @@ struct Pass {
     SpanUpdate update = span.update(begin, end);
     update.grad_factor = 0.5;
     const AgreedMomentum momentum{signs.data() + begin / word, 0.25f, error.data() + begin, 0.5f};
-    refresh_variance_with(isa, update, agreed ? &momentum : nullptr, fresh.data() + begin, first,
-                          one_bit_lamb(eps), arena, sums);
+    refresh_variance(update, agreed ? &momentum : nullptr, fresh.data() + begin, first, one_bit_lamb(eps),
+                     arena, sums, isa);
   }
 
   Span span;
@@ -95,7 +95,7 @@ TEST(OneBitLamb, RefreshesTheVarianceAndMeasuresAsAPlainLoop) {
           for (const bool first : {false, true}) expect_formulas(n, grads, split, agreed, first);
 }
 
-/// What fills up the last block is no 0/0.
+/// The elements that fill up the last block give no 0/0.
 TEST(OneBitLamb, MeasuresPartsOfABlockWithoutAnEps) {
   for (const std::size_t n : {std::size_t{1}, std::size_t{63}, std::size_t{64}, std::size_t{40001}})
     for (const bool agreed : {false, true})

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t word = 64;
 
-/// What one replica packs.
+/// The bits and scales that one replica packs.
 struct Packed {
   explicit Packed(std::int64_t n, std::uint64_t seed = 5, DType dtype = DType::f32)
       : grad(static_cast<std::size_t>(n), dtype),
@@ -53,7 +53,7 @@ TEST(OneBit, PacksMomentumAndErrorAsAPlainLoop) {
       for (const CpuIsa isa : every_isa()) {
         Packed packed(n, 5, dtype);
         tensor::ExactSum squares;
-        compress_momentum_with(isa, packed.span(0, n), arena, squares);
+        compress_momentum(packed.span(0, n), arena, squares, isa);
         double sum = 0;
         for (std::int64_t i = 0; i < n; ++i) {
           const auto k = static_cast<std::size_t>(i);
@@ -108,7 +108,7 @@ TEST(OneBit, AddsUpWhatReplicasSendInTheirOrder) {
       std::vector<float> error = before;
       std::vector<std::uint64_t> result(replicas[0].signs.size(), ~0ull);
       tensor::ExactSum squares;
-      average_momentum_with(isa, sent, error.data(), result.data(), n, arena, squares);
+      average_momentum(sent, error.data(), result.data(), n, arena, squares, isa);
       double sum = 0;
       for (std::int64_t i = 0; i < n; ++i) {
         const auto k = static_cast<std::size_t>(i);
@@ -206,8 +206,7 @@ TEST(OneBit, UpdatesByTheMomentumThatReplicasAgreedOn) {
         update.grad = nullptr;
         std::vector<std::uint64_t> signs = packed.signs;
         for (std::size_t i = 0; i < signs.size(); ++i) signs[i] = 0x123456789abcdefull * (i + 1);
-        ASSERT_TRUE(
-            update_agreed_with(isa, update, {signs.data(), 0.25f, error.data(), 0.5f}, hyper, 4, arena));
+        ASSERT_TRUE(update_agreed(update, {signs.data(), 0.25f, error.data(), 0.5f}, hyper, 4, arena, isa));
         const Span after = split ? span.joined(arena) : span;
         for (std::size_t i = 0; i < n; ++i) {
           const float v = start.second.get(i);

@@ -1,4 +1,4 @@
-// What rules measure of a parameter before they update it, against their formulas in double.
+// The norms that rules take of a parameter before they update it, against their formulas in double.
 #include "optim/parameter_norms.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ std::vector<Hyper> measuring_rules() {
   return out;
 }
 
-/// What the rule takes a norm of, in double.
+/// The value that the rule takes a norm of, in double.
 double measured(const Hyper& h, int step, double p, double g, double m, double v) {
   if (h.type == OptimizerType::lars) return g;
   const auto own = std::visit(
@@ -48,7 +48,7 @@ std::vector<std::int64_t> words(const NormSums& sums) {
 
 NormSums measured_by(CpuIsa isa, const SpanUpdate& span, const Hyper& hyper, Arena& arena) {
   NormSums out;
-  measure_with(isa, span, hyper, 3, arena, out);
+  measure(span, hyper, 3, arena, out, isa);
   return out;
 }
 
@@ -87,7 +87,7 @@ TEST(ParameterNorms, CutsThreadsAndInstructionSetsDoNotShow) {
     for (const CpuIsa isa : every_isa()) EXPECT_EQ(words(measured_by(isa, span.all(), hyper, four)), want);
     NormSums cut;
     for (std::int64_t begin = 0, size = 64; begin < n; begin += size, size *= 3)
-      measure_with(cpu_isa(), span.update(begin, std::min(begin + size, n)), hyper, 3, one, cut);
+      measure(span.update(begin, std::min(begin + size, n)), hyper, 3, one, cut, cpu_isa());
     EXPECT_EQ(words(cut), want);
   }
 }

@@ -27,7 +27,7 @@ struct Quantized {
 
 Quantized quantized(CpuIsa isa, Code code, std::span<const float> values, Arena& arena) {
   Quantized out{std::vector<std::uint8_t>(values.size()), std::vector<float>((values.size() + 255) / 256)};
-  quantize_with(isa, code, values, out.codes.data(), out.scales.data(), arena);
+  quantize(code, values, out.codes.data(), out.scales.data(), arena, isa);
   return out;
 }
 
@@ -239,7 +239,7 @@ TEST(AdamWInEightBits, GivesTheSameBitsEverywhere) {
           for (std::int64_t i = 0; i < n; ++i)
             span.set_grad(static_cast<std::size_t>(i), gradient_of(i, step) / 4);
           for (std::int64_t at = 0; at < n; at += cut)
-            EXPECT_TRUE(update_with(isa, span.update(at, std::min(n, at + cut)), adamw(), step, arena));
+            EXPECT_TRUE(update(span.update(at, std::min(n, at + cut)), adamw(), step, arena, isa));
         }
         if (split) static_cast<Span&>(span) = span.joined(one);
         return std::tuple(span.master, span.m, span.v);

@@ -33,8 +33,8 @@ TEST(SplitMaster, EveryBitPatternComesBack) {
   for (const CpuIsa isa : every_isa()) {
     std::vector<std::uint16_t> high(master.size()), low(master.size());
     std::vector<float> back(master.size());
-    split_master_with(isa, master.data(), high.data(), low.data(), n, arena);
-    join_master_with(isa, high.data(), low.data(), back.data(), n, arena);
+    split_master(master.data(), high.data(), low.data(), n, arena, isa);
+    join_master(high.data(), low.data(), back.data(), n, arena, isa);
     ASSERT_EQ(std::memcmp(back.data(), master.data(), master.size() * 4), 0) << name_of(isa);
     for (std::size_t i = 0; i < bits.size(); ++i) {
       ASSERT_EQ(low[i], bits[i] & 0xffff) << name_of(isa);
@@ -51,8 +51,8 @@ TEST(SplitMaster, AnyLengthAtAnyAddress) {
     for (std::int64_t n = 0; n <= 99; ++n) {
       std::vector<std::uint16_t> high(101, 7), low(101, 7);
       std::fill(back.begin(), back.end(), 7.0f);
-      split_master_with(isa, master.data() + 1, high.data() + 1, low.data() + 1, n, arena);
-      join_master_with(isa, high.data() + 1, low.data() + 1, back.data() + 1, n, arena);
+      split_master(master.data() + 1, high.data() + 1, low.data() + 1, n, arena, isa);
+      join_master(high.data() + 1, low.data() + 1, back.data() + 1, n, arena, isa);
       ASSERT_EQ(std::memcmp(back.data() + 1, master.data() + 1, static_cast<std::size_t>(n) * 4), 0);
       const auto end = static_cast<std::size_t>(n) + 1;
       ASSERT_TRUE(high[0] == 7 && low[0] == 7 && back[0] == 7 && high[end] == 7 && low[end] == 7 &&
@@ -82,8 +82,8 @@ void expect_same(const Span& start, const Hyper& hyper, int steps) {
         const float factor = 1.0f + 0.5f * normal_at({9, static_cast<std::uint64_t>(step)}, i);
         whole.set_grad(i, start.grad.get(i) * factor), split.set_grad(i, start.grad.get(i) * factor);
       }
-      const bool finite = update_with(isa, whole.all(), hyper, step, arena);
-      ASSERT_EQ(update_with(isa, split.all(), hyper, step, arena), finite);
+      const bool finite = update(whole.all(), hyper, step, arena, isa);
+      ASSERT_EQ(update(split.all(), hyper, step, arena, isa), finite);
       ASSERT_TRUE(split.joined(arena) == whole) << name_of(isa) << ", step " << step;
     }
     ASSERT_FALSE(whole == start);

@@ -189,12 +189,12 @@ TEST(UpdateRule, InstructionSetsAgreeToTheBit) {
         const Span start = random_span(1037, grads, params);
         Span want = start;
         for (int step = 1; step <= 3; ++step)
-          ASSERT_TRUE(update_with(CpuIsa::portable, want.all(), h, step, arena));
+          ASSERT_TRUE(update(want.all(), h, step, arena, CpuIsa::portable));
         ASSERT_FALSE(want == start);
         for (const CpuIsa isa : {CpuIsa::avx2, CpuIsa::avx512}) {
           if (isa > cpu_isa()) continue;  // not on this processor
           Span got = start;
-          for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update_with(isa, got.all(), h, step, arena));
+          for (int step = 1; step <= 3; ++step) ASSERT_TRUE(update(got.all(), h, step, arena, isa));
           EXPECT_TRUE(got == want) << name_of(isa) << ", gradients " << name_of(grads) << ", copy "
                                    << name_of(params);
         }

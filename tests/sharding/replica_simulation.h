@@ -28,7 +28,7 @@ struct ReplicaCase {
   std::int64_t bucket = 1;
   std::uint64_t router = 0;  ///< which experts have tokens; 0: a model without experts
 
-  /// What the rules forbid, for a test that sees it found.
+  /// Mistakes that the rules forbid, for a test that sees them found.
   enum class Fault { none, tied_in_backward, experts_among_dense, lags_swapped, no_tokens_no_turn } fault{};
 
   std::string text() const {
@@ -39,7 +39,7 @@ struct ReplicaCase {
   }
 };
 
-/// What all ranks of a layout wait for in one step, without their work: what Gradients submits, what the
+/// The waits of all ranks of a layout in one step, without their work: what Gradients submits, what the
 /// turns of its reducers wait for, and what passes exchange meanwhile. Programs are made first, of marks that
 /// a rank sets and marks that it waits for; as none is ever taken back, how they run decides nothing.
 class ReplicaSimulation {
@@ -74,7 +74,7 @@ class ReplicaSimulation {
   struct Bucket {
     bool last, folds;
     std::string label;
-    Key group = 0;             ///< of the ranks that fold
+    Key group = 0;             ///< the ranks that fold
     Key call = 0;              ///< the fold's number among its group's calls
     std::size_t transfer = 0;  ///< its number among those that replicas exchange
   };
@@ -83,7 +83,7 @@ class ReplicaSimulation {
     std::int64_t left;
     bool last, folds;
   };
-  /// Of one group of ranks that fold.
+  /// The items that one group of ranks has waiting, in order.
   struct Queue {
     Key group;
     std::deque<Item> items;
@@ -226,7 +226,7 @@ class ReplicaSimulation {
     }
   }
 
-  /// What a pass exchanges with others on its way through a block: parameters, tokens, and, forward, which
+  /// A pass's exchanges with others on its way through a block: parameters, tokens, and, forward, which
   /// experts anybody has tokens for.
   void cross(const std::string& block, std::int64_t micro_batch, bool forward) {
     exchange(group(shard_group, stage_, replica_), cat("parameters of ", block, forward));

@@ -22,7 +22,7 @@ std::vector<UseEvent> model_trace(int units) {
 /// Plays a plan and checks that it never drops what is in use and never holds a unit twice.
 struct Played {
   std::int64_t gathers = 0, peak = 0;
-  std::vector<int> order;  ///< of the gathers
+  std::vector<int> order;  ///< the order of the gathers
 };
 Played play(const std::vector<UseEvent>& trace, const std::vector<ResidencyStep>& plan,
             const std::vector<std::int64_t>& sizes) {

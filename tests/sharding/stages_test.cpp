@@ -39,7 +39,7 @@ class Twice : public nn::LayeredModel {
 
 using Matrix = std::vector<double>;
 
-/// What one micro-batch adds to the gradient of W.
+/// Adds one micro-batch's part to `sum`, the gradient of W.
 void add_gradient(Cpu& cpu, const Matrix& w, const tensor::Batch& batch, Matrix& sum) {
   const Matrix x = cpu.values(batch.at("x")), y = cpu.values(batch.at("y"));
   const std::size_t rows = x.size() / 8;

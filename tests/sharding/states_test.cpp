@@ -1,4 +1,4 @@
-// What an update rule keeps begins with the values that it says, wherever it lies.
+// An update rule's states begin with the values that it says, wherever they lie.
 #include <gtest/gtest.h>
 
 #include "nn/layers.h"

@@ -40,7 +40,7 @@ class Tower : public nn::LayeredModel {
   std::shared_ptr<nn::LayerList> blocks_;
 };
 
-/// Of one micro-batch of a rank with data of its own.
+/// One micro-batch of a rank with data of its own.
 inline tensor::Batch batch_of(Cpu& cpu, int rank, int micro) {
   const auto seed = static_cast<std::uint64_t>(rank * 100 + micro);
   return {{"x", cpu.normal({4, 8}, seed, DType::f32)}, {"y", cpu.normal({4, 8}, seed + 50, DType::f32)}};

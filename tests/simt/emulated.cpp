@@ -2,8 +2,7 @@
 
 #include <vector>
 
-#include "optim/cuda/one_bit.h"
-#include "optim/cuda/update.h"
+#include "optim/cuda/kernels.h"
 #include "tensor/cuda/attention/attention_library.h"
 #include "tensor/cuda/cuda_kernels.h"
 

@@ -5,7 +5,6 @@
 
 #include "autograd/ops.h"
 #include "sharding/parallel/collectives.h"
-#include "sharding/parallel/slices.h"
 
 namespace sherd::parallel {
 
@@ -17,9 +16,6 @@ using tensor::Slice;
 namespace {
 
 using Cut = AdaptedLayer::Cut;
-
-/// Rows of [..., rows, features], over which the stream is cut.
-constexpr int row_dim = -2;
 
 /// A target's rows of the weight, and where they lie among those of all targets.
 struct TargetRows {
@@ -42,9 +38,9 @@ std::vector<TargetRows> in_order(const AdaptedLayer& layer) {
 /// The rows of the targets that this rank has.
 struct HeldRows {
   std::int64_t all = 0;      ///< rows of all targets, over all ranks
-  std::int64_t outputs = 0;  ///< of the layer, on this rank
+  std::int64_t outputs = 0;  ///< outputs that this rank has
   bool even = true;          ///< each rank has as many; else all hold all of them
-  std::vector<Range> held;   ///< of `all`
+  std::vector<Range> held;   ///< the ones among `all`
   std::vector<SpreadRows> runs;
 
   /// The parameter's rows are the outputs, in order.
@@ -123,10 +119,6 @@ std::string described(const char* what, const AdaptedLayer& layer) {
   return cat(what, " of a linear layer from ", layer.in, " to ", layer.out, " features");
 }
 
-void hold(const nn::ParameterPtr& parameter, Slice slice) {
-  if (!slice.is_whole()) parameter->slice = std::move(slice);
-}
-
 }  // namespace
 
 Var LinearAdapter::input(Tape&, const Var& x) {
@@ -149,10 +141,10 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   const Slice a = by_inputs ? tensor_slice(what, {targets * r, layer_.in}, 1, layout)
                             : Slice::whole({targets * r, layer_.in});
   const double bound = 1.0 / std::sqrt(static_cast<double>(layer_.in));
-  hold(a_ = declare("lora_A", a.shape(), nn::Init::uniform(-bound, bound)), a);
+  set_slice(a_ = declare("lora_A", a.shape(), nn::Init::uniform(-bound, bound)), a);
   const HeldRows rows = held_rows(layer_, what, layout);
   const Slice b({rows.all, r}, {rows.held, {{0, r}}});
-  hold(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
+  set_slice(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
   (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream();
   if (!rows.even) b_->partial_gradient = true;
   for (std::int64_t i = 0; targets > 1 && i < targets; ++i)
@@ -198,7 +190,7 @@ Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(
   Slice factors({rows.all}, {rows.held});
   if (of_inputs)
     factors = layer.cut == Cut::inputs ? tensor_slice(what, {layer.in}, 0, layout) : Slice::whole({layer.in});
-  hold(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
+  set_slice(factors_ = declare("ia3", factors.shape(), nn::Init::ones(), {.decay = false}), factors);
   if (!of_inputs) factors_->packing = packing_of(layer);
   // The factors of the stream all ranks have, and each sees its part of the stream.
   const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;

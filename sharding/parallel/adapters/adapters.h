@@ -37,13 +37,13 @@ struct AdaptedLayer {
   std::int64_t in, out;
   /// For each published weight that has an adapter its (logical) rows, ascending, apart from all others'.
   std::vector<std::vector<tensor::Range>> targets;
-  std::vector<std::int64_t> blocks;  ///< of outputs, as ColumnLinear's; empty: one
+  std::vector<std::int64_t> blocks;  ///< blocks of outputs, as ColumnLinear's; empty: one
 };
 
 struct LoraOptions {
   std::int64_t rank = 8;
   double scale = 1;   ///< alpha/rank, or alpha/√rank
-  float dropout = 0;  ///< of the products' input, the same for all targets of a layer
+  float dropout = 0;  ///< chance to drop an element of the input, the same for all targets
 };
 
 /// y + scale·dropout(x)·Aᵀ·Bᵀ for each target (Hu et al. 2021, "LoRA: Low-rank adaptation of large language

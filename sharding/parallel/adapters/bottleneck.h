@@ -13,7 +13,7 @@ using autograd::Tape;
 using autograd::Var;
 
 struct BottleneckOptions {
-  std::int64_t width = 0;                      ///< of the stream
+  std::int64_t width = 0;                      ///< width of the stream
   std::int64_t size = 0;                       ///< features within
   Var (*non_linearity)(const Var&) = nullptr;  ///< between its two products
   double scale = 1;
@@ -31,11 +31,11 @@ struct BottleneckOptions {
 /// more than these products do.
 class Bottlenecks : public nn::Module {
  public:
-  enum class Part : std::uint8_t { attention, mlp };
+  enum class BlockPart : std::uint8_t { attention, mlp };
   Bottlenecks(const BottleneckOptions& options, const Layout& layout);
   /// The stream behind a part that has an adapter. `sum`: x plus the part's output y.
-  Var add_to(Tape& tape, Part part, const Var& sum, const Var& y);
-  bool has(Part part) const { return networks_[static_cast<std::size_t>(part)].down != nullptr; }
+  Var add_to(Tape& tape, BlockPart part, const Var& sum, const Var& y);
+  bool has(BlockPart part) const { return networks_[static_cast<std::size_t>(part)].down != nullptr; }
 
  private:
   struct Network {

@@ -5,6 +5,7 @@
 
 #include "autograd/ops.h"
 #include "base/excerpt.h"
+#include "comm/gather.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/linear.h"
@@ -154,14 +155,8 @@ std::vector<bool> Experts::in_use(Tape& tape, const Counts& rows) {
 }
 
 std::vector<bool> Experts::ask_in_use(Tape& tape, Counts rows) const {
-  if (!alone(expert_data_)) {
-    const Tensor all = Tensor::of<std::int64_t>(tape.device(), {std::ssize(rows)}, rows);
-    expert_data_->all_reduce(all, comm::ReduceOp::sum, 1, {.label = label("in use"), .scalar = true}).wait();
-    if (tape.device().kind() != device::Kind::meta) {
-      const Tensor here = tensor::to_host(tape.device(), all);
-      rows.assign(here.data<std::int64_t>(), here.data<std::int64_t>() + here.numel());
-    }
-  }
+  if (!alone(expert_data_))
+    comm::reduce_values(*expert_data_, tape.device(), std::span(rows), label("in use"));
   std::vector<bool> out;
   for (const std::int64_t n : rows) out.push_back(n > 0);
   return out;

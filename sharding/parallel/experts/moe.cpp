@@ -7,6 +7,7 @@
 
 #include "autograd/ops.h"
 #include "base/excerpt.h"
+#include "comm/gather.h"
 #include "sharding/parallel/collectives.h"
 
 namespace sherd::parallel {
@@ -36,9 +37,6 @@ void check(const MoeOptions& o) {
   config(o.bias_update >= 0 && std::isfinite(o.bias_update), "biases cannot move by ", o.bias_update);
   config(o.losses.kind != BalanceLoss::pooled || o.pooled, "a loss over all layers needs what these share");
 }
-
-/// Rows of [batch, rows, width], over which the stream is cut.
-constexpr int row_dim = -2;
 
 /// On the processor, where those that are no number come last (dropped_choices() compares them).
 std::vector<double> host_values(Tape& tape, const Tensor& x) {
@@ -216,11 +214,7 @@ std::vector<std::int64_t> Moe::over_context(Tape& tape, std::vector<std::int64_t
     for (std::int64_t& n : counts) n *= ranks;
     return counts;
   }
-  const Tensor all = Tensor::of<std::int64_t>(tape.device(), {std::ssize(counts)}, counts);
-  layout_.context->all_reduce(all, comm::ReduceOp::sum, 1, {.label = path() + " load", .scalar = true})
-      .wait();
-  const Tensor here = tensor::to_host(tape.device(), all);
-  std::copy_n(here.data<std::int64_t>(), counts.size(), counts.begin());
+  comm::reduce_values(*layout_.context, tape.device(), std::span(counts), path() + " load");
   return counts;
 }
 

@@ -42,7 +42,7 @@ struct MoeOptions : ExpertOptions {
 struct RoutingTotals {
   std::vector<std::int64_t> per_expert;  ///< choices of each expert, before any were dropped
   std::int64_t choices = 0, dropped = 0;
-  std::int64_t micro_batches = 0;  ///< of ranks that share one, the first counts it
+  std::int64_t micro_batches = 0;  ///< counted by the first of the ranks that share one
   /// Sums over micro-batches of the losses, without their factors; of ranks that share one, shares. The
   /// pooled loss is the mean of what its layers tell.
   double balance = 0, z = 0;
@@ -99,7 +99,7 @@ class Moe : public nn::Layer, public nn::StepState {
 
   MoeOptions options_;
   Layout layout_;
-  int layer_ = 0;  ///< of those that share options_.pooled
+  int layer_ = 0;  ///< number among the layers that share options_.pooled
   std::shared_ptr<nn::Linear> router_;
   std::shared_ptr<Experts> experts_;
   std::vector<float> bias_;

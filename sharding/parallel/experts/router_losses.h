@@ -14,7 +14,7 @@ namespace sherd::parallel {
 /// The losses that routers add to that of a micro-batch.
 struct RouterLosses {
   double balance = 0;  ///< factor of the balance loss
-  double z = 0;        ///< of the mean over tokens of (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
+  double z = 0;  ///< factor of the mean over tokens of (log Σ exp logits)² (Zoph et al. 2022, "ST-MoE")
   BalanceLoss kind = BalanceLoss::all_choices;
 };
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/pipeline/model_stages.h"
+#include "engine/pipeline/stage_link.h"
 #include "engine/setup/resources.h"
 #include "models/inference/score.h"
 #include "sharding/pass.h"

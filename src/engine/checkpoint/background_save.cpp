@@ -23,8 +23,8 @@ namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-struct BackgroundSave::State {
-  State(SaveAct what, double timeout) : act(std::move(what)), timeout_seconds(timeout) {}
+struct BackgroundSave::Shared {
+  Shared(SaveAct what, double timeout) : act(std::move(what)), timeout_seconds(timeout) {}
 
   void reach(Progress next) {
     std::lock_guard lock(mutex);
@@ -130,11 +130,11 @@ std::optional<FileChecksum> read_sum(const fs::path& path, bool& failed) {
 }  // namespace
 
 BackgroundSave::BackgroundSave(SaveAct act, double timeout_seconds)
-    : state_(std::make_shared<State>(std::move(act), timeout_seconds)), timeout_seconds_(timeout_seconds) {
-  thread_ = std::thread(own_thread([state = state_] { run(state); }));
+    : shared_(std::make_shared<Shared>(std::move(act), timeout_seconds)), timeout_seconds_(timeout_seconds) {
+  thread_ = std::thread(own_thread([state = shared_] { run(state); }));
 }
 
-void BackgroundSave::run(const std::shared_ptr<State>& state) {
+void BackgroundSave::run(const std::shared_ptr<Shared>& state) {
   const ThreadRank rank(state->act.rank);
   lower_priority();
   set_flush_denormals();  // as where moments are read by the computing threads
@@ -152,7 +152,7 @@ void BackgroundSave::run(const std::shared_ptr<State>& state) {
   state->changed.notify_all();
 }
 
-void BackgroundSave::write(State& state) {
+void BackgroundSave::write(Shared& state) {
   SaveAct& act = state.act;
   const FileChecksum own = write_rank_file(act.rank_path(), act.file, act.save_id, [&] { state.go_on(); });
   act.file = {};
@@ -167,7 +167,7 @@ void BackgroundSave::write(State& state) {
   state.reach(Progress::whole);
 }
 
-std::vector<FileChecksum> BackgroundSave::gather_sums(State& state, FileChecksum own) {
+std::vector<FileChecksum> BackgroundSave::gather_sums(Shared& state, FileChecksum own) {
   constexpr std::chrono::milliseconds most = 100ms;
   {
     std::lock_guard lock(state.mutex);
@@ -188,17 +188,17 @@ std::vector<FileChecksum> BackgroundSave::gather_sums(State& state, FileChecksum
 }
 
 BackgroundSave::Progress BackgroundSave::progress() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->progress;
+  std::lock_guard lock(shared_->mutex);
+  return shared_->progress;
 }
 
 std::exception_ptr BackgroundSave::error() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->error;
+  std::lock_guard lock(shared_->mutex);
+  return shared_->error;
 }
 
 void BackgroundSave::wait_for(Progress progress) {
-  State& state = *state_;
+  Shared& state = *shared_;
   std::unique_lock lock(state.mutex);
   if (state.wait(lock, timeout_seconds_, [&] { return state.ended || state.progress >= progress; })) return;
   try {
@@ -212,37 +212,37 @@ void BackgroundSave::wait_for(Progress progress) {
 }
 
 bool BackgroundSave::wait_until_ended() {
-  std::unique_lock lock(state_->mutex);
-  return state_->wait(lock, timeout_seconds_, [&] { return state_->ended; });
+  std::unique_lock lock(shared_->mutex);
+  return shared_->wait(lock, timeout_seconds_, [&] { return shared_->ended; });
 }
 
 void BackgroundSave::cancel() {
   {
-    std::lock_guard lock(state_->mutex);
-    state_->cancelled = !state_->publishing;
-    state_->changed.notify_all();
+    std::lock_guard lock(shared_->mutex);
+    shared_->cancelled = !shared_->publishing;
+    shared_->changed.notify_all();
   }
   wait_until_ended();
 }
 
 bool BackgroundSave::ended() const {
-  std::lock_guard lock(state_->mutex);
-  return state_->ended;
+  std::lock_guard lock(shared_->mutex);
+  return shared_->ended;
 }
 
 void BackgroundSave::remove_partial() const {
   {
-    std::lock_guard lock(state_->mutex);
+    std::lock_guard lock(shared_->mutex);
     // One that is being published becomes whole, or an error of its own.
-    if (state_->act.rank != 0 || state_->progress == Progress::whole ||
-        (state_->publishing && !state_->ended))
+    if (shared_->act.rank != 0 || shared_->progress == Progress::whole ||
+        (shared_->publishing && !shared_->ended))
       return;
   }
-  remove_folder(state_->act.partial);
+  remove_folder(shared_->act.partial);
 }
 
 BackgroundSave::~BackgroundSave() {
-  State& state = *state_;
+  Shared& state = *shared_;
   {
     std::lock_guard lock(state.mutex);
     state.closing = true;

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "base/arena.h"
 #include "engine/checkpoint/writer.h"
 
 namespace sherd::engine {
@@ -47,15 +50,40 @@ class BackgroundSave {
 
  private:
   /// The state that the thread and its owner share. The thread keeps it where it outlives the owner.
-  struct State;
-  static void run(const std::shared_ptr<State>& state);
-  static void write(State& state);
-  static std::vector<FileChecksum> gather_sums(State& state, FileChecksum own);
+  struct Shared;
+  static void run(const std::shared_ptr<Shared>& state);
+  static void write(Shared& state);
+  static std::vector<FileChecksum> gather_sums(Shared& state, FileChecksum own);
   bool wait_until_ended();
 
-  std::shared_ptr<State> state_;
+  std::shared_ptr<Shared> shared_;
   double timeout_seconds_;
   std::thread thread_;
+};
+
+/// A rank's states that training changes, as they are at one moment, for a thread that writes it while
+/// training goes on: a copy in the host tier; of states on NVMe only the promise that updates do not
+/// overwrite what has not been read (offload::DeferredRead). The memory is kept from one snapshot to the
+/// next, as an allocator would keep it anyway. Made and taken on the rank's thread.
+class Snapshots {
+ public:
+  /// Both must outlive it, and what it takes.
+  Snapshots(const sharding::ShardedModel& model, device::Device& device) : model_(model), device_(device) {}
+
+  /// Bytes of the host tier that a snapshot takes.
+  std::size_t bytes() const;
+  /// Takes that memory, unless it is there. Throws Error{memory} at the ledger's limit, or where the system
+  /// has no more.
+  void reserve();
+  /// Copies. The tensors' elements are to be read once, by one thread, before the next take(); what they
+  /// still hold of NVMe goes with them. Throws the store's errors.
+  std::vector<FileTensor> take();
+
+ private:
+  const sharding::ShardedModel& model_;
+  device::Device& device_;
+  device::Storage memory_;        ///< for the copies, and behind them for what the other thread reads
+  std::shared_ptr<Arena> arena_;  ///< the other thread's
 };
 
 }  // namespace sherd::engine

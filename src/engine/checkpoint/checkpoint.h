@@ -22,12 +22,11 @@
 //   states.h            which states a rank writes and reads; frozen_files.h: those that checkpoints share
 //   checkpoint.h        reading slices out of any checkpoint, whoever wrote it; pieces.h: which file has what
 //   checkpoints.h       an engine's saves and loads, on all ranks alike (checkpoints_load.cpp: the latter)
-//   writer.h            a rank's file, and one act of saving; snapshot.h: the copy that is written while
-//                       training goes on; background_save.h: the thread that writes it
+//   writer.h            a rank's file, and one act of saving; background_save.h: the thread that writes it
+//                       while training goes on, and the copy that it writes (snapshot.cpp)
 //   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed
 //   weights.h           a checkpoint's weights alone, and checkpoints that no engine writes
-//   same_model.h        refuses a checkpoint of another model; same_data.h: of another tokenizer, and tells
-//                       what else has changed
+//   same_run.h          refuses a checkpoint of another model or tokenizer, and tells what else has changed
 
 namespace sherd::engine {
 
@@ -99,9 +98,9 @@ void point_best(const std::filesystem::path& directory, const std::string& tag);
 
 /// Removes all checkpoints called global_stepN but the newest `keep`, of which `newest` is one, and that
 /// which DIR/best names. By the order of saving that manifests tell, not by step: after going back to an
-/// earlier checkpoint, higher steps are the old ones. (Those that
-/// tell none are the oldest, by step.) Each disappears under its name at once. What cannot be removed is a
-/// warning. For the run that saves there (Engine::claim_save_folder).
+/// earlier checkpoint, higher steps are the old ones. (Those that tell none are the oldest, by step.) Each
+/// disappears under its name at once. What cannot be removed is a warning. For the run that saves there
+/// (Engine::claim_save_folder).
 void remove_old_checkpoints(const std::filesystem::path& directory, std::size_t keep,
                             const std::string& newest);
 

@@ -64,12 +64,12 @@ class Checkpoints {
   Engine& engine_;
   std::shared_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
   FrozenFiles frozen_;
-  std::filesystem::path place_;             ///< of the checkpoint that is being written
+  std::filesystem::path place_;             ///< where the checkpoint is to be that is being written
   std::unique_ptr<Snapshots> snapshots_;    ///< from the first save in the background on
   std::unique_ptr<BackgroundSave> saving_;  ///< null: none is under way
   bool said_too_large_ = false;             ///< that a snapshot does not fit
-  std::shared_ptr<data::LoaderPosition>
-      data_position_;                        ///< of the training loader; null: the engine knows of none
+  /// The training loader's; null: the engine knows of none.
+  std::shared_ptr<data::LoaderPosition> data_position_;
   std::int64_t counted_position_ = 0;        ///< to which samples_of_step() has counted
   std::shared_ptr<const TokenData> tokens_;  ///< null: none, or samples of another kind
   std::shared_ptr<const ExtraFiles> files_;  ///< null: none

@@ -50,7 +50,7 @@ class FrozenFiles {
   /// The files of one checkpoint.
   struct Files {
     std::string id;              ///< in the metadata of all of them; empty: there are none yet
-    std::filesystem::path path;  ///< of this rank's
+    std::filesystem::path path;  ///< this rank's file
     Identity identity;
     FileChecksum sum;  ///< no bytes: this rank holds none of such parameters
   };
@@ -60,9 +60,9 @@ class FrozenFiles {
   const Distributed& dist_;
   const sharding::ShardedModel& model_;
   device::Device& device_;
-  Files kept_;                      ///< of keep()
-  Files next_;                      ///< of put() or find_in()
-  std::vector<FileChecksum> sums_;  ///< of put(), by rank
+  Files kept_;                      ///< as keep() left them
+  Files next_;                      ///< as put() or find_in() found them
+  std::vector<FileChecksum> sums_;  ///< as put() found them, by rank
   bool said_ = false;               ///< that links are refused
 };
 

@@ -28,7 +28,7 @@ struct DataRecord {
   std::optional<std::int64_t> position;
   std::int64_t epoch_samples = 0;  ///< as LoaderPosition::epoch_samples()
   std::string tokenizer;           ///< a spec of data::make_tokenizer(), its path that run's; empty: unknown
-  std::int64_t vocab_size = 0;     ///< of the token data, as are all that follow; 0: unknown
+  std::int64_t vocab_size = 0;     ///< the token data's, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
   /// A name of data::parse_chat_template(), by which its conversations were written; empty: none were.
@@ -46,8 +46,8 @@ struct Manifest {
   std::int64_t optimizer_steps = 0;
   /// Which of the acts of saving in its folder, from 1; 0: of no run's.
   std::int64_t ordinal = 0;
-  std::string save_id;    ///< of the act of saving
-  std::string frozen_id;  ///< of frozen files, as save_id of the others; empty: there are none
+  std::string save_id;    ///< names the act of saving
+  std::string frozen_id;  ///< in frozen files, as save_id in the others; empty: there are none
   /// Rates set by the caller, by parameter group; else the configuration of the resumed run decides. Empty:
   /// none is.
   std::vector<std::optional<double>> lr;

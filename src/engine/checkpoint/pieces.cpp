@@ -41,15 +41,28 @@ void take(const Slice& slice, const PieceRecord& record, Missing& missing, std::
   missing = std::move(left);
 }
 
+/// How many of the first runs are read at once, from element `first` of the file's tensor on; an element
+/// takes so many bytes.
+std::size_t read_together(std::span<const FileRun> runs, std::int64_t first, std::int64_t bytes) {
+  std::int64_t end = runs[0].in_file + runs[0].count;
+  std::size_t count = 1;
+  for (; count < runs.size(); ++count) {
+    const std::int64_t begin = runs[count].in_file, next_end = begin + runs[count].count;
+    if ((begin - end) * bytes > most_between || (next_end - first) * bytes > most_at_once) break;
+    end = next_end;
+  }
+  return count;
+}
+
 }  // namespace
 
 void PieceIndex::add(const std::string& name, std::size_t file, PieceRecord record) {
   const Range logical = span_of(record.slice, record.elements.begin, record.elements.end);
   if (logical.size() == 0) return;
-  std::vector<Part>& parts = parts_[name];
-  const auto after =
-      std::upper_bound(parts.begin(), parts.end(), logical.begin,
-                       [](std::int64_t first, const Part& part) { return first < part.logical.begin; });
+  std::vector<IndexedPiece>& parts = parts_[name];
+  const auto after = std::upper_bound(
+      parts.begin(), parts.end(), logical.begin,
+      [](std::int64_t first, const IndexedPiece& part) { return first < part.logical.begin; });
   parts.insert(after, {file, std::move(record), logical});
 }
 
@@ -61,7 +74,7 @@ std::int64_t PieceIndex::for_each_part(
   const Range wanted = span_of(slice, begin, end);
   Missing missing{{begin, end}};
   std::vector<FileRun> runs;
-  for (const Part& part : found->second) {
+  for (const IndexedPiece& part : found->second) {
     if (missing.empty() || part.logical.begin >= wanted.end) break;
     if (part.logical.end <= wanted.begin) continue;
     runs.clear();
@@ -77,13 +90,8 @@ void read_int8_runs(const SafetensorsFile& file, const std::string& name, std::s
   std::vector<std::byte> blocks;
   while (!runs.empty()) {
     const std::int64_t first = runs[0].in_file / block * block;
-    std::int64_t end = runs[0].in_file + runs[0].count;
-    std::size_t together = 1;
-    for (; together < runs.size(); ++together) {
-      const FileRun& next = runs[together];
-      if (next.in_file - end > most_between || next.in_file + next.count - first > most_at_once) break;
-      end = next.in_file + next.count;
-    }
+    const std::size_t together = read_together(runs, first, 1);
+    const std::int64_t end = runs[together - 1].in_file + runs[together - 1].count;
     blocks.resize(static_cast<std::size_t>(tensor::int8_bytes(end - first)));
     file.read_bytes(file.at(name), static_cast<std::uint64_t>(tensor::int8_bytes(first)), blocks);
     for (const FileRun& run : runs.first(together))
@@ -100,15 +108,8 @@ void read_runs(const SafetensorsFile& file, const std::string& name, std::span<c
   };
   std::vector<std::byte> buffer;
   while (!runs.empty()) {
-    std::size_t together = 1;
-    std::int64_t end = runs[0].in_file + runs[0].count;
-    for (; together < runs.size(); ++together) {
-      const FileRun& next = runs[together];
-      if (bytes_of(next.in_file - end) > most_between ||
-          bytes_of(next.in_file + next.count - runs[0].in_file) > most_at_once)
-        break;
-      end = next.in_file + next.count;
-    }
+    const std::size_t together = read_together(runs, runs[0].in_file, bytes_of(1));
+    const std::int64_t end = runs[together - 1].in_file + runs[together - 1].count;
     if (together == 1) {
       const std::int64_t at = runs[0].local - begin;
       file.read(name, runs[0].in_file, to.range(at, at + runs[0].count));

@@ -35,12 +35,12 @@ class PieceIndex {
                              const std::function<void(std::size_t, std::span<const FileRun>)>& visit) const;
 
  private:
-  struct Part {
+  struct IndexedPiece {
     std::size_t file;
     PieceRecord record;
     tensor::Range logical;  ///< from its first to its last element
   };
-  std::map<std::string, std::vector<Part>> parts_;  ///< by name, ascending by first element
+  std::map<std::string, std::vector<IndexedPiece>> parts_;  ///< by name, ascending by first element
 };
 
 /// Reads `runs` of tensor `name` in `file` to where they belong in `to`, whose first element is local element

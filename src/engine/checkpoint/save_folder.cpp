@@ -141,12 +141,12 @@ void remove_folder(const fs::path& folder) noexcept {
 
 void remove_old_checkpoints(const fs::path& directory, std::size_t keep, const std::string& newest) {
   const std::string best = pointed_at(directory / best_pointer);
-  struct Found {
+  struct OldCheckpoint {
     std::int64_t ordinal, step;  // the step, of those that have no ordinal
     fs::path path;
-    auto operator<=>(const Found&) const = default;
+    auto operator<=>(const OldCheckpoint&) const = default;
   };
-  std::vector<Found> found;
+  std::vector<OldCheckpoint> found;
   for (const fs::path& entry : entries_of(directory)) {
     const std::string name = entry.filename(), head = head_of(entry);
     if (!name.starts_with("global_step") || is_leftover(name) || name == newest || name == best ||

@@ -53,8 +53,7 @@ std::filesystem::path partial_folder(const std::filesystem::path& directory, con
                                      const std::string& save_id);
 
 /// Whether a checkpoint can have this name, in a folder and in DIR/latest: a file name of printable UTF-8
-/// without '/', a
-/// '.' at its beginning or a space at its end.
+/// without '/', a '.' at its beginning or a space at its end.
 bool is_plain_name(const std::string& tag);
 
 /// Throws Error{usage} unless `tag` is a plain name, and none that Sherd uses itself.

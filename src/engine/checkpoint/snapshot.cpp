@@ -1,4 +1,4 @@
-#include "engine/checkpoint/snapshot.h"
+#include "engine/checkpoint/background_save.h"
 
 #include <algorithm>
 #include <optional>
@@ -23,7 +23,7 @@ void in_parts(std::int64_t all, const Visit& visit) {
 }
 
 /// The room that the other thread reads into, behind the copies.
-struct Buffers {
+struct ReadRoom {
   std::int64_t elements;
   std::size_t begin;  ///< in the block
   static std::size_t bytes(std::int64_t elements) {
@@ -54,7 +54,7 @@ FrozenMemory count(const sharding::ShardedModel& model) {
 
 std::size_t Snapshots::bytes() const {
   const FrozenMemory counted = count(model_);
-  return counted.bytes() + Buffers::bytes(counted.most_read());
+  return counted.bytes() + ReadRoom::bytes(counted.most_read());
 }
 
 void Snapshots::reserve() {
@@ -72,7 +72,7 @@ void Snapshots::reserve() {
 std::vector<FileTensor> Snapshots::take() {
   reserve();
   const FrozenMemory counted = count(model_);
-  const Buffers buffers{counted.most_read(), counted.bytes()};
+  const ReadRoom room{counted.most_read(), counted.bytes()};
   FrozenMemory memory(memory_);
   std::vector<FileTensor> out;
   for_each_tensor(model_, changing, [&](FileTensor tensor, const SavedState& state, const Piece& piece) {
@@ -80,15 +80,14 @@ std::vector<FileTensor> Snapshots::take() {
     in_parts(tensor.count, [&](std::int64_t done, std::int64_t elements) {
       parts->push_back(state.freeze(state.in_file(piece.flat_begin) + done, elements, memory));
     });
-    tensor.elements = [parts, buffers, arena = arena_, storage = memory_, count = tensor.count,
+    tensor.elements = [parts, room, arena = arena_, storage = memory_, count = tensor.count,
                        dtype = state.dtype](const FileTensor::Put& put) {
-      const bool reads = buffers.elements > 0;
-      sharding::FrozenReading with(*arena, reads ? buffers.low(storage) : Tensor(),
-                                   reads ? buffers.high(storage) : Tensor());
+      const bool reads = room.elements > 0;
+      sharding::FrozenReading with(*arena, reads ? room.low(storage) : Tensor(),
+                                   reads ? room.high(storage) : Tensor());
       for (std::int64_t done = 0; Frozen & part : *parts) {
         const std::int64_t elements = std::min(most_at_once, count - done);
-        put(done,
-            part.memory.defined() ? part.memory : part.in(buffers.joined(storage, elements, dtype), with));
+        put(done, part.memory.defined() ? part.memory : part.in(room.joined(storage, elements, dtype), with));
         part = {};
         done += elements;
       }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "engine/checkpoint/same_model.h"
+#include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/step/step_states.h"
 

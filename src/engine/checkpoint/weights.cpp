@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/same_model.h"
+#include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/states.h"
 #include "engine/checkpoint/writer.h"
@@ -49,40 +49,29 @@ tensor::Slice whole_of(const std::vector<std::int64_t>& shape) {
   return tensor::Slice::whole(tensor::Shape{std::span<const std::int64_t>(shape)});
 }
 
-/// One tensor of a file: elements of KIND.PARAMETER, all of whose logical tensor follow each other.
-struct TensorPart {
-  std::string kind, parameter;
-  DType dtype;
-  PieceRecord record;
-  bool int8() const { return dtype == DType::u8; }  ///< then it is read as fp32
-};
+using ReadElements = std::function<void(std::int64_t begin, const Tensor& to)>;
 
-using ReadPart = std::function<void(const TensorPart& part, std::int64_t begin, const Tensor& to)>;
-
-FileChecksum write_parts(const fs::path& path, std::map<std::string, std::string> metadata,
-                         const std::vector<TensorPart>& parts, const ReadPart& read, device::Device& device) {
-  std::vector<SafetensorsSpec> specs;
-  for (const TensorPart& part : parts) {
-    const std::int64_t count = part.record.elements.size();
-    specs.push_back(
-        {part.kind + "." + part.parameter, part.dtype, {part.int8() ? tensor::int8_bytes(count) : count}});
-    metadata[specs.back().name] = part.record.to_json();
-  }
-  SafetensorsWriter writer(path, std::move(specs), metadata);
-  std::vector<std::byte> blocks;
-  for (const TensorPart& part : parts)
-    in_chunks(device, part.int8() ? DType::f32 : part.dtype, part.record.elements.size(),
-              [&](std::int64_t done, const Tensor& elements) {
-                const std::string name = part.kind + "." + part.parameter;
-                read(part, part.record.elements.begin + done, elements);
-                if (!part.int8()) return writer.write(name, done, elements);
-                blocks.resize(static_cast<std::size_t>(tensor::int8_bytes(elements.numel())));
-                tensor::quantize_int8({elements.data<float>(), static_cast<std::size_t>(elements.numel())},
-                                      blocks.data(), device.arena());
-                writer.write(name, tensor::int8_bytes(done), blocks);
-              });
-  writer.finish();
-  return checksum_file(path);
+/// A tensor KIND.PARAMETER of a file, of elements that follow each other in the logical tensor; `read` gives
+/// those of 8 bits in fp32.
+FileTensor file_tensor(const CheckpointTensor& of, PieceRecord record, ReadElements read,
+                       device::Device& device) {
+  const bool int8 = of.dtype == DType::u8;
+  const tensor::Range range = record.elements;
+  FileTensor out{cat(of.kind, ".", of.parameter), of.dtype,
+                 int8 ? tensor::int8_bytes(range.size()) : range.size(), std::move(record), nullptr};
+  out.elements = [&device, range, int8, dtype = int8 ? DType::f32 : of.dtype,
+                  read = std::move(read)](const FileTensor::Put& put) {
+    in_chunks(device, dtype, range.size(), [&](std::int64_t done, const Tensor& elements) {
+      read(range.begin + done, elements);
+      if (!int8) return put(done, elements);
+      const Tensor blocks = Tensor::empty(device, {tensor::int8_bytes(elements.numel())}, DType::u8,
+                                          device::Category::workspace, device.processor_tier());
+      tensor::quantize_int8({elements.data<float>(), static_cast<std::size_t>(elements.numel())},
+                            blocks.raw(), device.arena());
+      put(tensor::int8_bytes(done), blocks);
+    });
+  };
+  return out;
 }
 
 /// DIR/latest is where a run goes on: it may move ahead, to a checkpoint from which one can.
@@ -131,17 +120,17 @@ void write_weights(const fs::path& directory, const std::string& tag, Manifest m
   manifest.world_size = 1;
   manifest.shapes = shapes_of(parameters);
   manifest.step_states = weights.step_states();
-  std::vector<TensorPart> parts;
+  RankFile file;
   for (const nn::ParameterPtr& parameter : parameters) {
     const tensor::Slice slice = whole_of(manifest.shapes.at(parameter->name));
-    parts.push_back({"fp32", parameter->name, DType::f32, {slice, {0, slice.numel()}}});
+    const auto read = [&weights, name = parameter->name, slice](std::int64_t begin, const Tensor& to) {
+      weights.read(name, slice, begin, to);
+    };
+    file.tensors.push_back(
+        file_tensor({"fp32", parameter->name, DType::f32}, {slice, {0, slice.numel()}}, read, device));
   }
-  const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
-    weights.read(part.parameter, part.record.slice, begin, to);
-  };
   publish_offline(directory, tag, std::move(manifest), false, [&](const fs::path& partial, Manifest& made) {
-    made.files[rank_file(0)] =
-        write_parts(partial / rank_file(0), {{save_id_key, made.save_id}}, parts, read, device);
+    made.files[rank_file(0)] = write_rank_file(partial / rank_file(0), file, made.save_id);
     write_files(partial, files, made);
   });
 }
@@ -156,30 +145,27 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
   const std::map<std::string, FileChecksum> extra = manifest.files;
   manifest.world_size = ranks;
   manifest.grid = {{"data", ranks}};
-  const auto read = [&](const TensorPart& part, std::int64_t begin, const Tensor& to) {
-    reader.read(part.kind, part.parameter, part.record.slice, begin, to);
-  };
   publish_offline(
       directory, tag, std::move(manifest), !weights_only, [&](const fs::path& partial, Manifest& made) {
-        std::map<std::string, std::string> metadata{{save_id_key, made.save_id}};
-        if (!weights_only)
-          for (const auto& [parameter, text] : reader.learned()) metadata[learned_prefix + parameter] = text;
         for (int rank = 0; rank < ranks; ++rank) {
-          std::vector<TensorPart> parts, frozen;
+          RankFile trained, frozen;
+          if (!weights_only) trained.learned = reader.learned();
           for (const CheckpointTensor& t : reader.tensors()) {
             if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
             const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
             const std::int64_t n = slice.numel(), block = t.dtype == DType::u8 ? tensor::int8_block : 1,
                                blocks = (n + block - 1) / block;
             const auto until = [&](int of) { return std::min(n, blocks * of / ranks * block); };
-            (t.kind == "frozen" ? frozen : parts)
-                .push_back({t.kind, t.parameter, t.dtype, {slice, {until(rank), until(rank + 1)}}});
+            const auto read = [&reader, t, slice](std::int64_t begin, const Tensor& to) {
+              reader.read(t.kind, t.parameter, slice, begin, to);
+            };
+            (t.kind == "frozen" ? frozen : trained)
+                .tensors.push_back(file_tensor(t, {slice, {until(rank), until(rank + 1)}}, read, device));
           }
-          made.files[rank_file(rank)] = write_parts(partial / rank_file(rank), metadata, parts, read, device);
-          if (frozen.empty()) continue;
+          made.files[rank_file(rank)] = write_rank_file(partial / rank_file(rank), trained, made.save_id);
+          if (frozen.tensors.empty()) continue;
           made.frozen_id = made.save_id;
-          made.files[frozen_file(rank)] =
-              write_parts(partial / frozen_file(rank), {{save_id_key, made.save_id}}, frozen, read, device);
+          made.files[frozen_file(rank)] = write_rank_file(partial / frozen_file(rank), frozen, made.save_id);
         }
         for (const auto& [name, checksum] : extra) {
           reader.verify(name);

@@ -15,10 +15,10 @@ namespace sherd::engine {
 class CheckpointWeights : public nn::WeightSource {
  public:
   /// Which of a checkpoint's parameters are meant, by name.
-  using Part = std::function<bool(const std::string&)>;
+  using NameFilter = std::function<bool(const std::string&)>;
   /// Both must outlive it. `device`: through whose memory values go that have another type here than there.
   /// `part`: what of the checkpoint is to be had, so that check() asks for no more; null: all.
-  CheckpointWeights(const CheckpointReader& reader, device::Device& device, Part part = nullptr)
+  CheckpointWeights(const CheckpointReader& reader, device::Device& device, NameFilter part = nullptr)
       : reader_(reader), device_(device), part_(std::move(part)) {}
 
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
@@ -29,7 +29,7 @@ class CheckpointWeights : public nn::WeightSource {
  private:
   const CheckpointReader& reader_;
   device::Device& device_;
-  Part part_;
+  NameFilter part_;
 };
 
 /// Writes a checkpoint of weights alone, DIR/TAG, whole or not at all, and moves DIR/latest. Offline, in one
@@ -40,8 +40,8 @@ void write_weights(const std::filesystem::path& directory, const std::string& ta
                    const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
                    const ExtraFiles& files, device::Device& device);
 
-/// Writes what a checkpoint holds again, as DIR/TAG, as if `ranks` data-parallel ranks
-/// had saved it: every state, or the weights alone. Offline; a part at a time.
+/// Writes what a checkpoint holds again, as DIR/TAG, as if `ranks` data-parallel ranks had saved it: every
+/// state, or the weights alone. Offline; a part at a time.
 void copy_checkpoint(const CheckpointReader& reader, const std::filesystem::path& directory,
                      const std::string& tag, int ranks, bool weights_only, device::Device& device);
 

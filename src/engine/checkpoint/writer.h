@@ -68,7 +68,7 @@ struct SaveAct {
   int rank = 0, ranks = 1;
   std::string tag, save_id;
   std::filesystem::path partial;  ///< partial_folder()
-  RankFile file;                  ///< of this rank
+  RankFile file;                  ///< this rank's
   SaveOptions options;
 
   // ---- of rank 0 ----

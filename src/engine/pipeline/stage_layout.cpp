@@ -11,7 +11,7 @@
 
 #include "nn/layers.h"
 #include "sharding/parallel/embedding.h"
-#include "sharding/schedule/cut.h"
+#include "sharding/schedule/schedules.h"
 
 namespace sherd::engine {
 

@@ -11,6 +11,7 @@
 
 #include "comm/process_groups.h"
 #include "engine/pipeline/stage_layout.h"
+#include "nn/layered_model.h"
 
 namespace sherd::engine {
 
@@ -54,7 +55,7 @@ class StageChannel {
     tensor::Tensor header;   ///< that comes first, where the chunk's form is not known
     tensor::Tensor value{};  ///< defined once it is on its way
     bool asked = false;      ///< for the header
-    comm::Work work{};       ///< of the header, then of the value
+    comm::Work work{};       ///< the header's receive, then the value's
   };
   struct Departure {
     tensor::Tensor value;
@@ -96,6 +97,27 @@ class StageLink {
  private:
   comm::Communicator& pipeline_;
   StageChannel activations_, gradients_;
+};
+
+/// Runs a model whole over the stages of a pipeline, for evaluation and generation: one stage after the
+/// other. Used from the rank's thread.
+class ModelStages final : public nn::Stages {
+ public:
+  /// `group`: the ranks that hold the stages, in order. Takes the model's place for stages until it goes;
+  /// all must outlive it.
+  ModelStages(nn::LayeredModel& model, const StageLayout& layout, comm::Communicator& group);
+  ~ModelStages() override;
+  ModelStages(const ModelStages&) = delete;
+  ModelStages& operator=(const ModelStages&) = delete;
+
+  bool has(std::size_t part) const override { return layout_.stage_of(part) == layout_.stage; }
+  autograd::Var cross(autograd::Tape& tape, std::size_t part, const autograd::Var& x) override;
+  tensor::Tensor from_last(autograd::Tape& tape, const tensor::Tensor& value) override;
+
+ private:
+  nn::LayeredModel& model_;
+  const StageLayout& layout_;
+  comm::Communicator& group_;
 };
 
 }  // namespace sherd::engine

@@ -7,7 +7,6 @@
 #include "base/excerpt.h"
 #include "nn/layered_model.h"
 #include "sharding/placement.h"
-#include "sharding/schedule/in_flight.h"
 #include "sharding/schedule/schedules.h"
 #include "sharding/schedule/simulate.h"
 

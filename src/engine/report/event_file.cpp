@@ -1,4 +1,4 @@
-#include "engine/report/event_file.h"
+#include "engine/report/log_files.h"
 
 #include <unistd.h>
 

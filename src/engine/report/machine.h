@@ -11,7 +11,7 @@ std::string io_uring_state();
 struct MemorySizes {
   std::uint64_t total = 0, available = 0;  ///< bytes; 0 where the system does not say
   std::uint64_t swap = 0;                  ///< free swap space
-  std::uint64_t limit = 0;                 ///< of this process's control group; 0: none
+  std::uint64_t limit = 0;                 ///< the control group's; 0: none
 };
 /// As the system says, or, of a machine whose memory grows as it is used, as SHERD_MACHINE_MEMORY does
 /// ("128GB"). Throws Error{usage} where that is no size.

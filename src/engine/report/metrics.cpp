@@ -1,7 +1,5 @@
 #include "engine/report/metrics.h"
 
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -10,7 +8,8 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "engine/report/append_file.h"
+#include "engine/report/log_files.h"
+#include "engine/report/report.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -19,15 +18,11 @@ namespace {
 /// Builds one flat JSON object whose keys need no escaping.
 class JsonLine {
  public:
-  void add(std::string_view key, double value) { begin(key), put(value); }
   template <class T>
-  void add(std::string_view key, const std::vector<T>& values) {
+  void add(std::string_view key, const T& value) {
     begin(key);
-    put(values);
+    put(value);
   }
-  void add(std::string_view key, std::int64_t value) { begin(key), text_ += std::to_string(value); }
-  void add(std::string_view key, std::uint64_t value) { begin(key), text_ += std::to_string(value); }
-  void add(std::string_view key, bool value) { begin(key), text_ += value ? "true" : "false"; }
   void open(std::string_view key) { begin(key), text_ += '{', first_ = true; }
   void close() { text_ += '}', first_ = false; }
   std::string finish() { return text_ + '}'; }
@@ -47,16 +42,10 @@ class JsonLine {
     text_ += ']';
   }
   void put(std::int64_t value) { text_ += std::to_string(value); }
+  void put(std::uint64_t value) { text_ += std::to_string(value); }
+  void put(bool value) { text_ += value ? "true" : "false"; }
   void put(const std::string& text) { text_ += nlohmann::json(text).dump(); }
-  void put(double value) {
-    if (!std::isfinite(value)) {
-      text_ += "null";
-      return;
-    }
-    std::array<char, 32> digits;
-    const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
-    text_.append(digits.data(), end);
-  }
+  void put(double value) { text_ += std::isfinite(value) ? exact(value) : "null"; }
   std::string text_ = "{";
   bool first_ = true;
 };
@@ -166,8 +155,8 @@ std::string to_json(const StepMetrics& m) {
   line.close();
   line.close();
   line.open("io");
-  line.add("read_bytes", m.io.read_bytes);
-  line.add("write_bytes", m.io.write_bytes);
+  line.add("read_bytes", m.io.read);
+  line.add("write_bytes", m.io.written);
   line.close();
   return line.finish();
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/process_groups.h"
+#include "engine/step/step_report.h"
 #include "sharding/parallel/experts/moe.h"
 
 namespace sherd::engine {
@@ -19,8 +20,8 @@ struct StepMetrics {
   double loss = 0;                        ///< mean over micro-batches and ranks
   std::optional<double> val_loss;         ///< only after steps that evaluated
   std::map<std::string, double> metrics;  ///< so too: what a Trainer was given to evaluate beside the loss
-  double lr = 0;                          ///< of the first parameter group, as this step used it
-  std::vector<double> lrs;                ///< of all parameter groups; only where there are several
+  double lr = 0;                          ///< the first parameter group's, as this step used it
+  std::vector<double> lrs;                ///< all parameter groups'; only where there are several
   double grad_norm = 0;                   ///< before clipping
   double loss_scale = 1;
   bool skipped = false;  ///< the step changed nothing, because its gradients overflowed
@@ -28,8 +29,8 @@ struct StepMetrics {
   std::int64_t tokens = 0;
   double step_ms = 0;       ///< wall time of this step
   double tokens_per_s = 0;  ///< all ranks, this step
-  std::optional<double>
-      mfu;  ///< model FLOP/s over the GEMM rate, of GPUs the peak; null when that is unknown
+  /// Model FLOP/s over the GEMM rate, of GPUs over the peak; null when that is unknown.
+  std::optional<double> mfu;
   /// All ranks' together, in this step, by the path of each layer of experts; empty: the model has none.
   std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
   struct Memory {
@@ -37,9 +38,7 @@ struct StepMetrics {
   } mem;                                               ///< bytes on this rank
   comm::Traffic comm;                                  ///< this rank, this step; scalars are left out
   std::vector<comm::ProcessGroups::AxisTraffic> axes;  ///< the same by axis of the process grid
-  struct Io {
-    std::uint64_t read_bytes = 0, write_bytes = 0;
-  } io;  ///< this rank, this step
+  IoBytes io;                                          ///< this rank, this step
 };
 
 /// The work of the routers of a step's layers of experts, in the mean of layers and micro-batches.

@@ -2,8 +2,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "engine/report/csv_files.h"
-#include "engine/report/event_file.h"
+#include "engine/report/log_files.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

@@ -10,17 +10,10 @@
 
 #include "base/error.h"
 #include "engine/report/report.h"
-#include "engine/report/status_line.h"
-#include "engine/report/terminal_cursor.h"
+#include "engine/report/terminal.h"
 
 namespace sherd::engine {
 namespace {
-
-std::string printed(const char* format, double value) {
-  char text[64];
-  std::snprintf(text, sizeof text, format, value);
-  return text;
-}
 
 double share_of(const ProgressState& state) {
   if (state.total_steps <= 0) return 0;

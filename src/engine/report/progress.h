@@ -14,11 +14,11 @@ struct ProgressState {
   std::int64_t step = 0, total_steps = 0;  ///< done, and to do in all
   double loss = 0;
   std::optional<double> val_loss;         ///< the latest
-  std::map<std::string, double> metrics;  ///< of the same evaluation; plain lines have them
+  std::map<std::string, double> metrics;  ///< the same evaluation's; plain lines have them
   double lr = 0;
-  std::vector<double> lrs;  ///< of all parameter groups; plain lines have them where there are several
+  std::vector<double> lrs;  ///< all parameter groups'; plain lines have them where there are several
   double grad_norm = 0;
-  double per_s = 0;  ///< of `unit`
+  double per_s = 0;  ///< in `unit`
   std::string unit = "tok/s";
   std::optional<double> mfu;  ///< 0…1
   double seconds_left = -1;   ///< negative: unknown

@@ -1,6 +1,7 @@
 #include "engine/report/report.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 
@@ -9,16 +10,22 @@
 #include "engine/engine.h"
 
 namespace sherd::engine {
-namespace {
-
-using device::Category;
-using device::Tier;
 
 std::string printed(const char* format, double value) {
   char text[64];
   std::snprintf(text, sizeof text, format, value);
   return text;
 }
+
+std::string exact(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+namespace {
+
+using device::Category;
+using device::Tier;
 
 /// Three digits: 1.23, 12.3, 123.
 std::string three_digits(double value) {

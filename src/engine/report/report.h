@@ -13,10 +13,11 @@
 // This folder holds what a run tells.
 //
 //   report.h         numbers as text, tables, the reports of memory, traffic and experts, a line per step
-//   metrics.h        what --metrics writes, and its keys; append_file.h: lines that survive a crash
-//   monitor.h        TensorBoard and CSV: what they are told; event_file.h, csv_files.h: on disk
+//   metrics.h        what --metrics writes, and its keys
+//   monitor.h        TensorBoard and CSV: what they are told; log_files.h: on disk, in lines that survive a
+//                    crash
 //   trace.h          what --trace records; trace_table.cpp: the table at the end
-//   progress.h       the line on a terminal; status_line.h, terminal_cursor.h: how it is drawn and removed
+//   progress.h       the line on a terminal; terminal.h: how it is drawn and removed
 //   gemm_probe.h     how fast this machine multiplies, for utilisation
 
 namespace sherd {
@@ -25,6 +26,10 @@ class Engine;
 
 namespace sherd::engine {
 
+/// As std::printf() prints it.
+std::string printed(const char* format, double value);
+/// With the fewest digits that read back to the same number.
+std::string exact(double value);
 /// "0 B", "512 B", "1.50 KiB", "12.3 MiB", "139 GiB": three digits, powers of 1024.
 std::string human_bytes(std::uint64_t bytes);
 /// "7", "12.3k", "1.50M", "139G": three digits, powers of 1000.

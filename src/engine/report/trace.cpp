@@ -1,11 +1,11 @@
 #include "engine/report/trace.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "comm/gather.h"
+#include "engine/report/report.h"
 
 namespace sherd::engine {
 namespace {
@@ -22,11 +22,12 @@ bool computes(Op op) {
 }
 
 /// Where any of them is under way.
-template <class Span>
-std::vector<Span> united(std::vector<Span> spans) {
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-  std::vector<Span> all;
-  for (const Span& span : spans)
+template <class Interval>
+std::vector<Interval> united(std::vector<Interval> spans) {
+  std::sort(spans.begin(), spans.end(),
+            [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+  std::vector<Interval> all;
+  for (const Interval& span : spans)
     if (!all.empty() && span.begin <= all.back().end)
       all.back().end = std::max(all.back().end, span.end);
     else
@@ -35,8 +36,8 @@ std::vector<Span> united(std::vector<Span> spans) {
 }
 
 /// Seconds that two lists share, each in order and without overlap.
-template <class Span>
-double shared(const std::vector<Span>& a, const std::vector<Span>& b) {
+template <class Interval>
+double shared(const std::vector<Interval>& a, const std::vector<Interval>& b) {
   std::int64_t sum = 0;
   for (std::size_t i = 0, j = 0; i < a.size() && j < b.size();) {
     sum += std::max<std::int64_t>(0, std::min(a[i].end, b[j].end) - std::max(a[i].begin, b[j].begin));
@@ -56,9 +57,7 @@ std::string escaped(const std::string& text) {
 }
 
 std::string microseconds(std::int64_t nanoseconds) {
-  char text[40];
-  std::snprintf(text, sizeof text, "%.3f", static_cast<double>(nanoseconds) * 1e-3);
-  return text;
+  return printed("%.3f", static_cast<double>(nanoseconds) * 1e-3);
 }
 
 }  // namespace
@@ -123,7 +122,7 @@ void Trace::begin_range(std::string_view what, std::string_view of) {
 
 void Trace::end_range() {
   if (open_.empty()) return;  // one that began before
-  Slice slice = open_.back();
+  TimedRange slice = open_.back();
   open_.pop_back();
   slice.end = at(std::chrono::steady_clock::now());
   if (!has_room()) return;
@@ -153,10 +152,10 @@ void Trace::transferred(const offload::TransferTime& time) {
 
 TraceTotals Trace::totals() const {
   TraceTotals totals = totals_;
-  std::vector<Span> io;
+  std::vector<Interval> io;
   {
     std::lock_guard lock(mutex_);
-    for (const Transfer& transfer : transfers_) io.push_back({transfer.begin, transfer.end});
+    for (const NvmeTransfer& transfer : transfers_) io.push_back({transfer.begin, transfer.end});
     totals.whole = totals.whole && !transfers_left_out_;
   }
   io = united(std::move(io));
@@ -169,7 +168,7 @@ std::string Trace::events(int rank) const {
   std::string text = cat(R"({"ph":"M","name":"process_name","pid":)", rank, R"(,"args":{"name":"rank )", rank,
                          R"("}},)", "\n", R"({"ph":"M","name":"thread_name","pid":)", rank,
                          R"(,"tid":0,"args":{"name":"instructions"}})");
-  for (const Slice& slice : slices_) {
+  for (const TimedRange& slice : slices_) {
     text += cat(",\n", R"({"ph":"X","name":")", escaped(*names_[static_cast<std::size_t>(slice.name)]),
                 R"(","pid":)", rank, R"(,"tid":0,"ts":)", microseconds(slice.begin), R"(,"dur":)",
                 microseconds(slice.end - slice.begin));
@@ -180,7 +179,7 @@ std::string Trace::events(int rank) const {
   }
   std::lock_guard lock(mutex_);
   std::int64_t id = 0;
-  for (const Transfer& transfer : transfers_) {
+  for (const NvmeTransfer& transfer : transfers_) {
     const std::string common = cat(R"("cat":"NVMe","name":")", transfer.write ? "write" : "read",
                                    R"(","pid":)", rank, R"(,"tid":1,"id":)", id++, R"(,"ts":)");
     text += cat(",\n", R"({"ph":"b",)", common, microseconds(transfer.begin), R"(,"args":{"bytes":)",

@@ -50,13 +50,13 @@ class Trace final : public InstructionObserver, public device::RangeObserver {
 
  private:
   using Time = std::int64_t;  ///< nanoseconds of the system's clock, as far as the steady one is even
-  struct Slice {
+  struct TimedRange {
     int name = 0;  ///< in names_
     Time begin = 0, end = 0;
     std::int64_t micro_batch = -1;
     int chunk = -1;  ///< −1: no instruction
   };
-  struct Transfer {
+  struct NvmeTransfer {
     bool write = false;
     std::size_t bytes = 0;
     Time begin = 0, end = 0;
@@ -67,24 +67,24 @@ class Trace final : public InstructionObserver, public device::RangeObserver {
   void add_wait(Time begin, Time end, double& total);
 
   const std::size_t most_;
-  const Time offset_;  ///< of the steady clock
+  const Time offset_;  ///< added to the steady clock's time
   std::map<std::string, int, std::less<>> numbers_;
   std::vector<const std::string*> names_;
-  std::vector<Slice> slices_;
-  std::vector<Slice> open_;  ///< ranges, the innermost last
-  Slice instruction_;        ///< under way where op_ is
+  std::vector<TimedRange> slices_;
+  std::vector<TimedRange> open_;  ///< ranges, the innermost last
+  TimedRange instruction_;        ///< under way where op_ is
   std::optional<sharding::Instruction::Op> op_;
   bool in_step_ = false;
   Time step_begin_ = 0;
   TraceTotals totals_;
-  struct Span {
+  struct Interval {
     Time begin, end;
   };
-  std::vector<Span> steps_;
-  std::vector<Span> computing_, waits_;  ///< instructions that compute; waits inside of them
+  std::vector<Interval> steps_;
+  std::vector<Interval> computing_, waits_;  ///< instructions that compute; waits inside of them
   mutable std::mutex mutex_;
-  std::vector<Transfer> transfers_;  ///< guarded by mutex_
-  bool transfers_left_out_ = false;  ///< guarded by mutex_
+  std::vector<NvmeTransfer> transfers_;  ///< guarded by mutex_
+  bool transfers_left_out_ = false;      ///< guarded by mutex_
 };
 
 /// All ranks' traces as one file for chrome://tracing or ui.perfetto.dev, written by rank 0. Collective.

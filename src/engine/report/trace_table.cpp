@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <cstdio>
 
 #include "base/excerpt.h"
 #include "engine/report/report.h"
@@ -9,9 +8,7 @@ namespace sherd::engine {
 namespace {
 
 std::string percent(double part, double whole) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f %%", whole > 0 ? 100 * part / whole : 0);
-  return text;
+  return printed("%.1f %%", whole > 0 ? 100 * part / whole : 0);
 }
 
 }  // namespace
@@ -30,9 +27,8 @@ std::string trace_table(const std::vector<TraceTotals>& ranks, int stages) {
   if (sum.step_count == 0) return "";
   std::vector<std::vector<std::string>> rows = {{"instruction", "ms per step", "share"}};
   const auto add = [&](std::string name, double seconds) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%.2f", seconds * 1e3 / static_cast<double>(sum.step_count));
-    rows.push_back({std::move(name), text, percent(seconds, sum.steps)});
+    rows.push_back({std::move(name), printed("%.2f", seconds * 1e3 / static_cast<double>(sum.step_count)),
+                    percent(seconds, sum.steps)});
   };
   for (std::size_t op = 0; op < sum.instructions.size(); ++op)
     if (sum.instructions[op] > 0)

@@ -1,10 +1,17 @@
 #include "engine/setup/make_device.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cstring>
+#include <map>
+#include <string>
 #include <utility>
 
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "base/random.h"
+#include "comm/gather.h"
 #include "tensor/kernels.h"
 
 namespace sherd::engine {
@@ -33,8 +40,8 @@ std::shared_ptr<device::Device> make_gpu(const config::Config& config, const Dis
   const int count = static_cast<int>(status.gpus.size());
   const device::CudaGpu& gpu =
       status.gpus[static_cast<std::size_t>(device::cuda_ordinal_for(dist.local_rank(), count))];
-  // Under a launcher each rank may be shown a GPU of its own: how they are shared is told by who asked all
-  // (gpu_sharing.h).
+  // Under a launcher each rank may be shown a GPU of its own: share_gpus_of_world() tells how they are
+  // shared.
   const bool shared = dist.local_size() > count && comm::launcher() == comm::Launcher::none;
   if (dist.rank() == 0)
     log_info("rank 0 runs on GPU ", gpu.ordinal, " ('", gpu.name, "')",
@@ -93,6 +100,65 @@ std::unique_ptr<tensor::Kernels> make_kernels(const config::Config& config, devi
   return tensor::make_kernels(device, {.tf32 = keys.tf32,
                                        .fused_gelu = keys.fused_gelu,
                                        .deterministic_attention = keys.deterministic_attention});
+}
+
+namespace {
+
+std::string machine_name() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+/// None for a run on processors.
+std::vector<device::CudaGpu> gpus_for(const config::Config& config) {
+  return takes_gpus(config) ? device::cuda_status().gpus : std::vector<device::CudaGpu>();
+}
+
+}  // namespace
+
+GpuSeat gpu_seat(const config::Config& config, const std::vector<device::CudaGpu>& gpus, int local_rank,
+                 std::string_view machine) {
+  if (gpus.empty()) return {};
+  const auto place =
+      static_cast<std::size_t>(device::cuda_ordinal_for(local_rank, static_cast<int>(gpus.size())));
+  const device::CudaGpu& gpu = gpus[place];
+  GpuSeat seat{gpu.uuid, gpu.memory,
+               config.device.peak_tflops > 0
+                   ? 1e12 * config.device.peak_tflops
+                   : device::peak_flops(gpu, config.precision.compute, config.device.tf32)};
+  if (seat.on_gpu()) return seat;
+  const std::uint64_t name = stable_hash(machine), number = static_cast<std::uint64_t>(gpu.ordinal) + 1;
+  std::memcpy(seat.gpu.data(), &name, sizeof name);
+  std::memcpy(seat.gpu.data() + sizeof name, &number, sizeof number);
+  return seat;
+}
+
+GpuSharing share_gpus(std::span<const GpuSeat> seats, int rank) {
+  const GpuSeat& mine = seats[static_cast<std::size_t>(rank)];
+  std::map<std::array<std::uint8_t, 16>, int> ranks_on;
+  GpuSharing out{.memory = mine.memory};
+  bool known = true;
+  for (const GpuSeat& seat : seats) {
+    if (!seat.on_gpu() || ranks_on[seat.gpu]++ > 0) continue;
+    ++out.gpus;
+    out.peak += seat.peak;
+    known = known && seat.peak > 0;
+  }
+  if (!known) out.peak = 0;
+  if (mine.on_gpu()) out.ranks_here = ranks_on[mine.gpu];
+  return out;
+}
+
+GpuSharing share_gpus_locally(const config::Config& config, int ranks) {
+  const std::vector<device::CudaGpu> gpus = gpus_for(config);
+  std::vector<GpuSeat> seats;
+  for (int rank = 0; rank < ranks; ++rank) seats.push_back(gpu_seat(config, gpus, rank, machine_name()));
+  return share_gpus(seats, 0);
+}
+
+GpuSharing share_gpus_of_world(const config::Config& config, const Distributed& dist) {
+  const GpuSeat mine = gpu_seat(config, gpus_for(config), dist.local_rank(), machine_name());
+  return share_gpus(comm::gather_records(dist.world(), mine, "GPUs"), dist.rank());
 }
 
 }  // namespace sherd::engine

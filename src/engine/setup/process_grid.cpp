@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <climits>
+#include <span>
 
 #include "base/random.h"
 #include "comm/gather.h"
-#include "engine/setup/same_setup.h"
+#include "engine/token_data.h"
 #include "optim/description.h"
 
 namespace sherd {
@@ -164,12 +165,12 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
 namespace {
 
 /// A tensor rank's model, for comparing.
-struct Cut {
-  std::uint64_t shapes = 0;  ///< of all parameters: names, local and logical shapes
-  std::uint64_t slices = 0;  ///< of those that are cut, which of them
+struct ModelSlices {
+  std::uint64_t shapes = 0;  ///< hash of all names, local and logical shapes
+  std::uint64_t slices = 0;  ///< hash of the slices of parameters that are cut
 };
 
-Cut cut_of(nn::Module& model, int tensor_size) {
+ModelSlices slices_of(nn::Module& model, int tensor_size) {
   std::string shapes, slices;
   for (const autograd::ParameterPtr& parameter : model.parameters()) {
     const tensor::Slice slice = parameter->logical_slice();
@@ -239,27 +240,80 @@ void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Dis
   if (size == 1) return;
   model.assign_names();
   if (!others_exist) {
-    cut_of(model, size);
+    slices_of(model, size);
     return;
   }
-  const auto cuts =
-      comm::gather_results(dist.world(), "slices of the model", [&] { return cut_of(model, size); });
+  const auto by_rank =
+      comm::gather_results(dist.world(), "slices of the model", [&] { return slices_of(model, size); });
   const auto tensor_rank = [&](std::size_t rank) {
     return groups.grid().coordinate(Axis::tensor, static_cast<int>(rank));
   };
-  for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
-    if (cuts[rank].shapes != cuts[0].shapes)
+  for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (by_rank[rank].shapes != by_rank[0].shapes)
       fail(ErrorKind::config, "rank ", rank,
            " has other parameters than rank 0, or cuts them otherwise: "
            "tensor ranks hold equal parts of the same model");
     // Ranks below `size` are the tensor ranks of one model, one of each.
     for (std::size_t other = 0; other < std::min(rank, static_cast<std::size_t>(size)); ++other)
-      if ((cuts[rank].slices == cuts[other].slices) != (tensor_rank(rank) == tensor_rank(other)))
+      if ((by_rank[rank].slices == by_rank[other].slices) != (tensor_rank(rank) == tensor_rank(other)))
         fail(ErrorKind::config, "ranks ", other, " and ", rank, " hold ",
              tensor_rank(rank) == tensor_rank(other) ? "other" : "the same",
              " slices of the model, and their places among the tensor ranks are ", tensor_rank(other),
              " and ", tensor_rank(rank), ": each builds its own with the layout of its own groups");
   }
+}
+
+namespace {
+
+/// A rank's facts in two numbers.
+struct Digest {
+  std::uint64_t names = 0, values = 0;
+  bool operator==(const Digest&) const = default;
+};
+
+[[noreturn]] void differs(std::size_t rank, const std::string& what) {
+  fail(ErrorKind::config, "rank ", rank, " was started with another ", what,
+       " than rank 0: start all ranks with the same ",
+       "configuration and data (old files on one of the machines?)");
+}
+
+}  // namespace
+
+void require_same(const Facts& facts, const Distributed& dist) {
+  if (dist.world_size() == 1) return;
+  std::string names, values;
+  std::vector<std::uint64_t> hashes;
+  for (const auto& [name, value] : facts) {
+    names += name + '\n', values += value + '\n';
+    hashes.push_back(stable_hash(value));
+  }
+  const Digest mine{stable_hash(names), stable_hash(values)};
+  const std::vector<Digest> digests = comm::gather_records(dist.world(), mine, "configuration");
+  if (std::count(digests.begin(), digests.end(), digests[0]) == dist.world_size()) return;
+  for (std::size_t rank = 1; rank < digests.size(); ++rank)
+    if (digests[rank].names != digests[0].names) differs(rank, "set of keys");
+  const auto all = comm::gather_records(dist.world(), std::span<const std::uint64_t>(hashes),
+                                        "values of the configuration");
+  for (std::size_t i = hashes.size(); i < all.size(); ++i)
+    if (const std::size_t fact = i % hashes.size(); all[i] != all[fact])
+      differs(i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));
+}
+
+void require_same_setup(const config::Config& config, const Distributed& dist) {
+  Facts facts;
+  for (config::Setting& setting : config::settings(config))
+    if (setting.concerns != config::Concerns::machine)
+      facts.emplace_back(std::move(setting.key), std::move(setting.value));
+  require_same(facts, dist);
+}
+
+void require_same_data(const TokenData& data, const Distributed& dist) {
+  require_same(
+      {{"vocabulary of the data", std::to_string(data.vocab_size)},
+       {"fingerprint of the tokens", std::to_string(data.fingerprint)},
+       {"number of training tokens", std::to_string(data.train->tokens())},
+       {"number of validation tokens", std::to_string(data.validation ? data.validation->tokens() : 0)}},
+      dist);
 }
 
 }  // namespace engine

@@ -3,6 +3,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/process_groups.h"
 #include "config/config.h"
@@ -23,6 +25,8 @@ std::shared_ptr<comm::ProcessGroups> make_groups(const DistributedPtr& dist, con
 parallel::Layout layout_of(comm::ProcessGroups& groups, const config::Config& config);
 
 namespace engine {
+
+struct TokenData;
 
 /// The sizes that a configuration asks for.
 comm::GridSizes grid_sizes(const config::Config& config);
@@ -81,6 +85,19 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
 /// the model's parameters. Collective where `others_exist`; else this rank looks at its own model.
 void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Distributed& dist,
                  bool others_exist);
+
+/// Facts that must be alike on all ranks: names, as an error would call them, and values.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+
+/// Collective: one small all-gather where all is alike. Throws Error{config} on every rank where one has
+/// other facts than rank 0, naming that rank and the first fact: processes that were started one by one train
+/// silently wrong then, or wait for each other until a deadline.
+void require_same(const Facts& facts, const Distributed& dist);
+
+/// The same of a configuration, but for what machines may differ in: folders, threads, limits.
+void require_same_setup(const config::Config& config, const Distributed& dist);
+/// The same of what was read of a dataset.
+void require_same_data(const TokenData& data, const Distributed& dist);
 
 }  // namespace engine
 }  // namespace sherd

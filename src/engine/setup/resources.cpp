@@ -4,7 +4,7 @@
 
 #include "engine/report/trace.h"
 #include "engine/setup/make_device.h"
-#include "engine/setup/same_setup.h"
+#include "engine/setup/process_grid.h"
 
 namespace sherd::engine {
 namespace {

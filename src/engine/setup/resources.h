@@ -9,12 +9,12 @@
 // This folder makes what an engine stands on, on one rank.
 //
 //   resources.h      all of it: device, kernels, groups, stores on NVMe
-//   make_device.h    which device and kernels a configuration describes
-//   gpu_sharing.h    which of a machine's GPUs a rank takes, and which ranks share one
+//   make_device.h    which device and kernels a configuration describes; which of a machine's GPUs a rank
+//                    takes, and which ranks share one
 //   process_grid.h   how ranks form groups by axis (data, tensor, pipeline, expert, …); how the parts of a
 //                    model lie on pipeline stages and slices on tensor ranks, as all ranks agree;
-//                    StateGroups: who shares the states of a parameter, and who sums its gradient
-//   same_setup.h     refuses ranks whose configurations differ
+//                    StateGroups: who shares the states of a parameter, and who sums its gradient;
+//                    require_same(): refuses ranks whose configurations differ
 
 namespace sherd::engine {
 
@@ -22,8 +22,8 @@ namespace sherd::engine {
 /// stores on NVMe. One per engine.
 class Resources {
  public:
-  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved,
-  /// and sizes that a grid of the caller's own has.
+  /// Collective. As Engine's constructor; `config` gets its batch sizes resolved, and sizes that a grid of
+  /// the caller's own has.
   Resources(Distributed& dist, config::Config& config, std::shared_ptr<device::Device> device,
             std::unique_ptr<tensor::Kernels> kernels, std::shared_ptr<comm::ProcessGroups> groups);
   ~Resources() { set_trace(nullptr); }

@@ -7,11 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "engine/pipeline/model_stages.h"
+#include "engine/pipeline/stage_link.h"
 #include "engine/setup/resources.h"
 #include "engine/step/chunk_runner.h"
-#include "engine/step/run_ahead.h"
-#include "engine/step/saved_inputs_on_nvme.h"
+#include "engine/step/flights.h"
+#include "engine/step/recompute.h"
 #include "engine/step/step_loss.h"
 #include "engine/step/step_report.h"
 #include "engine/step/step_states.h"
@@ -22,13 +22,14 @@
 //
 //   executor.h              the list, one instruction after the other; micro-batches, boundaries, what
 //                           follows an error
-//   chunk_runner.h          forward and backward of chunks of the model; flights.h: those under way
+//   chunk_runner.h          forward and backward of chunks of the model; flights.h: those under way, and how
+//                           far the thread runs ahead of a GPU
 //   step_loss.h             what micro-batches weigh, and the mean of their losses over ranks and stages
 //   step_states.h           what modules learn once per step beside gradients (biases of routers)
 //   metric_sums.h           what is evaluated beside the loss
-//   run_ahead.h             how far the thread runs ahead of a GPU
-//   partial_recompute.h     which blocks recompute; which micro-batches do stands in the list
-//   saved_inputs_on_nvme.h  the inputs of recomputed blocks, on NVMe
+//   recompute.h             which blocks recompute (which micro-batches do stands in the list), and the
+//   inputs
+//                           of recomputed blocks, on NVMe
 //   step_report.h           what a step tells, and the counters
 
 namespace sherd::engine {
@@ -118,31 +119,31 @@ class Executor {
   StepUpdate& update_;
   device::Device& device_;
   comm::Communicator& data_ranks_;
-  const StageLayout whole_;                          ///< of `accumulate`: one chunk
+  const StageLayout whole_;                          ///< one chunk, for `accumulate`
   StepStates states_;                                ///< that modules have beside their parameters
   std::unique_ptr<StageLink> link_;                  ///< null with one stage
-  std::unique_ptr<ModelStages> in_stages_;           ///< of evaluations; null with one stage
-  std::unique_ptr<SavedInputsOnNvme> saved_inputs_;  ///< of full recompute; null where they are not on NVMe
+  std::unique_ptr<ModelStages> in_stages_;           ///< for evaluations; null with one stage
+  std::unique_ptr<SavedInputsOnNvme> saved_inputs_;  ///< for full recompute; null where they are not on NVMe
   Counters counters_;
   ChunkRunner chunks_;
   sharding::Pass evaluation_;
   RunAhead run_ahead_;
   StepLoss loss_;
   InstructionObserver* observer_ = nullptr;
-  StepTimes times_;  ///< of the step under way
+  StepTimes times_;  ///< the step's so far
   StepReport report_;
 
   // ---- the list under way ----
-  std::deque<Instruction> list_;  ///< what is left of it
+  std::deque<Instruction> list_;  ///< instructions still to be run
   const StageLayout* layout_ = &whole_;
   std::int64_t last_ = -1;  ///< the step's last micro-batch; −1: another list has it
   bool ends_late_ = false;  ///< the step after it ends the update
   Next next_;
   std::map<std::int64_t, tensor::Batch> batches_;  ///< that are still needed
-  std::map<std::int64_t, double> weights_;         ///< of the losses of the list's micro-batches
+  std::map<std::int64_t, double> weights_;         ///< weights of losses, by micro-batch of the list
   std::int64_t batches_read_ = 0;
   std::vector<sharding::Segment*> complete_;  ///< that no update has taken up yet
-  autograd::Var loss_of_forward_;             ///< what the last forward gave
+  autograd::Var loss_of_forward_;             ///< the last forward's result
   bool failed_ = false;
   std::optional<bool> boundary_;  ///< said by the caller
   std::int64_t accumulated_ = 0;

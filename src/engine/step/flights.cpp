@@ -52,4 +52,13 @@ void Flights::recover() {
   if (std::exchange(dropped_, false)) model_.abandon_passes();
 }
 
+void RunAhead::begin(int chunks) {
+  for (; under_way_.size() >= 2 * most * static_cast<std::size_t>(chunks); under_way_.pop_front())
+    under_way_.front().wait(device_.deadline(), "an earlier micro-batch");
+}
+
+void RunAhead::end() {
+  if (device::Event queued = device_.record()) under_way_.push_back(std::move(queued));
+}
+
 }  // namespace sherd::engine

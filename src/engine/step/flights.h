@@ -1,12 +1,16 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <vector>
 
+#include "device/stream.h"
 #include "sharding/instruction.h"
 #include "sharding/pass.h"
+#include "tensor/tensor.h"
 
 namespace sherd::engine {
 
@@ -15,8 +19,8 @@ struct Flight {
   std::int64_t micro_batch = 0;
   int chunk = 0;
   std::unique_ptr<sharding::Pass> pass;
-  autograd::Var input;   ///< what the chunk before gave; undefined where the chunk is the model's first
-  autograd::Var output;  ///< of the model's last chunk: the loss
+  autograd::Var input;   ///< the output of the chunk before; undefined for the model's first chunk
+  autograd::Var output;  ///< for the model's last chunk the loss
 };
 
 /// All that are under way on a rank, as many as its list of instructions keeps so. Their passes come from a
@@ -49,6 +53,25 @@ class Flights {
   std::deque<Flight> under_way_;
   std::deque<std::unique_ptr<sharding::Pass>> idle_;
   bool dropped_ = false;
+};
+
+/// Holds the rank's thread back where it is so far ahead of an accelerator that more would gain nothing: what
+/// is queued keeps page-locked memory (inputs, losses) until the device has passed. Counts what a micro-batch
+/// does on a chunk of the model, forward and backward apart, in whatever order a schedule has them.
+class RunAhead {
+ public:
+  static constexpr std::size_t most = 4;  ///< micro-batches under way, or as much of others
+
+  explicit RunAhead(device::Device& device) : device_(device) {}
+  /// Before forward or backward of a chunk is queued, of which the rank has `chunks`: waits until less than
+  /// `most` micro-batches' are under way.
+  void begin(int chunks);
+  /// All of it has been queued.
+  void end();
+
+ private:
+  device::Device& device_;
+  std::deque<device::Event> under_way_;
 };
 
 }  // namespace sherd::engine

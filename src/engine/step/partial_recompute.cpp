@@ -1,4 +1,4 @@
-#include "engine/step/partial_recompute.h"
+#include "engine/step/recompute.h"
 
 #include <algorithm>
 #include <limits>

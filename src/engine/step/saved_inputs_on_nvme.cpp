@@ -1,4 +1,4 @@
-#include "engine/step/saved_inputs_on_nvme.h"
+#include "engine/step/recompute.h"
 
 #include <algorithm>
 #include <deque>
@@ -45,7 +45,7 @@ struct SavedInputsOnNvme::Input {
   Pool& pool;
   tensor::Shape shape;
   DType dtype;
-  std::size_t number = 0;  ///< of all that were saved since none was
+  std::size_t number = 0;  ///< counts all of this round
   offload::Span span;
   std::unique_ptr<HostBuffer> buffer;  ///< holds the value
   offload::Io io;                      ///< goes first: it uses the buffer
@@ -163,9 +163,9 @@ class SavedInputsOnNvme::Pool {
   std::size_t live_ = 0, made_ = 0;
   std::vector<std::unique_ptr<HostBuffer>> free_;
   std::multimap<std::size_t, offload::Span> spans_;  ///< free ones, by size
-  std::deque<Input*> in_memory_, ahead_;             ///< those with a buffer; of them those wanted next
-  std::vector<Input*> inputs_;                       ///< of this round, by number; null: gone
-  std::vector<std::size_t> wanted_, order_;          ///< numbers, of this round and of the one before
+  std::deque<Input*> in_memory_, ahead_;  ///< inputs with a buffer; the ones among them that are wanted next
+  std::vector<Input*> inputs_;            ///< this round's, by number; null: gone
+  std::vector<std::size_t> wanted_, order_;  ///< numbers, of this round and of the one before
 };
 
 SavedInputsOnNvme::Input::~Input() {

@@ -61,26 +61,23 @@ void StepLoss::add(const Tensor& loss, double weight) {
 }
 
 /// This rank's and those of the ranks with other data.
-StepLoss::Values StepLoss::gather() {
-  const Values own{mine_.range(0, count_), Tensor::of<double>(device_, {count_}, weights_)};
+StepLoss::GatheredLosses StepLoss::gather() {
+  const GatheredLosses own{mine_.range(0, count_), Tensor::of<double>(device_, {count_}, weights_)};
   if (ranks_.size() == 1) return own;
-  const Values all{room(count_ * ranks_.size(), own.losses.dtype()),
-                   room(count_ * ranks_.size(), DType::f64)};
-  comm::CallOptions options;
-  options.label = label_;
-  options.scalar = true;
-  ranks_.all_gather({{own.losses, all.losses}, {own.weights, all.weights}}, options).wait();
+  const GatheredLosses all{room(count_ * ranks_.size(), own.losses.dtype()),
+                           room(count_ * ranks_.size(), DType::f64)};
+  ranks_.all_gather({{own.losses, all.losses}, {own.weights, all.weights}}, {.label = label_, .scalar = true})
+      .wait();
   return all;
 }
 
 void StepLoss::share() {
   if (shared_.losses.defined() || count_ == 0) return;
   const std::int64_t losses = count_ * ranks_.size();
-  const Values all = has_losses() ? gather() : Values{room(losses, DType::f32), room(losses, DType::f64)};
+  const GatheredLosses all =
+      has_losses() ? gather() : GatheredLosses{room(losses, DType::f32), room(losses, DType::f64)};
   if (stages_.size() > 1) {
-    comm::CallOptions options;
-    options.label = label_;
-    options.scalar = options.async = true;
+    const comm::CallOptions options{.label = label_, .scalar = true, .async = true};
     told_ = stages_.broadcast(all.losses, stages_.size() - 1, options);
     weights_told_ = stages_.broadcast(all.weights, stages_.size() - 1, options);
   }

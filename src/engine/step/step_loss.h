@@ -59,13 +59,13 @@ class StepLoss {
 
  private:
   /// Losses, and their weights in fp64.
-  struct Values {
+  struct GatheredLosses {
     tensor::Tensor losses, weights;
   };
   tensor::Tensor room(std::int64_t losses, DType dtype) const;
   MeanLoss add_up() const;
   bool has_losses() const { return stages_.rank() + 1 == stages_.size(); }
-  Values gather();
+  GatheredLosses gather();
   void bring_here();
 
   device::Device& device_;
@@ -73,9 +73,9 @@ class StepLoss {
   comm::Communicator& stages_;
   const char* label_;
   tensor::Tensor mine_;          ///< with room for more than the `count_` that are in it
-  std::vector<double> weights_;  ///< of those
+  std::vector<double> weights_;  ///< by loss in `mine_`
   std::int64_t count_ = 0;
-  Values shared_;  ///< all ranks', one after the other; once `here_` where the processor reads them
+  GatheredLosses shared_;  ///< all ranks', one after the other; once `here_` where the processor reads them
   bool here_ = false;
   comm::Work told_, weights_told_;  ///< to the other stages
   device::Event complete_;          ///< from when on they are there

@@ -29,6 +29,16 @@ struct StepReport {
   StepTimes times;
 };
 
+/// Bytes that a rank has moved from and to NVMe.
+struct IoBytes {
+  std::uint64_t read = 0, written = 0;
+  std::uint64_t bounced = 0;  ///< the part of both that was copied through buffers of the store on its way
+
+  IoBytes operator-(const IoBytes& before) const {
+    return {read - before.read, written - before.written, bounced - before.bounced};
+  }
+};
+
 /// How far training has come, as DeepSpeed counts it.
 struct Counters {
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;

@@ -1,9 +1,9 @@
 #include "engine/step/step_states.h"
 
+#include "comm/gather.h"
+
 namespace sherd::engine {
 namespace {
-
-using tensor::Tensor;
 
 /// The step states of a model, by path.
 std::map<std::string, nn::StepState*> states_of(nn::Module& model) {
@@ -34,15 +34,8 @@ void StepStates::end_step(bool applied) {
     sizes.push_back(own.size());
     sums.insert(sums.end(), own.begin(), own.end());
   }
-  if (ranks_.size() > 1) {
-    if (!first_) sums.assign(sums.size(), 0.0);
-    const Tensor all = Tensor::of<double>(device_, {std::ssize(sums)}, sums);
-    ranks_.all_reduce(all, comm::ReduceOp::sum, 1, {.label = "states of the step", .scalar = true}).wait();
-    if (device_.kind() != device::Kind::meta) {
-      const Tensor here = tensor::to_host(device_, all);
-      sums.assign(here.data<double>(), here.data<double>() + here.numel());
-    }
-  }
+  if (!first_ && ranks_.size() > 1) sums.assign(sums.size(), 0.0);
+  comm::reduce_values(ranks_, device_, std::span(sums), "states of the step");
   std::size_t at = 0;
   for (std::size_t i = 0; i < modules_.size(); at += sizes[i], ++i)
     modules_[i]->end_step(std::span(sums).subspan(at, sizes[i]), applied);

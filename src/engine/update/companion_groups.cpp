@@ -1,4 +1,4 @@
-#include "engine/update/companion_groups.h"
+#include "engine/update/parameter_groups.h"
 
 #include <algorithm>
 #include <cctype>
@@ -6,7 +6,6 @@
 #include <unordered_set>
 
 #include "base/excerpt.h"
-#include "engine/update/parameter_groups.h"
 #include "engine/update/rules/packed_tensors.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"

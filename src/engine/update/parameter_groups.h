@@ -15,7 +15,7 @@ namespace sherd {
 /// Parameters with an update rule of their own, as PyTorch's param_groups. What is not given comes from the
 /// configuration's section `optimizer`, as for its `groups`.
 struct ParameterGroup {
-  std::vector<nn::ParameterPtr> parameters;  ///< of the model: model->head()->parameters()
+  std::vector<nn::ParameterPtr> parameters;  ///< some of the model's: model->head()->parameters()
   std::optional<config::OptimizerType> type = {};
   std::optional<double> lr = {}, weight_decay = {};
   /// Sets what else the rule has:
@@ -48,6 +48,18 @@ GroupOf assign_groups(const nn::Module& model, const config::Optimizer& optimize
 /// groups.
 std::vector<std::string> describe_groups(const nn::Module& model, const config::Optimizer& optimizer,
                                          const GroupOf& group_of);
+
+/// `optimizer` where its section and groups keep what their rule takes alone. Muon takes the matrices of
+/// blocks: 2-dimensional weights that a block (nn::Module::mark_block()) is the first to declare. 8-bit AdamW
+/// takes parameters of 4096 elements and more that are no tables (Parameter::is_table). Before each of them
+/// comes a group of the rest, which optim::beside() updates; that of the section comes last. A group of the
+/// section's type from which nothing is taken is such a rest as a whole, and the rate that it gives is that
+/// of its parameters. The same where all rules take everything, and where nothing is left to do.
+///
+/// Throws Error{config} where Muon has no such matrix: a group that is of this type in a section of another,
+/// or the section and all of its type; and Error{usage} for a parameter whose packed tensors are not its
+/// first rows, each once.
+config::Optimizer with_companions(config::Optimizer optimizer, nn::Module& model);
 
 /// `config` with the rules of `groups` after its own `optimizer.groups`, and with the `parallel.shard_size`
 /// that they ask for where it has none, as if a file had them. They match no parameters before

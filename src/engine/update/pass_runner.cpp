@@ -20,7 +20,7 @@ bool PassRunner::beside_gpu(device::Device& device, const sharding::Segment& seg
   return device.has_own_memory() && UpdateStaging::by_processor(segment);
 }
 
-bool PassRunner::run(const UpdateView& view, device::Device& device, const Pass& pass) {
+bool PassRunner::run(const UpdateView& view, device::Device& device, const UpdatePass& pass) {
   const bool beside = beside_gpu(device, *view.segment);
   if (device.kind() == device::Kind::meta) {
     if (beside)

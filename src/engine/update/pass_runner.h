@@ -17,7 +17,7 @@ class PassRunner {
   /// Makes a pass over a view, or over a part of one, where its memory is, leaving word in `check` of what
   /// became NaN or infinite.
   using Work = std::function<void(const UpdateView& part, optim::FiniteCheck& check)>;
-  struct Pass {
+  struct UpdatePass {
     Work work;
     bool moves_weights = false;
     /// Takes the memory that it does on a GPU, and gives it back. Null: none.
@@ -28,7 +28,7 @@ class PassRunner {
   static bool beside_gpu(device::Device& device, const sharding::Segment& segment);
 
   /// False when what was written is NaN or infinite, as far as that is known at once.
-  bool run(const UpdateView& view, device::Device& device, const Pass& pass);
+  bool run(const UpdateView& view, device::Device& device, const UpdatePass& pass);
   /// Says that a pass over `view` follows those announced before it, with gradients that are complete, and
   /// parameters that work no longer reads, from `ready` on: beside a GPU its states begin to come to the
   /// processor. Its tensors last until end_series().
@@ -45,7 +45,7 @@ class PassRunner {
   struct OnGpu;
   OnGpu& on_gpu(device::Device& device);
 
-  std::shared_ptr<OnGpu> gpu_;  ///< what updates on or beside a GPU need; null on CPUs
+  std::shared_ptr<OnGpu> gpu_;  ///< staging and check for updates on or beside a GPU; null on CPUs
 };
 
 }  // namespace sherd::engine

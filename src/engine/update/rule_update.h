@@ -13,11 +13,11 @@ namespace sherd::engine {
 
 /// The facts of the update under way, whatever the rules.
 struct UpdateContext {
-  std::uint64_t seed = 0;  ///< of the stochastic rounding of 16-bit states
+  std::uint64_t seed = 0;  ///< for the stochastic rounding of 16-bit states
   GroupOf group_of;        ///< parameters that are not in group 0
   std::int64_t step = 0;   ///< number of the open step, and of updates so far; bias correction counts from it
-  std::vector<optim::Hyper> hyper;  ///< of the open step, by parameter group
-  double norm = 0;                  ///< of the open step's gradients, as multiplied with the passes' factor
+  std::vector<optim::Hyper> hyper;  ///< as the open step uses them, by parameter group
+  double norm = 0;                  ///< the open step's gradient norm, times the passes' factor
   PassRunner passes;
 
   std::size_t group(const autograd::Parameter& parameter) const;
@@ -37,10 +37,10 @@ class RuleUpdate {
   RuleUpdate& operator=(const RuleUpdate&) = delete;
 
   // ---- what is read before a pass, and written after it ----
-  enum class Transfer : std::uint8_t { read, write };
+  enum class Access : std::uint8_t { read, write };
   /// Whether this phase of the chunk reads, or writes, the state; the weights where that is null.
   virtual bool moves(const UpdateChunk& /*chunk*/, optim::Phase /*phase*/, const optim::State* /*state*/,
-                     Transfer /*way*/) const {
+                     Access /*access*/) const {
     return true;
   }
 

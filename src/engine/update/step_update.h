@@ -43,9 +43,8 @@ class StepUpdate {
   void gradients_complete(const std::vector<sharding::Segment*>& segments,
                           const std::function<MeanLoss()>& mean_loss);
   /// The rest of the step: looks for overflow, clips, updates and publishes. False where it was skipped.
-  /// Fills in what `report` says of it, but times. `late`: of what is left of the update is done
-  /// unit by unit (update_units()), where may_end_late(); weights are whole again after complete().
-  /// Collective.
+  /// Fills in what `report` says of it, but times. `late`: the rest of the update is done unit by unit
+  /// (update_units()), where may_end_late(); weights are whole again after complete(). Collective.
   bool finish(const MeanLoss& mean_loss, std::int64_t step, StepReport& report, bool late = false);
 
   // ---- what finish() has left for later ----

@@ -50,17 +50,17 @@ std::size_t bytes_through(const offload::Store* store, std::span<const UpdateChu
 /// Visits each stored state of the chunk's segment that is read, or written, with its part of the view.
 template <class Visit>
 void for_each_moved(const UpdateChunk& chunk, optim::Phase phase, const RuleUpdate& rule,
-                    RuleUpdate::Transfer way, const UpdateView& view, const Visit& visit) {
+                    RuleUpdate::Access access, const UpdateView& view, const Visit& visit) {
   Segment& segment = *chunk.segment;
   const auto each = [&](StateBuffer& state, const Tensor& staged) {
     if (state.stored()) visit(state, staged);
   };
-  if (rule.moves(chunk, phase, nullptr, way)) {
+  if (rule.moves(chunk, phase, nullptr, access)) {
     each(segment.parameters(), view.parameters);
     if (segment.masters()) each(segment.masters(), view.masters);
   }
   for (std::size_t i = 0; i < view.moments.size(); ++i)
-    if (rule.moves(chunk, phase, &segment.states()[i], way)) each(segment.moments()[i], view.moments[i]);
+    if (rule.moves(chunk, phase, &segment.states()[i], access)) each(segment.moments()[i], view.moments[i]);
 }
 
 }  // namespace
@@ -122,14 +122,14 @@ UpdateView UpdateBuffers::view(const UpdateChunk& chunk, int buffer) const {
 }
 
 void UpdateBuffers::read(const UpdateChunk& chunk, optim::Phase phase, const RuleUpdate& rule, int buffer) {
-  for_each_moved(chunk, phase, rule, RuleUpdate::Transfer::read, view(chunk, buffer),
+  for_each_moved(chunk, phase, rule, RuleUpdate::Access::read, view(chunk, buffer),
                  [&](StateBuffer& state, const Tensor& to) {
                    use_of(buffer).reads.push_back(state.read(chunk.begin, to));
                  });
 }
 
 void UpdateBuffers::write(const UpdateChunk& chunk, optim::Phase phase, const RuleUpdate& rule, int buffer) {
-  for_each_moved(chunk, phase, rule, RuleUpdate::Transfer::write, view(chunk, buffer),
+  for_each_moved(chunk, phase, rule, RuleUpdate::Access::write, view(chunk, buffer),
                  [&](StateBuffer& state, const Tensor& from) {
                    use_of(buffer).writes.push_back(state.write(chunk.begin, from));
                  });

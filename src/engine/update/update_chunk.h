@@ -14,7 +14,7 @@ struct UpdateChunk {
   sharding::Segment* segment;
   std::int64_t begin, end;
   bool stored;  ///< some of its states live on NVMe and pass through a buffer
-  bool last;    ///< of its segment
+  bool last;    ///< ends its segment
   /// The phases of its rule, in order; they live with the rules.
   std::span<const optim::Phase> phases = elementwise_only;
   /// Segments whose matrices are exchanged together have a number, from 1 on; others, 0.

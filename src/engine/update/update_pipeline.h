@@ -23,8 +23,8 @@
 //                       the masters rounded by optim/ (UpdateContext: by which rates)
 //   pass_runner.h       where it is done: on the processor, on a GPU, or on the processor beside a GPU, to
 //                       which gradients come in parts (update_staging.h)
-//   optimizer.h         rules, rates and counts; parameter_groups.h: whose they are; companion_groups.h: what
-//                       Muon and 8-bit AdamW leave to AdamW
+//   optimizer.h         rules, rates and counts; parameter_groups.h: whose they are, and what Muon and 8-bit
+//                       AdamW leave to AdamW (companion_groups.cpp)
 //   rules/              what some rules need beside that one pass (rules/rule_updates.h)
 //
 // To add an optimizer: a rule in optim/rules/ and its keys; nothing here, unless it needs more than elements.

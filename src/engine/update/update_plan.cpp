@@ -72,8 +72,8 @@ class TransferPlanner {
   std::span<const UpdateChunk> chunks_;
   std::span<const UpdateInstruction> work_;
   std::size_t buffers_;
-  std::vector<std::size_t> stored_;      ///< of work_: what passes through a buffer
-  std::size_t position_ = 0, read_ = 0;  ///< of stored_: the next to be done, and to be read
+  std::vector<std::size_t> stored_;      ///< indices of work_ that pass through a buffer
+  std::size_t position_ = 0, read_ = 0;  ///< indices of stored_: the next to be done, and to be read
 };
 
 /// All phases of all batches, one batch after the other.

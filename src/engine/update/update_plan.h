@@ -26,7 +26,7 @@ struct UpdateInstruction {
   } op;
   std::size_t chunk;
   int buffer;     ///< -1: all states are in memory
-  int phase = 0;  ///< of the chunk's rule
+  int phase = 0;  ///< index into UpdateChunk::phases
   bool operator==(const UpdateInstruction&) const = default;
 };
 

@@ -68,9 +68,9 @@ Tensor UpdateStaging::room(device::Storage& storage, const Tensor& like) {
   return Tensor::view_of(storage, 0, {like.numel()}, like.dtype());
 }
 
-void UpdateStaging::fetch(Part& part) {
+void UpdateStaging::fetch(StagedPart& part) {
   const Segment& segment = *part.there.segment;
-  Slot& slot = *part.slot;
+  StagingSlot& slot = *part.slot;
   part.staged = part.there;
   fetching_.wait(slot.sent);  // of the slot's last part
   // The processor waits for these too where gradients come to the host tier by themselves.
@@ -90,7 +90,7 @@ void UpdateStaging::fetch(Part& part) {
   slot.fetched = fetching_.record();
 }
 
-void UpdateStaging::send(const Part& part) {
+void UpdateStaging::send(const StagedPart& part) {
   if (!with_gpu(part.there.segment->parameters())) return;
   sending_.wait(part.ready);  // work that was queued before it still reads the old parameters
   // Without the padding, of which the slot knows nothing.
@@ -107,7 +107,7 @@ bool UpdateStaging::run(const std::function<bool(const UpdateView&)>& update, bo
   const device::TraceRange range("offload", parts_.empty() ? "" : parts_.front().there.segment->name());
   bool finite = true, last = parts_.empty();
   while (!last) {
-    const Part part = parts_.front();
+    const StagedPart part = parts_.front();
     part.slot->fetched.wait(device_.deadline(), "the gradients' way to the host");
     finite = update(part.staged) && finite;
     if (changes) send(part);
@@ -131,7 +131,7 @@ void UpdateStaging::end_series() noexcept {
   } catch (const Error&) {
     // The device has failed; whoever uses it next is told.
   }
-  for (Slot& slot : slots_) slot = {};
+  for (StagingSlot& slot : slots_) slot = {};
 }
 
 }  // namespace sherd::engine

@@ -45,29 +45,29 @@ class UpdateStaging {
   static constexpr std::int64_t usual_part = std::int64_t{1} << 21;
   static constexpr int slot_count = 3;
   /// Page-locked memory of one part under way. Three: one comes, one is updated, one goes.
-  struct Slot {
+  struct StagingSlot {
     device::Storage gradients, parameters;
     device::Event fetched, sent;
   };
   /// A stretch of an announced view. `staged`: as the processor updates it.
-  struct Part {
+  struct StagedPart {
     UpdateView there, staged;
     device::Event ready;
-    Slot* slot;
-    bool last;  ///< of its view
+    StagingSlot* slot;
+    bool last;  ///< ends its view
   };
   void fetch_ahead();
-  void fetch(Part& part);
-  void send(const Part& part);
+  void fetch(StagedPart& part);
+  void send(const StagedPart& part);
   tensor::Tensor room(device::Storage& storage, const tensor::Tensor& like);
 
   device::Accelerator& device_;
   const std::int64_t part_elements_;
   device::Stream fetching_, sending_;
-  std::array<Slot, slot_count> slots_;
+  std::array<StagingSlot, slot_count> slots_;
   std::size_t next_slot_ = 0;
-  std::deque<Part> parts_;   ///< announced, not updated yet
-  std::size_t fetched_ = 0;  ///< of them, under way or here
+  std::deque<StagedPart> parts_;  ///< announced, not updated yet
+  std::size_t fetched_ = 0;       ///< how many of parts_ are under way or here
 };
 
 }  // namespace sherd::engine

@@ -57,7 +57,7 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
   return out;
 }
 
-/// What a run does with its states decides how they are copied.
+/// The tier and the use of a run's states decide how they are copied.
 struct Case {
   std::string name;
   std::function<void(RunSpec&)> change;

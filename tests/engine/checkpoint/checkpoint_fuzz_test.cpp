@@ -135,8 +135,8 @@ TEST_F(CheckpointFiles, AreRefusedOrHoldWhatWasSaved) {
   EXPECT_EQ(content(), expected);
 }
 
-/// What a file says of its pieces has no checksum where files are only looked at: what is taken for a piece
-/// lies within its parameter.
+/// A file's records of its pieces have no checksum where files are only looked at: each piece that is
+/// accepted lies within its parameter.
 TEST_F(CheckpointFiles, ARecordOfAPieceIsRefusedOrWithinItsParameter) {
   Mutator mutator(5);
   const std::string good = columns(0).to_json();

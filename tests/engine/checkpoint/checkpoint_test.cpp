@@ -1,4 +1,4 @@
-// What can go wrong with a folder of checkpoints: other runs, damage, failures of one rank, files of older
+// A folder of checkpoints gone wrong: other runs, damage, failures of one rank, files of older
 // versions.
 #include "engine/checkpoint/checkpoint.h"
 

@@ -7,7 +7,6 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "models/gpt.h"
-#include "models/gpt.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
 #include "support/logical_states.h"
@@ -26,7 +25,7 @@ using sherd::testing::TempFolder;
 using sherd::testing::whole_tensors;
 using sherd::testing::write_text;
 
-/// What the oracle finds in the files of `folder` is what the ranks hold.
+/// Expects the oracle to find in the files of `folder` what the ranks hold.
 void expect_on_disk(const fs::path& folder, const LogicalStates& states) {
   const auto tensors = whole_tensors(folder);
   std::size_t parameters = 0;
@@ -146,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"oneToHybrid", {1, 0}, {sharded_by(2, 4, 3), sharded_by(2, 6, 1)}, "fp32"}),
     [](const auto& one) { return std::string(one.param.name); });
 
-/// What does not train, and what two layers share.
+/// Parameters that do not train, and parameters that two layers share.
 TEST(ElasticCheckpoints, FrozenAndTiedParametersGoAlong) {
   TempFolder folder;
   const auto run = [&](const RankLayout& setup, const std::function<void(Engine&)>& body) {

@@ -238,7 +238,7 @@ TEST_F(FrozenFiles, AreWrittenAnewInAnotherLayout) {
   EXPECT_TRUE(whole_tensors(place("back")) == saved);
 }
 
-/// Of four stages the first and the last have no adapter, of which a save beside training writes nothing.
+/// The first and the last of four stages have no adapter: a save beside training writes nothing of them.
 TEST_F(FrozenFiles, MayBeAllThatARankHas) {
   RunSpec s = spec_;
   s.layers = 2, s.stage = 1, s.ranks = s.pipeline = 4, s.partition = "uniform", s.accumulation = 4;

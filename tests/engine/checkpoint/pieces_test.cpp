@@ -153,7 +153,7 @@ TEST(Pieces, ARecordComesBackAsItWasWritten) {
   EXPECT_EQ(read.elements, written.elements);
   const PieceRecord scalar{Slice(), {0, 1}};
   EXPECT_EQ(PieceRecord::parse(scalar.to_json(), manifest, "scalar", 1).slice, Slice());
-  // Of blocks of 8 bits the bytes count, and the last block of a slice may be shorter.
+  // Blocks of 8 bits count by bytes, and the last block of a slice may be shorter.
   manifest.shapes["long"] = {200};
   const auto blocks = [&](std::int64_t begin, std::int64_t bytes) {
     const PieceRecord record{Slice::whole({200}), {begin, begin}};

@@ -245,7 +245,7 @@ TEST(LogicalSlices, OfOneRankAloneAreToldToBeIncomplete) {
   expect_error(ErrorKind::data, "lacks elements from 0 on of 'fp32.", [&] {
     states_of(whole(), 1, 0, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); });
   });
-  // What it has suits a rank that wants no more.
+  // Its pieces suffice for a rank that wants no more.
   on_all({by_blocks(2)[1]}, 2, 3,
          [&](Engine& engine, std::size_t) { engine.load_checkpoint(folder.path().string()); });
 }

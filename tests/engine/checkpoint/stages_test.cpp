@@ -62,7 +62,7 @@ std::size_t bytes_of(const LogicalStates& states) {
   return sum;
 }
 
-/// Of the tensors in all ranks' files.
+/// Bytes of the tensors in all ranks' files.
 std::size_t bytes_in_files(const std::filesystem::path& folder) {
   std::size_t sum = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -112,7 +112,7 @@ TEST_F(StageCheckpoints, InitialValuesAreThoseOfOneRank) {
   }
 }
 
-/// What one rank has trained goes through every layout, each of which saves what the one before it saved.
+/// One rank's trained states go through every layout, each of which saves what the one before it saved.
 TEST_F(StageCheckpoints, GoFromEveryLayoutToEveryOther) {
   const Stages alone{.zero = 1};
   const LogicalStates expected = states_of(alone, [&](Engine& engine) {

@@ -1,5 +1,5 @@
-// What checkpoints hold of the training data: where the loader is, without the caller's doing, and what it is
-// known by.
+// Training data in checkpoints: the loader's position, without the caller's doing, and what the data is known
+// by.
 #include <gtest/gtest.h>
 
 #include "base/log.h"

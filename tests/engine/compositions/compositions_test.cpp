@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What a run reported, and all states when it began and ended.
+/// A run's report, and all states when it began and ended.
 struct Leg {
   RunResult result;
   LogicalStates start, end;
@@ -106,7 +106,7 @@ class Checker {
  public:
   Checker(const Composition& composition, Farthest& farthest) : c_(composition), farthest_(farthest) {}
 
-  /// What does not hold; empty: all does. Throws what a run throws.
+  /// Names the rule that does not hold; empty: all hold. Throws what a run throws.
   std::string check() {
     const RunSpec first = prepared(c_.first), second = prepared(c_.second);
     alone_ = run(named("one rank"), one_rank(first), 0);

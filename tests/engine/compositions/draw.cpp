@@ -162,7 +162,7 @@ void draw_tiers(Dice& dice, RunSpec& s) {
   s.split_masters = dice.chance(70);
 }
 
-/// Of the traffic of parameters and gradients.
+/// Draws the settings of the traffic of parameters and gradients.
 void draw_traffic(Dice& dice, RunSpec& s) {
   s.bucket = dice.pick({500L, 2304L, 20'000L, 500'000'000L});
   s.overlap = dice.chance(60);
@@ -194,7 +194,7 @@ Composition draw_composition(std::uint64_t seed) {
   out.seed = seed;
   draw_ranks(dice, problem, micro_batches);
   out.first = draw_layout(dice, problem);
-  // What replicas exchange compressed depends on how many there are.
+  // The values that replicas exchange compressed depend on how many there are.
   if (!takes_rule(problem, "OneBit")) draw_ranks(dice, problem, micro_batches);
   out.second = draw_layout(dice, problem);
   out.middle = 1 + static_cast<int>(dice.below(static_cast<std::size_t>(problem.steps - 1)));

@@ -16,7 +16,7 @@ bool folds_in_global_order(const RunSpec& s) {
   return in_fp32 && by_micro_batch && (replicas(s) == 1 || once_per_step) && !takes_rule(s, "OneBit");
 }
 
-/// Of which a 1-bit optimizer is to be told.
+/// Says that there is one replica, which a 1-bit optimizer must be told.
 void set_one_replica(RunSpec& s) {
   s.shard_size = takes_rule(s, "OneBit") ? data_ranks(s) * s.context : 0;
 }
@@ -51,7 +51,7 @@ std::string bits_of(const RunSpec& s) {
   const bool exchanges = takes_rule(s, "OneBit");
   if (s.accumulation > 1 || is_pipeline_of_tied(s) || exchanges) out += cat(", replicas ", replicas(s));
   if (exchanges && s.stage == 0) out += ", states on all ranks";
-  // What persists is a segment of its own, so that other elements share a scale.
+  // Persistent parameters are a segment of their own, so that other elements share a scale.
   if (exchanges && s.persistence > 0) out += ", persistent parameters apart";
   if (s.accumulation > 1 && s.stage < 2) out += ", once a step";
   if (s.expert > 1) out += cat(", expert ", s.expert);

@@ -5,7 +5,7 @@
 
 #include "tests/engine/compositions/composition.h"
 
-/// What must be equal (docs/guarantees.md, "Equal to the bit"), and how nearly the rest.
+/// The values that must be equal (docs/guarantees.md, "Equal to the bit"), and how nearly the rest.
 namespace sherd::test {
 
 /// All of a layout that the bits of a run may depend on: two runs of one problem with equal texts are equal
@@ -22,7 +22,7 @@ RunSpec one_rank(const RunSpec& spec);
 /// How far runs of different bits may be apart.
 struct Tolerance {
   double loss;     ///< absolute
-  double norm;     ///< of the gradient, relative
+  double norm;     ///< the gradient's, relative
   double weights;  ///< L2 of the difference of all weights, relative to that of what training changed
 };
 Tolerance tolerance_of(const RunSpec& spec);

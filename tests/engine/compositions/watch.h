@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-/// What names the composition that ends the process, or that nothing else would end.
+/// Names the composition that ends the process, and ends one that nothing else would end.
 namespace sherd::test {
 
 inline std::uint64_t from_environment(const char* name, std::uint64_t otherwise) {
@@ -27,7 +27,7 @@ constexpr std::uint64_t usual_seconds = 60;
 constexpr std::uint64_t usual_seconds = 5;
 #endif
 
-/// Of every wait for other ranks.
+/// The deadline of every wait for other ranks.
 inline double deadline_seconds() {
   return static_cast<double>(from_environment("SHERD_FUZZ_SECONDS", usual_seconds));
 }
@@ -70,7 +70,7 @@ class LastWords {
   static void restore() {
     for (std::size_t i = 0; i < std::size(signals); ++i) sigaction(signals[i], &before_[i], nullptr);
   }
-  /// What it returns to fails again.
+  /// The instruction that it returns to fails again.
   static void say(int) {
     restore();
     [[maybe_unused]] const auto written = write(STDERR_FILENO, said_, std::strlen(said_));

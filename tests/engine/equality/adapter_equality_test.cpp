@@ -64,7 +64,7 @@ TEST_P(AdapterEquality, StagesTiersAndRestartsAgreeAndTheBaseStays) {
   EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "resumed, with recompute";
 }
 
-/// Of what stays as it is no rank has gradients, masters or moments, and nothing is written.
+/// No rank has gradients, masters or moments of frozen weights, and nothing of them is written.
 TEST_P(AdapterEquality, FrozenWeightsCostTheirOwnBytes) {
   RunSpec s = spec();
   s.ranks = 1, s.steps = 2;

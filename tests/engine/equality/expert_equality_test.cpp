@@ -55,7 +55,7 @@ TEST_P(ExpertEquality, AnyNumberOfExpertRanksGivesTheSameBits) {
     }
 }
 
-/// Of which a fair share, or less, finds room.
+/// A fair share of the choices, or less, finds room.
 TEST_P(ExpertEquality, AlsoWhereChoicesAreDropped) {
   for (const char* drop : {"weight", "position"}) {
     const auto dropping = [&](RunSpec spec) {

@@ -58,7 +58,8 @@ TEST_P(OptimizerEquality, AGpuGivesTheSameBitsWhereverItsStatesAre) {
   }
 }
 
-/// Those whose replicas exchange momentum compute what the number of replicas says (one_bit_test.cpp).
+/// All optimizers but those whose replicas exchange momentum: their result depends on the number of replicas
+/// (one_bit_test.cpp).
 std::vector<config::OptimizerType> exact_types() {
   std::vector<config::OptimizerType> out = config::optimizer_types();
   std::erase_if(out,

@@ -1,4 +1,4 @@
-// What runs with prompts have beside what all adapters have (adapter_equality_test.cpp).
+// Runs with prompts, beside what holds for all adapters (adapter_equality_test.cpp).
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -11,7 +11,7 @@ namespace {
 
 using Bits = std::vector<std::byte>;
 
-/// Of a table of prompts the one for a task; four virtual tokens of width 32, in fp32.
+/// One task's prompt out of the table of prompts; four virtual tokens of width 32, in fp32.
 Bits prompt(const RunResult& run, std::size_t task, const std::string& parameter = models::prompt_parameter) {
   const Bits& table = run.masters.at(parameter);
   const std::size_t size = 4 * 32 * sizeof(float);
@@ -51,7 +51,7 @@ TEST(PromptsEquality, ATaskWithoutSamplesKeepsItsPrompt) {
   }
 }
 
-/// What a task's prompt becomes does not depend on the others, where its samples weigh the same.
+/// A task's prompt does not depend on the other tasks, where its samples weigh the same.
 TEST(PromptsEquality, TasksDoNotDisturbEachOther) {
   RunSpec s = three_tasks(sgd);
   s.dropout = 0;

@@ -24,7 +24,7 @@ namespace {
 struct Variant {
   const char* schedule;
   int stages = 1, chunks = 1;
-  long group = 0;  ///< of micro-batches
+  long group = 0;  ///< micro-batches in a group
   std::string str() const { return cat(schedule, "_p", stages, "_v", chunks, group ? cat("_g", group) : ""); }
 };
 const Variant variants[] = {
@@ -53,8 +53,8 @@ RunSpec over(const Variant& variant, RunSpec spec) {
   return spec;
 }
 
-/// What one rank finds in one micro-batch after the other, for each setting that may change a bit. Stages 0
-/// and 1 of ZeRO reduce once per step, 2 and 3 with every micro-batch.
+/// The result of one rank that takes one micro-batch after the other, for each setting that may change a
+/// bit. Stages 0 and 1 of ZeRO reduce once per step, 2 and 3 with every micro-batch.
 const RunResult& expected(const RunSpec& spec) {
   static std::map<std::string, RunResult> known;
   RunSpec plain = base(spec.stage / 2 * 2);

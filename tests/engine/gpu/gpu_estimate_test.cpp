@@ -1,4 +1,4 @@
-// What a dry run predicts for a GPU is what a run on one charges: model states to the byte, the host tier
+// A dry run predicts for a GPU what a run on one charges: model states to the byte, the host tier
 // within 5 %, and the device tier but for the products' workspace, which is booked at its ceiling.
 #include <gtest/gtest.h>
 

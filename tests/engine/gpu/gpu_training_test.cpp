@@ -226,8 +226,8 @@ TEST_F(GpuTraining, recompute_and_resume_change_no_bit) {
   EXPECT_FALSE(train_local(nudged).bits() == expected) << "one ulp went unnoticed";
 }
 
-/// What cuDNN takes: bf16 without dropout. Of sequences that fill its tiles, so that it has kernels for their
-/// gradient, and of 200 tokens, that leave the last tile in part.
+/// cuDNN takes bf16 without dropout. Some sequences fill its tiles, so that it has kernels for their
+/// gradient; others, of 200 tokens, fill the last tile in part.
 class GpuTrainingByCudnn : public GpuTraining, public ::testing::WithParamInterface<std::tuple<bool, int>> {
  protected:
   RunSpec spec() const {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "engine/initialize.h"
-#include "engine/update/companion_groups.h"
+#include "engine/update/parameter_groups.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
 #include "support/tiny_gpt.h"
@@ -117,7 +117,7 @@ TEST(EightBitAdamW, AnyNumberOfRanksAndRestartsGiveTheSameBits) {
   EXPECT_TRUE(got.masters == expected.masters) << "out of checkpoints of other numbers of ranks";
 }
 
-/// What AdamW has kept in fp32 is encoded on the way in.
+/// AdamW's states in fp32 are encoded on the way in.
 TEST(EightBitAdamW, GoesOnFromAdamW) {
   const TempFolder folder;
   RunSpec spec = eight_bit(2, 2);

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 
 #include "engine/initialize.h"
-#include "engine/update/companion_groups.h"
 #include "engine/update/parameter_groups.h"
 #include "engine/update/rules/whole_matrices.h"
 #include "support/equality.h"
@@ -345,8 +344,8 @@ TEST(Muon, MatricesThatTensorRanksCutAreTakenWhole) {
   }
 }
 
-/// Of LoRA's two matrices one is cut, and of the other each tensor rank finds a part of the gradient:
-/// neighbours that lie on the same ranks, and not alike.
+/// One of LoRA's two matrices is cut, and each tensor rank finds a part of the other's gradient: neighbours
+/// that lie on the same ranks, and not alike.
 TEST(Muon, MatricesOfAdaptersThatTensorRanksCutOrShardAreTakenWhole) {
   RunSpec whole = muon(2, 1);
   whole.dtype = "fp32", whole.dropout = 0;

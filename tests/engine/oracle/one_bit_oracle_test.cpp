@@ -90,7 +90,7 @@ class Worker {
     pipeline_.run(optimizer_, 1.0 / replica_.size());
   }
 
-  /// What this rank has of a state, compared with `values` of both parameters.
+  /// Compares this rank's part of a state with `values` of both parameters.
   void expect(const sharding::StateBuffer& state, std::span<const float> values, double tolerance,
               const std::string& what) {
     for_each_element(segment(), state.begin(), state.end(), [&](std::int64_t i, std::int64_t at) {
@@ -167,7 +167,7 @@ TEST_P(OneBitOracle, AgreesWithSimulatedWorkers) {
   });
 }
 
-/// What earlier versions saved of all tensors of a parameter is where each of them goes on.
+/// Each tensor of a parameter goes on from the one ratio that earlier versions saved for all of them.
 TEST(OneBitLamb, TensorsGoOnFromTheRatioOfTheirParameter) {
   const auto after_a_step = [](const std::map<std::string, std::string>& saved) {
     std::map<std::string, double> out;

@@ -120,7 +120,7 @@ TEST_P(OneBit, EveryPrecisionScheduleAndLayout) {
   EXPECT_TRUE(train_local(stages).bits() == two.bits());
 }
 
-/// What a rank has after `steps` steps in which all ranks read the same samples.
+/// A rank's states after `steps` steps in which all ranks read the same samples.
 struct Alike {
   double norm = 0;
   std::vector<std::vector<float>> momentum;  ///< by segment
@@ -187,8 +187,8 @@ TEST(OneBitAdam, ReplicasOfOneMindAgreeOnTheSignsOfTheirMomentum) {
   EXPECT_GT(runs, 20u);
 }
 
-/// Of a step out of the checkpoint, the norm of the gradient that the ranks of one replica find without the
-/// others.
+/// The norm of the gradient that the ranks of one replica find without the others, in a step from the
+/// checkpoint.
 double norm_of_replica(RunSpec spec, int replica) {
   spec.ranks = spec.shard_size;
   double out = 0;
@@ -260,8 +260,8 @@ Tensors errors_in(const std::filesystem::path& checkpoint) {
   return out;
 }
 
-/// What a checkpoint of the first step after loading holds depends on the gradients of other ranks; so no
-/// step is taken: the errors are saved as they were loaded.
+/// The errors as they were loaded: saved again before any step, which would mix in the gradients of other
+/// ranks.
 Tensors reloaded(RunSpec spec) {
   launch_ranks(spec.ranks, [&](DistributedPtr dist) {
     const auto engine = make_engine(dist, spec);
@@ -271,7 +271,7 @@ Tensors reloaded(RunSpec spec) {
   return errors_in(std::filesystem::path(spec.directory) / "again");
 }
 
-/// Those of the checkpoint that seven steps leave.
+/// The errors in the checkpoint that seven steps leave.
 Tensors saved_errors(const RunSpec& spec) {
   train_local(spec, 0, 7);
   return errors_in(std::filesystem::path(spec.directory) / "global_step7");

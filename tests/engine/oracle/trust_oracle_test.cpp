@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "engine/engine.h"
+#include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 #include "support/hugging_face/hugging_face_dict.h"
 #include "support/logical_states.h"
@@ -19,7 +20,7 @@ using tensor::Tensor;
 using Reference = std::map<std::string, ReferenceTensor>;
 
 constexpr int steps = 4;
-constexpr std::size_t each = 37;  ///< of the weights' elements the file has one
+constexpr std::size_t each = 37;  ///< the file has one of so many of the weights' elements
 
 struct Rule {
   const char *name, *section;

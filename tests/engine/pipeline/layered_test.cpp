@@ -91,7 +91,7 @@ TEST_F(Layered, SkipsStepsThatOverflow) {
   expect_same_bits(spec);
 }
 
-/// What an update leaves for the next step's forward goes to the other ranks then.
+/// Parameters that an update leaves for the next step's forward go to the other ranks then.
 TEST_F(Layered, PublishesLateOverSockets) {
   for (const int stage : {1, 3})
     for (const bool shared_memory : {true, false}) {
@@ -129,9 +129,9 @@ TEST_F(Layered, TiedEmbeddingsAgreeToRounding) {
   EXPECT_TRUE(run(spec, "layered").bits() == layered.bits());
 }
 
-/// What a step moves: parameters once for backward, and with the optimizer's states once for the update,
-/// which hands new ones to the next forward. Of the last part, whose backward follows at once, those of
-/// forward serve. A tied table, and what else the first part has, comes once more, for the last part.
+/// A step moves parameters once for backward, and with the optimizer's states once for the update, which
+/// hands new ones to the next forward. The last part's backward follows at once, and uses the parameters of
+/// forward. A tied table, and all that the first part has, comes once more, for the last part.
 TEST_F(Layered, ReadsParametersAndStatesAsOftenAsAStepNeedsThem) {
   for (const auto& [ranks, accumulation, tied] :
        {std::tuple{1, 1, false}, {1, 4, false}, {2, 1, false}, {2, 4, false}, {1, 4, true}, {2, 1, true}}) {

@@ -1,5 +1,4 @@
-// What the estimate of a rank of a pipeline says, among stages that are not there, is what a run books and
-// sends.
+// The estimate of a rank of a pipeline, among stages that are not there, is what a run books and sends.
 #include <gmock/gmock.h>
 
 #include "engine/estimate.h"

@@ -1,4 +1,4 @@
-// What a person is told who asks for stages or schedules that a model of his own, or forward(), cannot have.
+// Errors for stages or schedules that a model of one's own, or forward(), cannot have.
 #include <gtest/gtest.h>
 
 #include "autograd/ops.h"

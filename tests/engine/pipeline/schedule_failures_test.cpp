@@ -60,7 +60,7 @@ const Variant variants[] = {{"local", [](int ranks, const comm::CommOptions& opt
                             {"tcp", over_tcp(true)},
                             {"tcp_messages", over_tcp(false), false}};
 
-/// What each rank's training threw; empty: nothing.
+/// The error that each rank's training threw; empty: none.
 std::vector<std::string> errors_of(
     const Variant& variant, const RunSpec& spec, double timeout,
     const std::function<void()>& at_end = [] {}) {
@@ -115,8 +115,8 @@ INSTANTIATE_TEST_SUITE_P(In, FailingStage, ::testing::ValuesIn(failing_stages())
   return cat(places[std::get<0>(test.param)].name, "_over_", variants[std::get<1>(test.param)].name);
 });
 
-/// Of two pipelines side by side: the other one hears of it through the ranks that share data-parallel
-/// groups.
+/// Two pipelines side by side: the other one hears of the failure through the ranks that share
+/// data-parallel groups.
 TEST(FailingStages, EndOtherPipelinesToo) {
   for (const Variant& variant : variants) {
     SCOPED_TRACE(variant.name);
@@ -196,7 +196,7 @@ TEST(KilledStage, EndsAllWithOneError) {
   }
 }
 
-/// What was saved before a rank failed is whole: another run goes on from there, with the same bits.
+/// A checkpoint saved before a rank failed is whole: another run goes on from there, with the same bits.
 TEST(FailingStages, LoseNothingThatWasSaved) {
   const TempFolder folder;
   RunSpec spec = pipeline(3, "1f1b");
@@ -215,8 +215,8 @@ TEST(FailingStages, LoseNothingThatWasSaved) {
   EXPECT_TRUE(rest.masters == want.masters);
 }
 
-/// What exchanges may keep of a step that failed, until a checkpoint is loaded or the engine goes: fp32 sums
-/// of what stages share, which replicas may still be sending each other.
+/// Bytes that exchanges may keep of a step that failed, until a checkpoint is loaded or the engine goes:
+/// fp32 sums of parameters that stages share, which replicas may still be sending each other.
 std::uint64_t sums_under_way(Engine& engine) {
   std::uint64_t bytes = 64;  // and what goes behind the last of them
   for (const sharding::Segment* segment : engine.sharded().trainable_segments())

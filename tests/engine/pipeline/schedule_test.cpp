@@ -112,7 +112,7 @@ tensor::Batch batch_of(device::Device& device, std::int64_t number) {
   return batch;
 }
 
-/// Of the parts that this rank has.
+/// Adds the weights of the parts that this rank has.
 void add_weights(Engine& engine, Outcome& out) {
   const engine::StageLayout& stages = engine.stages();
   const int tensor = engine.groups().group(comm::Axis::tensor).rank();
@@ -131,7 +131,7 @@ void add_weights(Engine& engine, Outcome& out) {
 
 constexpr int steps = 3;
 
-/// What all ranks agree on of some steps, and the weights of all.
+/// Trains some steps: the results on which all ranks agree, and the weights of all.
 Outcome train(const Case& c) {
   Outcome out;
   std::mutex mutex;

@@ -155,7 +155,7 @@ TEST(Monitors, WriteEventFilesThatAnotherDecoderReads) {
     StepMetrics second = step(2);
     second.val_loss = 7.5, second.mfu = 0.25, second.grad_norm = std::numeric_limits<double>::quiet_NaN();
     monitors.write(second, 600);
-    // What is written is there, whatever becomes of the process.
+    // Written steps are in the file, whatever becomes of the process.
     EXPECT_THAT(steps_in(folder / "tb" / "a"), ElementsAre(300, 600));
   }
   const auto files = files_in(folder / "tb" / "a");

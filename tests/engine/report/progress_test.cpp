@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "engine/report/terminal_cursor.h"
+#include "engine/report/terminal.h"
 #include "engine/stop_signals.h"
 #include "support/temp_folder.h"
 

@@ -1,4 +1,4 @@
-#include "engine/setup/gpu_sharing.h"
+#include "engine/setup/make_device.h"
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ std::vector<device::CudaGpu> node(int gpus, std::uint8_t first) {
   return out;
 }
 
-/// What the driver shows to each of some local ranks.
+/// The GPUs that the driver shows to each of some local ranks.
 using Shown = std::vector<std::vector<device::CudaGpu>>;
 
 GpuSharing sharing_of(const config::Config& config, const std::vector<Shown>& machines, int rank) {

@@ -1,6 +1,6 @@
 // Ranks that were started with different configurations or data are told, whichever way they came to an
 // engine.
-#include "engine/setup/same_setup.h"
+#include "engine/setup/process_grid.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

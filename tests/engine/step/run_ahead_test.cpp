@@ -1,6 +1,6 @@
 // Training on a device that does everything as late as it may: the bits of the processor's, and no wait that
 // nobody needs.
-#include "engine/step/run_ahead.h"
+#include "engine/step/flights.h"
 
 #include <gtest/gtest.h>
 

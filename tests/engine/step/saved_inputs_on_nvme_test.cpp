@@ -1,5 +1,5 @@
 // Activations on NVMe: what comes back is what was kept, in whatever order, through few buffers.
-#include "engine/step/saved_inputs_on_nvme.h"
+#include "engine/step/recompute.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What ranks record of their steps: bubbles against the formulas of the papers, and the file.
+// The ranks' records of their steps: bubbles against the formulas of the papers, and the file.
 #include "engine/report/trace.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(Bubble, OfLayersThatSleepIsWhatThePapersSay) {
     if (p == 8 && !full_suite()) continue;
     const milliseconds each(p == 2 ? 25 : 12);
     const double expected = (p - 1.0) / p;  // as many micro-batches as stages
-    // What else the machine does makes bubbles longer, and seldom five times in a row.
+    // Other work of the machine makes bubbles longer, and seldom five times in a row.
     const auto expect_near = [&](const char* schedule, int chunks, double formula) {
       double found = 1;
       for (int attempt = 0; attempt < 5 && found > formula * (1 + tolerance); ++attempt)

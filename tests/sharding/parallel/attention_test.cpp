@@ -33,7 +33,7 @@ const std::vector<AttentionCase>& cases() {
                                                  {1, 480, 2, 2, 8, true, 0, 150}};
   return all;
 }
-/// Of more query heads than key-value heads, which Ulysses' ranks cannot share.
+/// Cases with more query heads than key-value heads, which Ulysses' ranks cannot share.
 const std::vector<AttentionCase>& ring_cases() {
   static const std::vector<AttentionCase> all = {
       {2, 48, 6, 2, 5, true, 0.2f}, {1, 72, 3, 1, 7, false, 0.1f}, {2, 48, 6, 2, 5, true, 0.2f, 10}};

@@ -229,7 +229,7 @@ TEST(Collectives, ARankAloneGetsItsInputAndRecordsNothing) {
   });
 }
 
-/// What all ranks' values of 16 bits add up to: in rank order in fp32, rounded once.
+/// The sum of all ranks' values of 16 bits: in rank order in fp32, rounded once.
 template <class T>
 std::vector<T> folded(Cpu& cpu, int ranks, const Shape& shape) {
   std::vector<float> sums;

@@ -76,7 +76,7 @@ struct Grid {
   bool sequence = true;
 };
 
-/// What one rank has of a Dense head.
+/// One rank's part of a Dense head.
 struct Rank {
   Cpu& cpu;
   const Dense& dense;

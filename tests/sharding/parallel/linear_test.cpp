@@ -261,7 +261,7 @@ TEST(ParallelLinear, BytesAreThoseOfTheFormulas) {
   expect(traffic_of(2, true, {.recompute = Recompute::full}), 0, 2 + 2, 2 + 1);
 }
 
-/// What backward keeps under sequence parallelism: no whole input of the column-parallel layer.
+/// Under sequence parallelism backward keeps no whole input of the column-parallel layer.
 TEST(ParallelLinear, KeepsItsPartOfTheInputAlone) {
   const auto kept_bytes = [](bool sequence) {
     std::atomic<std::uint64_t> kept = 0;

@@ -16,7 +16,7 @@ namespace {
 using autograd::Parameter;
 using autograd::ParameterPtr;
 
-/// Of all ranks: losses, and gradients put together.
+/// The losses of all ranks, and their gradients put together.
 struct Found {
   std::vector<double> losses, dx, dweight;
   double padding = 0;  ///< the largest gradient of a row that is padding

@@ -35,7 +35,7 @@ inline tensor::Tensor stream_part(test::Cpu& cpu, const tensor::Tensor& whole, c
   return cpu.convert(tensor::Tensor::of<double>(*cpu.device, {batch, rows, width}, part), whole.dtype());
 }
 
-/// What ranks of one model found, put together: by name, whole tensors.
+/// The results of ranks of one model, put together: by name, whole tensors.
 class Found {
  public:
   /// This rank's part of a stream.
@@ -73,7 +73,7 @@ class Found {
     const std::lock_guard lock(mutex_);
     parts_[name][rank] = std::move(values);
   }
-  /// What several ranks hold must be the same.
+  /// Values that several ranks hold must be the same.
   void add(const std::string& name, const std::vector<double>& values, const tensor::Slice& slice) {
     const std::lock_guard lock(mutex_);
     std::vector<double>& whole = whole_[name];
@@ -89,7 +89,7 @@ class Found {
   }
   std::mutex mutex_;
   std::map<std::string, std::vector<double>> whole_;
-  std::map<std::string, std::map<int, std::vector<double>>> parts_;  ///< of sums, by rank
+  std::map<std::string, std::map<int, std::vector<double>>> parts_;  ///< parts of sums, by rank
 };
 
 /// The same tensors, with elements within `tolerance` of each other, relative to the tensor's largest.

@@ -50,7 +50,7 @@ class ListCheck {
   std::int64_t largest() const { return largest_; }
 
  private:
-  /// What has been done for one micro-batch on one chunk.
+  /// The instructions done for one micro-batch on one chunk.
   struct Pass {
     bool input = false, forward = false, sent = false;
     bool output_gradient = false, backward = false, returned = false, done = false;
@@ -182,7 +182,7 @@ class Rendezvous {
   }
 
  private:
-  /// What one stage receives of one kind.
+  /// The messages of one kind that one stage receives.
   struct Channel {
     std::vector<Instruction> sent, received;
     std::size_t taken = 0;

@@ -1,4 +1,4 @@
-#include "sharding/schedule/cut.h"
+#include "sharding/schedule/schedules.h"
 
 #include <gmock/gmock.h>
 
@@ -21,7 +21,7 @@ std::vector<std::int64_t> sums(const Weights& weights, const std::vector<Chunk>&
   return out;
 }
 
-/// What is to be least: the largest sum, the squares; then the first chunk's end, and so on.
+/// The values to be least, in order: the largest sum, the squares; then the first chunk's end, and so on.
 using Rank = std::tuple<std::int64_t, std::int64_t, std::vector<std::size_t>>;
 Rank rank_of(const Weights& weights, const std::vector<Chunk>& chunks) {
   Rank rank;

@@ -1,11 +1,9 @@
 // Which micro-batches of a list keep their activations where the others recompute.
-#include "sharding/schedule/in_flight.h"
+#include "sharding/schedule/schedules.h"
 
 #include <gtest/gtest.h>
 
 #include <set>
-
-#include "sharding/schedule/schedules.h"
 
 namespace sherd::sharding {
 namespace {
@@ -82,8 +80,7 @@ TEST(KeptActivations, OfOneForwardOneBackwardAreMegatrons) {
         }
 }
 
-/// What the list is through with makes room: a micro-batch recomputes only where `most` others in flight
-/// keep.
+/// A finished micro-batch makes room: one recomputes only where `most` others in flight keep.
 TEST(KeptActivations, AreTheMostThatMayBe) {
   for (const Schedule schedule :
        {Schedule::gpipe, Schedule::zero_bubble, Schedule::interleaved, Schedule::layered})

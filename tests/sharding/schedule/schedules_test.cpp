@@ -22,7 +22,7 @@ ScheduleShape shape_of(int stages, std::int64_t micro_batches, int chunks = 1, s
   return shape;
 }
 
-/// What papers allow to be in flight.
+/// The most that papers allow to be in flight.
 std::int64_t most_in_flight(Schedule schedule, const ScheduleShape& shape) {
   const std::int64_t m = shape.micro_batches, later = shape.stages - shape.stage - 1;
   switch (schedule) {
@@ -50,7 +50,7 @@ std::string violation(Schedule schedule, ScheduleShape shape) {
     if (schedule != Schedule::zero_bubble && check.largest() != most)
       return cat("stage ", shape.stage, " has ", check.largest(), " in flight, not ", most);
   }
-  // What the last stage gives a larger group waits at the first one until the whole group has passed it.
+  // Gradients for a larger group wait at the first stage until the whole group has passed it.
   const std::int64_t waits = shape.group > 0 ? shape.group - shape.stages : 0;
   return Rendezvous(lists, waits + 1).run();
 }

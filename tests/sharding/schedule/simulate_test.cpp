@@ -1,4 +1,4 @@
-// What steps of schedules take, against the formulas of the papers.
+// The time that steps of schedules take, against the formulas of the papers.
 #include "sharding/schedule/simulate.h"
 
 #include <gtest/gtest.h>

@@ -16,7 +16,7 @@ class MatrixUpdate final : public RuleUpdate {
       : RuleUpdate(rule, context), matrices_(std::move(matrices)) {}
 
   bool moves(const UpdateChunk& chunk, optim::Phase phase, const optim::State* state,
-             Transfer way) const override;
+             Access access) const override;
   void begin_step() override;
   bool pass(optim::Phase phase, const UpdateView& view, double factor, tensor::Kernels& kernels) override;
   void exchange(optim::Phase phase, sharding::Segment& segment, tensor::Kernels& kernels) override;
@@ -32,7 +32,7 @@ class MatrixUpdate final : public RuleUpdate {
 };
 
 /// Momenta in the pass that makes directions, weights in the other.
-bool MatrixUpdate::moves(const UpdateChunk&, optim::Phase phase, const optim::State* state, Transfer) const {
+bool MatrixUpdate::moves(const UpdateChunk&, optim::Phase phase, const optim::State* state, Access) const {
   return (phase == optim::Phase::direction) == (state != nullptr);
 }
 

@@ -49,13 +49,13 @@ std::byte* PackedMomentum::block(const Tensor& of, std::int64_t part) const {
   return static_cast<std::byte*>(of.raw()) + part * block_bytes_;
 }
 
-std::uint64_t* PackedMomentum::signs(const Run& run, std::int64_t element) const {
+std::uint64_t* PackedMomentum::signs(const ScaledRun& run, std::int64_t element) const {
   const std::int64_t within = element - begin_ - run.part * part_;
   return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / word;
 }
 
 /// The element's bit in the word that signs() points to.
-int PackedMomentum::bit(const Run& run, std::int64_t element) const {
+int PackedMomentum::bit(const ScaledRun& run, std::int64_t element) const {
   return static_cast<int>((element - begin_ - run.part * part_) % word);
 }
 
@@ -67,19 +67,20 @@ float* PackedMomentum::scales(const Tensor& of, std::int64_t part) const {
 template <class Visit>
 void PackedMomentum::for_each_part(const Visit& visit) const {
   for (auto at = runs_.begin(); at != runs_.end();) {
-    const auto end = std::find_if(at, runs_.end(), [&](const Run& run) { return run.part != at->part; });
+    const auto end =
+        std::find_if(at, runs_.end(), [&](const ScaledRun& run) { return run.part != at->part; });
     visit(at->part, std::span(at, end));
     at = end;
   }
 }
 
 void PackedMomentum::begin() {
-  for (Run& run : runs_) run.squares = {};
+  for (ScaledRun& run : runs_) run.squares = {};
 }
 
 void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& span, tensor::Kernels& kernels) {
   const auto bytes = static_cast<std::int64_t>(size_of(span.grad_dtype));
-  for (Run& run : runs_) {
+  for (ScaledRun& run : runs_) {
     const std::int64_t from = std::max(begin, run.begin), to = std::min(begin + span.n, run.end);
     if (from >= to) continue;
     optim::MomentumSpan part = span;
@@ -91,7 +92,7 @@ void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& spa
 }
 
 /// Takes the mean of what all have sent of a run of this replica's part, in place of its own.
-void PackedMomentum::serve(Run& run, const Tensor& errors, tensor::Kernels& kernels) {
+void PackedMomentum::serve(ScaledRun& run, const Tensor& errors, tensor::Kernels& kernels) {
   const std::int64_t n = run.end - run.begin, first = run.begin - begin_ - run.part * part_;
   const optim::SentMomentum sent{reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / word,
                                  scales(received_, 0) + run.place, block_bytes_, replicas_};
@@ -121,26 +122,26 @@ void PackedMomentum::exchange(Segment& segment, tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   const bool computes = device.kind() != device::Kind::meta;
   std::vector<float> here(static_cast<std::size_t>(places_));
-  const auto bytes_of = [](std::span<const Run> runs) { return runs.size() * sizeof(float); };
-  const auto put = [&](std::int64_t part, std::span<const Run> runs, float Run::*scale) {
+  const auto bytes_of = [](std::span<const ScaledRun> runs) { return runs.size() * sizeof(float); };
+  const auto put = [&](std::int64_t part, std::span<const ScaledRun> runs, float ScaledRun::*scale) {
     for (std::size_t i = 0; i < runs.size(); ++i) here[i] = runs[i].*scale;
     device.copy(scales(packed_, part), here.data(), bytes_of(runs));
     device.synchronize();
   };
-  for (Run& run : runs_) run.sent_scale = optim::one_bit_scale(run.squares, run.counted);
-  if (computes) for_each_part([&](auto part, auto runs) { put(part, runs, &Run::sent_scale); });
+  for (ScaledRun& run : runs_) run.sent_scale = optim::one_bit_scale(run.squares, run.counted);
+  if (computes) for_each_part([&](auto part, auto runs) { put(part, runs, &ScaledRun::sent_scale); });
 
   comm::Communicator& replicas = *segment.groups().replica;
   const comm::CallOptions options{.label = name_ + " momentum"};
   replicas.all_to_all(packed_, received_, {}, {}, options).wait();
   sharding::StateBuffer& state = segment.moments().back();
   const Tensor errors = server_errors(state, device);
-  for (Run& run : runs_)
+  for (ScaledRun& run : runs_)
     if (run.part == own_ && computes) serve(run, errors, kernels);
   if (state.stored() && errors.numel() > 0) state.write(state.begin(), errors).wait();
   if (computes)
     for_each_part([&](auto part, auto runs) {
-      if (part == own_) put(part, runs, &Run::agreed_scale);
+      if (part == own_) put(part, runs, &ScaledRun::agreed_scale);
     });
   const Tensor own = packed_.range(own_ * block_bytes_, (own_ + 1) * block_bytes_);
   replicas.all_gather({{own, packed_}}, options).wait();

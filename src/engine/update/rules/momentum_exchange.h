@@ -32,7 +32,7 @@ class PackedMomentum {
   /// `error`: this replica's, of element `begin`.
   template <class Visit>
   void for_each_run(std::int64_t begin, std::int64_t end, float* error, const Visit& visit) const {
-    for (const Run& run : runs_) {
+    for (const ScaledRun& run : runs_) {
       const std::int64_t from = std::max(begin, run.begin), to = std::min(end, run.end);
       if (from < to)
         visit(from, to,
@@ -42,26 +42,26 @@ class PackedMomentum {
   }
 
  private:
-  struct Run {
+  struct ScaledRun {
     std::int64_t begin, end;   ///< flat elements
     std::int64_t part, place;  ///< who serves it, and which of the part's scales it has
     std::int64_t counted;      ///< elements from its beginning on that are no padding
-    tensor::ExactSum squares;  ///< of what this replica sends
+    tensor::ExactSum squares;  ///< sum over what this replica sends
     float sent_scale = 0, agreed_scale = 0;
   };
   std::byte* block(const tensor::Tensor& of, std::int64_t part) const;
-  std::uint64_t* signs(const Run& run, std::int64_t element) const;
-  int bit(const Run& run, std::int64_t element) const;
+  std::uint64_t* signs(const ScaledRun& run, std::int64_t element) const;
+  int bit(const ScaledRun& run, std::int64_t element) const;
   float* scales(const tensor::Tensor& of, std::int64_t part) const;
   template <class Visit>
   void for_each_part(const Visit& visit) const;
-  void serve(Run& run, const tensor::Tensor& errors, tensor::Kernels& kernels);
+  void serve(ScaledRun& run, const tensor::Tensor& errors, tensor::Kernels& kernels);
 
   std::string name_;
-  std::int64_t begin_, part_, block_bytes_ = 0;  ///< of the update range; elements of a part
+  std::int64_t begin_, part_, block_bytes_ = 0;  ///< begin of the update range; elements and bytes of a part
   std::int64_t places_ = 0;                      ///< for scales in a part
   int replicas_, own_;
-  std::vector<Run> runs_;
+  std::vector<ScaledRun> runs_;
   tensor::Tensor packed_, received_;  ///< a block for each part, and from each replica
 };
 

@@ -10,12 +10,12 @@
 #include "base/random.h"
 #include "comm/gather.h"
 #include "device/device.h"
+#include "engine/report/report.h"
 #include "optim/description.h"
 
 namespace sherd::engine {
 
 using sharding::Segment;
-using tensor::Tensor;
 
 Segment::Range ParameterNorms::counted(const Segment& segment) {
   if (segment.groups().holder() != 0) return {0, 0};
@@ -50,12 +50,10 @@ void ParameterNorms::share_ratios(comm::Communicator& ranks, device::Device& dev
   for (std::size_t i = 0; i < names_.size(); ++i)
     if (const auto found = mine_.find(names_[i]); found != mine_.end())
       ratios[i] = sums_[found->second].ratio;
-  const Tensor all = Tensor::of<float>(device, {std::ssize(ratios)}, std::span<const float>(ratios));
-  ranks.all_reduce(all, comm::ReduceOp::max, 1, {.label = "ratios of variances", .scalar = true}).wait();
-  const Tensor here = tensor::to_host(device, all);
+  comm::reduce_values(ranks, device, std::span(ratios), "ratios of variances", comm::ReduceOp::max);
   for (std::size_t i = 0; i < names_.size(); ++i)
     if (const auto found = mine_.find(names_[i]); found != mine_.end())
-      sums_[found->second].ratio = here.data<float>()[i];
+      sums_[found->second].ratio = ratios[i];
 }
 
 /// A memory of all tensors of a parameter together is where each of them begins.
@@ -112,11 +110,7 @@ constexpr std::string_view refreshed_mark = " refreshed";
 std::map<std::string, std::string> ParameterNorms::save() const {
   std::map<std::string, std::string> out;
   for (const auto& [name, memory] : memories_) {
-    char text[64];
-    char* end = std::to_chars(text, text + 31, memory.mean).ptr;
-    *end++ = ' ';
-    out[name] = std::string(text, std::to_chars(end, text + sizeof text, memory.factor).ptr);
-    if (memory.refreshed) out[name] += refreshed_mark;
+    out[name] = cat(exact(memory.mean), ' ', exact(memory.factor), memory.refreshed ? refreshed_mark : "");
   }
   return out;
 }

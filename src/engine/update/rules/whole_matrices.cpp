@@ -114,7 +114,7 @@ class MatrixExchange {
     const Counts takes = counts_by_rank([&](std::size_t i, int rank) { return given(i, rank, me); });
     const Tensor own = room(sum(gives)), theirs = group_.size() > 1 ? room(sum(takes)) : own;
     for_each_given(give, [&](std::size_t i, std::int64_t at) {
-      if (give(i) > 0) pack(matrices_[i], own, at);
+      if (give(i) > 0) pack(matrices_[i], own, at, false);
     });
     if (group_.size() > 1) group_.all_to_all(own, theirs, gives, takes, {.label = label_}).wait();
 
@@ -126,18 +126,18 @@ class MatrixExchange {
     const Tensor out = apart ? room(sum(returns)) : theirs, back = apart ? room(sum(comes)) : own;
     work_on(theirs, takes, out, returns, work);
     if (group_.size() > 1) group_.all_to_all(out, back, returns, comes, {.label = label_}).wait();
-    for_each_given(hold, [&](std::size_t i, std::int64_t at) { unpack(matrices_[i], back, at); });
+    for_each_given(hold, [&](std::size_t i, std::int64_t at) { pack(matrices_[i], back, at, true); });
   }
 
  private:
-  using Counts = std::vector<std::int64_t>;  ///< of elements, by rank
+  using Counts = std::vector<std::int64_t>;  ///< elements by rank
 
   bool mine(std::size_t matrix) const { return owners_[matrix] == group_.rank(); }
 
   /// Elements that a rank updates of a matrix, and so holds its directions of.
   std::int64_t held(std::size_t matrix, int rank) const {
     std::int64_t count = 0;
-    for_each_part(matrices_[matrix], rank, [&](const Part& part) { count += part.numel(); });
+    for_each_part(matrices_[matrix], rank, [&](const RowBlock& part) { count += part.numel(); });
     return count;
   }
   /// How many of them its owner needs: of what all shards hold, its own shard's.
@@ -180,7 +180,7 @@ class MatrixExchange {
 
   /// Rows of a matrix, or of as much of them as a rank holds: without gaps in the segment, from flat element
   /// `flat` on; in the matrix from `place` on, `step` apart.
-  struct Part {
+  struct RowBlock {
     std::int64_t flat, place, rows, columns, step;
     std::int64_t numel() const { return rows * columns; }
     /// Whether this part goes on there.
@@ -197,7 +197,7 @@ class MatrixExchange {
     const std::int64_t offset = layout.offset(matrix.slot), shard = layout.shard();
     const std::int64_t first = replicated_ ? 0 : rank / cuts_ * shard - offset,
                        last = replicated_ ? layout.padded() : first + shard;
-    Part part{};
+    RowBlock part{};
     std::int64_t at = 0;
     for (const tensor::Range& range : matrix.ranges) {
       slice.for_each_run(std::max(first, slice.lower_bound(range.begin)),
@@ -218,16 +218,14 @@ class MatrixExchange {
   }
 
   const Tensor& directions_of(const Matrix& matrix) const { return directions_.at(matrix.segment); }
-  /// Moves what this rank updates of a matrix to where `to` has room for it, and back.
-  void pack(const Matrix& matrix, const Tensor& to, std::int64_t at) const {
-    for_each_part(matrix, group_.rank(), [&](const Part& part) {
-      copy(directions_of(matrix), part.flat - matrix.segment->update_begin(), to, at, part.numel());
-      at += part.numel();
-    });
-  }
-  void unpack(const Matrix& matrix, const Tensor& from, std::int64_t at) const {
-    for_each_part(matrix, group_.rank(), [&](const Part& part) {
-      copy(from, at, directions_of(matrix), part.flat - matrix.segment->update_begin(), part.numel());
+  /// Moves what this rank updates of a matrix to where `packed` has room for it, or back.
+  void pack(const Matrix& matrix, const Tensor& packed, std::int64_t at, bool back) const {
+    for_each_part(matrix, group_.rank(), [&](const RowBlock& part) {
+      const std::int64_t begin = part.flat - matrix.segment->update_begin();
+      if (back)
+        copy(packed, at, directions_of(matrix), begin, part.numel());
+      else
+        copy(directions_of(matrix), begin, packed, at, part.numel());
       at += part.numel();
     });
   }
@@ -242,22 +240,17 @@ class MatrixExchange {
         if (owners_[i] == owner) visit(i, at), at += count(i);
   }
 
-  /// Between parts that lie one after the other from `at` on, and a matrix. `x` is whole.
-  void fill_in(const Matrix& matrix, int rank, const Tensor& parts, std::int64_t at, const Tensor& x) {
-    for_each_part(matrix, rank, [&](const Part& part) {
-      if (part.rows == 1)
-        copy(parts, at, x, part.place, part.columns);
-      else
-        kernels_.copy_rows({parts, at, part.columns}, {x, part.place, part.step}, part.rows, part.columns);
-      at += part.numel();
-    });
-  }
-  void take_out(const Matrix& matrix, int rank, const Tensor& x, const Tensor& parts, std::int64_t at) {
-    for_each_part(matrix, rank, [&](const Part& part) {
-      if (part.rows == 1)
+  /// Moves a rank's parts, which lie one after the other from `at` on, into the whole matrix `x`, or back.
+  void move_parts(const Matrix& matrix, int rank, const Tensor& parts, std::int64_t at, const Tensor& x,
+                  bool back) {
+    for_each_part(matrix, rank, [&](const RowBlock& part) {
+      const tensor::StridedRows packed{parts, at, part.columns}, whole{x, part.place, part.step};
+      if (part.rows > 1)
+        kernels_.copy_rows(back ? whole : packed, back ? packed : whole, part.rows, part.columns);
+      else if (back)
         copy(x, part.place, parts, at, part.columns);
       else
-        kernels_.copy_rows({x, part.place, part.step}, {parts, at, part.columns}, part.rows, part.columns);
+        copy(parts, at, x, part.place, part.columns);
       at += part.numel();
     });
   }
@@ -277,13 +270,13 @@ class MatrixExchange {
       for (int rank = 0; rank < group_.size(); ++rank) {
         const std::int64_t count = given(i, rank, group_.rank());
         std::int64_t& at = from[static_cast<std::size_t>(rank)];
-        if (count > 0) fill_in(matrix, rank, theirs, at, x);
+        if (count > 0) move_parts(matrix, rank, theirs, at, x, false);
         at += count;
       }
       work(matrix, x);
       for (int rank = 0; rank < group_.size(); ++rank) {
         std::int64_t& at = to[static_cast<std::size_t>(rank)];
-        take_out(matrix, rank, x, out, at);
+        move_parts(matrix, rank, out, at, x, true);
         at += held(i, rank);
       }
     }

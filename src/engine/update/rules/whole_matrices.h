@@ -13,7 +13,7 @@ namespace sherd::engine {
 /// A matrix that an optimizer takes whole (Packing::tensors), of logical rows and columns.
 struct Matrix {
   const sharding::Segment* segment;
-  std::size_t slot;  ///< of its parameter in the segment
+  std::size_t slot;  ///< its parameter's number in the segment
   std::int64_t rows, columns;
   std::vector<tensor::Range> ranges;  ///< its rows in order, as flat elements of the logical parameter
 
@@ -65,7 +65,7 @@ class WholeMatrices {
 
   std::map<const sharding::Segment*, Slices> slices_;
   std::map<const sharding::Segment*, tensor::Tensor> directions_;
-  std::vector<const sharding::Segment*> order_;  ///< of the batch, as they came
+  std::vector<const sharding::Segment*> order_;  ///< the batch's segments, as they came
   device::Tier tier_ = device::Tier::device;
 };
 

@@ -1,24 +1,48 @@
-#include "engine/report/csv_files.h"
+#include "engine/report/log_files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "engine/report/report.h"
 
 namespace sherd::engine {
+
+AppendFile::AppendFile(std::filesystem::path path, bool keep, std::string what)
+    : path_(std::move(path)), what_(std::move(what)) {
+  descriptor_ = ::open(path_.c_str(), O_CREAT | O_WRONLY | O_CLOEXEC | (keep ? O_APPEND : O_TRUNC), 0666);
+  if (descriptor_ < 0) fail_errno("open");
+}
+
+AppendFile::~AppendFile() {
+  ::close(descriptor_);
+}
+
+void AppendFile::write(std::string_view piece) {
+  while (!piece.empty()) {
+    const ssize_t wrote = ::write(descriptor_, piece.data(), piece.size());
+    if (wrote < 0 && errno == EINTR) continue;
+    if (wrote < 0) fail_errno("write to");
+    piece.remove_prefix(static_cast<std::size_t>(wrote));
+  }
+}
+
+void AppendFile::fail_errno(const char* action) const {
+  fail(ErrorKind::io, "cannot ", action, " ", what_, " '", path_.string(), "': ", std::strerror(errno));
+}
+
 namespace fs = std::filesystem;
 namespace {
 
 constexpr const char* prefix = "Train_Samples_";
 constexpr std::string_view names = "step,";
-
-std::string shown(double value) {
-  std::array<char, 32> digits;
-  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
-}
 
 /// The file's rows up to a step; a last row without its line's end is what a crash left.
 void trim(const fs::path& path, std::int64_t last_step) {
@@ -68,7 +92,7 @@ void CsvFiles::write(std::int64_t step, const std::vector<Scalar>& scalars) {
       file = std::make_unique<AppendFile>(path, true, "the CSV file");
       if (!goes_on) text = cat(names, scalar.tag.substr(scalar.tag.rfind('/') + 1), "\r\n");
     }
-    file->write(text + cat(step, ",", shown(scalar.value), "\r\n"));
+    file->write(text + cat(step, ",", exact(scalar.value), "\r\n"));
   }
 }
 

@@ -1,4 +1,4 @@
-#include "optim/isa/update_plan.h"
+#include "optim/isa/span_plan.h"
 
 #include <algorithm>
 
@@ -136,9 +136,9 @@ double trust_ratio(const Hyper& hyper, double weight, double measured, bool matr
   return out;
 }
 
-UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
+SpanPlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step) {
   check(span, hyper, step);
-  UpdatePlan plan;
+  SpanPlan plan;
   if (span.n == 0) return plan;
   plan.grad = grad_index(span.grad_dtype), plan.master = master_index(span), plan.moment = moment_index(span);
   with_rule(hyper, Rules{}, [&]<class Rule>(const Rule&) {

@@ -1,11 +1,15 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "config/config.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/token_data.h"
+#include "nn/module.h"
 
 namespace sherd::engine {
 
@@ -20,9 +24,21 @@ void require_same_prompts(const CheckpointReader& reader, const config::Adapter&
 /// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.
 std::string layout_change(const Manifest& saved, const comm::Grid& grid);
 
-/// What a run with `config` and `tokens` (null: of another kind) trains otherwise than the one that wrote the
-/// checkpoint: a line for each key and for the dataset.
+/// Tells how a run with `config` and `tokens` (null: samples of another kind) differs in what it trains from
+/// the one that wrote the checkpoint: a line for each key and for the dataset.
 std::vector<std::string> changes_since(const CheckpointReader& reader, const config::Config& config,
                                        const TokenData* tokens);
+
+/// Logical shapes by name.
+using ParameterShapes = std::map<std::string, std::vector<std::int64_t>>;
+ParameterShapes shapes_of(const std::vector<nn::ParameterPtr>& parameters);
+
+/// Throws Error{data} unless the checkpoint has exactly these parameters, in their logical shapes:
+/// naming those that differ and, where `config` made the model, the keys of its `model` section that differ
+/// from the saved run's. `config` may be null. `part`: which of the checkpoint's are meant, by name; null:
+/// all.
+void require_same_model(const CheckpointReader& reader, const ParameterShapes& shapes,
+                        const config::Config* config,
+                        const std::function<bool(const std::string&)>& part = nullptr);
 
 }  // namespace sherd::engine

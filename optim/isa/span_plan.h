@@ -3,6 +3,7 @@
 #include <variant>
 
 #include "optim/isa/tables.h"
+#include "optim/quantized.h"
 #include "optim/update_rule.h"
 
 namespace sherd::optim {
@@ -14,7 +15,7 @@ using AnyRule = decltype(any_of(Rules{}));
 
 /// One update() as the loops of every device take it: which loop, with which numbers. All zero for an empty
 /// span.
-struct UpdatePlan {
+struct SpanPlan {
   AnyRule rule;
   float factor = 0;  ///< gradients are multiplied by it
   GradIndex grad = grad_f32;
@@ -30,17 +31,29 @@ struct UpdatePlan {
 GradIndex grad_index(DType dtype);
 
 /// Throws Error{usage} as update() does.
-UpdatePlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
+SpanPlan plan_span(const SpanUpdate& span, const Hyper& hyper, std::int64_t step);
 
-/// Loops of one instruction set.
-const OneBitTable& one_bit_table(CpuIsa isa);
+/// The loops of one instruction set among those of all.
+template <class Table>
+const Table& loops_of(CpuIsa isa, const Table& avx512, const Table& avx2, const Table& portable) {
+  return isa == CpuIsa::avx512 ? avx512 : isa == CpuIsa::avx2 ? avx2 : portable;
+}
+inline const OneBitTable& one_bit_table(CpuIsa isa) {
+  return loops_of(isa, avx512::one_bit_table, avx2::one_bit_table, portable::one_bit_table);
+}
 
 /// Elements [begin, end) of a span, as loops of the processor take them.
-Chunk chunk_of(const SpanUpdate& span, const UpdatePlan& plan, std::int64_t begin, std::int64_t end);
+SpanChunk chunk_of(const SpanUpdate& span, const SpanPlan& plan, std::int64_t begin, std::int64_t end);
+
+/// The map of an 8-bit code, as loops take it.
+const DynamicMap& map_of(Code code);
+
+/// update() of a span with 8-bit moments.
+bool update_codes(CpuIsa isa, const SpanUpdate& span, const SpanPlan& plan, Arena& arena);
 
 /// A span and what its plan makes of it.
 struct PlannedSpan {
-  UpdatePlan plan;
+  SpanPlan plan;
   SpanUpdate span;
 };
 

@@ -14,7 +14,7 @@ using tensor::Tensor;
 namespace {
 
 /// fp32 directions before they are rounded: as many as stay in a core's cache; as are made in a GPU's memory.
-constexpr std::int64_t piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
+constexpr std::int64_t muon_piece = 2048, muon_piece_on_gpu = std::int64_t{1} << 20;
 
 /// Elements [begin, end) with `to` in the place of the parameter and `sums` in that of the master.
 SpanUpdate part_of(const SpanUpdate& span, std::int64_t begin, std::int64_t end, void* to, DType dtype,
@@ -37,10 +37,10 @@ DType direction_dtype(DType parameters) {
 bool directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, void* to, DType dtype,
                 Arena& arena) {
   std::atomic<bool> finite = true;
-  arena.parallel_for(span.n, 16 * piece, [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) float sums[piece] = {};
-    for (std::int64_t at = begin; at < end; at += piece)
-      if (!update(part_of(span, at, std::min(at + piece, end), to, dtype, sums), hyper, step, arena))
+  arena.parallel_for(span.n, 16 * muon_piece, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float sums[muon_piece] = {};
+    for (std::int64_t at = begin; at < end; at += muon_piece)
+      if (!update(part_of(span, at, std::min(at + muon_piece, end), to, dtype, sums), hyper, step, arena))
         finite.store(false, std::memory_order_relaxed);
   });
   return finite.load();
@@ -52,7 +52,7 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
     if (!directions(span, hyper, step, to, dtype, device.arena())) check.fail();
     return;
   }
-  const std::int64_t most = dtype == DType::f32 ? span.n : std::min(span.n, piece_on_gpu);
+  const std::int64_t most = dtype == DType::f32 ? span.n : std::min(span.n, muon_piece_on_gpu);
   Tensor sums;
   if (dtype != DType::f32) sums = Tensor::empty(device, {most}, DType::f32, Category::workspace);
   for (std::int64_t at = 0; at < span.n; at += most) {
@@ -64,7 +64,7 @@ void directions(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, v
 
 void charge_directions(device::Device& device, std::int64_t elements, DType dtype) {
   if (dtype == DType::f32) return;
-  Tensor::empty(device, {std::min(elements, piece_on_gpu)}, DType::f32, Category::workspace);
+  Tensor::empty(device, {std::min(elements, muon_piece_on_gpu)}, DType::f32, Category::workspace);
 }
 
 namespace {

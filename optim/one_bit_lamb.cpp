@@ -18,7 +18,7 @@ using tensor::Tensor;
 
 constexpr std::int64_t word = 64;
 /// Elements that a thread takes at once; whose weights it joins at once; that a GPU takes at once.
-constexpr std::int64_t grain = 1 << 15, piece = 2048, piece_on_gpu = std::int64_t{1} << 20;
+constexpr std::int64_t lamb_grain = 1 << 15, lamb_piece = 2048, lamb_piece_on_gpu = std::int64_t{1} << 20;
 
 void check(const SpanUpdate& span, const AgreedMomentum* agreed, const float* fresh, const Hyper& hyper) {
   require(hyper.type == config::OptimizerType::onebitlamb, "refresh_variance: ", config::name_of(hyper.type),
@@ -42,7 +42,7 @@ const float* weights_of(CpuIsa isa, const SpanUpdate& part, float* room, Arena& 
 /// A GPU's results for a piece of a span.
 struct Room {
   Room(device::Device& device, std::int64_t elements)
-      : most(std::min(elements, piece_on_gpu)),
+      : most(std::min(elements, lamb_piece_on_gpu)),
         weights(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
         directions(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
         updates(Tensor::empty(device, {most}, DType::f32, Category::workspace)),
@@ -81,12 +81,12 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
   const auto refresh = agreed ? table.refresh_agreed : table.refresh[grad_index(span.grad_dtype)];
   const FrozenLamb rule = FrozenLamb::make(hyper, span.decay);
   std::mutex mutex;  // guards `sums`; the order of additions does not show in an exact sum
-  arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
-    alignas(64) float room[piece];
-    double directions[piece / word], updates[piece / word];
+  arena.parallel_for(span.n, lamb_grain, [&](std::int64_t begin, std::int64_t end) {
+    alignas(64) float room[lamb_piece];
+    double directions[lamb_piece / word], updates[lamb_piece / word];
     NormSums mine;
-    for (std::int64_t at = begin; at < end; at += piece) {
-      const SpanUpdate part = part_of(span, at, std::min(piece, end - at));
+    for (std::int64_t at = begin; at < end; at += lamb_piece) {
+      const SpanUpdate part = part_of(span, at, std::min(lamb_piece, end - at));
       FrozenRun run{};
       run.source = part.grad, run.factor = static_cast<float>(span.grad_factor);
       if (agreed) {

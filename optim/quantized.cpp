@@ -12,7 +12,7 @@ namespace sherd::optim {
 namespace {
 
 /// Elements that a thread takes at once: whole blocks.
-constexpr std::int64_t grain = 1 << 16;
+constexpr std::int64_t quantized_grain = 1 << 16;
 
 /// The evenly spaced values of decade number `decade`: the magnitude of number k is base + slope·k.
 struct Decade {
@@ -86,7 +86,7 @@ DynamicMap make_map(bool has_signs) {
   return map;
 }
 
-const QuantizedTable& table_of(CpuIsa isa) {
+const QuantizedTable& quantized_table(CpuIsa isa) {
   return loops_of(isa, avx512::quantized_table, avx2::quantized_table, portable::quantized_table);
 }
 
@@ -109,9 +109,9 @@ std::uint8_t zero_code(Code code) {
 void quantize(Code code, std::span<const float> values, std::uint8_t* codes, float* scales, Arena& arena,
               CpuIsa isa) {
   const DynamicMap& map = map_of(code);
-  const auto loop = table_of(isa).quantize[map.has_signs];
+  const auto loop = quantized_table(isa).quantize[map.has_signs];
   arena.parallel_for(
-      static_cast<std::int64_t>(values.size()), grain, [&](std::int64_t begin, std::int64_t end) {
+      static_cast<std::int64_t>(values.size()), quantized_grain, [&](std::int64_t begin, std::int64_t end) {
         loop(map, values.data() + begin, codes + begin, scales + begin / quantized_block, end - begin);
       });
 }
@@ -120,7 +120,7 @@ void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t ski
                 float* values, Arena& arena) {
   const DynamicMap& map = map_of(code);
   arena.parallel_for(
-      static_cast<std::int64_t>(codes.size()), grain, [&](std::int64_t begin, std::int64_t end) {
+      static_cast<std::int64_t>(codes.size()), quantized_grain, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) {
           const std::uint8_t at = codes[static_cast<std::size_t>(i)];
           values[i] =
@@ -130,12 +130,12 @@ void dequantize(Code code, std::span<const std::uint8_t> codes, std::int64_t ski
 }
 
 bool update_codes(CpuIsa isa, const SpanUpdate& span, const SpanPlan& plan, Arena& arena) {
-  const auto loop = table_of(isa).update[plan.master];
+  const auto loop = quantized_table(isa).update[plan.master];
   const auto* rule = std::get_if<Adam>(&plan.rule);
   require(rule, "an 8-bit state without Adam's rule");
   const DynamicMap &signs = map_of(Code::signed_8bit), &sizes = map_of(Code::unsigned_8bit);
   std::atomic<bool> finite = true;
-  arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
+  arena.parallel_for(span.n, quantized_grain, [&](std::int64_t begin, std::int64_t end) {
     const std::int64_t block = begin / quantized_block;
     const Extremes top = loop(chunk_of(span, plan, begin, end), rule, signs, sizes, span.scales[0] + block,
                               span.scales[1] + block);

@@ -10,11 +10,11 @@ namespace sherd::optim {
 namespace {
 
 // Elements per chunk: some 2 MB of Adam's streams.
-constexpr std::int64_t grain = 1 << 16;
+constexpr std::int64_t update_grain = 1 << 16;
 // Above this the 16-bit copy would be evicted before anybody reads it.
 constexpr std::int64_t stream_from = 1 << 22;
 
-const UpdateTable& table_of(CpuIsa isa) {
+const UpdateTable& update_table(CpuIsa isa) {
   return loops_of(isa, avx512::update_table, avx2::update_table, portable::update_table);
 }
 
@@ -64,10 +64,10 @@ bool update(const SpanUpdate& span, const Hyper& hyper, std::int64_t step, Arena
   const SpanPlan plan = plan_span(span, hyper, step);
   if (span.n == 0) return true;
   if (span.moment_dtype == DType::u8) return update_codes(isa, span, plan, arena);
-  const RuleLoop loop = table_of(isa).rule[plan.rule.index()].loop[plan.master][plan.moment];
+  const RuleLoop loop = update_table(isa).rule[plan.rule.index()].loop[plan.master][plan.moment];
   const void* rule = std::visit([](const auto& any) -> const void* { return &any; }, plan.rule);
   std::atomic<bool> finite = true;
-  arena.parallel_for(span.n, grain, [&](std::int64_t begin, std::int64_t end) {
+  arena.parallel_for(span.n, update_grain, [&](std::int64_t begin, std::int64_t end) {
     const Extremes extremes = loop(chunk_of(span, plan, begin, end), rule);
     if (extremes.weight > plan.largest_weight || extremes.moment > plan.largest_moment)
       finite.store(false, std::memory_order_relaxed);

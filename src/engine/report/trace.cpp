@@ -8,17 +8,17 @@
 #include "engine/report/report.h"
 
 namespace sherd::engine {
+using sharding::Instruction;
 namespace {
-
-using Op = sharding::Instruction::Op;
 
 template <class Clock>
 std::int64_t nanoseconds(std::chrono::time_point<Clock> time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-bool computes(Op op) {
-  return op == Op::forward || op == Op::backward || op == Op::backward_input || op == Op::weight_gradients;
+bool computes(Instruction::Op op) {
+  return op == Instruction::Op::forward || op == Instruction::Op::backward ||
+         op == Instruction::Op::backward_input || op == Instruction::Op::weight_gradients;
 }
 
 /// Where any of them is under way.
@@ -107,7 +107,7 @@ void Trace::end(const sharding::Instruction& instruction, double waited) {
     totals_.computing += seconds;
   }
   op_.reset();
-  if (instruction.op != Op::update) return;
+  if (instruction.op != Instruction::Op::update) return;
   steps_.push_back({step_begin_, instruction_.end});
   totals_.steps += static_cast<double>(instruction_.end - step_begin_) * 1e-9;
   ++totals_.step_count;

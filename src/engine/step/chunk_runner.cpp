@@ -11,8 +11,8 @@ using autograd::Tape;
 using autograd::Var;
 using autograd::WeightGradients;
 using sharding::Chunk;
+using sharding::Instruction;
 using tensor::Tensor;
-using Op = sharding::Instruction::Op;
 
 ChunkRunner::ChunkRunner(nn::Model& model, sharding::ShardedModel& sharded, StageLink* link,
                          std::function<void(Tape&)> prepare_tape)
@@ -78,7 +78,8 @@ void ChunkRunner::set_loss(const Instruction& i, const Var& loss) {
 }
 
 void ChunkRunner::begin_backward(const Instruction& i, double seed) {
-  const WeightGradients when = i.op == Op::backward_input ? WeightGradients::later : WeightGradients::now;
+  const WeightGradients when =
+      i.op == Instruction::Op::backward_input ? WeightGradients::later : WeightGradients::now;
   hold(i);
   Flight& flight = flight_of(i);
   if (layout_->has_last(i.chunk)) return flight.pass->begin_backward(flight.output, seed, when);
@@ -104,7 +105,7 @@ void ChunkRunner::end_backward(const Instruction& i) {
     input_gradients_[key_of(i)] = flight.input.grad();
   }
   flight.input = flight.output = {};
-  if (i.op == Op::backward) flights_.end(flight);
+  if (i.op == Instruction::Op::backward) flights_.end(flight);
 }
 
 bool ChunkRunner::continue_weight_gradients(const Instruction& i) {
@@ -121,13 +122,13 @@ void ChunkRunner::transfer(const Instruction& i) {
     return value_of(values, key_of(i), nullptr, key_of(i));
   };
   switch (i.op) {
-    case Op::receive_activation:
+    case Instruction::Op::receive_activation:
       return link_->activations().receive(key_of(i));
-    case Op::send_activation:
+    case Instruction::Op::send_activation:
       return link_->activations().send(key_of(i), given(outputs_));
-    case Op::receive_gradient:
+    case Instruction::Op::receive_gradient:
       return link_->gradients().receive(key_of(i));
-    case Op::send_gradient:
+    case Instruction::Op::send_gradient:
       return link_->gradients().send(key_of(i), given(input_gradients_));
     default:
       fail(ErrorKind::usage, "an instruction that moves nothing");

@@ -17,13 +17,14 @@ using tensor::Tensor;
 
 namespace {
 
-constexpr std::size_t page = 4096;
+constexpr std::size_t store_page = 4096;
 
 /// Host memory that the store moves without a copy.
 struct HostBuffer {
   HostBuffer(device::Device& device, offload::Store& store, std::size_t bytes)
-      : storage(device.allocate(bytes + page, Category::activations, Tier::host)), loan(store.lend(storage)) {
-    begin = (page - reinterpret_cast<std::uintptr_t>(storage.data()) % page) % page;
+      : storage(device.allocate(bytes + store_page, Category::activations, Tier::host)),
+        loan(store.lend(storage)) {
+    begin = (store_page - reinterpret_cast<std::uintptr_t>(storage.data()) % store_page) % store_page;
     room = bytes;
   }
   device::Storage storage;

@@ -9,13 +9,13 @@
 namespace sherd::engine {
 
 using sharding::Segment;
-using Op = UpdateInstruction::Op;
 
 void UpdatePipeline::leave() {
   require(decided(), "an update can only be left for later after it began");
   // All ranks come by here, and so to what they exchange for more than a batch.
   const auto exchanged = std::find_if(plan_.rbegin(), plan_.rend(), [&](const UpdateInstruction& i) {
-    return i.op == Op::agree || (i.op == Op::exchange && chunks_[i.chunk].batch == 0);
+    return i.op == UpdateInstruction::Op::agree ||
+           (i.op == UpdateInstruction::Op::exchange && chunks_[i.chunk].batch == 0);
   });
   for (const auto end = static_cast<std::size_t>(plan_.rend() - exchanged); step_->next < end; ++step_->next)
     perform(plan_[step_->next], true);
@@ -39,8 +39,8 @@ void UpdatePipeline::update_through(const Segment& segment) {
   const auto performs_next = [&] {
     if (step_->next >= plan_.size()) return false;
     if (step_->updated <= last - chunks_.begin()) return true;
-    const Op op = plan_[step_->next].op;
-    return op == Op::write || op == Op::wait_written;
+    const UpdateInstruction::Op op = plan_[step_->next].op;
+    return op == UpdateInstruction::Op::write || op == UpdateInstruction::Op::wait_written;
   };
   for (; performs_next(); ++step_->next) perform(plan_[step_->next], true);
 }

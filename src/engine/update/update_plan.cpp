@@ -18,8 +18,6 @@ bool writes(Phase phase) {
 
 namespace {
 
-using Op = UpdateInstruction::Op;
-
 /// Adds what is done to the chunks of that batch `left` phases before their last one, without transfers.
 void add_phase(std::span<const UpdateChunk> chunks, std::size_t left, int batch,
                std::vector<UpdateInstruction>& out) {
@@ -29,7 +27,9 @@ void add_phase(std::span<const UpdateChunk> chunks, std::size_t left, int batch,
     const std::size_t phase = chunk.phases.size() - 1 - left;
     const bool pass = is_pass(chunk.phases[phase]);
     const bool ends = batch > 0 ? i + 1 == chunks.size() || chunks[i + 1].batch != batch : chunk.last;
-    if (pass || ends) out.push_back({pass ? Op::pass : Op::exchange, i, -1, static_cast<int>(phase)});
+    if (pass || ends)
+      out.push_back({pass ? UpdateInstruction::Op::pass : UpdateInstruction::Op::exchange, i, -1,
+                     static_cast<int>(phase)});
   }
 }
 
@@ -53,20 +53,21 @@ class TransferPlanner {
 
  private:
   bool passes_buffer(const UpdateInstruction& work) const {
-    return work.op == Op::pass && chunks_[work.chunk].stored;
+    return work.op == UpdateInstruction::Op::pass && chunks_[work.chunk].stored;
   }
   int buffer_of(std::size_t position) const { return static_cast<int>(position % buffers_); }
   void pass(const UpdateInstruction& work, std::size_t ahead, bool pipeline_write,
             std::vector<UpdateInstruction>& plan) {
     for (; read_ < stored_.size() && read_ <= position_ + ahead; ++read_) {
       const UpdateInstruction& coming = work_[stored_[read_]];
-      plan.push_back({Op::read, coming.chunk, buffer_of(read_), coming.phase});
+      plan.push_back({UpdateInstruction::Op::read, coming.chunk, buffer_of(read_), coming.phase});
     }
     const int buffer = buffer_of(position_++);
-    plan.push_back({Op::pass, work.chunk, buffer, work.phase});
+    plan.push_back({UpdateInstruction::Op::pass, work.chunk, buffer, work.phase});
     if (!writes(chunks_[work.chunk].phases[static_cast<std::size_t>(work.phase)])) return;
-    plan.push_back({Op::write, work.chunk, buffer, work.phase});
-    if (!pipeline_write) plan.push_back({Op::wait_written, work.chunk, buffer, work.phase});
+    plan.push_back({UpdateInstruction::Op::write, work.chunk, buffer, work.phase});
+    if (!pipeline_write)
+      plan.push_back({UpdateInstruction::Op::wait_written, work.chunk, buffer, work.phase});
   }
 
   std::span<const UpdateChunk> chunks_;
@@ -107,7 +108,7 @@ std::vector<UpdateInstruction> plan_update(std::span<const UpdateChunk> chunks, 
   };
   const bool measured = std::any_of(rules.begin(), rules.end(), optim::measures);
   for (std::size_t left = std::max<std::size_t>(phases, 1); left-- > 0;) {
-    if (left == 0 && measured) plan.push_back({Op::agree, chunks.size(), -1});
+    if (left == 0 && measured) plan.push_back({UpdateInstruction::Op::agree, chunks.size(), -1});
     std::vector<UpdateInstruction> work;
     add_phase(chunks, left, 0, work);
     add(work);

@@ -14,7 +14,7 @@ using tensor::Slice;
 namespace {
 
 // The bytes between two runs are read with them where a call of its own would cost more than its bytes.
-constexpr std::int64_t most_between = 64 << 10, most_at_once = 4 << 20;
+constexpr std::int64_t most_between = 64 << 10, most_per_read = 4 << 20;
 
 /// Logical elements from the first to the last of local elements [begin, end).
 Range span_of(const Slice& slice, std::int64_t begin, std::int64_t end) {
@@ -48,7 +48,7 @@ std::size_t read_together(std::span<const FileRun> runs, std::int64_t first, std
   std::size_t count = 1;
   for (; count < runs.size(); ++count) {
     const std::int64_t begin = runs[count].in_file, next_end = begin + runs[count].count;
-    if ((begin - end) * bytes > most_between || (next_end - first) * bytes > most_at_once) break;
+    if ((begin - end) * bytes > most_between || (next_end - first) * bytes > most_per_read) break;
     end = next_end;
   }
   return count;

@@ -11,7 +11,7 @@ using tensor::Tensor;
 
 namespace {
 
-int before(const comm::Communicator& group) {
+int previous_stage(const comm::Communicator& group) {
   return (group.rank() + group.size() - 1) % group.size();
 }
 
@@ -119,11 +119,11 @@ void StageChannel::abandon() noexcept {
 
 StageLink::StageLink(device::Device& device, const StageLayout& layout, comm::ProcessGroups& groups)
     : pipeline_(groups.group(comm::Axis::pipeline)),
-      activations_("activation", device, groups.another(comm::Axis::pipeline), before(pipeline_),
+      activations_("activation", device, groups.another(comm::Axis::pipeline), previous_stage(pipeline_),
                    behind(pipeline_),
                    [&layout](int chunk) { return layout.given.at(layout.own(chunk).begin - 1); }),
       gradients_("gradient", device, groups.another(comm::Axis::pipeline), behind(pipeline_),
-                 before(pipeline_),
+                 previous_stage(pipeline_),
                  [&layout](int chunk) { return layout.given.at(layout.own(chunk).end - 1); }) {}
 
 void StageLink::finish() {

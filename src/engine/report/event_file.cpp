@@ -27,7 +27,7 @@ constexpr std::uint64_t session_start = 1;
 // Wire types of protobuf.
 enum Wire : std::uint32_t { varint = 0, fixed64 = 1, bytes = 2, fixed32 = 5 };
 
-constexpr const char* prefix = "events.out.tfevents.";
+constexpr const char* event_prefix = "events.out.tfevents.";
 
 template <class T>
 void put_fixed(std::string& out, T value) {
@@ -143,7 +143,7 @@ std::string read_all(const fs::path& path) {
 }
 
 /// Drops summaries beyond a step. Returns whether the file itself went on from another.
-bool trim(const fs::path& path, std::int64_t last_step) {
+bool trim_events(const fs::path& path, std::int64_t last_step) {
   const std::string whole = read_all(path);
   std::string kept;
   bool resumed = false;
@@ -162,7 +162,7 @@ std::string file_name() {
   const auto seconds = duration_cast<std::chrono::seconds>(system_clock::now().time_since_epoch()).count();
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '?';
-  return cat(prefix, seconds, ".", host.data(), ".", ::getpid(), ".0");
+  return cat(event_prefix, seconds, ".", host.data(), ".", ::getpid(), ".0");
 }
 
 }  // namespace
@@ -171,7 +171,7 @@ std::vector<fs::path> event_files(const fs::path& folder) {
   std::vector<fs::path> out;
   std::error_code absent;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder, absent))
-    if (entry.path().filename().string().starts_with(prefix) && entry.path().extension() != ".partial")
+    if (entry.path().filename().string().starts_with(event_prefix) && entry.path().extension() != ".partial")
       out.push_back(entry.path());
   std::sort(out.begin(), out.end());  // the time is in the name
   return out;
@@ -181,7 +181,7 @@ EventFile::EventFile(const fs::path& folder, std::optional<std::int64_t> resumed
   if (resumed_at) {
     const std::vector<fs::path> files = event_files(folder);
     for (auto file = files.rbegin(); file != files.rend(); ++file)
-      if (!trim(*file, *resumed_at)) break;  // the first of this run
+      if (!trim_events(*file, *resumed_at)) break;  // the first of this run
   }
   // A run that is resumed within a second of its start, in the same process, takes the next number.
   std::string path = (folder / file_name()).string();

@@ -41,11 +41,11 @@ void AppendFile::fail_errno(const char* action) const {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* prefix = "Train_Samples_";
+constexpr const char* csv_prefix = "Train_Samples_";
 constexpr std::string_view names = "step,";
 
 /// The file's rows up to a step; a last row without its line's end is what a crash left.
-void trim(const fs::path& path, std::int64_t last_step) {
+void trim_csv(const fs::path& path, std::int64_t last_step) {
   std::ifstream in(path, std::ios::binary);
   if (!in) fail(ErrorKind::io, "csv_monitor: cannot read '", path.string(), "', which the run goes on from");
   std::vector<std::string> rows;
@@ -76,8 +76,8 @@ CsvFiles::CsvFiles(fs::path folder, std::optional<std::int64_t> resumed_at)
     : folder_(std::move(folder)), resumed_(resumed_at.has_value()) {
   if (!resumed_at) return;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder_))
-    if (entry.path().filename().string().starts_with(prefix) && entry.path().extension() == ".csv")
-      trim(entry.path(), *resumed_at);
+    if (entry.path().filename().string().starts_with(csv_prefix) && entry.path().extension() == ".csv")
+      trim_csv(entry.path(), *resumed_at);
 }
 
 void CsvFiles::write(std::int64_t step, const std::vector<Scalar>& scalars) {

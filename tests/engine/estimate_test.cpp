@@ -19,7 +19,7 @@ using device::Tier;
 using engine::Estimate;
 using engine::MemoryReport;
 
-constexpr std::int64_t rows = 2, seq = 96, vocab = 509;
+constexpr std::int64_t estimated_rows = 2, seq = 96, vocab = 509;
 
 struct Shape {
   int stage = 0, ranks = 1;
@@ -41,8 +41,8 @@ struct Shape {
     };
     return cat(
         "{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
-        R"("train_micro_batch_size_per_gpu": )", rows, R"(, "gradient_accumulation_steps": )", accumulation,
-        R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}, "groups": )", groups,
+        R"("train_micro_batch_size_per_gpu": )", estimated_rows, R"(, "gradient_accumulation_steps": )",
+        accumulation, R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}, "groups": )", groups,
         R"(}, "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": )",
         persistent, zero_extra,
         param == "none" ? "" : R"(, "offload_param": )" + offload(param, R"(, "max_in_cpu": 0)"),
@@ -65,8 +65,8 @@ struct Shape {
 };
 
 tensor::Batch any_batch(device::Device& device) {
-  return {{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
-          {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
+  return {{"tokens", tensor::Tensor::empty(device, {estimated_rows, seq}, DType::i32)},
+          {"labels", tensor::Tensor::empty(device, {estimated_rows, seq}, DType::i32)}};
 }
 
 std::shared_ptr<models::Gpt> model_of(const config::Config& config, const parallel::Layout& layout = {}) {
@@ -83,7 +83,7 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
     mine.states = MemoryReport::of(engine.device());
     int micro = 0;
     const auto next = [&] {
-      return synthetic_batch(engine.device(), rows, seq, vocab, 0, micro++, dist->rank());
+      return synthetic_batch(engine.device(), estimated_rows, seq, vocab, 0, micro++, dist->rank());
     };
     const auto io_of = [&](int steps) {
       const engine::IoBytes before = engine.io_bytes();
@@ -110,7 +110,7 @@ std::vector<Estimate> measure(const config::Config& config, int ranks) {
   return out;
 }
 
-void expect_near(std::uint64_t predicted, std::uint64_t real, const std::string& what) {
+void expect_predicted(std::uint64_t predicted, std::uint64_t real, const std::string& what) {
   EXPECT_LE(std::abs(static_cast<double>(predicted) - static_cast<double>(real)),
             0.05 * static_cast<double>(real))
       << what << ": predicted " << predicted << ", measured " << real;
@@ -130,8 +130,9 @@ void expect_alike(const Shape& shape) {
                  &held = got.states.tiers[static_cast<std::size_t>(t)];
       const std::string tier(device::name_of(static_cast<Tier>(t)));
       EXPECT_EQ(states.current, held.current) << tier << " after construction, rank " << rank;
-      expect_near(predicted.peaks.tiers[static_cast<std::size_t>(t)].total_peak,
-                  got.peaks.tiers[static_cast<std::size_t>(t)].total_peak, cat(tier, " peak of rank ", rank));
+      expect_predicted(predicted.peaks.tiers[static_cast<std::size_t>(t)].total_peak,
+                       got.peaks.tiers[static_cast<std::size_t>(t)].total_peak,
+                       cat(tier, " peak of rank ", rank));
     }
     // A heap grows by steps of 2 MiB, which models as small as these feel; tests/cli/resident_test.cpp has
     // larger.
@@ -154,8 +155,8 @@ void expect_alike(const Shape& shape) {
 
 const char* const by_pairs = "other tests cover its pairs of values; scripts/test --full runs it";
 const std::vector<int> rank_counts{1, 2, 4};
-const std::vector<std::string> dtypes{"bf16", "fp32"}, recomputes{"none", "selective", "full"},
-    places{"none", "cpu", "nvme"};
+const std::vector<std::string> estimated_dtypes{"bf16", "fp32"},
+    estimated_recomputes{"none", "selective", "full"}, estimated_tiers{"none", "cpu", "nvme"};
 
 using Placed = std::tuple<int, int, std::string, std::string>;
 class EstimateOf : public ::testing::TestWithParam<Placed> {};
@@ -163,15 +164,17 @@ class EstimateOf : public ::testing::TestWithParam<Placed> {};
 TEST_P(EstimateOf, IsWhatARunBooks) {
   Shape shape;
   std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = GetParam();
-  if (!to_run({4, 3, 2, 3}, {shape.stage, place_of(shape.ranks, rank_counts), place_of(shape.dtype, dtypes),
-                             place_of(shape.recompute, recomputes)}))
+  if (!to_run({4, 3, 2, 3},
+              {shape.stage, place_of(shape.ranks, rank_counts), place_of(shape.dtype, estimated_dtypes),
+               place_of(shape.recompute, estimated_recomputes)}))
     GTEST_SKIP() << by_pairs;
   expect_alike(shape);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, EstimateOf,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3), ::testing::ValuesIn(rank_counts),
-                                            ::testing::ValuesIn(dtypes), ::testing::ValuesIn(recomputes)),
+                                            ::testing::ValuesIn(estimated_dtypes),
+                                            ::testing::ValuesIn(estimated_recomputes)),
                          [](const auto& test) {
                            Shape shape;
                            std::tie(shape.stage, shape.ranks, shape.dtype, shape.recompute) = test.param;
@@ -184,20 +187,21 @@ class EstimateOfOffload : public ::testing::TestWithParam<Offloaded> {};
 TEST_P(EstimateOfOffload, IsWhatARunBooks) {
   Shape shape;
   std::tie(shape.ranks, shape.dtype, shape.param, shape.optimizer) = GetParam();
-  if (!to_run({3, 2, 3, 3}, {place_of(shape.ranks, rank_counts), place_of(shape.dtype, dtypes),
-                             place_of(shape.param, places), place_of(shape.optimizer, places)}))
+  if (!to_run({3, 2, 3, 3},
+              {place_of(shape.ranks, rank_counts), place_of(shape.dtype, estimated_dtypes),
+               place_of(shape.param, estimated_tiers), place_of(shape.optimizer, estimated_tiers)}))
     GTEST_SKIP() << by_pairs;
   for (shape.stage = shape.param == "none" ? 1 : 3; shape.stage <= 3; ++shape.stage) expect_alike(shape);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, EstimateOfOffload,
-                         ::testing::Combine(::testing::ValuesIn(rank_counts), ::testing::ValuesIn(dtypes),
-                                            ::testing::ValuesIn(places), ::testing::ValuesIn(places)),
-                         [](const auto& test) {
-                           return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param),
-                                      "_param_", std::get<2>(test.param), "_optimizer_",
-                                      std::get<3>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, EstimateOfOffload,
+    ::testing::Combine(::testing::ValuesIn(rank_counts), ::testing::ValuesIn(estimated_dtypes),
+                       ::testing::ValuesIn(estimated_tiers), ::testing::ValuesIn(estimated_tiers)),
+    [](const auto& test) {
+      return cat("ranks", std::get<0>(test.param), "_", std::get<1>(test.param), "_param_",
+                 std::get<2>(test.param), "_optimizer_", std::get<3>(test.param));
+    });
 
 TEST(EstimateOfVariants, IsWhatARunBooks) {
   Shape llama;

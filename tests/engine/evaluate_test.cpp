@@ -21,7 +21,7 @@ using sherd::testing::expect_error;
 using tensor::Batch;
 using tensor::Tensor;
 
-constexpr std::int64_t width = 4, classes = 3, samples = 24;
+constexpr std::int64_t sample_width = 4, classes = 3, samples = 24;
 
 /// Drops out half of what it is given, where the tape trains.
 class Drops : public nn::Layer {
@@ -33,7 +33,7 @@ class Drops : public nn::Layer {
 
 std::shared_ptr<nn::SequentialModel> classifier() {
   return std::make_shared<nn::SequentialModel>(
-      std::vector<std::shared_ptr<nn::Layer>>{std::make_shared<nn::Linear>(width, 8),
+      std::vector<std::shared_ptr<nn::Layer>>{std::make_shared<nn::Linear>(sample_width, 8),
                                               std::make_shared<Drops>(),
                                               std::make_shared<nn::Linear>(8, classes)},
       [](nn::Tape& tape, const Batch& batch) { return tape.input(batch.at("x")); },
@@ -47,28 +47,28 @@ struct Data {
 };
 Data make_data(device::Device& host) {
   Data out;
-  for (std::int64_t i = 0; i < samples * width; ++i)
+  for (std::int64_t i = 0; i < samples * sample_width; ++i)
     out.x.push_back(normal_at({3, 4}, static_cast<std::uint64_t>(i)));
   for (std::int64_t i = 0; i < samples; ++i)
     out.label.push_back(
         static_cast<std::int32_t>(philox({3, 5}, static_cast<std::uint64_t>(i))[0] % classes));
-  out.set = data::make_tensor_dataset({{"x", Tensor::of<float>(host, {samples, width}, out.x)},
+  out.set = data::make_tensor_dataset({{"x", Tensor::of<float>(host, {samples, sample_width}, out.x)},
                                        {"label", Tensor::of<std::int32_t>(host, {samples}, out.label)}});
   return out;
 }
 
 /// An evaluation's results on every rank, and rank 0's first predictions.
-struct Seen {
+struct SeenEvaluation {
   std::vector<MetricMeans> means;
   std::vector<Tensor> predicted;
 };
 
-Seen evaluate(const Data& data, int ranks, const std::string& sections, bool train_first = false) {
+SeenEvaluation evaluate(const Data& data, int ranks, const std::string& sections, bool train_first = false) {
   const config::Config config =
       config::parse_text(cat(R"({"train_batch_size": 4, "train_micro_batch_size_per_gpu": )",
                              sections.find("pipeline") == std::string::npos ? 4 / ranks : 4,
                              sections.empty() ? "" : ", ", sections, "}"));
-  Seen seen;
+  SeenEvaluation seen;
   std::mutex mutex;
   const auto host = device::make_cpu_device(1);
   launch_ranks(ranks, [&](DistributedPtr dist) {
@@ -118,7 +118,7 @@ TEST(Evaluate, MetricsAreTheSameOnAllRanksAndForAnyNumberOfThem) {
   for (const std::string& section : sections)
     for (const int ranks : {1, 2, 4}) {
       SCOPED_TRACE(cat(section, " on ", ranks));
-      const Seen seen = evaluate(data, ranks, section);
+      const SeenEvaluation seen = evaluate(data, ranks, section);
       ASSERT_EQ(std::ssize(seen.means), ranks);
       for (const MetricMeans& means : seen.means) {
         EXPECT_EQ(means.size(), 4u);
@@ -129,14 +129,15 @@ TEST(Evaluate, MetricsAreTheSameOnAllRanksAndForAnyNumberOfThem) {
         EXPECT_EQ(means, seen.means.front());
       }
     }
-  const Seen stored = evaluate(data, 2, nvme), kept = evaluate(data, 2, R"("bf16": {"enabled": true})");
+  const SeenEvaluation stored = evaluate(data, 2, nvme),
+                       kept = evaluate(data, 2, R"("bf16": {"enabled": true})");
   EXPECT_EQ(stored.means, kept.means);
 }
 
 TEST(Evaluate, GivesWhatAPersonCountsByHand) {
   const auto host = device::make_cpu_device(1);
   const Data data = make_data(*host);
-  const Seen seen = evaluate(data, 2, R"("zero_optimization": {"stage": 3})", true);
+  const SeenEvaluation seen = evaluate(data, 2, R"("zero_optimization": {"stage": 3})", true);
   // Labels of the first rows of each rank's batches of two samples.
   double labels = 0;
   for (std::size_t i = 0; i < samples; i += 2) labels += data.label[i];
@@ -161,7 +162,7 @@ TEST(Evaluate, GivesWhatAPersonCountsByHand) {
       right += best == data.label[i];
       for (int k = 0; k < classes; ++k) sum += static_cast<double>(row[k]);
     }
-    const Seen untrained = evaluate(data, 4, R"("zero_optimization": {"stage": 1})");
+    const SeenEvaluation untrained = evaluate(data, 4, R"("zero_optimization": {"stage": 1})");
     EXPECT_DOUBLE_EQ(untrained.means[0].at("accuracy"), static_cast<double>(right) / samples);
     EXPECT_NEAR(untrained.means[0].at("sum"), sum / (samples * classes), 1e-6);
     EXPECT_EQ(untrained.predicted[0].data<float>()[0], y.data<float>()[0]);
@@ -171,7 +172,8 @@ TEST(Evaluate, GivesWhatAPersonCountsByHand) {
 TEST(Evaluate, OnAPipelineAllStagesHaveWhatTheLastOneFinds) {
   const auto host = device::make_cpu_device(1);
   const Data data = make_data(*host);
-  const Seen whole = evaluate(data, 1, ""), cut = evaluate(data, 2, R"("parallel": {"pipeline": 2})");
+  const SeenEvaluation whole = evaluate(data, 1, ""),
+                       cut = evaluate(data, 2, R"("parallel": {"pipeline": 2})");
   for (const MetricMeans& means : cut.means) EXPECT_EQ(means, whole.means[0]);
   ASSERT_EQ(cut.predicted.size(), 2u);
   for (const Tensor& each : cut.predicted)

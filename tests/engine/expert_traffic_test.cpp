@@ -15,12 +15,12 @@ namespace {
 using comm::Axis;
 using sherd::testing::TempFolder;
 
-constexpr int experts = 8, layers = 2, hidden = 32;
+constexpr int experts = 8, expert_layers = 2, hidden = 32;
 
 RunSpec spec_of(int ranks, int expert) {
   RunSpec spec;
   spec.ranks = ranks, spec.expert = expert;
-  spec.stage = 3, spec.layers = layers, spec.hidden = hidden, spec.tied = false;
+  spec.stage = 3, spec.layers = expert_layers, spec.hidden = hidden, spec.tied = false;
   spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 48)";
   return spec;
 }
@@ -59,7 +59,7 @@ TEST(ExpertTraffic, CountsTheTokensThatLeaveOncePerWay) {
       engine->step();
     });
     const std::int64_t rows = left[0] + left[1] + left[2] + left[3];
-    EXPECT_GT(rows, 2 * layers);
+    EXPECT_GT(rows, 2 * expert_layers);
     EXPECT_EQ(bytes[0] + bytes[1] + bytes[2] + bytes[3], ways * rows * hidden * 2) << recompute;
   }
 }

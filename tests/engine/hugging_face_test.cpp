@@ -33,7 +33,7 @@ using tensor::Tensor;
 using testing::read_text;
 using testing::TempFolder;
 
-struct Setting {
+struct HuggingFaceSetting {
   const char* name;
   int ranks, stage;
   const char* parallel;
@@ -41,7 +41,7 @@ struct Setting {
   int rows = 2;  ///< rows of the batch in a micro-batch; 1: each rank, or each micro-batch, has one
 };
 
-constexpr Setting settings[] = {
+constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"alone_stage_0", 1, 0, "{}", ""},
     {"two_stage_3", 2, 3, "{}", ""},
     {"four_stage_3_on_host", 4, 3, "{}",
@@ -58,14 +58,14 @@ struct Optimizer {
   double (*update)(double weight, double gradient);
   double tolerance;
 };
-const Optimizer sgd{R"({"type": "SGD", "params": {"lr": 0.1, "weight_decay": 0}})",
-                    [](double w, double g) { return w - 0.1 * g; }, 1e-6};
+const Optimizer plain_sgd{R"({"type": "SGD", "params": {"lr": 0.1, "weight_decay": 0}})",
+                          [](double w, double g) { return w - 0.1 * g; }, 1e-6};
 const Optimizer adamw{
     R"({"type": "AdamW", "params": {"lr": 0.01, "betas": [0.9, 0.95], "eps": 1e-3, "weight_decay": 0}})",
     [](double w, double g) { return w - 0.01 * g / (std::abs(g) + 1e-3); },
     2e-6};  // where a gradient is next to zero, its rounding counts 10 times
 
-class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> {
+class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFaceSetting>> {
  protected:
   Begun()
       : setting_(std::get<1>(GetParam())),
@@ -131,16 +131,16 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, Setting>> 
     return values;
   }
 
-  Setting setting_;
+  HuggingFaceSetting setting_;
   fs::path folder_;
   SafetensorsFile expected_;
 };
 
 /// A pipeline is refused where the balance loss is one of all layers together, as Mixtral's.
-std::vector<std::tuple<const char*, Setting>> cases() {
-  std::vector<std::tuple<const char*, Setting>> out;
+std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
+  std::vector<std::tuple<const char*, HuggingFaceSetting>> out;
   for (const char* family : families)
-    for (const Setting& setting : settings)
+    for (const HuggingFaceSetting& setting : hugging_face_settings)
       if (std::string_view(family) != "mixtral" || !std::strstr(setting.parallel, "pipeline"))
         out.emplace_back(family, setting);
   return out;
@@ -148,22 +148,24 @@ std::vector<std::tuple<const char*, Setting>> cases() {
 
 /// Rows of 7 and 11 targets in micro-batches of their own: the mean over all tokens does not see how they
 /// lie.
-std::vector<std::tuple<const char*, Setting>> cases_of_rows() {
-  std::vector<std::tuple<const char*, Setting>> out;
+std::vector<std::tuple<const char*, HuggingFaceSetting>> cases_of_rows() {
+  std::vector<std::tuple<const char*, HuggingFaceSetting>> out;
   const char* host = R"(, "offload_optimizer": {"device": "cpu"})";
   for (const char* family : {"gpt2", "llama"})
-    for (const Setting& setting :
-         {Setting{"alone_stage_0", 1, 0, "{}", "", 1}, Setting{"alone_stage_2", 1, 2, "{}", host, 1},
-          Setting{"two_stage_1", 2, 1, "{}", "", 1}, Setting{"two_stage_3", 2, 3, "{}", "", 1},
-          Setting{"tensor_2", 2, 0, R"({"tensor": 2})", "", 1},
-          Setting{"layered", 1, 3, R"({"schedule": "layered"})", "", 1},
-          Setting{"pipeline_2", 2, 0, R"({"pipeline": 2})", "", 1}})
+    for (const HuggingFaceSetting& setting :
+         {HuggingFaceSetting{"alone_stage_0", 1, 0, "{}", "", 1},
+          HuggingFaceSetting{"alone_stage_2", 1, 2, "{}", host, 1},
+          HuggingFaceSetting{"two_stage_1", 2, 1, "{}", "", 1},
+          HuggingFaceSetting{"two_stage_3", 2, 3, "{}", "", 1},
+          HuggingFaceSetting{"tensor_2", 2, 0, R"({"tensor": 2})", "", 1},
+          HuggingFaceSetting{"layered", 1, 3, R"({"schedule": "layered"})", "", 1},
+          HuggingFaceSetting{"pipeline_2", 2, 0, R"({"pipeline": 2})", "", 1}})
       out.emplace_back(family, setting);
   return out;
 }
 
 TEST_P(Begun, AStepMovesTheWeightsAsTheGradientsOfTransformersSay) {
-  for (const Optimizer& optimizer : {sgd, adamw}) {
+  for (const Optimizer& optimizer : {plain_sgd, adamw}) {
     const config::Config config = config_with(optimizer);
     const TempFolder saved;
     launch_ranks(setting_.ranks, [&](DistributedPtr dist) {

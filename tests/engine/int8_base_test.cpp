@@ -24,14 +24,14 @@ using sherd::testing::whole_tensors;
 const std::string lora = R"("type": "lora", "rank": 4, "targets": "all-linear", "dropout": 0.1)";
 const std::string in_8_bits = R"(, "base_dtype": "int8")";
 
-struct Setting {
+struct Int8Setting {
   const char* name;
   std::string dtype;
   bool llama;
   std::string moe;
 };
 
-class Int8Base : public ::testing::TestWithParam<Setting> {
+class Int8Base : public ::testing::TestWithParam<Int8Setting> {
  protected:
   RunSpec spec(bool int8 = true) const {
     RunSpec out;
@@ -222,11 +222,12 @@ TEST_P(Int8Base, LayoutsAgreeToRounding) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Int8Base,
-    ::testing::Values(Setting{"gpt2_bf16", "bf16", false, ""}, Setting{"llama_fp32", "fp32", true, ""},
-                      Setting{"experts_bf16", "bf16", true, R"("experts": 4, "top_k": 2)"}),
-    [](const auto& test) { return test.param.name; });
+INSTANTIATE_TEST_SUITE_P(All, Int8Base,
+                         ::testing::Values(Int8Setting{"gpt2_bf16", "bf16", false, ""},
+                                           Int8Setting{"llama_fp32", "fp32", true, ""},
+                                           Int8Setting{"experts_bf16", "bf16", true,
+                                                       R"("experts": 4, "top_k": 2)"}),
+                         [](const auto& test) { return test.param.name; });
 
 TEST(Int8BaseErrors, NameTheWeightAndTheKey) {
   RunSpec s;

@@ -23,8 +23,8 @@ namespace {
 using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 
-const std::vector<Sizes> layouts{{2, 1, 1}, {2, 1, 2}, {1, 2, 2},       {2, 2, 1},
-                                 {4, 1, 1}, {2, 2, 2}, {2, 1, 2, false}};
+const std::vector<Sizes> trained_layouts{{2, 1, 1}, {2, 1, 2}, {1, 2, 2},       {2, 2, 1},
+                                         {4, 1, 1}, {2, 2, 2}, {2, 1, 2, false}};
 
 class Layouts : public ::testing::TestWithParam<Sizes> {};
 
@@ -52,7 +52,7 @@ TEST_P(Layouts, TrainAsOneRankInDouble) {
 }
 
 /// Every setting that may not change a bit, with and without accumulation.
-std::vector<Spec> settings(const Sizes& sizes, int accumulation, const std::string& folder) {
+std::vector<Spec> layout_specs(const Sizes& sizes, int accumulation, const std::string& folder) {
   const Spec run{.sizes = sizes,
                  .accumulation = accumulation,
                  .clipping = 0.2,
@@ -87,7 +87,7 @@ TEST_P(Layouts, StagesTiersAndReplicasDoNotChangeABit) {
   const TempFolder folder;
   for (const int accumulation : {1, 2}) {
     std::optional<Outcome> first;
-    for (const Spec& run : settings(GetParam(), accumulation, folder.path().string())) {
+    for (const Spec& run : layout_specs(GetParam(), accumulation, folder.path().string())) {
       Outcome outcome = outcome_of(run);
       // Which tensors hold the weights depends on the stage; masters and moments are the same.
       std::erase_if(outcome.states, [](const auto& state) { return state.first.starts_with("parameters."); });
@@ -99,7 +99,7 @@ TEST_P(Layouts, StagesTiersAndReplicasDoNotChangeABit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Layouts, ::testing::ValuesIn(layouts),
+INSTANTIATE_TEST_SUITE_P(Sizes, Layouts, ::testing::ValuesIn(trained_layouts),
                          [](const auto& test) { return test.param.text(); });
 
 std::int64_t elements_in_files(const std::filesystem::path& folder, int ranks) {

@@ -34,14 +34,14 @@ RunSpec base() {
 }
 
 /// A rank's values before each step: by layer, biases, and what the step before told.
-struct Seen {
+struct SeenRouting {
   bool applied;
   std::vector<std::vector<float>> biases;
   std::vector<RoutingTotals> totals;
 };
 
-Seen look_at(Engine& engine) {
-  Seen now{engine.was_step_applied(), {}, {}};
+SeenRouting look_at(Engine& engine) {
+  SeenRouting now{engine.was_step_applied(), {}, {}};
   for (const auto& [path, layer] : parallel::layers_of_experts(engine.module())) {
     now.biases.push_back(layer->bias());
     now.totals.push_back(layer->last_step());
@@ -50,9 +50,9 @@ Seen look_at(Engine& engine) {
 }
 
 /// Rank 0's values, after checking that all ranks have the same.
-std::vector<Seen> run(RunSpec spec, int from = 0, int last = 0) {
+std::vector<SeenRouting> run(RunSpec spec, int from = 0, int last = 0) {
   std::mutex mutex;
-  std::map<int, std::vector<Seen>> ranks;
+  std::map<int, std::vector<SeenRouting>> ranks;
   spec.between_steps = [&](Engine& engine) {
     const std::lock_guard lock(mutex);
     ranks[engine.dist().rank()].push_back(look_at(engine));
@@ -67,7 +67,8 @@ std::vector<Seen> run(RunSpec spec, int from = 0, int last = 0) {
   return ranks[0];
 }
 
-void expect_same(const std::vector<Seen>& got, const std::vector<Seen>& want, const char* what) {
+void expect_same(const std::vector<SeenRouting>& got, const std::vector<SeenRouting>& want,
+                 const char* what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   for (std::size_t i = 0; i < got.size(); ++i) {
     EXPECT_EQ(got[i].biases, want[i].biases) << what << ", step " << i;
@@ -82,7 +83,7 @@ void expect_same(const std::vector<Seen>& got, const std::vector<Seen>& want, co
 }
 
 TEST(StepStates, MoveBiasesByTheLoadOfTheWholeStep) {
-  const std::vector<Seen> steps = run(base());
+  const std::vector<SeenRouting> steps = run(base());
   ASSERT_EQ(steps.size(), 6u);
   ASSERT_EQ(steps[0].biases, (std::vector<std::vector<float>>(2, std::vector<float>(4))));
   for (std::size_t i = 1; i < steps.size(); ++i)
@@ -103,7 +104,7 @@ TEST(StepStates, MoveBiasesByTheLoadOfTheWholeStep) {
 }
 
 TEST(StepStates, AreTheSameHoweverRanksShareTheWork) {
-  const std::vector<Seen> want = run(base());
+  const std::vector<SeenRouting> want = run(base());
   const auto check = [&](const char* what, const std::function<void(RunSpec&)>& change) {
     RunSpec spec = base();
     change(spec);
@@ -139,7 +140,7 @@ TEST(StepStates, LeaveTheBitsAsTheyAreOverDataAndExpertRanks) {
 TEST(StepStates, OfAllLayersTogetherAreToo) {
   RunSpec spec = base();
   spec.moe += R"(, "aux_loss_type": "hf", "aux_loss": 0.5)";
-  const std::vector<Seen> want = run(spec);
+  const std::vector<SeenRouting> want = run(spec);
   double sum = 0;
   for (const RoutingTotals& totals : want.back().totals) sum += totals.balance / 4 / 2;
   EXPECT_GT(sum, 1.9);  // an even load has top_k
@@ -156,7 +157,7 @@ TEST(StepStates, OfAllLayersTogetherAreToo) {
 TEST(StepStates, ComeBackFromCheckpointsOfAnyLayout) {
   const TempFolder folder;
   RunSpec spec = base();
-  const std::vector<Seen> want = run(spec);
+  const std::vector<SeenRouting> want = run(spec);
   const auto change = [&](int i) {
     RunSpec out = base();
     out.directory = folder.path();
@@ -168,7 +169,7 @@ TEST(StepStates, ComeBackFromCheckpointsOfAnyLayout) {
   for (int i = 0; i < 4; ++i) {
     (void)run(change(i), 0, 3);
     for (int k = 0; k < 4; ++k) {
-      const std::vector<Seen> got = run(change(k), 3, 4);
+      const std::vector<SeenRouting> got = run(change(k), 3, 4);
       ASSERT_EQ(got.size(), 1u);
       EXPECT_EQ(got[0].biases, want[3].biases) << i << " to " << k;
       (void)run(change(i), 0, 3);
@@ -184,7 +185,7 @@ TEST(StepStates, ComeWithWeightsAlone) {
   RunSpec spec = base();
   spec.directory = folder.path();
   (void)run(spec, 0, 3);
-  comm::run_local(1, {}, [&](comm::Communicator& world) {
+  comm::run_local(1, comm::CommOptions{}, [&](comm::Communicator& world) {
     const auto dist = std::make_shared<Distributed>(
         std::shared_ptr<comm::Communicator>(std::shared_ptr<void>(), &world), 0, 1);
     const auto made = make_engine(dist, spec);
@@ -214,7 +215,7 @@ TEST(StepStates, BeginAnewWhereACheckpointHasNone) {
 TEST(StepStates, StayWhereAStepIsSkipped) {
   RunSpec spec = base();
   spec.dtype = "fp16", spec.loss_scale_window = 1, spec.steps = 24, spec.accumulation = 1;
-  const std::vector<Seen> steps = run(spec);
+  const std::vector<SeenRouting> steps = run(spec);
   int skipped = 0;
   for (std::size_t i = 1; i < steps.size(); ++i) {
     EXPECT_EQ(steps[i].biases == steps[i - 1].biases, !steps[i].applied) << i;
@@ -233,7 +234,7 @@ TEST(StepStates, OfAStepThatFailsAreDropped) {
   };
   spec.when_failed = [&](Engine& engine) {
     failed = true;
-    const Seen now = look_at(engine);
+    const SeenRouting now = look_at(engine);
     for (const auto& [path, layer] : parallel::layers_of_experts(engine.module()))
       EXPECT_EQ(layer->take_totals().choices, 2 * 2 * 24 * 2) << "two micro-batches wait for the rest";
     EXPECT_EQ(now.totals[0].choices, 4 * 2 * 24 * 2);

@@ -11,9 +11,9 @@ namespace {
 
 using tensor::Tensor;
 
-class Line : public nn::Model {
+class OwnLine : public nn::Model {
  public:
-  Line() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
+  OwnLine() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
   const nn::Linear& linear() const { return *linear_; }
 
  protected:
@@ -43,7 +43,7 @@ TEST_P(OwnModel, FindsTheLineThatFloatSamplesLieOn) {
           R"("optimizer": {"type": "AdamW", "params": {"lr": 0.05, "weight_decay": 0}}})"));
   const auto host = device::make_cpu_device(1);
   launch_ranks(2, [&](DistributedPtr dist) {
-    const auto line = std::make_shared<Line>();
+    const auto line = std::make_shared<OwnLine>();
     auto made = initialize({.dist = dist, .model = line, .config = config, .training_data = points(*host)});
     for (int step = 0; step < 200; ++step) made.engine->train_batch([&] { return made.loader->next(); });
     EXPECT_LT(made.engine->last_step().loss, 1e-3);

@@ -68,8 +68,8 @@ tensor::Batch batch_of(device::Device& device, int number) {
 }
 
 /// Losses and norms of three steps, and the loss of an evaluation after them, as rank 0 tells them.
-std::vector<double> train(const std::function<Layers()>& layers, const Cut& cut, const char* recompute,
-                          int zero) {
+std::vector<double> train_cut(const std::function<Layers()>& layers, const Cut& cut, const char* recompute,
+                              int zero) {
   std::vector<double> told;
   launch_ranks(cut.stages, [&](DistributedPtr dist) {
     Engine engine(dist, model_of(layers()), config_of(cut, recompute, zero));
@@ -86,11 +86,11 @@ std::vector<double> train(const std::function<Layers()>& layers, const Cut& cut,
   return told;
 }
 
-struct Case {
+struct OwnPartsCase {
   const char* name;
   std::function<Layers()> layers;
 };
-const Case cases[] = {
+const OwnPartsCase own_parts_cases[] = {
     {"first_part_frozen",
      [] {
        return Layers{frozen(), tanh(), linear(), linear()};
@@ -120,20 +120,20 @@ const Case cases[] = {
 class OwnParts : public ::testing::TestWithParam<int> {};
 
 TEST_P(OwnParts, TrainAsTheUncutModel) {
-  const auto& layers = cases[GetParam()].layers;
+  const auto& layers = own_parts_cases[GetParam()].layers;
   for (const auto& [recompute, zero] : {std::pair{"none", 0}, {"full", 0}, {"full", 3}}) {
-    const auto expected = train(layers, {"accumulate", 1, 1}, recompute, zero);
+    const auto expected = train_cut(layers, {"accumulate", 1, 1}, recompute, zero);
     EXPECT_NE(expected[0], expected[2]);
     for (const Cut& cut :
          {Cut{"layered", 1, 1}, Cut{"1f1b", 2, 1}, Cut{"zero_bubble", 4, 1}, Cut{"interleaved", 2, 2}})
-      EXPECT_EQ(train(layers, cut, recompute, zero), expected)
+      EXPECT_EQ(train_cut(layers, cut, recompute, zero), expected)
           << cut.schedule << " over " << cut.stages << " stages, recompute " << recompute << ", ZeRO "
           << zero;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, OwnParts, ::testing::Range(0, static_cast<int>(std::ssize(cases))),
-                         [](const auto& one) { return cases[one.param].name; });
+INSTANTIATE_TEST_SUITE_P(All, OwnParts, ::testing::Range(0, static_cast<int>(std::ssize(own_parts_cases))),
+                         [](const auto& one) { return own_parts_cases[one.param].name; });
 
 TEST(SmallerLastBatch, IsRefusedForStages) {
   const auto rows = [](std::int64_t count) {

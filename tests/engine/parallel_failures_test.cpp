@@ -27,11 +27,11 @@ auto names_rank_3() {
   return HasSubstr("rank 3 ");
 }
 
-struct Variant {
+struct RankStart {
   const char* name;
   StartRanks start;
 };
-void PrintTo(const Variant& variant, std::ostream* out) {
+void PrintTo(const RankStart& variant, std::ostream* out) {
   *out << variant.name;
 }
 
@@ -42,7 +42,7 @@ StartRanks over_tcp(bool shared_memory, std::vector<int> machines = {}) {
   };
 }
 
-class FailingRank : public ::testing::TestWithParam<Variant> {};
+class FailingRank : public ::testing::TestWithParam<RankStart> {};
 
 TEST_P(FailingRank, EndsAllWithOneError) {
   RunSpec spec = square();
@@ -72,11 +72,11 @@ TEST_P(FailingRank, EndsAllWithOneError) {
 
 INSTANTIATE_TEST_SUITE_P(
     Over, FailingRank,
-    ::testing::Values(Variant{"local", [](int ranks, const comm::CommOptions& options,
-                                          const auto& body) { comm::run_local(ranks, options, body); }},
-                      Variant{"tcp", over_tcp(true)}, Variant{"tcp_messages", over_tcp(false)},
-                      Variant{"tcp_pairs", over_tcp(true, {0, 0, 1, 1})},
-                      Variant{"tcp_interleaved", over_tcp(true, {0, 1, 0, 1})}),
+    ::testing::Values(RankStart{"local", [](int ranks, const comm::CommOptions& options,
+                                            const auto& body) { comm::run_local(ranks, options, body); }},
+                      RankStart{"tcp", over_tcp(true)}, RankStart{"tcp_messages", over_tcp(false)},
+                      RankStart{"tcp_pairs", over_tcp(true, {0, 0, 1, 1})},
+                      RankStart{"tcp_interleaved", over_tcp(true, {0, 1, 0, 1})}),
     [](const auto& test) { return std::string(test.param.name); });
 
 struct Killed {

@@ -14,29 +14,29 @@ namespace {
 
 using sherd::testing::TempFolder;
 
-struct Layout {
+struct ProcessLayout {
   const char* name;
   int tensor, context;
   const char* method = "ring";
 };
-constexpr Layout layouts[] = {
+constexpr ProcessLayout process_layouts[] = {
     {"tensor2", 2, 1}, {"ring2", 1, 2}, {"ulysses2", 1, 2, "ulysses"}, {"tensor2_ring2", 2, 2}};
 
-struct Variant {
+struct ProcessVariant {
   const char* name;
   bool mpi, shared_memory;
   const char* machines = "";  ///< the machines of four ranks; two ranks take the first two
 };
-constexpr Variant variants[] = {{"mpi", true, true},
-                                {"mpi_messages", true, false},
-                                {"tcp", false, true},
-                                {"tcp_messages", false, false},
-                                // Tensor ranks share a machine, context ranks do not.
-                                {"tcp_pairs", false, true, "0011"},
-                                // Tensor ranks are on two machines, context ranks on one.
-                                {"tcp_interleaved", false, true, "0101"}};
+constexpr ProcessVariant process_variants[] = {{"mpi", true, true},
+                                               {"mpi_messages", true, false},
+                                               {"tcp", false, true},
+                                               {"tcp_messages", false, false},
+                                               // Tensor ranks share a machine, context ranks do not.
+                                               {"tcp_pairs", false, true, "0011"},
+                                               // Tensor ranks are on two machines, context ranks on one.
+                                               {"tcp_interleaved", false, true, "0101"}};
 
-RunSpec spec_of(const Layout& layout, int stage) {
+RunSpec spec_of(const ProcessLayout& layout, int stage) {
   RunSpec spec;
   spec.tensor = layout.tensor, spec.context = layout.context, spec.context_method = layout.method;
   spec.ranks = layout.tensor * layout.context;
@@ -51,8 +51,8 @@ class ParallelProcesses : public ::testing::TestWithParam<std::tuple<int, int>> 
 
 TEST_P(ParallelProcesses, HaveTheBitsOfThreads) {
   const auto [place, kind] = GetParam();
-  const Layout& layout = layouts[place];
-  const Variant& variant = variants[kind];
+  const ProcessLayout& layout = process_layouts[place];
+  const ProcessVariant& variant = process_variants[kind];
   if (variant.mpi && !comm::mpi_available()) GTEST_SKIP() << "this build has no MPI";
   for (int stage = 0; stage < 4; ++stage) {
     // Unless all is asked for one of each, so that each layout and each way meets several.
@@ -72,10 +72,10 @@ TEST_P(ParallelProcesses, HaveTheBitsOfThreads) {
 /// All ways with four ranks; with two, each way once.
 std::vector<std::tuple<int, int>> chosen() {
   std::vector<std::tuple<int, int>> out;
-  for (int layout = 0; layout < std::ssize(layouts); ++layout)
-    for (int variant = 0; variant < std::ssize(variants); ++variant) {
-      const bool two = layouts[layout].tensor * layouts[layout].context == 2;
-      if (two && std::string(variants[variant].machines) == "0011")
+  for (int layout = 0; layout < std::ssize(process_layouts); ++layout)
+    for (int variant = 0; variant < std::ssize(process_variants); ++variant) {
+      const bool two = process_layouts[layout].tensor * process_layouts[layout].context == 2;
+      if (two && std::string(process_variants[variant].machines) == "0011")
         continue;  // both on one machine: as "tcp"
       if (!two || full_suite() || variant % 3 == layout) out.emplace_back(layout, variant);
     }
@@ -83,7 +83,8 @@ std::vector<std::tuple<int, int>> chosen() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Over, ParallelProcesses, ::testing::ValuesIn(chosen()), [](const auto& test) {
-  return cat(layouts[std::get<0>(test.param)].name, "_over_", variants[std::get<1>(test.param)].name);
+  return cat(process_layouts[std::get<0>(test.param)].name, "_over_",
+             process_variants[std::get<1>(test.param)].name);
 });
 
 }  // namespace

@@ -11,24 +11,24 @@
 namespace sherd::test {
 namespace {
 
-struct Layout {
+struct StreamLayout {
   const char* name;
   int tensor, context;
   const char* method = "ring";
   bool sequence_parallel = true;
 };
-constexpr Layout layouts[] = {{"tensor2", 2, 1},
-                              {"tensor2_whole_stream", 2, 1, "ring", false},
-                              {"ring2", 1, 2},
-                              {"ring3", 1, 3},
-                              {"ulysses2", 1, 2, "ulysses"},
-                              {"tensor2_ring2", 2, 2},
-                              {"tensor4", 4, 1}};
-void PrintTo(const Layout& layout, std::ostream* out) {
+constexpr StreamLayout stream_layouts[] = {{"tensor2", 2, 1},
+                                           {"tensor2_whole_stream", 2, 1, "ring", false},
+                                           {"ring2", 1, 2},
+                                           {"ring3", 1, 3},
+                                           {"ulysses2", 1, 2, "ulysses"},
+                                           {"tensor2_ring2", 2, 2},
+                                           {"tensor4", 4, 1}};
+void PrintTo(const StreamLayout& layout, std::ostream* out) {
   *out << layout.name;
 }
 
-RunSpec spec_of(const Layout& layout) {
+RunSpec spec_of(const StreamLayout& layout) {
   RunSpec spec;
   spec.tensor = layout.tensor, spec.context = layout.context, spec.context_method = layout.method;
   spec.sequence_parallel = layout.sequence_parallel;
@@ -50,7 +50,7 @@ void on_own_cards(int ranks, const comm::CommOptions& options,
   comm::on_tcp_ranks(ranks, sockets, body);
 }
 
-class LateParallel : public ::testing::TestWithParam<Layout> {};
+class LateParallel : public ::testing::TestWithParam<StreamLayout> {};
 
 TEST_P(LateParallel, RanksHaveTheBitsOfTheProcessor) {
   for (const bool llama : {false, true}) {
@@ -68,7 +68,7 @@ TEST_P(LateParallel, RanksHaveTheBitsOfTheProcessor) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, LateParallel, ::testing::ValuesIn(layouts),
+INSTANTIATE_TEST_SUITE_P(Over, LateParallel, ::testing::ValuesIn(stream_layouts),
                          [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -31,9 +31,9 @@ using tensor::Batch;
 using tensor::Tensor;
 namespace fs = std::filesystem;
 
-class Line : public nn::Model {
+class TrainedLine : public nn::Model {
  public:
-  Line() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
+  TrainedLine() : linear_(add("linear", std::make_shared<nn::Linear>(1, 1))) {}
   nn::Var predict(nn::Tape& tape, const Batch& batch) { return (*linear_)(tape, tape.input(batch.at("x"))); }
 
  protected:
@@ -76,11 +76,11 @@ class TrainerTest : public ::testing::Test {
     std::mutex mutex;
     launch_ranks(2, [&](DistributedPtr dist) {
       auto made = initialize({.dist = dist,
-                              .model = [] { return std::make_shared<Line>(); },
+                              .model = [] { return std::make_shared<TrainedLine>(); },
                               .config = config,
                               .training_data = points(*host_, 2)});
       Engine& engine = *made.engine;
-      auto& model = dynamic_cast<Line&>(engine.module());
+      auto& model = dynamic_cast<TrainedLine&>(engine.module());
       data::SampleLoader validation(points(*host_, judged_by, held_out), engine.loader_rank(),
                                     {.shuffle = false}, engine.device());
       TrainerOptions own = options;

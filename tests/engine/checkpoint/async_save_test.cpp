@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/two_ranks.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -27,12 +28,6 @@ using engine::SaveOptions;
 using sherd::testing::expect_error;
 using sherd::testing::read_text;
 using sherd::testing::TempFolder;
-
-std::set<std::string> names_in(const fs::path& folder) {
-  std::set<std::string> out;
-  for (const auto& entry : fs::directory_iterator(folder)) out.insert(entry.path().filename());
-  return out;
-}
 
 /// The files of a checkpoint by name, without what each act of saving has for itself: its id, and in the
 /// manifest its number, and the checksums of files that contain the id.
@@ -58,12 +53,12 @@ std::map<std::string, std::string> contents(const fs::path& folder) {
 }
 
 /// The tier and the use of a run's states decide how they are copied.
-struct Case {
+struct SaveCase {
   std::string name;
   std::function<void(RunSpec&)> change;
 };
 
-class AsyncSave : public ::testing::TestWithParam<Case> {
+class AsyncSave : public ::testing::TestWithParam<SaveCase> {
  protected:
   RunSpec spec() const {
     RunSpec out;
@@ -105,37 +100,32 @@ TEST_P(AsyncSave, HasTheBytesOfASaveThatWaitsAndLeavesTrainingAsItIs) {
 INSTANTIATE_TEST_SUITE_P(
     Placements, AsyncSave,
     ::testing::Values(
-        Case{"OnTheDevice", [](RunSpec&) {}},
-        Case{"WholeMasters", [](RunSpec& s) { s.split_masters = false; }},
-        Case{"Fp32", [](RunSpec& s) { s.dtype = "fp32", s.stage = 1; }},
-        Case{"InTheHost", [](RunSpec& s) { s.offload_optimizer = s.offload_param = "cpu"; }},
-        Case{"OptimizerOnNvme", [](RunSpec& s) { s.offload_optimizer = "nvme", s.sub_group = 2000; }},
-        Case{"EverythingOnNvme",
-             [](RunSpec& s) {
-               s.offload_optimizer = s.offload_param = "nvme", s.offload_param_extra = R"(, "max_in_cpu": 0)";
-             }},
-        Case{"EarlyUpdatesOnNvme",
-             [](RunSpec& s) {
-               s.offload_optimizer = "nvme", s.clipping = 0, s.check_overflow = false, s.sub_group = 2000;
-             }},
-        Case{"LateUpdatesOnNvme",
-             [](RunSpec& s) {
-               s.offload_optimizer = s.offload_param = "nvme", s.schedule = "layered", s.accumulation = 2;
-             }},
-        Case{"EightBits",
-             [](RunSpec& s) { s.optimizer = R"("type": "AdamW8bit", "params": {"lr": 0.003})"; }},
-        Case{"EightBitsOnNvme",
-             [](RunSpec& s) {
-               s.optimizer = R"("type": "AdamW8bit", "params": {"lr": 0.003})", s.offload_optimizer = "nvme";
-             }}),
+        SaveCase{"OnTheDevice", [](RunSpec&) {}},
+        SaveCase{"WholeMasters", [](RunSpec& s) { s.split_masters = false; }},
+        SaveCase{"Fp32", [](RunSpec& s) { s.dtype = "fp32", s.stage = 1; }},
+        SaveCase{"InTheHost", [](RunSpec& s) { s.offload_optimizer = s.offload_param = "cpu"; }},
+        SaveCase{"OptimizerOnNvme", [](RunSpec& s) { s.offload_optimizer = "nvme", s.sub_group = 2000; }},
+        SaveCase{"EverythingOnNvme",
+                 [](RunSpec& s) {
+                   s.offload_optimizer = s.offload_param = "nvme",
+                   s.offload_param_extra = R"(, "max_in_cpu": 0)";
+                 }},
+        SaveCase{"EarlyUpdatesOnNvme",
+                 [](RunSpec& s) {
+                   s.offload_optimizer = "nvme", s.clipping = 0, s.check_overflow = false, s.sub_group = 2000;
+                 }},
+        SaveCase{"LateUpdatesOnNvme",
+                 [](RunSpec& s) {
+                   s.offload_optimizer = s.offload_param = "nvme", s.schedule = "layered", s.accumulation = 2;
+                 }},
+        SaveCase{"EightBits",
+                 [](RunSpec& s) { s.optimizer = R"("type": "AdamW8bit", "params": {"lr": 0.003})"; }},
+        SaveCase{"EightBitsOnNvme",
+                 [](RunSpec& s) {
+                   s.optimizer = R"("type": "AdamW8bit", "params": {"lr": 0.003})",
+                   s.offload_optimizer = "nvme";
+                 }}),
     [](const auto& test) { return test.param.name; });
-
-void on_two_ranks(const std::function<void(Engine&)>& body, const std::string& keys = "") {
-  launch_ranks(2, [&](DistributedPtr dist) {
-    Engine engine(dist, std::make_shared<Odd>(), odd_config(3, keys));
-    body(engine);
-  });
-}
 
 const SaveOptions async{.async = true};
 

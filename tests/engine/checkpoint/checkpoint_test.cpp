@@ -12,6 +12,7 @@
 
 #include "engine/checkpoint/sample_manifest.h"
 #include "engine/checkpoint/save_folder.h"
+#include "engine/checkpoint/two_ranks.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
 #include "support/expect_error.h"
@@ -32,13 +33,6 @@ using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
 
-void on_two_ranks(const std::function<void(Engine&)>& body) {
-  launch_ranks(2, [&](DistributedPtr dist) {
-    Engine engine(dist, std::make_shared<Odd>(), odd_config(3));
-    body(engine);
-  });
-}
-
 void save_in(const fs::path& folder) {
   on_two_ranks([&](Engine& engine) {
     engine.train_batch([&] { return odd_batch(engine, 0); });
@@ -54,12 +48,6 @@ double next_loss(const fs::path& folder) {
     if (engine.dist().rank() == 0) loss = got;
   });
   return loss;
-}
-
-std::set<std::string> names_in(const fs::path& folder) {
-  std::set<std::string> out;
-  for (const auto& entry : fs::directory_iterator(folder)) out.insert(entry.path().filename());
-  return out;
 }
 
 TEST(CheckpointFaults, AChangedManifestIsRefusedByItsName) {

@@ -54,18 +54,18 @@ RankLayout sharded_by(int shard_size, int ranks, int stage) {
   return {ranks, stage, "none", "none", shard_size};
 }
 
-struct Case {
+struct RankChange {
   const char* name;
   RankLayout saved;
   std::vector<RankLayout> loaded;
   std::string dtype = "bf16";
   bool split_masters = true;
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const RankChange& c, std::ostream* out) {
   *out << c.name;
 }
 
-class Elasticity : public ::testing::TestWithParam<Case> {
+class Elasticity : public ::testing::TestWithParam<RankChange> {
  protected:
   std::string config_of(const RankLayout& setup) const {
     RunSpec spec;
@@ -103,7 +103,7 @@ class Elasticity : public ::testing::TestWithParam<Case> {
 
 TEST_P(Elasticity, StatesAreTheSameElementForElement) {
   fs::create_directories(folder("nvme"));
-  const Case& c = GetParam();
+  const RankChange& c = GetParam();
   const LogicalStates saved = run(c.saved, [&](Engine& engine) {
     step(engine);
     step(engine);
@@ -132,17 +132,19 @@ TEST_P(Elasticity, StatesAreTheSameElementForElement) {
 INSTANTIATE_TEST_SUITE_P(
     All, Elasticity,
     ::testing::Values(
-        Case{"bf16Of4", {4, 2}, {{2, 3, "cpu", "nvme"}, {1, 0}, {3, 1, "none", "cpu"}, {6, 3}}},
-        Case{"fp32Of4", {4, 3}, {{2, 0}, {1, 2}, {3, 3, "nvme", "cpu"}, {6, 1}}, "fp32"},
-        Case{"offloadedOf4", {4, 3, "nvme", "nvme"}, {{2, 1}, {6, 2, "none", "cpu"}}},
-        Case{"replicatedOf3", {3, 0}, {{4, 3, "cpu", "cpu"}, {2, 2, "none", "nvme"}}},
-        Case{"wholeMastersOf4", {4, 1}, {{3, 3}}, "bf16", false},
-        Case{"fp16Of1", {1, 3, "cpu", "cpu"}, {{4, 2}, {6, 3}}, "fp16"},
-        Case{"hybridOf4", sharded_by(2, 4, 2), {{2, 3}, sharded_by(3, 6, 3), {1, 0}}},
-        Case{"hybridOf6", sharded_by(3, 6, 3), {sharded_by(2, 4, 3), sharded_by(1, 2, 1), {1, 0}}, "fp32"},
-        Case{"offloadedHybridOf4", {4, 3, "nvme", "nvme", 2}, {{3, 2}, {6, 3, "cpu", "cpu", 2}}, "fp16"},
-        Case{"wholeToHybrid", {2, 3}, {sharded_by(2, 4, 2), sharded_by(3, 6, 3), sharded_by(1, 3, 0)}},
-        Case{"oneToHybrid", {1, 0}, {sharded_by(2, 4, 3), sharded_by(2, 6, 1)}, "fp32"}),
+        RankChange{"bf16Of4", {4, 2}, {{2, 3, "cpu", "nvme"}, {1, 0}, {3, 1, "none", "cpu"}, {6, 3}}},
+        RankChange{"fp32Of4", {4, 3}, {{2, 0}, {1, 2}, {3, 3, "nvme", "cpu"}, {6, 1}}, "fp32"},
+        RankChange{"offloadedOf4", {4, 3, "nvme", "nvme"}, {{2, 1}, {6, 2, "none", "cpu"}}},
+        RankChange{"replicatedOf3", {3, 0}, {{4, 3, "cpu", "cpu"}, {2, 2, "none", "nvme"}}},
+        RankChange{"wholeMastersOf4", {4, 1}, {{3, 3}}, "bf16", false},
+        RankChange{"fp16Of1", {1, 3, "cpu", "cpu"}, {{4, 2}, {6, 3}}, "fp16"},
+        RankChange{"hybridOf4", sharded_by(2, 4, 2), {{2, 3}, sharded_by(3, 6, 3), {1, 0}}},
+        RankChange{
+            "hybridOf6", sharded_by(3, 6, 3), {sharded_by(2, 4, 3), sharded_by(1, 2, 1), {1, 0}}, "fp32"},
+        RankChange{
+            "offloadedHybridOf4", {4, 3, "nvme", "nvme", 2}, {{3, 2}, {6, 3, "cpu", "cpu", 2}}, "fp16"},
+        RankChange{"wholeToHybrid", {2, 3}, {sharded_by(2, 4, 2), sharded_by(3, 6, 3), sharded_by(1, 3, 0)}},
+        RankChange{"oneToHybrid", {1, 0}, {sharded_by(2, 4, 3), sharded_by(2, 6, 1)}, "fp32"}),
     [](const auto& one) { return std::string(one.param.name); });
 
 /// Parameters that do not train, and parameters that two layers share.

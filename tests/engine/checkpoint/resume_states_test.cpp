@@ -13,9 +13,10 @@ namespace {
 using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 
-constexpr const char *bf16 = R"(, "bf16": {"enabled": true})",
-                     *bf16_moments = R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})";
-constexpr auto sgd = config::OptimizerType::sgd, adamw = config::OptimizerType::adamw;
+constexpr const char *bf16_keys = R"(, "bf16": {"enabled": true})",
+                     *bf16_moments_keys =
+                         R"(, "bf16": {"enabled": true}, "training": {"moments_dtype": "bf16"})";
+constexpr auto sgd_type = config::OptimizerType::sgd, adamw_type = config::OptimizerType::adamw;
 
 struct RunKind {
   const char* config = "";
@@ -23,16 +24,16 @@ struct RunKind {
   double momentum = 0;
   bool frozen = false;  ///< the first layer
 };
-struct Case {
+struct MissingState {
   const char* name;
   RunKind saved, resumed;
   const char *told, *next_step;
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const MissingState& c, std::ostream* out) {
   *out << c.name;
 }
 
-class ResumeStates : public ::testing::TestWithParam<std::tuple<int, Case>> {};
+class ResumeStates : public ::testing::TestWithParam<std::tuple<int, MissingState>> {};
 
 TEST_P(ResumeStates, ThatTheCheckpointLacksAreToldBeforeAnythingChanges) {
   const auto& [stage, c] = GetParam();
@@ -68,41 +69,41 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         ::testing::Values(0, 3),
         ::testing::Values(
-            Case{"sgdToAdamW",
-                 {"", sgd},
-                 {},
-                 "lacks elements from 0 on of 'exp_avg.",
-                 "its optimizer kept no moments; resume with the optimizer that it was saved with"},
-            Case{"momentumToAdamW",
-                 {"", sgd, 0.9},
-                 {},
-                 "lacks elements from 0 on of 'exp_avg.",
-                 "its optimizer kept the moments momentum_buffer; resume with the optimizer"},
-            Case{"adamWToMomentum",
-                 {},
-                 {"", sgd, 0.9},
-                 "lacks elements from 0 on of 'momentum_buffer.",
-                 "its optimizer kept the moments exp_avg, exp_avg_sq; resume with the optimizer"},
-            Case{"otherMoments",
-                 {bf16},
-                 {bf16_moments},
-                 "in F32, and this run keeps it in bf16",
-                 "training.moments_dtype that it was saved with"},
-            Case{"frozenInBf16ToFp32",
-                 {bf16, adamw, 0, true},
-                 {"", adamw, 0, true},
-                 "in BF16, and this run keeps it in fp32",
-                 "resume in bf16, as it was saved"},
-            Case{"frozenToTrained",
-                 {"", adamw, 0, true},
-                 {},
-                 "on of 'fp32.layer0.",
-                 "was frozen when it was saved; freeze it"},
-            Case{"trainedToFrozen",
-                 {},
-                 {"", adamw, 0, true},
-                 "on of 'frozen.layer0.",
-                 "was trained when it was saved; do not freeze it"})),
+            MissingState{"sgdToAdamW",
+                         {"", sgd_type},
+                         {},
+                         "lacks elements from 0 on of 'exp_avg.",
+                         "its optimizer kept no moments; resume with the optimizer that it was saved with"},
+            MissingState{"momentumToAdamW",
+                         {"", sgd_type, 0.9},
+                         {},
+                         "lacks elements from 0 on of 'exp_avg.",
+                         "its optimizer kept the moments momentum_buffer; resume with the optimizer"},
+            MissingState{"adamWToMomentum",
+                         {},
+                         {"", sgd_type, 0.9},
+                         "lacks elements from 0 on of 'momentum_buffer.",
+                         "its optimizer kept the moments exp_avg, exp_avg_sq; resume with the optimizer"},
+            MissingState{"otherMoments",
+                         {bf16_keys},
+                         {bf16_moments_keys},
+                         "in F32, and this run keeps it in bf16",
+                         "training.moments_dtype that it was saved with"},
+            MissingState{"frozenInBf16ToFp32",
+                         {bf16_keys, adamw_type, 0, true},
+                         {"", adamw_type, 0, true},
+                         "in BF16, and this run keeps it in fp32",
+                         "resume in bf16, as it was saved"},
+            MissingState{"frozenToTrained",
+                         {"", adamw_type, 0, true},
+                         {},
+                         "on of 'fp32.layer0.",
+                         "was frozen when it was saved; freeze it"},
+            MissingState{"trainedToFrozen",
+                         {},
+                         {"", adamw_type, 0, true},
+                         "on of 'frozen.layer0.",
+                         "was trained when it was saved; do not freeze it"})),
     [](const auto& one) { return cat("stage", std::get<0>(one.param), "_", std::get<1>(one.param).name); });
 
 }  // namespace

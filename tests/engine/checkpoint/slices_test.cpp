@@ -26,10 +26,9 @@ using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
 using tensor::Range;
-using tensor::Shape;
 using tensor::Slice;
 
-const std::map<std::string, std::pair<Shape, nn::Init>> logical_parameters{
+const std::map<std::string, std::pair<tensor::Shape, nn::Init>> logical_parameters{
     {"qkv", {{24, 10}, nn::Init::normal(0, 1)}},
     {"down", {{10, 24}, nn::Init::uniform(-1, 1)}},
     {"cube", {{4, 6, 10}, nn::Init::normal(1, 2)}},
@@ -37,12 +36,12 @@ const std::map<std::string, std::pair<Shape, nn::Init>> logical_parameters{
     {"norm", {{10}, nn::Init::ones()}}};
 
 /// Which slice of each parameter a model-parallel rank holds; what is not named is whole.
-using Layout = std::map<std::string, Slice>;
+using SliceLayout = std::map<std::string, Slice>;
 
 /// Declares the parameters, and computes nothing.
 class Sliced : public nn::Model {
  public:
-  explicit Sliced(const Layout& layout) {
+  explicit Sliced(const SliceLayout& layout) {
     for (const auto& [name, what] : logical_parameters) {
       const auto slice = layout.find(name);
       const bool whole = slice == layout.end();
@@ -57,8 +56,8 @@ class Sliced : public nn::Model {
 
 /// The layouts of `ranks` model-parallel ranks: rows in three blocks, columns, the middle of a cube, and a
 /// bias in two.
-std::vector<Layout> by_blocks(std::int64_t ranks) {
-  std::vector<Layout> out;
+std::vector<SliceLayout> by_blocks(std::int64_t ranks) {
+  std::vector<SliceLayout> out;
   for (std::int64_t rank = 0; rank < ranks; ++rank) {
     const auto part = [&](std::int64_t begin, std::int64_t extent) {
       return Range{begin + extent * rank / ranks, begin + extent * (rank + 1) / ranks};
@@ -71,8 +70,8 @@ std::vector<Layout> by_blocks(std::int64_t ranks) {
   return out;
 }
 /// Plain rows, where the others have columns too.
-std::vector<Layout> by_rows(std::int64_t ranks) {
-  std::vector<Layout> out(static_cast<std::size_t>(ranks));
+std::vector<SliceLayout> by_rows(std::int64_t ranks) {
+  std::vector<SliceLayout> out(static_cast<std::size_t>(ranks));
   for (std::int64_t rank = 0; rank < ranks; ++rank)
     for (const auto& [name, what] : logical_parameters) {
       Slice::Blocks blocks;
@@ -83,13 +82,13 @@ std::vector<Layout> by_rows(std::int64_t ranks) {
     }
   return out;
 }
-std::vector<Layout> whole() {
+std::vector<SliceLayout> whole() {
   return {{}};
 }
 
 /// Runs `body` in an engine on each of `ranks` for each model-parallel rank of `layouts`.
-void on_all(const std::vector<Layout>& layouts, int ranks, int stage,
-            const std::function<void(Engine&, std::size_t)>& body) {
+void on_all_slices(const std::vector<SliceLayout>& layouts, int ranks, int stage,
+                   const std::function<void(Engine&, std::size_t)>& body) {
   for (std::size_t i = 0; i < layouts.size(); ++i)
     launch_ranks(ranks, [&](DistributedPtr dist) {
       Engine engine(dist, std::make_shared<Sliced>(layouts[i]),
@@ -98,10 +97,10 @@ void on_all(const std::vector<Layout>& layouts, int ranks, int stage,
     });
 }
 
-LogicalStates states_of(const std::vector<Layout>& layouts, int ranks, int stage,
+LogicalStates states_of(const std::vector<SliceLayout>& layouts, int ranks, int stage,
                         const std::function<void(Engine&)>& before = {}) {
   LogicalStateCollector states;
-  on_all(layouts, ranks, stage, [&](Engine& engine, std::size_t) {
+  on_all_slices(layouts, ranks, stage, [&](Engine& engine, std::size_t) {
     if (before) before(engine);
     states.add(engine);
   });
@@ -123,7 +122,7 @@ TEST(LogicalSlices, AreDrawnAsTheSameElementsOfTheWholeAre) {
 
 TEST(LogicalSlices, ASliceOfAnotherShapeIsRefused) {
   launch_ranks(1, [&](DistributedPtr dist) {
-    const auto model = std::make_shared<Sliced>(Layout{});
+    const auto model = std::make_shared<Sliced>(SliceLayout{});
     model->own_parameters().back().second->slice = by_blocks(2)[0].at("qkv");
     expect_error(ErrorKind::usage, "its slice is [0:6+12:15+18:21, 0:10] of [24, 10]",
                  [&] { Engine(dist, model, odd_config(0)); });
@@ -145,7 +144,7 @@ void fill_moments(const sharding::ShardedModel& model, device::Device& device) {
 }
 
 /// Saves what `layouts` hold, each over `ranks`, as a layout of both would: every rank its file.
-LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, int ranks, int stage) {
+LogicalStates save(const fs::path& folder, const std::vector<SliceLayout>& layouts, int ranks, int stage) {
   fs::create_directories(folder);
   engine::Manifest manifest = engine::sample_manifest();
   manifest.scheduler.clear(), manifest.loss_scaler.clear(), manifest.files.clear(), manifest.shapes.clear();
@@ -153,7 +152,7 @@ LogicalStates save(const fs::path& folder, const std::vector<Layout>& layouts, i
   for (const auto& [name, what] : logical_parameters)
     manifest.shapes[name] = {what.first.dims().begin(), what.first.dims().end()};
   LogicalStateCollector states;
-  on_all(layouts, ranks, stage, [&](Engine& engine, std::size_t i) {
+  on_all_slices(layouts, ranks, stage, [&](Engine& engine, std::size_t i) {
     fill_moments(engine.sharded(), engine.device());
     const auto file = folder / engine::rank_file(static_cast<int>(i) * ranks + engine.dist().rank());
     engine::write_rank_file(
@@ -204,7 +203,7 @@ TEST(LogicalSlices, ReplicasWriteEachElementOnce) {
     const auto shard = dist->world().split(dist->rank() / 3, dist->rank());
     const auto replica = dist->world().split(dist->rank() % 3, dist->rank());
     const config::Config config = odd_config(2, R"(, "training": {"seed": 11})");
-    const sharding::ShardedModel model(std::make_shared<Sliced>(Layout{}),
+    const sharding::ShardedModel model(std::make_shared<Sliced>(SliceLayout{}),
                                        engine::Optimizer(config.optimizer, 11).sharding_options(config),
                                        {{*shard, replica.get()}, *kernels});
     fill_moments(model, *device);
@@ -246,8 +245,8 @@ TEST(LogicalSlices, OfOneRankAloneAreToldToBeIncomplete) {
     states_of(whole(), 1, 0, [&](Engine& engine) { engine.load_checkpoint(folder.path().string()); });
   });
   // Its pieces suffice for a rank that wants no more.
-  on_all({by_blocks(2)[1]}, 2, 3,
-         [&](Engine& engine, std::size_t) { engine.load_checkpoint(folder.path().string()); });
+  on_all_slices({by_blocks(2)[1]}, 2, 3,
+                [&](Engine& engine, std::size_t) { engine.load_checkpoint(folder.path().string()); });
 }
 
 }  // namespace

@@ -45,7 +45,8 @@ struct Stages {
   }
 };
 
-void on_all(const Stages& stages, const std::string& nvme_path, const std::function<void(Engine&)>& body) {
+void on_all_stages(const Stages& stages, const std::string& nvme_path,
+                   const std::function<void(Engine&)>& body) {
   launch_ranks(stages.ranks(), [&](DistributedPtr dist) {
     const config::Config config = stages.config(nvme_path);
     const auto build = [&](const parallel::Layout& layout) {
@@ -79,7 +80,7 @@ class StageCheckpoints : public ::testing::Test {
  protected:
   LogicalStates states_of(const Stages& stages, const std::function<void(Engine&)>& before = {}) {
     LogicalStateCollector states;
-    on_all(stages, folder_.path().string(), [&](Engine& engine) {
+    on_all_stages(stages, folder_.path().string(), [&](Engine& engine) {
       if (before) before(engine);
       states.add(engine);
     });
@@ -90,21 +91,21 @@ class StageCheckpoints : public ::testing::Test {
   TempFolder folder_;
 };
 
-const Stages layouts[] = {{.pipeline = 2},
-                          {.pipeline = 3, .zero = 1, .partition = "uniform"},
-                          {.pipeline = 2, .data = 2, .zero = 3},
-                          {.pipeline = 3, .zero = 3, .virtual_stages = 2},
-                          {.pipeline = 2, .tensor = 2, .zero = 1, .partition = "type:TransformerBlock"},
-                          {.pipeline = 2, .context = 2, .zero = 3, .offload = "cpu"},
-                          {.pipeline = 2, .data = 2, .zero = 2, .shard_size = 1},
-                          {.pipeline = 4, .zero = 1, .partition = "parameters", .offload = "nvme"},
-                          {.data = 3, .zero = 3}};
+const Stages stage_layouts[] = {{.pipeline = 2},
+                                {.pipeline = 3, .zero = 1, .partition = "uniform"},
+                                {.pipeline = 2, .data = 2, .zero = 3},
+                                {.pipeline = 3, .zero = 3, .virtual_stages = 2},
+                                {.pipeline = 2, .tensor = 2, .zero = 1, .partition = "type:TransformerBlock"},
+                                {.pipeline = 2, .context = 2, .zero = 3, .offload = "cpu"},
+                                {.pipeline = 2, .data = 2, .zero = 2, .shard_size = 1},
+                                {.pipeline = 4, .zero = 1, .partition = "parameters", .offload = "nvme"},
+                                {.data = 3, .zero = 3}};
 
 TEST_F(StageCheckpoints, InitialValuesAreThoseOfOneRank) {
   for (const bool tied : {true, false}) {
     const LogicalStates expected = states_of({.zero = 1, .tied = tied});
     EXPECT_EQ(expected.contains("fp32.head.weight"), !tied);
-    for (Stages stages : layouts) {
+    for (Stages stages : stage_layouts) {
       stages.tied = tied;
       SCOPED_TRACE(stages.text());
       EXPECT_EQ(states_of(stages), expected);
@@ -123,9 +124,9 @@ TEST_F(StageCheckpoints, GoFromEveryLayoutToEveryOther) {
   LogicalStates kept = expected;
   std::erase_if(kept, [](const auto& state) { return state.first.starts_with("parameters."); });
   std::string from = folder("a");
-  for (const Stages& stages : layouts) {
+  for (const Stages& stages : stage_layouts) {
     SCOPED_TRACE(stages.text());
-    const std::string to = folder(cat("b", &stages - layouts).c_str());
+    const std::string to = folder(cat("b", &stages - stage_layouts).c_str());
     const LogicalStates loaded = states_of(stages, [&](Engine& engine) {
       engine.load_checkpoint(from);
       EXPECT_EQ(engine.global_steps(), 2);
@@ -144,7 +145,7 @@ TEST_F(StageCheckpoints, GoFromEveryLayoutToEveryOther) {
 TEST_F(StageCheckpoints, AStageHoldsItsOwnPartsAlone) {
   for (const Stages& stages : {Stages{.pipeline = 3, .zero = 3, .tied = false, .partition = "uniform"},
                                Stages{.pipeline = 3, .zero = 3, .partition = "uniform"}})
-    on_all(stages, ".", [&](Engine& engine) {
+    on_all_stages(stages, ".", [&](Engine& engine) {
       std::map<std::string, int> blocks;
       for (const auto& unit : engine.sharded().units())
         for (const auto& segment : unit->segments())
@@ -162,11 +163,11 @@ TEST_F(StageCheckpoints, AStageHoldsItsOwnPartsAlone) {
 }
 
 TEST_F(StageCheckpoints, TheLogTellsOfAnotherPipeline) {
-  on_all({.pipeline = 2, .data = 2}, ".",
-         [&](Engine& engine) { engine.save_checkpoint(folder("log"), "t"); });
+  on_all_stages({.pipeline = 2, .data = 2}, ".",
+                [&](Engine& engine) { engine.save_checkpoint(folder("log"), "t"); });
   set_log_level(LogLevel::info);
   ::testing::internal::CaptureStderr();
-  on_all({.pipeline = 3}, ".", [&](Engine& engine) { engine.load_checkpoint(folder("log")); });
+  on_all_stages({.pipeline = 3}, ".", [&](Engine& engine) { engine.load_checkpoint(folder("log")); });
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(
       log, HasSubstr("4 ranks (tensor 1 x context 1 x data 2 x pipeline 2) wrote it, and it goes on with 3 "

@@ -17,7 +17,7 @@ using sherd::testing::TempFolder;
 using tensor::Tensor;
 
 /// Samples that all differ, so that losses tell which were read.
-std::shared_ptr<const data::Dataset> samples(device::Device& host) {
+std::shared_ptr<const data::Dataset> numbered_samples(device::Device& host) {
   return data::make_dataset(40, [&host](std::int64_t index) -> tensor::Batch {
     std::vector<float> x;
     for (int i = 0; i < 8; ++i)
@@ -33,7 +33,7 @@ class TrainingData : public ::testing::Test {
     return initialize({.dist = dist,
                        .model = std::make_shared<Odd>(),
                        .config = odd_config(2),
-                       .training_data = samples(*host_)});
+                       .training_data = numbered_samples(*host_)});
   }
   static std::vector<double> losses(Initialized& run, int steps) {
     std::vector<double> out;

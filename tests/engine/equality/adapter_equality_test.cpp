@@ -13,14 +13,14 @@ using sherd::testing::TempFolder;
 
 namespace {
 
-struct Setting {
+struct AdapterSetting {
   const char* name;
   std::string dtype;
   bool llama;
   std::string adapter;
 };
 
-class AdapterEquality : public ::testing::TestWithParam<Setting> {
+class AdapterEquality : public ::testing::TestWithParam<AdapterSetting> {
  protected:
   RunSpec spec() const {
     RunSpec out;
@@ -166,22 +166,23 @@ TEST_P(AdapterEquality, StagesWithoutAnAdapterPassGradientsOn) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, AdapterEquality,
-    ::testing::Values(Setting{"gpt2_bf16", "bf16", false,
-                              R"("type": "lora", "rank": 4, "targets": "all-linear", "dropout": 0.1)"},
-                      Setting{"llama_bf16", "bf16", true, R"("type": "lora", "dropout": 0.1)"},
-                      Setting{"llama_fp32", "fp32", true, R"("type": "lora", "targets": "all-linear")"},
-                      Setting{"gpt2_ia3_fp32", "fp32", false, R"("type": "ia3")"},
-                      Setting{"llama_ia3_bf16", "bf16", true, R"("type": "ia3")"},
-                      Setting{"gpt2_bottleneck_bf16", "bf16", false,
-                              R"("type": "bottleneck", "reduction_factor": 5)"},
-                      Setting{"llama_bottleneck_fp32", "fp32", true,
-                              R"("type": "bottleneck", "bottleneck_size": 7, "mh_adapter": false,
+    ::testing::Values(
+        AdapterSetting{"gpt2_bf16", "bf16", false,
+                       R"("type": "lora", "rank": 4, "targets": "all-linear", "dropout": 0.1)"},
+        AdapterSetting{"llama_bf16", "bf16", true, R"("type": "lora", "dropout": 0.1)"},
+        AdapterSetting{"llama_fp32", "fp32", true, R"("type": "lora", "targets": "all-linear")"},
+        AdapterSetting{"gpt2_ia3_fp32", "fp32", false, R"("type": "ia3")"},
+        AdapterSetting{"llama_ia3_bf16", "bf16", true, R"("type": "ia3")"},
+        AdapterSetting{"gpt2_bottleneck_bf16", "bf16", false,
+                       R"("type": "bottleneck", "reduction_factor": 5)"},
+        AdapterSetting{"llama_bottleneck_fp32", "fp32", true,
+                       R"("type": "bottleneck", "bottleneck_size": 7, "mh_adapter": false,
                                  "original_ln_before": true, "non_linearity": "relu", "scaling": 3)"},
-                      Setting{"gpt2_prompts_bf16", "bf16", false,
-                              R"("type": "prompt_tuning", "virtual_tokens": 4,
+        AdapterSetting{"gpt2_prompts_bf16", "bf16", false,
+                       R"("type": "prompt_tuning", "virtual_tokens": 4,
                                  "tasks": [{"name": "a"}, {"name": "b"}, {"name": "c"}])"},
-                      Setting{"llama_p_tuning_fp32", "fp32", true,
-                              R"("type": "p_tuning", "virtual_tokens": 6, "encoder_hidden_size": 20)"}),
+        AdapterSetting{"llama_p_tuning_fp32", "fp32", true,
+                       R"("type": "p_tuning", "virtual_tokens": 6, "encoder_hidden_size": 20)"}),
     [](const auto& test) { return test.param.name; });
 
 }  // namespace

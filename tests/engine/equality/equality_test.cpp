@@ -26,14 +26,14 @@ RunSpec base(const std::string& dtype, int ranks) {
   return spec;
 }
 
-struct Setting {
+struct EqualitySetting {
   std::string dtype;
   int ranks;
 };
-void PrintTo(const Setting& setting, std::ostream* out) {
+void PrintTo(const EqualitySetting& setting, std::ostream* out) {
   *out << setting.dtype << " on " << setting.ranks;
 }
-class Equality : public ::testing::TestWithParam<Setting> {
+class Equality : public ::testing::TestWithParam<EqualitySetting> {
  protected:
   RunSpec spec() const { return base(GetParam().dtype, GetParam().ranks); }
 };
@@ -87,8 +87,8 @@ TEST_P(Equality, AnUlpIsSeen) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Equality,
-                         ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 2}, Setting{"bf16", 4},
-                                           Setting{"fp32", 4}),
+                         ::testing::Values(EqualitySetting{"bf16", 2}, EqualitySetting{"fp32", 2},
+                                           EqualitySetting{"bf16", 4}, EqualitySetting{"fp32", 4}),
                          [](const auto& test) {
                            return test.param.dtype + "_" + std::to_string(test.param.ranks);
                          });
@@ -159,7 +159,7 @@ void expect_effect(const Schedule& schedule, const RunSpec& spec, const RunResul
   }
 }
 
-class ScheduleEquality : public ::testing::TestWithParam<Setting> {};
+class ScheduleEquality : public ::testing::TestWithParam<EqualitySetting> {};
 
 TEST_P(ScheduleEquality, NoSettingChangesABit) {
   const RunSpec plain_spec = base(GetParam().dtype, GetParam().ranks);
@@ -179,7 +179,8 @@ TEST_P(ScheduleEquality, NoSettingChangesABit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Local, ScheduleEquality, ::testing::Values(Setting{"bf16", 2}, Setting{"fp32", 4}),
+INSTANTIATE_TEST_SUITE_P(Local, ScheduleEquality,
+                         ::testing::Values(EqualitySetting{"bf16", 2}, EqualitySetting{"fp32", 4}),
                          [](const auto& test) {
                            return test.param.dtype + "_" + std::to_string(test.param.ranks);
                          });

@@ -13,13 +13,13 @@ using sherd::testing::TempFolder;
 
 namespace {
 
-constexpr int micro_batches = 4;  // of a step
+constexpr int expert_micro_batches = 4;  // of a step
 
 RunSpec on(int ranks, int expert, const std::string& dtype, int stage) {
   RunSpec spec;
   spec.ranks = ranks;
   spec.expert = expert;
-  spec.accumulation = micro_batches / ranks;
+  spec.accumulation = expert_micro_batches / ranks;
   spec.dtype = dtype;
   spec.accumulate_in = "fp32";
   spec.stage = stage;
@@ -29,16 +29,16 @@ RunSpec on(int ranks, int expert, const std::string& dtype, int stage) {
   return spec;
 }
 
-std::string name(const RunSpec& spec) {
+std::string expert_name(const RunSpec& spec) {
   return cat(spec.ranks, " ranks, expert ", spec.expert, ", stage ", spec.stage, ", shard_size ",
              spec.shard_size);
 }
 
-void expect_bits(const RunSpec& spec, const RunResult& expected) {
+void expect_expert_bits(const RunSpec& spec, const RunResult& expected) {
   const RunResult got = train_local(spec);
-  EXPECT_EQ(got.losses, expected.losses) << name(spec);
-  EXPECT_EQ(got.norms, expected.norms) << name(spec);
-  EXPECT_TRUE(got.bits() == expected.bits()) << name(spec);
+  EXPECT_EQ(got.losses, expected.losses) << expert_name(spec);
+  EXPECT_EQ(got.norms, expected.norms) << expert_name(spec);
+  EXPECT_TRUE(got.bits() == expected.bits()) << expert_name(spec);
 }
 
 class ExpertEquality : public ::testing::TestWithParam<std::string> {};
@@ -51,7 +51,7 @@ TEST_P(ExpertEquality, AnyNumberOfExpertRanksGivesTheSameBits) {
       RunSpec spec = on(ranks, expert, GetParam(), stage);
       spec.bucket = ranks % 4 == 0 ? 500 : 500'000'000;
       spec.overlap = expert % 2 == 0;
-      expect_bits(spec, expected);
+      expect_expert_bits(spec, expected);
     }
 }
 
@@ -63,8 +63,8 @@ TEST_P(ExpertEquality, AlsoWhereChoicesAreDropped) {
       return spec;
     };
     const RunResult expected = train_local(dropping(on(1, 1, GetParam(), 3)));
-    expect_bits(dropping(on(4, 2, GetParam(), 3)), expected);
-    expect_bits(dropping(on(2, 2, GetParam(), 2)), expected);
+    expect_expert_bits(dropping(on(4, 2, GetParam(), 3)), expected);
+    expect_expert_bits(dropping(on(2, 2, GetParam(), 2)), expected);
   }
 }
 
@@ -84,7 +84,7 @@ TEST_P(ExpertEquality, InReplicas) {
         RunSpec spec = without_accumulation(4, shard_size, expert, stage);
         spec.bucket = 500, spec.overlap = overlap;
         spec.recompute = overlap ? "full" : "none";
-        expect_bits(spec, expected);
+        expect_expert_bits(spec, expected);
       }
 }
 
@@ -110,10 +110,10 @@ TEST_P(ExpertEquality, WhereRanksHaveTokensForOtherExperts) {
   };
   for (const int ranks : {2, 4}) {
     const RunResult expected = train_local(skewed(ranks, 1, "accumulate"));
-    expect_bits(skewed(ranks, 2, "accumulate"), expected);
-    expect_bits(skewed(ranks, ranks, "layered"), expected);
-    expect_bits(skewed(ranks, 1, "zero_bubble"), expected);
-    expect_bits(skewed(ranks, 2, "zero_bubble"), expected);
+    expect_expert_bits(skewed(ranks, 2, "accumulate"), expected);
+    expect_expert_bits(skewed(ranks, ranks, "layered"), expected);
+    expect_expert_bits(skewed(ranks, 1, "zero_bubble"), expected);
+    expect_expert_bits(skewed(ranks, 2, "zero_bubble"), expected);
   }
 }
 
@@ -128,7 +128,7 @@ TEST_P(ExpertEquality, OnEveryTier) {
         spec.nvme_path = folder.path().string();
         spec.recompute = recompute;
         spec.prefetch = expert * 100000;
-        expect_bits(spec, expected);
+        expect_expert_bits(spec, expected);
       }
 }
 
@@ -138,8 +138,8 @@ TEST_P(ExpertEquality, OverStages) {
     const RunResult expected = train_local(on(2, expert, GetParam(), 0));
     RunSpec spec = on(2, expert, GetParam(), 1);
     spec.offload_optimizer = "cpu";
-    expect_bits(on(2, expert, GetParam(), 1), expected);
-    expect_bits(spec, expected);
+    expect_expert_bits(on(2, expert, GetParam(), 1), expected);
+    expect_expert_bits(spec, expected);
   }
 }
 
@@ -175,16 +175,16 @@ TEST_P(ExpertEquality, InEverySchedule) {
   for (const auto& [ranks, expert] : {std::pair{1, 1}, {2, 2}}) {
     RunSpec spec = four_layers(on(ranks, expert, GetParam(), 3));
     spec.schedule = "layered";
-    expect_bits(spec, expected);
+    expect_expert_bits(spec, expected);
     spec.offload_param = spec.offload_optimizer = "nvme";
     spec.nvme_path = folder.path().string();
-    expect_bits(spec, expected);
+    expect_expert_bits(spec, expected);
   }
   for (const char* schedule : {"1f1b", "gpipe", "zero_bubble"}) {
     RunSpec spec = four_layers(on(2, 2, GetParam(), 3));
     spec.ranks = 4, spec.pipeline = 2, spec.schedule = schedule;
     spec.recompute = "none";
-    expect_bits(spec, expected);
+    expect_expert_bits(spec, expected);
   }
 }
 
@@ -208,8 +208,9 @@ TEST_P(ExpertEquality, AgreesToRoundingOverTensorAndContextRanks) {
     spec.sequence_parallel = sequence;
     const RunResult got = train_local(spec);
     for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-      EXPECT_NEAR(got.losses[i], expected.losses[i], tolerance) << name(spec) << " tensor " << tensor;
-      EXPECT_NEAR(got.norms[i] / expected.norms[i], 1, 10 * tolerance) << name(spec) << " tensor " << tensor;
+      EXPECT_NEAR(got.losses[i], expected.losses[i], tolerance) << expert_name(spec) << " tensor " << tensor;
+      EXPECT_NEAR(got.norms[i] / expected.norms[i], 1, 10 * tolerance)
+          << expert_name(spec) << " tensor " << tensor;
     }
   }
 }

@@ -29,12 +29,12 @@ RunSpec three_tasks(const std::string& optimizer) {
 }
 
 const char* const adam = R"("type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0})";
-const char* const sgd = R"("type": "SGD", "params": {"lr": 0.01})";
+const char* const prompts_sgd = R"("type": "SGD", "params": {"lr": 0.01})";
 
 /// Without weight decay a prompt stays to the bit until its task has a sample. Then SGD moves it in steps
 /// that have one, and Adam in those without one, too, by what its moments remember.
 TEST(PromptsEquality, ATaskWithoutSamplesKeepsItsPrompt) {
-  for (const char* optimizer : {adam, sgd}) {
+  for (const char* optimizer : {adam, prompts_sgd}) {
     RunSpec s = three_tasks(optimizer);
     s.prompt_of = [](int step, std::int64_t) { return step < 3 ? 0 : 1; };
     const auto at = [&](int steps) {
@@ -47,13 +47,13 @@ TEST(PromptsEquality, ATaskWithoutSamplesKeepsItsPrompt) {
     EXPECT_EQ(prompt(middle, 1), prompt(begun, 1));
     EXPECT_NE(prompt(end, 1), prompt(begun, 1));
     EXPECT_EQ(prompt(end, 2), prompt(begun, 2));
-    EXPECT_EQ(prompt(end, 0) == prompt(middle, 0), optimizer == sgd);
+    EXPECT_EQ(prompt(end, 0) == prompt(middle, 0), optimizer == prompts_sgd);
   }
 }
 
 /// A task's prompt does not depend on the other tasks, where its samples weigh the same.
 TEST(PromptsEquality, TasksDoNotDisturbEachOther) {
-  RunSpec s = three_tasks(sgd);
+  RunSpec s = three_tasks(prompts_sgd);
   s.dropout = 0;
   s.prompt_of = [](int, std::int64_t row) { return row % 2; };
   RunSpec t = s;

@@ -10,12 +10,12 @@ using sherd::testing::TempFolder;
 
 namespace {
 
-constexpr int micro_batches = 12;  // of a step
+constexpr int rank_micro_batches = 12;  // of a step
 
 RunSpec on(int ranks, const std::string& dtype, int stage) {
   RunSpec spec;
   spec.ranks = ranks;
-  spec.accumulation = micro_batches / ranks;
+  spec.accumulation = rank_micro_batches / ranks;
   spec.dtype = dtype;
   spec.accumulate_in = "fp32";
   spec.stage = stage;

@@ -23,7 +23,7 @@ RunSpec spec_of(int pipeline, int replicas, int stage) {
   return spec;
 }
 
-std::string name(const RunSpec& spec) {
+std::string replica_name(const RunSpec& spec) {
   return cat(spec.ranks, " ranks, pipeline ", spec.pipeline, ", shard_size ", spec.shard_size, ", stage ",
              spec.stage, ", ", spec.schedule, spec.tied ? ", tied" : "", ", bucket ", spec.bucket,
              spec.overlap ? ", overlap" : "");
@@ -36,11 +36,11 @@ RunResult in_one_bucket(RunSpec spec) {
 }
 
 /// `expected`: of in_one_bucket().
-void expect_bits(const RunSpec& spec, const RunResult& expected) {
+void expect_replica_bits(const RunSpec& spec, const RunResult& expected) {
   const RunResult got = train_local(spec);
-  EXPECT_TRUE(got.bits() == expected.bits()) << name(spec);
-  EXPECT_EQ(got.reducer.overlapped > 0, spec.overlap) << name(spec);
-  EXPECT_GT(got.reducer.buckets, expected.reducer.buckets) << name(spec);
+  EXPECT_TRUE(got.bits() == expected.bits()) << replica_name(spec);
+  EXPECT_EQ(got.reducer.overlapped > 0, spec.overlap) << replica_name(spec);
+  EXPECT_GT(got.reducer.buckets, expected.reducer.buckets) << replica_name(spec);
 }
 
 class ReplicaOrder : public ::testing::TestWithParam<const char*> {
@@ -58,9 +58,9 @@ TEST_P(ReplicaOrder, OfTwoStages) {
       RunSpec spec = scheduled(spec_of(2, 2, stage));
       spec.tied = tied;
       const RunResult expected = in_one_bucket(spec);
-      expect_bits(spec, expected);
+      expect_replica_bits(spec, expected);
       spec.bucket = 1, spec.overlap = stage % 2 == 0;
-      expect_bits(spec, expected);
+      expect_replica_bits(spec, expected);
     }
 }
 
@@ -68,7 +68,7 @@ TEST_P(ReplicaOrder, OfEightRanks) {
   for (const auto& [pipeline, replicas, shard_size] : {std::tuple{2, 4, 1}, {4, 2, 1}, {2, 4, 2}}) {
     RunSpec spec = scheduled(spec_of(pipeline, replicas, pipeline == 2 ? 3 : 1));
     spec.shard_size = shard_size;
-    expect_bits(spec, in_one_bucket(spec));
+    expect_replica_bits(spec, in_one_bucket(spec));
   }
 }
 
@@ -113,9 +113,9 @@ TEST_P(StarvedExperts, OfReplicasHoldNobodyUp) {
     for (const bool overlap : {false, true}) {
       RunSpec spec = starving(2, 2, GetParam());
       spec.schedule = schedule, spec.overlap = overlap;
-      expect_bits(spec, in_one_bucket(spec));
+      expect_replica_bits(spec, in_one_bucket(spec));
       spec.bucket = 1;
-      expect_bits(spec, in_one_bucket(spec));
+      expect_replica_bits(spec, in_one_bucket(spec));
     }
 }
 
@@ -123,7 +123,7 @@ TEST_P(StarvedExperts, InAPipelineOfReplicas) {
   for (const char* schedule : {"1f1b", "zero_bubble"}) {
     RunSpec spec = starving(2, 2, GetParam());
     spec.layers = 4, spec.ranks = 8, spec.pipeline = 2, spec.schedule = schedule;
-    expect_bits(spec, in_one_bucket(spec));
+    expect_replica_bits(spec, in_one_bucket(spec));
   }
 }
 

@@ -35,7 +35,7 @@ const char* const dtypes[] = {"fp32", "bf16", "fp16"};
 const char* const tiers[] = {"none", "cpu", "nvme"};
 const char* const recomputes[] = {"none", "selective", "full"};
 const char* const partitions[] = {"best", "uniform", "parameters"};
-const char* const sgd = R"("type": "SGD", "params": {"lr": 0.05, "momentum": 0.9})";
+const char* const momentum_sgd = R"("type": "SGD", "params": {"lr": 0.05, "momentum": 0.9})";
 
 /// Eight parts: the embedding, six blocks, and the head with the loss.
 RunSpec base(int stage) {
@@ -80,7 +80,7 @@ void expect_same(const RunResult& got, const RunResult& want) {
   EXPECT_TRUE(got.bits() == want.bits());
 }
 
-void expect_near(const RunResult& got, const RunResult& want, double tolerance) {
+void expect_runs_near(const RunResult& got, const RunResult& want, double tolerance) {
   for (std::size_t step = 0; step < want.losses.size(); ++step) {
     EXPECT_NEAR(got.losses[step], want.losses[step], tolerance) << "step " << step;
     EXPECT_NEAR(got.norms[step] / want.norms[step], 1, 5 * tolerance) << "step " << step;
@@ -88,16 +88,16 @@ void expect_near(const RunResult& got, const RunResult& want, double tolerance) 
 }
 
 /// The index of a way, ZeRO's stage, dtype, tier, recompute, partition, and optimizer.
-using Setting = std::tuple<int, int, int, int, int, int, int>;
+using ScheduleSetting = std::tuple<int, int, int, int, int, int, int>;
 const std::vector<int> setting_counts{static_cast<int>(std::size(variants)), 4, 3, 3, 3, 3, 2};
 
-class AllSchedules : public ::testing::TestWithParam<Setting> {};
+class AllSchedules : public ::testing::TestWithParam<ScheduleSetting> {};
 
 TEST_P(AllSchedules, GiveTheBitsOfOneRank) {
   const auto& [variant, stage, dtype, tier, recompute, partition, rule] = GetParam();
   RunSpec spec = base(stage);
   spec.dtype = dtypes[dtype], spec.recompute = recomputes[recompute];
-  if (rule == 1) spec.optimizer = sgd;
+  if (rule == 1) spec.optimizer = momentum_sgd;
   const RunResult& want = expected(spec);
   ASSERT_NE(want.losses.front(), want.losses.back());
   const TempFolder folder;
@@ -111,8 +111,8 @@ TEST_P(AllSchedules, GiveTheBitsOfOneRank) {
 }
 
 /// All of them is a matter of a minute or two; else every two values of two settings meet.
-std::vector<Setting> settings() {
-  std::vector<Setting> out;
+std::vector<ScheduleSetting> schedule_settings() {
+  std::vector<ScheduleSetting> out;
   const auto add = [&](const std::vector<int>& s) {
     out.emplace_back(s[0], s[1], s[2], s[3], s[4], s[5], s[6]);
   };
@@ -135,14 +135,14 @@ std::vector<Setting> settings() {
   return out;
 }
 
-std::string name_of(const ::testing::TestParamInfo<Setting>& test) {
+std::string schedule_name(const ::testing::TestParamInfo<ScheduleSetting>& test) {
   const auto& [variant, stage, dtype, tier, recompute, partition, rule] = test.param;
   const Variant& w = variants[variant];
   return cat("s", w.schedule, "_p", w.stages, "_v", w.chunks, "_g", w.group, "_zero", stage, "_",
              dtypes[dtype], "_", tiers[tier], "_", recomputes[recompute], "_", partitions[partition],
              rule ? "_sgd" : "_adamw");
 }
-INSTANTIATE_TEST_SUITE_P(Over, AllSchedules, ::testing::ValuesIn(settings()), name_of);
+INSTANTIATE_TEST_SUITE_P(Over, AllSchedules, ::testing::ValuesIn(schedule_settings()), schedule_name);
 
 /// One micro-batch, fewer than stages, and a number that stages do not divide.
 TEST(ScheduleRuns, AnyNumberOfMicroBatchesGivesTheSameBits) {
@@ -205,7 +205,7 @@ TEST(ScheduleRuns, OverOtherRanksGiveTheBitsOfOneStage) {
       if (all_at_once) {
         RunSpec alone = spec;
         alone.accumulation = 4;
-        expect_near(want, expected(alone), 2e-5);
+        expect_runs_near(want, expected(alone), 2e-5);
       }
       for (const Variant& variant : {Variant{"layered"}, Variant{stage == 1 ? "1f1b" : "zero_bubble", 2},
                                      Variant{"interleaved", 2, 2}}) {
@@ -250,7 +250,7 @@ TEST(ScheduleRuns, OfTiedEmbeddingsAgreeAmongStagesToTheBit) {
       RunSpec one = spec;
       one.schedule = "accumulate";
       const RunResult want = train_local(one);
-      expect_near(two, want, tolerance);
+      expect_runs_near(two, want, tolerance);
       spec.stage = stage + 1;
       for (const Variant& variant :
            {Variant{"gpipe", 3}, Variant{"interleaved", 2, 2}, Variant{"zero_bubble", 4}}) {

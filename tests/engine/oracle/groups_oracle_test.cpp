@@ -8,12 +8,11 @@
 namespace sherd::test {
 namespace {
 
-using namespace replay;
 using sherd::testing::TempFolder;
 using Overrides = std::vector<std::string>;
 
 /// Where states lie, of every stage.
-std::vector<Overrides> settings(const std::string& nvme) {
+std::vector<Overrides> group_overrides(const std::string& nvme) {
   const std::string zero = "zero_optimization.";
   const auto offloaded = [&](const std::string& section, const std::string& device) {
     return cat(zero, section, R"(={"device": ")", device, "\"",
@@ -33,35 +32,35 @@ std::vector<Overrides> settings(const std::string& nvme) {
   return out;
 }
 
-class GroupsOracle : public ::testing::TestWithParam<ReferenceRun> {};
+class GroupsOracle : public ::testing::TestWithParam<replay::ReferenceRun> {};
 
 TEST_P(GroupsOracle, TrainAsPyTorchReplaysThem) {
-  const ReferenceRun& run = GetParam();
-  const Reference reference("groups");
+  const replay::ReferenceRun& run = GetParam();
+  const replay::Reference reference("groups");
   const TempFolder nvme;
-  for (const Overrides& overrides : settings(nvme.path().string())) {
+  for (const Overrides& overrides : group_overrides(nvme.path().string())) {
     SCOPED_TRACE(cat("with ", ::testing::PrintToString(overrides), ": ", run.config));
-    const Outcome outcome = train(run, reference, overrides);
-    EXPECT_EQ(compare_steps(outcome.reports, reference.trace(run), 1e-6), std::nullopt);
-    EXPECT_EQ(compare_rates(outcome.reports, reference.rates(run)), std::nullopt);
-    EXPECT_EQ(compare_weights(run, reference, outcome.weights), std::nullopt);
+    const replay::Outcome outcome = replay::train(run, reference, overrides);
+    EXPECT_EQ(replay::compare_steps(outcome.reports, reference.trace(run), 1e-6), std::nullopt);
+    EXPECT_EQ(replay::compare_rates(outcome.reports, reference.rates(run)), std::nullopt);
+    EXPECT_EQ(replay::compare_weights(run, reference, outcome.weights), std::nullopt);
   }
 }
 
-class LongOracle : public ::testing::TestWithParam<ReferenceRun> {};
+class LongOracle : public ::testing::TestWithParam<replay::ReferenceRun> {};
 
 /// Adagrad as torch.optim has it, and Lion as DeepSpeed's CPU has it, with groups: no weight is off by 1e-6.
 TEST_P(LongOracle, AgreesAfter50Steps) {
-  const ReferenceRun& run = GetParam();
-  const Reference reference("long");
+  const replay::ReferenceRun& run = GetParam();
+  const replay::Reference reference("long");
   const TempFolder nvme;
   const std::vector<float> moved = reference.moved(run);
-  for (const Overrides& overrides : settings(nvme.path().string())) {
+  for (const Overrides& overrides : group_overrides(nvme.path().string())) {
     SCOPED_TRACE(cat("with ", ::testing::PrintToString(overrides), ": ", run.config));
-    const Outcome outcome = train(run, reference, overrides);
+    const replay::Outcome outcome = replay::train(run, reference, overrides);
     ASSERT_EQ(outcome.reports.size(), 50u);
-    EXPECT_EQ(compare_steps(outcome.reports, reference.trace(run), 1e-5), std::nullopt);
-    EXPECT_EQ(compare_rates(outcome.reports, reference.rates(run)), std::nullopt);
+    EXPECT_EQ(replay::compare_steps(outcome.reports, reference.trace(run), 1e-5), std::nullopt);
+    EXPECT_EQ(replay::compare_rates(outcome.reports, reference.rates(run)), std::nullopt);
     std::size_t at = 0;
     double most = 0;
     for (const auto& [name, weights] : outcome.weights) {
@@ -74,10 +73,10 @@ TEST_P(LongOracle, AgreesAfter50Steps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Runs, LongOracle, ::testing::ValuesIn(read_runs("long")),
+INSTANTIATE_TEST_SUITE_P(Runs, LongOracle, ::testing::ValuesIn(replay::read_runs("long")),
                          [](const auto& test) { return test.param.name; });
 
-INSTANTIATE_TEST_SUITE_P(Runs, GroupsOracle, ::testing::ValuesIn(read_runs("groups")),
+INSTANTIATE_TEST_SUITE_P(Runs, GroupsOracle, ::testing::ValuesIn(replay::read_runs("groups")),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

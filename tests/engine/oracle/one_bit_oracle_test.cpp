@@ -126,7 +126,7 @@ constexpr const char* adam = R"(}, "type": "OneBitAdam")";
 constexpr const char* lamb =
     R"(, "coeff_beta": 0.8, "factor_min": 0.9, "factor_max": 1.2, "factor_threshold": 0.05}, "type": "OneBitLamb")";
 
-struct Case {
+struct OneBitCase {
   bool lamb;
   int workers, shards;
   bool packed = false;
@@ -135,13 +135,13 @@ struct Case {
   }
 };
 
-class OneBitOracle : public ::testing::TestWithParam<Case> {};
+class OneBitOracle : public ::testing::TestWithParam<OneBitCase> {};
 
 TEST_P(OneBitOracle, AgreesWithSimulatedWorkers) {
-  const Case& one = GetParam();
+  const OneBitCase& one = GetParam();
   const int workers = one.workers, shards = one.shards;
   const auto reference = test::read_reference(SHERD_SOURCE_DIR "/tests/engine/reference/one_bit.safetensors");
-  comm::run_local(workers * shards, {}, [&](comm::Communicator& world) {
+  comm::run_local(workers * shards, comm::CommOptions{}, [&](comm::Communicator& world) {
     const auto shard = world.split(world.rank() / shards, world.rank());
     const auto replica = world.split(world.rank() % shards, world.rank());
     Worker worker(one.lamb ? lamb : adam, world, *shard, *replica, shards, one.packed);
@@ -171,7 +171,7 @@ TEST_P(OneBitOracle, AgreesWithSimulatedWorkers) {
 TEST(OneBitLamb, TensorsGoOnFromTheRatioOfTheirParameter) {
   const auto after_a_step = [](const std::map<std::string, std::string>& saved) {
     std::map<std::string, double> out;
-    comm::run_local(1, {}, [&](comm::Communicator& world) {
+    comm::run_local(1, comm::CommOptions{}, [&](comm::Communicator& world) {
       const auto alone = world.split(0, 0);
       Worker worker(lamb, world, *alone, *alone, 1, true);
       worker.norms().restore(saved);
@@ -189,10 +189,12 @@ TEST(OneBitLamb, TensorsGoOnFromTheRatioOfTheirParameter) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, OneBitOracle,
-                         ::testing::Values(Case{false, 1, 1}, Case{false, 2, 1}, Case{false, 3, 1},
-                                           Case{false, 2, 2}, Case{true, 1, 1}, Case{true, 2, 1},
-                                           Case{true, 3, 1}, Case{true, 2, 2}, Case{false, 2, 1, true},
-                                           Case{true, 1, 1, true}, Case{true, 2, 2, true}),
+                         ::testing::Values(OneBitCase{false, 1, 1}, OneBitCase{false, 2, 1},
+                                           OneBitCase{false, 3, 1}, OneBitCase{false, 2, 2},
+                                           OneBitCase{true, 1, 1}, OneBitCase{true, 2, 1},
+                                           OneBitCase{true, 3, 1}, OneBitCase{true, 2, 2},
+                                           OneBitCase{false, 2, 1, true}, OneBitCase{true, 1, 1, true},
+                                           OneBitCase{true, 2, 2, true}),
                          [](const auto& each) {
                            std::string name = each.param.name();
                            std::replace(name.begin(), name.end(), '.', '_');

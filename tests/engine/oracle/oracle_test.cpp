@@ -8,14 +8,13 @@
 namespace sherd::test {
 namespace {
 
-using namespace replay;
 using sherd::testing::TempFolder;
 using Overrides = std::vector<std::string>;
 const std::string zero = "zero_optimization.";
 
 /// Stages and tiers whose gradients are reduced once per step, and those whose are with every micro-batch: a
 /// run takes one of each.
-std::vector<Overrides> settings_of(const ReferenceRun& run, const std::string& nvme) {
+std::vector<Overrides> settings_of(const replay::ReferenceRun& run, const std::string& nvme) {
   const auto offloaded = [&](const std::string& section, const std::string& device) {
     return cat(zero, section, R"(={"device": ")", device, "\"",
                device == "nvme" ? cat(R"(, "nvme_path": ")", nvme, "\"") : "", "}");
@@ -44,18 +43,18 @@ class Oracle : public ::testing::TestWithParam<std::tuple<std::string, int>> {};
 
 TEST_P(Oracle, RunsGoAsPyTorchReplaysThem) {
   const auto [precision, ranks] = GetParam();
-  const Reference reference("runs");
+  const replay::Reference reference("runs");
   const TempFolder nvme;
   const double tolerance = precision == "fp32" ? 1e-6 : 5e-3;
   int runs = 0;
-  for (const ReferenceRun& run : read_runs("runs")) {
+  for (const replay::ReferenceRun& run : replay::read_runs("runs")) {
     if (!run.has(precision) || run.ranks != ranks) continue;
     ++runs;
     for (const Overrides& overrides : settings_of(run, nvme.path().string())) {
       SCOPED_TRACE(cat(run.name, " with ", ::testing::PrintToString(overrides), ": ", run.config));
-      const Outcome outcome = train(run, reference, overrides);
-      EXPECT_EQ(compare_steps(outcome.reports, reference.trace(run), tolerance), std::nullopt);
-      EXPECT_EQ(compare_weights(run, reference, outcome.weights), std::nullopt);
+      const replay::Outcome outcome = replay::train(run, reference, overrides);
+      EXPECT_EQ(replay::compare_steps(outcome.reports, reference.trace(run), tolerance), std::nullopt);
+      EXPECT_EQ(replay::compare_weights(run, reference, outcome.weights), std::nullopt);
     }
   }
   EXPECT_GE(runs, 10);

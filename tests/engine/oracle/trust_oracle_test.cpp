@@ -17,9 +17,9 @@ namespace {
 using models::HostTensor;
 using models::HuggingFaceLayout;
 using tensor::Tensor;
-using Reference = std::map<std::string, ReferenceTensor>;
+using TrustReference = std::map<std::string, ReferenceTensor>;
 
-constexpr int steps = 4;
+constexpr int trust_steps = 4;
 constexpr std::size_t each = 37;  ///< the file has one of so many of the weights' elements
 
 struct Rule {
@@ -39,14 +39,14 @@ const Rule rules[] = {
                                              "weight_decay": 0.1, "clip": true}})"}};
 
 /// Where a run's ranks stand.
-struct Setting {
+struct TrustSetting {
   const char* name;
   int ranks;
   std::int64_t padding;
   const char* keys;
-  friend void PrintTo(const Setting& setting, std::ostream* to) { *to << setting.name; }
+  friend void PrintTo(const TrustSetting& setting, std::ostream* to) { *to << setting.name; }
 };
-const Setting settings[] = {
+const TrustSetting trust_settings[] = {
     {"padded", 1, 128, "{}"},
     {"unpadded", 1, 1, "{}"},
     {"two_ranks", 2, 128, R"({"zero_optimization": {"stage": 2}})"},
@@ -61,9 +61,9 @@ models::GptConfig options_of(bool llama, std::int64_t padding) {
 }
 
 /// The weights that the models begin with.
-class Given : public nn::WeightSource {
+class GivenWeights : public nn::WeightSource {
  public:
-  Given(const Reference& file, const HuggingFaceLayout& layout) : file_(file), layout_(layout) {}
+  GivenWeights(const TrustReference& file, const HuggingFaceLayout& layout) : file_(file), layout_(layout) {}
   void check(const std::vector<nn::ParameterPtr>&) const override {}
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const Tensor& to) override {
@@ -80,12 +80,12 @@ class Given : public nn::WeightSource {
   }
 
  private:
-  const Reference& file_;
+  const TrustReference& file_;
   const HuggingFaceLayout& layout_;
 };
 
 /// The rows of this rank, of as many as there are.
-tensor::Batch batch_of(const Reference& file, Engine& engine) {
+tensor::Batch batch_of(const TrustReference& file, Engine& engine) {
   tensor::Batch out;
   const std::int64_t ranks = engine.data_ranks().size(), rank = engine.data_ranks().rank();
   for (const char* name : {"tokens", "labels"}) {
@@ -100,30 +100,30 @@ tensor::Batch batch_of(const Reference& file, Engine& engine) {
   return out;
 }
 
-struct Outcome {
+struct TrustOutcome {
   std::vector<double> losses;
   std::vector<float> weights;
 };
 
-Outcome train(bool llama, const Rule& rule, const Setting& setting) {
+TrustOutcome train_rule(bool llama, const Rule& rule, const TrustSetting& setting) {
   const models::GptConfig options = options_of(llama, setting.padding);
   const HuggingFaceLayout layout(options);
-  const Reference file = read_reference(
+  const TrustReference file = read_reference(
       cat(SHERD_SOURCE_DIR "/tests/models/reference/", llama ? "llama" : "gpt2", ".safetensors"));
   const config::Config config = config::parse_text(
       setting.keys, "the setting",
       {cat("optimizer=", rule.section), "gradient_clipping=0", "gradient_accumulation_steps=1",
        cat("train_micro_batch_size_per_gpu=", std::strstr(setting.name, "two") ? 1 : 2)});
-  Outcome out;
+  TrustOutcome out;
   LogicalStateCollector collector;
   launch_ranks(setting.ranks, [&](DistributedPtr dist) {
     const auto groups = make_groups(dist, config);
     Engine engine(dist, std::make_shared<models::Gpt>(options, layout_of(*groups, config)), config, nullptr,
                   nullptr, groups);
-    Given given(file, layout);
+    GivenWeights given(file, layout);
     engine.load_weights(given);
     std::vector<double> losses;
-    for (int step = 0; step < steps; ++step)
+    for (int step = 0; step < trust_steps; ++step)
       losses.push_back(engine.train_batch([&] { return batch_of(file, engine); }).loss);
     engine.synchronize();
     collector.add(engine);
@@ -141,16 +141,17 @@ Outcome train(bool llama, const Rule& rule, const Setting& setting) {
   return out;
 }
 
-class TrustOracle : public ::testing::TestWithParam<std::tuple<bool, Rule, Setting>> {};
+class TrustOracle : public ::testing::TestWithParam<std::tuple<bool, Rule, TrustSetting>> {};
 
 TEST_P(TrustOracle, TrainsAsPyTorchWithEveryPublishedTensor) {
   const auto& [llama, rule, setting] = GetParam();
-  const Reference reference = read_reference(SHERD_SOURCE_DIR "/tests/engine/reference/trust.safetensors");
+  const TrustReference reference =
+      read_reference(SHERD_SOURCE_DIR "/tests/engine/reference/trust.safetensors");
   const std::string at = cat(llama ? "llama." : "gpt2.", rule.name);
   const std::vector<double> losses = reference.at(at + ".losses").values<double>();
   const std::vector<float> weights = reference.at(at + ".weights").values<float>();
-  const Outcome outcome = train(llama, rule, setting);
-  for (std::size_t step = 0; step < steps; ++step)
+  const TrustOutcome outcome = train_rule(llama, rule, setting);
+  for (std::size_t step = 0; step < trust_steps; ++step)
     EXPECT_NEAR(outcome.losses.at(step), losses.at(step), 1e-6 * losses[step]) << "step " << step;
   ASSERT_EQ(outcome.weights.size(), weights.size());
   double most = 0;
@@ -161,7 +162,7 @@ TEST_P(TrustOracle, TrainsAsPyTorchWithEveryPublishedTensor) {
 
 INSTANTIATE_TEST_SUITE_P(All, TrustOracle,
                          ::testing::Combine(::testing::Bool(), ::testing::ValuesIn(rules),
-                                            ::testing::ValuesIn(settings)),
+                                            ::testing::ValuesIn(trust_settings)),
                          [](const auto& test) {
                            return cat(std::get<0>(test.param) ? "llama_" : "gpt2_",
                                       std::get<1>(test.param).name, "_", std::get<2>(test.param).name);

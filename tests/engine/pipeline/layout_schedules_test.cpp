@@ -9,14 +9,14 @@
 namespace sherd::test {
 namespace {
 
-struct Variant {
+struct LayoutSchedule {
   const char* schedule;
   int stages, virtual_stages;
 };
-const Variant variants[] = {{"accumulate", 1, 1},  {"layered", 1, 1},     {"gpipe", 1, 1},
-                            {"interleaved", 1, 4}, {"zero_bubble", 1, 1}, {"gpipe", 2, 1},
-                            {"1f1b", 2, 1},        {"interleaved", 2, 2}, {"zero_bubble", 2, 1},
-                            {"zero_bubble", 4, 1}};
+const LayoutSchedule layout_schedules[] = {
+    {"accumulate", 1, 1},  {"layered", 1, 1},    {"gpipe", 1, 1}, {"interleaved", 1, 4},
+    {"zero_bubble", 1, 1}, {"gpipe", 2, 1},      {"1f1b", 2, 1},  {"interleaved", 2, 2},
+    {"zero_bubble", 2, 1}, {"zero_bubble", 4, 1}};
 
 class LayoutSchedules : public ::testing::TestWithParam<Sizes> {};
 
@@ -25,7 +25,7 @@ TEST_P(LayoutSchedules, TrainAsOneRankInDouble) {
   const cut::Weights initial = cut::weights_of(on_all({.sizes = {1, 1, 1}}, [](Engine&) {}));
   for (const int stage : {1, 3}) {
     std::optional<Outcome> first;
-    for (const Variant& variant : variants) {
+    for (const LayoutSchedule& variant : layout_schedules) {
       Spec run{.sizes = GetParam(), .stage = stage, .accumulation = 6, .clipping = 0.2};
       run.schedule = variant.schedule, run.virtual_stages = variant.virtual_stages,
       run.sizes.stages = variant.stages;

@@ -10,7 +10,7 @@
 namespace sherd::test {
 namespace {
 
-struct Spec {
+struct PipelineSpec {
   int pipeline = 2, tensor = 1, data = 1, zero = 0, virtual_stages = 1;
   config::Schedule schedule = config::Schedule::automatic;
   bool tied = true;
@@ -37,13 +37,14 @@ struct Spec {
 TEST(PipelineEstimates, AreWhatARunBooksAndSends) {
   using enum config::Schedule;
   const sherd::testing::TempFolder folder;
-  for (const Spec& spec :
-       {Spec{}, Spec{.pipeline = 3, .zero = 1, .schedule = gpipe, .tied = false},
-        Spec{.data = 2, .zero = 3, .schedule = zero_bubble},
-        Spec{.tensor = 2, .zero = 1, .recompute = "full"},
-        Spec{.pipeline = 3, .recompute = "full", .blocks = 1, .micro_batches = 2},
-        Spec{.pipeline = 3, .zero = 3, .virtual_stages = 2}, Spec{.zero = 1, .nvme = folder.path().string()},
-        Spec{.data = 2, .zero = 3, .recompute = "full", .nvme = folder.path().string()}}) {
+  for (const PipelineSpec& spec :
+       {PipelineSpec{}, PipelineSpec{.pipeline = 3, .zero = 1, .schedule = gpipe, .tied = false},
+        PipelineSpec{.data = 2, .zero = 3, .schedule = zero_bubble},
+        PipelineSpec{.tensor = 2, .zero = 1, .recompute = "full"},
+        PipelineSpec{.pipeline = 3, .recompute = "full", .blocks = 1, .micro_batches = 2},
+        PipelineSpec{.pipeline = 3, .zero = 3, .virtual_stages = 2},
+        PipelineSpec{.zero = 1, .nvme = folder.path().string()},
+        PipelineSpec{.data = 2, .zero = 3, .recompute = "full", .nvme = folder.path().string()}}) {
     const config::Config config = spec.config();
     SCOPED_TRACE(
         cat(spec.pipeline, " stages, ZeRO ", spec.zero, ", schedule ", static_cast<int>(spec.schedule)));

@@ -13,11 +13,11 @@ namespace {
 using sherd::testing::expect_error;
 using tensor::Tensor;
 
-constexpr std::int64_t width = 4, rows = 3;
+constexpr std::int64_t part_width = 4, batch_rows = 3;
 
 std::shared_ptr<nn::Model> layers() {
   std::vector<std::shared_ptr<nn::Layer>> all;
-  for (int i = 0; i < 4; ++i) all.push_back(std::make_shared<nn::Linear>(width, width));
+  for (int i = 0; i < 4; ++i) all.push_back(std::make_shared<nn::Linear>(part_width, part_width));
   return std::make_shared<nn::SequentialModel>(
       all, [](nn::Tape& tape, const tensor::Batch& batch) { return tape.input(batch.at("x")); },
       [](const nn::Var& y, const tensor::Batch& batch) {
@@ -28,7 +28,7 @@ std::shared_ptr<nn::Model> layers() {
 /// A model that offers no parts.
 class Whole : public nn::Model {
  public:
-  Whole() : layer_(add("layer", std::make_shared<nn::Linear>(width, width))) {}
+  Whole() : layer_(add("layer", std::make_shared<nn::Linear>(part_width, part_width))) {}
 
  protected:
   nn::Var forward(nn::Tape& tape, const tensor::Batch& batch) override {
@@ -46,9 +46,10 @@ config::Config configuration(int stages, const std::string& schedule = "auto") {
 }
 
 tensor::Batch a_batch(device::Device& device) {
-  const std::vector<float> values(rows * width, 0.5f);
+  const std::vector<float> values(batch_rows * part_width, 0.5f);
   tensor::Batch batch;
-  for (const char* name : {"x", "y"}) batch[name] = Tensor::of<float>(device, {rows, width}, values);
+  for (const char* name : {"x", "y"})
+    batch[name] = Tensor::of<float>(device, {batch_rows, part_width}, values);
   return batch;
 }
 

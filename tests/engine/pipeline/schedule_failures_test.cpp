@@ -36,33 +36,33 @@ struct Place {
   Op op;
   std::int64_t micro_batch = 3;
 };
-const Place places[] = {{"forward", "1f1b", Op::forward},
-                        {"backward", "1f1b", Op::backward},
-                        {"send_activation", "gpipe", Op::send_activation},
-                        {"send_gradient", "gpipe", Op::send_gradient},
-                        {"receive_gradient", "1f1b", Op::receive_gradient},
-                        {"weight_gradients", "zero_bubble", Op::weight_gradients}};
+const Place failing_places[] = {{"forward", "1f1b", Op::forward},
+                                {"backward", "1f1b", Op::backward},
+                                {"send_activation", "gpipe", Op::send_activation},
+                                {"send_gradient", "gpipe", Op::send_gradient},
+                                {"receive_gradient", "1f1b", Op::receive_gradient},
+                                {"weight_gradients", "zero_bubble", Op::weight_gradients}};
 
-struct Variant {
+struct StageStart {
   const char* name;
   StartRanks start;
   bool sees_waits = true;  ///< ranks see for whom others wait
 };
 
-StartRanks over_tcp(bool shared_memory) {
+StartRanks stages_over_tcp(bool shared_memory) {
   return [=](int ranks, comm::CommOptions options, const auto& body) {
     options.shared_memory = shared_memory;
     comm::on_tcp_ranks(ranks, options, body);
   };
 }
-const Variant variants[] = {{"local", [](int ranks, const comm::CommOptions& options,
-                                         const auto& body) { comm::run_local(ranks, options, body); }},
-                            {"tcp", over_tcp(true)},
-                            {"tcp_messages", over_tcp(false), false}};
+const StageStart stage_starts[] = {{"local", [](int ranks, const comm::CommOptions& options,
+                                                const auto& body) { comm::run_local(ranks, options, body); }},
+                                   {"tcp", stages_over_tcp(true)},
+                                   {"tcp_messages", stages_over_tcp(false), false}};
 
 /// The error that each rank's training threw; empty: none.
 std::vector<std::string> errors_of(
-    const Variant& variant, const RunSpec& spec, double timeout,
+    const StageStart& variant, const RunSpec& spec, double timeout,
     const std::function<void()>& at_end = [] {}) {
   std::vector<std::string> errors(static_cast<std::size_t>(spec.ranks));
   const auto tells = [&](int ranks, comm::CommOptions options, const auto& body) {
@@ -86,7 +86,7 @@ class FailingStage : public ::testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(FailingStage, EndsAllWithOneError) {
   const auto& [place_index, variant] = GetParam();
-  const Place& place = places[place_index];
+  const Place& place = failing_places[place_index];
   RunSpec spec = pipeline(4, place.schedule);
   constexpr int failing = 1;
   spec.before_instruction = [&](int rank, int step, const Instruction& i) {
@@ -94,7 +94,7 @@ TEST_P(FailingStage, EndsAllWithOneError) {
       fail(ErrorKind::data, "shard 17 is cut short");
   };
   const auto start = Clock::now();
-  const auto errors = errors_of(variants[variant], spec, 60);
+  const auto errors = errors_of(stage_starts[variant], spec, 60);
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(30));
   EXPECT_EQ(errors[failing], "shard 17 is cut short");
   for (int rank = 0; rank < spec.ranks; ++rank) {
@@ -106,19 +106,20 @@ TEST_P(FailingStage, EndsAllWithOneError) {
 
 std::vector<std::tuple<int, int>> failing_stages() {
   std::vector<std::tuple<int, int>> out;
-  for (int place = 0; place < std::ssize(places); ++place)
-    for (int variant = 0; variant < std::ssize(variants); ++variant)
-      if (full_suite() || place % std::ssize(variants) == variant) out.emplace_back(place, variant);
+  for (int place = 0; place < std::ssize(failing_places); ++place)
+    for (int variant = 0; variant < std::ssize(stage_starts); ++variant)
+      if (full_suite() || place % std::ssize(stage_starts) == variant) out.emplace_back(place, variant);
   return out;
 }
 INSTANTIATE_TEST_SUITE_P(In, FailingStage, ::testing::ValuesIn(failing_stages()), [](const auto& test) {
-  return cat(places[std::get<0>(test.param)].name, "_over_", variants[std::get<1>(test.param)].name);
+  return cat(failing_places[std::get<0>(test.param)].name, "_over_",
+             stage_starts[std::get<1>(test.param)].name);
 });
 
 /// Two pipelines side by side: the other one hears of the failure through the ranks that share
 /// data-parallel groups.
 TEST(FailingStages, EndOtherPipelinesToo) {
-  for (const Variant& variant : variants) {
+  for (const StageStart& variant : stage_starts) {
     SCOPED_TRACE(variant.name);
     RunSpec spec = pipeline(2, "1f1b");
     spec.ranks = 4;
@@ -136,7 +137,7 @@ class HangingStage : public ::testing::TestWithParam<int> {};
 
 /// The others find out at the deadline. Nobody blames a rank that waits itself.
 TEST_P(HangingStage, IsNamedByAll) {
-  const Variant& variant = variants[GetParam()];
+  const StageStart& variant = stage_starts[GetParam()];
   constexpr int hanging = 2;
   for (const Op op : {Op::forward, Op::backward}) {
     if (!full_suite() && (op == Op::forward) != (GetParam() == 1)) continue;  // waits
@@ -162,7 +163,7 @@ TEST_P(HangingStage, IsNamedByAll) {
   }
 }
 INSTANTIATE_TEST_SUITE_P(Over, HangingStage, ::testing::Range(0, 3),
-                         [](const auto& test) { return std::string(variants[test.param].name); });
+                         [](const auto& test) { return std::string(stage_starts[test.param].name); });
 
 /// A process that is killed in its second step, in the middle of the list.
 TEST(KilledStage, EndsAllWithOneError) {
@@ -228,7 +229,7 @@ std::uint64_t sums_under_way(Engine& engine) {
 /// On all ranks, whichever failed, a step that failed leaves no more in memory than was there before it, but
 /// for sums of replicas that are under way.
 TEST(FailingStages, LeaveNothingInMemory) {
-  for (const Place& place : places) {
+  for (const Place& place : failing_places) {
     SCOPED_TRACE(place.name);
     RunSpec spec = pipeline(3, place.schedule);
     spec.before_instruction = [&](int rank, int step, const Instruction& i) {

@@ -94,11 +94,11 @@ void PrintTo(const Case& c, std::ostream* to) {
       << ", tensor " << c.tensor;
 }
 
-struct Outcome {
+struct ScheduleOutcome {
   std::vector<double> losses, norms;
   double evaluation = 0;
   std::map<std::string, std::vector<std::byte>> weights;  ///< by parameter
-  bool operator==(const Outcome&) const = default;
+  bool operator==(const ScheduleOutcome&) const = default;
 };
 
 tensor::Batch batch_of(device::Device& device, std::int64_t number) {
@@ -113,7 +113,7 @@ tensor::Batch batch_of(device::Device& device, std::int64_t number) {
 }
 
 /// Adds the weights of the parts that this rank has.
-void add_weights(Engine& engine, Outcome& out) {
+void add_weights(Engine& engine, ScheduleOutcome& out) {
   const engine::StageLayout& stages = engine.stages();
   const int tensor = engine.groups().group(comm::Axis::tensor).rank();
   for (const auto& unit : engine.sharded().units()) {
@@ -129,21 +129,22 @@ void add_weights(Engine& engine, Outcome& out) {
   }
 }
 
-constexpr int steps = 3;
+constexpr int schedule_steps = 3;
 
 /// Trains some steps: the results on which all ranks agree, and the weights of all.
-Outcome train(const Case& c) {
-  Outcome out;
+ScheduleOutcome train_schedule(const Case& c) {
+  ScheduleOutcome out;
   std::mutex mutex;
   launch_ranks(c.stages * c.data * c.tensor, [&](DistributedPtr dist) {
     const auto made = initialize({.dist = dist, .model = stack, .config = c.config()});
     Engine& engine = *made.engine;
-    Outcome mine;
+    ScheduleOutcome mine;
     std::int64_t next = engine.data_ranks().rank();
     const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < schedule_steps; ++step) {
       const auto& report = engine.train_batch(batches);
-      if (c.early && c.data == 1 && step + 1 == steps) {  // the order of the first step's gradients is known
+      // The order of the first step's gradients is known.
+      if (c.early && c.data == 1 && step + 1 == schedule_steps) {
         EXPECT_GT(report.early_updates, 0) << "rank " << dist->rank();
       }
       mine.losses.push_back(report.loss);
@@ -169,9 +170,9 @@ TEST_P(Schedules, GiveTheBitsOfOneMicroBatchAfterTheOther) {
   Case one_by_one = GetParam();
   one_by_one.schedule = "accumulate";
   one_by_one.stages = one_by_one.chunks = 1;
-  const Outcome expected = train(one_by_one);
+  const ScheduleOutcome expected = train_schedule(one_by_one);
   ASSERT_EQ(expected.weights.size(), 4 * Stack::count * static_cast<std::size_t>(one_by_one.tensor));
-  const Outcome found = train(GetParam());
+  const ScheduleOutcome found = train_schedule(GetParam());
   EXPECT_EQ(found.losses, expected.losses);
   EXPECT_EQ(found.norms, expected.norms);
   EXPECT_EQ(found.evaluation, expected.evaluation);
@@ -222,13 +223,13 @@ TEST(Schedules, TellTheBubblesOfThePapers) {
 /// Only the last stage has seen it, in one micro-batch of one data rank.
 TEST(Schedules, ALossThatIsNoNumberEndsTheStepOnAllStagesAndChangesNothing) {
   const Case c{"1f1b", 2, 1, 2, 1};
-  const Outcome expected = train(c);
+  const ScheduleOutcome expected = train_schedule(c);
   launch_ranks(4, [&](DistributedPtr dist) {
     const auto made = initialize({.dist = dist, .model = stack, .config = c.config()});
     Engine& engine = *made.engine;
     std::int64_t next = engine.data_ranks().rank();
     const auto batches = [&] { return batch_of(engine.device(), std::exchange(next, next + c.data)); };
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < schedule_steps; ++step) {
       if (step == 1)
         expect_error(ErrorKind::numerics, "the loss is nan at step 2: nothing was updated", [&] {
           engine.train_batch([&] {

@@ -16,7 +16,7 @@ using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
 
-std::vector<fs::path> files_in(const fs::path& folder) {
+std::vector<fs::path> probe_files_in(const fs::path& folder) {
   return {fs::directory_iterator(folder), fs::directory_iterator()};
 }
 
@@ -31,14 +31,14 @@ TEST(GemmProbe, MeasuresOnceAndRemembers) {
   EXPECT_EQ(second.flops_per_second, first.flops_per_second);
   EXPECT_FALSE(gemm_rate(2, DType::f32, probe).cached);   // another number of threads
   EXPECT_FALSE(gemm_rate(1, DType::bf16, probe).cached);  // another dtype
-  EXPECT_EQ(files_in(*probe.cache_folder).size(), 3u);
+  EXPECT_EQ(probe_files_in(*probe.cache_folder).size(), 3u);
 }
 
 TEST(GemmProbe, MeasuresAgainWhenTheCacheIsDamaged) {
   TempFolder folder;
   const GemmProbe probe{.seconds = 0.001, .cache_folder = folder.path(), .rounds = 1};
   gemm_rate(1, DType::f32, probe);
-  const fs::path file = files_in(folder.path()).at(0);
+  const fs::path file = probe_files_in(folder.path()).at(0);
   const std::string good = read_text(file);
   std::string other_machine = good, negative = good;
   other_machine.replace(other_machine.find("1 threads"), 9, "9 threads");
@@ -56,7 +56,7 @@ class KeptRate : public ::testing::Test {
  protected:
   KeptRate() { gemm_rate(1, DType::f32, probe); }
   void keep(const std::string& rate) {
-    const fs::path file = files_in(folder.path()).at(0);
+    const fs::path file = probe_files_in(folder.path()).at(0);
     std::string content = read_text(file);
     const std::string name = "\"flops_per_second\":";
     const std::size_t begin = content.find(name) + name.size();

@@ -113,7 +113,7 @@ std::vector<Event> events_of(const fs::path& file) {
   return out;
 }
 
-std::vector<fs::path> files_in(const fs::path& folder) {
+std::vector<fs::path> monitor_files_in(const fs::path& folder) {
   std::vector<fs::path> out;
   for (const auto& entry : fs::directory_iterator(folder)) out.push_back(entry.path());
   std::sort(out.begin(), out.end());
@@ -140,7 +140,7 @@ config::Config config_of(const fs::path& folder, const char* more = "") {
 /// Steps that all event files of a folder hold, in the order of the files.
 std::vector<std::int64_t> steps_in(const fs::path& folder) {
   std::vector<std::int64_t> out;
-  for (const fs::path& file : files_in(folder))
+  for (const fs::path& file : monitor_files_in(folder))
     for (const Event& event : events_of(file))
       if (!event.values.empty()) out.push_back(event.step);
   return out;
@@ -158,7 +158,7 @@ TEST(Monitors, WriteEventFilesThatAnotherDecoderReads) {
     // Written steps are in the file, whatever becomes of the process.
     EXPECT_THAT(steps_in(folder / "tb" / "a"), ElementsAre(300, 600));
   }
-  const auto files = files_in(folder / "tb" / "a");
+  const auto files = monitor_files_in(folder / "tb" / "a");
   ASSERT_EQ(files.size(), 1u);
   EXPECT_THAT(files[0].filename().string(),
               ::testing::MatchesRegex("events\\.out\\.tfevents\\.[0-9]+\\..+\\.0"));
@@ -207,13 +207,13 @@ TEST(Monitors, GoOnAfterAResumeWithoutStepsTwice) {
   };
   const fs::path tb = folder / "tb" / "a", csv = folder / "csv" / "b";
   run({}, 1, 2);  // an earlier run, which is nobody else's to cut
-  const std::string earlier = read_text(files_in(tb)[0]);
+  const std::string earlier = read_text(monitor_files_in(tb)[0]);
   run({}, 1, 7);
   run(40, 5, 9);
   run(60, 7, 8);
   EXPECT_THAT(steps_in(tb), ElementsAre(10, 20, 10, 20, 30, 40, 50, 60, 70, 80));
-  EXPECT_EQ(read_text(files_in(tb)[0]), earlier);
-  const std::vector<Event> last = events_of(files_in(tb).back());
+  EXPECT_EQ(read_text(monitor_files_in(tb)[0]), earlier);
+  const std::vector<Event> last = events_of(monitor_files_in(tb).back());
   EXPECT_TRUE(last.at(1).starts_session) << "readers that know dropped steps forget them";
   EXPECT_EQ(last.at(1).step, 61);
   EXPECT_EQ(read_text(csv / "Train_Samples_lr.csv"),
@@ -226,7 +226,7 @@ TEST(Monitors, DropWhatACrashCutOff) {
   TempFolder folder;
   const config::Config config = config_of(folder.path());
   { Monitors(config).write(step(1), 10); }
-  const fs::path events = files_in(folder / "tb" / "a")[0];
+  const fs::path events = monitor_files_in(folder / "tb" / "a")[0];
   const fs::path csv = folder / "csv" / "b" / "Train_Samples_lr.csv";
   const std::string whole = read_text(events);
   write_text(events, whole + std::string("\x20\0\0\0\0\0\0\0half", 12));

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "engine/setup/device_config.h"
 #include "support/expect_error.h"
 
 namespace sherd::engine {
@@ -9,22 +10,18 @@ namespace {
 
 using sherd::testing::expect_error;
 
-config::Config with(const std::string& device,
-                    const std::string& precision = R"("bf16": {"enabled": true},)") {
-  return config::parse_text(cat("{", precision, R"("device": {)", device, "}}"));
-}
-
 // GPUs are hidden from these tests.
 TEST(MakeDevice, CudaIsDemandedAndAutoTakesWhatIsThere) {
-  EXPECT_FALSE(takes_gpus(with("")));
-  EXPECT_FALSE(takes_gpus(with(R"("type": "cpu")")));
-  expect_error(ErrorKind::config, "there is no CUDA device", [] { takes_gpus(with(R"("type": "cuda")")); });
+  EXPECT_FALSE(takes_gpus(device_config("")));
+  EXPECT_FALSE(takes_gpus(device_config(R"("type": "cpu")")));
+  expect_error(ErrorKind::config, "there is no CUDA device",
+               [] { takes_gpus(device_config(R"("type": "cuda")")); });
 }
 
 TEST(MakeDevice, RunsForGpusArePlannedWithoutAny) {
-  EXPECT_TRUE(meant_for_gpus(with(R"("type": "cuda")")));
-  EXPECT_FALSE(meant_for_gpus(with("")));
-  EXPECT_FALSE(meant_for_gpus(with(R"("type": "cpu")")));
+  EXPECT_TRUE(meant_for_gpus(device_config(R"("type": "cuda")")));
+  EXPECT_FALSE(meant_for_gpus(device_config("")));
+  EXPECT_FALSE(meant_for_gpus(device_config(R"("type": "cpu")")));
 }
 
 // Most machines have neither a GPU nor a driver for one, and their runs have nothing to say of it.

@@ -23,7 +23,7 @@ using tensor::Tensor;
 
 TEST(StepLoss, waits_for_the_losses_and_for_nothing_later) {
   LazyCudaDevice gpu;
-  comm::run_local(1, {}, [&](comm::Communicator& alone) {
+  comm::run_local(1, comm::CommOptions{}, [&](comm::Communicator& alone) {
     engine::StepLoss losses(gpu, alone, alone);
     const Tensor loss = Tensor::empty(gpu, {1}, DType::f32);
     for (int i = 0; i < 12; ++i) {  // more than it has room for at first
@@ -57,16 +57,16 @@ TEST(RunAhead, lets_a_few_micro_batches_wait_and_no_more_in_any_order) {
   }
 }
 
-struct Setting {
+struct LazySetting {
   const char* name;
   std::function<void(RunSpec&)> set;
   std::optional<bool> early = false;  ///< updates begin in backward; nothing: where reads are fast enough
 };
-void PrintTo(const Setting& setting, std::ostream* out) {
+void PrintTo(const LazySetting& setting, std::ostream* out) {
   *out << setting.name;
 }
 
-class LazyTraining : public ::testing::TestWithParam<Setting> {};
+class LazyTraining : public ::testing::TestWithParam<LazySetting> {};
 
 RunSpec offloaded() {
   RunSpec spec;
@@ -96,24 +96,26 @@ TEST_P(LazyTraining, has_the_bits_of_the_processor) {
 INSTANTIATE_TEST_SUITE_P(
     Settings, LazyTraining,
     ::testing::Values(
-        Setting{"stage_2", [](RunSpec&) {}},
-        Setting{"one_micro_batch", [](RunSpec& s) { s.accumulation = 1; }},
-        Setting{"many_micro_batches", [](RunSpec& s) { s.accumulation = 9, s.steps = 3; }},
-        Setting{"stage_1", [](RunSpec& s) { s.stage = 1; }},
-        Setting{"parameters_in_host",
-                [](RunSpec& s) { s.stage = 3, s.offload_param = "cpu", s.prefetch = 20'000; }},
-        Setting{"separate_masters", [](RunSpec& s) { s.split_masters = false; }},
-        Setting{"fp16", [](RunSpec& s) { s.dtype = "fp16"; }},
-        Setting{"fp32_llama", [](RunSpec& s) { s.dtype = "fp32", s.llama = true, s.tied = false; }},
-        Setting{"recompute", [](RunSpec& s) { s.recompute = "full", s.cpu_checkpointing = true; }},
-        Setting{"resumed", [](RunSpec& s) { s.resume_at = 3; }},
-        Setting{"optimizer_on_nvme", [](RunSpec& s) { s.offload_optimizer = "nvme", s.sub_group = 8192; }},
-        Setting{"early", [](RunSpec& s) { s.clipping = 0, s.check_overflow = false; }, true},
-        Setting{"early_from_nvme",
-                [](RunSpec& s) {
-                  s.clipping = 0, s.check_overflow = false, s.offload_optimizer = "nvme", s.sub_group = 8192;
-                },
-                std::nullopt}),
+        LazySetting{"stage_2", [](RunSpec&) {}},
+        LazySetting{"one_micro_batch", [](RunSpec& s) { s.accumulation = 1; }},
+        LazySetting{"many_micro_batches", [](RunSpec& s) { s.accumulation = 9, s.steps = 3; }},
+        LazySetting{"stage_1", [](RunSpec& s) { s.stage = 1; }},
+        LazySetting{"parameters_in_host",
+                    [](RunSpec& s) { s.stage = 3, s.offload_param = "cpu", s.prefetch = 20'000; }},
+        LazySetting{"separate_masters", [](RunSpec& s) { s.split_masters = false; }},
+        LazySetting{"fp16", [](RunSpec& s) { s.dtype = "fp16"; }},
+        LazySetting{"fp32_llama", [](RunSpec& s) { s.dtype = "fp32", s.llama = true, s.tied = false; }},
+        LazySetting{"recompute", [](RunSpec& s) { s.recompute = "full", s.cpu_checkpointing = true; }},
+        LazySetting{"resumed", [](RunSpec& s) { s.resume_at = 3; }},
+        LazySetting{"optimizer_on_nvme",
+                    [](RunSpec& s) { s.offload_optimizer = "nvme", s.sub_group = 8192; }},
+        LazySetting{"early", [](RunSpec& s) { s.clipping = 0, s.check_overflow = false; }, true},
+        LazySetting{"early_from_nvme",
+                    [](RunSpec& s) {
+                      s.clipping = 0, s.check_overflow = false, s.offload_optimizer = "nvme",
+                      s.sub_group = 8192;
+                    },
+                    std::nullopt}),
     [](const auto& tested) { return tested.param.name; });
 
 /// Addresses and kernels come again from step to step, so blocks' passes run as graphs; what is left is a few

@@ -20,7 +20,7 @@ TEST(CutUpdate, AStoredSegmentFallsIntoEqualChunks) {
   offload::StoreOptions dry;
   dry.folder = "none", dry.dry = true;
   offload::Store store(dry, device->ledger());
-  comm::run_local(1, {}, [&](comm::Communicator& group) {
+  comm::run_local(1, comm::CommOptions{}, [&](comm::Communicator& group) {
     sharding::ShardingOptions options;
     options.placements = sharding::make_placements(3, DType::bf16, DType::f32, DType::f32);
     options.rules = {{{{"exp_avg"}, {"exp_avg_sq"}}}};

@@ -19,13 +19,13 @@ using sherd::testing::LazyCudaDevice;
 using sherd::testing::LazyKernels;
 using tensor::Tensor;
 
-struct Case {
+struct StagingCase {
   const char* name;
   DType compute;
   bool split;
   Tier gradients, parameters;
 };
-void PrintTo(const Case& c, std::ostream* out) {
+void PrintTo(const StagingCase& c, std::ostream* out) {
   *out << c.name;
 }
 
@@ -34,9 +34,9 @@ std::string bytes_of(const Tensor& x) {
 }
 
 /// Two steps on `kernels`' device; everything that they changed, as bytes.
-std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cpu) {
+std::string trained(const StagingCase& c, tensor::Kernels& kernels, tensor::Kernels& cpu) {
   std::string out;
-  comm::run_local(1, {}, [&](comm::Communicator& group) {
+  comm::run_local(1, comm::CommOptions{}, [&](comm::Communicator& group) {
     device::Device& device = kernels.device();
     sharding::ShardingOptions options;
     options.placements = sharding::make_placements(3, c.compute, c.compute, DType::f32, c.split);
@@ -97,7 +97,7 @@ std::string trained(const Case& c, tensor::Kernels& kernels, tensor::Kernels& cp
   return out;
 }
 
-class UpdateStagingTest : public ::testing::TestWithParam<Case> {};
+class UpdateStagingTest : public ::testing::TestWithParam<StagingCase> {};
 
 TEST_P(UpdateStagingTest, gives_the_bits_of_an_update_on_the_processor) {
   const auto cpu = device::make_cpu_device(2);
@@ -112,13 +112,13 @@ TEST_P(UpdateStagingTest, gives_the_bits_of_an_update_on_the_processor) {
 
 INSTANTIATE_TEST_SUITE_P(
     Placements, UpdateStagingTest,
-    ::testing::Values(Case{"split", DType::bf16, true, Tier::device, Tier::device},
-                      Case{"split_gradients_in_host", DType::bf16, true, Tier::host, Tier::device},
-                      Case{"split_parameters_in_host", DType::bf16, true, Tier::device, Tier::host},
-                      Case{"separate", DType::bf16, false, Tier::device, Tier::device},
-                      Case{"separate_gradients_in_host", DType::f16, false, Tier::host, Tier::device},
-                      Case{"fp32", DType::f32, false, Tier::device, Tier::device},
-                      Case{"fp32_parameters_in_host", DType::f32, false, Tier::device, Tier::host}),
+    ::testing::Values(StagingCase{"split", DType::bf16, true, Tier::device, Tier::device},
+                      StagingCase{"split_gradients_in_host", DType::bf16, true, Tier::host, Tier::device},
+                      StagingCase{"split_parameters_in_host", DType::bf16, true, Tier::device, Tier::host},
+                      StagingCase{"separate", DType::bf16, false, Tier::device, Tier::device},
+                      StagingCase{"separate_gradients_in_host", DType::f16, false, Tier::host, Tier::device},
+                      StagingCase{"fp32", DType::f32, false, Tier::device, Tier::device},
+                      StagingCase{"fp32_parameters_in_host", DType::f32, false, Tier::device, Tier::host}),
     [](const auto& tested) { return tested.param.name; });
 
 }  // namespace

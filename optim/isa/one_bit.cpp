@@ -140,8 +140,7 @@ SHERD_INLINE F settled(F error, float scale) {
 }
 
 void settle(float* error, float scale, std::int64_t n) {
-  map(
-      n, error, [&](F e) SHERD_ALWAYS { return settled(e, scale); }, error);
+  map([&](F e) SHERD_ALWAYS { return settled(e, scale); }, n, error, error);
 }
 
 /// The agreed momentum, which a turn of the update has beside the chunk.

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int from_environment(const char* name, int otherwise) {
+int signed_from_environment(const char* name, int otherwise) {
   const char* asked = std::getenv(name);
   return asked ? std::atoi(asked) : otherwise;
 }
@@ -143,7 +143,7 @@ class Kill : public Train {
 };
 
 TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
-  std::mt19937 random(static_cast<unsigned>(from_environment("SHERD_KILL_SEED", 1)));
+  std::mt19937 random(static_cast<unsigned>(signed_from_environment("SHERD_KILL_SEED", 1)));
   auto undisturbed = run_of("whole.jsonl");
   undisturbed.insert(undisturbed.end(), {"--ranks", "2"});
   const auto start = std::chrono::steady_clock::now();
@@ -157,7 +157,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
   ASSERT_FALSE(last_states.empty());
   fs::remove_all(folder_ / "run");
 
-  const int rounds = from_environment("SHERD_KILL_ROUNDS", 8);
+  const int rounds = signed_from_environment("SHERD_KILL_ROUNDS", 8);
   int killed = 0, partials = 0, runs = 0;
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
     Attempt attempt;

@@ -29,12 +29,12 @@ using ::testing::internal::CaptureStdout;
 using ::testing::internal::GetCapturedStderr;
 using ::testing::internal::GetCapturedStdout;
 
-struct Outcome {
+struct CommandOutcome {
   int code;
   std::string out, err;
 };
 
-Outcome run(const Arguments& arguments) {
+CommandOutcome run(const Arguments& arguments) {
   CaptureStdout();
   CaptureStderr();
   const int code = run_program(arguments);
@@ -44,7 +44,7 @@ Outcome run(const Arguments& arguments) {
 
 /// One line on stderr with `part`, and this exit code.
 void expect_failure(const Arguments& arguments, int code, const std::string& part) {
-  const Outcome outcome = run(arguments);
+  const CommandOutcome outcome = run(arguments);
   EXPECT_EQ(outcome.code, code);
   EXPECT_THAT(outcome.err, StartsWith("sherd: error: "));
   EXPECT_THAT(outcome.err, HasSubstr(part));
@@ -52,22 +52,22 @@ void expect_failure(const Arguments& arguments, int code, const std::string& par
 }
 
 TEST(Program, EveryCommandHasHelp) {
-  const Outcome all = run({"--help"});
+  const CommandOutcome all = run({"--help"});
   EXPECT_EQ(all.code, 0);
   EXPECT_EQ(run({"-h"}).out, all.out);
   for (const char* command : {"train", "estimate", "generate", "prepare", "plot", "bench", "info"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
-    const Outcome help = run({command, "--help"});
+    const CommandOutcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0) << help.err;
     EXPECT_THAT(help.out, HasSubstr(std::string("sherd ") + command));
-    const Outcome brief = run({command, "-h"});
+    const CommandOutcome brief = run({command, "-h"});
     EXPECT_EQ(brief.code, 0) << brief.err;
     EXPECT_EQ(brief.out, help.out);
   }
 }
 
 TEST(Program, WithoutACommandItSaysWhichThereAre) {
-  const Outcome bare = run({});
+  const CommandOutcome bare = run({});
   EXPECT_EQ(bare.code, 2);
   EXPECT_EQ(bare.out, "");
   EXPECT_EQ(bare.err, run({"--help"}).out);
@@ -107,7 +107,7 @@ TEST(Program, ErrorsQuoteNoMoreThanAFewWords) {
                               {"train", "--config", x},
                               {"train", "--config", "/dev/null", "--set", x},
                               {"bench", x}}) {
-    const Outcome outcome = run(arguments);
+    const CommandOutcome outcome = run(arguments);
     EXPECT_NE(outcome.code, 0);
     EXPECT_THAT(outcome.err, StartsWith("sherd: error: "));
     EXPECT_LT(outcome.err.size(), 1100u) << outcome.err;
@@ -120,7 +120,7 @@ TEST(Program, ErrorsQuoteNoMoreThanAFewWords) {
 }
 
 TEST(Program, InfoKnowsThisMachine) {
-  const Outcome info = run({"info"});
+  const CommandOutcome info = run({"info"});
   EXPECT_EQ(info.code, 0) << info.err;
   for (const char* part :
        {"oneDNN 2", "oneTBB", "SentencePiece", "usable core", "GiB available", "io_uring", "local"})
@@ -134,7 +134,7 @@ TEST(Program, InfoKnowsThisMachine) {
   EXPECT_GE(engine::memory_sizes().total, engine::memory_sizes().available);
   const auto told = [](const char* size) {
     ::setenv("SHERD_MACHINE_MEMORY", size, 1);
-    const Outcome outcome = run({"info"});
+    const CommandOutcome outcome = run({"info"});
     ::unsetenv("SHERD_MACHINE_MEMORY");
     return outcome;
   };
@@ -144,10 +144,10 @@ TEST(Program, InfoKnowsThisMachine) {
 }
 
 TEST(Program, InfoPrintsTheKeysAlone) {
-  const Outcome keys = run({"info", "--keys"});
+  const CommandOutcome keys = run({"info", "--keys"});
   EXPECT_EQ(keys.code, 0) << keys.err;
   EXPECT_TRUE(keys.out == config::keys_page()) << keys.out.substr(0, 200);
-  const Outcome schema = run({"info", "--schema"});
+  const CommandOutcome schema = run({"info", "--schema"});
   EXPECT_EQ(schema.code, 0) << schema.err;
   EXPECT_TRUE(schema.out == config::json_schema()) << schema.out.substr(0, 200);
   expect_failure({"info", "--keys", "--gemm"}, 2, "ask one at a time");
@@ -182,7 +182,7 @@ TEST(Program, KeepsFromProgramsItStartsHowItTreatsSignals) {
 TEST(Program, PreparesAndPlots) {
   TempFolder folder;
   write_text(folder / "text.txt", "one two three\n\nfour five six\n");
-  const Outcome prepared =
+  const CommandOutcome prepared =
       run({"prepare", "--input", folder / "text.txt", "--tokenizer", "byte", "--output", folder / "d"});
   EXPECT_EQ(prepared.code, 0) << prepared.err;
   EXPECT_THAT(prepared.out, HasSubstr("tokens in 2 documents"));
@@ -191,8 +191,8 @@ TEST(Program, PreparesAndPlots) {
   EXPECT_TRUE(std::filesystem::exists(folder / "d.idx"));
 
   write_text(folder / "m.jsonl", "{\"step\":1,\"loss\":9.5}\n{\"step\":2,\"loss\":9.0,\"val_loss\":9.25}\n");
-  const Outcome plotted = run({"plot", "--metrics", folder / "m.jsonl", "--output", folder / "loss.svg",
-                               "--unigram-entropy", "6.5", "--title", "T"});
+  const CommandOutcome plotted = run({"plot", "--metrics", folder / "m.jsonl", "--output",
+                                      folder / "loss.svg", "--unigram-entropy", "6.5", "--title", "T"});
   EXPECT_EQ(plotted.code, 0) << plotted.err;
   EXPECT_THAT(read_text(folder / "loss.svg"), HasSubstr("unigram entropy 6.50"));
 }

@@ -3,10 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <ostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/random.h"
@@ -53,6 +55,14 @@ class Conformance : public ::testing::TestWithParam<Case> {
     GetParam().run(options, body);
   }
 };
+
+/// Throws what the group fails with in the next eight seconds.
+inline void wait_for_failure(Communicator& comm) {
+  for (int turn = 0; turn < 400; ++turn) {
+    comm.part({});  // of nobody: asks nobody
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+}
 
 /// Element i of rank r's test data: a few hundred distinct values with rounding errors in their sums.
 inline double value_at(int rank, std::int64_t i, int salt = 0) {

@@ -12,7 +12,7 @@ struct Record {
 
 TEST(GatherRecords, gives_all_ranks_everyones_in_rank_order) {
   for (const int ranks : {1, 3})
-    run_local(ranks, {}, [&](Communicator& world) {
+    run_local(ranks, CommOptions{}, [&](Communicator& world) {
       const std::vector<Record> one = gather_records(world, Record{world.rank(), 0.5 * world.rank()}, "one");
       ASSERT_EQ(one.size(), static_cast<std::size_t>(ranks));
       const std::vector<std::int64_t> mine{world.rank(), 7};

@@ -13,7 +13,7 @@ namespace sherd::comm {
 namespace {
 
 using conformance::error_of;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Groups = std::vector<std::vector<int>>;
 
 /// Places of one rank, written down by counting ranks off in nested loops.

@@ -22,8 +22,8 @@ Case local_case(int ranks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Local, Conformance,
-                         testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
-                                         local_case(8)),
+                         ::testing::Values(local_case(1), local_case(2), local_case(3), local_case(4),
+                                           local_case(8)),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -31,10 +31,10 @@ INSTANTIATE_TEST_SUITE_P(Local, Conformance,
 
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 TEST(Local, NamesGroupsAndRanks) {
-  run_local(4, {}, [](Communicator& comm) {
+  run_local(4, CommOptions{}, [](Communicator& comm) {
     EXPECT_EQ(comm.name(), "local(4)");
     EXPECT_EQ(ThreadRank::current(), comm.rank());
     const auto part = comm.split(comm.rank() % 2, 0);
@@ -49,7 +49,7 @@ TEST(Local, AThrowingRankEndsTheRun) {
   for (const int thrower : {0, 1, 3}) {
     const auto start = std::chrono::steady_clock::now();
     try {
-      run_local(4, {}, [&](Communicator& comm) {
+      run_local(4, CommOptions{}, [&](Communicator& comm) {
         const auto part = comm.split(0, comm.rank());
         comm.barrier();
         if (comm.rank() == thrower) throw std::runtime_error("no more disk");
@@ -66,7 +66,7 @@ TEST(Local, AThrowingRankEndsTheRun) {
 
 TEST(Local, PeersHearWhyARankFailed) {
   std::string heard;
-  EXPECT_THROW(run_local(2, {},
+  EXPECT_THROW(run_local(2, CommOptions{},
                          [&](Communicator& comm) {
                            if (comm.rank() == 1)
                              fail(ErrorKind::data, "token 70000 is beyond the vocabulary");
@@ -78,18 +78,18 @@ TEST(Local, PeersHearWhyARankFailed) {
                            }
                          }),
                Error);
-  EXPECT_THAT(heard, testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
+  EXPECT_THAT(heard, ::testing::AllOf(HasSubstr("rank 1"), HasSubstr("token 70000")));
 }
 
 TEST(Local, ARankThatReturnsEarlyIsNamed) {
   try {
-    run_local(3, {}, [](Communicator& comm) {
+    run_local(3, CommOptions{}, [](Communicator& comm) {
       if (comm.rank() != 2) comm.barrier({.label = "last"});
     });
     ADD_FAILURE() << "nothing was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::comm);
-    EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
+    EXPECT_THAT(error.what(), ::testing::AllOf(HasSubstr("rank 2 has left"), HasSubstr("\"last\"")));
   }
 }
 
@@ -115,7 +115,7 @@ TEST(Local, LeavingWithAnErrorDropsWhatIsQueued) {
 TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
   for (int round = 0; round < 5; ++round) {
     try {
-      run_local(2, {}, [](Communicator& comm) {
+      run_local(2, CommOptions{}, [](Communicator& comm) {
         const auto device = device::make_cpu_device(1);
         const std::int64_t shard = std::int64_t{4} << 20;
         const Tensor mine = Tensor::zeros(*device, {shard}, DType::f32),
@@ -138,7 +138,7 @@ TEST(Local, AFailingRankDoesNotPullMemoryFromUnderItsPeers) {
 TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
   for (int round = 0; round < 20; ++round) {
     try {
-      run_local(2, {}, [round](Communicator& comm) {
+      run_local(2, CommOptions{}, [round](Communicator& comm) {
         const auto device = device::make_cpu_device(1);
         const std::int64_t n = std::int64_t{8} << 20;
         Tensor x = Tensor::zeros(*device, {n}, DType::i32);
@@ -166,7 +166,7 @@ TEST(Local, AFailingSenderKeepsItsMemoryWhileTheReceiverCopies) {
 }
 
 TEST(Local, RefusesNoRanks) {
-  EXPECT_THROW(run_local(0, {}, [](Communicator&) {}), Error);
+  EXPECT_THROW(run_local(0, CommOptions{}, [](Communicator&) {}), Error);
 }
 
 #ifdef SHERD_TEST_WITHOUT_MPI

@@ -63,7 +63,7 @@ std::vector<Case> process_cases() {
   return cases;
 }
 
-INSTANTIATE_TEST_SUITE_P(Processes, Conformance, testing::ValuesIn(process_cases()),
+INSTANTIATE_TEST_SUITE_P(Processes, Conformance, ::testing::ValuesIn(process_cases()),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace
@@ -72,9 +72,9 @@ INSTANTIATE_TEST_SUITE_P(Processes, Conformance, testing::ValuesIn(process_cases
 namespace {
 
 using conformance::error_of;
-using testing::AllOf;
-using testing::AnyOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 std::unique_ptr<Communicator> join(const CommOptions& options) {
   return join_launched_world(options).world;
@@ -317,19 +317,19 @@ TEST(Death, Stuck) {
 }  // namespace sherd::comm
 
 int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
   const char* of_mpi = std::getenv("OMPI_COMM_WORLD_RANK");
   static const char* const rank = of_mpi ? of_mpi : std::getenv("RANK");
   if (rank && std::string(rank) != "0") {
     // One rank tells what passes; the others speak of failures only.
-    class Failures : public testing::EmptyTestEventListener {
-      void OnTestPartResult(const testing::TestPartResult& result) override {
+    class Failures : public ::testing::EmptyTestEventListener {
+      void OnTestPartResult(const ::testing::TestPartResult& result) override {
         if (result.failed())
           std::printf("rank %s: %s:%d\n%s\n", rank, result.file_name() ? result.file_name() : "?",
                       result.line_number(), result.message());
       }
     };
-    auto& listeners = testing::UnitTest::GetInstance()->listeners();
+    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
     delete listeners.Release(listeners.default_result_printer());
     listeners.Append(new Failures);
   }

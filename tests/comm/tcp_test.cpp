@@ -56,7 +56,7 @@ GetVariable getter(const Variables& variables) {
     return found == variables.end() ? nullptr : found->second.c_str();
   };
 }
-std::optional<LaunchEnvironment> read(const Variables& variables) {
+std::optional<LaunchEnvironment> launch_in(const Variables& variables) {
   return read_launch_environment(getter(variables));
 }
 
@@ -68,7 +68,7 @@ const Variables torchrun{{"RANK", "5"},
                          {"MASTER_ADDR", "node0"}};
 
 TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
-  const auto launch = read(torchrun);
+  const auto launch = launch_in(torchrun);
   ASSERT_TRUE(launch);
   EXPECT_EQ(launch->rank, 5);
   EXPECT_EQ(launch->world_size, 8);
@@ -78,33 +78,33 @@ TEST(LaunchEnvironment, ReadsWhatTorchrunSets) {
   EXPECT_EQ(launch->master_port, 29500);
   Variables elastic = torchrun;
   elastic["TORCHELASTIC_USE_AGENT_STORE"] = "True";
-  EXPECT_EQ(read(elastic)->master_port, 29501);
+  EXPECT_EQ(launch_in(elastic)->master_port, 29501);
 }
 
 TEST(LaunchEnvironment, NeedsNoWordOfTheMachine) {
   Variables slurm = torchrun;
   slurm.erase("LOCAL_RANK"), slurm.erase("LOCAL_WORLD_SIZE");
   slurm["SLURM_JOB_ID"] = "4711";
-  const auto launch = read(slurm);
+  const auto launch = launch_in(slurm);
   EXPECT_EQ(launch->local_rank, -1);
   EXPECT_EQ(launch->local_world_size, 0);
   EXPECT_EQ(launch->run, "4711");
 }
 
 TEST(LaunchEnvironment, IsAbsentWithoutALauncher) {
-  EXPECT_FALSE(read({}));
-  EXPECT_FALSE(read({{"MASTER_ADDR", "node0"}, {"RANK", ""}}));
+  EXPECT_FALSE(launch_in({}));
+  EXPECT_FALSE(launch_in({{"MASTER_ADDR", "node0"}, {"RANK", ""}}));
 }
 
 TEST(LaunchEnvironment, OneRankNeedsNoMaster) {
-  EXPECT_EQ(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}})->world_size, 1);
+  EXPECT_EQ(launch_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}})->world_size, 1);
 }
 
 TEST(LaunchEnvironment, NamesWhatIsMissingOrWrong) {
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}) {
     Variables partial = torchrun;
     partial.erase(name);
-    EXPECT_THAT(error_of(ErrorKind::usage, [&] { read(partial); }),
+    EXPECT_THAT(error_of(ErrorKind::usage, [&] { launch_in(partial); }),
                 AllOf(HasSubstr(name), HasSubstr("torchrun")));
   }
   for (const auto& [name, value] : Variables{{"RANK", "8"},
@@ -114,7 +114,8 @@ TEST(LaunchEnvironment, NamesWhatIsMissingOrWrong) {
                                              {"LOCAL_WORLD_SIZE", "1"}}) {
     Variables wrong = torchrun;
     wrong[name] = value;
-    EXPECT_THAT(error_of(ErrorKind::usage, [&] { read(wrong); }), AllOf(HasSubstr(name), HasSubstr(value)));
+    EXPECT_THAT(error_of(ErrorKind::usage, [&] { launch_in(wrong); }),
+                AllOf(HasSubstr(name), HasSubstr(value)));
   }
 }
 

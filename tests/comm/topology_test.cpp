@@ -7,10 +7,10 @@
 namespace sherd::comm {
 namespace {
 
-using Machines = std::vector<std::uint64_t>;
+using MachineOfRanks = std::vector<std::uint64_t>;
 
 TEST(Topology, NumbersMachinesByTheirFirstRanks) {
-  const Topology t(3, Machines{9, 9, 4, 4, 9});
+  const Topology t(3, MachineOfRanks{9, 9, 4, 4, 9});
   EXPECT_EQ(t.size(), 5);
   EXPECT_EQ(t.machines(), 2);
   EXPECT_EQ(t.machine(), 1);
@@ -23,7 +23,7 @@ TEST(Topology, NumbersMachinesByTheirFirstRanks) {
 }
 
 TEST(Topology, CutsRankOrderWhereTheMachineChanges) {
-  const Topology t(0, Machines{9, 9, 4, 4, 9});
+  const Topology t(0, MachineOfRanks{9, 9, 4, 4, 9});
   const auto& segments = t.segments();
   ASSERT_EQ(segments.size(), 3u);
   const int expected[3][3] = {{0, 0, 2}, {1, 2, 4}, {0, 4, 5}};
@@ -35,7 +35,7 @@ TEST(Topology, CutsRankOrderWhereTheMachineChanges) {
 }
 
 TEST(Topology, DeputiesShareTheWork) {
-  const Topology t(0, Machines{1, 1, 1, 2, 2});
+  const Topology t(0, MachineOfRanks{1, 1, 1, 2, 2});
   EXPECT_EQ(t.deputy(0, 1), 1) << "itself at home";
   EXPECT_EQ(t.deputy(1, 0), 3);
   EXPECT_EQ(t.deputy(1, 1), 4);
@@ -44,7 +44,7 @@ TEST(Topology, DeputiesShareTheWork) {
 }
 
 TEST(Topology, SumsGoTheWayOfFewerBytes) {
-  const Topology pairs(0, Machines{1, 1, 2, 2});
+  const Topology pairs(0, MachineOfRanks{1, 1, 2, 2});
   const ReduceSpec fp32;
   ReduceSpec bf16;
   bf16.in = bf16.rounding = DType::bf16;
@@ -62,7 +62,7 @@ TEST(Topology, SumsGoTheWayOfFewerBytes) {
   EXPECT_EQ(crossing_bytes(pairs, onto, 3, true), 8u);
   EXPECT_EQ(plan_chains(pairs, onto), (std::vector<bool>(4, false)));
   // Eight ranks a machine: 16 bytes per element against 4 or 8.
-  Machines eights;
+  MachineOfRanks eights;
   for (std::uint64_t r = 0; r < 16; ++r) eights.push_back(r / 8);
   EXPECT_EQ(plan_chains(Topology(0, eights), bf16), std::vector<bool>(16, true));
   EXPECT_EQ(plan_chains(Topology::apart(0, 16), bf16), std::vector<bool>(16, false));

@@ -15,24 +15,25 @@ namespace {
 
 using sherd::testing::expect_error;
 
-Config parse(const std::string& adapter) {
+Config parse_adapter(const std::string& adapter) {
   return parse_text(R"({"training": {"adapter": )" + adapter + "}}");
 }
 
 TEST(AdapterKeys, PeftsNamesAndDefaults) {
   const Adapter own =
-      parse(R"({"type": "lora", "rank": 4, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"],
+      parse_adapter(
+          R"({"type": "lora", "rank": 4, "alpha": 32, "dropout": 0.1, "targets": ["q_proj", "v_proj"],
                 "use_rslora": true})")
           .training.adapter;
-  const Adapter pefts = parse(R"({"type": "lora", "r": 4, "lora_alpha": 32, "lora_dropout": 0.1,
+  const Adapter pefts = parse_adapter(R"({"type": "lora", "r": 4, "lora_alpha": 32, "lora_dropout": 0.1,
                 "target_modules": ["q_proj", "v_proj"], "use_rslora": true})")
                             .training.adapter;
   EXPECT_EQ(own, pefts);
   EXPECT_DOUBLE_EQ(own.lora.scale(), 16);
-  const Adapter plain = parse(R"({"type": "lora"})").training.adapter;
+  const Adapter plain = parse_adapter(R"({"type": "lora"})").training.adapter;
   EXPECT_EQ(plain.lora.rank, 8);
   EXPECT_DOUBLE_EQ(plain.lora.scale(), 1);
-  EXPECT_EQ(parse(R"({"type": "lora", "targets": "all-linear"})").training.adapter.targets,
+  EXPECT_EQ(parse_adapter(R"({"type": "lora", "targets": "all-linear"})").training.adapter.targets,
             std::vector<std::string>{"all-linear"});
   EXPECT_EQ(parse_text("{}").training.adapter.type, AdapterType::none);
 }
@@ -41,7 +42,7 @@ TEST(AdapterKeys, ComeBackFromADump) {
   for (const char* text : {R"({"type": "lora", "rank": 3, "alpha": 2.5, "targets": ["a"], "dropout": 0.25})",
                            R"({"type": "ia3", "base_dtype": "int8"})",
                            R"({"type": "ia3", "targets": ["k_proj"], "rank": 3})", R"({"type": "ia3"})"}) {
-    const Config config = parse(text);
+    const Config config = parse_adapter(text);
     EXPECT_EQ(parse_text(dump(config)), config) << text;
     EXPECT_EQ(parse_text(section_of(config.training.adapter)).training.adapter, config.training.adapter);
   }
@@ -49,26 +50,27 @@ TEST(AdapterKeys, ComeBackFromADump) {
 }
 
 TEST(AdapterKeys, WrongValuesAreNamed) {
-  expect_error(ErrorKind::config, "needs a \"type\"", [] { parse(R"({"rank": 8})"); });
-  expect_error(ErrorKind::config, "training.adapter.rank", [] { parse(R"({"type": "lora", "rank": 0})"); });
+  expect_error(ErrorKind::config, "needs a \"type\"", [] { parse_adapter(R"({"rank": 8})"); });
+  expect_error(ErrorKind::config, "training.adapter.rank",
+               [] { parse_adapter(R"({"type": "lora", "rank": 0})"); });
   expect_error(ErrorKind::config, "training.adapter.dropout",
-               [] { parse(R"({"type": "lora", "dropout": 1})"); });
+               [] { parse_adapter(R"({"type": "lora", "dropout": 1})"); });
   expect_error(ErrorKind::config, "training.adapter.targets[0]",
-               [] { parse(R"({"type": "lora", "targets": [""]})"); });
+               [] { parse_adapter(R"({"type": "lora", "targets": [""]})"); });
   expect_error(ErrorKind::config, "training.adapter.base_dtype",
-               [] { parse(R"({"type": "lora", "base_dtype": "int4"})"); });
+               [] { parse_adapter(R"({"type": "lora", "base_dtype": "int4"})"); });
   expect_error(ErrorKind::config, "write \"base_dtype\": \"int8\"",
-               [] { parse(R"({"type": "lora", "load_in_8bit": true})"); });
+               [] { parse_adapter(R"({"type": "lora", "load_in_8bit": true})"); });
   // PEFT's own switches may be there, off.
-  parse(
+  parse_adapter(
       R"({"type": "lora", "use_dora": false, "bias": "none", "modules_to_save": null, "load_in_4bit": false})");
   for (const char* on : {R"("use_dora": true)", R"("bias": "all")", R"("modules_to_save": ["lm_head"])",
                          R"("load_in_4bit": true)"})
     expect_error(ErrorKind::config, "Sherd does not support",
-                 [&] { parse(cat(R"({"type": "lora", )", on, "}")); });
-  EXPECT_TRUE(parse(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.int8_base);
-  EXPECT_FALSE(parse(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.int8_base);
-  expect_error(ErrorKind::config, "training.adapter.type", [] { parse(R"({"type": "dora"})"); });
+                 [&] { parse_adapter(cat(R"({"type": "lora", )", on, "}")); });
+  EXPECT_TRUE(parse_adapter(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.int8_base);
+  EXPECT_FALSE(parse_adapter(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.int8_base);
+  expect_error(ErrorKind::config, "training.adapter.type", [] { parse_adapter(R"({"type": "dora"})"); });
 }
 
 /// The files' own keys go over those of the adapter's folder.

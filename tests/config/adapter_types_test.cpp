@@ -9,16 +9,16 @@ namespace {
 
 using sherd::testing::expect_error;
 
-Config parse(const std::string& adapter, const std::string& rest = "") {
+Config parse_adapter_keys(const std::string& adapter, const std::string& rest = "") {
   return parse_text(R"({"training": {"adapter": {)" + adapter + "}}" + rest + "}");
 }
 
 Adapter prompt(const std::string& keys) {
-  return parse(R"("type": "prompt_tuning", )" + keys).training.adapter;
+  return parse_adapter_keys(R"("type": "prompt_tuning", )" + keys).training.adapter;
 }
 
 void expect_wrong(const std::string& adapter, const std::string& rest, const char* text) {
-  expect_error(ErrorKind::config, text, [&] { parse(adapter, rest); });
+  expect_error(ErrorKind::config, text, [&] { parse_adapter_keys(adapter, rest); });
 }
 
 TEST(PromptKeys, PeftsNamesDoAsWell) {
@@ -27,7 +27,8 @@ TEST(PromptKeys, PeftsNamesDoAsWell) {
       prompt(R"("virtual_tokens": 4, "init_text": "a")"));
   EXPECT_EQ(prompt(R"("virtual_tokens": 4)").prompt.init, PromptInit::random);
   EXPECT_EQ(prompt(R"("virtual_tokens": 4)").prompt.prompts(), 1);
-  EXPECT_EQ(parse(R"("type": "p_tuning", "encoder_reparameterization_type": "MLP")").training.adapter.type,
+  EXPECT_EQ(parse_adapter_keys(R"("type": "p_tuning", "encoder_reparameterization_type": "MLP")")
+                .training.adapter.type,
             AdapterType::p_tuning);
 }
 
@@ -54,7 +55,7 @@ TEST(PromptKeys, ComeBackFromADump) {
         R"("type": "p_tuning", "encoder_hidden_size": 7, "tasks": [{"name": "a"}])",
         R"("type": "bottleneck", "mh_adapter": false, "reduction_factor": 2.5, "name": "x")",
         R"("type": "bottleneck", "bottleneck_size": 9, "non_linearity": "tanh", "scaling": 3)"}) {
-    const Adapter adapter = parse(keys).training.adapter;
+    const Adapter adapter = parse_adapter_keys(keys).training.adapter;
     EXPECT_EQ(parse_text(section_of(adapter)).training.adapter, adapter) << keys;
   }
 }
@@ -81,11 +82,11 @@ TEST(PromptKeys, ContradictionsAreNamed) {
   expect_wrong(tasks, model + data(R"(, "task": "c")"), "no task is called 'c'; there are a, b");
   expect_wrong(type + R"(, "virtual_tokens": 2)", model + data(R"(, "task": "a")"),
                "training.adapter.tasks names none");
-  EXPECT_EQ(parse(tasks, model + data(R"(, "task": "b")")).data->sources[0].task, "b");
+  EXPECT_EQ(parse_adapter_keys(tasks, model + data(R"(, "task": "b")")).data->sources[0].task, "b");
 }
 
 TEST(BottleneckKeys, DefaultsAreHoulsbys) {
-  const BottleneckKeys keys = parse(R"("type": "bottleneck")").training.adapter.bottleneck;
+  const BottleneckKeys keys = parse_adapter_keys(R"("type": "bottleneck")").training.adapter.bottleneck;
   EXPECT_TRUE(keys.attention);
   EXPECT_TRUE(keys.mlp);
   EXPECT_FALSE(keys.of_sum);
@@ -111,11 +112,11 @@ TEST(BottleneckKeys, WhatSherdDoesNotHaveIsNamed) {
   const std::string type = R"("type": "bottleneck", )";
   for (const char* key : {"original_ln_after", "residual_before_ln"}) {
     expect_wrong(type + '"' + key + R"(": false)", "", key);
-    parse(type + '"' + key + R"(": true)");
+    parse_adapter_keys(type + '"' + key + R"(": true)");
   }
   for (const char* key : {"is_parallel", "use_gating", "ln_before", "ln_after"}) {
     expect_wrong(type + '"' + key + R"(": true)", "", key);
-    parse(type + '"' + key + R"(": false)");
+    parse_adapter_keys(type + '"' + key + R"(": false)");
   }
   expect_wrong(type + R"("mh_adapter": false, "output_adapter": false)", "", "one of them must be true");
   expect_wrong(type + R"("bottleneck_size": 4, "reduction_factor": 4)", "", "take one of them away");

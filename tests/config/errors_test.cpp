@@ -25,7 +25,7 @@ void PrintTo(const Mistake& mistake, std::ostream* out) {
   *out << words;
 }
 
-class Mistakes : public testing::TestWithParam<Mistake> {};
+class Mistakes : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(Mistakes, NamesPlaceKeyAndNextStep) {
   EXPECT_EQ(error_of(GetParam().text), GetParam().message);
@@ -33,7 +33,7 @@ TEST_P(Mistakes, NamesPlaceKeyAndNextStep) {
 
 INSTANTIATE_TEST_SUITE_P(
     Keys, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{"{\n  \"gradient_cliping\": 1.0\n}",
                 "run.json:2: unknown key \"gradient_cliping\"; did you mean \"gradient_clipping\"?"},
         Mistake{"{\"zero_optimization\": {\n\"stage\": 3,\n\"overlap_com\": true}}",
@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Values, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{"{\"zero_optimization\": {\"stage\": 4}}",
                 "run.json:1: zero_optimization.stage: must be an integer from 0 to 3, not 4"},
         Mistake{"{\"zero_optimization\": {\"reduce_bucket_size\": 1.5}}",
@@ -153,7 +153,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     OptimizerAndScheduler, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{
             "{\"optimizer\": {\"params\": {}}}",
             "run.json:1: optimizer: needs a \"type\"; this build has Adam, AdamW, SGD, Lion, Adagrad, Lamb, "
@@ -232,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     NotInThisBuild, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{
             "{\"amp\": {\"enabled\": true}}",
             "run.json:1: amp: Sherd does not support this section: use bf16 or fp16; remove or disable it"},
@@ -285,7 +285,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Offload, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
                 "run.json:1: zero_optimization.offload_optimizer: device \"cpu\" needs stage 1, 2 or 3, "
                 "which shard the optimizer's states, not stage 0; set zero_optimization.stage to 1, or the "
@@ -347,7 +347,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     SherdSections, Mistakes,
-    testing::Values(
+    ::testing::Values(
         Mistake{"{\"model\": {\"hidden_size\": 64, \"num_layers\": 2, \"num_heads\": 2}}",
                 "run.json:1: model: needs \"seq_length\""},
         Mistake{"{\"model\": {\"seq_length\": 8, \"hidden_size\": 65, \"num_layers\": 2, \"num_heads\": 2}}",

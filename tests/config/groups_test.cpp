@@ -9,8 +9,8 @@
 namespace sherd::config {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string with_groups(const std::string& groups, const std::string& more = "") {
   return R"({"optimizer": {"groups": )" + groups +
@@ -81,8 +81,8 @@ TEST(OptimizerGroups, AreKeysOfTheirOwnWhereConfigurationsAreCompared) {
     EXPECT_EQ(setting.concerns, Concerns::training) << setting.key;
     EXPECT_FALSE(setting.decides_parameters) << setting.key;
   }
-  EXPECT_THAT(keys, testing::Contains(testing::Pair("optimizer.groups[0].match", R"(["a"])")));
-  EXPECT_THAT(keys, testing::Contains(testing::Pair("optimizer.groups[1].lr", "0.25")));
+  EXPECT_THAT(keys, ::testing::Contains(::testing::Pair("optimizer.groups[0].match", R"(["a"])")));
+  EXPECT_THAT(keys, ::testing::Contains(::testing::Pair("optimizer.groups[1].lr", "0.25")));
   EXPECT_FALSE(config == parse_text(with_groups(R"([{"match": "b", "lr": 0.25}, {"match": "a"}])")));
 }
 
@@ -112,13 +112,13 @@ TEST(OptimizerGroups, CanBeOverriddenOneByOne) {
               cat("--set ", path, ".lr=1: there is no entry ", path, " in the configuration"));
 }
 
-struct Mistake {
+struct GroupMistake {
   std::string groups, message;
 };
-void PrintTo(const Mistake& mistake, std::ostream* to) {
+void PrintTo(const GroupMistake& mistake, std::ostream* to) {
   *to << mistake.groups;
 }
-class GroupMistakes : public testing::TestWithParam<Mistake> {};
+class GroupMistakes : public ::testing::TestWithParam<GroupMistake> {};
 
 TEST_P(GroupMistakes, AreNamed) {
   EXPECT_EQ(error_of(with_groups(GetParam().groups)), GetParam().message);
@@ -126,48 +126,53 @@ TEST_P(GroupMistakes, AreNamed) {
 
 INSTANTIATE_TEST_SUITE_P(
     , GroupMistakes,
-    testing::Values(
-        Mistake{R"({"match": "a"})", "run.json:1: optimizer.groups: must be a list, not {…}"},
-        Mistake{R"([3])", "run.json:1: optimizer.groups[0]: must be a section, not 3"},
-        Mistake{R"([{"lr": 1}])",
-                "run.json:1: optimizer.groups[0]: needs \"match\", a pattern of parameter names "
-                "such as \"*.bias\", or a list of them"},
-        Mistake{R"([{"match": []}])",
-                "run.json:1: optimizer.groups[0].match: needs at least one pattern, such as \"*.bias\""},
-        Mistake{R"([{"match": "a"}, {"match": 7}])",
-                "run.json:1: optimizer.groups[1].match: must be a pattern of parameter names such as "
-                "\"*.bias\", or "
-                "a list of them, not 7"},
-        Mistake{R"([{"match": ["a", ""]}])",
-                "run.json:1: optimizer.groups[0].match[1]: must be a pattern of parameter names such as "
-                "\"*.bias\", "
-                "not \"\""},
-        Mistake{
+    ::testing::Values(
+        GroupMistake{R"({"match": "a"})", "run.json:1: optimizer.groups: must be a list, not {…}"},
+        GroupMistake{R"([3])", "run.json:1: optimizer.groups[0]: must be a section, not 3"},
+        GroupMistake{R"([{"lr": 1}])",
+                     "run.json:1: optimizer.groups[0]: needs \"match\", a pattern of parameter names "
+                     "such as \"*.bias\", or a list of them"},
+        GroupMistake{R"([{"match": []}])",
+                     "run.json:1: optimizer.groups[0].match: needs at least one pattern, such as \"*.bias\""},
+        GroupMistake{R"([{"match": "a"}, {"match": 7}])",
+                     "run.json:1: optimizer.groups[1].match: must be a pattern of parameter names such as "
+                     "\"*.bias\", or "
+                     "a list of them, not 7"},
+        GroupMistake{R"([{"match": ["a", ""]}])",
+                     "run.json:1: optimizer.groups[0].match[1]: must be a pattern of parameter names such as "
+                     "\"*.bias\", "
+                     "not \"\""},
+        GroupMistake{
             R"([{"match": "a", "weight_decy": 0}])",
             "run.json:1: unknown key \"optimizer.groups[0].weight_decy\"; did you mean \"weight_decay\"?"},
-        Mistake{R"([{"mach": "a"}])",
-                "run.json:1: unknown key \"optimizer.groups[0].mach\"; did you mean \"match\"?"},
-        Mistake{R"([{"match": "a", "momentum": 0.9}])",
-                "run.json:1: optimizer.groups[0].momentum: belongs to the type SGD, which this group is not "
-                "of; set "
-                "its \"type\" or drop it"},
-        Mistake{R"([{"match": "a", "params": {"lr": 1}}])",
-                "run.json:1: optimizer.groups[0].params: a group has its parameters beside \"match\": put "
-                "them there, "
-                "without \"params\""},
-        Mistake{R"([{"match": "a", "type": "SGDD"}])",
-                "run.json:1: optimizer.groups[0].type: \"SGDD\" is none of Adam, AdamW, SGD, Lion, Adagrad, "
-                "Lamb, NVLamb, LARS, OneBitAdam, OneBitLamb, Muon, AdamW8bit; did you mean "
-                "\"SGD\"?"},
-        Mistake{R"([{"match": "a", "type": "SGD", "nesterov": true}])",
-                "run.json:1: optimizer.groups[0]: nesterov needs a momentum above 0; set momentum or drop "
-                "nesterov"},
-        Mistake{R"([{"match": "a", "lr": -1}, {"match": "b", "betas": [0.9]}])",
-                "the configuration has 2 problems:\n"
-                "run.json:1: optimizer.groups[0].lr: must be a number >= 0, not -1\n"
-                "run.json:1: optimizer.groups[1].betas: must be a list of two numbers such as [0.9, 0.999], "
-                "not […]"},
-        Mistake{
+        GroupMistake{R"([{"mach": "a"}])",
+                     "run.json:1: unknown key \"optimizer.groups[0].mach\"; did you mean \"match\"?"},
+        GroupMistake{
+            R"([{"match": "a", "momentum": 0.9}])",
+            "run.json:1: optimizer.groups[0].momentum: belongs to the type SGD, which this group is not "
+            "of; set "
+            "its \"type\" or drop it"},
+        GroupMistake{
+            R"([{"match": "a", "params": {"lr": 1}}])",
+            "run.json:1: optimizer.groups[0].params: a group has its parameters beside \"match\": put "
+            "them there, "
+            "without \"params\""},
+        GroupMistake{
+            R"([{"match": "a", "type": "SGDD"}])",
+            "run.json:1: optimizer.groups[0].type: \"SGDD\" is none of Adam, AdamW, SGD, Lion, Adagrad, "
+            "Lamb, NVLamb, LARS, OneBitAdam, OneBitLamb, Muon, AdamW8bit; did you mean "
+            "\"SGD\"?"},
+        GroupMistake{
+            R"([{"match": "a", "type": "SGD", "nesterov": true}])",
+            "run.json:1: optimizer.groups[0]: nesterov needs a momentum above 0; set momentum or drop "
+            "nesterov"},
+        GroupMistake{
+            R"([{"match": "a", "lr": -1}, {"match": "b", "betas": [0.9]}])",
+            "the configuration has 2 problems:\n"
+            "run.json:1: optimizer.groups[0].lr: must be a number >= 0, not -1\n"
+            "run.json:1: optimizer.groups[1].betas: must be a list of two numbers such as [0.9, 0.999], "
+            "not […]"},
+        GroupMistake{
             R"([{"match": "a", "lr": "auto"}])",
             "run.json:1: optimizer.groups[0].lr: transformers' Trainer has no argument that would fill in "
             "\"auto\" here; give a value, or one with --set optimizer.groups[0].lr=VALUE"}));

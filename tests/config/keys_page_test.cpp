@@ -7,15 +7,15 @@
 
 #include "config/key_bases.h"
 #include "config/keys.h"
-#include "config/support.h"
 #include "config/sections/tables.h"
+#include "config/support.h"
 #include "support/places.h"
 
 // The page of keys says something of each, and it is so.
 namespace sherd::config {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using Values = std::map<std::string, std::string>;
 
 std::string type_of(const std::string& path) {

@@ -12,7 +12,7 @@
 namespace sherd::config {
 namespace {
 
-Config with(const KeyInfo& key, const std::string& value) {
+Config config_with(const KeyInfo& key, const std::string& value) {
   return parse_text(base_for(key.path), "run.json", {plain(key.path) + "=" + value});
 }
 
@@ -36,17 +36,17 @@ TEST(KnownKeys, EachIsEffectiveNotedOrRefused) {
     const Config base = parse_text(base_for(key.path));
     if (key.effect == Effect::refused) {
       const std::string message = error_of(base_for(key.path), {plain(key.path) + "=" + key.example});
-      EXPECT_THAT(message, testing::HasSubstr(plain(key.path)));
-      EXPECT_THAT(message, testing::HasSubstr(key.reason));
+      EXPECT_THAT(message, ::testing::HasSubstr(plain(key.path)));
+      EXPECT_THAT(message, ::testing::HasSubstr(key.reason));
       continue;
     }
     Config changed;
-    ASSERT_NO_THROW(changed = with(key, key.example));
+    ASSERT_NO_THROW(changed = config_with(key, key.example));
     if (key.effect == Effect::effective) {
       EXPECT_FALSE(changed == base) << "the key changed nothing";
     } else {
       EXPECT_TRUE(changed == base);
-      EXPECT_THAT(changed.notes, testing::Contains(plain(key.path) + ": " + key.reason));
+      EXPECT_THAT(changed.notes, ::testing::Contains(plain(key.path) + ": " + key.reason));
     }
   }
   EXPECT_GT(count[Effect::effective], 90);
@@ -70,7 +70,7 @@ TEST(KnownKeys, NullMeansAbsent) {
           key.path.starts_with("model.rope_scaling.") || key.path == "model.hidden_size" ||
           key.path.ends_with("warmup_max_lr"))
         continue;  // required keys, and the one for which null is a value
-      ASSERT_NO_THROW(config = with(key, "null"));
+      ASSERT_NO_THROW(config = config_with(key, "null"));
     }
   }
 }
@@ -79,7 +79,7 @@ TEST(KnownKeys, DumpReadsBackToTheSameConfig) {
   for (const KeyInfo& key : known_keys()) {
     if (key.effect != Effect::effective) continue;
     SCOPED_TRACE(key.path);
-    const Config config = with(key, key.example);
+    const Config config = config_with(key, key.example);
     EXPECT_TRUE(parse_text(dump(config)) == config) << dump(config);
     EXPECT_EQ(dump(parse_text(dump(config))), dump(config));
   }

@@ -6,15 +6,15 @@
 namespace sherd::config {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-std::string with(const std::string& moe, const std::string& rest = "") {
+std::string with_moe(const std::string& moe, const std::string& rest = "") {
   return R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 4, "num_heads": 4, "moe": {)" + moe +
          "}}" + rest + "}";
 }
 
 Moe moe_of(const std::string& text) {
-  return parse_text(with(text)).model->moe;
+  return parse_text(with_moe(text)).model->moe;
 }
 
 TEST(MoeKeys, HaveDefaultsThatFollowFromOthers) {
@@ -33,7 +33,7 @@ TEST(MoeKeys, HaveDefaultsThatFollowFromOthers) {
 
 TEST(MoeKeys, TellWhatDoesNotFit) {
   const auto error = [](const std::string& moe, const std::string& rest = "") {
-    return error_of(with(moe, rest));
+    return error_of(with_moe(moe, rest));
   };
   EXPECT_EQ(error(R"("top_k": 2)"), "run.json:1: model.moe: needs \"experts\"");
   EXPECT_THAT(error(R"("experts": 8, "top_k": 9)"),
@@ -58,7 +58,7 @@ TEST(MoeKeys, TellWhatDoesNotFit) {
 
 TEST(MoeKeys, KnowTheWordsOfOthers) {
   const auto advice = [](const std::string& key) {
-    const std::string text = error_of(with("\"experts\": 8, \"" + key + "\": 1"));
+    const std::string text = error_of(with_moe("\"experts\": 8, \"" + key + "\": 1"));
     const std::string begin = "run.json:1: unknown key \"model.moe." + key + "\"; ";
     EXPECT_TRUE(text.starts_with(begin)) << text;
     return text.substr(std::min(begin.size(), text.size()));
@@ -77,9 +77,9 @@ TEST(MoeKeys, KnowTheWordsOfOthers) {
 }
 
 TEST(MoeKeys, NoteWhatHasNoEffect) {
-  const Config config = parse_text(with(
+  const Config config = parse_text(with_moe(
       R"("experts": 8, "drop": "position", "aux_loss": 0, "aux_loss_type": "gshard", "shared_expert_gate": true)"));
-  EXPECT_THAT(config.notes, testing::IsSupersetOf(
+  EXPECT_THAT(config.notes, ::testing::IsSupersetOf(
                                 {"model.moe.drop: no effect: without capacity_factor nothing is dropped",
                                  "model.moe.aux_loss_type: no effect: aux_loss is 0",
                                  "model.moe.shared_expert_gate: no effect: there are no shared_experts"}));

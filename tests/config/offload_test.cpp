@@ -57,11 +57,11 @@ TEST(Offload, BothSectionsReadAllTheirKeys) {
   EXPECT_EQ(config.zero.sub_group_size, 1'000'000);
   EXPECT_TRUE(parse_text(dump(config)) == config);
   EXPECT_THAT(config.notes,
-              testing::UnorderedElementsAre(
+              ::testing::UnorderedElementsAre(
                   "zero_optimization.offload_param.pin_memory: cannot matter on a CPU device",
                   "zero_optimization.offload_optimizer.fast_init: states are always written straight to "
                   "where they live",
-                  testing::StartsWith("optimizer: not given")));
+                  ::testing::StartsWith("optimizer: not given")));
 }
 
 TEST(Offload, EveryStageTakesTheDevicesThatItMay) {
@@ -112,7 +112,7 @@ TEST(Offload, IdleKeysAreNotedOnce) {
       "offload_optimizer": {"device": "cpu", "nvme_path": null, "buffer_count": 6, "pipeline_read": true,
                             "pipeline_write": false, "ratio": 0.5, "pin_memory": true})",
                          R"(, "aio": {"block_size": 65536, "queue_depth": 32})")),
-              testing::UnorderedElementsAre(
+              ::testing::UnorderedElementsAre(
                   path + R"(param.nvme_path: no effect with device "cpu")",
                   path + R"(param.buffer_count: no effect with device "cpu")",
                   path + R"(param.buffer_size: no effect with device "cpu")",
@@ -125,17 +125,18 @@ TEST(Offload, IdleKeysAreNotedOnce) {
                   "zero_optimization.sub_group_size: no effect: no state lives on NVMe, and elsewhere the "
                   "optimizer works in place",
                   "aio: no effect: no state lives on NVMe"));
-  EXPECT_THAT(notes(zero(R"("stage": 3, "offload_optimizer": {"ratio": 0.5, "pin_memory": true})")),
-              testing::UnorderedElementsAre(path + R"(optimizer.ratio: no effect with device "none")",
-                                            path + R"(optimizer.pin_memory: no effect with device "none")"));
+  EXPECT_THAT(
+      notes(zero(R"("stage": 3, "offload_optimizer": {"ratio": 0.5, "pin_memory": true})")),
+      ::testing::UnorderedElementsAre(path + R"(optimizer.ratio: no effect with device "none")",
+                                      path + R"(optimizer.pin_memory: no effect with device "none")"));
   // Parameters on NVMe pass through the buffers of the update, wherever the optimizer's states are.
   EXPECT_THAT(
       notes(zero(R"("stage": 3, "sub_group_size": 1e6, "offload_param": )" + nvme +
                      R"(, "offload_optimizer": {"device": "cpu", "buffer_count": 6,
                                   "pipeline_read": true})",
                  R"(, "aio": {"thread_count": 2})")),
-      testing::ElementsAre(path + "param.max_in_cpu: by default, as DeepSpeed's, the first 1000000000 "
-                                  "parameters of each rank stay in host memory; 0 puts all on NVMe"));
+      ::testing::ElementsAre(path + "param.max_in_cpu: by default, as DeepSpeed's, the first 1000000000 "
+                                    "parameters of each rank stay in host memory; 0 puts all on NVMe"));
 }
 
 TEST(Offload, NvmeNeedsABufferOnBothSides) {
@@ -146,13 +147,13 @@ TEST(Offload, NvmeNeedsABufferOnBothSides) {
   };
   EXPECT_THAT(
       error(R"(, "buffer_count": 0)", ""),
-      testing::HasSubstr("offload_param.buffer_count: must be at least 1 with device \"nvme\", not 0"));
+      ::testing::HasSubstr("offload_param.buffer_count: must be at least 1 with device \"nvme\", not 0"));
   // Parameters on NVMe pass through the update's buffers as well.
   for (const std::string device : {"none", "cpu"})
     EXPECT_THAT(
         error("", R"(, "offload_optimizer": {"buffer_count": 0, "device": ")" + device + "\"}"),
-        testing::HasSubstr("offload_optimizer.buffer_count: must be at least 1 with offload_param's device "
-                           "\"nvme\", not 0"));
+        ::testing::HasSubstr("offload_optimizer.buffer_count: must be at least 1 with offload_param's device "
+                             "\"nvme\", not 0"));
   EXPECT_EQ(zero(R"("stage": 3, "offload_optimizer": {"device": "cpu", "buffer_count": 0})")
                 .zero.offload_optimizer.buffer_count,
             0);

@@ -174,7 +174,8 @@ TEST(GivenKeys, AreThoseOfTheFiles) {
       "tensor_parallel.tp.tp_size 2, parallel.tensors or x.parallel.tensor (tensor_parallel.tp.tp_size); "
       "sequence_parallel_size, --set zero_optimization.mics_shard_size=4 parallel.pipeline "
       "pipeline.partition pipeline.activation_checkpoint_interval.");
-  EXPECT_EQ(in_given_keys("parallel.tensor", {file, other}), "parallel.tensor") << "both are given";
+  EXPECT_EQ(in_given_keys("parallel.tensor", std::vector{file, other}), "parallel.tensor")
+      << "both are given";
   EXPECT_EQ(in_given_keys("parallel.tensor", {other}), "parallel.tensor");
   EXPECT_EQ(in_given_keys("parallel.tensor", {other}, {"tensor_parallel.autotp_size=4"}), "parallel.tensor")
       << "files that contradict each other";

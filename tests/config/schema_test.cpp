@@ -155,8 +155,8 @@ TEST(Schema, AdmitsEveryExampleInConfigs) {
   for (const auto& entry : std::filesystem::directory_iterator(SHERD_SOURCE_DIR "/configs")) {
     if (entry.path().extension() != ".json") continue;
     ++files;
-    EXPECT_THAT(errors_in(text_of(entry.path())), testing::IsEmpty()) << entry.path();
-    EXPECT_THAT(errors_in(dump(parse_text(text_of(entry.path())))), testing::IsEmpty()) << entry.path();
+    EXPECT_THAT(errors_in(text_of(entry.path())), ::testing::IsEmpty()) << entry.path();
+    EXPECT_THAT(errors_in(dump(parse_text(text_of(entry.path())))), ::testing::IsEmpty()) << entry.path();
   }
   EXPECT_GE(files, 10);
 }
@@ -167,12 +167,12 @@ TEST(Schema, HasEveryKeyWithItsValues) {
     const std::string base = base_for(key.path), set = plain(key.path) + "=" + key.example;
     SCOPED_TRACE(set);
     if (key.effect == Effect::refused) {
-      EXPECT_THAT(errors_in(base, {set}), testing::Not(testing::IsEmpty()));
+      EXPECT_THAT(errors_in(base, {set}), ::testing::Not(::testing::IsEmpty()));
       continue;
     }
-    EXPECT_THAT(errors_in(base, {set}), testing::IsEmpty());
-    EXPECT_THAT(errors_in(dump(parse_text(base, "run.json", {set}))), testing::IsEmpty());
-    EXPECT_THAT(errors_in(base, {plain(key.path) + "y=1"}), testing::Not(testing::IsEmpty()));
+    EXPECT_THAT(errors_in(base, {set}), ::testing::IsEmpty());
+    EXPECT_THAT(errors_in(dump(parse_text(base, "run.json", {set}))), ::testing::IsEmpty());
+    EXPECT_THAT(errors_in(base, {plain(key.path) + "y=1"}), ::testing::Not(::testing::IsEmpty()));
     const auto wrong = errors_in(base, {plain(key.path) + "=[[[]]]"});
     EXPECT_TRUE(key.values == "anything" || key.effect == Effect::noted || !wrong.empty());
   }
@@ -201,7 +201,7 @@ TEST(Schema, RefusesWhatTheParserRefuses) {
         R"({"amp": {"enabled": true}})", R"({"training": {"adapter": {"rank": 4}}})",
         R"({"aio": {"block_size": 5000}})", R"({"device": {"host_memory_limit": true}})"}) {
     EXPECT_NE(error_of(text), "") << text;
-    EXPECT_THAT(errors_in(text), testing::Not(testing::IsEmpty())) << text;
+    EXPECT_THAT(errors_in(text), ::testing::Not(::testing::IsEmpty())) << text;
   }
 }
 
@@ -213,7 +213,7 @@ TEST(Schema, AdmitsNotesAndFormsOfSections) {
         R"({"data": {"sources": [{"path": "a", "weight": 1}]}, "amp": {"enabled": false}})",
         R"({"optimizer": {"type": "Adam", "params": {"lr": "auto"}, "groups": [{"match": "a", "eps": 1}]}})",
         R"({"training": {"init_from": "models/a"}, "model": {"seq_length": 8}})"}) {
-    EXPECT_THAT(errors_in(text), testing::IsEmpty()) << text;
+    EXPECT_THAT(errors_in(text), ::testing::IsEmpty()) << text;
     EXPECT_TRUE(error_of(text).empty() || std::string(text).find("init_from") != std::string::npos)
         << error_of(text);
   }

@@ -22,12 +22,12 @@ std::string model(int hidden) {
   return cat(R"({"model": {"seq_length": 8, "num_layers": 1, "num_heads": 1, "hidden_size": )", hidden, "}}");
 }
 
-std::string with(const std::string& file, const std::string& training) {
+std::string with_training(const std::string& file, const std::string& training) {
   return merged({file, model(16), "{\"training\": " + training + "}"});
 }
 
-Config parse(const std::string& file, const std::string& training) {
-  return parse_text(with(file, training));
+Config parse_with_training(const std::string& file, const std::string& training) {
+  return parse_text(with_training(file, training));
 }
 
 TEST(Trainer, FillsAutoAsTransformersDoes) {
@@ -44,8 +44,9 @@ TEST(Trainer, FillsAutoAsTransformersDoes) {
         ++count;
         if (argument.starts_with("fp16|") || argument.starts_with("bf16|")) argument = "precision";
         if (argument == "adam_beta1+adam_beta2") argument = "adam_beta2";
-        EXPECT_THAT(message, testing::HasSubstr(cat(key, ": ")));
-        EXPECT_THAT(message, testing::ContainsRegex(cat(key, ": .* contradicts training.", argument, ", ")));
+        EXPECT_THAT(message, ::testing::HasSubstr(cat(key, ": ")));
+        EXPECT_THAT(message,
+                    ::testing::ContainsRegex(cat(key, ": .* contradicts training.", argument, ", ")));
       }
       EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), count == 1 ? 0 : count) << message;
       continue;
@@ -61,13 +62,13 @@ TEST(Trainer, FillsAutoAsTransformersDoes) {
 }
 
 TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
-  const Config plain = parse(R"({"train_batch_size": 8})", R"({"steps": 10})");
+  const Config plain = parse_with_training(R"({"train_batch_size": 8})", R"({"steps": 10})");
   EXPECT_FALSE(plain.optimizer.given);
   EXPECT_EQ(plain.optimizer.lr, 1e-3) << "nothing here is the Trainer's";
   EXPECT_TRUE(std::holds_alternative<std::monostate>(plain.scheduler));
 
-  const Config made =
-      parse("{}", R"({"steps": 10, "learning_rate": 3e-4, "warmup_ratio": 0.25, "adam_beta2": 0.95})");
+  const Config made = parse_with_training(
+      "{}", R"({"steps": 10, "learning_rate": 3e-4, "warmup_ratio": 0.25, "adam_beta2": 0.95})");
   EXPECT_EQ(made.optimizer.type, OptimizerType::adamw);
   EXPECT_EQ(made.optimizer.lr, 3e-4);
   EXPECT_EQ(made.optimizer.betas()->beta1, 0.9);
@@ -77,13 +78,14 @@ TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
   EXPECT_TRUE((schedule == TrainerSchedule{RateShape::linear, 10, 3}));
 
   // "auto" alone speaks of the Trainer, whose defaults then hold.
-  const Config left = parse(R"({"train_batch_size": "auto"})", R"({"steps": 10})");
+  const Config left = parse_with_training(R"({"train_batch_size": "auto"})", R"({"steps": 10})");
   EXPECT_EQ(left.optimizer.lr, 5e-5);
   EXPECT_EQ(left.batch.micro_batch_size, 8);
   EXPECT_TRUE((std::get<TrainerSchedule>(left.scheduler) == TrainerSchedule{RateShape::linear, 10, 0}));
 
   const auto of = [](const char* shape) {
-    return parse("{}", cat(R"({"steps": 10, "warmup_steps": 2, "lr_scheduler_type": ")", shape, "\"}"))
+    return parse_with_training(
+               "{}", cat(R"({"steps": 10, "warmup_steps": 2, "lr_scheduler_type": ")", shape, "\"}"))
         .scheduler;
   };
   EXPECT_TRUE(std::holds_alternative<std::monostate>(of("constant")));
@@ -92,20 +94,20 @@ TEST(Trainer, MakesOptimizerAndScheduleWhereTheFileHasNone) {
                TrainerSchedule{RateShape::constant_with_warmup, 0, 2}));
 
   // Schedules of the file's own optimizer are the Trainer's, too.
-  const Config mixed = parse(R"({"optimizer": {"type": "SGD", "params": {"lr": "auto", "momentum": 0.9}}})",
-                             R"({"steps": 5})");
+  const Config mixed = parse_with_training(
+      R"({"optimizer": {"type": "SGD", "params": {"lr": "auto", "momentum": 0.9}}})", R"({"steps": 5})");
   EXPECT_EQ(mixed.optimizer.type, OptimizerType::sgd);
   EXPECT_EQ(mixed.optimizer.lr, 5e-5);
   EXPECT_TRUE(std::holds_alternative<TrainerSchedule>(mixed.scheduler));
-  EXPECT_TRUE(has_note(parse(R"({"train_batch_size": "auto"})", "{}"),
+  EXPECT_TRUE(has_note(parse_with_training(R"({"train_batch_size": "auto"})", "{}"),
                        "scheduler: not given; Trainer's needs training.steps"));
 }
 
 /// A section that says nothing of rates and rules leaves them alone.
 TEST(Trainer, ArgumentsOfTheBatchMakeNoSchedule) {
-  const Config config =
-      parse(R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",
-            R"({"steps": 10, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "precision": "bf16"})");
+  const Config config = parse_with_training(
+      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})",
+      R"({"steps": 10, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "precision": "bf16"})");
   EXPECT_TRUE(std::holds_alternative<std::monostate>(config.scheduler));
   EXPECT_EQ(config.optimizer.lr, 0.01);
   EXPECT_EQ(config.batch.gradient_accumulation_steps, 2);
@@ -127,15 +129,16 @@ TEST(Trainer, QuotesChangeNothing) {
 }
 
 TEST(Trainer, ASchedulerWithoutTypeIsAnError) {
-  EXPECT_THAT(error_of(with(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})",
-                            R"({"steps": 10, "learning_rate": 1e-3})")),
+  EXPECT_THAT(error_of(with_training(R"({"scheduler": {"params": {"warmup_num_steps": 5}}})",
+                                     R"({"steps": 10, "learning_rate": 1e-3})")),
               ::testing::HasSubstr("scheduler: needs a \"type\""));
 }
 
 TEST(Trainer, ArgumentsReachSectionsThatDoNotSay) {
-  const Config config = parse(R"({"optimizer": {"type": "AdamW", "params": {}},
+  const Config config =
+      parse_with_training(R"({"optimizer": {"type": "AdamW", "params": {}},
       "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100}}, "fp16": {"loss_scale": 8}})",
-                              R"({"learning_rate": 2e-4, "weight_decay": 0.1, "precision": "fp16",
+                          R"({"learning_rate": 2e-4, "weight_decay": 0.1, "precision": "fp16",
       "warmup_steps": 9, "max_grad_norm": 0.25, "micro_batch_size": 3, "gradient_accumulation_steps": 2})");
   EXPECT_EQ(config.optimizer.lr, 2e-4);
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
@@ -145,14 +148,15 @@ TEST(Trainer, ArgumentsReachSectionsThatDoNotSay) {
   EXPECT_EQ(config.gradient_clipping, 0.25);
   EXPECT_EQ(config.batch.micro_batch_size, 3);
   EXPECT_EQ(config.batch.gradient_accumulation_steps, 2);
-  EXPECT_EQ(parse(R"({"bfloat16": {"enabled": "auto"}})", R"({"precision": "bf16"})").precision.compute,
+  EXPECT_EQ(parse_with_training(R"({"bfloat16": {"enabled": "auto"}})", R"({"precision": "bf16"})")
+                .precision.compute,
             DType::bf16);
-  EXPECT_EQ(parse("{}", R"({"precision": "bf16"})").precision.compute, DType::bf16);
+  EXPECT_EQ(parse_with_training("{}", R"({"precision": "bf16"})").precision.compute, DType::bf16);
 }
 
 TEST(Trainer, ABatchOfAllRanksDecidesWhatNoArgumentSays) {
   const auto batch = [](const std::string& file, const std::string& training, int ranks) {
-    return resolve_batch(parse(file, training), ranks);
+    return resolve_batch(parse_with_training(file, training), ranks);
   };
   const std::string open =
       R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})";
@@ -165,7 +169,7 @@ TEST(Trainer, ABatchOfAllRanksDecidesWhatNoArgumentSays) {
     batch(R"({"train_batch_size": 10})", R"({"per_device_train_batch_size": 3})", 1);
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("train_micro_batch_size_per_gpu 3"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("train_micro_batch_size_per_gpu 3"));
   }
 }
 
@@ -190,12 +194,12 @@ TEST(Trainer, ErrorsNameBothKeysAndWhere) {
             "run.json:1: training.per_device_train_batch_size: means the same as \"micro_batch_size\", which "
             "is given too; remove one of the two");
   EXPECT_THAT(error_of(R"({"training": {"save_steps": 5}})"),
-              testing::HasSubstr("did you mean \"training.save_interval\"?"));
+              ::testing::HasSubstr("did you mean \"training.save_interval\"?"));
 }
 
 TEST(Trainer, OverridesGoBeforeArgumentsInFiles) {
-  const std::string file = with(R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})",
-                                R"({"learning_rate": 1e-4, "micro_batch_size": 8})");
+  const std::string file = with_training(R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})",
+                                         R"({"learning_rate": 1e-4, "micro_batch_size": 8})");
   const Config config =
       parse_text(file, "run.json", {"optimizer.params.lr=0.5", "train_micro_batch_size_per_gpu=2"});
   EXPECT_EQ(config.optimizer.lr, 0.5);
@@ -205,12 +209,13 @@ TEST(Trainer, OverridesGoBeforeArgumentsInFiles) {
 }
 
 TEST(Trainer, SaysWhatHasNoEffect) {
-  const Config config = parse(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0,
+  const Config config =
+      parse_with_training(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0,
       "cycle_max_lr": 1}}})",
-                              R"({"lr_scheduler_type": "cosine", "warmup_steps": 3})");
+                          R"({"lr_scheduler_type": "cosine", "warmup_steps": 3})");
   EXPECT_TRUE(has_note(config, "training.lr_scheduler_type: no effect: the file has a section scheduler"));
   EXPECT_TRUE(has_note(config, "training.warmup_steps: no effect: the file's scheduler does not warm up"));
-  EXPECT_TRUE(has_note(parse("{}", R"({"lr_scheduler_type": "constant", "warmup_steps": 3})"),
+  EXPECT_TRUE(has_note(parse_with_training("{}", R"({"lr_scheduler_type": "constant", "warmup_steps": 3})"),
                        "training.warmup_steps: no effect: training.lr_scheduler_type is \"constant\""));
 }
 

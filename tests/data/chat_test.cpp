@@ -23,10 +23,8 @@ using nlohmann::json;
 using testing::expect_error, testing::TempFolder, testing::write_text, testing::read_text;
 using Ids = std::vector<std::int32_t>;
 
-const std::string folder = SHERD_SOURCE_DIR "/tests/data/tokenizers/";
-
 std::vector<json> lines_with(const char* key) {
-  std::ifstream in(folder + "chat.jsonl");
+  std::ifstream in(tokenizers_folder + "chat.jsonl");
   std::vector<json> out;
   for (std::string line; std::getline(in, line);)
     if (json object = json::parse(line); object.contains(key)) out.push_back(object);
@@ -40,8 +38,8 @@ std::shared_ptr<const Tokenizer> with_tokens(const std::string& name, const std:
   const std::string end = name == "gpt2" || name == "qwen" ? "<|endoftext|>"
                           : name == "llama3"               ? "<|end_of_text|>"
                                                            : "</s>";
-  json file = json::parse(read_text(folder + name + ".json"));
-  std::int64_t id = make_tokenizer(cat("hf:", folder, name, ".json?eod=", end))->vocab_size();
+  json file = json::parse(read_text(tokenizers_folder + name + ".json"));
+  std::int64_t id = make_tokenizer(cat("hf:", tokenizers_folder, name, ".json?eod=", end))->vocab_size();
   for (const std::string& token : more)
     file["added_tokens"].push_back(
         {{"id", id++}, {"content", token}, {"special", special}, {"normalized", false}});
@@ -91,7 +89,7 @@ TEST(Chat, LongTextsHaveTheIdsOfOneText) {
     for (int i = 0; i < line["times"]; ++i) text += line["repeated"].get<std::string>();
     write_text(root / "in.txt", text);
     const std::string spec = with_tokens(line["file"], {})->spec();
-    options.tokenizer = cat("hf:", folder, line["file"].get<std::string>(), ".json",
+    options.tokenizer = cat("hf:", tokenizers_folder, line["file"].get<std::string>(), ".json",
                             spec.substr(spec.find('?'), spec.find('&') - spec.find('?')), "&bos=");
     prepare(options);
     const auto dataset = IndexedDataset::open(options.output);
@@ -180,7 +178,7 @@ TEST(Chat, NobodySpeaksForOthers) {
         << "of a prompt that spells them, they are tokens";
   }
   // The end of a document, too, whatever token is named as such.
-  const auto named = make_tokenizer(cat("hf:", folder, "gpt2.json?eod=q"));
+  const auto named = make_tokenizer(cat("hf:", tokenizers_folder, "gpt2.json?eod=q"));
   expect_error(ErrorKind::data, "becomes a token that ends a turn or a text", [&] {
     encode_question(*named, ChatTemplate::plain, std::vector<ChatMessage>{{"user", "quick"}});
   });
@@ -196,7 +194,7 @@ TEST(Chat, NobodySpeaksForOthers) {
   PrepareOptions options;
   options.inputs = {(root / "in.jsonl").string()};
   options.output = (root / "out").string();
-  options.tokenizer = cat("hf:", folder, "mistral.json?eod=</s>");
+  options.tokenizer = cat("hf:", tokenizers_folder, "mistral.json?eod=</s>");
   options.chat_template = "mistral";
   prepare(options);
   const Ids ids = read_all(*IndexedDataset::open(options.output));

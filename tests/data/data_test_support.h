@@ -8,9 +8,12 @@
 
 #include "data/dataset_builder.h"
 #include "data/indexed_dataset.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::data {
+
+inline const std::string tokenizers_folder = SHERD_SOURCE_DIR "/tests/data/tokenizers/";
 
 /// Writes sequences of the given lengths, whose tokens count up from 0 over the whole dataset, and opens
 /// them.

@@ -79,38 +79,40 @@ TEST(ChatTemplate, RefusesWhatItCannotWrite) {
     EXPECT_EQ(name_of(parse_chat_template(name)), name);
 }
 
-Example read(const std::string& line, const std::string& field = "") {
+Example read_bytes_example(const std::string& line, const std::string& field = "") {
   return read_example(line, {field, ChatTemplate::plain, *bytes}, "in.jsonl", 7);
 }
 
 TEST(Examples, AreWhatTheirKeysSay) {
-  EXPECT_EQ(shown(read(R"({"text": "a"})").segments), "⟦a⟧");
-  EXPECT_EQ(shown(read(R"({"prompt": "a", "completion": "b"})").segments), "a⟦b∎⟧");
+  EXPECT_EQ(shown(read_bytes_example(R"({"text": "a"})").segments), "⟦a⟧");
+  EXPECT_EQ(shown(read_bytes_example(R"({"prompt": "a", "completion": "b"})").segments), "a⟦b∎⟧");
   EXPECT_EQ(
-      shown(read(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})")
+      shown(read_bytes_example(
+                R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})")
                 .segments),
       "### User:\na\n\n### Assistant:\n⟦b∎⟧");
-  EXPECT_EQ(shown(read(R"({"prompt": "x", "prompt_id": 1, "messages": [{"role": "assistant", "content":
+  EXPECT_EQ(shown(read_bytes_example(
+                      R"({"prompt": "x", "prompt_id": 1, "messages": [{"role": "assistant", "content":
                         [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]})")
                       .segments),
             "### Assistant:\n⟦ab∎⟧");
-  EXPECT_EQ(
-      shown(read(R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+  EXPECT_EQ(shown(read_bytes_example(
+                      R"({"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                            "completion": [{"role": "assistant", "content": "c"}]})")
-                .segments),
-      "### User:\na\n\n### Assistant:\nb∎### Assistant:\n⟦c∎⟧");
-  EXPECT_EQ(shown(read(R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},
+                      .segments),
+            "### User:\na\n\n### Assistant:\nb∎### Assistant:\n⟦c∎⟧");
+  EXPECT_EQ(shown(read_bytes_example(R"({"messages": [{"role": "assistant", "content": "a", "weight": 0},
                            {"role": "assistant", "content": "b", "weight": 1}]})")
                       .segments),
             "### Assistant:\na∎### Assistant:\n⟦b∎⟧");
-  EXPECT_EQ(shown(read(R"({"messages": "m", "text": "a"})", "text").segments), "⟦a⟧")
+  EXPECT_EQ(shown(read_bytes_example(R"({"messages": "m", "text": "a"})", "text").segments), "⟦a⟧")
       << "as it was asked for";
 }
 
 TEST(Examples, NameFileLineAndCause) {
   const auto expect = [](const std::string& line, const std::string& part) {
-    expect_error(ErrorKind::data, "'in.jsonl', line 7, ", [&] { read(line); });
-    expect_error(ErrorKind::data, part, [&] { read(line); });
+    expect_error(ErrorKind::data, "'in.jsonl', line 7, ", [&] { read_bytes_example(line); });
+    expect_error(ErrorKind::data, part, [&] { read_bytes_example(line); });
   };
   expect("{", "is no JSON");
   expect("[1]", "is no JSON object");

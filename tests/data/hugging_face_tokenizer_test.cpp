@@ -22,8 +22,6 @@ using testing::read_text;
 using testing::TempFolder;
 using testing::write_text;
 
-const std::string folder = std::string(SHERD_SOURCE_DIR) + "/tests/data/tokenizers/";
-
 std::string from_hex(const std::string& hex) {
   std::string out;
   for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
@@ -32,7 +30,7 @@ std::string from_hex(const std::string& hex) {
 }
 
 std::vector<std::string> lines_of(const std::string& name) {
-  std::istringstream in(read_text(folder + name));
+  std::istringstream in(read_text(tokenizers_folder + name));
   std::vector<std::string> lines;
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
@@ -70,7 +68,7 @@ class HuggingFaceTokenizer : public ::testing::TestWithParam<Sample> {
  protected:
   const std::string name_ = GetParam().name;
   const std::shared_ptr<const Tokenizer> tokenizer_ =
-      make_tokenizer(cat("hf:", folder, name_, ".json?eod=", GetParam().end));
+      make_tokenizer(cat("hf:", tokenizers_folder, name_, ".json?eod=", GetParam().end));
 };
 
 TEST_P(HuggingFaceTokenizer, GivesThePackagesIdsAndTexts) {
@@ -104,7 +102,7 @@ TEST_P(HuggingFaceTokenizer, KnowsHowDocumentsBeginAndEnd) {
   EXPECT_EQ(tokenizer_->token_id("no such token"), std::nullopt);
   EXPECT_FALSE(tokenizer_->lossless());
   EXPECT_EQ(tokenizer_->spec(),
-            cat("hf:", folder, name_, ".json?eod=", GetParam().end, "&bos=", GetParam().begin));
+            cat("hf:", tokenizers_folder, name_, ".json?eod=", GetParam().end, "&bos=", GetParam().begin));
   const auto again = make_tokenizer(tokenizer_->spec());
   EXPECT_EQ(again->spec(), tokenizer_->spec());
   expect_error(ErrorKind::usage, "outside the vocabulary",
@@ -129,7 +127,7 @@ TEST(HuggingFaceSpec, NamesOptionsThatAreNone) {
 
 /// The first texts that go on behind others have no space in front.
 TEST(HuggingFaceSpec, TextThatGoesOnHasNoPrefix) {
-  const auto tokenizer = make_tokenizer(cat("hf:", folder, "mistral.json?eod=</s>"));
+  const auto tokenizer = make_tokenizer(cat("hf:", tokenizers_folder, "mistral.json?eod=</s>"));
   const auto whole = tokenizer->encode("</s>abc"), begun = tokenizer->encode("abc");
   std::vector<std::int32_t> continued;
   tokenizer->encode("abc", {.behind = EncodeOptions::Behind::token}, continued);
@@ -148,12 +146,12 @@ std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<T
 /// As transformers encodes what a template wrote: as one text, whose special tokens are found in it.
 TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
   const std::vector<ChatMessage> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
-  const auto qwen = make_tokenizer(cat("hf:", folder, "qwen.json?eod=<|im_end|>"));
+  const auto qwen = make_tokenizer(cat("hf:", tokenizers_folder, "qwen.json?eod=<|im_end|>"));
   EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
   EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, *qwen, messages)),
             qwen->encode("<|im_start|>user\n a b?<|im_end|>\n<|im_start|>assistant\nc d<|im_end|>\n"));
   for (const char* file : {"mistral.json?eod=</s>", "llama2.json?eod=</s>"}) {
-    const auto tokenizer = make_tokenizer(cat("hf:", folder, file));
+    const auto tokenizer = make_tokenizer(cat("hf:", tokenizers_folder, file));
     EXPECT_EQ(ids_of(*tokenizer, render(ChatTemplate::mistral, *tokenizer, messages)),
               tokenizer->encode("<s>[INST]  a b? [/INST] c d</s>"))
         << file;
@@ -178,12 +176,12 @@ TEST(HuggingFaceSpec, DocumentsOfADatasetBeginAndEndWithTheirTokens) {
   PrepareOptions options;
   options.inputs = {(root / "in.txt").string(), (root / "talk.jsonl").string()};
   options.output = (root / "out").string();
-  options.tokenizer = cat("hf:", folder, "mistral.json?eod=</s>");
+  options.tokenizer = cat("hf:", tokenizers_folder, "mistral.json?eod=</s>");
   options.chat_template = "mistral";
   options.threads = 3;
   const PrepareReport report = prepare(options);
   EXPECT_FALSE(report.lossless);
-  EXPECT_EQ(read_text(root / "out.tokenizer.json"), read_text(folder + "mistral.json"));
+  EXPECT_EQ(read_text(root / "out.tokenizer.json"), read_text(tokenizers_folder + "mistral.json"));
   const auto info = read_dataset_info(options.output);
   EXPECT_EQ(info->tokenizer, cat("hf:", (root / "out.tokenizer.json").string(), "?eod=</s>&bos=<s>"));
   const auto tokenizer = make_tokenizer(info->tokenizer);

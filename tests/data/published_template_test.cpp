@@ -17,10 +17,8 @@ namespace {
 
 using testing::expect_error, testing::TempFolder, testing::write_text, testing::read_text;
 
-const std::string tokenizers = SHERD_SOURCE_DIR "/tests/data/tokenizers/";
-
 std::shared_ptr<const Tokenizer> tokenizer_of(const std::string& name, const std::string& end) {
-  return make_tokenizer(cat("hf:", tokenizers, name, ".json?eod=", end));
+  return make_tokenizer(cat("hf:", tokenizers_folder, name, ".json?eod=", end));
 }
 const auto qwen = tokenizer_of("qwen", "<|endoftext|>"), llama = tokenizer_of("llama3", "<|end_of_text|>"),
            mistral = tokenizer_of("mistral", "</s>");
@@ -168,7 +166,7 @@ class PrepareByTemplate : public ::testing::Test {
  protected:
   void SetUp() override {
     std::filesystem::create_directory(root_ / "model");
-    write_text(root_ / "model/tokenizer.json", read_text(tokenizers + "qwen.json"));
+    write_text(root_ / "model/tokenizer.json", read_text(tokenizers_folder + "qwen.json"));
     write_text(root_ / "talk.jsonl",
                R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})");
     write_text(root_ / "text.txt", "a text\n");
@@ -196,13 +194,13 @@ TEST_F(PrepareByTemplate, TakesTheFoldersOwnOrRefuses) {
   EXPECT_EQ(prepared("text.txt", phi).info.documents, 1) << "texts need none";
   EXPECT_EQ(prepared("talk.jsonl", "").info.chat_template, "chatml") << "by its tokens";
   EXPECT_FALSE(prepared("talk.jsonl", "").template_by_default);
-  write_text(root_ / "model/tokenizer.json", read_text(tokenizers + "gpt2.json"));
+  write_text(root_ / "model/tokenizer.json", read_text(tokenizers_folder + "gpt2.json"));
   EXPECT_TRUE(prepared("talk.jsonl", "").template_by_default) << "nobody says how";
   EXPECT_FALSE(prepared("talk.jsonl", "", "plain").template_by_default);
   EXPECT_FALSE(prepared("text.txt", "").template_by_default);
 }
 
-Example read(const std::string& line) {
+Example read_qwen_example(const std::string& line) {
   return read_example(line, {"", ChatTemplate::plain, *qwen}, "in.jsonl", 7);
 }
 std::string talk_with(const std::string& more, const std::string& beside = "") {
@@ -213,7 +211,7 @@ std::string talk_with(const std::string& more, const std::string& beside = "") {
 /// OpenAI's, transformers' and other trainers' fields, of which none is written here.
 TEST(ConversationFields, ThatNoTemplateWritesAreRefused) {
   const auto refused = [](const std::string& line, const std::string& part) {
-    expect_error(ErrorKind::data, part, [&] { read(line); });
+    expect_error(ErrorKind::data, part, [&] { read_qwen_example(line); });
     if (!line.starts_with(R"({"prompt)"))
       expect_error(ErrorKind::data, part, [&] { read_messages(line, "in.jsonl", 7); });
   };
@@ -232,12 +230,12 @@ TEST(ConversationFields, ThatNoTemplateWritesAreRefused) {
           "a part of a message's 'content' has 'y'");
   refused(talk_with(R"(, "train": 1)"), "a message's 'train' is true or false, not 1");
   // Keys without a value may stand there: a table of columns writes all keys in each line.
-  EXPECT_NO_THROW(read(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
-                                 R"(, "tools": [], "id": 7, "source": "x")")));
+  EXPECT_NO_THROW(read_qwen_example(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
+                                              R"(, "tools": [], "id": 7, "source": "x")")));
 }
 
 TEST(ConversationFields, SayWhatIsLearned) {
-  const auto learns = [](const std::string& more) { return read(talk_with(more)).teaches(); };
+  const auto learns = [](const std::string& more) { return read_qwen_example(talk_with(more)).teaches(); };
   EXPECT_TRUE(learns(""));
   EXPECT_TRUE(learns(R"(, "weight": 1, "train": true, "loss": null)"));
   EXPECT_FALSE(learns(R"(, "weight": 0)"));

@@ -50,7 +50,7 @@ const std::string llama3 = R"({
 /// The configuration's list and that of the files in models/families.
 TEST(Families, BothListsHaveTheSame) {
   std::vector<std::string> here;
-  for (const Family& family : families()) here.push_back(family.name);
+  for (const models::Family& family : families()) here.push_back(family.name);
   EXPECT_THAT(here, ::testing::UnorderedElementsAreArray(config::family_names()));
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "sharding/parallel/experts/moe.h"
+#include "models/held_moe.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 
@@ -14,14 +14,8 @@ namespace {
 using tensor::Tensor;
 using Values = std::vector<double>;
 
-constexpr std::int64_t hidden = 12, experts = 6, seq = 8;
+constexpr std::int64_t seq = 8;
 constexpr std::int64_t lengths[] = {5, 7};  ///< tokens of two rows of `seq` places
-
-/// A layer within something, so that it has a path.
-struct Holder : nn::Module {
-  explicit Holder(const MoeOptions& o) : layer(add("moe", std::make_shared<Moe>(o))) {}
-  std::shared_ptr<Moe> layer;
-};
 
 struct Setting {
   BalanceLoss kind = BalanceLoss::all_choices;
@@ -30,7 +24,7 @@ struct Setting {
   RouterScores scores = RouterScores::softmax;
 };
 
-MoeOptions options(const Setting& setting) {
+MoeOptions filling_options(const Setting& setting) {
   MoeOptions o;
   o.hidden = hidden, o.ffn_hidden = 20, o.experts = experts;
   o.routing = {.top_k = 2, .scores = setting.scores, .normalize = true};
@@ -59,15 +53,16 @@ Values tokens_of(const Values& x, std::int64_t width) {
   return out;
 }
 
-struct Outcome {
+struct FillingOutcome {
   Values output, dx, router;
   RoutingTotals totals;
   std::vector<float> bias;
 };
 
 /// A step on x, [batch, rows, hidden], whose output has gradients `dy`.
-Outcome step(test::Cpu& cpu, const Setting& setting, const Tensor& x, const Tensor& dy, bool filled_up) {
-  Holder holder(options(setting));
+FillingOutcome step(test::Cpu& cpu, const Setting& setting, const Tensor& x, const Tensor& dy,
+                    bool filled_up) {
+  HeldMoe holder(filling_options(setting));
   test::PlainParameters parameters(*cpu.kernels, holder, DType::f64);
   autograd::Tape tape(*cpu.kernels);
   tape.random = {3, 4};
@@ -76,17 +71,17 @@ Outcome step(test::Cpu& cpu, const Setting& setting, const Tensor& x, const Tens
   const Var out = (*holder.layer)(tape, in);
   const autograd::GradRef slot = in.grad_ref();
   tape.backward(std::vector<autograd::OutputGradient>{{out, dy}});
-  Outcome got{cpu.values(out.value()),
-              cpu.values(slot->grad),
-              cpu.values(parameters.find("moe.router.weight")->grad),
-              {},
-              {}};
+  FillingOutcome got{cpu.values(out.value()),
+                     cpu.values(slot->grad),
+                     cpu.values(parameters.find("moe.router.weight")->grad),
+                     {},
+                     {}};
   holder.layer->end_step(holder.layer->counted(), true);
   got.totals = holder.layer->last_step(), got.bias = holder.layer->bias();
   return got;
 }
 
-void expect_near(const Values& got, const Values& want, const char* what) {
+void expect_equal_to_rounding(const Values& got, const Values& want, const char* what) {
   ASSERT_EQ(got.size(), want.size()) << what;
   for (std::size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-11) << what << ' ' << i;
 }
@@ -102,11 +97,11 @@ TEST(Filling, RoutersLeaveItOut) {
        {Setting{}, Setting{first_choices}, Setting{pooled}, Setting{all_choices, 0.75, Drop::by_weight},
         Setting{all_choices, 0.75, Drop::by_position},
         Setting{all_choices, 0, Drop::by_weight, RouterScores::sigmoid}}) {
-    const Outcome want = step(cpu, setting, alone(x), alone(dy), false);
-    const Outcome got = step(cpu, setting, x, dy, true);
-    expect_near(tokens_of(got.output, hidden), want.output, "output");
-    expect_near(tokens_of(got.dx, hidden), want.dx, "dx");
-    expect_near(got.router, want.router, "router");
+    const FillingOutcome want = step(cpu, setting, alone(x), alone(dy), false);
+    const FillingOutcome got = step(cpu, setting, x, dy, true);
+    expect_equal_to_rounding(tokens_of(got.output, hidden), want.output, "output");
+    expect_equal_to_rounding(tokens_of(got.dx, hidden), want.dx, "dx");
+    expect_equal_to_rounding(got.router, want.router, "router");
     const auto size = [](const Values& all) {
       return std::accumulate(all.begin(), all.end(), 0.0, [](double s, double v) { return s + std::abs(v); });
     };
@@ -123,7 +118,8 @@ TEST(Filling, RoutersLeaveItOut) {
 }
 
 /// load_balancing_loss_func() of Hugging Face's modeling_mixtral.py with an attention mask, of one layer.
-double hugging_face(const Values& x, const Values& w, const std::vector<bool>& mask, std::size_t k) {
+double hugging_face_masked_loss(const Values& x, const Values& w, const std::vector<bool>& mask,
+                                std::size_t k) {
   Values tokens_per_expert(k * experts), router_prob_per_expert(experts);
   double count = 0;
   for (std::size_t t = 0; t < mask.size(); ++t) {
@@ -148,15 +144,15 @@ double hugging_face(const Values& x, const Values& w, const std::vector<bool>& m
 TEST(Filling, BalanceLossesAreThoseOfAnAttentionMask) {
   test::Cpu cpu;
   const Tensor x = cpu.normal({2, seq, hidden}, 5), dy = cpu.normal({2, seq, hidden}, 6);
-  Holder holder(options({BalanceLoss::pooled}));
+  HeldMoe holder(filling_options({BalanceLoss::pooled}));
   test::PlainParameters parameters(*cpu.kernels, holder, DType::f64);
   const Values w = cpu.values(parameters.find("moe.router.weight")->value);
   std::vector<bool> mask = *filling();
   mask.flip();
-  const double want = hugging_face(cpu.values(x), w, mask, 2);
+  const double want = hugging_face_masked_loss(cpu.values(x), w, mask, 2);
   EXPECT_NEAR(step(cpu, {BalanceLoss::pooled}, x, dy, true).totals.balance, want, 1e-12);
   mask.assign(mask.size(), true);
-  EXPECT_GT(std::abs(hugging_face(cpu.values(x), w, mask, 2) - want), 1e-3) << "and of no other";
+  EXPECT_GT(std::abs(hugging_face_masked_loss(cpu.values(x), w, mask, 2) - want), 1e-3) << "and of no other";
 }
 
 /// No number of a whole model depends on what stands in those places.

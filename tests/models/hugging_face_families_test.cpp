@@ -17,6 +17,7 @@
 #include "support/places.h"
 #include "support/plain_parameters.h"
 #include "support/temp_folder.h"
+#include "support/vectors.h"
 #include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
@@ -29,6 +30,7 @@ using sherd::testing::TempFolder;
 using sherd::testing::write_text;
 using tensor::SafetensorsFile;
 using tensor::Tensor;
+using test::expect_near, test::largest;
 using Values = std::vector<double>;
 
 fs::path folder_of(const std::string& family) {
@@ -38,19 +40,6 @@ fs::path folder_of(const std::string& family) {
 config::Config config_in(const fs::path& folder) {
   const auto published = from_hugging_face(read_text(folder / "config.json"), "config.json");
   return config::parse_text(config::section_of(published.model));
-}
-
-double largest(const Values& x) {
-  double out = 0;
-  for (const double v : x) out = std::max(out, std::abs(v));
-  return out;
-}
-
-void expect_near(const Values& got, const Values& want, double tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  const double scale = std::max(largest(want), 1e-3);
-  for (std::size_t i = 0; i < got.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], tolerance * scale) << "element " << i;
 }
 
 /// A copy of the family's folder that a test may change.

@@ -16,12 +16,12 @@ using autograd::KeyCache;
 using tensor::Tensor;
 using Values = std::vector<double>;
 
-struct Family {
+struct CachedFamily {
   std::string name;
   GptConfig options;
 };
 
-GptConfig llama(const std::function<void(GptConfig&)>& change) {
+GptConfig llama_with(const std::function<void(GptConfig&)>& change) {
   GptConfig o = GptConfig::of_family("llama");
   o.vocab_size = 61, o.pad_vocab_to_multiple_of = 8, o.seq_length = 40, o.hidden_size = 24, o.num_layers = 3,
   o.num_heads = 6, o.num_kv_heads = 2, o.head_dim = 10, o.ffn_hidden_size = 36, o.init_std = 0.2;
@@ -29,26 +29,26 @@ GptConfig llama(const std::function<void(GptConfig&)>& change) {
   return o;
 }
 
-std::vector<Family> families() {
+std::vector<CachedFamily> cached_families() {
   GptConfig gpt2;
   gpt2.vocab_size = 53, gpt2.pad_vocab_to_multiple_of = 8, gpt2.seq_length = 40, gpt2.hidden_size = 24,
   gpt2.num_layers = 3, gpt2.num_heads = 3, gpt2.init_std = 0.2, gpt2.max_positions = 44;
   const auto scaled = [](RotaryScaling scaling) {
-    return llama(
+    return llama_with(
         [&](GptConfig& o) { o.rope_scaling = {.type = scaling, .factor = 4, .original_max_positions = 16}; });
   };
   const auto experts = [](GptConfig& o) { o.moe.experts = 4, o.moe.top_k = 2, o.moe.aux_loss = 0; };
   return {{"gpt2", gpt2},
-          {"grouped queries", llama([](GptConfig&) {})},
-          {"one key-value head", llama([](GptConfig& o) { o.num_kv_heads = 1; })},
-          {"window", llama([](GptConfig& o) { o.sliding_window = 5; })},
-          {"window of one", llama([](GptConfig& o) { o.sliding_window = 1; })},
-          {"qk_norm, biases", llama([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
+          {"grouped queries", llama_with([](GptConfig&) {})},
+          {"one key-value head", llama_with([](GptConfig& o) { o.num_kv_heads = 1; })},
+          {"window", llama_with([](GptConfig& o) { o.sliding_window = 5; })},
+          {"window of one", llama_with([](GptConfig& o) { o.sliding_window = 1; })},
+          {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},
           {"llama3", scaled(RotaryScaling::llama3)},
           {"yarn", scaled(RotaryScaling::yarn)},
-          {"experts", llama(experts)},
-          {"experts beside others", llama([&](GptConfig& o) {
+          {"experts", llama_with(experts)},
+          {"experts beside others", llama_with([&](GptConfig& o) {
              experts(o);
              o.moe.shared_experts = 1, o.moe.shared_expert_gate = true, o.moe.every = 2;
            })}};
@@ -109,7 +109,7 @@ TEST_F(KeyCacheTest, GivesTheLogitsOfAWholeReadingOfEveryFamilyAndSplit) {
   std::vector<std::vector<std::int64_t>> splits{{seq}, {}, {9}, {1, 8, 9, 20}, {4, 5, 6, 17}};
   for (std::int64_t end = 1; end <= seq; ++end) splits[1].push_back(end);
   for (std::int64_t end = 10; end <= seq; ++end) splits[2].push_back(end);
-  for (const Family& family : families()) {
+  for (const CachedFamily& family : cached_families()) {
     for (const auto& [dtype, bound] :
          {std::pair{DType::f64, 1e-12}, {DType::f32, 1e-5}, {DType::bf16, 0.06}}) {
       if (dtype == DType::bf16 && family.options.moe.experts > 0) continue;  // other experts by a rounding
@@ -125,7 +125,7 @@ TEST_F(KeyCacheTest, GivesTheLogitsOfAWholeReadingOfEveryFamilyAndSplit) {
 }
 
 TEST_F(KeyCacheTest, TextsOfOtherLengthsGoOnSideBySide) {
-  for (const Family& family : families()) {
+  for (const CachedFamily& family : cached_families()) {
     Gpt model(family.options);
     const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
     autograd::Tape tape(*cpu_.kernels);
@@ -189,7 +189,7 @@ TEST_F(KeyCacheTest, TakesWhatItSays) {
     return cpu_.device->ledger().current(device::Tier::device, device::Category::activations);
   };
   for (const std::int64_t window : {0, 5}) {
-    Gpt model(llama([&](GptConfig& o) { o.sliding_window = window; }));
+    Gpt model(llama_with([&](GptConfig& o) { o.sliding_window = window; }));
     const test::PlainParameters parameters(*cpu_.kernels, model, DType::bf16);
     const std::uint64_t before = held();
     autograd::Tape tape(*cpu_.kernels);

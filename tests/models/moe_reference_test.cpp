@@ -16,28 +16,15 @@
 #include "support/places.h"
 #include "support/reference_file.h"
 #include "support/tiny_gpt.h"
+#include "support/vectors.h"
 
 namespace sherd::models {
 namespace {
 
 using autograd::Var;
 using tensor::Tensor;
+using test::largest, test::minus, test::norm;
 using Values = std::vector<double>;
-
-double norm(const Values& x) {
-  return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
-}
-
-double largest(const Values& x) {
-  double out = 0;
-  for (const double v : x) out = std::max(out, std::abs(v));
-  return out;
-}
-
-Values minus(Values a, const Values& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return a;
-}
 
 /// `whole`: the norm of all that belongs to these values, next to which they may be small.
 void expect_alike(const Values& got, const Values& want, double tolerance, double whole = 0) {

@@ -11,13 +11,14 @@
 #include "support/expect_error.h"
 #include "support/logical_gradients.h"
 #include "support/tiny_gpt.h"
+#include "support/vectors.h"
 
 namespace sherd::models {
 namespace {
 
 using parallel::Layout;
 using tensor::Tensor;
-using test::Cut;
+using test::Cut, test::norm;
 using Values = std::vector<double>;
 
 /// GPT-2's style; what is cut over four ranks has no other factor of two to spare.
@@ -100,12 +101,6 @@ class ParallelModel {
   DType dtype_;
   Recompute recompute_;
 };
-
-double norm(const Values& x) {
-  double squares = 0;
-  for (const double v : x) squares += v * v;
-  return std::sqrt(squares);
-}
 
 double distance(const Values& a, const Values& b) {
   EXPECT_EQ(a.size(), b.size());

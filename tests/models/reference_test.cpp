@@ -10,13 +10,15 @@
 #include "support/places.h"
 #include "support/reference_file.h"
 #include "support/tiny_gpt.h"
+#include "support/vectors.h"
 
 namespace sherd::models {
 namespace {
 
 using tensor::Tensor;
+using test::largest, test::minus, test::norm;
 
-GptConfig options_of(const std::string& kind) {
+GptConfig reference_options(const std::string& kind) {
   GptConfig o;
   if (kind == "gpt2") {
     o.vocab_size = 97, o.seq_length = 24, o.hidden_size = 48, o.num_layers = 2, o.num_heads = 4;
@@ -29,27 +31,10 @@ GptConfig options_of(const std::string& kind) {
   return o;
 }
 
-double norm(const std::vector<double>& x) {
-  double squares = 0;
-  for (const double v : x) squares += v * v;
-  return std::sqrt(squares);
-}
-
-std::vector<double> minus(std::vector<double> a, const std::vector<double>& b) {
-  for (std::size_t i = 0; i < a.size(); ++i) a[i] -= b[i];
-  return a;
-}
-
-double largest(const std::vector<double>& x) {
-  double out = 0;
-  for (const double v : x) out = std::max(out, std::abs(v));
-  return out;
-}
-
 class Reference : public ::testing::TestWithParam<std::string> {
  protected:
   Reference()
-      : options_(options_of(GetParam()).resolved()),
+      : options_(reference_options(GetParam()).resolved()),
         file_(test::read_reference(SHERD_SOURCE_DIR "/tests/models/reference/" + GetParam() +
                                    ".safetensors")) {}
 

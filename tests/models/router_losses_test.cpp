@@ -7,7 +7,7 @@
 #include <mutex>
 #include <numeric>
 
-#include "sharding/parallel/experts/moe.h"
+#include "models/held_moe.h"
 #include "support/expect_error.h"
 #include "support/tiny_gpt.h"
 #include "tests/sharding/parallel/ranks.h"
@@ -19,9 +19,7 @@ using tensor::Tensor;
 using Values = std::vector<double>;
 using Matrix = std::vector<Values>;
 
-constexpr std::int64_t hidden = 12, experts = 6;
-
-MoeOptions options(BalanceLoss kind, int top_k) {
+MoeOptions losses_options(BalanceLoss kind, int top_k) {
   MoeOptions o;
   o.hidden = hidden, o.ffn_hidden = 20, o.experts = experts;
   o.routing = {.top_k = top_k, .normalize = top_k > 1};
@@ -29,13 +27,6 @@ MoeOptions options(BalanceLoss kind, int top_k) {
   o.init = o.output_init = nn::Init::normal(0, 0.5);
   return o;
 }
-
-/// A layer within something, so that it has a path.
-struct Holder : nn::Module {
-  explicit Holder(const MoeOptions& o, const Layout& layout = {})
-      : layer(add("moe", std::make_shared<Moe>(o, layout))) {}
-  std::shared_ptr<Moe> layer;
-};
 
 // ---- the losses, as others compute them ----
 
@@ -73,7 +64,7 @@ Values column_means(const Matrix& m) {
 }
 
 /// load_balancing_loss_func() of Hugging Face's modeling_mixtral.py, of the gates of all layers.
-double hugging_face(const std::vector<Matrix>& layers, int k) {
+double hugging_face_loss(const std::vector<Matrix>& layers, int k) {
   Matrix routing_weights;
   for (const Matrix& layer : layers)
     routing_weights.insert(routing_weights.end(), layer.begin(), layer.end());
@@ -105,7 +96,7 @@ double switch_loss(const Matrix& gates, int k) {
 }
 
 double plain_loss(BalanceLoss kind, const std::vector<Matrix>& layers, int k) {
-  if (kind == BalanceLoss::pooled) return hugging_face(layers, k);
+  if (kind == BalanceLoss::pooled) return hugging_face_loss(layers, k);
   double sum = 0;
   for (const Matrix& gates : layers)
     sum += kind == BalanceLoss::first_choices ? deepspeed_top2(gates) : switch_loss(gates, k);
@@ -116,10 +107,10 @@ double plain_loss(BalanceLoss kind, const std::vector<Matrix>& layers, int k) {
 class TwoLayers {
  public:
   TwoLayers(test::Cpu& cpu, BalanceLoss kind, int top_k) : cpu_(cpu), kind_(kind), top_k_(top_k) {
-    MoeOptions o = options(kind, top_k);
+    MoeOptions o = losses_options(kind, top_k);
     if (kind == BalanceLoss::pooled) o.pooled = std::make_shared<PooledChoices>();
     for (std::uint64_t i = 0; i < 2; ++i) {
-      layers_.push_back(std::make_unique<Holder>(o));
+      layers_.push_back(std::make_unique<HeldMoe>(o));
       held_.push_back(std::make_unique<test::PlainParameters>(*cpu.kernels, *layers_[i], DType::f64, i + 1));
       inputs_.push_back(cpu.normal({3, 8, hidden}, 9 + i));
     }
@@ -150,7 +141,7 @@ class TwoLayers {
   test::Cpu& cpu_;
   BalanceLoss kind_;
   int top_k_;
-  std::vector<std::unique_ptr<Holder>> layers_;
+  std::vector<std::unique_ptr<HeldMoe>> layers_;
   std::vector<std::unique_ptr<test::PlainParameters>> held_;
   std::vector<Tensor> inputs_;
 };
@@ -184,9 +175,9 @@ TEST(RouterLosses, AreThoseOfOtherTrainers) {
 
 TEST(RouterLosses, OfAllLayersNeedAllOfThem) {
   test::Cpu cpu;
-  MoeOptions o = options(BalanceLoss::pooled, 2);
+  MoeOptions o = losses_options(BalanceLoss::pooled, 2);
   o.pooled = std::make_shared<PooledChoices>();
-  Holder first(o), second(o);
+  HeldMoe first(o), second(o);
   test::PlainParameters all(*cpu.kernels, first, DType::f64);
   autograd::Tape tape(*cpu.kernels);
   const Var out = (*first.layer)(tape, tape.input(cpu.normal({8, hidden}, 9)));
@@ -200,7 +191,7 @@ TEST(RouterLosses, OfAllLayersNeedAllOfThem) {
 
 // ---- micro-batches that ranks share ----
 
-struct Outcome {
+struct LossesOutcome {
   Values out, dx;
   std::map<std::string, Values> gradients;
   double dropped = 0, balance = 0, z = 0, micro_batches = 0;
@@ -228,15 +219,15 @@ void put_part(const Values& part, std::int64_t batch, std::int64_t rows, std::in
 }
 
 /// A micro-batch of 2 x 16 tokens over so many context ranks.
-Outcome run_over(int ranks, ContextMethod method, const MoeOptions& base) {
-  Outcome found;
+LossesOutcome run_over(int ranks, ContextMethod method, const MoeOptions& base) {
+  LossesOutcome found;
   std::mutex mutex;
   on_ranks(ranks, [&](test::Cpu& cpu, comm::Communicator& group) {
     MoeOptions o = base;
     if (o.losses.kind == BalanceLoss::pooled) o.pooled = std::make_shared<PooledChoices>();
     Layout layout;
     layout.context = &group, layout.context_method = method;
-    Holder holder(o, layout);
+    HeldMoe holder(o, layout);
     test::PlainParameters all(*cpu.kernels, holder, DType::f64);
     const std::int64_t rows = 16 / ranks;
     const tensor::Positions at = layout.inner_positions(rows);
@@ -274,14 +265,14 @@ void expect_same(const Values& got, const Values& want, const std::string& what)
 TEST(RouterLosses, AndCapacitiesAreThoseOfTheWholeMicroBatch) {
   for (const BalanceLoss kind : {BalanceLoss::all_choices, BalanceLoss::first_choices, BalanceLoss::pooled})
     for (const Drop drop : {Drop::by_weight, Drop::by_position}) {
-      MoeOptions o = options(kind, 2);
+      MoeOptions o = losses_options(kind, 2);
       o.losses.z = 0.1, o.capacity_factor = 0.6, o.drop = drop, o.jitter = 0.3;
-      const Outcome want = run_over(1, ContextMethod::ring, o);
+      const LossesOutcome want = run_over(1, ContextMethod::ring, o);
       EXPECT_GT(want.dropped, 10);
       for (const int ranks : {2, 4})
         for (const ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses}) {
           SCOPED_TRACE(cat(ranks, " ranks, method ", static_cast<int>(method)));
-          const Outcome got = run_over(ranks, method, o);
+          const LossesOutcome got = run_over(ranks, method, o);
           expect_same(got.out, want.out, "out");
           expect_same(got.dx, want.dx, "dx");
           for (const auto& [name, gradient] : want.gradients)

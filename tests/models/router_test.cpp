@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "autograd/ops.h"
-#include "sharding/parallel/experts/moe.h"
+#include "models/held_moe.h"
 #include "support/plain_parameters.h"
 
 namespace sherd::parallel {
@@ -16,9 +16,7 @@ using tensor::Tensor;
 using ::testing::ElementsAre;
 using Values = std::vector<double>;
 
-constexpr std::int64_t hidden = 12, experts = 6;
-
-MoeOptions options(int top_k) {
+MoeOptions router_options(int top_k) {
   MoeOptions o;
   o.hidden = hidden, o.ffn_hidden = 20, o.experts = experts;
   o.routing = {.top_k = top_k, .normalize = top_k > 1};
@@ -27,17 +25,11 @@ MoeOptions options(int top_k) {
   return o;
 }
 
-/// A layer within something, so that it has a path.
-struct Holder : nn::Module {
-  explicit Holder(const MoeOptions& o) : layer(add("moe", std::make_shared<Moe>(o))) {}
-  std::shared_ptr<Moe> layer;
-};
-
 TEST(RouterBias, MovesAgainstTheLoadAndCountsForTheChoiceAlone) {
   test::Cpu cpu;
-  MoeOptions o = options(1);
+  MoeOptions o = router_options(1);
   o.bias_update = 0.25;
-  Holder holder(o);
+  HeldMoe holder(o);
   test::PlainParameters all(*cpu.kernels, holder, DType::f64);
   Moe& layer = *holder.layer;
   // 24 choices of 6 experts, of which each would have 4.
@@ -94,9 +86,9 @@ TEST(RouterJitter, MultipliesWhatTheRouterReadsInTraining) {
 TEST(Router, GivesNoNumbersBackForNone) {
   test::Cpu cpu;
   for (const Drop drop : {Drop::by_weight, Drop::by_position}) {
-    MoeOptions o = options(2);
+    MoeOptions o = router_options(2);
     o.capacity_factor = 0.5, o.drop = drop, o.bias_update = 0.1, o.losses.z = 0.1;
-    Holder holder(o);
+    HeldMoe holder(o);
     test::PlainParameters all(*cpu.kernels, holder, DType::f64);
     Tensor x = cpu.normal({40, hidden}, 9);
     for (std::int64_t i = 0; i < 20 * hidden; i += 3)

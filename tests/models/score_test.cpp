@@ -16,7 +16,7 @@ namespace {
 using sherd::testing::expect_error;
 using Ids = std::vector<std::int32_t>;
 
-Ids counting(std::int32_t n) {
+Ids counting_ids(std::int32_t n) {
   Ids out(static_cast<std::size_t>(n));
   std::iota(out.begin(), out.end(), 0);
   return out;
@@ -25,7 +25,7 @@ Ids counting(std::int32_t n) {
 /// Windows that lm_eval's get_rolling_token_windows() and make_disjoint_window() make of tokens 1 … 11 behind
 /// the prefix token 0, for 4 positions: (context, scored).
 TEST(ScoreWindows, RollAsTheCommonHarnessDoes) {
-  const auto windows = score_windows(counting(12), 1, 4);
+  const auto windows = score_windows(counting_ids(12), 1, 4);
   ASSERT_EQ(windows.size(), 3u);
   EXPECT_EQ(windows[0].tokens, (Ids{0, 1, 2, 3, 4}));
   EXPECT_EQ(windows[0].first, 1);
@@ -36,11 +36,11 @@ TEST(ScoreWindows, RollAsTheCommonHarnessDoes) {
 }
 
 TEST(ScoreWindows, CutAContextFromItsBeginning) {
-  const auto short_one = score_windows(counting(5), 3, 7);
+  const auto short_one = score_windows(counting_ids(5), 3, 7);
   ASSERT_EQ(short_one.size(), 1u);
-  EXPECT_EQ(short_one[0].tokens, counting(5));
+  EXPECT_EQ(short_one[0].tokens, counting_ids(5));
   EXPECT_EQ(short_one[0].first, 3);
-  const auto long_context = score_windows(counting(20), 17, 7);
+  const auto long_context = score_windows(counting_ids(20), 17, 7);
   ASSERT_EQ(long_context.size(), 1u);
   EXPECT_EQ(long_context[0].tokens, (Ids{12, 13, 14, 15, 16, 17, 18, 19}));
   EXPECT_EQ(long_context[0].first, 5);
@@ -53,7 +53,7 @@ TEST(ScoreWindows, ScoreEachTokenOnceWithItsMark) {
         std::vector<bool> counted;
         for (std::int32_t i = first; i < n; ++i) counted.push_back(i % 3 == 0);
         Ids scored;
-        for (const ScoreRequest& window : score_windows(counting(n), first, max_seq, counted)) {
+        for (const ScoreRequest& window : score_windows(counting_ids(n), first, max_seq, counted)) {
           ASSERT_LE(std::ssize(window.tokens), max_seq + 1);
           ASSERT_GE(window.first, 1);
           for (std::size_t i = static_cast<std::size_t>(window.first); i < window.tokens.size(); ++i) {
@@ -62,7 +62,7 @@ TEST(ScoreWindows, ScoreEachTokenOnceWithItsMark) {
             ASSERT_EQ(window.tokens[i], window.tokens[i - 1] + 1);
           }
         }
-        const Ids all = counting(n);
+        const Ids all = counting_ids(n);
         ASSERT_EQ(scored, Ids(all.begin() + first, all.end()));
       }
 }
@@ -219,7 +219,7 @@ TEST_F(ScoreTexts, RefuseWhatIsNoText) {
     score_texts(model, run(), std::vector<ScoreRequest>{std::move(text)}, 8);
   };
   expect_error(ErrorKind::usage, "2 to 8 tokens, not 1", [&] { score({{1}, 1, {}}); });
-  expect_error(ErrorKind::usage, "2 to 8 tokens, not 9", [&] { score({counting(9), 1, {}}); });
+  expect_error(ErrorKind::usage, "2 to 8 tokens, not 9", [&] { score({counting_ids(9), 1, {}}); });
   expect_error(ErrorKind::usage, "can be scored, not from 0", [&] { score({{1, 2}, 0, {}}); });
   expect_error(ErrorKind::usage, "can be scored, not from 2", [&] { score({{1, 2}, 2, {}}); });
   expect_error(ErrorKind::usage, "whether they count", [&] { score({{1, 2, 3}, 1, {true}}); });

@@ -112,7 +112,7 @@ class DeviceUpdate : public ::testing::Test {
 };
 
 /// Three steps on the CPU and on the device from the same start, compared after each.
-void expect_same(Side& side, const Span& start, const Hyper& hyper, std::int64_t first_element) {
+void expect_same_as_on_cpu(Side& side, const Span& start, const Hyper& hyper, std::int64_t first_element) {
   Arena arena(1);
   Span want = start, got = start;
   for (int step = 1; step <= 3; ++step) {
@@ -137,9 +137,10 @@ TEST_F(DeviceUpdate, HasTheBitsOfTheCpu) {
           const DType params = master == "split" ? DType::bf16 : *parse_dtype(master);
           Span span = random_span(1037, grads, params, moments);
           if (master == "split") span = span.as_split(arena);
-          expect_same(*side, span, hyper, 0);
-          expect_same(*side, span, hyper, 1'000'000);  // over tiles of the noise, packs still possible
-          expect_same(*side, span, hyper, 1'000'003);
+          expect_same_as_on_cpu(*side, span, hyper, 0);
+          expect_same_as_on_cpu(*side, span, hyper,
+                                1'000'000);  // over tiles of the noise, packs still possible
+          expect_same_as_on_cpu(*side, span, hyper, 1'000'003);
           if (HasFatalFailure()) return;
         }
 }
@@ -148,7 +149,8 @@ TEST_F(DeviceUpdate, HasTheBitsOfTheCpuOverManyTiles) {
   Arena arena(1);
   for (const Hyper& hyper : every_rule())
     for (const DType moments : {DType::f32, DType::bf16})
-      expect_same(*side, random_span(70'001, DType::bf16, DType::bf16, moments).as_split(arena), hyper, 64);
+      expect_same_as_on_cpu(*side, random_span(70'001, DType::bf16, DType::bf16, moments).as_split(arena),
+                            hyper, 64);
 }
 
 TEST_F(DeviceUpdate, CutsAndAddressesDoNotShow) {
@@ -216,7 +218,7 @@ TEST_F(DeviceUpdate, FlushesWhatIsBelowTheNormalRange) {
     span.second.set(i, std::abs(std::ldexp(normal_at({4, 3}, i), exponent)));
     if (i % 3 == 0) span.master[i] = std::ldexp(span.master[i], exponent);
   }
-  for (const Hyper& hyper : every_rule()) expect_same(*side, span, hyper, 0);
+  for (const Hyper& hyper : every_rule()) expect_same_as_on_cpu(*side, span, hyper, 0);
 }
 
 TEST_F(DeviceUpdate, ReportsNonFiniteUpdates) {

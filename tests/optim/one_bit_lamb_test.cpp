@@ -13,7 +13,7 @@
 namespace sherd::optim {
 namespace {
 
-constexpr std::int64_t word = 64;
+constexpr std::int64_t signs_of_word = 64;
 
 Hyper one_bit_lamb(double eps = 1e-6) {
   Hyper hyper = config::default_rule(config::OptimizerType::onebitlamb);
@@ -42,7 +42,7 @@ struct Pass {
            NormSums& sums) {
     SpanUpdate update = span.update(begin, end);
     update.grad_factor = 0.5;
-    const AgreedMomentum momentum{signs.data() + begin / word, 0.25f, error.data() + begin, 0.5f};
+    const AgreedMomentum momentum{signs.data() + begin / signs_of_word, 0.25f, error.data() + begin, 0.5f};
     refresh_variance(update, agreed ? &momentum : nullptr, fresh.data() + begin, first, one_bit_lamb(eps),
                      arena, sums, isa);
   }

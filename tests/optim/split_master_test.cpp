@@ -73,7 +73,7 @@ std::vector<float> awkward_masters() {
 }
 
 // Steps one span with fp32 and with split masters on every instruction set, and compares all of it.
-void expect_same(const Span& start, const Hyper& hyper, int steps) {
+void expect_same_as_whole(const Span& start, const Hyper& hyper, int steps) {
   Arena arena(1);
   for (const CpuIsa isa : every_isa()) {
     Span whole = start, split = start.as_split(arena);
@@ -98,7 +98,7 @@ TEST(SplitMaster, TrainsAsFp32MastersToTheBit) {
         SCOPED_TRACE(cat("gradients ", name_of(grads), ", moments ", name_of(moments)));
         Span span = random_span(331, grads, DType::bf16, moments);
         std::copy(awkward.begin(), awkward.end(), span.master.begin());
-        expect_same(span, hyper, 25);
+        expect_same_as_whole(span, hyper, 25);
       }
 }
 

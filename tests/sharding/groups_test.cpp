@@ -94,26 +94,26 @@ double squares(const Matrix& x) {
   return sum;
 }
 
-tensor::Batch batch_of(device::Device& device, int rank, int micro) {
+tensor::Batch batch_of_experts(device::Device& device, int rank, int micro) {
   const Matrix x = input(rank, micro, rows * in, 0), y = input(rank, micro, rows * out, 2);
   return {{"x", Tensor::of<float>(device, {rows, in}, std::vector<float>(x.begin(), x.end()))},
           {"y", Tensor::of<float>(device, {rows, out}, std::vector<float>(y.begin(), y.end()))}};
 }
 
-struct Case {
+struct GroupsCase {
   int stage;
   bool dense_replicas;  ///< dense parameters sharded over pairs, which are replicas of each other; else over
                         ///< all four
   int micro_batches;
 };
-void PrintTo(const Case& c, std::ostream* to) {
+void PrintTo(const GroupsCase& c, std::ostream* to) {
   *to << "stage " << c.stage << (c.dense_replicas ? ", replicas" : "") << ", " << c.micro_batches;
 }
 
-class Groups : public ::testing::TestWithParam<Case> {};
+class Groups : public ::testing::TestWithParam<GroupsCase> {};
 
 TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
-  const Case& c = GetParam();
+  const GroupsCase& c = GetParam();
   comm::run_local(ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
     const int rank = world.rank();
     const auto pair = world.split(rank / 2, rank), across = world.split(rank % 2, rank);
@@ -151,7 +151,7 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
     sharding::Pass pass(sharded);
     for (int micro = 0; micro < c.micro_batches; ++micro) {
       pass.begin({}, micro + 1 == c.micro_batches);
-      pass.begin_backward((*model)(pass.tape(), batch_of(*machine.device, rank, micro)), 1);
+      pass.begin_backward((*model)(pass.tape(), batch_of_experts(*machine.device, rank, micro)), 1);
       while (pass.continue_backward()) {
       }
       pass.end();
@@ -184,9 +184,10 @@ TEST_P(Groups, EachKindOfParameterIsSummedOverItsOwnRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, Groups,
-                         ::testing::Values(Case{0, false, 1}, Case{0, true, 2}, Case{1, true, 1},
-                                           Case{2, false, 2}, Case{2, true, 1}, Case{3, true, 3},
-                                           Case{3, false, 1}),
+                         ::testing::Values(GroupsCase{0, false, 1}, GroupsCase{0, true, 2},
+                                           GroupsCase{1, true, 1}, GroupsCase{2, false, 2},
+                                           GroupsCase{2, true, 1}, GroupsCase{3, true, 3},
+                                           GroupsCase{3, false, 1}),
                          [](const auto& test) {
                            return "stage" + std::to_string(test.param.stage) +
                                   (test.param.dense_replicas ? "_replicas" : "") + "_" +

@@ -12,14 +12,14 @@ using autograd::WeightGradients;
 using sharding::Chunk;
 using sharding::Pass;
 
-constexpr int micro_batches = 3;
+constexpr int cut_micro_batches = 3;
 
 /// Passes through the chunks of a model on one rank, between which values and gradients are handed on.
 class Cut {
  public:
   Cut(Tower& model, sharding::ShardedModel& sharded, Cpu& cpu, int rank, std::vector<Chunk> chunks)
       : model_(model), cpu_(cpu), rank_(rank), chunks_(std::move(chunks)) {
-    for (std::size_t i = 0; i < micro_batches * chunks_.size(); ++i)
+    for (std::size_t i = 0; i < cut_micro_batches * chunks_.size(); ++i)
       passes_.push_back(std::make_unique<Pass>(sharded));
     values_.resize(passes_.size());
   }
@@ -28,7 +28,7 @@ class Cut {
   void forward(int micro, int chunk) {
     const Chunk& parts = chunks_[static_cast<std::size_t>(chunk)];
     Pass& pass = this->pass(micro, chunk);
-    pass.begin(parts, micro + 1 == micro_batches);
+    pass.begin(parts, micro + 1 == cut_micro_batches);
     pass.tape().random = {5, static_cast<std::uint64_t>(micro)};
     Value& value = this->value(micro, chunk);
     value.in = chunk > 0 ? pass.tape().variable(this->value(micro, chunk - 1).out.value()) : nn::Var();
@@ -76,25 +76,25 @@ class Cut {
 using Order = void (*)(Cut&);
 
 /// One micro-batch after the other: accumulate, of one chunk or several.
-void one_by_one(Cut& cut) {
-  for (int m = 0; m < micro_batches; ++m) {
+void cut_one_by_one(Cut& cut) {
+  for (int m = 0; m < cut_micro_batches; ++m) {
     for (int c = 0; c < cut.chunks(); ++c) cut.forward(m, c);
     for (int c = cut.chunks(); c-- > 0;) cut.backward(m, c);
   }
 }
 
 void gpipe(Cut& cut) {
-  for (int m = 0; m < micro_batches; ++m)
+  for (int m = 0; m < cut_micro_batches; ++m)
     for (int c = 0; c < cut.chunks(); ++c) cut.forward(m, c);
-  for (int m = 0; m < micro_batches; ++m)
+  for (int m = 0; m < cut_micro_batches; ++m)
     for (int c = cut.chunks(); c-- > 0;) cut.backward(m, c);
 }
 
 void layered(Cut& cut) {
   for (int c = 0; c < cut.chunks(); ++c)
-    for (int m = 0; m < micro_batches; ++m) cut.forward(m, c);
+    for (int m = 0; m < cut_micro_batches; ++m) cut.forward(m, c);
   for (int c = cut.chunks(); c-- > 0;)
-    for (int m = 0; m < micro_batches; ++m) cut.backward(m, c);
+    for (int m = 0; m < cut_micro_batches; ++m) cut.backward(m, c);
 }
 
 /// As interleaved 1F1B mixes the chunks of a rank: a later chunk's backward between forwards of an earlier
@@ -102,7 +102,7 @@ void layered(Cut& cut) {
 void interleaved(Cut& cut) {
   const int last = cut.chunks() - 1;
   for (int c = 0; c <= last; ++c) cut.forward(0, c);
-  for (int m = 1; m < micro_batches; ++m) {
+  for (int m = 1; m < cut_micro_batches; ++m) {
     cut.forward(m, 0);
     cut.backward(m - 1, last);
     for (int c = 1; c <= last; ++c) {
@@ -110,7 +110,7 @@ void interleaved(Cut& cut) {
       cut.backward(m - 1, last - c);
     }
   }
-  for (int c = last; c >= 0; --c) cut.backward(micro_batches - 1, c);
+  for (int c = last; c >= 0; --c) cut.backward(cut_micro_batches - 1, c);
 }
 
 /// Weight gradients behind the next micro-batch's backward, the rest at the end.
@@ -121,23 +121,23 @@ void zero_bubble(Cut& cut) {
   const auto weights = [&](int m) {
     for (int c = cut.chunks(); c-- > 0;) cut.weight_gradients(m, c);
   };
-  for (int m = 0; m < micro_batches; ++m) {
+  for (int m = 0; m < cut_micro_batches; ++m) {
     for (int c = 0; c < cut.chunks(); ++c) cut.forward(m, c);
     back(m);
     if (m > 0) weights(m - 1);
   }
-  weights(micro_batches - 1);
+  weights(cut_micro_batches - 1);
 }
 
-struct Case {
+struct PartsCase {
   int ranks, stage;
 };
-void PrintTo(const Case& c, std::ostream* to) {
+void PrintTo(const PartsCase& c, std::ostream* to) {
   *to << c.ranks << " ranks, stage " << c.stage;
 }
 
 /// Losses and this rank's gradients of two steps, of all ranks; `prefetched`: gathers ahead in the second.
-Bits bits_of(const Case& c, const std::vector<Chunk>& chunks, Order order, bool in_list = true,
+Bits bits_of(const PartsCase& c, const std::vector<Chunk>& chunks, Order order, bool in_list = true,
              bool tied = false, std::int64_t* prefetched = nullptr) {
   std::vector<Bits> by_rank(static_cast<std::size_t>(c.ranks));
   comm::run_local(c.ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
@@ -172,14 +172,14 @@ Bits bits_of(const Case& c, const std::vector<Chunk>& chunks, Order order, bool 
 }
 
 /// Losses are told in the order of their forward, which is that of micro-batches in all orders.
-class Parts : public ::testing::TestWithParam<Case> {};
+class Parts : public ::testing::TestWithParam<PartsCase> {};
 
 TEST_P(Parts, PassesThroughChunksHaveTheBitsOfUncutOnes) {
-  const Bits expected = bits_of(GetParam(), {{0, 5}}, one_by_one, false);
-  ASSERT_EQ(expected.size(), static_cast<std::size_t>(GetParam().ranks) * 2 * (micro_batches + 5));
+  const Bits expected = bits_of(GetParam(), {{0, 5}}, cut_one_by_one, false);
+  ASSERT_EQ(expected.size(), static_cast<std::size_t>(GetParam().ranks) * 2 * (cut_micro_batches + 5));
   const std::vector<Chunk> three = {{0, 2}, {2, 4}, {4, 5}}, all = {{0, 1}, {1, 2}, {2, 3}, {3, 4}, {4, 5}};
-  EXPECT_TRUE(bits_of(GetParam(), {{0, 5}}, one_by_one) == expected) << "a list of uncut passes";
-  EXPECT_TRUE(bits_of(GetParam(), three, one_by_one) == expected) << "accumulate, in gaps of a list";
+  EXPECT_TRUE(bits_of(GetParam(), {{0, 5}}, cut_one_by_one) == expected) << "a list of uncut passes";
+  EXPECT_TRUE(bits_of(GetParam(), three, cut_one_by_one) == expected) << "accumulate, in gaps of a list";
   EXPECT_TRUE(bits_of(GetParam(), three, gpipe) == expected) << "gpipe";
   EXPECT_TRUE(bits_of(GetParam(), all, layered) == expected) << "layered";
   EXPECT_TRUE(bits_of(GetParam(), three, interleaved) == expected) << "interleaved";
@@ -188,8 +188,8 @@ TEST_P(Parts, PassesThroughChunksHaveTheBitsOfUncutOnes) {
 
 /// Both parts' gradients of a tied table are in its sum, in another order than uncut.
 TEST_P(Parts, ATableThatTwoChunksUseHasTheSumOfBoth) {
-  const Bits expected = bits_of(GetParam(), {{0, 5}}, one_by_one, false, true);
-  for (const Order order : {one_by_one, layered, interleaved}) {
+  const Bits expected = bits_of(GetParam(), {{0, 5}}, cut_one_by_one, false, true);
+  for (const Order order : {cut_one_by_one, layered, interleaved}) {
     const Bits got = bits_of(GetParam(), {{0, 2}, {2, 4}, {4, 5}}, order, true, true);
     ASSERT_EQ(got.size(), expected.size());
     for (std::size_t i = 0; i < got.size(); ++i) {
@@ -203,15 +203,16 @@ TEST_P(Parts, ATableThatTwoChunksUseHasTheSumOfBoth) {
 
 TEST(Lists, GatherAheadAcrossGapsBetweenPasses) {
   std::int64_t uncut = 0, in_gaps = 0;
-  (void)bits_of({2, 3}, {{0, 5}}, one_by_one, false, false, &uncut);
-  (void)bits_of({2, 3}, {{0, 2}, {2, 4}, {4, 5}}, one_by_one, true, false, &in_gaps);
+  (void)bits_of({2, 3}, {{0, 5}}, cut_one_by_one, false, false, &uncut);
+  (void)bits_of({2, 3}, {{0, 2}, {2, 4}, {4, 5}}, cut_one_by_one, true, false, &in_gaps);
   EXPECT_GT(uncut, 0);
   EXPECT_GE(in_gaps, uncut);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, Parts,
-                         ::testing::Values(Case{1, 0}, Case{1, 1}, Case{1, 2}, Case{1, 3}, Case{2, 0},
-                                           Case{2, 1}, Case{2, 2}, Case{2, 3}));
+                         ::testing::Values(PartsCase{1, 0}, PartsCase{1, 1}, PartsCase{1, 2}, PartsCase{1, 3},
+                                           PartsCase{2, 0}, PartsCase{2, 1}, PartsCase{2, 2},
+                                           PartsCase{2, 3}));
 
 TEST(PartUnits, AreNamedByTheirModulesAndLendWhatIsTied) {
   comm::run_local(1, {}, [&](comm::Communicator& alone) {

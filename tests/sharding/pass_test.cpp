@@ -19,9 +19,9 @@ using autograd::WeightGradients;
 using sharding::Pass;
 using tensor::Tensor;
 
-constexpr int micro_batches = 3;
+constexpr int pass_micro_batches = 3;
 
-tensor::Batch batch_of(Cpu& cpu, int rank, int micro) {
+tensor::Batch batch_with_ids(Cpu& cpu, int rank, int micro) {
   const auto seed = static_cast<std::uint64_t>(rank * 100 + micro);
   tensor::Batch out = {{"x", cpu.normal({4, 8}, seed, DType::f32)},
                        {"y", cpu.normal({4, 1}, seed + 50, DType::f32)},
@@ -47,13 +47,13 @@ class WithTable : public Odd {
   std::shared_ptr<nn::Embedding> table_;
 };
 
-struct Case {
+struct PassCase {
   int ranks, stage;
   Recompute recompute = Recompute::none;
   Reduction reduction = Reduction::ordered;
   bool table = false;
 };
-void PrintTo(const Case& c, std::ostream* to) {
+void PrintTo(const PassCase& c, std::ostream* to) {
   *to << c.ranks << " ranks, stage " << c.stage << ", recompute " << static_cast<int>(c.recompute)
       << (c.table ? ", with a table" : "");
 }
@@ -69,8 +69,8 @@ void weights(Pass& pass) {
 }
 
 /// Runs `schedule` on a new model, with a pass for each micro-batch; the bits of this rank's gradients.
-using Schedule = std::function<void(nn::Model&, std::vector<std::unique_ptr<Pass>>&, Cpu&, int rank)>;
-std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedule& schedule) {
+using PassSchedule = std::function<void(nn::Model&, std::vector<std::unique_ptr<Pass>>&, Cpu&, int rank)>;
+std::vector<std::vector<std::byte>> gradients_after(const PassCase& c, const PassSchedule& schedule) {
   std::vector<std::vector<std::vector<std::byte>>> by_rank(static_cast<std::size_t>(c.ranks));
   comm::run_local(c.ranks, {.timeout_seconds = 20}, [&](comm::Communicator& world) {
     Cpu cpu(1);
@@ -83,7 +83,7 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
     options.residency = {1000, 10'000, 0};
     sharding::ShardedModel sharded(model, options, {world, *cpu.kernels});
     std::vector<std::unique_ptr<Pass>> passes;
-    for (int i = 0; i < micro_batches; ++i) {
+    for (int i = 0; i < pass_micro_batches; ++i) {
       passes.push_back(std::make_unique<Pass>(sharded));
       passes.back()->tape().recompute = c.recompute;
     }
@@ -107,12 +107,12 @@ std::vector<std::vector<std::byte>> gradients_after(const Case& c, const Schedul
 }
 
 nn::Var forward(nn::Model& model, Pass& pass, Cpu& cpu, int rank, int micro) {
-  pass.begin({}, micro + 1 == micro_batches);
-  return model(pass.tape(), batch_of(cpu, rank, micro));
+  pass.begin({}, micro + 1 == pass_micro_batches);
+  return model(pass.tape(), batch_with_ids(cpu, rank, micro));
 }
 
-void one_by_one(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cpu& cpu, int rank) {
-  for (int i = 0; i < micro_batches; ++i) {
+void passes_one_by_one(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cpu& cpu, int rank) {
+  for (int i = 0; i < pass_micro_batches; ++i) {
     Pass& pass = *passes[static_cast<std::size_t>(i)];
     pass.begin_backward(forward(model, pass, cpu, rank, i), 1);
     back(pass);
@@ -123,9 +123,9 @@ void one_by_one(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cp
 /// All forward, then all backward in ascending order: GPipe.
 void all_forward_first(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cpu& cpu, int rank) {
   std::vector<nn::Var> losses;
-  for (int i = 0; i < micro_batches; ++i)
+  for (int i = 0; i < pass_micro_batches; ++i)
     losses.push_back(forward(model, *passes[static_cast<std::size_t>(i)], cpu, rank, i));
-  for (std::size_t i = 0; i < micro_batches; ++i) {
+  for (std::size_t i = 0; i < pass_micro_batches; ++i) {
     passes[i]->begin_backward(losses[i], 1);
     back(*passes[i]);
     passes[i]->end();
@@ -134,7 +134,7 @@ void all_forward_first(nn::Model& model, std::vector<std::unique_ptr<Pass>>& pas
 
 /// Weight gradients after each backward.
 void weights_later(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cpu& cpu, int rank) {
-  for (int i = 0; i < micro_batches; ++i) {
+  for (int i = 0; i < pass_micro_batches; ++i) {
     Pass& pass = *passes[static_cast<std::size_t>(i)];
     pass.begin_backward(forward(model, pass, cpu, rank, i), 1, WeightGradients::later);
     back(pass);
@@ -146,9 +146,9 @@ void weights_later(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes,
 /// Weight gradients when two micro-batches have been through backward: as a zero-bubble schedule does.
 void weights_last(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, Cpu& cpu, int rank) {
   std::vector<nn::Var> losses;
-  for (int i = 0; i < micro_batches; ++i)
+  for (int i = 0; i < pass_micro_batches; ++i)
     losses.push_back(forward(model, *passes[static_cast<std::size_t>(i)], cpu, rank, i));
-  for (std::size_t i = 0; i < micro_batches; ++i) {
+  for (std::size_t i = 0; i < pass_micro_batches; ++i) {
     passes[i]->begin_backward(losses[i], 1, WeightGradients::later);
     back(*passes[i]);
   }
@@ -158,10 +158,10 @@ void weights_last(nn::Model& model, std::vector<std::unique_ptr<Pass>>& passes, 
   }
 }
 
-class Passes : public ::testing::TestWithParam<Case> {};
+class Passes : public ::testing::TestWithParam<PassCase> {};
 
 TEST_P(Passes, ManyUnderWayGiveTheBitsOfOneByOne) {
-  const auto expected = gradients_after(GetParam(), one_by_one);
+  const auto expected = gradients_after(GetParam(), passes_one_by_one);
   ASSERT_FALSE(expected.empty());
   bool any = false;
   for (const auto& gradients : expected)
@@ -173,12 +173,13 @@ TEST_P(Passes, ManyUnderWayGiveTheBitsOfOneByOne) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, Passes,
-                         ::testing::Values(Case{1, 0}, Case{1, 2}, Case{1, 3, Recompute::full}, Case{2, 0},
-                                           Case{2, 1}, Case{2, 2}, Case{2, 3}, Case{2, 3, Recompute::full},
-                                           Case{2, 3, Recompute::selective}, Case{3, 3},
-                                           Case{1, 2, Recompute::none, Reduction::native},
-                                           Case{1, 2, Recompute::none, Reduction::ordered, true},
-                                           Case{2, 2, Recompute::none, Reduction::ordered, true}));
+                         ::testing::Values(PassCase{1, 0}, PassCase{1, 2}, PassCase{1, 3, Recompute::full},
+                                           PassCase{2, 0}, PassCase{2, 1}, PassCase{2, 2}, PassCase{2, 3},
+                                           PassCase{2, 3, Recompute::full},
+                                           PassCase{2, 3, Recompute::selective}, PassCase{3, 3},
+                                           PassCase{1, 2, Recompute::none, Reduction::native},
+                                           PassCase{1, 2, Recompute::none, Reduction::ordered, true},
+                                           PassCase{2, 2, Recompute::none, Reduction::ordered, true}));
 
 /// Two layers, each on a tape of its own, as two stages of a pipeline on one rank.
 TEST(Passes, AModelCutInTwoHasTheGradientsOfOneTape) {
@@ -250,7 +251,7 @@ TEST(Passes, GradientsThatAreCompleteOutOfTurnAreRefused) {
     std::vector<nn::Var> losses;
     for (Pass* pass : {&first, &second}) {
       pass->begin({}, pass == &second);
-      losses.push_back((*model)(pass->tape(), batch_of(cpu, 0, 0)));
+      losses.push_back((*model)(pass->tape(), batch_with_ids(cpu, 0, 0)));
     }
     first.begin_backward(losses[0], 1, WeightGradients::later);
     back(first);
@@ -268,13 +269,13 @@ TEST(Passes, OnlyTheirTapesRunTheModel) {
     sharding::ShardedModel sharded(model, {}, {alone, *cpu.kernels});
     autograd::Tape foreign(*cpu.kernels);
     sherd::testing::expect_error(ErrorKind::usage, "run it on the tape of one of its passes",
-                                 [&] { (*model)(foreign, batch_of(cpu, 0, 0)); });
+                                 [&] { (*model)(foreign, batch_with_ids(cpu, 0, 0)); });
     Pass pass(sharded);
     sherd::testing::expect_error(ErrorKind::usage, "was run outside of a pass and is recorded",
-                                 [&] { (*model)(pass.tape(), batch_of(cpu, 0, 0)); });
+                                 [&] { (*model)(pass.tape(), batch_with_ids(cpu, 0, 0)); });
     double loss = 0;
     pass.evaluate([&](autograd::Tape& tape) {
-      loss = tensor::scalar_value((*model)(tape, batch_of(cpu, 0, 0)).value());
+      loss = tensor::scalar_value((*model)(tape, batch_with_ids(cpu, 0, 0)).value());
     });
     EXPECT_GT(loss, 0);
   });

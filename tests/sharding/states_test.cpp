@@ -24,14 +24,14 @@ sharding::ShardingOptions options_for(Tier tier, DType moments) {
   return options;
 }
 
-struct Case {
+struct StatesCase {
   Tier tier;
   DType dtype;
 };
-void PrintTo(const Case& c, std::ostream* to) {
+void PrintTo(const StatesCase& c, std::ostream* to) {
   *to << device::name_of(c.tier) << '_' << name_of(c.dtype);
 }
-class InitialStates : public ::testing::TestWithParam<Case> {};
+class InitialStates : public ::testing::TestWithParam<StatesCase> {};
 
 /// More than two chunks of what passes through memory at once.
 std::shared_ptr<nn::Module> large_layer() {
@@ -88,8 +88,10 @@ TEST_P(InitialStates, AreBookedByDryRunsAsTheyAre) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Everywhere, InitialStates,
-                         ::testing::Values(Case{Tier::device, DType::f32}, Case{Tier::host, DType::f32},
-                                           Case{Tier::nvme, DType::f32}, Case{Tier::nvme, DType::bf16}),
+                         ::testing::Values(StatesCase{Tier::device, DType::f32},
+                                           StatesCase{Tier::host, DType::f32},
+                                           StatesCase{Tier::nvme, DType::f32},
+                                           StatesCase{Tier::nvme, DType::bf16}),
                          ::testing::PrintToStringParamName());
 
 }  // namespace

@@ -21,16 +21,16 @@ using Values = std::vector<double>;
 struct Rows {
   Count text, first, count;
 };
-struct Call {
+struct StoredCall {
   Count seq;
   std::vector<Rows> rows;
   bool stores_only = false;
 };
 
-struct Case {
+struct StoredCase {
   int heads, kv_heads;
   Count dim, texts, capacity, window;
-  std::vector<Call> calls;
+  std::vector<StoredCall> calls;
   float scale = 0;
 
   Count group() const { return heads / kv_heads; }
@@ -43,10 +43,10 @@ struct Case {
   }
 };
 
-std::vector<Case> cases() {
-  const Call prompt{6, {{2, 0, 6}, {0, 0, 3}}}, next{1, {{0, 3, 1}, {2, 6, 1}}},
+std::vector<StoredCase> stored_cases() {
+  const StoredCall prompt{6, {{2, 0, 6}, {0, 0, 3}}}, next{1, {{0, 3, 1}, {2, 6, 1}}},
       more{1, {{2, 7, 1}, {0, 4, 1}}};
-  std::vector<Call> long_text{{40, {{0, 0, 40}}, true}};
+  std::vector<StoredCall> long_text{{40, {{0, 0, 40}}, true}};
   for (Count at = 40; at < 45; ++at) long_text.push_back({1, {{0, at, 1}}});
   return {{2, 2, 4, 3, 8, 0, {prompt, next, more}},
           {6, 2, 5, 3, 9, 0, {prompt, next, {3, {{2, 7, 2}, {0, 4, 3}, {1, 0, 1}}}}},
@@ -60,9 +60,9 @@ std::vector<Case> cases() {
 }
 
 /// Texts of more keys than a block of a GPU takes at once (workspace.h): 128 for each row of a call.
-std::vector<Case> long_cases() {
-  const auto begun = [](Count rows) { return Call{rows, {{1, 0, rows}, {0, 0, rows / 2}}, true}; };
-  const Call none{1, {{1, 400, 0}, {0, 200, 1}}};  // a row that does not count
+std::vector<StoredCase> long_cases() {
+  const auto begun = [](Count rows) { return StoredCall{rows, {{1, 0, rows}, {0, 0, rows / 2}}, true}; };
+  const StoredCall none{1, {{1, 400, 0}, {0, 200, 1}}};  // a row that does not count
   return {{8, 2, 16, 3, 700, 0, {begun(640), {1, {{0, 320, 1}, {1, 640, 1}}}, {1, {{1, 641, 1}}}}},
           {5, 1, 24, 2, 500, 0, {begun(400), none, {1, {{1, 400, 1}, {0, 201, 1}}}}, 0.3f},
           {8, 4, 24, 2, 700, 0, {begun(640), {1, {{1, 640, 1}, {0, 320, 1}}}}, 400.0f},
@@ -81,13 +81,13 @@ std::vector<Case> long_cases() {
 }
 
 /// Everything in double, from what all calls so far stored.
-Values expected(const Case& c, std::size_t call, DType dtype) {
+Values stored_expected(const StoredCase& c, std::size_t call, DType dtype) {
   std::vector<std::vector<Values>> keys(static_cast<std::size_t>(c.texts)),
       values = keys;  // by text, position
   Values out;
   for (std::size_t k = 0; k <= call; ++k) {
     const Values qkv = c.input(k, dtype);
-    const Call& now = c.calls[k];
+    const StoredCall& now = c.calls[k];
     out.assign(now.rows.size() * static_cast<std::size_t>(now.seq * c.heads * c.dim), 0);
     for (std::size_t b = 0; b < now.rows.size(); ++b)
       for (Count i = 0; i < now.rows[b].count; ++i) {
@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(All, AttendStored, ::testing::ValuesIn(floating_dtypes)
                          [](const auto& test) { return std::string(name_of(test.param)); });
 
 /// The results of a case's calls on one machine.
-std::vector<Tensor> run(Machine& m, const Case& c, DType dtype) {
+std::vector<Tensor> run(Machine& m, const StoredCase& c, DType dtype) {
   const Shape shape{c.texts, c.kv_heads, c.capacity, c.dim};
   KeyStore store{m.empty(shape, dtype), m.empty(shape, dtype), {}};
   // Nobody reads what nobody stored.
@@ -150,7 +150,7 @@ std::vector<Tensor> run(Machine& m, const Case& c, DType dtype) {
   m.kernels.fill(store.values, std::numeric_limits<double>::quiet_NaN());
   std::vector<Tensor> outs;
   for (std::size_t k = 0; k < c.calls.size(); ++k) {
-    const Call& call = c.calls[k];
+    const StoredCall& call = c.calls[k];
     std::vector<std::int32_t> places;
     for (const Rows& r : call.rows)
       for (const Count n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
@@ -164,8 +164,8 @@ std::vector<Tensor> run(Machine& m, const Case& c, DType dtype) {
   return outs;
 }
 
-void expect_right(const std::vector<Case>& cases, DType dtype) {
-  for (const Case& c : cases) {
+void expect_right(const std::vector<StoredCase>& cases, DType dtype) {
+  for (const StoredCase& c : cases) {
     const double score = std::max(1.0, static_cast<double>(c.scale));  // whose rounding the scale enlarges
     const double tolerance = dtype == DType::f64   ? score * 1e-13
                              : dtype == DType::f32 ? score * 4e-6
@@ -176,7 +176,7 @@ void expect_right(const std::vector<Case>& cases, DType dtype) {
                        std::size_t at = 0;
                        for (std::size_t k = 0; k < c.calls.size(); ++k) {
                          if (c.calls[k].stores_only) continue;
-                         const Values want = expected(c, k, dtype), values = values_of(got[at++]);
+                         const Values want = stored_expected(c, k, dtype), values = values_of(got[at++]);
                          ASSERT_EQ(values.size(), want.size());
                          for (std::size_t i = 0; i < want.size(); ++i)
                            ASSERT_NEAR(values[i], want[i], tolerance) << "call " << k << ", element " << i;
@@ -187,7 +187,7 @@ void expect_right(const std::vector<Case>& cases, DType dtype) {
 }
 
 TEST_P(AttendStored, SeesTheKeysOfItsTextAlone) {
-  expect_right(cases(), GetParam());
+  expect_right(stored_cases(), GetParam());
 }
 
 TEST_P(AttendStored, SeesLongTexts) {

@@ -43,7 +43,7 @@ Case three_hundred() {
   return {2, seq, 1, 1, 4, true, 0.1f, 0, {}, 0, of_lengths(lengths)};
 }
 
-const std::vector<Case>& cases() {
+const std::vector<Case>& document_cases() {
   static const std::vector<Case> all = {
       {1, 1, 1, 1, 1, true, 0, 0, {}, 0, {0, 1}},
       {1, 40, 2, 1, 8, true, 0, 0, {}, 0, of_lengths({1, 17, 1, 1, 20})},
@@ -72,8 +72,8 @@ TEST_P(DocumentsOfDType, EqualTheDefinitionForwardAndBackward) {
   const std::size_t first = GetParam() == DType::bf16 || GetParam() == DType::f64 ? 1 : 0;
   const std::size_t step = GetParam() == DType::f64 ? 4 : 2;  // which takes the emulator twice as long
   for (const auto& m : one_of_each())
-    for (std::size_t i = all ? 0 : first; i < cases().size(); i += all ? 1 : step)
-      expect_definition(*m, cases()[i], GetParam());
+    for (std::size_t i = all ? 0 : first; i < document_cases().size(); i += all ? 1 : step)
+      expect_definition(*m, document_cases()[i], GetParam());
 }
 
 TEST_P(DocumentsOfDType, FitCardsWithLittleSharedMemory) {
@@ -86,12 +86,6 @@ TEST_P(DocumentsOfDType, FitCardsWithLittleSharedMemory) {
 
 TEST_P(DocumentsOfDType, AreTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
   expect_repeatable({2, 150, 2, 1, 24, true, 0.1f, 0, {}, 0, of_lengths({3, 100, 47, 1, 149})}, GetParam());
-}
-
-/// Some rows of one sequence of x [batch, seq, width], as a batch of one.
-Tensor rows_of(const Tensor& x, Count begin, Count end) {
-  const Count width = x.shape().back();
-  return x.range(begin * width, end * width).reshape({1, end - begin, width});
 }
 
 /// Each document's bits are those of a call of its own, told where its scores lie in the sequence.

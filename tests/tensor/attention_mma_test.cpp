@@ -111,7 +111,7 @@ void expect_near_definition(Machine& m, const Case& c, DType dtype) {
 }
 
 /// Every step of head dims, around the sizes of tiles, with each kind of mask.
-const std::vector<Case>& cases() {
+const std::vector<Case>& mma_cases() {
   static const std::vector<Case> all = {
       {1, 1, 1, 1, 16},
       {1, 2, 2, 1, 48, false},
@@ -157,8 +157,8 @@ TEST_P(AttentionByTensorCores, IsAsNearToTheDefinitionAsRoundingsLetItBe) {
   const bool all = test::full_suite() || test::gpu_run();
   for (const auto& m : one_of_each())
     if (m->family != "cpu")
-      for (std::size_t i = all || GetParam() == DType::bf16 ? 0 : 1; i < cases().size(); i += all ? 1 : 2)
-        expect_near_definition(*m, cases()[i], GetParam());
+      for (std::size_t i = all || GetParam() == DType::bf16 ? 0 : 1; i < mma_cases().size(); i += all ? 1 : 2)
+        expect_near_definition(*m, mma_cases()[i], GetParam());
 }
 
 TEST_P(AttentionByTensorCores, FitsSmallCardsOrLeavesTheCallToOthers) {
@@ -169,12 +169,6 @@ TEST_P(AttentionByTensorCores, FitsSmallCardsOrLeavesTheCallToOthers) {
     expect_definition(small, {1, 70, 2, 1, 128, true, 0.1f}, GetParam());
   }
   simt::set_shared_limit(simt::hopper_shared);
-}
-
-/// The rows [begin, end) of x [1, seq, width].
-Tensor rows_of(const Tensor& x, Count begin, Count end) {
-  const Count width = x.shape().back();
-  return x.range(begin * width, end * width).reshape({1, end - begin, width});
 }
 
 /// A document's bits are its own: beside others, and alone where its scores have the same numbers. Others may

@@ -130,6 +130,12 @@ inline Values values(Machine& m, const Tensor& x) {
 }
 
 /// The tensors of one call of each direction.
+/// Some rows of one sequence of x [batch, seq, width], as a batch of one.
+inline Tensor rows_of(const Tensor& x, Count begin, Count end) {
+  const Count width = x.shape().back();
+  return x.range(begin * width, end * width).reshape({1, end - begin, width});
+}
+
 struct Pass {
   Tensor qkv, dout, out, lse, dqkv;
   Pass(Machine& m, const Case& c, DType dtype)

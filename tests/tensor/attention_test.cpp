@@ -7,6 +7,7 @@
 
 #include "support/expect_error.h"
 #include "support/full_suite.h"
+#include "support/print_dtype.h"
 #include "tensor/attention_reference.h"
 
 namespace sherd::tensor {
@@ -15,7 +16,7 @@ namespace {
 using namespace test::attention;
 using test::Machine, test::one_of_each;
 
-const std::vector<Case>& cases() {
+const std::vector<Case>& attention_cases() {
   static const std::vector<Case> all = {{1, 1, 1, 1, 1},
                                         {2, 3, 2, 1, 5},
                                         {1, 7, 2, 2, 4, false},
@@ -62,8 +63,8 @@ TEST_P(AttentionOfDType, EqualsTheDefinitionForwardAndBackward) {
   const bool all = test::full_suite() || test::gpu_run();
   const std::size_t first = GetParam() == DType::bf16 || GetParam() == DType::f64 ? 1 : 0;
   for (const auto& m : one_of_each())
-    for (std::size_t i = 0; i < cases().size(); ++i)
-      if (all || m->family == "cpu" || i % 2 == first) expect_definition(*m, cases()[i]);
+    for (std::size_t i = 0; i < attention_cases().size(); ++i)
+      if (all || m->family == "cpu" || i % 2 == first) expect_definition(*m, attention_cases()[i]);
 }
 
 TEST_P(AttentionOfDType, FitsCardsWithLittleSharedMemory) {
@@ -122,10 +123,6 @@ TEST_P(AttentionOfDType, NobodyLooksAtWhatLiesBeforeAllWindows) {
     EXPECT_EQ(rows_from(*m, out, free), rows_from(*m, clean.out, free)) << m->name();
     EXPECT_EQ(rows_from(*m, dqkv, free), rows_from(*m, clean.dqkv, free)) << m->name();
   }
-}
-
-std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) {
-  return std::string(name_of(tested.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, AttentionOfDType,

@@ -16,16 +16,16 @@ namespace {
 using device::Tier;
 using Call = std::function<void(Kernels&)>;
 
-struct WorkspaceUse {
+struct EmulatedUse {
   std::uint64_t device, host, kept;
-  bool operator==(const WorkspaceUse&) const = default;
+  bool operator==(const EmulatedUse&) const = default;
 };
-void PrintTo(const WorkspaceUse& held, std::ostream* out) {
+void PrintTo(const EmulatedUse& held, std::ostream* out) {
   *out << held.device << " on the device, " << held.host << " in the host tier, " << held.kept << " kept";
 }
 
 /// The workspace that `call` holds at most, beyond what the kernels hold anyway.
-WorkspaceUse used_by(Kernels& kernels, const Call& call) {
+EmulatedUse emulated_used_by(Kernels& kernels, const Call& call) {
   device::Ledger& ledger = kernels.device().ledger();
   ledger.reset_peaks();
   const std::uint64_t in_host = ledger.current(Tier::host, Category::workspace);
@@ -35,10 +35,10 @@ WorkspaceUse used_by(Kernels& kernels, const Call& call) {
           ledger.current(Tier::device, Category::workspace)};
 }
 
-void expect_alike(const Call& call, const std::string& what) {
+void expect_booked_alike(const Call& call, const std::string& what) {
   const auto cpu = device::make_cpu_device(1), meta = device::make_meta_gpu(1);
   const auto emulated = test::make_emulated_kernels(*cpu), booked = make_kernels(*meta);
-  EXPECT_EQ(used_by(*booked, call), used_by(*emulated, call)) << what;
+  EXPECT_EQ(emulated_used_by(*booked, call), emulated_used_by(*emulated, call)) << what;
 }
 
 Tensor some(Kernels& kernels, const Shape& shape, DType dtype) {
@@ -52,7 +52,7 @@ class CudaWorkspace : public ::testing::TestWithParam<DType> {};
 TEST_P(CudaWorkspace, OfSumsAndNorms) {
   const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (const std::int64_t rows : {1, 65, 1000, 9000}) {
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           k.sum_rows(some(k, {rows, 40}, dtype), some(k, {40}, dtype), false);
         },
@@ -67,9 +67,9 @@ TEST_P(CudaWorkspace, OfSumsAndNorms) {
           k.rms_norm_backward(x, row, one, x, x, dw, false);
       };
     };
-    expect_alike(norm(true), cat("layer_norm of ", rows));
-    expect_alike(norm(false), cat("rms_norm of ", rows));
-    expect_alike(
+    expect_booked_alike(norm(true), cat("layer_norm of ", rows));
+    expect_booked_alike(norm(false), cat("rms_norm of ", rows));
+    expect_booked_alike(
         [&](Kernels& k) {
           ExactSum sum;
           k.sum_of_squares(some(k, {rows}, dtype), sum);
@@ -81,7 +81,7 @@ TEST_P(CudaWorkspace, OfSumsAndNorms) {
 TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
   const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (const std::int64_t rows : {1, 500, 2049}) {
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           const Tensor logits = some(k, {rows, 12}, dtype), targets = some(k, {rows}, DType::i32),
                        lse = some(k, {rows}, compute), picked = some(k, {rows}, compute);
@@ -90,19 +90,19 @@ TEST_P(CudaWorkspace, OfLossesAndEmbeddings) {
           k.cross_entropy_backward(logits, targets, lse, {0, 12}, -100, some(k, {1}, compute));
         },
         cat("cross_entropy of ", rows));
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           const Tensor x = some(k, {rows, 12}, dtype);
           k.mean_squared_error(x, x, some(k, {1}, compute));
         },
         cat("mean_squared_error of ", rows));
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           const Tensor x = some(k, {rows, 12}, dtype);
           k.mean_squared_error_backward(x, x, some(k, {1}, compute), x);
         },
         cat("mean_squared_error_backward of ", rows));
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           k.embedding_backward(some(k, {rows}, DType::i32), some(k, {rows, 8}, dtype),
                                some(k, {30, 8}, dtype), false);
@@ -115,7 +115,7 @@ TEST_P(CudaWorkspace, OfAttentionByOwnKernelsAndOfRotary) {
   const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (const float dropout : {0.0f, 0.1f}) {
     const std::int64_t head = dropout > 0 ? 8 : 6;  // heads of 6 are none for cuDNN
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           Attention geometry;
           geometry.heads = 4, geometry.kv_heads = 2, geometry.dropout = dropout;
@@ -135,7 +135,7 @@ TEST_P(CudaWorkspace, OfAttentionThatIsNotTheLibrarys) {
   documents.documents = std::make_shared<const Documents>(Documents{0, 3, 20, 40});
   varying.lengths_vary = true;
   for (const Attention& geometry : {documents, varying})
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           const Tensor qkv = some(k, {2, 20, 64}, dtype), out = some(k, {2, 20, 32}, dtype),
                        lse = some(k, {2, 4, 20}, compute);
@@ -152,7 +152,7 @@ TEST_P(CudaWorkspace, OfAttentionToStoredKeys) {
   for (const Case& c : {Case{1, 128, 0}, Case{1, 129, 0}, Case{1, 1000, 0}, Case{1, 1000, 128},
                         Case{1, 1000, 300}, Case{1, 200, 5000}, Case{3, 384, 0}, Case{3, 1000, 0}})
     for (const bool store_only : {false, true})
-      expect_alike(
+      expect_booked_alike(
           [&](Kernels& k) {
             Attention geometry;
             geometry.heads = 4, geometry.kv_heads = 2, geometry.window = c.window;
@@ -171,7 +171,7 @@ TEST_P(CudaWorkspace, OfRotaryUpToTheLastPosition) {
   for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},
                               Positions{.first = 9000, .count = 4, .second = 10}}) {
     geometry.positions = at;
-    expect_alike(
+    expect_booked_alike(
         [&](Kernels& k) {
           const Tensor qkv = some(k, {2, 20, 3 * 64}, GetParam());
           k.rotary(qkv, geometry, {}, false, qkv);

@@ -35,7 +35,7 @@ double gelu_tanh_slope(double x) {
   return s + x * s * (1 - s) * 2 * std::sqrt(2 / std::numbers::pi) * (1 + 3 * 0.044715 * x * x);
 }
 
-struct Case {
+struct ElementwiseCase {
   const char* name;
   std::function<void(Kernels&, const Tensor&, const Tensor&, const Tensor&)> run;
   std::function<double(double, double)> want;
@@ -44,7 +44,7 @@ struct Case {
   bool exact = false;  ///< the same bits on every device, not only in fp32
 };
 
-std::vector<Case> cases() {
+std::vector<ElementwiseCase> elementwise_cases() {
   return {
       {"add", [](Kernels& k, const Tensor& a, const Tensor& b, const Tensor& o) { k.add(a, b, o); },
        [](double a, double b) { return a + b; }, 1, 0, true},
@@ -136,7 +136,7 @@ TEST_P(Elementwise, agrees_with_double_arithmetic_and_across_machines) {
   const DType dtype = GetParam();
   for (const std::int64_t n : {0, 1, 3, 16, 31, 33, 100, 70001}) {
     const std::vector<double> a = inputs(dtype, n, 1), b = inputs(dtype, n, 2);
-    for (const Case& test : cases()) {
+    for (const ElementwiseCase& test : elementwise_cases()) {
       on_every_machine(
           [&](Machine& m) {
             Tensor out = m.empty({n}, dtype), in_place = m.of({n}, dtype, a);

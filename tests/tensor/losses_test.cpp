@@ -13,14 +13,14 @@ constexpr std::int32_t ignored = -100;
 
 using Columns = std::vector<std::int64_t>;
 
-struct Reference {
+struct LossReference {
   double loss = 0, counted = 0;
   std::vector<double> lse, gradient;
 };
 
-Reference cross_entropy(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
-                        std::int64_t ids, double factor) {
-  Reference out;
+LossReference cross_entropy(const std::vector<double>& logits, const std::vector<std::int32_t>& targets,
+                            std::int64_t ids, double factor) {
+  LossReference out;
   out.gradient.resize(logits.size());
   for (std::size_t r = 0; r < targets.size(); ++r) {
     const double* row = logits.data() + r * static_cast<std::size_t>(ids);
@@ -125,7 +125,7 @@ TEST_P(CrossEntropy, of_any_parts_agrees_with_double_arithmetic_and_across_machi
     for (int r = 0; r < rows; ++r)
       targets.push_back(rows > 4 && r % 5 == 2 ? ignored : static_cast<std::int32_t>((r + 1) * 977 % ids));
     const double factor = 96;
-    const Reference want = cross_entropy(logits, targets, ids, factor);
+    const LossReference want = cross_entropy(logits, targets, ids, factor);
     SCOPED_TRACE(cat(rows, " rows of ", ids, " in ", parts.size(), " parts"));
     on_every_machine(
         [&, ids = ids, parts = parts](Machine& m) {
@@ -157,7 +157,7 @@ TEST_P(CrossEntropy, of_any_parts_agrees_with_double_arithmetic_and_across_machi
   }
 }
 
-double logistic(double x) {
+double sigmoid(double x) {
   return 1 / (1 + std::exp(-x));
 }
 
@@ -313,7 +313,7 @@ TEST(BinaryCrossEntropy, agrees_with_double_arithmetic_and_across_machines) {
         std::vector<double> x = normals_in(dtype, n, 1, 6), t = normals_in(dtype, n, 2),
                             w = normals_in(dtype, n, 3);
         for (std::size_t i = 0; i < t.size(); ++i)
-          t[i] = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : rounded(logistic(t[i]), dtype), w[i] = std::fabs(w[i]);
+          t[i] = i % 3 == 0 ? 0 : i % 3 == 1 ? 1 : rounded(sigmoid(t[i]), dtype), w[i] = std::fabs(w[i]);
         on_every_machine(
             [&](Machine& m) {
               const Tensor a = m.of({n}, dtype, x), b = m.of({n}, dtype, t), total = m.empty({2}, DType::f64),
@@ -329,7 +329,7 @@ TEST(BinaryCrossEntropy, agrees_with_double_arithmetic_and_across_machines) {
                 total[0] -= by * ((t[i] > 0 ? t[i] * -std::log1p(std::exp(-x[i])) : 0) +
                                   (t[i] < 1 ? (1 - t[i]) * -std::log1p(std::exp(x[i])) : 0));
                 total[1] += by;
-                dx.push_back(2.5 * by * (logistic(x[i]) - t[i]));
+                dx.push_back(2.5 * by * (sigmoid(x[i]) - t[i]));
               }
               const double unit = dtype == DType::f64 ? 1 : 0x1p29;  // terms are formed in fp32
               expect_close(values_of(got[0]), total, DType::f64, 1e3 + 4 * unit, 1, "total");

@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "support/expect_error.h"
 #include "support/gpu/kernel_machines.h"
+#include "support/print_dtype.h"
 #include "tensor/cpu/gemm_blocks.h"
 
 namespace sherd::tensor {
@@ -21,23 +22,23 @@ namespace {
 using Count = std::int64_t;
 using test::all_machines, test::bytes, test::Machine, test::one_of_each;
 
-Tensor random(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream, double std = 1) {
+Tensor random_matrix(Machine& m, const Shape& shape, DType dtype, std::uint64_t stream, double std = 1) {
   Tensor x = m.empty(shape, dtype);
   m.kernels.fill_normal(x, {7, stream}, 0, 0.0, std);
   return x;
 }
-std::vector<double> values(Machine& m, const Tensor& x) {
+std::vector<double> matrix_values(Machine& m, const Tensor& x) {
   return test::values_of(m.host(x));
 }
 
-struct Reference {
+struct ProductReference {
   std::vector<double> sum, magnitude;  ///< Σ a·b and Σ |a·b|
 };
 
-Reference multiply(const std::vector<double>& a, const std::vector<double>& b, Count m, Count n, Count k,
-                   bool ta, bool tb) {
-  Reference out{std::vector<double>(static_cast<std::size_t>(m * n)),
-                std::vector<double>(static_cast<std::size_t>(m * n))};
+ProductReference multiply(const std::vector<double>& a, const std::vector<double>& b, Count m, Count n,
+                          Count k, bool ta, bool tb) {
+  ProductReference out{std::vector<double>(static_cast<std::size_t>(m * n)),
+                       std::vector<double>(static_cast<std::size_t>(m * n))};
   for (Count i = 0; i < m; ++i)
     for (Count p = 0; p < k; ++p) {
       const double x = a[static_cast<std::size_t>(ta ? p * m + i : i * k + p)];
@@ -51,8 +52,8 @@ Reference multiply(const std::vector<double>& a, const std::vector<double>& b, C
 }
 
 /// Every element within one rounding of c's dtype and the error of k sums in the compute type.
-void expect_close(const std::vector<double>& got, const Reference& want, Count k, DType dtype,
-                  const std::string& what) {
+void expect_products(const std::vector<double>& got, const ProductReference& want, Count k, DType dtype,
+                     const std::string& what) {
   const double sums =
       test::roundoff(dtype == DType::f64 ? DType::f64 : DType::f32) * (4 + std::sqrt(double(k)));
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -62,7 +63,7 @@ void expect_close(const std::vector<double>& got, const Reference& want, Count k
   }
 }
 
-struct Case {
+struct MatmulCase {
   Count m, n, k;
 };
 
@@ -72,19 +73,20 @@ TEST_P(MatmulOfDType, EqualsTheDoubleReferenceInEveryLayout) {
   for (const auto& each : one_of_each()) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
-    for (const auto [m, n, k] :
-         {Case{1, 1, 1}, Case{3, 5, 7}, Case{16, 64, 32}, Case{129, 65, 33}, Case{1, 77, 130},
-          Case{150, 1, 9}, Case{40, 1600, 20}, Case{300, 70, 64}, Case{9, 33, 5001}})
+    for (const auto [m, n, k] : {MatmulCase{1, 1, 1}, MatmulCase{3, 5, 7}, MatmulCase{16, 64, 32},
+                                 MatmulCase{129, 65, 33}, MatmulCase{1, 77, 130}, MatmulCase{150, 1, 9},
+                                 MatmulCase{40, 1600, 20}, MatmulCase{300, 70, 64}, MatmulCase{9, 33, 5001}})
       for (const bool ta : {false, true})
         for (const bool tb : {false, true}) {
-          const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
-          const Tensor b = random(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
-          const Reference want = multiply(values(machine, a), values(machine, b), m, n, k, ta, tb);
+          const Tensor a = random_matrix(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+          const Tensor b = random_matrix(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
+          const ProductReference want =
+              multiply(matrix_values(machine, a), matrix_values(machine, b), m, n, k, ta, tb);
           for (const DType out : {GetParam(), GetParam() == DType::f64 ? DType::f64 : DType::f32}) {
             const Tensor c = Tensor::zeros(*machine.device, Shape{m, n}, out);
             machine.kernels.matmul({.a = a, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
-            expect_close(values(machine, c), want, k, out,
-                         cat(m, "x", n, "x", k, ta ? " T" : " N", tb ? "T" : "N", " into ", name_of(out)));
+            expect_products(matrix_values(machine, c), want, k, out,
+                            cat(m, "x", n, "x", k, ta ? " T" : " N", tb ? "T" : "N", " into ", name_of(out)));
             if (HasFatalFailure()) return;
           }
         }
@@ -96,14 +98,16 @@ TEST_P(MatmulOfDType, AccumulatesInTheComputeTypeAndRoundsOnce) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
     const Count m = 130, n = 90, k = 48;
-    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {n, k}, GetParam(), 2);
-    const Tensor c = random(machine, {m, n}, GetParam(), 3);
-    Reference want = multiply(values(machine, a), values(machine, b), m, n, k, false, true);
-    const std::vector<double> before = values(machine, c);
+    const Tensor a = random_matrix(machine, {m, k}, GetParam(), 1),
+                 b = random_matrix(machine, {n, k}, GetParam(), 2);
+    const Tensor c = random_matrix(machine, {m, n}, GetParam(), 3);
+    ProductReference want =
+        multiply(matrix_values(machine, a), matrix_values(machine, b), m, n, k, false, true);
+    const std::vector<double> before = matrix_values(machine, c);
     for (std::size_t i = 0; i < before.size(); ++i)
       want.sum[i] += before[i], want.magnitude[i] += std::abs(before[i]);
     machine.kernels.matmul({.a = a, .b = b, .c = c, .trans_b = true, .accumulate = true});
-    expect_close(values(machine, c), want, k, GetParam(), "accumulated");
+    expect_products(matrix_values(machine, c), want, k, GetParam(), "accumulated");
   }
 }
 
@@ -112,14 +116,16 @@ TEST_P(MatmulOfDType, AddsTheBiasBeforeRounding) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
     const Count m = 31, n = 1000, k = 24;
-    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {k, n}, GetParam(), 2);
-    const Tensor bias = random(machine, {n}, GetParam(), 3), c = machine.empty({m, n}, GetParam());
-    Reference want = multiply(values(machine, a), values(machine, b), m, n, k, false, false);
-    const std::vector<double> added = values(machine, bias);
+    const Tensor a = random_matrix(machine, {m, k}, GetParam(), 1),
+                 b = random_matrix(machine, {k, n}, GetParam(), 2);
+    const Tensor bias = random_matrix(machine, {n}, GetParam(), 3), c = machine.empty({m, n}, GetParam());
+    ProductReference want =
+        multiply(matrix_values(machine, a), matrix_values(machine, b), m, n, k, false, false);
+    const std::vector<double> added = matrix_values(machine, bias);
     for (std::size_t i = 0; i < want.sum.size(); ++i)
       want.sum[i] += added[i % added.size()], want.magnitude[i] += std::abs(added[i % added.size()]);
     machine.kernels.matmul({.a = a, .b = b, .c = c, .bias = bias});
-    expect_close(values(machine, c), want, k, GetParam(), "with bias");
+    expect_products(matrix_values(machine, c), want, k, GetParam(), "with bias");
   }
 }
 
@@ -128,8 +134,9 @@ TEST_P(MatmulOfDType, ActivationIsThatOfTheRoundedSum) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
     const Count m = 70, n = 840, k = 40;
-    const Tensor a = random(machine, {m, k}, GetParam(), 1), b = random(machine, {n, k}, GetParam(), 2);
-    const Tensor bias = random(machine, {n}, GetParam(), 3);
+    const Tensor a = random_matrix(machine, {m, k}, GetParam(), 1),
+                 b = random_matrix(machine, {n, k}, GetParam(), 2);
+    const Tensor bias = random_matrix(machine, {n}, GetParam(), 3);
     const Tensor plain = machine.empty({m, n}, GetParam());
     machine.kernels.matmul({.a = a, .b = b, .c = plain, .trans_b = true, .bias = bias});
     for (const Activation kind : {Activation::gelu_tanh, Activation::gelu_erf}) {
@@ -149,13 +156,13 @@ TEST_P(MatmulOfDType, ActivationIsThatOfTheRoundedSum) {
 }
 
 TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
-  for (const auto [m, n, k] : {Case{257, 1700, 96}, Case{515, 130, 4500}})
+  for (const auto [m, n, k] : {MatmulCase{257, 1700, 96}, MatmulCase{515, 130, 4500}})
     for (const bool ta : {false, true}) {
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 3}) {
         Machine machine(cpu_isa(), threads);
-        const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
-        const Tensor b = random(machine, {n, k}, GetParam(), 2);
+        const Tensor a = random_matrix(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = random_matrix(machine, {n, k}, GetParam(), 2);
         const Tensor c = machine.empty({m, n}, GetParam());
         for (int repeat = 0; repeat < 2; ++repeat) {
           machine.kernels.fill(c, 1e9);
@@ -171,11 +178,11 @@ TEST_P(MatmulOfDType, IsTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
 TEST_P(MatmulOfDType, ARowIsTheSameToTheBitWhateverRowsAreBesideIt) {
   if (GetParam() == DType::f64) GTEST_SKIP() << "fp64 is for checks of gradients alone";
   Machine machine(cpu_isa(), 1);
-  for (const auto [m, n, k] : {Case{207, 70, 300}, Case{131, 850, 33}, Case{35, 40, 4500}})
+  for (const auto [m, n, k] : {MatmulCase{207, 70, 300}, MatmulCase{131, 850, 33}, MatmulCase{35, 40, 4500}})
     for (const bool ta : {false, true})
       for (const bool tb : {false, true}) {
-        const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
-        const Tensor b = random(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
+        const Tensor a = random_matrix(machine, ta ? Shape{k, m} : Shape{m, k}, GetParam(), 1);
+        const Tensor b = random_matrix(machine, tb ? Shape{n, k} : Shape{k, n}, GetParam(), 2);
         const auto product = [&](const Tensor& rows, Count count) {
           const Tensor c = machine.empty({count, n}, GetParam());
           machine.kernels.matmul({.a = rows, .b = b, .c = c, .trans_a = ta, .trans_b = tb});
@@ -198,15 +205,15 @@ TEST_P(MatmulOfDType, ARowIsTheSameToTheBitWhateverRowsAreBesideIt) {
 }
 
 /// `std`: of a and b; small ones give products and sums on both sides of the smallest normal number.
-void expect_folds_as_apart(Machine& machine, const Case& size, double std, DType dtype, DType to) {
+void expect_folds_as_apart(Machine& machine, const MatmulCase& size, double std, DType dtype, DType to) {
   const auto [m, n, k] = size;
   for (const bool ta : {false, true})
     for (const DType rounding : {DType::f32, DType::bf16, DType::f16})
       for (const bool accumulate : {false, true}) {
-        const Tensor a = random(machine, ta ? Shape{k, m} : Shape{m, k}, dtype, 1, std);
-        const Tensor b = random(machine, {k, n}, dtype, 2, std), apart = machine.empty({m, n}, to);
-        const Tensor want = random(machine, {m, n}, to, 3, std * std),
-                     got = random(machine, {m, n}, to, 3, std * std);
+        const Tensor a = random_matrix(machine, ta ? Shape{k, m} : Shape{m, k}, dtype, 1, std);
+        const Tensor b = random_matrix(machine, {k, n}, dtype, 2, std), apart = machine.empty({m, n}, to);
+        const Tensor want = random_matrix(machine, {m, n}, to, 3, std * std),
+                     got = random_matrix(machine, {m, n}, to, 3, std * std);
         machine.kernels.matmul({.a = a, .b = b, .c = apart, .trans_a = ta});
         machine.kernels.fold(apart, rounding, want, accumulate);
         machine.kernels.matmul(
@@ -229,7 +236,7 @@ TEST_P(MatmulOfDType, FewRowsAreEachMultipliedByItself) {
                                    {1, 1000, 257}}) {
     const std::vector<double> a = test::normals_in(dtype, rows * k, 1), b = test::normals_in(dtype, n * k, 2),
                               bias = test::normals_in(dtype, n, 3);
-    const Reference want = multiply(a, b, rows, n, k, false, true);
+    const ProductReference want = multiply(a, b, rows, n, k, false, true);
     test::on_every_cpu(
         [&](Machine& m) {
           const Tensor right = m.of({n, k}, dtype, b), c = m.empty({rows, n}, dtype),
@@ -280,8 +287,8 @@ TEST_P(MatmulOfDType, FoldsAsIfTheProductHadBeenFormedApart) {
     if (!machine.kernels.folds_gradients()) continue;
     SCOPED_TRACE(machine.name());
     for (const DType to : std::set{GetParam(), DType::f32}) {
-      for (const Case& size : {Case{1, 1, 1}, Case{130, 1700, 96}, Case{70, 40, 2049}, Case{70, 40, 5001},
-                               Case{3, 5, 0}, Case{2, 2500, 0}})
+      for (const MatmulCase& size : {MatmulCase{1, 1, 1}, MatmulCase{130, 1700, 96}, MatmulCase{70, 40, 2049},
+                                     MatmulCase{70, 40, 5001}, MatmulCase{3, 5, 0}, MatmulCase{2, 2500, 0}})
         expect_folds_as_apart(machine, size, 1, GetParam(), to);
       expect_folds_as_apart(machine, {130, 90, 96}, GetParam() == DType::f16 ? 1e-3 : 1e-19, GetParam(), to);
       if (HasFatalFailure()) return;
@@ -291,8 +298,9 @@ TEST_P(MatmulOfDType, FoldsAsIfTheProductHadBeenFormedApart) {
 
 TEST(Matmul, FoldsAProductAlone) {
   Machine machine(cpu_isa(), 1);
-  const Tensor a = random(machine, {2, 2}, DType::bf16, 1), narrow = machine.empty({2, 2}, DType::bf16),
-               wide = machine.empty({2, 2}, DType::f32), bias = random(machine, {2}, DType::bf16, 2);
+  const Tensor a = random_matrix(machine, {2, 2}, DType::bf16, 1),
+               narrow = machine.empty({2, 2}, DType::bf16), wide = machine.empty({2, 2}, DType::f32),
+               bias = random_matrix(machine, {2}, DType::bf16, 2);
   for (const Matmul& wrong : {Matmul{.a = a, .b = a, .c = narrow, .fold = DType::f64},
                               Matmul{.a = a, .b = a, .c = wide, .fold = DType::f64},
                               Matmul{.a = a, .b = a, .c = wide, .fold = DType::bf16, .bias = bias}})
@@ -306,9 +314,10 @@ TEST_P(MatmulOfDType, EmptyInnerExtentGivesTheBias) {
     SCOPED_TRACE(machine.name());
     const Tensor a = Tensor::empty(*machine.device, {3, 0}, GetParam()),
                  b = Tensor::empty(*machine.device, {0, 4}, GetParam());
-    const Tensor bias = random(machine, {4}, GetParam(), 3), c = random(machine, {3, 4}, GetParam(), 4);
+    const Tensor bias = random_matrix(machine, {4}, GetParam(), 3),
+                 c = random_matrix(machine, {3, 4}, GetParam(), 4);
     machine.kernels.matmul({.a = a, .b = b, .c = c, .bias = bias});
-    const std::vector<double> want = values(machine, bias), got = values(machine, c);
+    const std::vector<double> want = matrix_values(machine, bias), got = matrix_values(machine, c);
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i], want[i % 4]);
   }
 }
@@ -317,11 +326,13 @@ TEST_P(MatmulOfDType, FoldsLeadingExtentsIntoRows) {
   for (const auto& each : one_of_each()) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
-    const Tensor a = random(machine, {2, 3, 8}, GetParam(), 1), b = random(machine, {8, 5}, GetParam(), 2);
+    const Tensor a = random_matrix(machine, {2, 3, 8}, GetParam(), 1),
+                 b = random_matrix(machine, {8, 5}, GetParam(), 2);
     const Tensor c = Tensor::empty(*machine.device, {2, 3, 5}, GetParam());
     machine.kernels.matmul({.a = a, .b = b, .c = c});
-    expect_close(values(machine, c), multiply(values(machine, a), values(machine, b), 6, 5, 8, false, false),
-                 8, GetParam(), "folded");
+    expect_products(matrix_values(machine, c),
+                    multiply(matrix_values(machine, a), matrix_values(machine, b), 6, 5, 8, false, false), 8,
+                    GetParam(), "folded");
   }
 }
 
@@ -329,12 +340,14 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
   for (const auto& each : test::all_machines()) {
     Machine& machine = *each;
     SCOPED_TRACE(machine.name());
-    for (const auto [m, n, unused] : {Case{1, 1, 0}, Case{7, 1100, 0}, Case{1000, 33, 0}, Case{0, 4, 0}})
+    for (const auto [m, n, unused] :
+         {MatmulCase{1, 1, 0}, MatmulCase{7, 1100, 0}, MatmulCase{1000, 33, 0}, MatmulCase{0, 4, 0}})
       for (const bool accumulate : {false, true}) {
-        const Tensor x = random(machine, {m, n}, GetParam(), 1), out = random(machine, {n}, GetParam(), 2);
-        const std::vector<double> from = values(machine, x), before = values(machine, out);
-        Reference want{std::vector<double>(static_cast<std::size_t>(n)),
-                       std::vector<double>(static_cast<std::size_t>(n))};
+        const Tensor x = random_matrix(machine, {m, n}, GetParam(), 1),
+                     out = random_matrix(machine, {n}, GetParam(), 2);
+        const std::vector<double> from = matrix_values(machine, x), before = matrix_values(machine, out);
+        ProductReference want{std::vector<double>(static_cast<std::size_t>(n)),
+                              std::vector<double>(static_cast<std::size_t>(n))};
         for (std::size_t j = 0; j < want.sum.size(); ++j) {
           if (accumulate) want.sum[j] = before[j], want.magnitude[j] = std::abs(before[j]);
           for (std::size_t i = 0; i < static_cast<std::size_t>(m); ++i) {
@@ -343,13 +356,9 @@ TEST_P(MatmulOfDType, SumRowsEqualsTheReferenceAndAccumulates) {
           }
         }
         machine.kernels.sum_rows(x, out, accumulate);
-        expect_close(values(machine, out), want, m, GetParam(), cat("sum of ", m, " rows of ", n));
+        expect_products(matrix_values(machine, out), want, m, GetParam(), cat("sum of ", m, " rows of ", n));
       }
   }
-}
-
-std::string dtype_name(const ::testing::TestParamInfo<DType>& tested) {
-  return std::string(name_of(tested.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MatmulOfDType,
@@ -370,7 +379,8 @@ std::vector<std::unique_ptr<cpu::BlockProduct>> block_products() {
 TEST(BlockProduct, EveryOneEqualsTheReference) {
   Machine machine(cpu_isa(), 1);
   for (const auto& product : block_products())
-    for (const auto [m, n, k] : {Case{1, 1, 2}, Case{13, 40, 34}, Case{128, 70, 1800}, Case{9, 32, 33}})
+    for (const auto [m, n, k] :
+         {MatmulCase{1, 1, 2}, MatmulCase{13, 40, 34}, MatmulCase{128, 70, 1800}, MatmulCase{9, 32, 33}})
       for (const bool tb : {false, true}) {
         const DType dtype = product->dtype();
         const Count b_stride = tb ? product->b_stride(k, 0) : n;
@@ -381,8 +391,8 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
                              .a_stride = product->a_stride(k, 0),
                              .count = k};
         // Rows are laid out at the stride that the product asks for, with zeros behind them.
-        const Tensor a = random(machine, {m, k}, dtype, 1),
-                     b = random(machine, tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
+        const Tensor a = random_matrix(machine, {m, k}, dtype, 1),
+                     b = random_matrix(machine, tb ? Shape{n, k} : Shape{k, n}, dtype, 2);
         const auto spread = [&](const Tensor& x, Count stride) {
           const Tensor out = Tensor::zeros(*machine.device, {x.shape()[0], stride}, dtype);
           for (Count i = 0; i < x.shape()[0]; ++i) {
@@ -412,8 +422,9 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
           return got;
         };
         const std::vector<double> got = sums();
-        expect_close(got, multiply(values(machine, a), values(machine, b), m, n, k, false, tb), k, DType::f32,
-                     cat(name_of(dtype), " ", m, "x", n, "x", k));
+        expect_products(got,
+                        multiply(matrix_values(machine, a), matrix_values(machine, b), m, n, k, false, tb), k,
+                        DType::f32, cat(name_of(dtype), " ", m, "x", n, "x", k));
         const Count left_bytes = product->packed_left_bytes(block);
         if (left_bytes == 0) continue;
         const Tensor columns = Tensor::empty(*machine.device, {k, m}, dtype),
@@ -432,7 +443,8 @@ TEST(BlockProduct, EveryOneEqualsTheReference) {
 TEST(Transpose, PutsEveryPairInItsPlaceAndNoneBeyond) {
   if (cpu_isa() != CpuIsa::avx512) GTEST_SKIP() << "AMX's processors have AVX-512";
   for (const auto [rows, cols, unused] :
-       {Case{1, 1, 0}, Case{15, 17, 0}, Case{16, 16, 0}, Case{32, 48, 0}, Case{33, 70, 0}, Case{64, 31, 0}}) {
+       {MatmulCase{1, 1, 0}, MatmulCase{15, 17, 0}, MatmulCase{16, 16, 0}, MatmulCase{32, 48, 0},
+        MatmulCase{33, 70, 0}, MatmulCase{64, 31, 0}}) {
     const Count stride = cols + 3, lines = (rows + 1) / 2, to_stride = rows + 5;
     const auto size = static_cast<std::size_t>(std::max(rows * stride, cols * to_stride));
     std::vector<std::uint32_t> to(size, 0xdeadbeef), want(size, 0xdeadbeef);

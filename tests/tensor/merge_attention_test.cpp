@@ -17,15 +17,15 @@ struct Parts {
 };
 
 /// The softmax of one row of one head over some keys, in double.
-struct Softmax {
+struct RowSoftmax {
   std::vector<double> out;
   double lse = -infinity;
 };
 
 /// Scores and values are functions of where they are.
-Softmax softmax_over(const Parts& p, std::int64_t row_of_head, std::int64_t b, std::int64_t h,
-                     std::int64_t first_key, std::int64_t last_key, Softmax before = {}) {
-  Softmax s = std::move(before);
+RowSoftmax softmax_over(const Parts& p, std::int64_t row_of_head, std::int64_t b, std::int64_t h,
+                        std::int64_t first_key, std::int64_t last_key, RowSoftmax before = {}) {
+  RowSoftmax s = std::move(before);
   if (s.out.empty()) s.out.assign(static_cast<std::size_t>(p.dim), 0);
   for (std::int64_t key = first_key; key < last_key; ++key) {
     const auto place = static_cast<std::uint64_t>(row_of_head * 1000 + key);
@@ -44,15 +44,15 @@ Softmax softmax_over(const Parts& p, std::int64_t row_of_head, std::int64_t b, s
 
 /// The attention to part `which`, or with `all` to it and all parts before it: out [batch, rows, width] and
 /// lse [batch, heads, rows] of the rows from `first` on.
-void expected(const Parts& p, std::size_t which, bool all, std::int64_t first, std::vector<double>& out,
-              std::vector<double>& lse) {
+void merged_expected(const Parts& p, std::size_t which, bool all, std::int64_t first,
+                     std::vector<double>& out, std::vector<double>& lse) {
   const std::int64_t rows = p.seq - first;
   out.assign(static_cast<std::size_t>(p.batch * rows * p.heads * p.dim), 0);
   lse.assign(static_cast<std::size_t>(p.batch * p.heads * rows), 0);
   for (std::int64_t b = 0; b < p.batch; ++b)
     for (std::int64_t h = 0; h < p.heads; ++h)
       for (std::int64_t r = 0; r < rows; ++r) {
-        Softmax s;
+        RowSoftmax s;
         std::int64_t key = 0;
         for (std::size_t part = 0; part <= which; key += p.keys[part++])
           if ((all || part == which) && first + r >= p.first[part])
@@ -88,7 +88,7 @@ TEST_P(MergeAttention, of_several_parts_is_one_softmax) {
           m.kernels.fill(lse, std::numeric_limits<double>::quiet_NaN());
           for (std::size_t part = 0; part < p.keys.size(); ++part) {
             std::vector<double> o, l;
-            expected(p, part, false, p.first[part], o, l);
+            merged_expected(p, part, false, p.first[part], o, l);
             const std::int64_t rows = p.seq - p.first[part];
             m.kernels.merge_attention(m.of({p.batch, rows, p.heads * p.dim}, dtype, o),
                                       m.of({p.batch, p.heads, rows}, compute, l), p.first[part], part == 0,
@@ -98,7 +98,7 @@ TEST_P(MergeAttention, of_several_parts_is_one_softmax) {
         },
         [&](const std::vector<Tensor>& got) {
           std::vector<double> out, lse;
-          expected(p, p.keys.size() - 1, true, 0, out, lse);
+          merged_expected(p, p.keys.size() - 1, true, 0, out, lse);
           expect_near(values_of(got[0]), out, tolerance, "out");
           expect_near(values_of(got[1]), lse, compute == DType::f64 ? 1e-14 : 1e-6, "lse");
         });

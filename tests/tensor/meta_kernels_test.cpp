@@ -13,11 +13,11 @@ using device::Tier;
 using Call = std::function<void(Kernels&)>;
 
 /// The workspace that `call` held at most, what of it stayed, and to what size the device's memory grew.
-struct WorkspaceUse {
+struct HeapUse {
   std::uint64_t peak, kept, memory;
 };
 
-WorkspaceUse used_by(const std::shared_ptr<Device>& device, const Call& call) {
+HeapUse heap_used_by(const std::shared_ptr<Device>& device, const Call& call) {
   const auto kernels = make_kernels(*device);
   call(*kernels);
   const device::Ledger& ledger = device->ledger();
@@ -25,16 +25,16 @@ WorkspaceUse used_by(const std::shared_ptr<Device>& device, const Call& call) {
   return {ledger.peak(Tier::device, Category::workspace), kept, kept + device->unused_bytes()};
 }
 
-void expect_alike(const Call& call, const std::string& what) {
-  const WorkspaceUse real = used_by(device::make_cpu_device(1), call),
-                     meta = used_by(device::make_meta_device(1), call);
+void expect_meta_alike(const Call& call, const std::string& what) {
+  const HeapUse real = heap_used_by(device::make_cpu_device(1), call),
+                meta = heap_used_by(device::make_meta_device(1), call);
   EXPECT_EQ(meta.peak, real.peak) << what;
   EXPECT_EQ(meta.kept, real.kept) << what;
   // A kernel may take in parts, of which some are small, what is booked as one: heaps grow by 2 MiB.
   EXPECT_NEAR(static_cast<double>(meta.memory), static_cast<double>(real.memory), 2.3 * (1 << 20)) << what;
 }
 
-Tensor some(Kernels& kernels, const Shape& shape, DType dtype) {
+Tensor hundredths(Kernels& kernels, const Shape& shape, DType dtype) {
   const Tensor out = Tensor::empty(kernels.device(), shape, dtype);
   kernels.fill(out, 0.01);
   return out;
@@ -54,13 +54,13 @@ TEST_P(MetaKernels, BookTheProductsWorkspace) {
         for (const bool wide : {false, true}) {
           const auto call = [&, m = m, n = n, k = k](Kernels& kernels) {
             Matmul args;
-            args.a = some(kernels, trans_a ? Shape{k, m} : Shape{m, k}, dtype);
-            args.b = some(kernels, trans_b ? Shape{n, k} : Shape{k, n}, dtype);
-            args.c = some(kernels, {m, n}, wide && dtype != DType::f64 ? DType::f32 : dtype);
+            args.a = hundredths(kernels, trans_a ? Shape{k, m} : Shape{m, k}, dtype);
+            args.b = hundredths(kernels, trans_b ? Shape{n, k} : Shape{k, n}, dtype);
+            args.c = hundredths(kernels, {m, n}, wide && dtype != DType::f64 ? DType::f32 : dtype);
             args.trans_a = trans_a, args.trans_b = trans_b, args.accumulate = wide;
             kernels.matmul(args);
           };
-          expect_alike(call, cat(m, "x", n, "x", k, trans_a ? " a^T" : "", trans_b ? " b^T" : ""));
+          expect_meta_alike(call, cat(m, "x", n, "x", k, trans_a ? " a^T" : "", trans_b ? " b^T" : ""));
         }
   }
 }
@@ -68,18 +68,18 @@ TEST_P(MetaKernels, BookTheProductsWorkspace) {
 TEST_P(MetaKernels, BookTheWorkspaceOfSumsAndNorms) {
   const DType dtype = GetParam(), compute = dtype == DType::f64 ? DType::f64 : DType::f32;
   for (const std::int64_t rows : {1, 129, 1000, 40000}) {
-    expect_alike(
+    expect_meta_alike(
         [&](Kernels& kernels) {
-          kernels.sum_rows(some(kernels, {rows, 40}, dtype), some(kernels, {40}, dtype), false);
+          kernels.sum_rows(hundredths(kernels, {rows, 40}, dtype), hundredths(kernels, {40}, dtype), false);
         },
         cat("sum_rows of ", rows));
-    expect_alike(
+    expect_meta_alike(
         [&](Kernels& kernels) {
-          const Tensor x = some(kernels, {rows, 40}, dtype), row = some(kernels, {40}, dtype),
-                       one = some(kernels, {rows}, compute);
-          kernels.layer_norm_backward(x, row, one, one, x, x, some(kernels, {40}, dtype),
-                                      some(kernels, {40}, dtype), false);
-          kernels.rms_norm_backward(x, row, one, x, x, some(kernels, {40}, dtype), false);
+          const Tensor x = hundredths(kernels, {rows, 40}, dtype), row = hundredths(kernels, {40}, dtype),
+                       one = hundredths(kernels, {rows}, compute);
+          kernels.layer_norm_backward(x, row, one, one, x, x, hundredths(kernels, {40}, dtype),
+                                      hundredths(kernels, {40}, dtype), false);
+          kernels.rms_norm_backward(x, row, one, x, x, hundredths(kernels, {40}, dtype), false);
         },
         cat("norms of ", rows));
   }
@@ -93,14 +93,14 @@ TEST_P(MetaKernels, BookTheWorkspaceOfAttention) {
         const auto call = [&](Kernels& kernels) {
           Attention geometry;
           geometry.heads = 4, geometry.kv_heads = kv_heads;
-          const Tensor qkv = some(kernels, {2, seq, (4 + 2 * kv_heads) * head}, dtype);
-          const Tensor out = some(kernels, {2, seq, 4 * head}, dtype),
-                       lse = some(kernels, {2, 4, seq}, compute);
+          const Tensor qkv = hundredths(kernels, {2, seq, (4 + 2 * kv_heads) * head}, dtype);
+          const Tensor out = hundredths(kernels, {2, seq, 4 * head}, dtype),
+                       lse = hundredths(kernels, {2, 4, seq}, compute);
           if (head % 2 == 0) kernels.rotary(qkv, geometry, {}, false, qkv);
           kernels.attention(qkv, geometry, out, lse);
-          kernels.attention_backward(qkv, geometry, out, lse, out, some(kernels, qkv.shape(), dtype));
+          kernels.attention_backward(qkv, geometry, out, lse, out, hundredths(kernels, qkv.shape(), dtype));
         };
-        expect_alike(call, cat("heads of ", head, ", seq ", seq, ", ", kv_heads, " key-value heads"));
+        expect_meta_alike(call, cat("heads of ", head, ", seq ", seq, ", ", kv_heads, " key-value heads"));
       }
 }
 
@@ -110,12 +110,13 @@ TEST_P(MetaKernels, BookTheWorkspaceOfTheLongestDocument) {
     Attention geometry{.heads = 4, .kv_heads = 2};
     geometry.documents = std::make_shared<const Documents>(bounds);
     const auto call = [&](Kernels& kernels) {
-      const Tensor qkv = some(kernels, {1, 130, 8 * 33}, dtype), out = some(kernels, {1, 130, 4 * 33}, dtype),
-                   lse = some(kernels, {1, 4, 130}, compute);
+      const Tensor qkv = hundredths(kernels, {1, 130, 8 * 33}, dtype),
+                   out = hundredths(kernels, {1, 130, 4 * 33}, dtype),
+                   lse = hundredths(kernels, {1, 4, 130}, compute);
       kernels.attention(qkv, geometry, out, lse);
-      kernels.attention_backward(qkv, geometry, out, lse, out, some(kernels, qkv.shape(), dtype));
+      kernels.attention_backward(qkv, geometry, out, lse, out, hundredths(kernels, qkv.shape(), dtype));
     };
-    expect_alike(call, cat(bounds.size() - 1, " documents"));
+    expect_meta_alike(call, cat(bounds.size() - 1, " documents"));
   }
 }
 
@@ -124,9 +125,9 @@ TEST_P(MetaKernels, BookTheAnglesUpToTheLastPosition) {
   for (const Positions& at : {Positions{.first = 5000}, Positions{.first = 10, .count = 4, .second = 9000},
                               Positions{.first = 9000, .count = 4, .second = 10}}) {
     geometry.positions = at;
-    expect_alike(
+    expect_meta_alike(
         [&](Kernels& k) {
-          const Tensor qkv = some(k, {2, 20, 3 * 64}, GetParam());
+          const Tensor qkv = hundredths(k, {2, 20, 3 * 64}, GetParam());
           k.rotary(qkv, geometry, {}, false, qkv);
         },
         cat("from ", at.first));

@@ -75,7 +75,7 @@ struct RoutingCase {
   Routing how;
   bool biased = false;
 };
-const RoutingCase cases[] = {
+const RoutingCase routing_cases[] = {
     {1, 1, {.top_k = 1}},
     {37, 8, {.top_k = 1}},
     {700, 8, {.top_k = 2, .normalize = true}},
@@ -109,7 +109,7 @@ std::vector<double> bias_of(const RoutingCase& c) {
 }
 
 TEST(Routing, ChoosesAndWeighsAsAPlainLoop) {
-  for (const RoutingCase& c : cases)
+  for (const RoutingCase& c : routing_cases)
     for (const DType dtype : {DType::f32, DType::f64}) {
       SCOPED_TRACE(cat(c.experts, " experts, ", name_of(dtype)));
       const std::vector<double> z = normals_in(dtype, c.tokens * c.experts, 3, 1.5), bias = bias_of(c);
@@ -173,7 +173,7 @@ double objective(const std::vector<double>& z, const RoutingCase& c, const std::
 }
 
 TEST(Routing, GradientsAreThoseOfDifferences) {
-  for (const RoutingCase& c : cases) {
+  for (const RoutingCase& c : routing_cases) {
     SCOPED_TRACE(cat(c.experts, " experts"));
     constexpr double factor = 0.3, step = 1e-5;
     const std::vector<double> z = normals(c.tokens * c.experts, 3, 1.5), bias = bias_of(c),

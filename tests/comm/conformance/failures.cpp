@@ -10,7 +10,7 @@ namespace sherd::comm::conformance {
 namespace {
 
 using std::chrono::steady_clock;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 double seconds_since(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
@@ -210,14 +210,6 @@ TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
   });
 }
 
-/// Throws what the group fails with in the next eight seconds.
-void wait_for_failure(Communicator& comm) {
-  for (int turn = 0; turn < 400; ++turn) {
-    comm.part({});  // of nobody: asks nobody
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-}
-
 /// Also by those who wait for a rank of their machine that itself waits for the late one's message.
 TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
   // Where ranks poll for messages and take turns on a processor, who is late is a matter of luck.
@@ -251,8 +243,8 @@ TEST_P(Conformance, ALateRankIsNamedAtTheDeadline) {
         call(tensors);
         tensors.finish();
       });
-      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"), HasSubstr(name),
-                                       HasSubstr("\"late\"")));
+      EXPECT_THAT(text, ::testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"), HasSubstr(name),
+                                         HasSubstr("\"late\"")));
       EXPECT_LT(seconds_since(start), 30.0);
     });
 }
@@ -270,8 +262,9 @@ TEST_P(Conformance, AReceiveWithoutASendEndsAtTheDeadline) {
     if (world.rank() == 0) {
       const std::string text =
           error_of(ErrorKind::comm, [&] { comm.receive(x, comm.size() - 2, {.label = "never"}); });
-      EXPECT_THAT(text, testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"),
-                                       HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
+      EXPECT_THAT(text,
+                  ::testing::AllOf(HasSubstr("rank 1 did not come within 1.5 s"),
+                                   HasSubstr("receive of 20 fp32 from rank 1"), HasSubstr("\"never\"")));
     } else {
       // Stays until rank 0's failure has broken the group.
       error_of(ErrorKind::comm, [&] { wait_for_failure(comm); });
@@ -292,9 +285,9 @@ TEST_P(Conformance, AbortEndsWaitsWithItsReason) {
     // Waits in the group itself and in a part of it.
     Communicator& where = comm.rank() == 0 ? comm : *part;
     const std::string text = error_of(ErrorKind::comm, [&] { where.barrier({.label = "epoch"}); });
-    EXPECT_THAT(text, testing::AllOf(HasSubstr("the dataset ends at byte 17"),
-                                     HasSubstr(cat("rank ", comm.size() - 1))));
-    EXPECT_THAT(text, testing::Not(HasSubstr(cat("rank ", comm.rank(), " failed"))));
+    EXPECT_THAT(text, ::testing::AllOf(HasSubstr("the dataset ends at byte 17"),
+                                       HasSubstr(cat("rank ", comm.size() - 1))));
+    EXPECT_THAT(text, ::testing::Not(HasSubstr(cat("rank ", comm.rank(), " failed"))));
     EXPECT_LT(seconds_since(start), 30.0);
   });
 }
@@ -325,7 +318,7 @@ TEST_P(Conformance, WrongArgumentsAreRefusedBeforeAnythingIsSent) {
     EXPECT_THAT(usage([&] {
                   comm.all_gather({{a, b}}, {.label = "w"});
                 }),
-                testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
+                ::testing::AllOf(HasSubstr("all_gather \"w\""), HasSubstr("10")));
     EXPECT_THAT(usage([&] { comm.all_gather({{a, c}}); }), HasSubstr("bf16"));
     EXPECT_THAT(usage([&] {
                   comm.reduce_scatter({{b, a, 0, 10}}, DType::f32);

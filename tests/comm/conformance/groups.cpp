@@ -173,7 +173,7 @@ TEST_P(Conformance, PartsAreGroupsInTheOrderGiven) {
     for (const int r : mine) members += cat(members.empty() ? "" : ", ", r);
     if (part->size() > 1) {
       EXPECT_THAT(part->name(),
-                  testing::HasSubstr(cat("(", mine.size(), " of ", comm.size(), ": ranks ", members, ")")));
+                  ::testing::HasSubstr(cat("(", mine.size(), " of ", comm.size(), ": ranks ", members, ")")));
     }
     const Tensor own = tensors.make(100, DType::i32, false),
                  all = tensors.make(100 * part->size(), DType::i32, false);
@@ -210,12 +210,12 @@ TEST_P(Conformance, PartsThatMakeNoSenseBreakNothing) {
     const auto wrong = [&](const std::vector<std::vector<int>>& parts) {
       return error_of(ErrorKind::usage, [&] { comm.part(parts); });
     };
-    EXPECT_THAT(wrong({{0}, {0}}), testing::HasSubstr("rank 0 is in two places"));
-    EXPECT_THAT(wrong({{0, 0}}), testing::HasSubstr("rank 0 is in two places"));
+    EXPECT_THAT(wrong({{0}, {0}}), ::testing::HasSubstr("rank 0 is in two places"));
+    EXPECT_THAT(wrong({{0, 0}}), ::testing::HasSubstr("rank 0 is in two places"));
     EXPECT_THAT(wrong({{0, comm.size()}}),
-                testing::HasSubstr(cat("rank ", comm.size(), ", which is not one of")));
-    EXPECT_THAT(wrong({{-1}}), testing::HasSubstr("rank -1"));
-    EXPECT_THAT(wrong({{0}, {}}), testing::HasSubstr("part 1"));
+                ::testing::HasSubstr(cat("rank ", comm.size(), ", which is not one of")));
+    EXPECT_THAT(wrong({{-1}}), ::testing::HasSubstr("rank -1"));
+    EXPECT_THAT(wrong({{0}, {}}), ::testing::HasSubstr("part 1"));
     comm.barrier();
   });
 }
@@ -227,7 +227,8 @@ TEST_P(Conformance, PartsThatDifferBetweenRanksAreTold) {
       comm.part(comm.rank() == 0 ? std::vector<std::vector<int>>{{0, 1}}
                                  : std::vector<std::vector<int>>{{1, 0}});
     });
-    EXPECT_THAT(told, testing::AllOf(testing::HasSubstr("parts {0, 1}"), testing::HasSubstr("parts {1, 0}")));
+    EXPECT_THAT(told,
+                ::testing::AllOf(::testing::HasSubstr("parts {0, 1}"), ::testing::HasSubstr("parts {1, 0}")));
   });
 }
 

@@ -173,9 +173,9 @@ TEST_P(Conformance, RanksThatReduceInDifferentWaysAreTold) {
       comm.barrier();
       comm.barrier();
     });
-    EXPECT_THAT(told, testing::AllOf(HasSubstr("mismatched calls"),
-                                     HasSubstr("rank 1 called all_reduce (native sum)"),
-                                     HasSubstr("all_reduce (sum)")));
+    EXPECT_THAT(told, ::testing::AllOf(HasSubstr("mismatched calls"),
+                                       HasSubstr("rank 1 called all_reduce (native sum)"),
+                                       HasSubstr("all_reduce (sum)")));
   });
 }
 

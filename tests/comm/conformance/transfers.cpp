@@ -138,14 +138,6 @@ TEST_P(Conformance, WhoWaitsForATransferLeavesItsCoreToOthers) {
   });
 }
 
-/// Throws what the group fails with in the next eight seconds.
-void wait_for_failure(Communicator& comm) {
-  for (int turn = 0; turn < 400; ++turn) {
-    comm.part({});  // of nobody: asks nobody
-    std::this_thread::sleep_for(milliseconds(20));
-  }
-}
-
 /// Rank 0 waits for rank 1 and loses patience first; rank 1 waits for rank 2 in another group, and rank 2 for
 /// nobody, though it has a receive posted. All name rank 2.
 TEST_P(Conformance, WhoHoldsUpAChainOfRanksIsNamed) {

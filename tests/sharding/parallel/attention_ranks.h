@@ -41,12 +41,12 @@ struct AttentionCase {
   }
 };
 
-struct Grid {
+struct AttentionGrid {
   int tensor, context;
 };
 
 /// Runs body(cpu, layout) on all ranks of a grid, each with a CPU of one thread.
-inline void on_grid(const Grid& grid, ContextMethod method,
+inline void on_grid(const AttentionGrid& grid, ContextMethod method,
                     const std::function<void(test::Cpu&, const Layout&)>& body) {
   comm::run_local(grid.tensor * grid.context, {.timeout_seconds = 30}, [&](comm::Communicator& world) {
     test::Cpu cpu(1);
@@ -124,7 +124,8 @@ inline double worst_difference(test::Cpu& cpu, const Tensor& got, const Tensor& 
 
 /// Every rank's result and gradient are those of one rank that attends to whole sequences with all heads, in
 /// double, of the same rounded values.
-inline void expect_one_ranks(const AttentionCase& c, const Grid& grid, ContextMethod method, DType dtype) {
+inline void expect_one_ranks(const AttentionCase& c, const AttentionGrid& grid, ContextMethod method,
+                             DType dtype) {
   const double tolerance = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : 2e-2;
   on_grid(grid, method, [&](test::Cpu& cpu, const Layout& layout) {
     SCOPED_TRACE(cat(c.str(), " on ", grid.tensor, " x ", grid.context,

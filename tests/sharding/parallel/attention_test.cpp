@@ -44,19 +44,20 @@ class AttentionOfRanks : public ::testing::TestWithParam<DType> {};
 
 TEST_P(AttentionOfRanks, IsThatOfOneRank) {
   for (const ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
-    for (const Grid grid : {Grid{1, 2}, Grid{1, 3}, Grid{1, 4}, Grid{2, 2}, Grid{2, 1}})
+    for (const AttentionGrid grid : {AttentionGrid{1, 2}, AttentionGrid{1, 3}, AttentionGrid{1, 4},
+                                     AttentionGrid{2, 2}, AttentionGrid{2, 1}})
       for (const AttentionCase& c : cases())
         if (method == ContextMethod::ring || c.kv_heads % (grid.tensor * grid.context) == 0)
           expect_one_ranks(c, grid, method, GetParam());
 }
 
 TEST_P(AttentionOfRanks, IsThatOfOneRankWithFewKeyValueHeadsInTheRing) {
-  for (const Grid grid : {Grid{1, 2}, Grid{1, 3}, Grid{1, 4}})
+  for (const AttentionGrid grid : {AttentionGrid{1, 2}, AttentionGrid{1, 3}, AttentionGrid{1, 4}})
     for (const AttentionCase& c : ring_cases()) expect_one_ranks(c, grid, ContextMethod::ring, GetParam());
 }
 
 TEST_P(AttentionOfRanks, ExchangesHeadsWhereThereAreFewerKeyValueHeadsThanRanks) {
-  for (const Grid grid : {Grid{2, 1}, Grid{4, 1}, Grid{4, 2}})
+  for (const AttentionGrid grid : {AttentionGrid{2, 1}, AttentionGrid{4, 1}, AttentionGrid{4, 2}})
     for (const AttentionCase& c :
          {AttentionCase{2, 16, 4, 1, 6, true, 0.1f}, AttentionCase{1, 12, 8, 2, 2, false}})
       expect_one_ranks(c, grid, ContextMethod::ring, GetParam());

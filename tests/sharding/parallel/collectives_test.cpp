@@ -19,11 +19,11 @@ using test::Cpu;
 using testing::expect_error;
 
 /// A tensor of the oracle: values by multi-index.
-struct Dense {
+struct OracleTensor {
   std::vector<std::int64_t> shape;
   std::vector<double> values;
 
-  explicit Dense(std::vector<std::int64_t> s)
+  explicit OracleTensor(std::vector<std::int64_t> s)
       : shape(std::move(s)), values(static_cast<std::size_t>(numel())) {}
   std::int64_t numel() const {
     return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
@@ -46,13 +46,13 @@ struct Dense {
     }
   }
 };
-using AllRanks = std::vector<Dense>;
+using AllRanks = std::vector<OracleTensor>;
 
-Dense joined(AllRanks parts, std::size_t dim) {
+OracleTensor joined(AllRanks parts, std::size_t dim) {
   const std::int64_t extent = parts[0].shape[dim];
   std::vector<std::int64_t> shape = parts[0].shape;
   shape[dim] *= static_cast<std::int64_t>(parts.size());
-  Dense out(shape);
+  OracleTensor out(shape);
   out.for_each([&](std::vector<std::int64_t> index, double& value) {
     const auto from = static_cast<std::size_t>(index[dim] / extent);
     index[dim] %= extent;
@@ -61,10 +61,10 @@ Dense joined(AllRanks parts, std::size_t dim) {
   return out;
 }
 
-Dense part(Dense x, std::size_t dim, std::size_t rank, std::size_t ranks) {
+OracleTensor part(OracleTensor x, std::size_t dim, std::size_t rank, std::size_t ranks) {
   std::vector<std::int64_t> shape = x.shape;
   shape[dim] /= static_cast<std::int64_t>(ranks);
-  Dense out(shape);
+  OracleTensor out(shape);
   out.for_each([&](std::vector<std::int64_t> index, double& value) {
     index[dim] += static_cast<std::int64_t>(rank) * shape[dim];
     value = x.at(index);
@@ -72,9 +72,9 @@ Dense part(Dense x, std::size_t dim, std::size_t rank, std::size_t ranks) {
   return out;
 }
 
-Dense sum(const AllRanks& all) {
-  Dense out(all[0].shape);
-  for (const Dense& each : all)
+OracleTensor sum(const AllRanks& all) {
+  OracleTensor out(all[0].shape);
+  for (const OracleTensor& each : all)
     for (std::size_t i = 0; i < out.values.size(); ++i) out.values[i] += each.values[i];
   return out;
 }
@@ -140,10 +140,10 @@ Collective exchanging(int split, int join) {
 /// The gradient of Σ weights·result by every rank's x, over the results of all ranks, or of one where they
 /// are the same: the collective is linear, so unit vectors tell.
 AllRanks defined_gradient(const Collective& c, const AllRanks& x, const AllRanks& weights) {
-  AllRanks out(x.size(), Dense(x[0].shape));
+  AllRanks out(x.size(), OracleTensor(x[0].shape));
   for (std::size_t r = 0; r < x.size(); ++r)
     for (std::size_t i = 0; i < x[r].values.size(); ++i) {
-      AllRanks unit(x.size(), Dense(x[0].shape));
+      AllRanks unit(x.size(), OracleTensor(x[0].shape));
       for (std::size_t s = 0; s < x.size(); ++s) unit[s].values[i] = c.same_input || s == r ? 1 : 0;
       const AllRanks result = c.define(unit);
       for (std::size_t s = 0; s < (c.same_after ? 1 : x.size()); ++s)
@@ -153,13 +153,13 @@ AllRanks defined_gradient(const Collective& c, const AllRanks& x, const AllRanks
   return out;
 }
 
-Dense random(std::vector<std::int64_t> shape, std::uint64_t seed) {
-  Dense out(std::move(shape));
+OracleTensor random(std::vector<std::int64_t> shape, std::uint64_t seed) {
+  OracleTensor out(std::move(shape));
   for (std::size_t i = 0; i < out.values.size(); ++i) out.values[i] = normal_at({seed, 5}, i);
   return out;
 }
 
-Tensor tensor_of(Cpu& cpu, const Dense& x) {
+Tensor tensor_of(Cpu& cpu, const OracleTensor& x) {
   return Tensor::of<double>(*cpu.device, Shape(std::span<const std::int64_t>(x.shape)), x.values);
 }
 

@@ -71,7 +71,7 @@ struct Dense {
   }
 };
 
-struct Grid {
+struct HeadGrid {
   int tensor = 1, context = 1;
   bool sequence = true;
 };
@@ -131,7 +131,7 @@ struct Rank {
   }
 };
 
-inline void on_grid(const Dense& dense, DType dtype, const Grid& sizes,
+inline void on_grid(const Dense& dense, DType dtype, const HeadGrid& sizes,
                     const std::function<void(Rank&)>& body) {
   comm::run_local(sizes.tensor * sizes.context, {.timeout_seconds = 30}, [&](comm::Communicator& world) {
     const comm::ProcessGroups groups(

@@ -14,29 +14,29 @@ using tensor::Tensor;
 using test::Cpu;
 using testing::expect_error;
 
-constexpr std::int64_t rows = 24, vocabulary = 22, width = 5, batch = 2, seq = 12;
+constexpr std::int64_t table_rows = 24, vocabulary = 22, table_width = 5, ids_batch = 2, ids_seq = 12;
 
 template <class Table>
-void run(Cpu& cpu, Table& table, const Layout& layout, DType dtype, Found& found) {
+void run_table(Cpu& cpu, Table& table, const Layout& layout, DType dtype, Found& found) {
   const test::PlainParameters held(*cpu.kernels, table, dtype, 3);
   found.add_parameters(cpu, "", held, layout);
   Tape tape(*cpu.kernels);
-  const Var y = table(tape, cpu.ids({batch, seq}, 5, vocabulary));
+  const Var y = table(tape, cpu.ids({ids_batch, ids_seq}, 5, vocabulary));
   found.add_stream(cpu, "y", y.value(), layout);
-  tape.backward({{y, stream_part(cpu, cpu.normal({batch, seq, width}, 2, dtype), layout)}});
+  tape.backward({{y, stream_part(cpu, cpu.normal({ids_batch, ids_seq, table_width}, 2, dtype), layout)}});
   found.add_parameters(cpu, "gradient ", held, layout);
 }
 
 /// Rows looked up, and gradients added up, one by one.
-std::map<std::string, std::vector<double>> by_hand(Cpu& cpu, const std::vector<double>& table) {
+std::map<std::string, std::vector<double>> embedding_by_hand(Cpu& cpu, const std::vector<double>& table) {
   std::vector<double> y, gradient(table.size());
-  const std::vector<double> dy = cpu.values(cpu.normal({batch, seq, width}, 2));
-  const Tensor ids = cpu.ids({batch, seq}, 5, vocabulary);
-  for (std::int64_t i = 0; i < batch * seq; ++i)
-    for (std::int64_t k = 0; k < width; ++k) {
-      const std::int64_t at = ids.data<std::int32_t>()[i] * width + k;
+  const std::vector<double> dy = cpu.values(cpu.normal({ids_batch, ids_seq, table_width}, 2));
+  const Tensor ids = cpu.ids({ids_batch, ids_seq}, 5, vocabulary);
+  for (std::int64_t i = 0; i < ids_batch * ids_seq; ++i)
+    for (std::int64_t k = 0; k < table_width; ++k) {
+      const std::int64_t at = ids.data<std::int32_t>()[i] * table_width + k;
       y.push_back(table[static_cast<std::size_t>(at)]);
-      gradient[static_cast<std::size_t>(at)] += dy[static_cast<std::size_t>(i * width + k)];
+      gradient[static_cast<std::size_t>(at)] += dy[static_cast<std::size_t>(i * table_width + k)];
     }
   return {{"weight", table}, {"y", y}, {"gradient weight", gradient}};
 }
@@ -47,15 +47,16 @@ TEST(VocabEmbedding, IsATableInParts) {
       Found got, serial;
       on_ranks(ranks, [&](Cpu& cpu, Communicator& group) {
         const Layout layout{.tensor = &group, .sequence_parallel = sequence};
-        VocabEmbedding table(rows, width, layout, nn::Init::normal(0, 0.5), vocabulary);
-        EXPECT_EQ(table.weight()->shape[0], rows / ranks);
-        run(cpu, table, layout, DType::f64, got);
+        VocabEmbedding table(table_rows, table_width, layout, nn::Init::normal(0, 0.5), vocabulary);
+        EXPECT_EQ(table.weight()->shape[0], table_rows / ranks);
+        run_table(cpu, table, layout, DType::f64, got);
       });
       Cpu cpu(1);
-      nn::Embedding whole(rows, width, nn::Init::normal(0, 0.5));
-      run(cpu, whole, {}, DType::f64, serial);
+      nn::Embedding whole(table_rows, table_width, nn::Init::normal(0, 0.5));
+      run_table(cpu, whole, {}, DType::f64, serial);
       expect_found(got, serial.all(), 1e-12, cat(ranks, " ranks"));
-      expect_found(got, by_hand(cpu, serial.all().at("weight")), 1e-12, cat(ranks, " ranks, by hand"));
+      expect_found(got, embedding_by_hand(cpu, serial.all().at("weight")), 1e-12,
+                   cat(ranks, " ranks, by hand"));
     }
 }
 
@@ -66,12 +67,12 @@ TEST(VocabEmbedding, NarrowTypesGiveTheSerialBits) {
       Found got, serial;
       on_ranks(3, [&](Cpu& cpu, Communicator& group) {
         const Layout layout{.tensor = &group, .sequence_parallel = sequence};
-        VocabEmbedding table(rows, width, layout);
-        run(cpu, table, layout, dtype, got);
+        VocabEmbedding table(table_rows, table_width, layout);
+        run_table(cpu, table, layout, dtype, got);
       });
       Cpu cpu(1);
-      nn::Embedding whole(rows, width);
-      run(cpu, whole, {}, dtype, serial);
+      nn::Embedding whole(table_rows, table_width);
+      run_table(cpu, whole, {}, dtype, serial);
       expect_found(got, serial.all(), 0, std::string(name_of(dtype)));
     }
 }
@@ -79,7 +80,7 @@ TEST(VocabEmbedding, NarrowTypesGiveTheSerialBits) {
 TEST(VocabEmbedding, RefusesIdsAndSizesThatDoNotFit) {
   on_ranks(2, [](Cpu& cpu, Communicator& group) {
     const Layout layout{.tensor = &group};
-    VocabEmbedding table(rows, width, layout, nn::Init::normal(0, 1), vocabulary);
+    VocabEmbedding table(table_rows, table_width, layout, nn::Init::normal(0, 1), vocabulary);
     const test::PlainParameters held(*cpu.kernels, table, DType::f32);
     Tape tape(*cpu.kernels);
     for (const std::int32_t id : {22, 23, 24, -1})

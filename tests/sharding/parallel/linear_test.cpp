@@ -20,7 +20,7 @@ using tensor::Tensor;
 using test::Cpu;
 using testing::expect_error;
 
-constexpr std::int64_t batch = 2, seq = 12, width = 12, inner = 24;
+constexpr std::int64_t mlp_batch = 2, mlp_seq = 12, mlp_width = 12, mlp_inner = 24;
 
 struct Shaped {
   bool gated = false, norm = true;
@@ -31,18 +31,19 @@ struct Shaped {
 class Mlp : public nn::Layer {
  public:
   Mlp(const Layout& layout, const Shaped& shaped) : shaped_(shaped) {
-    if (shaped.norm) norm_ = add("norm", on_stream(std::make_shared<nn::LayerNorm>(width), layout));
+    if (shaped.norm) norm_ = add("norm", on_stream(std::make_shared<nn::LayerNorm>(mlp_width), layout));
     std::vector<std::int64_t> blocks;
-    if (shaped.gated) blocks = {inner, inner};
-    up_ = add("up", std::make_shared<ColumnLinear>(width, shaped.gated ? 2 * inner : inner, layout, options(),
-                                                   blocks));
-    down_ = add("down", std::make_shared<RowLinear>(inner, width, layout));
+    if (shaped.gated) blocks = {mlp_inner, mlp_inner};
+    up_ = add("up", std::make_shared<ColumnLinear>(mlp_width, shaped.gated ? 2 * mlp_inner : mlp_inner,
+                                                   layout, options(), blocks));
+    down_ = add("down", std::make_shared<RowLinear>(mlp_inner, mlp_width, layout));
     mark_block();
   }
   explicit Mlp(const Shaped& shaped) : shaped_(shaped) {
-    if (shaped.norm) norm_ = add("norm", std::make_shared<nn::LayerNorm>(width));
-    up_ = add("up", std::make_shared<nn::Linear>(width, shaped.gated ? 2 * inner : inner, options()));
-    down_ = add("down", std::make_shared<nn::Linear>(inner, width));
+    if (shaped.norm) norm_ = add("norm", std::make_shared<nn::LayerNorm>(mlp_width));
+    up_ = add("up",
+              std::make_shared<nn::Linear>(mlp_width, shaped.gated ? 2 * mlp_inner : mlp_inner, options()));
+    down_ = add("down", std::make_shared<nn::Linear>(mlp_inner, mlp_width));
     mark_block();
   }
 
@@ -81,17 +82,18 @@ class QuietScope : public autograd::Scope {
 };
 
 /// Forward and backward of `model` on this rank's part of the same input and gradient.
-void run(Cpu& cpu, nn::Layer& model, const Layout& layout, const How& how, Found& found) {
+void run_model(Cpu& cpu, nn::Layer& model, const Layout& layout, const How& how, Found& found) {
   const test::PlainParameters held(*cpu.kernels, model, how.dtype, 7);
   for (const auto& p : held.all()) p->trainable = p->name != how.frozen;
   model.set_scope(std::make_shared<QuietScope>());
   found.add_parameters(cpu, "", held, layout);
   Tape tape(*cpu.kernels);
   tape.recompute = how.recompute;
-  const Var x = tape.variable(stream_part(cpu, cpu.normal({batch, seq, width}, 1, how.dtype), layout));
+  const Var x =
+      tape.variable(stream_part(cpu, cpu.normal({mlp_batch, mlp_seq, mlp_width}, 1, how.dtype), layout));
   const Var y = model(tape, x);
   found.add_stream(cpu, "y", y.value(), layout);
-  const Tensor dy = stream_part(cpu, cpu.normal({batch, seq, width}, 2, how.dtype), layout);
+  const Tensor dy = stream_part(cpu, cpu.normal({mlp_batch, mlp_seq, mlp_width}, 2, how.dtype), layout);
   tape.begin_backward({{y, dy}}, how.weights);
   while (tape.continue_backward()) {
   }
@@ -104,14 +106,14 @@ void run(Cpu& cpu, nn::Layer& model, const Layout& layout, const How& how, Found
 void run_serial(const Shaped& shaped, const How& how, Found& found) {
   Cpu cpu(1);
   Mlp model(shaped);
-  run(cpu, model, {}, how, found);
+  run_model(cpu, model, {}, how, found);
 }
 
 void run_parallel(int ranks, bool sequence, const Shaped& shaped, const How& how, Found& found) {
   on_ranks(ranks, [&](Cpu& cpu, Communicator& group) {
     const Layout layout{.tensor = &group, .sequence_parallel = sequence};
     Mlp model(layout, shaped);
-    run(cpu, model, layout, how, found);
+    run_model(cpu, model, layout, how, found);
   });
 }
 
@@ -130,32 +132,32 @@ TEST(ParallelLinear, AnMlpIsThatOfOneRank) {
 }
 
 /// The MLP without its norm in plain loops, from the parameters of `held`.
-std::map<std::string, std::vector<double>> by_hand(Cpu& cpu,
-                                                   const std::map<std::string, std::vector<double>>& p) {
+std::map<std::string, std::vector<double>> mlp_by_hand(Cpu& cpu,
+                                                       const std::map<std::string, std::vector<double>>& p) {
   using Vector = std::vector<double>;
-  const Vector x = cpu.values(cpu.normal({batch, seq, width}, 1)),
-               dy = cpu.values(cpu.normal({batch, seq, width}, 2));
+  const Vector x = cpu.values(cpu.normal({mlp_batch, mlp_seq, mlp_width}, 1)),
+               dy = cpu.values(cpu.normal({mlp_batch, mlp_seq, mlp_width}, 2));
   const Vector &w1 = p.at("up.weight"), &b1 = p.at("up.bias"), &w2 = p.at("down.weight"),
                &b2 = p.at("down.bias");
   Vector y(x.size()), dx(x.size()), dw1(w1.size()), db1(b1.size()), dw2(w2.size()), db2(b2.size());
-  for (std::int64_t row = 0; row < batch * seq; ++row) {
-    const std::int64_t at = row * width;
-    for (std::int64_t o = 0; o < width; ++o) y[at + o] = b2[o], db2[o] += dy[at + o];
-    for (std::int64_t f = 0; f < inner; ++f) {
+  for (std::int64_t row = 0; row < mlp_batch * mlp_seq; ++row) {
+    const std::int64_t at = row * mlp_width;
+    for (std::int64_t o = 0; o < mlp_width; ++o) y[at + o] = b2[o], db2[o] += dy[at + o];
+    for (std::int64_t f = 0; f < mlp_inner; ++f) {
       double s = b1[f], dh = 0;
-      for (std::int64_t i = 0; i < width; ++i) s += w1[f * width + i] * x[at + i];
+      for (std::int64_t i = 0; i < mlp_width; ++i) s += w1[f * mlp_width + i] * x[at + i];
       const double c = std::sqrt(2 / std::acos(-1.0)), t = std::tanh(c * (s + 0.044715 * s * s * s));
       const double h = 0.5 * s * (1 + t);
-      for (std::int64_t o = 0; o < width; ++o) {
-        y[at + o] += w2[o * inner + f] * h;
-        dw2[o * inner + f] += dy[at + o] * h;
-        dh += dy[at + o] * w2[o * inner + f];
+      for (std::int64_t o = 0; o < mlp_width; ++o) {
+        y[at + o] += w2[o * mlp_inner + f] * h;
+        dw2[o * mlp_inner + f] += dy[at + o] * h;
+        dh += dy[at + o] * w2[o * mlp_inner + f];
       }
       const double ds = dh * (0.5 * (1 + t) + 0.5 * s * (1 - t * t) * c * (1 + 3 * 0.044715 * s * s));
       db1[f] += ds;
-      for (std::int64_t i = 0; i < width; ++i) {
-        dw1[f * width + i] += ds * x[at + i];
-        dx[at + i] += ds * w1[f * width + i];
+      for (std::int64_t i = 0; i < mlp_width; ++i) {
+        dw1[f * mlp_width + i] += ds * x[at + i];
+        dx[at + i] += ds * w1[f * mlp_width + i];
       }
     }
   }
@@ -177,7 +179,7 @@ TEST(ParallelLinear, AnMlpIsThatOfPlainLoops) {
     for (const bool sequence : {false, true}) {
       Found got;
       run_parallel(ranks, sequence, {.norm = false}, {}, got);
-      expect_found(got, by_hand(cpu, got.all()), 1e-12, cat(ranks, " ranks"));
+      expect_found(got, mlp_by_hand(cpu, got.all()), 1e-12, cat(ranks, " ranks"));
     }
 }
 
@@ -216,7 +218,7 @@ TEST(ParallelLinear, OneRankIsTheSerialLayerToTheBit) {
     run_serial({}, {.dtype = dtype}, want);
     Cpu cpu(1);
     Mlp alone(Layout{}, {});
-    run(cpu, alone, {}, {.dtype = dtype}, of_none);
+    run_model(cpu, alone, {}, {.dtype = dtype}, of_none);
     run_parallel(1, true, {}, {.dtype = dtype}, of_one);
     expect_found(of_none, want.all(), 0, "no group");
     expect_found(of_one, want.all(), 0, "a group of one rank");
@@ -232,10 +234,10 @@ comm::Traffic traffic_of(int ranks, bool sequence, const How& how) {
     const Layout layout{.tensor = &group, .sequence_parallel = sequence};
     Mlp model(layout, {});
     group.reset_traffic();
-    run(cpu, model, layout, how, found);
+    run_model(cpu, model, layout, how, found);
     if (group.rank() == 0) seen = group.traffic();
   });
-  const std::uint64_t unit = batch * seq * width * size_of(how.dtype) * (ranks - 1) / ranks;
+  const std::uint64_t unit = mlp_batch * mlp_seq * mlp_width * size_of(how.dtype) * (ranks - 1) / ranks;
   EXPECT_EQ(seen.payload(), seen.all_reduce + seen.all_gather + seen.reduce_scatter);
   for (std::uint64_t* bytes : {&seen.all_reduce, &seen.all_gather, &seen.reduce_scatter}) {
     EXPECT_EQ(*bytes % unit, 0u);
@@ -267,19 +269,19 @@ TEST(ParallelLinear, KeepsItsPartOfTheInputAlone) {
     std::atomic<std::uint64_t> kept = 0;
     on_ranks(4, [&](Cpu& cpu, Communicator& group) {
       const Layout layout{.tensor = &group, .sequence_parallel = sequence};
-      ColumnLinear layer(width, inner, layout, {.bias = false});
+      ColumnLinear layer(mlp_width, mlp_inner, layout, {.bias = false});
       const test::PlainParameters held(*cpu.kernels, layer, DType::f64);
       const auto used = [&] {
         return cpu.device->ledger().current(device::Tier::device, device::Category::activations);
       };
       const auto before = used();
       Tape tape(*cpu.kernels);
-      layer(tape, tape.variable(stream_part(cpu, cpu.normal({batch, seq, width}, 1), layout)));
+      layer(tape, tape.variable(stream_part(cpu, cpu.normal({mlp_batch, mlp_seq, mlp_width}, 1), layout)));
       if (group.rank() == 0) kept = used() - before;
     });
     return kept.load();
   };
-  constexpr std::uint64_t stream = batch * seq * width * 8;
+  constexpr std::uint64_t stream = mlp_batch * mlp_seq * mlp_width * 8;
   EXPECT_EQ(kept_bytes(false), stream);
   EXPECT_EQ(kept_bytes(true), stream / 4);
 }
@@ -383,8 +385,9 @@ TEST(ParallelLinear, ADeadRankIsAnErrorOnTheOthers) {
           const Layout layout{.tensor = &group, .sequence_parallel = sequence};
           Mlp model(layout, {.between = fails});
           Found found;
-          if (group.rank() == 1) return run(cpu, model, layout, {}, found);
-          expect_error(ErrorKind::comm, "rank 1 has had enough", [&] { run(cpu, model, layout, {}, found); });
+          if (group.rank() == 1) return run_model(cpu, model, layout, {}, found);
+          expect_error(ErrorKind::comm, "rank 1 has had enough",
+                       [&] { run_model(cpu, model, layout, {}, found); });
           ++told;
         });
       });

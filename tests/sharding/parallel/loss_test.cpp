@@ -17,13 +17,13 @@ using autograd::Parameter;
 using autograd::ParameterPtr;
 
 /// The losses of all ranks, and their gradients put together.
-struct Found {
+struct HeadLosses {
   std::vector<double> losses, dx, dweight;
   double padding = 0;  ///< the largest gradient of a row that is padding
 };
 
-Found run(const Dense& dense, DType dtype, const Grid& sizes, double dy) {
-  Found out;
+HeadLosses run_head(const Dense& dense, DType dtype, const HeadGrid& sizes, double dy) {
+  HeadLosses out;
   out.dx.resize(dense.x.size()), out.dweight.resize(dense.weight.size());
   std::mutex mutex;
   on_grid(dense, dtype, sizes, [&](Rank& rank) {
@@ -50,8 +50,8 @@ Found run(const Dense& dense, DType dtype, const Grid& sizes, double dy) {
   return out;
 }
 
-void expect_near(const std::vector<double>& got, const std::vector<double>& want, double relative,
-                 const char* what) {
+void expect_near_most(const std::vector<double>& got, const std::vector<double>& want, double relative,
+                      const char* what) {
   double most = 0;
   for (const double value : want) most = std::max(most, std::abs(value));
   for (std::size_t i = 0; i < want.size(); ++i)
@@ -75,27 +75,27 @@ Tolerance tolerance(DType dtype) {
 }
 
 /// Runs the head on these grids and holds it to the dense one.
-void expect_agreement(Dense dense, DType dtype, const std::vector<Grid>& grids) {
+void expect_agreement(Dense dense, DType dtype, const std::vector<HeadGrid>& grids) {
   const double dy = 24;
   dense.compute(dy);
-  for (const Grid& sizes : grids) {
+  for (const HeadGrid& sizes : grids) {
     SCOPED_TRACE(cat(name_of(dtype), ", tensor ", sizes.tensor, ", context ", sizes.context,
                      sizes.sequence ? ", sequence-parallel" : ""));
-    const Found found = run(dense, dtype, sizes, dy);
+    const HeadLosses found = run_head(dense, dtype, sizes, dy);
     const Tolerance most = tolerance(dtype);
     for (const double loss : found.losses) {
       EXPECT_EQ(loss, found.losses[0]);  // the same bits on all ranks
       EXPECT_NEAR(loss, dense.loss, most.loss * dense.loss);
     }
-    expect_near(found.dx, dense.dx, most.gradient, "the tokens' gradient");
-    expect_near(found.dweight, dense.dweight, most.gradient, "the weight's gradient");
+    expect_near_most(found.dx, dense.dx, most.gradient, "the tokens' gradient");
+    expect_near_most(found.dweight, dense.dweight, most.gradient, "the weight's gradient");
     EXPECT_EQ(found.padding, 0);
     if (::testing::Test::HasFatalFailure()) return;
   }
 }
 
-std::vector<Grid> all_grids() {
-  std::vector<Grid> out;
+std::vector<HeadGrid> all_grids() {
+  std::vector<HeadGrid> out;
   for (const int tensor : {1, 2, 4})
     for (const int context : {1, 2})
       for (const bool sequence : {false, true})
@@ -142,7 +142,7 @@ TEST(VocabCrossEntropyLabels, MayAllBeIgnored) {
   for (const std::int64_t seq : {16, 192}) {
     Dense dense(DType::f32, 2, seq, 24, 37);
     dense.ignore([](std::int64_t) { return true; });
-    const Found found = run(dense, DType::f32, {2, 2, true}, 1);
+    const HeadLosses found = run_head(dense, DType::f32, {2, 2, true}, 1);
     EXPECT_EQ(found.losses, std::vector<double>(4, 0));
     EXPECT_EQ(found.dx, std::vector<double>(dense.x.size(), 0));
     EXPECT_EQ(found.dweight, std::vector<double>(dense.weight.size(), 0));
@@ -192,8 +192,8 @@ TEST(VocabCrossEntropyOfOneRank, IsThatOfALinearLayerAndALossInSixteenBitsToo) {
       });
       EXPECT_EQ(got[0], want[0]);
       const double most = dtype == DType::f32 ? 1e-6 : dtype == DType::f16 ? 2e-3 : 1.6e-2;
-      expect_near(got[1], want[1], most, "the tokens' gradient");
-      expect_near(got[2], want[2], most, "the weight's gradient");
+      expect_near_most(got[1], want[1], most, "the tokens' gradient");
+      expect_near_most(got[2], want[2], most, "the weight's gradient");
     }
 }
 

@@ -16,6 +16,16 @@ inline std::string text(const Instruction& i) {
   return cat("op ", static_cast<int>(i.op), " of micro-batch ", i.micro_batch, " on chunk ", i.chunk);
 }
 
+inline ScheduleShape shape_of(int stages, std::int64_t micro_batches, int chunks = 1,
+                              std::int64_t group = 0) {
+  ScheduleShape shape;
+  shape.stages = stages;
+  shape.micro_batches = micro_batches;
+  shape.chunks = chunks;
+  shape.group = group;
+  return shape;
+}
+
 /// The lists of all stages.
 inline Lists lists_of(config::Schedule schedule, ScheduleShape shape) {
   Lists lists;

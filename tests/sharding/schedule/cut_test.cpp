@@ -64,7 +64,7 @@ TEST(Cut, IsTheBestOfAllCuts) {
       EXPECT_LT(got[i].begin, got[i].end);
     }
     EXPECT_EQ(got.back().end, parts);
-    EXPECT_EQ(rank_of(weights, got), best_of_all(weights, chunks)) << testing::PrintToString(weights);
+    EXPECT_EQ(rank_of(weights, got), best_of_all(weights, chunks)) << ::testing::PrintToString(weights);
   }
 }
 
@@ -86,7 +86,7 @@ TEST(Cut, HeavyEndsTakePartsFromTheirChunks) {
 
 TEST(Cut, ManyPartsTakeNoTime) {
   const std::vector<Chunk> got = cut(Weights(5000, 3), 64);
-  for (const Chunk& chunk : got) EXPECT_THAT(chunk.end - chunk.begin, testing::AnyOf(78U, 79U));
+  for (const Chunk& chunk : got) EXPECT_THAT(chunk.end - chunk.begin, ::testing::AnyOf(78U, 79U));
 }
 
 TEST(Cut, FewerPartsThanChunksAreRefused) {

@@ -5,17 +5,13 @@
 
 #include <set>
 
+#include "sharding/schedule/check_lists.h"
+
 namespace sherd::sharding {
 namespace {
 
 using config::Schedule;
 using Op = Instruction::Op;
-
-ScheduleShape shape_of(int stages, std::int64_t micro_batches, int chunks = 1) {
-  ScheduleShape shape;
-  shape.stages = stages, shape.micro_batches = micro_batches, shape.chunks = chunks;
-  return shape;
-}
 
 /// Whether each micro-batch keeps its activations; those of all its chunks do, or none.
 std::vector<bool> kept(const std::vector<Instruction>& list, const ScheduleShape& shape) {

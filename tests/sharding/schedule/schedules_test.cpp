@@ -13,17 +13,8 @@ namespace {
 using config::Schedule;
 using testing::expect_error;
 
-ScheduleShape shape_of(int stages, std::int64_t micro_batches, int chunks = 1, std::int64_t group = 0) {
-  ScheduleShape shape;
-  shape.stages = stages;
-  shape.micro_batches = micro_batches;
-  shape.chunks = chunks;
-  shape.group = group;
-  return shape;
-}
-
 /// The most that papers allow to be in flight.
-std::int64_t most_in_flight(Schedule schedule, const ScheduleShape& shape) {
+std::int64_t most_that_papers_allow(Schedule schedule, const ScheduleShape& shape) {
   const std::int64_t m = shape.micro_batches, later = shape.stages - shape.stage - 1;
   switch (schedule) {
     case Schedule::one_forward_one_backward:
@@ -43,7 +34,7 @@ std::string violation(Schedule schedule, ScheduleShape shape) {
   shape.early_update = (shape.micro_batches + shape.chunks) % 2 == 0;
   const Lists lists = lists_of(schedule, shape);
   for (shape.stage = 0; shape.stage < shape.stages; ++shape.stage) {
-    const std::int64_t most = most_in_flight(schedule, shape);
+    const std::int64_t most = most_that_papers_allow(schedule, shape);
     ListCheck check(shape, most);
     const std::string wrong = check.run(lists[static_cast<std::size_t>(shape.stage)]);
     if (!wrong.empty()) return wrong;

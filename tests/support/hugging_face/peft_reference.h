@@ -18,6 +18,7 @@
 #include "support/places.h"
 #include "support/plain_parameters.h"
 #include "support/temp_folder.h"
+#include "support/vectors.h"
 #include "tensor/safetensors/safetensors.h"
 
 // Adapters of tiny models of public families, in folders that PEFT or AdapterHub wrote, and what they make of
@@ -35,15 +36,6 @@ inline config::Config with_adapter(const std::string& family, const config::Adap
   config::Config out = config::parse_text(config::section_of(published.model));
   out.training.adapter = adapter;
   return out;
-}
-
-/// Every element is within `tolerance` of the largest.
-inline void expect_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance) {
-  ASSERT_EQ(got.size(), want.size());
-  double scale = 1e-3;
-  for (const double v : want) scale = std::max(scale, std::abs(v));
-  for (std::size_t i = 0; i < got.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], tolerance * scale) << "element " << i;
 }
 
 /// The folder of a reference adapter: PEFT's, or AdapterHub's.

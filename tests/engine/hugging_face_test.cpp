@@ -50,7 +50,7 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
 const char* const families[] = {"gpt2",  "llama", "llama_linear", "mistral",
-                                "qwen2", "qwen3", "mixtral",      "qwen3_moe"};
+                                "qwen2", "qwen3", "mixtral",      "qwen3_moe", "phi3"};
 
 struct Optimizer {
   const char* text;

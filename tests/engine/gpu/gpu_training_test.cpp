@@ -60,7 +60,9 @@ TEST_F(GpuTraining, repeats_itself_to_the_bit) {
 TEST_F(GpuTraining, has_the_same_bits_by_graphs) {
   for (const char* dtype : {"fp32", "bf16", "fp16"})
     for (const char* optimizer : {"none", "cpu"}) {
-      if (in_part() && (std::string(optimizer) == "cpu") != (std::string(dtype) == "bf16")) continue;
+      if (in_part() && (dtype != std::string("fp16") || optimizer != std::string("none")) &&
+          (dtype != std::string("bf16") || optimizer != std::string("cpu")))
+        continue;
       RunSpec spec = on_gpu();
       spec.dtype = dtype, spec.stage = 2, spec.accumulation = 2, spec.offload_optimizer = optimizer;
       const RunResult expected = train_local(spec);
@@ -122,8 +124,10 @@ TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
       EXPECT_TRUE(train_local(spec).bits() == expected)
           << what << ", stage " << spec.stage << ", ranks " << ranks;
     };
-    // In part: every stage, every way and every number of ranks, each with each of the others once or so.
-    const auto chosen = [&](int way) { return !in_part() || (spec.stage + way) % 2 == ranks / 4; };
+    // In part: every stage, every way and every number of ranks, but few of each with each.
+    const auto chosen = [&](int way) {
+      return !in_part() || (ranks == 2 ? (spec.stage + way) % 2 == 0 : spec.stage == 3 - 2 * way);
+    };
     for (const int stage : {1, 2, 3}) {
       spec.stage = stage;
       if (chosen(0)) same("all on the card");
@@ -151,12 +155,15 @@ TEST_F(GpuTraining, replicas_exchange_momentum_wherever_it_lies) {
     spec.offload_optimizer = "cpu";
     const auto expected = train_local(spec).bits();
     spec.offload_optimizer = "nvme", spec.nvme_path = folder.path(), spec.stage = 2;
-    EXPECT_TRUE(train_local(spec).bits() == expected) << type;
+    if (!in_part() || type == "OneBitAdam") {
+      EXPECT_TRUE(train_local(spec).bits() == expected) << type;
+    }
     spec.offload_optimizer = "none";
     EXPECT_TRUE(train_local(spec).bits() == expected) << type;
     spec.stage = 3, spec.offload_param = "nvme";  // the GPU updates what the store writes
     spec.offload_param_extra = R"(, "max_in_cpu": 0)";
     EXPECT_TRUE(train_local(spec).bits() == expected) << type << ", parameters on NVMe";
+    if (in_part() && type == "OneBitAdam") continue;
     spec.stage = 2, spec.offload_param = "none", spec.offload_param_extra.clear();
     spec.ranks = 1;  // who has nobody to send anything to
     const auto alone = train_local(spec).bits();

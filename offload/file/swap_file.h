@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "base/file_descriptor.h"
+#include "base/files.h"
 #include "base/run_lock.h"
 
 namespace sherd::offload {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/file_descriptor.h"
+#include "base/files.h"
 #include "offload/io_backend.h"
 
 namespace sherd::offload {

@@ -26,8 +26,9 @@ Tensor spread(Tape& tape, const Tensor& dy, const AxisExtents& axis, double fact
     small = tape.empty(dy.shape(), dy.dtype());
     tape.kernels().scale(dy, factor, small);
   }
+  small = tape.converted(small, dtype);
   Tensor out = tape.empty({axis.outer, axis.extent, axis.inner}, dtype);
-  tape.kernels().copy_strided(tape.converted(small, dtype), {axis.inner, 0, 1}, out);
+  tape.kernels().copy_strided(small, {axis.inner, 0, 1}, out);
   return out.reshape(shape);
 }
 

@@ -154,8 +154,8 @@ Var linear(const Var& x, const Var& w, const Var& b, Activation activation) {
 Var linear_by_source(const Var& x, const Var& w, const Var& b, Activation activation,
                      std::vector<std::int64_t> sources, bool adds_bias) {
   const std::int64_t rows = std::accumulate(sources.begin(), sources.end(), std::int64_t{0});
-  require(x.shape().rank() == 2 && rows == x.shape()[0], "linear_by_source: ", rows, " rows of ",
-          sources.size(), " sources are not the input's, ", x.shape().str());
+  require(x.shape().rank() == 2 && rows == x.shape()[0] && !sources.empty(), "linear_by_source: ", rows,
+          " rows of ", sources.size(), " sources are not the input's, ", x.shape().str());
   return record_linear(x, w, b, activation, std::move(sources), adds_bias);
 }
 

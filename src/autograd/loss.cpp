@@ -4,6 +4,7 @@
 #include "tensor/argument_checks.h"
 
 namespace sherd::autograd {
+
 Var cross_entropy(Var logits, const Tensor& targets, std::int64_t valid, std::int32_t ignore_index) {
   Tape& tape = logits.tape();
   const Shape shape = logits.shape();

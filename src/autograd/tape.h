@@ -315,8 +315,8 @@ class Tape {
   std::uint64_t pass_ = 1;   ///< the pass that nodes_ holds
   std::uint64_t begun_ = 0;  ///< the pass whose backward began last
   bool recording_ = true;
-  std::unordered_map<const Parameter*, int>
-      uses_;  ///< operations of the forward pass that use it, recorded or not
+  /// Operations of the forward pass that use a parameter, recorded or not.
+  std::unordered_map<const Parameter*, int> uses_;
   WeightGradients when_ = WeightGradients::now;  ///< how the backward under way treats them
   std::vector<Deferred> entered_;                ///< blocks whose backward runs, the innermost last
   std::deque<Deferred> deferred_;                ///< blocks whose weight gradients are to come

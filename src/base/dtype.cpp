@@ -21,6 +21,7 @@ constexpr std::array<TypeFacts, 8> types{{{"fp32", 4},
                                           {"int64", 8},
                                           {"uint16", 2},
                                           {"uint8", 1}}};
+static_assert(types.size() == static_cast<std::size_t>(DType::u8) + 1);
 
 }  // namespace
 

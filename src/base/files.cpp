@@ -41,6 +41,10 @@ fs::path parent_of(const fs::path& path) {
 
 }  // namespace
 
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
 AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
   std::error_code absent;
   if (fs::is_symlink(fs::symlink_status(path_, absent))) path_ = fs::weakly_canonical(path_, absent);

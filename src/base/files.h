@@ -5,8 +5,26 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sherd {
+
+/// A file descriptor; closes what it still holds.
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  ~FileDescriptor();
+  FileDescriptor(FileDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  int get() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_;
+};
 
 /// A file that appears under its name whole or not at all: bytes go to `path` + ".partial" beside it,
 /// commit() syncs them, renames and syncs the folder. Dropped without commit(), it leaves what was at `path`

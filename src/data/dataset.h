@@ -4,16 +4,15 @@
 // shuffled, loaders.
 //
 // To change, look at:
-// - `sherd prepare`: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of the
-// tokens
-//   that are learned: PREFIX.mask
+// - `sherd prepare`: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of
+//   the tokens that are learned: PREFIX.mask
 // - the learned part of an input line; conversations: read_example(), encode_segments(), text/example.h
 // - templates: templates/chat_template.h; which of them a published template is:
 //   templates/published_template.h, which reads the text that it writes in templates/jinja_reading.cpp;
 //   conversations that are answered: templates/conversation.cpp
-// - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way of
-// a
-//   text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect: pattern_dialect.cpp
+// - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way
+//   of a text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect:
+//   pattern_dialect.cpp
 // - how samples are packed, documents kept apart, virtual tokens put in front: packing/
 // - which source a sample is of: blend.h; which samples of a pass count: Loader::next_of_pass(), loader.h
 

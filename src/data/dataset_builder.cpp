@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t write_buffer_bytes = std::size_t{4} << 20;
 constexpr std::size_t buffer_lengths = std::size_t{1} << 16;
 
-fs::path existing_folder_of(const std::string& prefix) {
+fs::path output_folder_of(const std::string& prefix) {
   const fs::path path(prefix);
   return path.has_parent_path() ? path.parent_path() : fs::path(".");
 }
@@ -61,7 +61,7 @@ class Buffered {
 }  // namespace
 
 void check_output_prefix(const std::string& prefix) {
-  const fs::path folder = existing_folder_of(prefix);
+  const fs::path folder = output_folder_of(prefix);
   if (prefix.empty() || fs::path(prefix).filename().empty())
     fail(ErrorKind::usage, "the output prefix '", prefix, "' names no file; give one such as data/corpus");
   std::error_code error;
@@ -93,7 +93,8 @@ void DatasetBuilder::add(std::span<const std::int32_t> tokens, bool last,
           "a sequence of ", tokens.size(), " tokens; the format holds fewer than 2^31 in one: split it");
   const std::size_t width = size_of(type_);
   for (std::size_t done = 0; done < tokens.size();) {
-    const std::size_t count = std::min(tokens.size() - done, (write_buffer_bytes - token_buffer_.size()) / width);
+    const std::size_t count =
+        std::min(tokens.size() - done, (write_buffer_bytes - token_buffer_.size()) / width);
     const std::size_t at = token_buffer_.size();
     token_buffer_.resize(at + count * width);
     for (std::size_t i = 0; i < count; ++i) {

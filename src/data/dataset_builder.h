@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "base/file_descriptor.h"
 #include "base/files.h"
 #include "data/indexed_dataset.h"
 

@@ -85,8 +85,8 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::int64_t vocab_size() const override { return std::max<std::int64_t>(pieces_, end_of_document_ + 1); }
   std::int32_t end_of_document() const override { return end_of_document_; }
   std::optional<std::int32_t> token_id(std::string_view token) const override {
-    const int id =
-        model_.PieceToId({token.data(), token.size()});  // the unknown one for a token that there is not
+    // The unknown one for a token that there is not.
+    const int id = model_.PieceToId({token.data(), token.size()});
     if (id < 0 || id >= pieces_ || model_.IdToPiece(id) != token) return std::nullopt;
     return id;
   }

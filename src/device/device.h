@@ -26,7 +26,7 @@ struct MemoryBlock {
   std::size_t bytes = 0;  ///< bytes that were asked for and charged to the ledger
 };
 
-/// Shared handle to a Block. `release` runs when the last handle goes, on whichever thread that is.
+/// Shared handle to a MemoryBlock. `release` runs when the last handle goes, on whichever thread that is.
 class Storage {
  public:
   Storage() = default;

@@ -41,9 +41,8 @@ struct ArrayLoops {
   std::array<std::int64_t, Shape::max_rank> extents{};
   std::array<Strides, most_operands> strides{};
 
-  std::int64_t columns() const {
-    return extents[static_cast<std::size_t>(rank - 1)];
-  }  ///< extent of the last axis
+  /// The extent of the last axis.
+  std::int64_t columns() const { return extents[static_cast<std::size_t>(rank - 1)]; }
   std::int64_t stride(int operand) const {
     return strides[static_cast<std::size_t>(operand)][static_cast<std::size_t>(rank - 1)];
   }

@@ -145,7 +145,7 @@ class Board final : public Health {
   /// others.
   void fail(const std::string& reason) noexcept;
   [[noreturn]] void fail_and_throw(const std::string& reason);
-  /// Does so unless `wrong`, to which the group's name is added, is empty.
+  /// Fails the group and throws, with the group's name before `wrong`, unless `wrong` is empty.
   void fail_if(const std::string& wrong);
   [[noreturn]] void throw_failure() const;
   bool failed() const noexcept override;

@@ -74,7 +74,7 @@ void MachineTransport::compare() {
     all.push_back(board_->descriptor(r, rounds_).signature);
     ranks.push_back(board_->world_rank(topology_.locals()[static_cast<std::size_t>(r)]));
   }
-  board_->fail_if(mismatch(all, ranks));
+  board_->fail_and_throw(cat(board_->name(), ": ", mismatch(all, ranks)));
 }
 
 const std::byte* MachineTransport::source(int rank, std::size_t offer) const {

@@ -176,8 +176,9 @@ class MpiGroup final : public Port {
     if (!here) return "";
     MPI_Get_count(&status, MPI_BYTE, &length);
     std::string text(static_cast<std::size_t>(length), ' ');
-    check(MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, mpi_failure_tag, side_, MPI_STATUS_IGNORE),
-          "MPI_Recv");
+    check(
+        MPI_Recv(text.data(), length, MPI_BYTE, status.MPI_SOURCE, mpi_failure_tag, side_, MPI_STATUS_IGNORE),
+        "MPI_Recv");
     return text;
   }
 
@@ -205,9 +206,9 @@ class MpiGroup final : public Port {
       int unit = 0;
       void* part = nullptr;
       check(MPI_Win_shared_query(window, static_cast<int>(r), &length, &unit, &part), "MPI_Win_shared_query");
-      // OpenMPI begins parts anywhere; the offset in a mpi_page is the same for all who map it.
-      parts[r] =
-          reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(part) + mpi_page - 1) / mpi_page * mpi_page);
+      // OpenMPI begins parts anywhere; the offset in a page is the same for all who map it.
+      const auto place = reinterpret_cast<std::uintptr_t>(part);
+      parts[r] = reinterpret_cast<std::byte*>((place + mpi_page - 1) / mpi_page * mpi_page);
     }
     return MPI_SUCCESS;
   }

@@ -213,8 +213,8 @@ std::string NcclComm::overdue(const std::string& what, const Deadline& deadline,
   if (Deadline::Clock::now() < deadline.at() + 1s) return "";  // a rank may know only of its neighbour
   return cat(begin, "did not end within ", seconds, " s on rank ", own,
              ", though all ranks that it knows of have come to it: a rank's GPU, or a link between two, "
-             "takes longer "
-             "or hangs (NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work before it "
+             "takes longer or hangs (NCCL_DEBUG=INFO says more); raise parallel.timeout_seconds if the work "
+             "before it "
              "takes that long");
 }
 

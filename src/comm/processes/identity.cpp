@@ -15,7 +15,7 @@
 #include <string_view>
 
 #include "base/error.h"
-#include "base/file_descriptor.h"
+#include "base/files.h"
 #include "base/random.h"
 
 namespace sherd::comm {

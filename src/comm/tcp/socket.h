@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/deadline.h"
-#include "base/file_descriptor.h"
+#include "base/files.h"
 
 namespace sherd::comm {
 

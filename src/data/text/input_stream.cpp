@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/file_descriptor.h"
+#include "base/files.h"
 
 namespace sherd::data {
 namespace {
@@ -27,7 +27,9 @@ constexpr std::string_view gzip_magic = "\x1f\x8b", zstd_magic = "\x28\xb5\x2f\x
 class InputStream::Source {
  public:
   explicit Source(std::filesystem::path path)
-      : path_(std::move(path)), file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)), buffer_(read_buffer_bytes) {
+      : path_(std::move(path)),
+        buffer_(read_buffer_bytes),
+        file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (!file_) fail(ErrorKind::io, "cannot open '", name(), "': ", std::strerror(errno), "; check the path");
     ::posix_fadvise(file_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   }
@@ -70,8 +72,8 @@ class InputStream::Source {
   }
 
   std::filesystem::path path_;
-  FileDescriptor file_;
   std::vector<char> buffer_;
+  FileDescriptor file_;
   std::size_t begin_ = 0, end_ = 0;
   std::uint64_t bytes_read_ = 0;
 };

@@ -14,7 +14,8 @@ namespace sherd::data {
 
 RandomAccessFile::RandomAccessFile(std::filesystem::path path, Access access)
     : path_(std::move(path)),
-      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {  // so that a pipe waits for nobody
+      // Opening a pipe without O_NONBLOCK would wait for its writer.
+      file_(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (!file_) fail(ErrorKind::io, "cannot open '", path_.string(), "': ", std::strerror(errno));
   struct stat status {};
   if (::fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode))

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <span>
 
-#include "base/file_descriptor.h"
+#include "base/files.h"
 
 namespace sherd::data {
 

@@ -104,8 +104,7 @@ class TextSource {
 /// Throws Error{data} saying what the file is and what to do, unless it is text or JSON lines as far as
 /// `head`, its first block (`whole`: all of it), tells. Refused are
 ///   - archives, binary formats, and packed files but gzip's and zstd's, by their first bytes; UTF-16;
-///   anything
-///     with a NUL in the first 8000 bytes;
+///     anything with a NUL in the first 8000 bytes;
 ///   - one JSON array or object that fills the block, and JSON objects one after the other, unless each is a
 ///     line of a .jsonl file.
 /// Text that only begins like JSON ("[1] Smith", "{sic} he wrote") passes: the block must parse.

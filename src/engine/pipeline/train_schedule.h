@@ -13,8 +13,7 @@
 //   train_schedule.h  which schedule a configuration gets, and its list; what a run tells of it
 //   stage_layout.h    which parts of the model each pipeline stage has (part_weights()); forms of values
 //   stage_link.h      activations and gradients between neighbours, beside the rank's thread; ModelStages:
-//   the
-//                     model whole over the stages, for evaluation and generation
+//                     the model whole over the stages, for evaluation and generation
 //
 // To add a schedule: its order in sharding/schedule/schedules.cpp, its name in config/config.h (Schedule) and
 // config/sections/pipeline_keys.cpp; what it needs of the model is checked in choose_schedule().

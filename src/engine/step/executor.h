@@ -27,9 +27,8 @@
 //   step_loss.h             what micro-batches weigh, and the mean of their losses over ranks and stages
 //   step_states.h           what modules learn once per step beside gradients (biases of routers)
 //   metric_sums.h           what is evaluated beside the loss
-//   recompute.h             which blocks recompute (which micro-batches do stands in the list), and the
-//   inputs
-//                           of recomputed blocks, on NVMe
+//   recompute.h             which blocks recompute (which micro-batches do stands in the list), and
+//                           the inputs of recomputed blocks, on NVMe
 //   step_report.h           what a step tells, and the counters
 
 namespace sherd::engine {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 
 #include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
@@ -53,6 +54,8 @@ inline Unary* activation_loop(const ElementwiseOps& ops, Activation kind) {
                                                &ElementwiseOps::sigmoid,
                                                &ElementwiseOps::exp,
                                                &ElementwiseOps::log};  // in the order of Activation
+  static_assert(std::size(loops) == static_cast<std::size_t>(Activation::log) + 1);
+  require(kind != Activation::none, "activation: there is none");
   return ops.*loops[static_cast<std::size_t>(kind)];
 }
 

@@ -36,8 +36,9 @@ inline constexpr unsigned element_threads = 256;
 template <class Fn>
 void with_floating(DType first, DType second, const Fn& f) {
   tensor::with_floating(first, [&](auto a) {
+    using A = decltype(a);  // named here, as GCC 12 takes what a lambda captures for const
     tensor::with_floating(second, [&](auto b) {
-      if constexpr (std::is_same_v<Compute<decltype(a)>, Compute<decltype(b)>>) f(a, b);
+      if constexpr (std::is_same_v<Compute<A>, Compute<decltype(b)>>) f(A{}, b);
     });
   });
 }

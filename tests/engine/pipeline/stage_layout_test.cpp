@@ -66,7 +66,7 @@ TEST(StageLayout, PartsWeighWhatTheMethodSays) {
   EXPECT_EQ(part_weights(model, "type:positions"), Weights({1, 0, 0, 0, 0, 0}));
   expect_error(ErrorKind::config,
                "no part of the model matches \"Attention\", by class or path; classes of its parts: "
-               "Embedding, Linear, Positions, WideLinear",
+               "Embedding, LearnedPositions, Linear, WideLinear",
                [&] { part_weights(model, "type:Attention"); });
 }
 

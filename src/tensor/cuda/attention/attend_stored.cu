@@ -23,8 +23,8 @@ struct StoredArguments {
   using C = Compute<S>;
   const S* qkv;
   S *keys, *values, *out;  ///< out may be null
-  C *parts, *tops,
-      *sums;  ///< results by [row, head, chunk], not divided yet; null where there is but one chunk
+  /// Results by [row, head, chunk], not divided yet; null where there is but one chunk.
+  C *parts, *tops, *sums;
   const std::int32_t* places;
   Count width, capacity;
   int seq, heads, kv_heads, dim;

@@ -24,8 +24,8 @@ struct MmaShape {
   static constexpr int row = dim + 8;  ///< from row to row in shared memory: eight of them meet all banks
   static constexpr int tile = dim <= 64 ? 64 : 32;   ///< rows of the tiles that a gradient goes through
   static constexpr int chunk = dim <= 64 ? 32 : 16;  ///< rows at a time whose scores fit registers
-  static constexpr int blocks =
-      dim <= 64 ? 3 : 2;                   ///< blocks with one sum that a processor has registers for
+  /// Blocks with one sum that a processor has registers for.
+  static constexpr int blocks = dim <= 64 ? 3 : 2;
   static constexpr bool held = dim <= 64;  ///< a gradient of keys has registers for keys and values
 
   static constexpr std::size_t forward_bytes = 2 * mma_tile * row * sizeof(S);

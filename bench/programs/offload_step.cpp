@@ -5,8 +5,8 @@
 //
 // Forms: fp32 masters and moments (12 bytes per parameter); split masters (10); split masters and bf16
 // moments (6), or moments in 8 bits (4; split_moments8). With --serve it answers each form named on a line of
-// standard input with the seconds of one step (offload_vs_deepspeed.py). DIR needs the room for one form's
-// states, with --serve for all.
+// standard input with the seconds of one step (offload_vs_deepspeed.py). The folder of --path
+// needs the room for one form's states, with --serve for all.
 #include <algorithm>
 #include <iostream>
 #include <map>

@@ -35,20 +35,20 @@ void check_seal(std::string_view text) {
     fail(ErrorKind::data, "its checksum does not match: it was changed or damaged after it was written");
 }
 
-const json& member(const json& object, const std::string& key) {
+const json& manifest_member(const json& object, const std::string& key) {
   const auto found = object.find(key);
   if (found == object.end()) fail(ErrorKind::data, "it has no ", key);
   return *found;
 }
 
 std::string text_of(const json& object, const std::string& key) {
-  const json& value = member(object, key);
+  const json& value = manifest_member(object, key);
   if (!value.is_string()) fail(ErrorKind::data, key, " is not a string");
   return value.get<std::string>();
 }
 
 const json& object_of(const json& object, const std::string& key) {
-  const json& value = member(object, key);
+  const json& value = manifest_member(object, key);
   if (!value.is_object()) fail(ErrorKind::data, key, " is not an object");
   return value;
 }
@@ -64,7 +64,7 @@ std::int64_t number_of(const json& value, const std::string& what, std::int64_t 
 }
 
 std::int64_t count_of(const json& object, const std::string& key, std::int64_t least, std::int64_t largest) {
-  return number_of(member(object, key), key, least, largest);
+  return number_of(manifest_member(object, key), key, least, largest);
 }
 
 /// One number where there is one group, else a list.

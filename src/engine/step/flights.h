@@ -55,9 +55,11 @@ class Flights {
   bool dropped_ = false;
 };
 
-/// Holds the rank's thread back where it is so far ahead of an accelerator that more would gain nothing: what
-/// is queued keeps page-locked memory (inputs, losses) until the device has passed. Counts what a micro-batch
-/// does on a chunk of the model, forward and backward apart, in whatever order a schedule has them.
+/// The rank's thread queues micro-batch after micro-batch and looks at results once per step; on CPUs
+/// everything has happened when a call returns. This holds it back where it is so far ahead of an accelerator
+/// that more would gain nothing: what is queued keeps page-locked memory (inputs, losses) until the device
+/// has passed. Counts what a micro-batch does on a chunk of the model, forward and backward apart, in
+/// whatever order a schedule has them.
 class RunAhead {
  public:
   static constexpr std::size_t most = 4;  ///< micro-batches under way, or as much of others

@@ -1,9 +1,9 @@
 #pragma once
 
-// Families of models, as Hugging Face's transformers publishes them: a file each, and a line in families.cpp.
-// To add one, write a file like phi3.cpp, name it in families.cpp, and give its defaults in
-// src/config/model.cpp, which say which norm, positions, activation and biases it has. Nothing else in the
-// project knows families.
+// Families of models, as Hugging Face's transformers publishes them: a file for each and its relatives, and a
+// line in families.cpp. To add one, write a file like phi3.cpp, name it in families.cpp, and give its
+// defaults in src/config/model.cpp, which say which norm, positions, activation and biases it has. Nothing
+// else in the project knows families.
 
 #include <optional>
 #include <string>

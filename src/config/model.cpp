@@ -39,7 +39,7 @@ struct FamilyDefaults {
   Model model;
 };
 
-/// All families, in the order of ModelType.
+/// All families; a ModelType is a place among them.
 const std::vector<FamilyDefaults>& families() {
   static const std::vector<FamilyDefaults> all = [] {
     std::vector<FamilyDefaults> rows{{"gpt2", gpt2()},

@@ -47,11 +47,12 @@ class DataErrors {
   DataErrorSlot* slots_;
 };
 
-/// Kernels for a CUDA device, issued on its compute stream; none waits but sum_of_squares and
-/// copies that narrow integers. Each family lives in a file of its own in this folder: *.cu for own kernels,
-/// which also run on the emulator in tests/simt, *.cpp for what cuBLASLt and cuDNN do.
+/// Kernels for a CUDA device, issued on its compute stream; none waits but sums_of_squares and
+/// copies that narrow integers. Each family lives in a file of its own in this folder (attention's in
+/// attention/ and cudnn/): *.cu for own kernels, which also run on the emulator in tests/simt, *.cpp for what
+/// cuBLASLt and cuDNN do.
 ///
-/// Against the CPU's: copies, fills, dropout, fold, sum_of_squares, the fp32 activations and what rounds
+/// Against the CPU's: copies, fills, dropout, fold, sums_of_squares, the fp32 activations and what rounds
 /// once give its bits, random fills as far as the double-precision functions of the two agree; the rest the
 /// same values within rounding, and the same bits from run to run.
 class CudaKernels final : public Kernels {

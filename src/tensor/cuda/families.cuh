@@ -32,15 +32,17 @@ using Count = std::int64_t;
 /// Threads of a block in element-wise loops.
 inline constexpr unsigned element_threads = 256;
 
+/// f(a, b) where both types have one compute type. (A function, as GCC 12 takes the wrong branch where a
+/// generic lambda within another asks.)
+template <class Fn, class A, class B>
+void call_if_alike(const Fn& f, A a, B b) {
+  if constexpr (std::is_same_v<Compute<A>, Compute<B>>) f(a, b);
+}
 /// Calls f with a value of each of two floating types that have one compute type, which was checked.
 template <class Fn>
 void with_floating(DType first, DType second, const Fn& f) {
-  tensor::with_floating(first, [&](auto a) {
-    using A = decltype(a);  // named here, as GCC 12 takes what a lambda captures for const
-    tensor::with_floating(second, [&](auto b) {
-      if constexpr (std::is_same_v<Compute<A>, Compute<decltype(b)>>) f(A{}, b);
-    });
-  });
+  tensor::with_floating(
+      first, [&](auto a) { tensor::with_floating(second, [&](auto b) { call_if_alike(f, a, b); }); });
 }
 using tensor::with_floating;
 

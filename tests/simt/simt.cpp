@@ -142,6 +142,10 @@ struct Warp {
   int row = 0;
 };
 
+struct WarpRecords {
+  LaneRecord of[2][32];
+};
+
 /// The threads of one block. A fiber takes thread after thread as long as none of them has to wait; a kernel
 /// without barriers so is a plain loop.
 class Block {
@@ -187,6 +191,14 @@ class Block {
       wait();
     }
     return warp.values[row];
+  }
+
+  const LaneRecord* exchange(const LaneRecord& mine) {
+    const std::size_t warp = thread_ / 32;
+    auto& records = records_[warp].of[warps_[warp].row];
+    records[thread_ % 32] = mine;
+    exchange(0xffffffffu, 0, false);
+    return records;
   }
 
   void start_copy(void* to, const void* from, std::size_t bytes, const void* code) {
@@ -262,6 +274,7 @@ class Block {
   std::vector<Waiting> barrier_queue_;
   std::vector<std::vector<Waiting>> warp_queues_;
   std::vector<Warp> warps_;
+  std::vector<WarpRecords> records_;  // of each warp; not cleared, as all lanes give one
   std::deque<Waiting> ready_;
   std::vector<std::vector<Copy>> copies_;  // of each thread
   std::vector<Chunk> shared_;
@@ -301,6 +314,7 @@ void Block::begin(std::uint64_t index, Dim3 size, std::size_t shared_bytes) {
   votes_[0] = votes_[1] = vote_row_ = 0;
   barrier_queue_.clear(), ready_.clear(), copies_.assign(threads_, {});
   warp_queues_.resize((threads_ + 31) / 32), warps_.assign((threads_ + 31) / 32, {});
+  records_.resize(warps_.size());
   for (auto& queue : warp_queues_) queue.clear();
   shared_.resize((shared_bytes + sizeof(Chunk) - 1) / sizeof(Chunk));
   if (!shared_.empty()) std::memset(shared_.data(), 0xff, shared_.size() * sizeof(Chunk));
@@ -398,6 +412,9 @@ void block_barrier() {
 }
 int block_vote(bool predicate) {
   return this_block().vote(predicate);
+}
+const LaneRecord* warp_exchange(const LaneRecord& mine) {
+  return this_block().exchange(mine);
 }
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value) {
   return this_block().exchange(mask, value, false);

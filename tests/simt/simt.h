@@ -46,6 +46,12 @@ int block_vote(bool predicate);
 /// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next
 /// call.
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value);
+/// What a lane gives where one word is not enough (tensor_cores.h).
+struct LaneRecord {
+  float left[8], right[4];
+};
+/// warp_exchange() of all lanes, with a record of each.
+const LaneRecord* warp_exchange(const LaneRecord& mine);
 /// Waits for them, and orders what they do with memory before and after it; an exchange does not.
 void warp_barrier(unsigned mask);
 int lane_id();

@@ -68,7 +68,7 @@ class Residency {
   void end();
 
   // ---- parameters that are going to change, while passes may be under way ----
-  /// Those of all units that train: no unit is gathered or read ahead before its change has ended.
+  /// Begins the changes of all units that train: none is gathered or read ahead before its own has ended.
   void begin_changes();
   /// Called where somebody takes a lease on a unit whose change has not ended; has to end it.
   void set_finish_changes(std::function<void()> finish) { finish_changes_ = std::move(finish); }

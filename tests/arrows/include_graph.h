@@ -156,7 +156,7 @@ inline std::string complaint_about(const std::string& file, const Include& inclu
   return "";
 }
 
-/// What asks a device whether it is CUDA's, in a line of code; empty where nothing does.
+/// The part of a line of code that asks a device whether it is CUDA's; empty where nothing does.
 inline std::string question_of_cuda(const std::string& line) {
   const std::string code = line.substr(0, line.find("//"));
   for (const char* word : {"as_cuda(", "Kind::cuda"})

@@ -82,7 +82,7 @@ std::vector<std::string> dead_references(const fs::path& root) {
   return dead;
 }
 
-/// What links to a heading end with: its letters, digits and hyphens, small, with hyphens for spaces.
+/// The end of links to a heading: its letters, digits and hyphens, small, with hyphens for spaces.
 std::string anchor_of(const std::string& heading) {
   std::string out;
   for (const char c : heading)

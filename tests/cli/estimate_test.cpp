@@ -1,5 +1,4 @@
-// Tests what `sherd estimate` says, what `sherd train` refuses, and that the change they name makes the run
-// fit.
+// `sherd estimate`, refusals of `sherd train`, and the changes that both name to make a run fit.
 #include <algorithm>
 #include <array>
 

@@ -98,7 +98,7 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
       const GraphSlice slice = slice_of(e, regroups(e) && h.batch > 1);
       const std::string& gpu = GetParam() ? h200 : a100;
       std::int64_t workspace = 0;
-      // What a dry run charges for it (workspace.h).
+      // A dry run charges this for it (workspace.h).
       const auto booked = [&](bool repeatable) {
         return static_cast<std::int64_t>(cudnn_backward_workspace(slice.batch, slice.heads, slice.kv_heads,
                                                                   slice.seq, slice.dim, repeatable));

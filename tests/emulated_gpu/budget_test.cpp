@@ -12,7 +12,7 @@ namespace {
 
 namespace card = emulated_gpu;
 
-/// Of a step: kernels launched, products, copies and fills, and the bytes of copies to the card and to the
+/// A step's kernels launched, products, copies and fills, and the bytes of copies to the card and to the
 /// host. The last two are of parameters that lie there, or of what the host looks at.
 struct Asked {
   long kernels, products, copies, fills, up, down;
@@ -34,7 +34,7 @@ void PrintTo(const Asked& a, std::ostream* out) {
        << ", " << a.down << "}";
 }
 
-/// What the second step asks for, and how often the host waits in it.
+/// The second step's requests, and how often the host waits in it.
 struct Step {
   Asked asked;
   std::size_t host_waits;

@@ -29,7 +29,7 @@ struct Block {
   bool enlisted = false;  ///< others' memory
 };
 
-/// What CUDA knows of memory. With mutex() locked.
+/// CUDA's knowledge of memory. With mutex() locked.
 class Memory {
  public:
   /// Memory that begins as ones; null where the card's capacity is spent.
@@ -100,7 +100,7 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
 // ---- for tests ----
 
-/// What this process has asked of its cards since it began. Work in graphs counts as their launches alone.
+/// The requests of this process to its cards since it began. Work in graphs counts as their launches alone.
 struct Counts {
   std::size_t kernels = 0;        ///< launched one by one
   std::size_t library_calls = 0;  ///< of cuBLASLt

@@ -36,7 +36,7 @@ struct Preference {
   std::uint64_t most_workspace = 0;
   std::uint32_t alignment_a = 256, alignment_b = 256, alignment_c = 256, alignment_d = 256;  // bytes
 };
-/// What a cublasLtMatmulAlgo_t holds.
+/// The contents of a cublasLtMatmulAlgo_t.
 struct Choice {
   std::uint64_t workspace;
   std::uint32_t alignment_a, alignment_b, alignment_c, alignment_d;

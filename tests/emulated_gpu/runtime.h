@@ -9,7 +9,7 @@
 
 #include "emulated_gpu/card.h"
 
-// What the sources of the emulated runtime share: runtime.cpp (errors, cards, memory) and runtime_work.cpp
+// Shared by the sources of the emulated runtime: runtime.cpp (errors, cards, memory) and runtime_work.cpp
 // (streams, events, kernels, graphs).
 
 namespace sherd::emulated_gpu {

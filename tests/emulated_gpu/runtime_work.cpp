@@ -9,7 +9,7 @@ namespace {
 using namespace sherd;
 using namespace sherd::emulated_gpu;
 
-/// Of dynamic shared memory, by kernel: what all have, or what was asked for last.
+/// Dynamic shared memory by kernel: what all have, or what was asked for last.
 int shared_allowed(const void* entry) {
   const auto at = state().shared_allowed.find(entry);
   return at == state().shared_allowed.end() ? 48 << 10 : at->second;

@@ -16,7 +16,7 @@ inline bool mapped(const std::string& name) {
   return read_text("/proc/self/maps").find(name) != std::string::npos;
 }
 
-/// What the Error{config} that `body` must throw says.
+/// The text of the Error{config} that `body` must throw.
 template <class Body>
 std::string refusal(const Body& body) {
   try {

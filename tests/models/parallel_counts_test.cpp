@@ -2,7 +2,7 @@
 // models are measured that differ by one layer: embedding, head and loss drop out.
 //
 // Symbols are the papers': sequence s, micro-batch b, hidden size h, heads a; t tensor and c context ranks.
-// Of a sequence a rank has s/c tokens, n = s·b/c in all.
+// A rank has s/c tokens of a sequence, n = s·b/c in all.
 #include <gtest/gtest.h>
 
 #include <mutex>

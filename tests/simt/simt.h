@@ -46,7 +46,7 @@ int block_vote(bool predicate);
 /// Waits for the warp's lanes in `mask` and returns what each of the 32 gave; to be read before the next
 /// call.
 const std::uint64_t* warp_exchange(unsigned mask, std::uint64_t value);
-/// What a lane gives where one word is not enough (tensor_cores.h).
+/// A lane's part of an exchange where one word is not enough (tensor_cores.h).
 struct LaneRecord {
   float left[8], right[4];
 };

@@ -120,7 +120,7 @@ class Fiber {
     const void* bottom = nullptr;
     std::size_t size = 0;
     __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
-    if (!from.owned_) from.bottom_ = const_cast<void*>(bottom), from.size_ = size;
+    if (!from.owned_ && !from.bottom_) from.bottom_ = const_cast<void*>(bottom), from.size_ = size;
 #endif
   }
 
@@ -249,9 +249,27 @@ class Block {
     threadIdx = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
     races.run_thread(thread, worker_->stack(), stack_bytes);
   }
+  /// The fiber that runs next: of a thread that may go on, or one for the next thread; the host's where none
+  /// can.
+  Fiber& next() {
+    if (error_) return host_;
+    if (!ready_.empty()) {
+      worker_ = ready_.front().fiber;
+      ready_.pop_front();
+      return *worker_;
+    }
+    if (begun_ == threads_) return host_;
+    if (idle_.empty()) {
+      fibers_.push_back(std::make_unique<Fiber>(enter));
+      idle_.push_back(fibers_.back().get());
+    }
+    worker_ = idle_.back();
+    idle_.pop_back();
+    return *worker_;
+  }
   void wait() {
     const Waiting self{worker_, thread_};
-    self.fiber->switch_to(host_);
+    self.fiber->switch_to(next());
     worker_ = self.fiber;
     become(self.thread);
   }
@@ -328,20 +346,9 @@ void Block::run(std::uint64_t index, Dim3 size, std::size_t shared_bytes, const 
   descending_ = order == Order::descending;
   body_ = &body, error_ = nullptr;
   while (done_ < threads_ && !error_) {
-    if (!ready_.empty()) {
-      worker_ = ready_.front().fiber;
-      ready_.pop_front();
-    } else if (begun_ < threads_) {
-      if (idle_.empty()) {
-        fibers_.push_back(std::make_unique<Fiber>(enter));
-        idle_.push_back(fibers_.back().get());
-      }
-      worker_ = idle_.back();
-      idle_.pop_back();
-    } else {
-      fail_deadlock();
-    }
-    host_.switch_to(*worker_);
+    Fiber& fiber = next();
+    if (&fiber == &host_) fail_deadlock();
+    host_.switch_to(fiber);
   }
   if (!error_) return;
   fibers_.clear(), idle_.clear();  // some stand in the middle of a thread

@@ -54,6 +54,41 @@ TEST(KnownKeys, EachIsEffectiveNotedOrRefused) {
   EXPECT_GT(count[Effect::refused], 50);
 }
 
+/// A run that goes on with another of these values trains otherwise; machines may differ in those.
+TEST(KnownKeys, SayWhoDependsOnThem) {
+  const Config config = parse_text(
+      R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "data": {"path": "x"},
+          "model": {"type": "llama", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "seq_length": 16}})");
+  std::map<Concerns, std::set<std::string>> keys;
+  for (const Setting& setting : settings(config)) {
+    const std::string section = setting.key.substr(0, setting.key.find('.'));
+    if (section != "model" && section != "optimizer" && section != "fp16" && section != "bf16")
+      keys[setting.concerns].insert(setting.key);
+  }
+  EXPECT_THAT(keys[Concerns::training],
+              ::testing::UnorderedElementsAre(
+                  "data.packing", "data.seed", "data.shuffle", "data.split", "dataloader_drop_last",
+                  "device.fused_gelu", "device.tf32", "gradient_clipping", "parallel.context_method",
+                  "parallel.reduction", "parallel.sequence_parallel", "parallel.shard_size",
+                  "train_micro_batch_size_per_gpu", "training.loss_average", "training.moments_dtype",
+                  "training.seed"));
+  EXPECT_THAT(keys[Concerns::machine],
+              ::testing::UnorderedElementsAre("data.path", "device.bind_cores", "device.device_memory_limit",
+                                              "device.host_memory_limit", "device.peak_tflops",
+                                              "device.threads_per_rank", "device.type",
+                                              "parallel.timeout_seconds", "training.save_dir"));
+}
+
+/// A key that cannot matter beside the rest of the file is told of.
+TEST(KnownKeys, ThatCannotMatterAreNoted) {
+  const Config config = parse_text(
+      R"({"train_micro_batch_size_per_gpu": 1,
+          "model": {"type": "gpt2", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "seq_length": 16,
+                    "rope_scaling": {"type": "linear", "factor": 2}}})");
+  EXPECT_THAT(config.notes, ::testing::Contains(::testing::HasSubstr("model.rope_scaling")));
+}
+
 TEST(KnownKeys, HaveUniquePaths) {
   std::set<std::string> seen;
   for (const KeyInfo& key : known_keys()) EXPECT_TRUE(seen.insert(key.path).second) << key.path;

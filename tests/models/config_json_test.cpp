@@ -108,6 +108,20 @@ TEST(HuggingFaceConfig, AbsentKeysHaveTheirClassesDefaults) {
   EXPECT_FALSE(moe.moe.norm_topk);
 }
 
+TEST(HuggingFaceConfig, PhiThreesOwnKeys) {
+  const Model m = read(R"({"model_type": "phi3", "resid_pdrop": 0.1, "embd_pdrop": 0.2,
+                           "attention_dropout": 0.3})")
+                      .model;
+  EXPECT_EQ(m.dropout, 0.1);
+  EXPECT_EQ(m.embedding_dropout, 0.2);
+  EXPECT_EQ(m.attention_dropout, 0.3);
+  EXPECT_EQ(m.ffn_hidden_size, 8192);
+  // Its class would take 32000, which a smaller vocabulary does not have.
+  EXPECT_THAT(to_hugging_face(m, 1000, "float32"), HasSubstr("\"pad_token_id\": null"));
+  EXPECT_THAT(to_hugging_face(m, 32064, "float32", R"({"model_type": "phi3", "pad_token_id": 32000})"),
+              HasSubstr("\"pad_token_id\": 32000"));
+}
+
 TEST(HuggingFaceConfig, WhatNullMeans) {
   EXPECT_EQ(read(R"({"model_type": "mistral", "sliding_window": null})").model.sliding_window, 0);
   EXPECT_EQ(read(R"({"model_type": "gpt2", "n_inner": null})").model.ffn_hidden_size, 3072);

@@ -73,15 +73,19 @@ TEST_P(MetaKernels, BookTheWorkspaceOfSumsAndNorms) {
           kernels.sum_rows(hundredths(kernels, {rows, 40}, dtype), hundredths(kernels, {40}, dtype), false);
         },
         cat("sum_rows of ", rows));
-    expect_meta_alike(
-        [&](Kernels& kernels) {
-          const Tensor x = hundredths(kernels, {rows, 40}, dtype), row = hundredths(kernels, {40}, dtype),
-                       one = hundredths(kernels, {rows}, compute);
-          kernels.layer_norm_backward(x, row, one, one, x, x, hundredths(kernels, {40}, dtype),
-                                      hundredths(kernels, {40}, dtype), false);
-          kernels.rms_norm_backward(x, row, one, x, x, hundredths(kernels, {40}, dtype), false);
-        },
-        cat("norms of ", rows));
+    for (const bool layer : {true, false})
+      expect_meta_alike(
+          [&](Kernels& kernels) {
+            const Tensor x = hundredths(kernels, {rows, 40}, dtype), row = hundredths(kernels, {40}, dtype),
+                         one = hundredths(kernels, {rows}, compute),
+                         dweight = hundredths(kernels, {40}, dtype);
+            if (layer)
+              kernels.layer_norm_backward(x, row, one, one, x, x, dweight, hundredths(kernels, {40}, dtype),
+                                          false);
+            else
+              kernels.rms_norm_backward(x, row, one, x, x, dweight, false);
+          },
+          cat(layer ? "layer norms of " : "rms norms of ", rows));
   }
 }
 

@@ -12,7 +12,6 @@
 namespace sherd::optim {
 namespace {
 
-constexpr std::int64_t sign_word = 64;
 /// Elements that a thread takes at once, and whose squares it adds up at once.
 constexpr std::int64_t one_bit_grain = 1 << 16, one_bit_piece = 1 << 14;
 
@@ -29,13 +28,13 @@ template <class Pass>
 void summed(std::int64_t n, Arena& arena, tensor::ExactSum& squares, const Pass& pass) {
   std::mutex mutex;  // guards `squares`; the order of additions does not show in an exact sum
   arena.parallel_for(n, one_bit_grain, [&](std::int64_t begin, std::int64_t end) {
-    double blocks[one_bit_piece / sign_word];
+    double blocks[one_bit_piece / signs_per_word];
     tensor::ExactSum mine;
     for (std::int64_t at = begin; at < end; at += one_bit_piece) {
       const std::int64_t to = std::min(at + one_bit_piece, end);
       pass(at, to, blocks);
       mine.add(std::span<const double>(blocks).first(
-          static_cast<std::size_t>((to - at + sign_word - 1) / sign_word)));
+          static_cast<std::size_t>((to - at + signs_per_word - 1) / signs_per_word)));
     }
     const std::lock_guard lock(mutex);
     squares.add(mine);
@@ -52,8 +51,8 @@ void compress_momentum(const MomentumSpan& span, Arena& arena, tensor::ExactSum&
   const auto beta = static_cast<float>(span.beta1), rest = static_cast<float>(1 - span.beta1);
   summed(span.n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
     compress(static_cast<const std::byte*>(span.grad) + begin * bytes, static_cast<float>(span.grad_factor),
-             beta, rest, span.momentum + begin, span.error + begin, span.signs + begin / sign_word, blocks,
-             end - begin);
+             beta, rest, span.momentum + begin, span.error + begin, span.signs + begin / signs_per_word,
+             blocks, end - begin);
   });
 }
 
@@ -76,9 +75,9 @@ void average_momentum(const SentMomentum& sent, float* error, std::uint64_t* res
   summed(n, arena, squares, [&](std::int64_t begin, std::int64_t end, double* blocks) {
     std::vector<const std::uint64_t*> signs;
     for (int replica = 0; replica < sent.replicas; ++replica)
-      signs.push_back(from(sent.signs, replica) + begin / sign_word);
+      signs.push_back(from(sent.signs, replica) + begin / signs_per_word);
     one_bit_table(isa).average(signs.data(), scales.data(), sent.replicas, error + begin,
-                               result + begin / sign_word, blocks, end - begin);
+                               result + begin / signs_per_word, blocks, end - begin);
   });
 }
 
@@ -102,7 +101,7 @@ void settle_error(float* error, float scale, std::int64_t n, Arena& arena) {
 
 AgreedMomentum part_of(const AgreedMomentum& momentum, std::int64_t begin) {
   AgreedMomentum out = momentum;
-  out.signs += begin / sign_word, out.error += begin;
+  out.signs += begin / signs_per_word, out.error += begin;
   return out;
 }
 
@@ -147,7 +146,7 @@ bool update_agreed(const SpanUpdate& span, const AgreedMomentum& momentum, const
   std::atomic<bool> finite = true;
   arena.parallel_for(span.n, one_bit_grain, [&](std::int64_t begin, std::int64_t end) {
     SpanChunk chunk = chunk_of(given, plan, begin, end);
-    chunk.grad = momentum.signs + begin / sign_word;
+    chunk.grad = momentum.signs + begin / signs_per_word;
     const Extremes top =
         one_bit_table(isa).update[plan.master](chunk, rule, momentum.error + begin, momentum.settled);
     if (top.weight > plan.largest_weight || top.moment > plan.largest_moment)

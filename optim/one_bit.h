@@ -16,6 +16,9 @@
 
 namespace sherd::optim {
 
+/// Elements whose signs make a word.
+inline constexpr std::int64_t signs_per_word = 64;
+
 /// A run of elements whose momentum is to travel.
 struct MomentumSpan {
   const void* grad = nullptr;

@@ -16,7 +16,6 @@ namespace {
 using device::Category;
 using tensor::Tensor;
 
-constexpr std::int64_t word = 64;
 /// Elements that a thread takes at once; whose weights it joins at once; that a GPU takes at once.
 constexpr std::int64_t lamb_grain = 1 << 15, lamb_piece = 2048, lamb_piece_on_gpu = std::int64_t{1} << 20;
 
@@ -27,7 +26,7 @@ void check(const SpanUpdate& span, const AgreedMomentum* agreed, const float* fr
           name_of(span.moment_dtype));
   require(span.n == 0 || (span.moments[0] && span.moments[1] && fresh), "refresh_variance: no memory for ",
           span.n, " elements");
-  require(!agreed || agreed->first_bit == 0 || agreed->first_bit + span.n <= word,
+  require(!agreed || agreed->first_bit == 0 || agreed->first_bit + span.n <= signs_per_word,
           "refresh_variance: ", span.n, " elements from bit ", agreed ? agreed->first_bit : 0,
           " of a word on go beyond it");
 }
@@ -83,7 +82,7 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
   std::mutex mutex;  // guards `sums`; the order of additions does not show in an exact sum
   arena.parallel_for(span.n, lamb_grain, [&](std::int64_t begin, std::int64_t end) {
     alignas(64) float room[lamb_piece];
-    double directions[lamb_piece / word], updates[lamb_piece / word];
+    double directions[lamb_piece / signs_per_word], updates[lamb_piece / signs_per_word];
     NormSums mine;
     for (std::int64_t at = begin; at < end; at += lamb_piece) {
       const SpanUpdate part = part_of(span, at, std::min(lamb_piece, end - at));
@@ -100,7 +99,7 @@ void refresh_variance(const SpanUpdate& span, const AgreedMomentum* agreed, floa
       run.weight = weights_of(isa, part, room, arena);
       run.direction = directions, run.update = updates, run.n = part.n;
       mine.ratio = std::max(mine.ratio, refresh(rule, run));
-      const auto blocks = static_cast<std::size_t>((part.n + word - 1) / word);
+      const auto blocks = static_cast<std::size_t>((part.n + signs_per_word - 1) / signs_per_word);
       mine.weight.add(std::span<const double>(directions).first(blocks));
       mine.measured.add(std::span<const double>(updates).first(blocks));
     }

@@ -10,7 +10,6 @@
 namespace sherd::comm {
 namespace {
 
-constexpr std::size_t board_page = 4096;
 std::size_t round_up(std::size_t bytes, std::size_t to) {
   return (bytes + to - 1) / to * to;
 }
@@ -23,9 +22,9 @@ struct Board::Places {
     const auto n = static_cast<std::size_t>(layout.ranks);
     slot = round_up(sizeof(BoardHeader), 64);
     channels = slot + round_up(sizeof(RankSlot), 64);
-    rings = round_up(channels + n * sizeof(PairChannel), board_page);
-    stage = round_up(rings + n * layout.ring_bytes, board_page);
-    end = round_up(stage + 2 * layout.stage_bytes, board_page);
+    rings = round_up(channels + n * sizeof(PairChannel), shared_page);
+    stage = round_up(rings + n * layout.ring_bytes, shared_page);
+    end = round_up(stage + 2 * layout.stage_bytes, shared_page);
   }
   std::size_t slot, channels, rings, stage, end;
 };
@@ -45,7 +44,7 @@ std::size_t BoardLayout::segment_bytes() const {
 }
 
 std::shared_ptr<std::byte> BoardLayout::allocate(int segments) const {
-  void* const memory = std::aligned_alloc(board_page, segment_bytes() * static_cast<std::size_t>(segments));
+  void* const memory = std::aligned_alloc(shared_page, segment_bytes() * static_cast<std::size_t>(segments));
   if (!memory) throw std::bad_alloc();
   return {static_cast<std::byte*>(memory), [](std::byte* each) { std::free(each); }};
 }

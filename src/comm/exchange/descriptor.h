@@ -9,6 +9,9 @@
 
 namespace sherd::comm {
 
+/// Memory that ranks share is whole pages of the system.
+inline constexpr std::size_t shared_page = 4096;
+
 /// Where a peer finds bytes: a region (a shared window, or the descriptor's own payload) and an offset in it.
 struct Address {
   static constexpr std::uint64_t hidden = ~std::uint64_t{0};             ///< peers cannot reach it: stage

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "comm/exchange/descriptor.h"
 #include "comm/exchange/waiting.h"
 #include "comm/mpi/runtime.h"
 
@@ -20,7 +21,6 @@ using mpi::check;
 
 constexpr int mpi_failure_tag = 1;
 constexpr int failure_bytes = 4000;
-constexpr std::size_t mpi_page = 4096;
 
 class MpiGroup final : public Port {
  public:
@@ -198,7 +198,7 @@ class MpiGroup final : public Port {
     void* base = nullptr;
     MPI_Win window;
     const int code =
-        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + mpi_page), 1, info, talk, &base, &window);
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes + shared_page), 1, info, talk, &base, &window);
     MPI_Info_free(&info);
     if (code != MPI_SUCCESS) return code;
     for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -208,7 +208,7 @@ class MpiGroup final : public Port {
       check(MPI_Win_shared_query(window, static_cast<int>(r), &length, &unit, &part), "MPI_Win_shared_query");
       // OpenMPI begins parts anywhere; the offset in a page is the same for all who map it.
       const auto place = reinterpret_cast<std::uintptr_t>(part);
-      parts[r] = reinterpret_cast<std::byte*>((place + mpi_page - 1) / mpi_page * mpi_page);
+      parts[r] = reinterpret_cast<std::byte*>((place + shared_page - 1) / shared_page * shared_page);
     }
     return MPI_SUCCESS;
   }

@@ -132,8 +132,8 @@ class ProcessExchange final : public HostExchange {
 
   void grow(std::size_t bytes) {
     // Small blocks share a window; a large one has its own, no larger than it is.
-    constexpr std::size_t least = std::size_t{1} << 20, page = 4096;
-    const std::size_t size = std::max(least, (bytes + page - 1) / page * page);
+    constexpr std::size_t least = std::size_t{1} << 20;
+    const std::size_t size = std::max(least, (bytes + shared_page - 1) / shared_page * shared_page);
     const Patience wait = patience("allocating shared memory on ");
     // Unique in the world: the first member's world rank and its count of windows made as first.
     static std::atomic<std::uint64_t> made{0};

@@ -7,9 +7,8 @@
 namespace sherd::comm {
 namespace {
 
-constexpr std::size_t pool_page = 4096;
 std::size_t align_of(std::size_t bytes) {
-  return bytes >= pool_page ? pool_page : 64;
+  return bytes >= shared_page ? shared_page : 64;
 }
 /// Blocks take whole lines, so that neighbours share none.
 std::size_t extent_of(std::size_t bytes) {

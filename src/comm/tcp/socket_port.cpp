@@ -15,12 +15,12 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "comm/exchange/backend.h"
+#include "comm/exchange/descriptor.h"
 
 namespace sherd::comm {
 namespace {
 
 constexpr int socket_failure_tag = -1, socket_setup_tag = -2;
-constexpr std::size_t window_page = 4096;
 
 std::byte* map(int file, std::size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -256,7 +256,7 @@ class SocketPort final : public Port {
 };
 
 std::vector<std::byte*> SocketPort::shared_window(std::size_t bytes, const Patience& patience) {
-  bytes = (bytes + window_page - 1) / window_page * window_page;
+  bytes = (bytes + shared_page - 1) / shared_page * shared_page;
   SharedMemory mine = make_shared_memory(bytes);
   refuse({mine.data ? 0 : errno}, "get shared memory", patience);
   std::vector<std::byte*> parts(static_cast<std::size_t>(size()));
@@ -294,7 +294,7 @@ bool try_sharing(const std::shared_ptr<Mesh>& mesh, const Patience& patience) {
   if (here.size() < 2) return false;
   SocketPort machine(mesh, mix_seed(0, host), here, {});
   try {
-    for (std::byte* part : machine.shared_window(window_page, patience)) munmap(part, window_page);
+    for (std::byte* part : machine.shared_window(shared_page, patience)) munmap(part, shared_page);
     return true;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::memory) throw;

@@ -9,12 +9,9 @@
 
 namespace sherd::engine {
 
+using optim::signs_per_word;
 using sharding::Segment;
 using tensor::Tensor;
-
-namespace {
-constexpr std::int64_t word = 64;
-}  // namespace
 
 PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
     : name_(segment.name()),
@@ -22,7 +19,7 @@ PackedMomentum::PackedMomentum(const Segment& segment, device::Device& device)
       replicas_(segment.groups().replicas()),
       own_(segment.groups().replica_index()) {
   const std::int64_t all = segment.update_end() - begin_;
-  part_ = ((all + replicas_ - 1) / replicas_ + word - 1) / word * word;
+  part_ = ((all + replicas_ - 1) / replicas_ + signs_per_word - 1) / signs_per_word * signs_per_word;
   for (std::int64_t part = 0; part < replicas_; ++part) {
     std::int64_t place = 0;
     const std::int64_t from = std::min(all, part * part_), to = std::min(all, from + part_);
@@ -51,12 +48,12 @@ std::byte* PackedMomentum::block(const Tensor& of, std::int64_t part) const {
 
 std::uint64_t* PackedMomentum::signs(const ScaledRun& run, std::int64_t element) const {
   const std::int64_t within = element - begin_ - run.part * part_;
-  return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / word;
+  return reinterpret_cast<std::uint64_t*>(block(packed_, run.part)) + within / signs_per_word;
 }
 
 /// The element's bit in the word that signs() points to.
 int PackedMomentum::bit(const ScaledRun& run, std::int64_t element) const {
-  return static_cast<int>((element - begin_ - run.part * part_) % word);
+  return static_cast<int>((element - begin_ - run.part * part_) % signs_per_word);
 }
 
 float* PackedMomentum::scales(const Tensor& of, std::int64_t part) const {
@@ -94,8 +91,9 @@ void PackedMomentum::compress(std::int64_t begin, const optim::MomentumSpan& spa
 /// Takes the mean of what all have sent of a run of this replica's part, in place of its own.
 void PackedMomentum::serve(ScaledRun& run, const Tensor& errors, tensor::Kernels& kernels) {
   const std::int64_t n = run.end - run.begin, first = run.begin - begin_ - run.part * part_;
-  const optim::SentMomentum sent{reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / word,
-                                 scales(received_, 0) + run.place, block_bytes_, replicas_};
+  const optim::SentMomentum sent{
+      reinterpret_cast<const std::uint64_t*>(block(received_, 0)) + first / signs_per_word,
+      scales(received_, 0) + run.place, block_bytes_, replicas_};
   float* error = errors.data<float>() + first;
   tensor::ExactSum squares;
   optim::average_momentum(sent, error, signs(run, run.begin), n, kernels, squares);

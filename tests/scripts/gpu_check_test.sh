@@ -89,7 +89,8 @@ rm "$work/gpu-check.rows"
 # Stopped, it prints the table and leaves nothing running.
 sed -i "s/A.crashes) sleep 0.1/A.crashes) exec -a sleeps-for-$$ sleep 30/" "$work/test_a"
 output=$(bash "$script" --build "$work" --part tests 2>&1 & pid=$!
-         until pgrep -f "^sleeps-for-$$" > /dev/null; do sleep 0.1; done
+         # The process of the sleeper has gone that far, and the other one is through with all of its tests.
+         until pgrep -f "^sleeps-for-$$" > /dev/null && grep -q "OK . A.ok" "$work"/a.*.log; do sleep 0.1; done
          kill "$pid"; wait "$pid") && fail "no failure when stopped:"
 expect "stopped"
 expect "tests of a +FAILED .*2 were not run"  # it, and the one behind it

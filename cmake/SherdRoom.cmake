@@ -102,15 +102,17 @@ set(SHERD_CUDA_FLAGS -std=c++20  # by name: CMake 3.25 knows no CUDA_STANDARD ab
 # Where the variable CONDITION holds, adds the room's FOLDER (its .cpp files, and its .cu files by nvcc) and links the libraries;
 # elsewhere the stub, FOLDER/stub, whose functions say why nothing is there.
 function(sherd_optional_folder room folder condition)
+  set(from ${folder})
   if(NOT ${condition})
-    file(GLOB sources CONFIGURE_DEPENDS ${folder}/stub/*.cpp)
-    target_sources(sherd_${room} PRIVATE ${sources})
-    return()
+    set(from ${folder}/stub)
   endif()
-  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
-  # Objects of their own, as the emulated GPUs of the tests take the place of some.
+  file(GLOB sources CONFIGURE_DEPENDS ${from}/*.cpp)
+  # Objects of their own, as the emulated GPUs of the tests take the place of some, stubs among them.
   set_source_files_properties(${sources} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(sherd_${room} PRIVATE ${sources})
+  if(NOT ${condition})
+    return()
+  endif()
   target_link_libraries(sherd_${room} PRIVATE ${ARGN})
   file(GLOB kernels CONFIGURE_DEPENDS ${folder}/*.cu)
   if(kernels)  # objects of their own, so that who links an installed Sherd need not speak CUDA

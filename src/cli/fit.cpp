@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "comm/dry/dry_world.h"
 #include "comm/memory.h"
 #include "device/cuda.h"
 #include "engine/pipeline/stage_layout.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 #include "engine/setup/make_device.h"
 
 namespace sherd::cli {

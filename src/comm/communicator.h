@@ -199,11 +199,6 @@ void run_local(int ranks, const CommOptions& options, const std::function<void(C
 /// A world of one rank.
 std::unique_ptr<Communicator> make_self(const CommOptions& options);
 
-/// Rank `rank` of `size`, of whom no other exists: calls are checked and their traffic counted, but nothing
-/// moves and all are done at once, so that what peers would have sent keeps the value it had. For steps on a
-/// meta device. It has part(), but split() throws, as no other rank says how it splits.
-std::unique_ptr<Communicator> make_dry_world(int rank, int size);
-
 /// The launcher that started this process as one rank of several: an MPI launcher (mpirun, srun --mpi=pmix),
 /// or one that says RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment, as torchrun does.
 /// `separate`: one whose processes this build cannot join, so that each would train by itself.

@@ -1,5 +1,5 @@
 // A dry run predicts what a real run charges: model states to the byte, peaks within 5 %.
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 
 #include <gtest/gtest.h>
 

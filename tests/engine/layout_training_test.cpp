@@ -9,7 +9,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 #include "support/expect_error.h"
 #include "support/full_suite.h"
 #include "support/temp_folder.h"
@@ -303,9 +303,8 @@ TEST(LayoutEstimates, AreWhatARunBooksAndSends) {
                            {"y", tensor::Tensor::empty(device, {cut::tokens, cut::out}, DType::f32)}};
     };
     for (int rank = 0; rank < ranks; ++rank)
-      planned.push_back(
-          engine::estimate(spec.config(), cut_model, batch,
-                           {.ranks = ranks, .local_ranks = ranks, .rank = rank, .evaluates = false}));
+      planned.push_back(engine::estimate(spec.config(), cut_model, batch,
+                                         {.ranks = ranks, .local_ranks = ranks, .rank = rank}, false));
     launch_ranks(ranks, [&](DistributedPtr dist) {
       const engine::Estimate& mine = planned[static_cast<std::size_t>(dist->rank())];
       const auto made = initialize({.dist = dist, .model = cut_model, .config = spec.config()});

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "autograd/key_cache.h"
+#include "comm/dry/dry_world.h"
 #include "support/cut.h"
 #include "support/expect_error.h"
 #include "support/logical_gradients.h"

@@ -69,6 +69,7 @@ struct Call {
   std::vector<std::int64_t> in_counts, out_counts;  ///< all_to_all, one per rank
   std::vector<std::int64_t> words;  ///< agree: in, this rank's; out, everybody's in rank order
   std::string label;
+  bool async = false;  ///< the caller goes on before it is done
 
   // Order with this rank's GPU (exchange/gpu/gpu_order.h); nothing of it without one.
   bool gpu = false;             ///< some tensor lies in memory of a GPU

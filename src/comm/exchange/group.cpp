@@ -185,8 +185,7 @@ class BackendGroup final : public Communicator {
 
   static Call make(Collective kind, const CallOptions& options) {
     Call call;
-    call.kind = kind;
-    call.label = options.label;
+    call.kind = kind, call.label = options.label, call.async = options.async;
     return call;
   }
 

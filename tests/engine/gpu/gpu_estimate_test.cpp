@@ -2,7 +2,7 @@
 // within 5 %, and the device tier but for the products' workspace, which is booked at its ceiling.
 #include <gtest/gtest.h>
 
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 #include "models/gpt.h"
 #include "support/equality.h"
 #include "support/gpu/gpu.h"

@@ -1,7 +1,7 @@
 // The estimate of a rank of a pipeline, among stages that are not there, is what a run books and sends.
 #include <gmock/gmock.h>
 
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 #include "engine/initialize.h"
 #include "models/gpt.h"
 #include "support/equality.h"

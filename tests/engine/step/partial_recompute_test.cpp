@@ -1,5 +1,6 @@
 // Recompute of a part of the blocks and micro-batches: what each stage holds in activations is what the
 // papers' formulas say, the blocks that recompute are the first ones, and no bit changes.
+#include "comm/dry/dry_world.h"
 #include "engine/step/recompute.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 #include "sharding/parallel/layout.h"
+#include "comm/dry/dry_world.h"
 
 #include <gtest/gtest.h>
 

@@ -1,13 +1,9 @@
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
-#include "comm/communicator.h"
-#include "config/config.h"
-#include "engine/engine.h"
-#include "engine/model_source.h"
+#include "engine/estimate/dry_run.h"
 #include "engine/report/report.h"
 
 namespace sherd::engine {
@@ -39,20 +35,10 @@ struct Estimate {
   double bubble = 0;     ///< a pipeline's (ideal_bubble())
 };
 
-/// Which rank of what world to play.
-struct EstimateOptions {
-  int ranks = 1;        ///< world size
-  int local_ranks = 1;  ///< on each machine: they share its cores
-  int rank = 0;
-  bool evaluates = true;  ///< evaluation passes too
-};
-
-/// Builds the real engine on a meta device, among ranks that are not there, and runs its steps: everything
-/// that a run charges is charged, nothing is computed, and no memory or file is used to speak of. Takes
-/// milliseconds for small models and about a second for a thousand layers. The limits of the configuration do
-/// not stop it. `batch` gives the tensors of one micro-batch, whose content is not looked at. Throws what
-/// building the engine throws.
-Estimate estimate(const config::Config& config, const ModelSource& model,
-                  const std::function<tensor::Batch(device::Device&)>& batch, const EstimateOptions& options);
+/// Runs steps dry, and evaluations where the run `evaluates`: everything that a run charges is charged. Takes
+/// milliseconds for small models and about a
+/// second for a thousand layers. Throws what DryRun throws.
+Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
+                  const DryRank& rank, bool evaluates = true);
 
 }  // namespace sherd::engine

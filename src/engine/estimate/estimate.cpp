@@ -1,4 +1,4 @@
-#include "engine/estimate.h"
+#include "engine/estimate/estimate.h"
 
 #include <algorithm>
 
@@ -14,16 +14,6 @@ namespace {
 
 /// Two micro-batches tell everything about a step of more: one that accumulates, and the last.
 constexpr std::int64_t most_micro_batches = 2;
-
-/// Without limits, and without a word to the log.
-config::Config quiet(config::Config config) {
-  config.device.device_memory_limit = config.device.host_memory_limit = 0;
-  config.notes.clear();
-  config.dump_state = config.memory_breakdown = config.wall_clock_breakdown = false;
-  config.steps_per_print = 0;
-  config.log_level.reset();
-  return config;
-}
 
 /// The traffic of one micro-batch.
 struct Moved {
@@ -44,103 +34,64 @@ struct Moved {
   }
 };
 
-using MakeBatch = std::function<tensor::Batch(device::Device&)>;
-
-class DryRun {
+/// A dry run whose steps tell what they move.
+class MeasuredDryRun : public DryRun {
  public:
-  DryRun(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
-         const EstimateOptions& options)
-      : batch_(batch) {
-    const auto dist = std::make_shared<Distributed>(comm::make_dry_world(options.rank, options.ranks),
-                                                    options.rank % options.local_ranks, options.local_ranks);
-    const int threads = compute_threads(config, options.local_ranks);
-    auto device = meant_for_gpus(config) ? device::make_meta_gpu(threads) : device::make_meta_device(threads);
-    const auto groups = std::make_shared<comm::ProcessGroups>(
-        dist->world(), comm::Grid(options.ranks, grid_sizes(config)), false);
-    require_takes_layout(model.takes_layout(), *groups);
-    engine_ = std::make_unique<Engine>(dist, model.build(layout_of(*groups, config)), quiet(config),
-                                       std::move(device), nullptr, groups);
-  }
+  using DryRun::DryRun;
 
-  std::uint64_t exchange(int local_ranks) const { return engine_->groups().host_memory(local_ranks); }
-  MemoryReport tracked() const { return MemoryReport::of(engine_->device()); }
-  Engine& engine() { return *engine_; }
+  std::uint64_t exchange(int local_ranks) { return engine().groups().host_memory(local_ranks); }
+  MemoryReport tracked() { return MemoryReport::of(engine().device()); }
 
   /// One optimizer step; returns what all its micro-batches together move.
   Moved step() {
-    return engine_->schedule() == config::Schedule::accumulate ? step_by_micro_batches() : whole_step();
+    return engine().schedule() == config::Schedule::accumulate ? step_by_micro_batches() : whole_step();
   }
-
-  void evaluate() { engine_->eval_batch(batch_(engine_->device())); }
 
  private:
   /// As train_batch() runs it; what a step leaves of its update for the next one counts there.
   Moved whole_step() {
-    const IoBytes before = engine_->io_bytes();
-    engine_->groups().reset_traffic();
-    engine_->train_batch([&] { return batch_(engine_->device()); });
-    return {engine_->groups().traffic(), engine_->io_bytes() - before};
+    const IoBytes before = engine().io_bytes();
+    engine().groups().reset_traffic();
+    DryRun::step();
+    return {engine().groups().traffic(), engine().io_bytes() - before};
   }
 
   Moved step_by_micro_batches() {
-    const std::int64_t micro_batches = engine_->gradient_accumulation_steps();
+    const std::int64_t micro_batches = engine().gradient_accumulation_steps();
     const std::int64_t run = std::min(micro_batches, most_micro_batches);
     Moved sum;
     std::size_t loss_bytes = 0;
     for (std::int64_t i = 0; i < run; ++i) {
-      engine_->set_gradient_accumulation_boundary(i + 1 == run);
-      const IoBytes before = engine_->io_bytes();
-      engine_->groups().reset_traffic();
-      const autograd::Var loss = engine_->forward(batch_(engine_->device()));
+      engine().set_gradient_accumulation_boundary(i + 1 == run);
+      const IoBytes before = engine().io_bytes();
+      engine().groups().reset_traffic();
+      const autograd::Var loss = engine().forward(batch());
       loss_bytes = loss.value().bytes();
-      engine_->backward(loss);
-      engine_->step();
-      sum.add({engine_->groups().traffic(), engine_->io_bytes() - before},
+      engine().backward(loss);
+      engine().step();
+      sum.add({engine().groups().traffic(), engine().io_bytes() - before},
               i + 1 < run ? static_cast<std::uint64_t>(micro_batches - 1) : 1);
     }
     // The boundary gathers a loss of every micro-batch, and what it weighs.
-    const int ranks = engine_->data_ranks().size();
+    const int ranks = engine().data_ranks().size();
     for (auto& [axis, bytes] : sum.traffic)
-      if (&engine_->groups().group(axis) == &engine_->data_ranks())
+      if (&engine().groups().group(axis) == &engine().data_ranks())
         bytes.scalars +=
             static_cast<std::uint64_t>((micro_batches - run) * (ranks - 1)) * (loss_bytes + sizeof(double));
     return sum;
   }
-
-  const MakeBatch& batch_;
-  std::unique_ptr<Engine> engine_;
 };
 
-/// Takes down what passes from part to part of a model that one rank runs whole.
-class FormRecorder final : public nn::Stages {
- public:
-  explicit FormRecorder(nn::LayeredModel& model) : model_(model) { model_.set_stages(this); }
-  ~FormRecorder() override { model_.set_stages(nullptr); }
-  bool has(std::size_t) const override { return true; }
-  autograd::Var cross(autograd::Tape&, std::size_t, const autograd::Var& x) override {
-    forms_.push_back({x.value().shape(), x.value().dtype()});
-    return x;
-  }
-  tensor::Tensor from_last(autograd::Tape&, const tensor::Tensor& value) override { return value; }
-  const std::vector<ValueForm>& forms() const { return forms_; }
-
- private:
-  nn::LayeredModel& model_;
-  std::vector<ValueForm> forms_;
-};
-
-/// The form of what each part of the model but the last gives, where one stage has them all.
+/// The forms of what parts give, where one stage has them all.
 std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& model, const MakeBatch& batch,
-                                      const EstimateOptions& options) {
-  const int stage_ranks = options.ranks / config.parallel.pipeline;
-  config.batch = config::resolve_batch(config, data_ranks(config, options.ranks));
+                                      const DryRank& rank) {
+  const int stage_ranks = rank.ranks / config.parallel.pipeline;
+  config.batch = config::resolve_batch(config, data_ranks(config, rank.ranks));
   config.parallel.pipeline = config.parallel.virtual_stages = 1;
   config.parallel.schedule = config::Schedule::accumulate;
   DryRun whole(config, model, batch,
-               {.ranks = stage_ranks, .local_ranks = std::min(options.local_ranks, stage_ranks)});
-  FormRecorder recorder(dynamic_cast<nn::LayeredModel&>(whole.engine().module()));
-  whole.evaluate();
-  return recorder.forms();
+               {.ranks = stage_ranks, .local_ranks = std::min(rank.local_ranks, stage_ranks)});
+  return whole.forms_of_parts();
 }
 
 /// Whether `sherd train` writes checkpoints while steps go on; the last one it waits for anyway.
@@ -166,17 +117,17 @@ void add_snapshot(const config::Config& config, Engine& engine, Estimate& out) {
 }  // namespace
 
 Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
-                  const EstimateOptions& options) {
-  DryRun run(config, model, batch, options);
-  if (config.parallel.pipeline > 1) run.engine().assume_values(forms_of_parts(config, model, batch, options));
+                  const DryRank& rank, bool evaluates) {
+  MeasuredDryRun run(config, model, batch, rank);
+  if (config.parallel.pipeline > 1) run.engine().assume_values(forms_of_parts(config, model, batch, rank));
   Estimate out;
-  out.rank = options.rank;
+  out.rank = rank.rank;
   out.states = run.tracked();
-  out.exchange = run.exchange(options.local_ranks);
+  out.exchange = run.exchange(rank.local_ranks);
   // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What
   // evaluation adds to the pool of exchange buffers stays there for the steps that come after.
   run.step();
-  if (options.evaluates) {
+  if (evaluates) {
     run.evaluate();
     run.evaluate();
   }

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "comm/dry/dry_world.h"
+#include "config/config.h"
+#include "engine/engine.h"
+#include "engine/model_source.h"
+#include "engine/pipeline/stage_layout.h"
+#include "tensor/meta/recording_kernels.h"
+
+namespace sherd::engine {
+
+/// Gives the tensors of one micro-batch on a device; nobody looks at their content.
+using MakeBatch = std::function<tensor::Batch(device::Device&)>;
+
+/// Which rank of what world to play.
+struct DryRank {
+  int ranks = 1;        ///< world size
+  int local_ranks = 1;  ///< on each machine: they share its cores
+  int rank = 0;
+};
+
+/// Told of all that a dry run does, in order; both or none.
+struct WorkListeners {
+  tensor::meta::RecordingKernels::Tell kernels{};
+  comm::TellCommWork calls{};
+};
+
+/// The real engine on a meta device, among ranks that are not there: its steps charge and tell what a run's
+/// would, and compute, move and write nothing. The limits of the configuration do not stop it. Throws what
+/// building the engine throws.
+class DryRun {
+ public:
+  DryRun(const config::Config& config, const ModelSource& model, const MakeBatch& batch, const DryRank& rank,
+         const WorkListeners& listeners = {});
+
+  Engine& engine() { return *engine_; }
+  tensor::Batch batch() { return batch_(engine_->device()); }
+  /// One step by train_batch().
+  void step() {
+    engine_->train_batch([this] { return batch(); });
+  }
+  void evaluate() { engine_->eval_batch(batch()); }
+  /// The form of what each part of the model but the last gives; for a LayeredModel that one stage has whole.
+  std::vector<ValueForm> forms_of_parts();
+
+ private:
+  MakeBatch batch_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace sherd::engine

@@ -1,0 +1,87 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "tensor/kernel_list.h"
+#include "tensor/kernels.h"
+
+namespace sherd::tensor::meta {
+
+/// What one kernel does, as far as a machine's rates price it.
+struct KernelWork {
+  KernelFamily family = KernelFamily::movement;
+  DType dtype = DType::f32;  ///< of the first tensor: what products and attention compute on
+  /// Two for each multiply-add of a product, or of attention over the scores that some query sees; else 0.
+  double flops = 0;
+  /// Read and written, each tensor once; of tables and lists of rows, the rows that take part.
+  double bytes = 0;
+  /// Products: the result is [rows, columns], sums run over `depth`.
+  std::int64_t rows = 0, columns = 0, depth = 0;
+  bool weight_gradient = false;  ///< a product that sums over its operands' rows: aᵀ·b
+  /// Attention alone: of all heads the scores that some query sees, and all pairs of queries and keys; the
+  /// keys of a sequence. `depth` is a head's width.
+  double scores = 0, pairs = 0;
+  std::int64_t keys = 0;
+  bool backward = false;  ///< attention alone
+
+  bool operator==(const KernelWork&) const = default;
+};
+
+/// Kernels that tell of each call what it does, and pass it on to others: on a meta device a pass tells its
+/// work without computing anything. A batch's values are not looked at, so documents count as one text, and
+/// keys that texts have stored count as all that their memory holds.
+class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
+ public:
+  using Tell = std::function<void(const KernelWork&)>;
+  RecordingKernels(std::unique_ptr<Kernels> inner, Tell tell)
+      : inner_(std::move(inner)), tell_(std::move(tell)) {}
+
+  Device& device() override { return inner_->device(); }
+  bool folds_gradients() const override { return inner_->folds_gradients(); }
+
+  template <class Kernel, class... Args>
+  void forward(KernelFamily family, Kernel kernel, Args&... args) {
+    KernelWork work{.family = family};
+    (add(work, args), ...);
+    tell(work);
+    (inner_.get()->*kernel)(args...);
+  }
+
+  void matmul(const Matmul& args) override;
+  void copy_rows(const StridedRows& from, const StridedRows& to, std::int64_t rows, std::int64_t columns,
+                 bool accumulate) override;
+  void copy_strided(const Tensor& from, const Strides& strides, const Tensor& to) override;
+  void embedding(const Tensor& ids, const Tensor& table, const Tensor& out, const VocabSlice& slice) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable, bool accumulate,
+                          const VocabSlice& slice, std::optional<DType> fold) override;
+  void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
+  void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
+                          const Tensor& dout, const Tensor& dqkv) override;
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+                     const Tensor& out) override;
+  void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                    const Tensor& out) override;
+  void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
+                             const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
+
+ private:
+  static void add(KernelWork& work, const Tensor& x) {
+    if (work.bytes == 0 && x.defined()) work.dtype = x.dtype();
+    work.bytes += static_cast<double>(x.bytes());
+  }
+  static void add(KernelWork& work, std::span<const Tensor> all) {
+    for (const Tensor& x : all) add(work, x);
+  }
+  template <class Other>
+  static void add(KernelWork&, const Other&) {}
+  void tell(const KernelWork& work) {
+    if (work.bytes > 0) tell_(work);
+  }
+  void tell_attention(KernelWork work, const Tensor& qkv, const Attention& geometry);
+
+  std::unique_ptr<Kernels> inner_;
+  Tell tell_;
+};
+
+}  // namespace sherd::tensor::meta

@@ -82,6 +82,10 @@ inline constexpr std::size_t most_bytes = std::size_t{16} << 20, most_values = 2
 /// above.
 Node parse_tree(std::string_view text, const std::string& file);
 
+/// Parses a file, which must hold an object; `what` it is goes into errors. Throws Error{io} and
+/// Error{config}.
+Node read_tree(const std::string& path, const char* what);
+
 /// Parses one JSON value without an enclosing file; false when `text` is not JSON.
 bool parse_value(std::string_view text, Node& out);
 

@@ -10,9 +10,9 @@
 namespace sherd::config {
 namespace {
 
-/// The file's content, of a larger one a little more than a configuration may have.
-std::string read_text(const std::string& path) {
-  const std::string what = cat("cannot read the configuration ", excerpt(path, 300));
+/// The file's content, of a larger one a little more than it may have.
+std::string read_text(const std::string& path, const char* kind) {
+  const std::string what = cat("cannot read the ", kind, " ", excerpt(path, 300));
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored))
     fail(ErrorKind::io, what, ": it is a folder; name a file");
@@ -24,13 +24,6 @@ std::string read_text(const std::string& path) {
     text.append(part.data(), static_cast<std::size_t>(in.gcount()));
   if (in.bad()) fail(ErrorKind::io, what, " to its end");
   return text;
-}
-
-Node read_tree(const std::string& path) {
-  Node tree = parse_tree(read_text(path), path);
-  if (!tree.is(Node::Kind::object))
-    fail(ErrorKind::config, path, ": must hold a JSON object with sections, not ", tree.brief());
-  return tree;
 }
 
 void note_default_optimizer(Config& config, Context& context) {
@@ -135,12 +128,20 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
 
 Node read_trees(const std::vector<std::string>& paths) {
   if (paths.empty()) fail(ErrorKind::usage, "no configuration file given");
-  Node tree = read_tree(paths.front());
-  for (std::size_t i = 1; i < paths.size(); ++i) merge(tree, read_tree(paths[i]));
+  constexpr const char* what = "configuration";
+  Node tree = read_tree(paths.front(), what);
+  for (std::size_t i = 1; i < paths.size(); ++i) merge(tree, read_tree(paths[i], what));
   return tree;
 }
 
 }  // namespace
+
+Node read_tree(const std::string& path, const char* what) {
+  Node tree = parse_tree(read_text(path, what), path);
+  if (!tree.is(Node::Kind::object))
+    fail(ErrorKind::config, path, ": must hold a JSON object with sections, not ", tree.brief());
+  return tree;
+}
 
 Config parse_files(const std::vector<std::string>& paths, const std::vector<std::string>& overrides,
                    const WeightSections& sections, const WeightSections& adapters) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "base/excerpt.h"
+#include "config/config.h"
 #include "config/key_defaults.h"
 
 namespace sherd::config {
@@ -168,6 +169,10 @@ Takes integers(std::int64_t min, std::int64_t max) {
               max < int64_max ? cat(R"(, "maximum": )", max) : "", "}")};
 }
 
+Takes byte_sizes() {
+  return {bytes_form, R"({"type": ["integer", "string"], "minimum": 0})"};
+}
+
 Takes reals(double min, double max, bool open_min) {
   std::string schema = R"({"type": "number")";
   if (min > -infinity) schema += cat(open_min ? R"(, "exclusiveMinimum": )" : R"(, "minimum": )", min);
@@ -267,6 +272,13 @@ double Value::real(double min, double max, bool open_min) const {
   const bool list = node.is(Node::Kind::array);
   error("must be a ", reals(min, max, open_min).words, ", not ", node.brief(),
         list ? "; one value serves all parameters here" : "");
+}
+
+std::uint64_t Value::bytes() const {
+  if (node.is(Node::Kind::integer) || node.is(Node::Kind::number))
+    return static_cast<std::uint64_t>(integer(0));
+  if (const auto bytes = bytes_of(node.text)) return *bytes;
+  error("must be ", bytes_form, ", not ", node.brief());
 }
 
 const std::string& Value::text() const {

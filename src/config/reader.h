@@ -331,6 +331,12 @@ Key<T> text(std::string name, std::string T::*field, std::string example) {
       .takes({"string", R"({"type": "string"})"});
 }
 
+/// Bytes, as a number or as "8GB".
+template <class T>
+Key<T> bytes(std::string name, std::uint64_t T::*field, std::string example) {
+  return field_key(std::move(name), std::move(example), field, &Value::bytes).takes(byte_sizes());
+}
+
 /// One of `names`, by its index. `get` gives -1 for none.
 template <class T, class Get, class Set>
 Key<T> word(std::string name, std::vector<std::string> names, std::string example, Get get, Set set,

@@ -75,6 +75,8 @@ struct Value {
                        std::int64_t max = int64_max) const;
   /// Finite, in [min, max]; with `open_min`, above min.
   double real(double min = -infinity, double max = infinity, bool open_min = false) const;
+  /// A number of bytes, or text that config::bytes_of() knows.
+  std::uint64_t bytes() const;
   const std::string& text() const;
   /// The index of the string in `names`, case ignored; else an error with what `meant` has for it, or the
   /// nearest one where one is near.
@@ -87,6 +89,7 @@ struct Takes {
   std::string words, schema;
 };
 Takes integers(std::int64_t min = std::numeric_limits<std::int64_t>::min(), std::int64_t max = int64_max);
+Takes byte_sizes();
 Takes reals(double min = -infinity, double max = infinity, bool open_min = false);
 /// One of these words.
 Takes words(const std::vector<std::string>& words);

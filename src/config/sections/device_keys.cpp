@@ -6,18 +6,6 @@
 namespace sherd::config {
 namespace {
 
-Key<Device> bytes(const char* name, std::uint64_t Device::*field, const char* example) {
-  const auto read = [](const Value& value) {
-    if (value.node.is(Node::Kind::integer) || value.node.is(Node::Kind::number))
-      return static_cast<std::uint64_t>(value.integer(0));
-    if (const auto bytes = bytes_of(value.node.text)) return *bytes;
-    value.error("must be ", bytes_form, ", not ", value.node.brief());
-  };
-  return field_key(name, example, field, read)
-      .takes({bytes_form, R"({"type": ["integer", "string"], "minimum": 0})"})
-      .with(Concerns::machine);
-}
-
 Key<Device> threads_key() {
   constexpr int most = 4096;
   const auto read = [](const Value& value) {
@@ -81,10 +69,11 @@ Table<Device> device_table() {
                .means("pins each rank's threads to cores of its own", Concerns::machine),
            bytes("device_memory_limit", &T::device_memory_limit, "\"512MiB\"")
                .means("bytes that a rank may allocate on its device, on CPUs in the tier that plays a small "
-                      "GPU; 0: no limit"),
+                      "GPU; 0: no limit",
+                      Concerns::machine),
            bytes("host_memory_limit", &T::host_memory_limit, "\"8GB\"")
                .means("bytes that a rank may allocate in host memory, of what is offloaded; 0: no limit",
-                      idle(nothing_offloaded, "no effect: nothing is offloaded")),
+                      Concerns::machine, idle(nothing_offloaded, "no effect: nothing is offloaded")),
            of_gpus(boolean("tf32", &T::tf32), why_no_tf32)
                .means("GPU: products of an fp32 model round their operands to 10 bits of fraction",
                       Concerns::training),

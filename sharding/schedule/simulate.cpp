@@ -45,15 +45,16 @@ class Channel {
 
 struct SimulatedStage {
   std::size_t next = 0;  ///< instruction
-  double now = 0, computing = 0;
+  double now = 0, computing = 0, waiting = 0;
+  double beside = 0;   ///< the end of what runs beside the list
   double fetched = 0;  ///< the last gather's end
   Channel activations, gradients;
 };
 
 class Simulation {
  public:
-  Simulation(const std::vector<std::vector<Instruction>>& lists, const InstructionSeconds& seconds)
-      : lists_(lists), seconds_(seconds), stages_(lists.size()), parameters_(lists.size()) {}
+  Simulation(const std::vector<std::vector<Instruction>>& lists, const TimeOfInstruction& time)
+      : lists_(lists), time_(time), stages_(lists.size()), parameters_(lists.size()) {}
 
   SimulatedStep run() {
     for (bool moved = true; moved;) {
@@ -69,6 +70,7 @@ class Simulation {
       if (stages_[s].next < lists_[s].size()) fail_stuck(s);
       step.seconds = std::max(step.seconds, stages_[s].now);
       step.computing.push_back(stages_[s].computing);
+      step.waiting.push_back(stages_[s].waiting);
     }
     return step;
   }
@@ -77,7 +79,8 @@ class Simulation {
   /// False where the stage has to wait for what no other one has sent yet.
   bool execute(std::size_t s, const Instruction& i) {
     SimulatedStage& stage = stages_[s];
-    const double seconds = seconds_(static_cast<int>(s), i);
+    const InstructionTime time = time_(static_cast<int>(s), i);
+    const double seconds = time.seconds;
     switch (i.op) {
       case Op::gather:
         stage.fetched = std::max(stage.fetched, stage.now) + seconds;
@@ -97,13 +100,26 @@ class Simulation {
         if (!wait_for_input(s, i)) return false;
         [[fallthrough]];
       case Op::weight_gradients:
-        stage.now = std::max(stage.now, at(parameters_[s], i.chunk)) + seconds;
-        stage.computing += seconds;
+        compute(stage, std::max(stage.now, at(parameters_[s], i.chunk)), time);
         return true;
+      case Op::reduce: {
+        const double end = std::max(stage.now, stage.beside) + seconds;
+        stage.waiting += end - stage.now;
+        stage.now = end;
+        return true;
+      }
       default:
         stage.now += seconds;
         return true;
     }
+  }
+
+  static void compute(SimulatedStage& stage, double begin, const InstructionTime& time) {
+    stage.now = begin + time.seconds;
+    stage.computing += time.seconds;
+    if (time.beside > 0)
+      stage.beside = std::max(std::max(stage.beside, begin + time.handed_over_at) + time.beside,
+                              stage.now + time.behind);
   }
 
   /// The chunk's number in the model tells whether its input comes from elsewhere.
@@ -148,7 +164,7 @@ class Simulation {
   }
 
   const std::vector<std::vector<Instruction>>& lists_;
-  const InstructionSeconds& seconds_;
+  const TimeOfInstruction& time_;
   std::vector<SimulatedStage> stages_;
   std::vector<std::vector<double>> parameters_;  ///< by stage and chunk: when they have come
   int chunks_ = 0;
@@ -161,9 +177,8 @@ double SimulatedStep::bubble() const {
   return computed > 0 ? seconds * static_cast<double>(computing.size()) / computed - 1 : 0;
 }
 
-SimulatedStep simulate(const std::vector<std::vector<Instruction>>& lists,
-                       const InstructionSeconds& seconds) {
-  return Simulation(lists, seconds).run();
+SimulatedStep simulate(const std::vector<std::vector<Instruction>>& lists, const TimeOfInstruction& time) {
+  return Simulation(lists, time).run();
 }
 
 }  // namespace sherd::sharding

@@ -32,9 +32,10 @@ inline const std::map<std::string, std::set<std::string>>& direct_arrows() {
       {"parallel", {"nn", "comm"}},
       {"models", {"nn", "parallel", "config"}},
       {"engine", {"sharding", "parallel", "optim", "offload", "comm", "data", "config"}},
+      {"planning", {"engine", "models"}},
       {"bench", {"engine", "models", "support"}},
       {"support", {"nn"}},  // of the tests, what benchmarks use of it
-      {"cli", {"bench", "engine", "models"}},
+      {"cli", {"bench", "planning"}},
       {"sherd", {"engine", "models"}},  // the umbrella header
       {"examples", {"sherd"}},
   };

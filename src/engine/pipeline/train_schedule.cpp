@@ -155,7 +155,7 @@ double ideal_bubble(const TrainSchedule& schedule, const config::Config& config,
   for (of_stage.layout.stage = 0; of_stage.layout.stage < schedule.layout.stages; ++of_stage.layout.stage)
     lists.push_back(make_list(of_stage, config, false, false));
   const double again = config.training.recompute == Recompute::full ? 1 : 0;
-  const auto seconds = [&](int stage, const sharding::Instruction& i) {
+  const auto time = [&](int stage, const sharding::Instruction& i) -> sharding::InstructionTime {
     const auto number = static_cast<std::size_t>(i.chunk * schedule.layout.stages + stage);
     double forward = 0;
     for (std::size_t part = schedule.layout.chunks[number].begin; part < schedule.layout.chunks[number].end;)
@@ -163,16 +163,16 @@ double ideal_bubble(const TrainSchedule& schedule, const config::Config& config,
     switch (i.op) {
       case Op::forward:
       case Op::weight_gradients:
-        return forward;
+        return {forward};
       case Op::backward_input:
-        return forward * (1 + again);
+        return {forward * (1 + again)};
       case Op::backward:
-        return forward * (2 + again);
+        return {forward * (2 + again)};
       default:
-        return 0.0;
+        return {};
     }
   };
-  return sharding::simulate(lists, seconds).bubble();
+  return sharding::simulate(lists, time).bubble();
 }
 
 std::string describe_schedule(const TrainSchedule& schedule, const config::Config& config, nn::Model& model,

@@ -15,7 +15,9 @@ using testing::expect_error;
 struct Seconds {
   double forward = 1, backward = 1, weights = 1, transfer = 0, gather = 0;
 
-  double operator()(int, const Instruction& i) const {
+  InstructionTime operator()(int, const Instruction& i) const { return {of(i)}; }
+
+  double of(const Instruction& i) const {
     switch (i.op) {
       case Op::forward:
         return forward;
@@ -81,11 +83,28 @@ TEST(Simulate, ParametersOfLayersHideBehindTheLayerBefore) {
 TEST(Simulate, OneSlowStageHoldsAllOthersUp) {
   const SimulatedStep step =
       simulate(lists_of(Schedule::one_forward_one_backward, {.stages = 3, .micro_batches = 6}),
-               [](int stage, const Instruction& i) { return Seconds()(stage, i) * (stage == 1 ? 2 : 1); });
+               [](int stage, const Instruction& i) {
+                 return InstructionTime{Seconds().of(i) * (stage == 1 ? 2 : 1)};
+               });
   EXPECT_NEAR(step.seconds, 1 + 6 * 6 + 1 + 2, 1e-12)
       << "two forwards do not last until the first gradient is there";
   EXPECT_EQ(step.computing, (std::vector<double>{18, 36, 18}));
   EXPECT_NEAR(step.bubble(), 40 * 3 / 72.0 - 1, 1e-12);
+}
+
+TEST(Simulate, WhatRunsBesideTheListIsWaitedForBeforeTheUpdate) {
+  const auto step_of = [](double beside, double behind) {
+    return simulate(lists_of(Schedule::gpipe, {.stages = 1, .micro_batches = 2}),
+                    [=](int, const Instruction& i) -> InstructionTime {
+                      if (i.op != Instruction::Op::backward)
+                        return {i.op == Instruction::Op::forward ? 1.0 : 0};
+                      return {2, beside, 0.5, behind};
+                    });
+  };
+  EXPECT_NEAR(step_of(1, 0.25).seconds, 6 + 0.25, 1e-12) << "all but the last bucket hides";
+  EXPECT_NEAR(step_of(1, 0.25).waiting[0], 0.25, 1e-12);
+  EXPECT_NEAR(step_of(3, 0.25).seconds, 2 + 0.5 + 3 + 3, 1e-12) << "one after the other";
+  EXPECT_NEAR(step_of(0, 0).waiting[0], 0, 1e-12);
 }
 
 TEST(Simulate, TellsListsThatWaitForEachOther) {

@@ -1,0 +1,111 @@
+#include "engine/estimate/part_work.h"
+
+#include <numeric>
+#include <set>
+
+#include "engine/setup/process_grid.h"
+#include "engine/step/step_report.h"
+#include "nn/layered_model.h"
+
+namespace sherd::engine {
+namespace {
+
+/// Nothing is sharded or offloaded, and a step has two micro-batches, of which the first exchanges no
+/// gradient.
+config::Config by_parts(config::Config config, int data) {
+  config.zero = {};
+  config.parallel.pipeline = config.parallel.virtual_stages = 1;
+  config.parallel.micro_batch_group = config.parallel.shard_size = 0;
+  config.parallel.schedule = config::Schedule::layered;
+  config.training.recompute_micro_batches = -1;
+  config.batch.gradient_accumulation_steps = 2;
+  config.batch.train_batch_size = 2 * config.batch.micro_batch_size * data;
+  return config;
+}
+
+/// Appends what it is told to the pass under way.
+class PartRecorder final : public InstructionObserver {
+ public:
+  using Op = sharding::Instruction::Op;
+
+  void begin(const sharding::Instruction& instruction) override {
+    if (instruction.micro_batch != 0) return;
+    const auto part = static_cast<std::size_t>(instruction.chunk);
+    if (instruction.op != Op::forward && instruction.op != Op::backward) return;
+    if (parts_.size() <= part) parts_.resize(part + 1);
+    pass_ = instruction.op == Op::forward ? &parts_[part].forward : &parts_[part].backward;
+    before_ = held();
+    ledger_->reset_peaks();
+  }
+  void end(const sharding::Instruction& instruction, double) override {
+    if (!pass_) return;
+    PartWork& part = parts_[static_cast<std::size_t>(instruction.chunk)];
+    if (instruction.op == Op::forward)
+      part.saved = held() > before_ ? held() - before_ : 0;
+    else
+      part.extra = ledger_->peak(device::Tier::device) - ledger_at_begin_;
+    pass_ = nullptr;
+  }
+
+  void tell(Work work) {
+    if (pass_) pass_->push_back(std::move(work));
+  }
+  void watch(device::Ledger& ledger) { ledger_ = &ledger; }
+  std::vector<PartWork>& parts() { return parts_; }
+
+ private:
+  std::uint64_t held() {
+    ledger_at_begin_ = ledger_->current(device::Tier::device);
+    return ledger_->current(device::Tier::device, device::Category::activations) +
+           ledger_->current(device::Tier::host, device::Category::activations);
+  }
+
+  std::vector<PartWork> parts_;
+  std::vector<Work>* pass_ = nullptr;
+  device::Ledger* ledger_ = nullptr;
+  std::uint64_t before_ = 0, ledger_at_begin_ = 0;
+};
+
+void count_parameters(const nn::LayeredModel& model, int expert_rank, std::vector<PartWork>& parts) {
+  std::set<const autograd::Parameter*> seen;
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (const auto& module : model.modules(i))
+      for (const auto& parameter : module->parameters()) {
+        if (parameter->expert_rank >= 0 && parameter->expert_rank != expert_rank) continue;
+        if (!seen.insert(parameter.get()).second) {
+          parts[i].tied = true;
+          continue;
+        }
+        std::int64_t& count = !parameter->trainable         ? parts[i].frozen
+                              : parameter->expert_rank >= 0 ? parts[i].experts
+                                                            : parts[i].trained;
+        count += parameter->numel();
+        if (parameter->is_table) parts[i].embedded += parameter->numel();
+      }
+}
+
+}  // namespace
+
+std::vector<PartWork> record_parts(const config::Config& config, const ModelSource& model,
+                                   const MakeBatch& batch) {
+  const config::Parallel& parallel = config.parallel;
+  const int data = parallel.expert / std::gcd(parallel.expert, parallel.context);
+  const int ranks = parallel.tensor * parallel.context * data;
+  PartRecorder recorder;
+  DryRun run(by_parts(config, data), model, batch, {.ranks = ranks, .local_ranks = ranks},
+             {.kernels = [&](const tensor::meta::KernelWork& work) { recorder.tell(work); },
+              .calls = [&](const comm::CommWork& work) { recorder.tell(work); }});
+  recorder.watch(run.engine().device().ledger());
+  run.engine().set_observer(&recorder);
+  run.step();
+  run.engine().set_observer(nullptr);
+  std::vector<PartWork>& parts = recorder.parts();
+  const std::vector<ValueForm> forms = run.forms_of_parts();
+  for (std::size_t i = 0; i < forms.size(); ++i)
+    parts.at(i).output = static_cast<std::uint64_t>(forms[i].shape.numel()) * size_of(forms[i].dtype);
+  const auto& layered = dynamic_cast<const nn::LayeredModel&>(run.engine().module());
+  count_parameters(layered, 0, parts);
+  return std::move(parts);
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "engine/estimate/dry_run.h"
+
+namespace sherd::engine {
+
+/// What a rank does at one moment of a pass: a kernel, or a call to other ranks.
+using Work = std::variant<tensor::meta::KernelWork, comm::CommWork>;
+
+/// What a rank does for one part of a model (nn::LayeredModel) and one micro-batch, and what it holds for it.
+struct PartWork {
+  std::vector<Work> forward;
+  std::vector<Work> backward;  ///< with what is computed again
+  /// Elements of the parameters that this rank computes with, frozen ones and experts' apart.
+  std::int64_t trained = 0, frozen = 0, experts = 0;
+  std::int64_t embedded = 0;  ///< of all these, what is looked up and not multiplied
+  bool tied = false;          ///< some of them are an earlier part's too, and counted there
+  std::uint64_t saved = 0;    ///< bytes of activations that forward leaves for backward
+  std::uint64_t extra = 0;    ///< what backward holds for a moment beside all that is saved
+  std::uint64_t output = 0;   ///< bytes that go to the next part
+};
+
+/// The work of each part of a model on rank 0 of its tensor, context and expert ranks, as `config` has them,
+/// with nothing sharded or offloaded: what schedules, stages and tiers add, whoever prices a step adds. One
+/// pass dry. Throws what DryRun throws, and Error{config} for a model that offers no list of parts.
+std::vector<PartWork> record_parts(const config::Config& config, const ModelSource& model,
+                                   const MakeBatch& batch);
+
+}  // namespace sherd::engine

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "config/machine.h"
+#include "engine/estimate/part_work.h"
+
+// Prices of work by a machine's rates. Pure functions; seconds throughout.
+//
+//   a product      its FLOPs by the rate of products that are like it (config::ProductRates), or its bytes
+//   attention      its FLOPs by its share of a product's rate, and the scores that pass through memory
+//   other kernels  their bytes by their family's bandwidth
+//   a call         its bytes over each link that it crosses, the slowest counts, and a latency for each round
+
+namespace sherd::engine {
+
+double seconds_of(const tensor::meta::KernelWork& work, const config::DeviceRates& rates);
+
+/// Of a call while all ranks of the machine make theirs. A ring's volume (Patarasuk and Yuan 2009): over a
+/// link that joins m blocks of r ranks of the group, (m − 1)/m of the whole for r ranks together.
+double seconds_of(const comm::CommWork& work, const config::Machine& machine);
+
+/// A pass in seconds.
+struct PassSeconds {
+  double seconds = 0;  ///< until the pass ends
+  /// Kernels alone, by family; their sum is what the pass takes without other ranks.
+  std::array<double, tensor::kernel_families.size()> kernels{};
+  double calls = 0;    ///< of all calls
+  double exposed = 0;  ///< the part of them during which no kernel runs
+  double flops = 0;    ///< of all kernels
+
+  double computing() const;
+};
+
+/// Kernels run one after the other; an asynchronous call runs beside those that follow it, behind the calls
+/// before it; the pass ends with the last of either. `weight_gradients`: they alone, or all but they; null:
+/// everything.
+PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine,
+                  const config::DeviceRates& rates, const bool* weight_gradients = nullptr);
+
+}  // namespace sherd::engine

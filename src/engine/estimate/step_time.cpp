@@ -1,0 +1,334 @@
+#include "engine/estimate/step_time.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "comm/grid.h"
+#include "engine/setup/process_grid.h"
+#include "sharding/placement.h"
+#include "sharding/schedule/schedules.h"
+#include "sharding/schedule/simulate.h"
+
+namespace sherd::engine {
+namespace {
+
+using comm::Collective;
+using device::Tier;
+using sharding::Chunk;
+using sharding::Instruction;
+using sharding::InstructionTime;
+using sharding::Spread;
+using Op = Instruction::Op;
+
+/// Of a kind of part, on one rank.
+struct PartTime {
+  PassSeconds forward, backward, input, weights;  ///< the last two: backward in its halves
+  double gather = 0;                              ///< its parameters, where they come for each use
+  double reduce = 0;                              ///< its gradients, over the ranks that share states
+  double replicas = 0;                            ///< likewise, over those that hold the same states
+  double publish = 0;                             ///< its parameters, once they are updated
+  double update = 0;                              ///< on the device or the host
+  double output = 0;                              ///< to the next stage
+};
+
+/// What a step is made of: pure arithmetic on a configuration and a machine.
+class Step {
+ public:
+  Step(const config::Config& config, const ModelWork& model, const config::Machine& machine, int ranks)
+      : config_(config),
+        model_(model),
+        machine_(machine),
+        grid_(ranks, grid_sizes(config)),
+        placement_(sharding::make_placements(config)),
+        local_ranks_(static_cast<int>(std::min<std::int64_t>(ranks, machine.devices))),
+        rates_(rates_for(machine.rates_of(local_ranks_), config)),
+        stages_(config.parallel.pipeline),
+        schedule_(chosen_schedule()),
+        chunks_(sharding::cut(model.weights, static_cast<std::size_t>(cut_into()))) {
+    for (const PartWork& part : model.kinds) times_.push_back(time_of(part));
+  }
+
+  StepTime time() {
+    StepTime out;
+    const std::int64_t all = config_.batch.gradient_accumulation_steps, unit = stages_ * group();
+    // A steady state is reached long before: what micro-batches after it take, the last of them tell.
+    const std::int64_t most = std::max<std::int64_t>(32, 4 * unit) / unit * unit;
+    if (all <= most + unit) {
+      out = simulated(all);
+    } else {
+      const StepTime shorter = simulated(most - unit);
+      out = simulated(most);
+      const double more = static_cast<double>(all - most) / static_cast<double>(unit);
+      out.seconds += (out.seconds - shorter.seconds) * more;
+      for (std::size_t i = 0; i < out.kernels.size(); ++i)
+        out.kernels[i] += (out.kernels[i] - shorter.kernels[i]) * more;
+      for (double StepTime::*field :
+           {&StepTime::exchange, &StepTime::gather, &StepTime::reduce, &StepTime::idle, &StepTime::flops})
+        out.*field += (out.*field - shorter.*field) * more;
+      const double computing = std::accumulate(out.kernels.begin(), out.kernels.end(), 0.0) + out.exchange;
+      out.bubble = out.idle / computing;
+    }
+    const config::ProductRates& products = products_of(config_.precision.compute);
+    out.peak = products.peak * grid_.ranks();
+    return out;
+  }
+
+ private:
+  /// Where scores are stored, selective recompute forms them again in backward.
+  static config::DeviceRates rates_for(config::DeviceRates rates, const config::Config& config) {
+    if (config.training.recompute == Recompute::selective)
+      rates.attention.backward_score_bytes += rates.attention.forward_score_bytes;
+    return rates;
+  }
+
+  const config::ProductRates& products_of(DType dtype) const {
+    for (const config::ProductRates& products : rates_.products)
+      if (products.dtype == dtype) return products;
+    return rates_.products.front();
+  }
+
+  config::Schedule chosen_schedule() const {
+    if (config_.parallel.schedule != config::Schedule::automatic) return config_.parallel.schedule;
+    if (config_.parallel.virtual_stages > 1) return config::Schedule::interleaved;
+    return stages_ > 1 ? config::Schedule::one_forward_one_backward : config::Schedule::accumulate;
+  }
+  int cut_into() const {
+    if (schedule_ == config::Schedule::layered) return static_cast<int>(model_.parts.size());
+    return stages_ * config_.parallel.virtual_stages;
+  }
+  std::int64_t group() const {
+    return config_.parallel.micro_batch_group > 0 && schedule_ == config::Schedule::interleaved
+               ? config_.parallel.micro_batch_group
+               : 1;
+  }
+
+  int size(comm::Axis axis) const { return grid_.size(axis); }
+  int stride(comm::Axis axis) const {
+    const std::vector<int> members = grid_.members(axis, 0);
+    return members.size() > 1 ? members[1] - members[0] : 1;
+  }
+  /// A call over an axis's ranks with `bytes` in all.
+  double call(Collective kind, comm::Axis axis, double bytes) const {
+    const int ranks = size(axis);
+    if (ranks == 1 || bytes == 0) return 0;
+    const double sent = bytes * (ranks - 1) / ranks * (kind == Collective::all_reduce ? 2 : 1);
+    return seconds_of({.kind = kind,
+                       .bytes = static_cast<std::uint64_t>(kind == Collective::send ? bytes : sent),
+                       .ranks = ranks,
+                       .stride = stride(axis)},
+                      machine_);
+  }
+
+  PartTime time_of(const PartWork& part) const {
+    PartTime out;
+    out.forward = price(part.forward, machine_, rates_);
+    out.backward = price(part.backward, machine_, rates_);
+    const bool weights = true, others = false;
+    out.weights = price(part.backward, machine_, rates_, &weights);
+    out.input = price(part.backward, machine_, rates_, &others);
+    add_states(out, part.trained, part.frozen, comm::Axis::shard, comm::Axis::replica);
+    add_states(out, part.experts, 0, comm::Axis::expert_shard, comm::Axis::expert_replica);
+    out.output = call(Collective::send, comm::Axis::pipeline, static_cast<double>(part.output));
+    return out;
+  }
+
+  void add_states(PartTime& out, std::int64_t trained, std::int64_t frozen, comm::Axis shard,
+                  comm::Axis replica) const {
+    if (trained + frozen == 0) return;
+    const double shards = size(shard);
+    const double parameters =
+        static_cast<double>(trained + frozen) * static_cast<double>(size_of(config_.precision.compute));
+    const double gradients =
+        static_cast<double>(trained) * static_cast<double>(size_of(placement_.communication));
+    if (placement_.parameters.spread == Spread::sharded)
+      out.gather += call(Collective::all_gather, shard, parameters) +
+                    fetched(parameters / shards, placement_.parameters.tier);
+    else if (placement_.masters.spread == Spread::sharded)
+      out.publish += call(Collective::all_gather, shard, parameters);
+    const bool all = placement_.masters.spread == Spread::replicated;
+    out.reduce += call(all ? Collective::all_reduce : Collective::reduce_scatter, shard, gradients);
+    out.replicas += call(Collective::all_reduce, replica, gradients / (all ? 1 : shards));
+    out.update += update_of(static_cast<double>(trained) / (all ? 1 : shards));
+  }
+
+  /// From the tier where they live to the device.
+  double fetched(double bytes, Tier tier) const {
+    double seconds = 0;
+    if (tier != Tier::device && machine_.host.to_device > 0) seconds = bytes / machine_.host.to_device;
+    if (tier == Tier::nvme && machine_.drive.read > 0)
+      seconds = std::max(seconds, bytes * local_ranks_ / machine_.drive.read);
+    return seconds;
+  }
+
+  double moved_states(double elements) const {
+    const double parameter = static_cast<double>(size_of(config_.precision.compute));
+    const double gradient = static_cast<double>(size_of(placement_.gradients.dtype));
+    const double moment = static_cast<double>(size_of(placement_.moments.dtype));
+    const double master = placement_.master_form == sharding::MasterForm::in_parameters ? 0
+                          : placement_.master_form == sharding::MasterForm::split       ? 2
+                                                                                        : 4;
+    return elements * (gradient + 2 * 2 * moment + 2 * master + 2 * parameter);
+  }
+  double update_of(double elements) const {
+    const double bytes = moved_states(elements);
+    if (placement_.masters.tier == Tier::device)
+      return bytes / (rates_.update > 0 ? rates_.update : rates_.bandwidth);
+    const double host = machine_.host.update > 0 ? machine_.host.update : rates_.bandwidth;
+    double seconds = bytes * local_ranks_ / host;
+    if (machine_.host.from_device > 0)
+      seconds = std::max(seconds, elements * static_cast<double>(size_of(placement_.communication)) /
+                                      machine_.host.from_device);
+    if (placement_.masters.tier == Tier::nvme && machine_.drive.read > 0) {
+      const double states = bytes / 2 * local_ranks_;
+      seconds = std::max({seconds, states / machine_.drive.read, states / machine_.drive.write});
+    }
+    return seconds;
+  }
+
+  const Chunk& chunk_of(int stage, const Instruction& i) const {
+    return chunks_[static_cast<std::size_t>(i.chunk * stages_ + stage)];
+  }
+  const PartTime& part(std::size_t i) const { return times_[model_.parts[i]]; }
+
+  /// Parts one after the other, each behind its parameters, which come while the part before runs.
+  template <class Seconds>
+  double through(const Chunk& chunk, bool forward, const Seconds& seconds) const {
+    const bool comes =
+        placement_.parameters.spread == Spread::sharded && schedule_ != config::Schedule::layered;
+    const bool ahead = config_.zero.prefetch_bucket_size > 0;
+    double now = 0, begun = 0, fetched = 0;
+    for (std::size_t n = chunk.begin; n < chunk.end; ++n) {
+      const PartTime& each = part(forward ? n : chunk.end - 1 - (n - chunk.begin));
+      if (comes) fetched = std::max(fetched, ahead ? begun : now) + each.gather;
+      begun = std::max(now, fetched);
+      now = begun + seconds(each) + (comes && ahead ? (1 - rates_.overlap) * each.gather : 0);
+    }
+    return now;
+  }
+
+  bool reduces(const Instruction& i, std::int64_t micro_batches) const {
+    return placement_.reduce_every_micro_batch() || i.micro_batch + 1 == micro_batches;
+  }
+
+  InstructionTime backward(const Chunk& chunk, const Instruction& i, std::int64_t micro_batches,
+                           const PassSeconds PartTime::*pass, bool completes) const {
+    InstructionTime out{through(chunk, false, [&](const PartTime& each) { return (each.*pass).seconds; })};
+    if (!completes || !reduces(i, micro_batches)) return out;
+    const bool last = i.micro_batch + 1 == micro_batches;
+    const auto of = [&](const PartTime& each) { return each.reduce + (last ? each.replicas : 0); };
+    for (std::size_t n = chunk.begin; n < chunk.end; ++n) out.beside += of(part(n));
+    if (config_.zero.overlap_comm || config_.zero.stage == 3) {
+      out.seconds += (1 - rates_.overlap) * out.beside;
+      out.beside *= rates_.overlap;
+      out.handed_over_at = (part(chunk.end - 1).*pass).seconds;
+      out.behind = of(part(chunk.begin)) * rates_.overlap;
+    } else {
+      out.seconds += std::exchange(out.beside, 0);
+    }
+    return out;
+  }
+
+  InstructionTime time_of(int stage, const Instruction& i, std::int64_t micro_batches) const {
+    const Chunk& chunk = chunk_of(stage, i);
+    switch (i.op) {
+      case Op::forward:
+        return {through(chunk, true, [](const PartTime& each) { return each.forward.seconds; })};
+      case Op::backward:
+        return backward(chunk, i, micro_batches, &PartTime::backward, true);
+      case Op::backward_input:
+        return backward(chunk, i, micro_batches, &PartTime::input, false);
+      case Op::weight_gradients:
+        return backward(chunk, i, micro_batches, &PartTime::weights, true);
+      case Op::gather:
+        return {sum(chunk, &PartTime::gather)};
+      case Op::send_activation:
+        return {part(chunk.end - 1).output};
+      case Op::send_gradient:
+        return {chunk.begin > 0 ? part(chunk.begin - 1).output : 0};
+      case Op::update:
+        return {update(stage)};
+      default:
+        return {};
+    }
+  }
+
+  double sum(const Chunk& chunk, double PartTime::*field) const {
+    double out = 0;
+    for (std::size_t n = chunk.begin; n < chunk.end; ++n) out += part(n).*field;
+    return out;
+  }
+  /// The optimizer, then what it has published.
+  double update(int stage) const {
+    double out = 0;
+    for_own(stage, [&](const Chunk& chunk) {
+      out += sum(chunk, &PartTime::update) + sum(chunk, &PartTime::publish);
+    });
+    return out;
+  }
+  template <class Visit>
+  void for_own(int stage, const Visit& visit) const {
+    for (std::size_t c = static_cast<std::size_t>(stage); c < chunks_.size();
+         c += static_cast<std::size_t>(stages_))
+      visit(chunks_[c]);
+  }
+
+  StepTime simulated(std::int64_t micro_batches) const {
+    std::vector<std::vector<Instruction>> lists;
+    sharding::ScheduleShape shape;
+    shape.stages = stages_, shape.micro_batches = micro_batches;
+    shape.chunks = static_cast<int>(chunks_.size()) / stages_;
+    shape.group = config_.parallel.micro_batch_group;
+    for (shape.stage = 0; shape.stage < stages_; ++shape.stage)
+      lists.push_back(sharding::make_schedule(schedule_, shape));
+    const sharding::SimulatedStep step = sharding::simulate(
+        lists, [&](int stage, const Instruction& i) { return time_of(stage, i, micro_batches); });
+    const auto busiest = static_cast<int>(std::max_element(step.computing.begin(), step.computing.end()) -
+                                          step.computing.begin());
+    StepTime out;
+    out.seconds = step.seconds, out.bubble = step.bubble();
+    const auto times = static_cast<double>(micro_batches);
+    double computing = 0;
+    for_own(busiest, [&](const Chunk& chunk) {
+      for (std::size_t n = chunk.begin; n < chunk.end; ++n) {
+        const PartTime& each = part(n);
+        for (const PassSeconds* pass : {&each.forward, &each.backward}) {
+          for (std::size_t f = 0; f < out.kernels.size(); ++f) out.kernels[f] += times * pass->kernels[f];
+          out.exchange += times * pass->exposed;
+          computing += times * pass->seconds;
+        }
+      }
+    });
+    const auto s = static_cast<std::size_t>(busiest);
+    out.gather = std::max(0.0, step.computing[s] - computing);
+    out.reduce = step.waiting[s];
+    out.update = update(busiest);
+    out.idle = step.seconds - step.computing[s] - out.reduce - out.update;
+    double forward = 0;
+    for (const std::size_t kind : model_.parts) forward += times_[kind].forward.flops;
+    // Each product of forward has two in backward, attention likewise.
+    out.flops = 3 * forward * times * grid_.ranks() / stages_;
+    return out;
+  }
+
+  const config::Config& config_;
+  const ModelWork& model_;
+  const config::Machine& machine_;
+  comm::Grid grid_;
+  sharding::PlacementTable placement_;
+  int local_ranks_;
+  config::DeviceRates rates_;
+  int stages_;
+  config::Schedule schedule_;
+  std::vector<Chunk> chunks_;
+  std::vector<PartTime> times_;  ///< by kind of part
+};
+
+}  // namespace
+
+StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
+                   int ranks) {
+  return Step(config, model, machine, ranks).time();
+}
+
+}  // namespace sherd::engine

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/estimate/price.h"
+#include "sharding/instruction.h"
+
+namespace sherd::engine {
+
+/// The work of all parts of a model: each kind of part once, and which kind each part is.
+struct ModelWork {
+  std::vector<PartWork> kinds;
+  std::vector<std::size_t> parts;
+  /// By part: its share of the work, by which a pipeline is cut (part_weights()).
+  std::vector<std::int64_t> weights;
+
+  const PartWork& part(std::size_t i) const { return kinds[parts[i]]; }
+};
+
+/// Where the time of a step goes, on the rank that computes longest. All but `seconds` and `flops` are of one
+/// rank.
+struct StepTime {
+  double seconds = 0;  ///< from one step to the next
+  std::array<double, tensor::kernel_families.size()> kernels{};
+  double exchange = 0;  ///< layers' exchanges, during which no kernel runs
+  double gather = 0;    ///< waiting for parameters
+  double reduce = 0;    ///< waiting for sums of gradients
+  double update = 0;    ///< the optimizer, and what it waits for
+  double idle = 0;      ///< the pipeline's bubble, and transfers between stages
+  double bubble = 0;    ///< idle time over computing time, of all stages
+  double flops = 0;     ///< of products and attention of all ranks, without what is computed again
+  double peak = 0;      ///< FLOP/s of all ranks by the data sheet
+
+  double mfu() const { return peak > 0 ? flops / seconds / peak : 0; }
+};
+
+/// The time of one optimizer step of `ranks` ranks. Nothing runs: the instruction lists of all stages are
+/// simulated (sharding/schedule/simulate.h) with the prices of their parts' work, of what placements gather
+/// and reduce, and of the update. `config` has its batch sizes resolved, and `model` was recorded with its
+/// tensor, context and expert ranks, micro-batch and recompute. Throws Error{config} for sizes that the ranks
+/// cannot hold.
+StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
+                   int ranks);
+
+}  // namespace sherd::engine

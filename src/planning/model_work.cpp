@@ -1,0 +1,96 @@
+#include "planning/model_work.h"
+
+#include <set>
+
+#include "base/error.h"
+#include "engine/pipeline/stage_layout.h"
+#include "models/gpt.h"
+
+namespace sherd::planning {
+namespace {
+
+using engine::ModelWork;
+using engine::PartWork;
+using models::GptConfig;
+
+/// The fewest blocks among which every kind of block of the model is: with experts and without.
+std::int64_t blocks_of_all_kinds(const GptConfig& shape) {
+  std::set<bool> kinds;
+  std::int64_t most = 0;
+  for (std::int64_t i = 0; i < shape.num_layers; ++i)
+    if (kinds.insert(shape.moe.in(i)).second) most = i + 1;
+  return most;
+}
+
+std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabulary, std::int64_t blocks) {
+  config.model->num_layers = blocks;
+  config.training.recompute_blocks = -1;
+  const GptConfig shape = models::gpt_config(config, vocabulary);
+  const std::int64_t rows = config.batch.micro_batch_size;
+  return engine::record_parts(
+      config, [&](const parallel::Layout& layout) { return std::make_shared<models::Gpt>(shape, layout); },
+      [&](device::Device& device) {
+        const auto ids = [&] { return tensor::Tensor::empty(device, {rows, shape.seq_length}, DType::i32); };
+        return tensor::Batch{{"tokens", ids()}, {"labels", ids()}};
+      });
+}
+
+std::string key_of(const config::Config& config) {
+  const config::Parallel& parallel = config.parallel;
+  const config::Training& training = config.training;
+  return cat(parallel.tensor, ' ', parallel.sequence_parallel, ' ', parallel.context, ' ',
+             static_cast<int>(parallel.context_method), ' ', parallel.expert, ' ',
+             config.batch.micro_batch_size, ' ', static_cast<int>(training.recompute), ' ',
+             training.recompute_blocks, ' ', training.cpu_checkpointing);
+}
+
+}  // namespace
+
+const ModelWork& GptWork::of(const config::Config& config) {
+  const auto [at, added] = recorded_.try_emplace(key_of(config));
+  if (!added) return at->second;
+  try {
+    at->second = record(config);
+  } catch (...) {
+    recorded_.erase(at);
+    throw;
+  }
+  if (weights_.empty() || cut_by_ != config.parallel.partition_method) {
+    models::Gpt whole(models::gpt_config(config, vocabulary_));
+    whole.assign_names();
+    weights_ = engine::part_weights(whole, cut_by_ = config.parallel.partition_method);
+  }
+  at->second.weights = weights_;
+  return at->second;
+}
+
+ModelWork GptWork::record(const config::Config& config) const {
+  const GptConfig shape = models::gpt_config(config, vocabulary_);
+  const std::int64_t layers = shape.num_layers, some = blocks_of_all_kinds(shape);
+  ModelWork out;
+  out.kinds = record_blocks(config, vocabulary_, some);
+  const std::size_t around = out.kinds.size() - static_cast<std::size_t>(some);  // parts that are no block
+  require(around >= 2, "a transformer has parts before and behind its blocks");
+  // What a block keeps where the others recompute is another kind.
+  std::size_t kept = 0;
+  const std::int64_t recomputed = config.training.recompute_blocks;
+  if (recomputed >= 0 && recomputed < layers) {
+    config::Config keeping = config;
+    keeping.training.recompute = Recompute::none;
+    kept = out.kinds.size();
+    for (PartWork& part : record_blocks(std::move(keeping), vocabulary_, some))
+      out.kinds.push_back(std::move(part));
+  }
+  const std::size_t before = around - 1;
+  for (std::size_t i = 0; i < before; ++i) out.parts.push_back(i);
+  for (std::int64_t i = 0; i < layers; ++i) {
+    std::int64_t like = 0;
+    while (shape.moe.in(like) != shape.moe.in(i)) ++like;
+    const bool keeps = recomputed >= 0 && i >= recomputed;
+    out.parts.push_back(before + static_cast<std::size_t>(like) + (keeps ? kept : 0));
+  }
+  out.parts.push_back(before + static_cast<std::size_t>(some));
+  return out;
+}
+
+}  // namespace sherd::planning

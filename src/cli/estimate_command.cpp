@@ -14,7 +14,7 @@ namespace sherd::cli {
 
 namespace {
 
-World world_of(const CommandLine& line) {
+planning::World world_of(const CommandLine& line) {
   constexpr std::int64_t most_gpus = 1024, most_nodes = 100'000;
   if (line.has("ranks")) {
     if (line.has("gpus") || line.has("nodes"))
@@ -46,12 +46,12 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
          "there is no `model` section: add one to the configuration or give a further --config");
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_config(report.config, vocabulary).num_parameters();
-  report.machine = this_machine(report.config);
-  report.stages = estimate_stages(report.config, vocabulary, report.world, chosen);
+  report.machine = planning::this_machine(report.config);
+  report.stages = planning::estimate_stages(report.config, vocabulary, report.world, chosen);
   look_at(report, chosen);
-  report.missing = shortfalls(report.config, report.stages, report.world, report.machine);
+  report.missing = planning::shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())
-    report.remedy = cheapest_remedy(reparse, vocabulary, report.world, report.machine);
+    report.remedy = planning::cheapest_remedy(reparse, vocabulary, report.world, report.machine);
 }
 
 }  // namespace

@@ -47,20 +47,20 @@ std::string rank_table(const EstimateReport& r) {
                         human_bytes(states.current[c]), human_bytes(peaks.peak[c])});
     rows.push_back({tier + " total", human_bytes(states.total_current), human_bytes(peaks.total_peak)});
     if (!r.machine.on_gpus || static_cast<Tier>(t) != Tier::device) continue;
-    rows.push_back({"beside it, CUDA", "", human_bytes(untracked_of_cuda)});
-    if (const std::uint64_t nccl = untracked_for_nccl(r.config.parallel, r.world, r.machine))
+    rows.push_back({"beside it, CUDA", "", human_bytes(planning::untracked_of_cuda)});
+    if (const std::uint64_t nccl = planning::untracked_for_nccl(r.config.parallel, r.world, r.machine))
       rows.push_back({"beside it, NCCL", "", human_bytes(nccl)});
   }
   rows.push_back({"memory held", "", human_bytes(r.estimate().peaks.held)});
   if (r.estimate().exchange > 0)
     rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate().exchange)});
-  rows.push_back({"process itself", "", human_bytes(process_itself)});
+  rows.push_back({"process itself", "", human_bytes(planning::process_itself)});
   return engine::format_table(rows);
 }
 
 /// The bytes that all ranks need; the largest number where it is more than one holds.
-std::uint64_t of_all(const std::vector<std::uint64_t>& bytes, const World& world) {
-  return most_on_a_machine(bytes, {world.ranks, world.ranks});
+std::uint64_t of_all(const std::vector<std::uint64_t>& bytes, const planning::World& world) {
+  return planning::most_on_a_machine(bytes, {world.ranks, world.ranks});
 }
 
 /// Sums over the ranks of a machine, whose memory and tier nvme they share (of the one that has most), and
@@ -73,18 +73,18 @@ std::string world_table(const EstimateReport& r) {
   rows[0].push_back(cat("machine (", r.world.local_ranks, ")"));
   if (r.world.machines() > 1) rows[0].push_back(cat("all (", r.world.ranks, ")"));
   const auto add = [&](std::string_view what, const auto& bytes_of) {
-    const std::vector<std::uint64_t> bytes = by_stage(r.stages, bytes_of);
+    const std::vector<std::uint64_t> bytes = planning::by_stage(r.stages, bytes_of);
     if (std::all_of(bytes.begin(), bytes.end(), [](std::uint64_t b) { return b == 0; })) return;
     std::vector<std::string> row{std::string(what)};
     for (const std::uint64_t each : bytes) row.push_back(human_bytes(each));
-    row.push_back(human_bytes(most_on_a_machine(bytes, r.world)));
+    row.push_back(human_bytes(planning::most_on_a_machine(bytes, r.world)));
     if (r.world.machines() > 1) row.push_back(human_bytes(of_all(bytes, r.world)));
     rows.push_back(std::move(row));
   };
   for (int t = 0; t < device::tier_count; ++t)
     add(device::name_of(static_cast<Tier>(t)),
         [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; });
-  add("resident memory", resident_bytes);
+  add("resident memory", planning::resident_bytes);
   return cat("\n", engine::format_table(rows));
 }
 
@@ -103,13 +103,15 @@ std::string verdict(const EstimateReport& r) {
   if (unknown_gpu)
     out += cat("no GPU here: each must hold the device tier, ",
                human_bytes(memory_of(r.estimate().peaks, 0).total_peak), ", and some ",
-               human_bytes(untracked_of_cuda + untracked_for_nccl(r.config.parallel, r.world, r.machine)),
+               human_bytes(planning::untracked_of_cuda +
+                           planning::untracked_for_nccl(r.config.parallel, r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
   if (r.missing.empty())
     return out + (unknown_gpu ? "Whether it fits is not known, as no GPU is seen here. The memory of this "
                                 "machine is enough.\n"
                               : "It fits.\n");
-  for (const Shortfall& shortfall : r.missing) out += cat("It does not fit: ", shortfall.text(), ".\n");
+  for (const planning::Shortfall& shortfall : r.missing)
+    out += cat("It does not fit: ", shortfall.text(), ".\n");
   if (r.remedy.keys.empty())
     return out +
            "No key that is known here makes it fit: use more ranks, a smaller model or shorter sequences.\n";
@@ -177,20 +179,21 @@ std::string json_of(const EstimateReport& r) {
     OrderedJson& tier = out["tiers"][std::string(device::name_of(static_cast<Tier>(t)))];
     tier["before_steps"] = by_category(states.current, states.total_current);
     tier["peak"] = by_category(peaks.peak, peaks.total_peak);
-    tier["peak_of_machine"] = most_on_a_machine(
-        by_stage(r.stages,
-                 [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; }),
+    tier["peak_of_machine"] = planning::most_on_a_machine(
+        planning::by_stage(
+            r.stages, [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; }),
         r.world);
   }
-  const std::uint64_t resident = resident_bytes(r.estimate());
+  const std::uint64_t resident = planning::resident_bytes(r.estimate());
   out["resident"] = {{"held", r.estimate().peaks.held},
                      {"exchange", r.estimate().exchange},
-                     {"process_itself", process_itself},
+                     {"planning::process_itself", planning::process_itself},
                      {"total", resident},
-                     {"of_machine", most_on_a_machine(by_stage(r.stages, resident_bytes), r.world)}};
+                     {"of_machine", planning::most_on_a_machine(
+                                        planning::by_stage(r.stages, planning::resident_bytes), r.world)}};
   if (r.machine.on_gpus)
-    out["beside_the_books"] = {{"cuda", untracked_of_cuda},
-                               {"nccl", untracked_for_nccl(r.config.parallel, r.world, r.machine)}};
+    out["beside_the_books"] = {{"cuda", planning::untracked_of_cuda},
+                               {"nccl", planning::untracked_for_nccl(r.config.parallel, r.world, r.machine)}};
   const comm::Traffic& sent = r.estimate().traffic;
   out["per_step"] = {{"all_reduce_bytes", sent.all_reduce},         {"all_gather_bytes", sent.all_gather},
                      {"reduce_scatter_bytes", sent.reduce_scatter}, {"all_to_all_bytes", sent.all_to_all},
@@ -210,12 +213,12 @@ std::string json_of(const EstimateReport& r) {
     OrderedJson peaks;
     for (int t = 0; t < device::tier_count; ++t)
       peaks[std::string(device::name_of(static_cast<Tier>(t)))] = memory_of(stage.peaks, t).total_peak;
-    out["stages"].push_back({{"peak", peaks}, {"resident", resident_bytes(stage)}});
+    out["stages"].push_back({{"peak", peaks}, {"resident", planning::resident_bytes(stage)}});
   }
   if (r.stages.size() > 1) out["bubble"] = r.estimate().bubble;
   out["fits"] = r.missing.empty();
   out["missing"] = OrderedJson::array();
-  for (const Shortfall& shortfall : r.missing)
+  for (const planning::Shortfall& shortfall : r.missing)
     out["missing"].push_back(
         {{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
   out["change"] = OrderedJson::array();

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/fit.h"
+#include "planning/fit.h"
 
 namespace sherd::cli {
 
@@ -11,14 +11,14 @@ namespace sherd::cli {
 struct EstimateReport {
   config::Config config;
   std::int64_t parameters = 0;
-  World world;
-  MachineCapacity machine;
-  int rank = 0;           ///< the one that is looked at
-  int stage = 0;          ///< the pipeline stage of that rank
-  StageEstimates stages;  ///< for the ranks with its place in each stage
+  planning::World world;
+  planning::MachineCapacity machine;
+  int rank = 0;                     ///< the one that is looked at
+  int stage = 0;                    ///< the pipeline stage of that rank
+  planning::StageEstimates stages;  ///< for the ranks with its place in each stage
   const engine::Estimate& estimate() const { return stages[static_cast<std::size_t>(stage)]; }
-  std::vector<Shortfall> missing;  ///< empty: it fits
-  Remedy remedy;                   ///< where it does not fit; without keys when none helps
+  std::vector<planning::Shortfall> missing;  ///< empty: it fits
+  planning::Remedy remedy;                   ///< where it does not fit; without keys when none helps
 };
 
 /// For people: a table by tier and category, sums for a machine and the whole world, what there is, and what

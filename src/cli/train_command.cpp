@@ -118,8 +118,8 @@ int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   // The others wait for rank 0 at their first collective.
   const double known = dist->rank() == 0 ? rate(0) : 0;
   // Every rank looks, since machines may differ, and none allocates before all of its machine's have looked.
-  require_fit(request.reparse, data->vocab_size, {dist->world_size(), dist->local_size()},
-              this_machine(request.config, sharing));
+  planning::require_fit(request.reparse, data->vocab_size, {dist->world_size(), dist->local_size()},
+                        planning::this_machine(request.config, sharing));
   check_save_dir(request);
   dist->world().barrier({.label = "memory check", .scalar = true});
   const int signal = TrainRun(dist, request, data, known, rate).run();
@@ -133,7 +133,8 @@ int train_local(const TrainRequest& request, const comm::CommOptions& options) {
   check(request);
   const auto data = engine::open_token_data(request.config);
   const int ranks = std::max(request.ranks, 1);
-  require_fit(request.reparse, data->vocab_size, {ranks, ranks}, this_machine(request.config));
+  planning::require_fit(request.reparse, data->vocab_size, {ranks, ranks},
+                        planning::this_machine(request.config));
   check_save_dir(request);
   const engine::GpuSharing sharing = engine::share_gpus_locally(request.config, ranks);
   const auto rate = [&](double reached) {

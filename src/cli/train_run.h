@@ -5,18 +5,18 @@
 #include <optional>
 #include <string>
 
-#include "cli/fit.h"
 #include "engine/report/trace.h"
 #include "engine/token_data.h"
 #include "engine/trainer.h"
 #include "models/gpt.h"
+#include "planning/fit.h"
 
 namespace sherd::cli {
 
 /// A request to `sherd train`.
 struct TrainRequest {
-  config::Config config;  ///< as reparse({}) gives it; train() in train_command.cpp reads it
-  Reparse reparse;        ///< the configuration, with a few more keys
+  config::Config config;      ///< as reparse({}) gives it; train() in train_command.cpp reads it
+  planning::Reparse reparse;  ///< the configuration, with a few more keys
   int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
   std::string trace;    ///< file for the trace of all ranks; empty: none
   std::string metrics;  ///< JSONL file; empty: none

@@ -1,4 +1,4 @@
-#include "cli/fit.h"
+#include "planning/fit.h"
 
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -20,7 +20,7 @@
 #include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 
-namespace sherd::cli {
+namespace sherd::planning {
 namespace {
 
 namespace fs = std::filesystem;
@@ -322,4 +322,4 @@ void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& w
        " (`sherd estimate` shows the numbers)");
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::planning

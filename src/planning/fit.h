@@ -11,7 +11,7 @@
 #include "engine/estimate/estimate.h"
 #include "engine/setup/make_device.h"
 
-namespace sherd::cli {
+namespace sherd::planning {
 
 /// The world that a run is planned for.
 struct World {
@@ -128,4 +128,4 @@ Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const Wo
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
                  const MachineCapacity& machine);
 
-}  // namespace sherd::cli
+}  // namespace sherd::planning

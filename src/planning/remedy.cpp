@@ -4,11 +4,11 @@
 #include <optional>
 
 #include "base/error.h"
-#include "cli/fit.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/process_grid.h"
+#include "planning/fit.h"
 
-namespace sherd::cli {
+namespace sherd::planning {
 namespace {
 
 using Keys = std::vector<std::pair<std::string, std::string>>;
@@ -416,4 +416,4 @@ Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const Wo
   return Search(reparse, vocabulary, world, machine).run();
 }
 
-}  // namespace sherd::cli
+}  // namespace sherd::planning

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -255,6 +256,11 @@ Config parse_text(std::string_view text, const std::string& name = "config",
 /// itself where the files cannot be read.
 std::string in_given_keys(std::string text, const std::vector<std::string>& paths,
                           const std::vector<std::string>& overrides = {});
+
+/// The dotted keys to which files and overrides give a value other than "auto": as they are written there,
+/// and where a key of DeepSpeed's says what one of Sherd's does, that one too.
+std::set<std::string> given_keys(const std::vector<std::string>& paths,
+                                 const std::vector<std::string>& overrides = {});
 
 /// The resolved configuration as JSON that parse_text() reads back to an equal Config. Stable key order.
 std::string dump(const Config& config);

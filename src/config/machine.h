@@ -22,18 +22,6 @@ struct MeasuredProduct {
   bool operator==(const MeasuredProduct&) const = default;
 };
 
-/// Products of matrices of one type.
-struct ProductRates {
-  DType dtype = DType::bf16;
-  double peak = 0;        ///< FLOP/s, by the data sheet: what utilisation (MFU) is a share of
-  double efficiency = 1;  ///< the share of it that large products reach
-  /// The depth at which a product reaches half of that, since tiles take time to begin and to end.
-  double half_depth = 0;
-  /// Where there are some, they decide instead: a product has the rate of those that are like it.
-  std::vector<MeasuredProduct> measured{};
-  bool operator==(const ProductRates&) const = default;
-};
-
 /// Attention beside a product's rate.
 struct AttentionRates {
   double forward = 0.5, backward = 0.5;  ///< shares of the type's `peak`, of long sequences and wide heads
@@ -44,9 +32,23 @@ struct AttentionRates {
   bool operator==(const AttentionRates&) const = default;
 };
 
+/// Products of matrices of one type, and attention in it.
+struct ProductRates {
+  DType dtype = DType::bf16;
+  double peak = 0;        ///< FLOP/s, by the data sheet: what utilisation (MFU) is a share of
+  double efficiency = 1;  ///< the share of it that large products reach
+  /// The depth at which a product reaches half of that, since tiles take time to begin and to end.
+  double half_depth = 0;
+  /// Where there are some, they decide instead: a product has the rate of those that are like it.
+  std::vector<MeasuredProduct> measured{};
+  AttentionRates attention{};
+  bool operator==(const ProductRates&) const = default;
+};
+
 /// One family of kernels (tensor/kernel_list.h) that passes over memory at a rate of its own.
 struct FamilyRate {
   std::string family;
+  std::optional<DType> dtype{};  ///< of these elements; none: of all
   double bandwidth = 0;
   bool operator==(const FamilyRate&) const = default;
 };
@@ -55,7 +57,6 @@ struct FamilyRate {
 struct DeviceRates {
   std::int64_t ranks = 0;  ///< 0: any number, as each has a device of its own
   std::vector<ProductRates> products{};
-  AttentionRates attention{};
   double bandwidth = 0;  ///< of memory that kernels pass over, bytes read and written per second
   double latency = 0;    ///< of a kernel, in seconds: what even the smallest takes
   double launch = 0;   ///< in which a thread queues a kernel or a call: a pass takes no less than all of them

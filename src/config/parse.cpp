@@ -134,6 +134,11 @@ Node read_trees(const std::vector<std::string>& paths) {
   return tree;
 }
 
+void gather_keys(const Node& node, const std::string& path, std::set<std::string>& keys) {
+  if (!path.empty() && !node.is_text("auto") && !node.is(Node::Kind::null)) keys.insert(path);
+  for (const auto& [name, value] : node.members) gather_keys(value, join(path, name), keys);
+}
+
 }  // namespace
 
 Node read_tree(const std::string& path, const char* what) {
@@ -158,6 +163,17 @@ std::string in_given_keys(std::string text, const std::vector<std::string>& path
     return text;
   }
   return in_given_keys(std::move(text), context.given_as);
+}
+
+std::set<std::string> given_keys(const std::vector<std::string>& paths,
+                                 const std::vector<std::string>& overrides) {
+  Context context;
+  Node tree = read_trees(paths);
+  read_config(tree, overrides, context);
+  for (const std::string& assignment : overrides) apply_override(tree, assignment);
+  std::set<std::string> out = std::move(context.given);
+  gather_keys(tree, "", out);
+  return out;
 }
 
 Config parse_text(std::string_view text, const std::string& name, const std::vector<std::string>& overrides) {

@@ -21,7 +21,6 @@ config::Machine plain_machine() {
   machine.name = "plain", machine.devices = 4, machine.memory = 1;
   config::DeviceRates rates;
   rates.products = {{.dtype = DType::bf16, .peak = peak}};
-  rates.attention.forward = rates.attention.backward = 0.5;
   rates.bandwidth = bandwidth;
   machine.rates = {rates};
   machine.links = {{.name = "near", .ranks = 4, .bandwidth = near}, {.name = "far", .bandwidth = far}};
@@ -77,10 +76,11 @@ TEST(Price, AttentionFormsTheScoresThatAreSeenOrStoresAll) {
                              .scores = 1e9,
                              .pairs = 2e9,
                              .keys = 1000};
+  config::AttentionRates& attention_rates = rates.products[0].attention;
   EXPECT_DOUBLE_EQ(seconds_of(attention, rates), 1e12 / (0.5 * peak));
-  rates.attention.half_keys = 1000, rates.attention.half_width = 64;
+  attention_rates.half_keys = 1000, attention_rates.half_width = 64;
   EXPECT_DOUBLE_EQ(seconds_of(attention, rates), 4 * 1e12 / (0.5 * peak));
-  rates.attention = {.forward = 0.5, .forward_score_bytes = 10};
+  attention_rates = {.forward = 0.5, .forward_score_bytes = 10};
   EXPECT_DOUBLE_EQ(seconds_of(attention, rates), 2 * 1e12 / (0.5 * peak) + 10 * 2e9 / bandwidth);
 }
 
@@ -218,6 +218,11 @@ TEST(StepTime, TransfersBetweenStagesAreWaitedFor) {
   const std::uint64_t bytes = static_cast<std::uint64_t>(near) / 10;  // a tenth of a second
   const StepTime slow = time_of(two, like_parts(2, bytes), 2, 2), quick = time_of(two, like_parts(2), 2, 2);
   EXPECT_NEAR(slow.seconds - quick.seconds, 0.2, 0.05) << "one there, one back";
+}
+
+TEST(StepTime, AnUpdateMovesTheStates) {
+  EXPECT_EQ(update_bytes(config::parse_text("{}", "fp32")), 28) << "sherd bench adam";
+  EXPECT_EQ(update_bytes(config_of(R"(, "data_types": {"grad_accum_dtype": "fp32"})")), 4 + 16 + 4 + 4);
 }
 
 TEST(StepTime, AnOffloadedUpdateTakesTheHostsTime) {

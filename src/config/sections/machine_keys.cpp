@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <regex>
 
 #include "base/excerpt.h"
 #include "config/machine.h"
@@ -41,26 +42,6 @@ Node write_measured(const ProductRates& rates) {
   return rates.measured.empty() ? Node() : out;
 }
 
-Table<ProductRates> product_table() {
-  using T = ProductRates;
-  return {Auto::is_a_value,
-          {word<T>(
-               "dtype", {"fp32", "bf16", "fp16", "fp64"}, "\"bf16\"",
-               [](const T& rates) { return static_cast<int>(rates.dtype); },
-               [](T& rates, int index) { rates.dtype = static_cast<DType>(index); })
-               .means("of the operands", required),
-           rate("peak", &T::peak, "312e12").means("FLOP/s of the data sheet, without sparsity", required),
-           real("efficiency", &T::efficiency, "0.8", 0, 1, true)
-               .means("share of the peak that large products reach"),
-           rate_or_none("half_depth", &T::half_depth, "128")
-               .means("depth at which a product reaches half of that"),
-           custom<T>(
-               "measured", "[[1024, 768, 3072, 1e12]]",
-               [](T& rates, const Value& value) { rates.measured = read_measured(value); }, write_measured)
-               .takes({"list of [rows, columns, depth, FLOP/s]", R"({"type": "array"})"})
-               .means("products that were measured, which decide instead")}};
-}
-
 Table<AttentionRates> attention_table() {
   using T = AttentionRates;
   return {
@@ -75,10 +56,34 @@ Table<AttentionRates> attention_table() {
        rate_or_none("backward_score_bytes", &T::backward_score_bytes, "11").means("likewise, in backward")}};
 }
 
+/// Types that products compute on.
+const std::vector<std::string> dtypes = {"fp32", "bf16", "fp16", "fp64"};
+
+Table<ProductRates> product_table() {
+  using T = ProductRates;
+  return {Auto::is_a_value,
+          {word<T>(
+               "dtype", dtypes, "\"bf16\"", [](const T& rates) { return static_cast<int>(rates.dtype); },
+               [](T& rates, int index) { rates.dtype = static_cast<DType>(index); })
+               .means("of the operands", required),
+           rate("peak", &T::peak, "312e12").means("FLOP/s of the data sheet, without sparsity", required),
+           real("efficiency", &T::efficiency, "0.8", 0, 1, true)
+               .means("share of the peak that large products reach"),
+           rate_or_none("half_depth", &T::half_depth, "128")
+               .means("depth at which a product reaches half of that"),
+           custom<T>(
+               "measured", "[[1024, 768, 3072, 1e12]]",
+               [](T& rates, const Value& value) { rates.measured = read_measured(value); }, write_measured)
+               .takes({"list of [rows, columns, depth, FLOP/s]", R"({"type": "array"})"})
+               .means("products that were measured, which decide instead"),
+           section("attention", &T::attention, attention_table()).means("in this type")}};
+}
+
 Table<FamilyRate> family_table() {
   using T = FamilyRate;
   return {Auto::is_a_value,
           {text("family", &T::family, "\"norm\"").means("of kernels", required),
+           choice("dtype", &T::dtype, dtypes, "\"bf16\"").means("of their elements; none: any"),
            rate("bandwidth", &T::bandwidth, "1e10").means("bytes per second", required)}};
 }
 
@@ -89,7 +94,6 @@ Table<DeviceRates> rates_table() {
                .means("that compute on the machine while it has these rates; 0: any number"),
            list("products", &T::products, R"([{"dtype": "bf16", "peak": 312e12}])", product_table())
                .means("of matrices, by type", required),
-           section("attention", &T::attention, attention_table()).means("beside products"),
            rate("bandwidth", &T::bandwidth, "1.6e12")
                .means("bytes per second, read and written, of kernels that pass over memory", required),
            rate_or_none("latency", &T::latency, "4e-6").means("seconds that the smallest kernel takes"),
@@ -197,7 +201,17 @@ Machine parse_machine(std::string_view text, const std::string& name) {
 }
 
 std::string dump(const Machine& machine) {
-  return written(machine_table(), machine).json(2) + "\n";
+  // Lists of numbers go in one line each.
+  static const std::regex numbers(R"(\[[^\[\]{}"]*\])"), space(R"(\s+)");
+  const std::string text = written(machine_table(), machine).json(2) + "\n";
+  std::string out;
+  auto from = text.begin();
+  for (std::sregex_iterator at(text.begin(), text.end(), numbers), end; at != end; ++at) {
+    out.append(from, text.begin() + at->position());
+    out += std::regex_replace(at->str(), space, "");
+    from = text.begin() + at->position() + at->length();
+  }
+  return out.append(from, text.end());
 }
 
 }  // namespace sherd::config

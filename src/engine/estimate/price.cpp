@@ -69,10 +69,10 @@ double product_rate(const KernelWork& work, const DeviceRates& rates) {
 }
 
 double attention_seconds(const KernelWork& work, const DeviceRates& rates) {
-  const config::AttentionRates& attention = rates.attention;
+  const ProductRates& products = rates_of(work.dtype, rates);
+  const config::AttentionRates& attention = products.attention;
   const double keys = static_cast<double>(work.keys), width = static_cast<double>(work.depth);
-  const double rate = rates_of(work.dtype, rates).peak *
-                      (work.backward ? attention.backward : attention.forward) * keys /
+  const double rate = products.peak * (work.backward ? attention.backward : attention.forward) * keys /
                       (keys + attention.half_keys) * width / (width + attention.half_width);
   const double stored = work.backward ? attention.backward_score_bytes : attention.forward_score_bytes;
   // Scores that are stored are formed all, also those that no query sees.
@@ -81,11 +81,16 @@ double attention_seconds(const KernelWork& work, const DeviceRates& rates) {
          stored * work.pairs / rates.bandwidth;
 }
 
-double bandwidth_of(KernelFamily family, const DeviceRates& rates) {
-  const std::string_view name = tensor::kernel_families[static_cast<std::size_t>(family)];
-  for (const config::FamilyRate& rate : rates.families)
-    if (rate.family == name) return rate.bandwidth;
-  return rates.bandwidth;
+/// Of the family in that type, else in another.
+double bandwidth_of(const KernelWork& work, const DeviceRates& rates) {
+  const std::string_view name = tensor::kernel_families[static_cast<std::size_t>(work.family)];
+  double other = rates.bandwidth;
+  for (const config::FamilyRate& rate : rates.families) {
+    if (rate.family != name) continue;
+    if (!rate.dtype || *rate.dtype == work.dtype) return rate.bandwidth;
+    other = rate.bandwidth;
+  }
+  return other;
 }
 
 bool sums(Collective kind) {
@@ -107,7 +112,7 @@ double seconds_of(const KernelWork& work, const DeviceRates& rates) {
   else if (work.family == KernelFamily::attention && work.flops > 0)
     seconds = attention_seconds(work, rates);
   else
-    seconds = work.bytes / bandwidth_of(work.family, rates);
+    seconds = work.bytes / bandwidth_of(work, rates);
   return seconds + rates.latency;
 }
 

@@ -77,8 +77,9 @@ class Step {
  private:
   /// Where scores are stored, selective recompute forms them again in backward.
   static config::DeviceRates rates_for(config::DeviceRates rates, const config::Config& config) {
-    if (config.training.recompute == Recompute::selective)
-      rates.attention.backward_score_bytes += rates.attention.forward_score_bytes;
+    for (config::ProductRates& products : rates.products)
+      if (config.training.recompute == Recompute::selective)
+        products.attention.backward_score_bytes += products.attention.forward_score_bytes;
     return rates;
   }
 
@@ -161,17 +162,8 @@ class Step {
     return seconds;
   }
 
-  double moved_states(double elements) const {
-    const double parameter = static_cast<double>(size_of(config_.precision.compute));
-    const double gradient = static_cast<double>(size_of(placement_.gradients.dtype));
-    const double moment = static_cast<double>(size_of(placement_.moments.dtype));
-    const double master = placement_.master_form == sharding::MasterForm::in_parameters ? 0
-                          : placement_.master_form == sharding::MasterForm::split       ? 2
-                                                                                        : 4;
-    return elements * (gradient + 2 * 2 * moment + 2 * master + 2 * parameter);
-  }
   double update_of(double elements) const {
-    const double bytes = moved_states(elements);
+    const double bytes = elements * update_bytes(config_);
     if (placement_.masters.tier == Tier::device)
       return bytes / (rates_.update > 0 ? rates_.update : rates_.bandwidth);
     const double host = machine_.host.update > 0 ? machine_.host.update : rates_.bandwidth;
@@ -179,9 +171,9 @@ class Step {
     if (machine_.host.from_device > 0)
       seconds = std::max(seconds, elements * static_cast<double>(size_of(placement_.communication)) /
                                       machine_.host.from_device);
-    if (placement_.masters.tier == Tier::nvme && machine_.drive.read > 0) {
-      const double states = bytes / 2 * local_ranks_;
-      seconds = std::max({seconds, states / machine_.drive.read, states / machine_.drive.write});
+    if (placement_.masters.tier == Tier::nvme && machine_.drive.read > 0 && machine_.drive.write > 0) {
+      const double states = bytes / 2 * local_ranks_;  // one drive reads and writes
+      seconds = std::max(seconds, states / machine_.drive.read + states / machine_.drive.write);
     }
     return seconds;
   }
@@ -216,17 +208,28 @@ class Step {
     InstructionTime out{through(chunk, false, [&](const PartTime& each) { return (each.*pass).seconds; })};
     if (!completes || !reduces(i, micro_batches)) return out;
     const bool last = i.micro_batch + 1 == micro_batches;
-    const auto of = [&](const PartTime& each) { return each.reduce + (last ? each.replicas : 0); };
-    for (std::size_t n = chunk.begin; n < chunk.end; ++n) out.beside += of(part(n));
-    if (config_.zero.overlap_comm || config_.zero.stage == 3) {
-      out.seconds += (1 - rates_.overlap) * out.beside;
-      out.beside *= rates_.overlap;
-      out.handed_over_at = (part(chunk.end - 1).*pass).seconds;
-      out.behind = of(part(chunk.begin)) * rates_.overlap;
-    } else {
-      out.seconds += std::exchange(out.beside, 0);
-    }
+    const double reduction = reduction_of(chunk, last);
+    out.seconds += (1 - hidden_reductions()) * reduction;
+    out.beside = hidden_reductions() * reduction;
+    out.handed_over_at = (part(chunk.end - 1).*pass).seconds;
+    out.behind = hidden_reductions() * reduction_of({chunk.begin, chunk.begin + 1}, last);
     return out;
+  }
+  double reduction_of(const Chunk& chunk, bool last) const {
+    return sum(chunk, &PartTime::reduce) + (last ? sum(chunk, &PartTime::replicas) : 0);
+  }
+  /// The share of reductions that runs beside backward.
+  double hidden_reductions() const {
+    return config_.zero.overlap_comm || placement_.parameters.spread == Spread::sharded ? rates_.overlap : 0;
+  }
+  double reduced_in_backward(int stage, std::int64_t micro_batches) const {
+    double out = 0;
+    for_own(stage, [&](const Chunk& chunk) {
+      out += reduction_of(chunk, true);
+      if (placement_.reduce_every_micro_batch())
+        out += static_cast<double>(micro_batches - 1) * reduction_of(chunk, false);
+    });
+    return (1 - hidden_reductions()) * out;
   }
 
   InstructionTime time_of(int stage, const Instruction& i, std::int64_t micro_batches) const {
@@ -300,10 +303,11 @@ class Step {
       }
     });
     const auto s = static_cast<std::size_t>(busiest);
-    out.gather = std::max(0.0, step.computing[s] - computing);
-    out.reduce = step.waiting[s];
+    const double reduced = reduced_in_backward(busiest, micro_batches);
+    out.gather = std::max(0.0, step.computing[s] - computing - reduced);
+    out.reduce = step.waiting[s] + reduced;
     out.update = update(busiest);
-    out.idle = step.seconds - step.computing[s] - out.reduce - out.update;
+    out.idle = step.seconds - step.computing[s] - step.waiting[s] - out.update;
     double forward = 0;
     for (const std::size_t kind : model_.parts) forward += times_[kind].forward.flops;
     // Each product of forward has two in backward, attention likewise.
@@ -325,6 +329,15 @@ class Step {
 };
 
 }  // namespace
+
+double update_bytes(const config::Config& config) {
+  const sharding::PlacementTable table = sharding::make_placements(config);
+  const auto bytes = [](DType dtype) { return static_cast<double>(size_of(dtype)); };
+  const double master =
+      table.master_form == sharding::MasterForm::in_parameters ? 0 : bytes(table.masters.dtype);
+  return bytes(table.gradients.dtype) +
+         2 * (2 * bytes(table.moments.dtype) + master + bytes(table.parameters.dtype));
+}
 
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks) {

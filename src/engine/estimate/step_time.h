@@ -45,4 +45,15 @@ struct StepTime {
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks);
 
+/// Bytes of memory that an update of Adam reads and writes per parameter: 28 in fp32.
+double update_bytes(const config::Config& config);
+
+/// Bytes of a rank of the fullest stage.
+struct RoughMemory {
+  double device = 0, host = 0;
+};
+/// States and what passes save, to leave out what cannot fit before estimate() says exactly: buffers of
+/// exchanges, workspaces and much else are not in it, so a run holds more. Pure, as step_time() is.
+RoughMemory rough_memory(const config::Config& config, const ModelWork& model, int ranks);
+
 }  // namespace sherd::engine

@@ -1,0 +1,104 @@
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "cli/command_line.h"
+#include "cli/plan_report.h"
+#include "cli/program.h"
+#include "cli/weights.h"
+#include "engine/token_data.h"
+#include "models/gpt_config.h"
+
+namespace sherd::cli {
+
+namespace {
+
+planning::Goal goal_of(const CommandLine& line) {
+  const std::vector<std::string> goals{"time", "tokens_per_day", "memory", "fewest_gpus"};
+  const std::string goal = line.text("goal");
+  for (std::size_t i = 0; i < goals.size(); ++i)
+    if (goal == goals[i]) return static_cast<planning::Goal>(i);
+  throw UsageError(
+      cat("unknown goal '", excerpt(goal), "'; ", suggest(goal, goals), " See 'sherd plan --help'"));
+}
+
+/// The configuration of the best plan, as `sherd train` takes it.
+void write_configuration(const std::string& path, const ConfigFiles& files, const planning::Plan& plan) {
+  std::vector<std::string> overrides{
+      cat("train_batch_size=", plan.config.batch.train_batch_size),
+      cat("gradient_accumulation_steps=", plan.config.batch.gradient_accumulation_steps)};
+  for (const auto& [key, value] : plan.layout.keys()) overrides.push_back(cat(key, "=", value));
+  std::ofstream out(path);
+  out << config::dump(files.parse(overrides)) << '\n';
+  if (!out.flush())
+    fail(ErrorKind::io, "cannot write ", excerpt(path, 300), "; check the path and its permissions");
+}
+
+}  // namespace
+
+void plan_command(const Arguments& arguments) {
+  CommandLine line(
+      "plan",
+      "Finds the layout of ranks with which a model trains best on a machine: tensor, context, pipeline, "
+      "expert and data parallelism, chunks, micro-batch, ZeRO stage and recompute. Nothing runs: steps are "
+      "simulated from the machine's rates, and what does not fit by the exact estimate is left out. Keys "
+      "that "
+      "the configuration gives stay as they are. Ends with exit code 3 when nothing fits.",
+      "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
+      "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]");
+  line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
+      .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
+      .value("machine", "FILE", "the machine's rates (configs/machines/, or 'sherd bench machine')")
+      .value("nodes", "M", "machines; with --goal fewest_gpus the most", "1")
+      .value("gpus", "N", "ranks on each; by default as many as a machine has place for")
+      .value("goal", "G", "time, tokens_per_day, memory or fewest_gpus", "time")
+      .value("global-batch", "N", "sequences of a step, where train_batch_size does not say")
+      .value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
+      .value("top", "K", "how many layouts to show", "10")
+      .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
+      .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
+      .flag("json", "print one JSON object")
+      .rest_to("config");
+  if (!line.parse(arguments)) return;
+  const ConfigFiles files{line.all("config"), line.all("set")};
+  if (files.paths.empty()) throw UsageError("no --config given. See 'sherd plan --help'");
+  constexpr std::int64_t most_gpus = 1024, most_nodes = 100'000, most_top = 1000;
+  PlanReport report;
+  report.machine = config::read_machine(line.required("machine"));
+  if (line.has("gpus")) report.machine.devices = line.integer("gpus", 1, most_gpus);
+  const std::int64_t nodes = line.integer("nodes", 1, most_nodes);
+  report.ranks = static_cast<int>(report.machine.devices * nodes);
+  report.goal = goal_of(line);
+  if (line.has("tokens")) report.tokens = static_cast<double>(line.amount("tokens", 1, 1000));
+  planning::SearchOptions options{.ranks = report.ranks, .goal = report.goal};
+  options.top = static_cast<std::size_t>(line.integer("top", 1, most_top));
+  if (line.has("global-batch")) options.global_batch = line.integer("global-batch", 1);
+  files.in_their_words([&] {
+    const config::Config config = files.parse();
+    if (!config.model)
+      fail(ErrorKind::config,
+           "there is no `model` section: add one to the configuration or give a further --config");
+    const std::int64_t vocabulary = engine::vocabulary_size(config);
+    report.parameters = models::gpt_config(config, vocabulary).num_parameters();
+    if (line.has("as-is")) {
+      report.result.best = {planning::plan_as_is(config, report.machine, vocabulary, report.ranks)};
+      report.result.tried = 1;
+      return;
+    }
+    const std::set<std::string> given = config::given_keys(files.paths, files.overrides);
+    report.result = planning::search([&](const std::vector<std::string>& more) { return files.parse(more); },
+                                     [&](const std::string& key) { return given.contains(key); },
+                                     report.machine, vocabulary, options);
+  });
+  if (!report.result.best.empty() && line.has("output")) {
+    write_configuration(line.text("output"), files, report.result.best.front());
+    report.written = line.text("output");
+  }
+  std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
+  if (report.result.best.empty()) throw Finding{does_not_fit};
+}
+
+}  // namespace sherd::cli

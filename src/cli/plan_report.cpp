@@ -1,0 +1,146 @@
+#include "cli/plan_report.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "engine/report/report.h"
+
+namespace sherd::cli {
+namespace {
+
+using engine::StepTime;
+using planning::Layout;
+using planning::Plan;
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr const char* recomputes[] = {"none", "selective", "full"};
+constexpr double seconds_per_day = 86400;
+
+/// Seconds with four digits.
+std::string in_seconds(double seconds) {
+  return engine::printed("%.4g", seconds);
+}
+std::string percent(double share) {
+  return engine::printed("%.1f %%", 100 * share);
+}
+
+int data_of(const Layout& layout) {
+  return layout.ranks / (layout.tensor * layout.context * layout.pipeline);
+}
+
+/// The parts of a step, in the words of reports.
+struct StepPart {
+  const char* name;
+  double (*seconds)(const StepTime&);
+};
+constexpr StepPart step_parts[] = {
+    {"products", [](const StepTime& t) { return t.kernels[0]; }},
+    {"attention", [](const StepTime& t) { return t.kernels[1]; }},
+    {"other kernels",
+     [](const StepTime& t) {
+       double sum = 0;
+       for (std::size_t i = 2; i < t.kernels.size(); ++i) sum += t.kernels[i];
+       return sum;
+     }},
+    {"exchanges of layers", [](const StepTime& t) { return t.exchange; }},
+    {"waits for parameters", [](const StepTime& t) { return t.gather; }},
+    {"waits for gradients", [](const StepTime& t) { return t.reduce; }},
+    {"update", [](const StepTime& t) { return t.update; }},
+    {"idle in the pipeline", [](const StepTime& t) { return t.idle; }},
+};
+
+/// The part that makes a step slower than the best one.
+std::string why_slower(const StepTime& time, const StepTime& best) {
+  const StepPart* most = nullptr;
+  double difference = 0;
+  for (const StepPart& part : step_parts)
+    if (const double more = part.seconds(time) - part.seconds(best); more > difference)
+      most = &part, difference = more;
+  return most ? cat("+", in_seconds(difference), " s ", most->name) : "";
+}
+
+std::string heading(const PlanReport& r) {
+  const std::int64_t nodes = (r.ranks + r.machine.devices - 1) / r.machine.devices;
+  return cat(engine::human_count(static_cast<double>(r.parameters)), " parameters on up to ",
+             counted(r.ranks, "rank"), ", ", counted(nodes, "machine"), " of ", r.machine.name, "; ",
+             counted(static_cast<std::int64_t>(r.result.tried), "layout"), " tried, ", r.result.too_large,
+             " of them too large\n\n");
+}
+
+std::string table(const PlanReport& r) {
+  std::vector<std::vector<std::string>> rows{{"layout", "micro-batch", "ZeRO", "recompute", "step s",
+                                              "tokens/s/rank", "MFU", "device", "bubble", "exposed", ""}};
+  const StepTime& best = r.result.best.front().time;
+  for (const Plan& plan : r.result.best) {
+    const StepTime& t = plan.time;
+    rows.push_back({cat(plan.layout.text(data_of(plan.layout)),
+                        plan.layout.optimizer_on_host ? ", optimizer on the host" : ""),
+                    std::to_string(plan.layout.micro_batch), std::to_string(plan.layout.stage),
+                    recomputes[static_cast<int>(plan.layout.recompute)], in_seconds(t.seconds),
+                    engine::human_count(plan.tokens_per_second() / plan.layout.ranks), percent(t.mfu()),
+                    engine::human_bytes(plan.memory), percent(t.bubble),
+                    percent((t.exchange + t.gather + t.reduce) / t.seconds), why_slower(t, best)});
+  }
+  return engine::format_table(rows);
+}
+
+std::string step_of(const StepTime& time) {
+  std::vector<std::vector<std::string>> rows{{"a step of the best", "s", "share"}};
+  for (const StepPart& part : step_parts)
+    if (const double seconds = part.seconds(time); seconds > 0.0005 * time.seconds)
+      rows.push_back({part.name, in_seconds(seconds), percent(seconds / time.seconds)});
+  return cat("\n", engine::format_table(rows));
+}
+
+std::string training_of(const PlanReport& r) {
+  if (r.tokens == 0) return "";
+  const Plan& best = r.result.best.front();
+  const double days = r.tokens / best.tokens_per_second() / seconds_per_day;
+  return cat("\n", engine::human_count(r.tokens), " tokens take ", engine::printed("%.3g", days), " days, ",
+             engine::human_count(days * 24 * best.layout.ranks), " GPU-hours\n");
+}
+
+std::string keys_of(const PlanReport& r) {
+  if (!r.written.empty()) return cat("\nThe best is written to ", r.written, ".\n");
+  std::string out = "\nThe best:";
+  for (const auto& [key, value] : r.result.best.front().layout.keys()) out += cat(" --set ", key, "=", value);
+  return out + "\n";
+}
+
+OrderedJson json_of(const Plan& plan) {
+  OrderedJson out;
+  const StepTime& t = plan.time;
+  for (const auto& [key, value] : plan.layout.keys()) out["keys"][key] = value;
+  out["ranks"] = plan.layout.ranks, out["data"] = data_of(plan.layout);
+  out["train_batch_size"] = plan.config.batch.train_batch_size;
+  out["gradient_accumulation_steps"] = plan.config.batch.gradient_accumulation_steps;
+  out["step_s"] = t.seconds, out["tokens_per_s"] = plan.tokens_per_second();
+  out["flops"] = t.flops, out["mfu"] = t.mfu(), out["bubble"] = t.bubble;
+  out["device_bytes"] = plan.memory, out["host_bytes_of_machine"] = plan.host_memory;
+  for (const StepPart& part : step_parts) out["parts_s"][part.name] = part.seconds(t);
+  return out;
+}
+
+}  // namespace
+
+std::string text_of(const PlanReport& r) {
+  std::string out = heading(r);
+  if (r.result.best.empty())
+    return cat(
+        out, "Nothing fits", r.result.closest.empty() ? "" : cat(": ", r.result.closest),
+        ". Use more machines (--nodes), let states wait elsewhere (zero_optimization.offload_param), or "
+        "shorten sequences.\n");
+  return cat(out, table(r), step_of(r.result.best.front().time), training_of(r), keys_of(r));
+}
+
+std::string json_of(const PlanReport& r) {
+  OrderedJson out;
+  out["machine"] = r.machine.name, out["parameters"] = r.parameters;
+  out["tried"] = r.result.tried, out["too_large"] = r.result.too_large;
+  out["plans"] = OrderedJson::array();
+  for (const Plan& plan : r.result.best) out["plans"].push_back(json_of(plan));
+  return out.dump(2) + "\n";
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+
+#include "config/machine.h"
+#include "planning/search.h"
+
+namespace sherd::cli {
+
+/// What `sherd plan` found.
+struct PlanReport {
+  config::Machine machine;
+  int ranks = 1;
+  planning::Goal goal = planning::Goal::time;
+  std::int64_t parameters = 0;
+  double tokens = 0;    ///< of a whole training; 0: nobody asked
+  std::string written;  ///< the file with the best plan; empty: none
+  planning::SearchResult result;
+};
+
+std::string text_of(const PlanReport& report);
+/// One JSON object: bytes and seconds as numbers.
+std::string json_of(const PlanReport& report);
+
+}  // namespace sherd::cli

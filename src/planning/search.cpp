@@ -1,0 +1,342 @@
+#include "planning/search.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/error.h"
+#include "comm/grid.h"
+#include "engine/setup/process_grid.h"
+
+namespace sherd::planning {
+
+std::string Layout::text(int data) const {
+  std::string out = engine::describe(tensor, context, data, pipeline, expert);
+  if (virtual_stages > 1) out += cat(" (", virtual_stages, " chunks each)");
+  return out;
+}
+
+std::vector<std::pair<std::string, std::string>> Layout::keys() const {
+  constexpr const char* recomputes[] = {"none", "selective", "full"};
+  std::vector<std::pair<std::string, std::string>> out{
+      {"parallel.tensor", std::to_string(tensor)},
+      {"parallel.context", std::to_string(context)},
+      {"parallel.pipeline", std::to_string(pipeline)},
+      {"train_micro_batch_size_per_gpu", std::to_string(micro_batch)},
+      {"zero_optimization.stage", std::to_string(stage)},
+      {"training.recompute", recomputes[static_cast<int>(recompute)]}};
+  if (virtual_stages > 1) out.emplace_back("parallel.virtual_stages", std::to_string(virtual_stages));
+  if (expert > 1) out.emplace_back("parallel.expert", std::to_string(expert));
+  if (overlap_comm) out.emplace_back("zero_optimization.overlap_comm", "true");
+  if (optimizer_on_host) out.emplace_back("zero_optimization.offload_optimizer.device", "cpu");
+  return out;
+}
+
+double Plan::tokens_per_second() const {
+  return static_cast<double>(config.batch.train_batch_size) * static_cast<double>(config.model->seq_length) /
+         time.seconds;
+}
+
+MachineCapacity capacity_of(const config::Machine& machine) {
+  MachineCapacity out;
+  out.memory = machine.host.memory;
+  out.free_space = [size = machine.drive.size](const std::string&) { return size; };
+  out.on_gpus = machine.accelerator();
+  out.gpus = machine.accelerator() ? static_cast<int>(machine.devices) : 0;
+  out.gpu_memory = machine.memory;
+  return out;
+}
+
+namespace {
+
+Layout layout_of(const config::Config& config, int ranks) {
+  const config::Parallel& parallel = config.parallel;
+  return {.tensor = parallel.tensor,
+          .context = parallel.context,
+          .pipeline = parallel.pipeline,
+          .virtual_stages = parallel.virtual_stages,
+          .expert = parallel.expert,
+          .micro_batch = config.batch.micro_batch_size,
+          .stage = config.zero.stage,
+          .recompute = config.training.recompute,
+          .overlap_comm = config.zero.overlap_comm,
+          .optimizer_on_host = config.zero.offload_optimizer.device == config::OffloadDevice::cpu,
+          .ranks = ranks};
+}
+
+World world_of(const config::Machine& machine, int ranks) {
+  return {ranks, static_cast<int>(std::min<std::int64_t>(machine.devices, ranks))};
+}
+
+/// The exact memory of a plan's first and last stage; its shortfalls.
+std::vector<Shortfall> look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary) {
+  const World world = world_of(machine, plan.layout.ranks);
+  const comm::Grid grid(world.ranks, engine::grid_sizes(plan.config));
+  const std::vector<int> stages = grid.members(comm::Axis::pipeline, 0);
+  StageEstimates estimates{estimate_rank(plan.config, vocabulary, world, stages.front())};
+  if (stages.size() > 1) estimates.push_back(estimate_rank(plan.config, vocabulary, world, stages.back()));
+  for (const engine::Estimate& estimate : estimates) {
+    plan.memory = std::max(plan.memory, estimate.peaks.tiers[0].total_peak);
+    plan.host_memory = std::max(
+        plan.host_memory, estimate.peaks.tiers[1].total_peak * static_cast<std::uint64_t>(world.local_ranks));
+  }
+  return shortfalls(plan.config, estimates, world, capacity_of(machine));
+}
+
+/// Tries every layout of one number of ranks.
+class LayoutSearch {
+ public:
+  using IsGiven = std::function<bool(const std::string&)>;
+
+  LayoutSearch(config::Config base, const IsGiven& is_given, const config::Machine& machine,
+               std::int64_t vocabulary, const SearchOptions& options)
+      : base_(std::move(base)),
+        is_given_(is_given),
+        machine_(machine),
+        vocabulary_(vocabulary),
+        options_(options),
+        shape_(models::gpt_config(base_, vocabulary)),
+        work_(vocabulary) {
+    if (machine.accelerator() && base_.device.type == config::DeviceType::automatic)
+      base_.device.type = config::DeviceType::cuda;
+  }
+
+  SearchResult in(int ranks) {
+    ranks_ = ranks;
+    result_ = {};
+    for (const bool on_host : offloads()) {
+      plans_.clear();
+      for_each_layout(on_host);
+      confirm();
+      if (!result_.best.empty()) break;  // what waits for the host is slower than what does not
+    }
+    return std::move(result_);
+  }
+
+ private:
+  /// 1, 2, 3, … or what is given alone.
+  std::vector<int> sizes(const char* key, int given, int most) const {
+    if (is_given_(key)) return {given};
+    std::vector<int> out;
+    for (int i = 1; i <= most; ++i) out.push_back(i);
+    return out;
+  }
+
+  std::vector<bool> offloads() const {
+    const bool given = base_.zero.offload_optimizer.device != config::OffloadDevice::none;
+    if (given || is_given_("zero_optimization.offload_optimizer") || machine_.host.update == 0)
+      return {given};
+    return {false, true};
+  }
+
+  void for_each_layout(bool on_host) {
+    const config::Parallel& p = base_.parallel;
+    const auto blocks = static_cast<int>(shape_.num_layers);
+    const auto heads = static_cast<int>(shape_.num_heads);
+    for (const int tensor : sizes("parallel.tensor", p.tensor, static_cast<int>(machine_.devices)))
+      for (const int context : sizes("parallel.context", p.context, most_context()))
+        for (const int pipeline : sizes("parallel.pipeline", p.pipeline, blocks))
+          for (const int expert : sizes("parallel.expert", p.expert,
+                                        static_cast<int>(std::max<std::int64_t>(1, shape_.moe.experts)))) {
+            const int model_ranks = tensor * context * pipeline;
+            if (ranks_ % model_ranks != 0 || heads % tensor != 0) continue;
+            if (!is_given_("parallel.context") && !std::has_single_bit(static_cast<unsigned>(context)))
+              continue;
+            if (expert > 1 && (shape_.moe.experts % expert != 0 || ranks_ / tensor / pipeline % expert != 0))
+              continue;
+            Layout layout{.tensor = tensor, .context = context, .pipeline = pipeline, .expert = expert};
+            layout.optimizer_on_host = on_host, layout.ranks = ranks_;
+            cut_batches(layout, ranks_ / model_ranks);
+          }
+  }
+  /// A rank's part of a sequence below a thousand tokens gains nothing.
+  int most_context() const {
+    return static_cast<int>(std::clamp<std::int64_t>(shape_.seq_length / 1024, 1, 64));
+  }
+
+  void cut_batches(Layout layout, int data) {
+    constexpr std::int64_t most = 64;
+    for (std::int64_t micro = 1; micro <= most; micro *= 2) {
+      const bool given = is_given_("train_micro_batch_size_per_gpu");
+      layout.micro_batch = given ? base_.batch.micro_batch_size : micro;
+      const std::int64_t rows = layout.micro_batch * data;
+      // An open batch: enough micro-batches for a pipeline to be busy.
+      const std::int64_t all = batch_ > 0 ? batch_ : rows * 8 * layout.pipeline;
+      if (all % rows == 0) choose_schedules(layout, all, all / rows);
+      if (given) return;
+    }
+  }
+
+  void choose_schedules(Layout layout, std::int64_t batch, std::int64_t micro_batches) {
+    const auto parts = static_cast<std::size_t>(shape_.num_layers) + 2;
+    for (const int chunks : sizes("parallel.virtual_stages", base_.parallel.virtual_stages, 8)) {
+      if (chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0 ||
+                         static_cast<std::size_t>(chunks * layout.pipeline) > parts))
+        continue;
+      layout.virtual_stages = chunks;
+      for (const int stage : stages(layout))
+        for (const Recompute recompute : recomputes()) {
+          layout.stage = stage, layout.recompute = recompute;
+          layout.overlap_comm =
+              is_given_("zero_optimization.overlap_comm") ? base_.zero.overlap_comm : stage > 0;
+          price(layout, batch, micro_batches);
+        }
+    }
+  }
+  std::vector<int> stages(const Layout& layout) const {
+    if (is_given_("zero_optimization.stage")) return {base_.zero.stage};
+    const int data = ranks_ / layout.tensor / layout.pipeline;
+    if (data == 1) return {layout.optimizer_on_host ? 1 : 0};
+    // With several micro-batches in flight on a pipeline, sums and gathers of each would cost more than they
+    // save.
+    return layout.pipeline > 1 ? std::vector{1} : std::vector{1, 2, 3};
+  }
+  std::vector<Recompute> recomputes() const {
+    if (is_given_("training.recompute")) return {base_.training.recompute};
+    return {Recompute::none, Recompute::selective, Recompute::full};
+  }
+
+  config::Config configured(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) const {
+    config::Config config = base_;
+    config.parallel.tensor = layout.tensor, config.parallel.context = layout.context;
+    config.parallel.pipeline = layout.pipeline, config.parallel.virtual_stages = layout.virtual_stages;
+    config.parallel.expert = layout.expert;
+    config.batch.micro_batch_size = layout.micro_batch;
+    config.batch.gradient_accumulation_steps = micro_batches, config.batch.train_batch_size = batch;
+    config.zero.stage = layout.stage;
+    config.zero.overlap_comm = layout.overlap_comm;
+    config.training.recompute = layout.recompute;
+    if (layout.optimizer_on_host) config.zero.offload_optimizer.device = config::OffloadDevice::cpu;
+    return config;
+  }
+
+  void price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
+    Plan plan{layout, configured(layout, batch, micro_batches), {}};
+    const engine::ModelWork* work = work_of(plan.config);
+    if (!work) return;
+    ++result_.tried;
+    const double room = static_cast<double>(machine_.memory > 0 ? machine_.memory : machine_.host.memory);
+    if (room > 0 && engine::rough_memory(plan.config, *work, ranks_).device > room) {
+      ++result_.too_large;
+      return;
+    }
+    plan.time = engine::step_time(plan.config, *work, machine_, ranks_);
+    plans_.push_back(std::move(plan));
+  }
+
+  /// Null where the model cannot be cut so.
+  const engine::ModelWork* work_of(const config::Config& config) {
+    try {
+      return &work_.of(config);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::config && error.kind() != ErrorKind::usage) throw;
+      return nullptr;
+    }
+  }
+
+  /// The value of which the least is best.
+  double cost(const Plan& plan) const {
+    if (options_.goal == Goal::memory)
+      return engine::rough_memory(plan.config, work_.of(plan.config), ranks_).device;
+    if (options_.goal == Goal::tokens_per_day) return 1 / plan.tokens_per_second();
+    return plan.time.seconds;
+  }
+
+  /// Of a grid the best is shown: its other micro-batches, chunks and tiers differ little.
+  bool is_shown(const Layout& layout) const {
+    return std::any_of(result_.best.begin(), result_.best.end(), [&](const Plan& plan) {
+      const Layout& other = plan.layout;
+      return other.tensor == layout.tensor && other.context == layout.context &&
+             other.pipeline == layout.pipeline && other.expert == layout.expert;
+    });
+  }
+
+  /// Moves the best plans that fit, exactly, to the result.
+  void confirm() {
+    constexpr std::size_t most_looks = 48;
+    std::vector<std::pair<double, std::size_t>> order;
+    for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(cost(plans_[i]), i);
+    std::sort(order.begin(), order.end());
+    std::size_t looks = 0;
+    for (const auto& [value, index] : order) {
+      if (result_.best.size() == options_.top || looks == most_looks) return;
+      Plan& plan = plans_[index];
+      if (is_shown(plan.layout)) continue;
+      ++looks;
+      const std::vector<Shortfall> missing = look_at(plan, machine_, vocabulary_);
+      if (missing.empty()) {
+        result_.best.push_back(std::move(plan));
+        continue;
+      }
+      ++result_.too_large;
+      result_.closest = missing.front().text();
+    }
+  }
+
+ public:
+  void set_batch(std::int64_t sequences) { batch_ = sequences; }
+
+ private:
+  config::Config base_;
+  const IsGiven& is_given_;
+  const config::Machine& machine_;
+  std::int64_t vocabulary_;
+  SearchOptions options_;
+  models::GptConfig shape_;
+  mutable GptWork work_;
+  std::int64_t batch_ = 0;  ///< sequences of a step; 0: open
+  int ranks_ = 1;
+  std::vector<Plan> plans_;
+  SearchResult result_;
+};
+
+/// Sequences of a step, as the caller or the configuration says; 0: neither does.
+std::int64_t batch_of(const config::Config& config, const SearchOptions& options) {
+  return options.global_batch > 0 ? options.global_batch : config.batch.train_batch_size;
+}
+
+/// Parts of one machine, then machines, doubled each time, up to all.
+std::vector<int> worlds(const config::Machine& machine, int most) {
+  std::vector<int> out;
+  for (int ranks = 1; ranks < most; ranks = ranks < machine.devices && 2 * ranks > machine.devices
+                                                ? static_cast<int>(machine.devices)
+                                                : 2 * ranks)
+    out.push_back(ranks);
+  out.push_back(most);
+  return out;
+}
+
+}  // namespace
+
+SearchResult search(const Reparse& reparse, const std::function<bool(const std::string& key)>& is_given,
+                    const config::Machine& machine, std::int64_t vocabulary, const SearchOptions& options) {
+  const config::Config base = reparse({});
+  const std::int64_t batch = batch_of(base, options);
+  if (batch == 0 && options.goal != Goal::tokens_per_day)
+    fail(ErrorKind::config,
+         "the batch of a step is open: say train_batch_size, or --global-batch N sequences (with --goal "
+         "tokens_per_day it may stay open)");
+  LayoutSearch search(base, is_given, machine, vocabulary, options);
+  search.set_batch(batch);
+  if (options.goal != Goal::fewest_gpus) return search.in(options.ranks);
+  SearchResult last;
+  for (const int ranks : worlds(machine, options.ranks)) {
+    last = search.in(ranks);
+    if (!last.best.empty()) break;
+  }
+  return last;
+}
+
+Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
+                int ranks) {
+  Plan plan{layout_of(config, ranks), config, {}};
+  plan.config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
+  plan.layout.micro_batch = plan.config.batch.micro_batch_size;
+  if (machine.accelerator() && plan.config.device.type == config::DeviceType::automatic)
+    plan.config.device.type = config::DeviceType::cuda;
+  GptWork work(vocabulary);
+  plan.time = engine::step_time(plan.config, work.of(plan.config), machine, ranks);
+  look_at(plan, machine, vocabulary);
+  return plan;
+}
+
+}  // namespace sherd::planning

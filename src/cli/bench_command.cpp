@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <fstream>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -15,6 +16,7 @@
 #include "bench/suite/adam_bench.h"
 #include "bench/suite/comm_bench.h"
 #include "bench/suite/gemm_bench.h"
+#include "bench/suite/machine_bench.h"
 #include "bench/suite/nvme_bench.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
@@ -216,6 +218,31 @@ void bench_gemm(const Arguments& arguments) {
   run_bench(line, "gemm", [&](const bench::Tell& tell) { return bench::measure_gemm(options, tell); });
 }
 
+void bench_machine(const Arguments& arguments) {
+  CommandLine line("bench machine",
+                   "Measures the rates by which `sherd plan` and `sherd tune` predict steps on this machine, "
+                   "and writes them as a machine's file.",
+                   "--output FILE [--path DIR] [--threads T] [--rounds R]");
+  line.value("output", "FILE", "where the rates go")
+      .value("path", "DIR",
+             "a folder on a drive that is to be measured too; what is written there goes again")
+      .value("threads", "T", "cores that the ranks share", std::to_string(available_cores()))
+      .value("rounds", "R", "steps of each model that are measured", "3");
+  if (!line.parse(arguments)) return;
+  const std::string path = line.required("output");
+  bench::MachineBenchOptions options;
+  options.cores = small(line.integer("threads", 1)), options.steps = rounds_of(line);
+  options.folder = line.text("path");
+  const engine::StopSignals stop_signals;
+  Status status("machine");
+  const config::Machine machine = bench::measure_machine(
+      options, [] { return engine::StopSignals::received() != 0; }, status.tell());
+  std::ofstream out(path);
+  out << config::dump(machine);
+  if (!out.flush())
+    fail(ErrorKind::io, "cannot write ", excerpt(path, 300), "; check the path and its permissions");
+}
+
 struct Bench {
   const char* name;
   const char* summary;
@@ -226,13 +253,16 @@ constexpr Bench benches[] = {
     {"nvme", "the offload store, against the disk", bench_nvme},
     {"comm", "collectives between ranks, against memcpy", bench_comm},
     {"gemm", "matrix products and attention, against the processor's peak", bench_gemm},
+    {"machine", "the rates of this machine, for `sherd plan`", bench_machine},
 };
 
 void print_help() {
   std::string text =
       "Measures a part of this machine and of Sherd, each against its limit in the same rounds.\n\n"
       "usage: sherd bench NAME ...\n\n";
-  for (const Bench& bench : benches) text += cat("  ", bench.name, "        ", bench.summary, "\n");
+  for (const Bench& bench : benches)
+    text += cat("  ", bench.name, std::string(12 - std::string_view(bench.name).size(), ' '), bench.summary,
+                "\n");
   text += "\n'sherd bench NAME --help' lists the options. Let nothing else run meanwhile.\n";
   std::fputs(text.c_str(), stdout);
 }
@@ -240,7 +270,8 @@ void print_help() {
 }  // namespace
 
 void bench_command(const Arguments& arguments) {
-  if (arguments.empty()) throw UsageError("bench what? adam, nvme, comm or gemm. See 'sherd bench --help'");
+  if (arguments.empty())
+    throw UsageError("bench what? adam, nvme, comm, gemm or machine. See 'sherd bench --help'");
   const std::string& name = arguments[0];
   if (name == "--help" || name == "-h") return print_help();
   for (const Bench& bench : benches)

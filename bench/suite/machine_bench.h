@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+
+#include "bench/suite/rounds.h"
+#include "config/machine.h"
+
+namespace sherd::bench {
+
+struct MachineBenchOptions {
+  int cores = 1;                   ///< shared by the ranks
+  int steps = 3;                   ///< that are measured of each model
+  std::filesystem::path folder{};  ///< on the drive to be measured; empty: none
+};
+
+/// The rates of this machine's processor: of one rank with all cores, and of as many ranks as there are
+/// cores. Small transformers train on it, in GPT-2's and Llama's style and both types, and every kernel of
+/// theirs is timed where it runs in training, with what the caches then hold; collectives, the update and the
+/// drive are measured beside. Takes about a minute. Throws Error{interrupted} once `stopped` says so.
+config::Machine measure_machine(const MachineBenchOptions& options, const std::function<bool()>& stopped,
+                                const Tell& tell);
+
+}  // namespace sherd::bench

@@ -177,7 +177,7 @@ class LayoutSearch {
         for (const Recompute recompute : recomputes()) {
           layout.stage = stage, layout.recompute = recompute;
           layout.overlap_comm =
-              is_given_("zero_optimization.overlap_comm") ? base_.zero.overlap_comm : stage > 0;
+              base_.zero.overlap_comm || (stage > 0 && !is_given_("zero_optimization.overlap_comm"));
           price(layout, batch, micro_batches);
         }
     }

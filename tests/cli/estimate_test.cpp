@@ -1,5 +1,6 @@
 // `sherd estimate` and refusals of `sherd train`.
 #include "cli/train_fixture.h"
+#include "comm/memory.h"
 
 namespace sherd::cli {
 namespace {

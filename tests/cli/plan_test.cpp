@@ -1,0 +1,81 @@
+// `sherd plan`, and machines that `sherd bench machine` measures.
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+class PlanProgram : public Train {
+ protected:
+  PlanProgram() {
+    write_text(folder_ / "machine.json", R"({"name": "a box of two", "devices": 2,
+      "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}],
+      "links": [{"name": "memory", "bandwidth": 5e9}], "host": {"memory": "64GB"}})");
+  }
+  std::string machine() const { return (folder_ / "machine.json").string(); }
+  Outcome plan(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{"plan", "--config", config(), "--machine", machine()};
+    words.insert(words.end(), more.begin(), more.end());
+    return sherd(words);
+  }
+};
+
+TEST_F(PlanProgram, WritesAConfigurationThatTrainTakes) {
+  const std::string file = (folder_ / "best.json").string();
+  const Outcome found = plan({"--output", file, "--tokens", "1G"});
+  ASSERT_EQ(found.code, 0) << found.err;
+  EXPECT_THAT(found.out, HasSubstr("2 ranks, 1 machine of a box of two"));
+  EXPECT_THAT(found.out, HasSubstr("layout "));
+  EXPECT_THAT(found.out, HasSubstr("1.00G tokens take "));
+  EXPECT_THAT(found.out, HasSubstr(cat("The best is written to ", file)));
+  const Outcome trained = sherd({"train", "--config", file, "--ranks", "2"});
+  EXPECT_EQ(trained.code, 0) << trained.err;
+  EXPECT_THAT(sherd({"plan", "--config", file, "--machine", machine(), "--as-is"}).out,
+              HasSubstr("1 layout tried"));
+}
+
+TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
+  const Outcome json = plan({"--json", "--set", "zero_optimization.stage=3"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  EXPECT_THAT(json.out, HasSubstr("\"zero_optimization.stage\": \"3\""));
+  EXPECT_EQ(json.out.find("\"zero_optimization.stage\": \"1\""), std::string::npos);
+  const auto refused = [&](const std::vector<std::string>& words, int code, const std::string& text) {
+    const Outcome outcome = plan(words);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+    EXPECT_EQ(count(outcome.err, "\n"), 1u) << outcome.err;
+  };
+  refused({"--goal", "speed"}, 2, "unknown goal 'speed'");
+  refused({"--set", "train_batch_size=null"}, 1, "--global-batch");
+  refused({"--nodes", "0"}, 2, "--nodes");
+  write_text(folder_ / "machine.json", R"({"name": "nothing"})");
+  refused({}, 1, "rates");
+  std::filesystem::remove(folder_ / "machine.json");
+  refused({}, 1, "cannot read the machine");
+}
+
+TEST_F(PlanProgram, EndsWithThreeWhereNothingFits) {
+  write_text(folder_ / "machine.json", R"({"name": "tiny", "devices": 2, "memory": "1GiB",
+      "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}]})");
+  const Outcome none = plan();
+  EXPECT_EQ(none.code, 3) << none.err;
+  EXPECT_THAT(none.out, HasSubstr("Nothing fits"));
+}
+
+TEST_F(PlanProgram, AMeasuredMachinePredictsWhatTrainingTakes) {
+  const std::string file = (folder_ / "here.json").string();
+  const Outcome measured = sherd({"bench", "machine", "--output", file, "--rounds", "1"});
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  const Outcome plan =
+      sherd({"plan", "--config", config(), "--machine", file, "--gpus", "1", "--as-is", "--json"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  const auto number = [](const std::string& text, const std::string& key) {
+    return std::stod(text.substr(text.find(':', text.find('"' + key + '"')) + 1));
+  };
+  EXPECT_GT(number(plan.out, "step_s"), 0);
+  EXPECT_LT(number(plan.out, "step_s"), 10) << "a tiny model";
+  EXPECT_GT(number(plan.out, "mfu"), 0);
+  EXPECT_LE(number(plan.out, "mfu"), 1);
+}
+
+}  // namespace
+}  // namespace sherd::cli

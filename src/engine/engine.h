@@ -10,8 +10,9 @@
 //   scheduler.h       rates and betas by step, and what set_lr() overrules
 //   token_data.h      the token data of a run, and its tokenizer
 //   stop_signals.h    signals that ask to stop
-//   estimate.h        what a run will take, from an engine on a device that only tracks memory
 //   setup/            device, kernels, groups and stores of a rank (resources.h)
+//   estimate/         what a run will take, from an engine on a device that only tracks memory: bytes
+//                     (estimate.h), and by a machine's rates the time of a step (step_time.h)
 //   step/             runs the instructions of a step (executor.h)
 //   pipeline/         which schedule, which parts of the model, and what stages pass on (train_schedule.h)
 //   update/           from gradients to new parameters (update_pipeline.h)

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "support/expect_error.h"
+#include "support/places.h"
 #include "support/temp_folder.h"
 
 namespace sherd::config {
@@ -35,6 +38,18 @@ TEST(Machine, HasRatesForNumbersOfRanks) {
   EXPECT_EQ(machine.rates_of(2).bandwidth, 2e12);
   EXPECT_EQ(machine.rates_of(3).bandwidth, 1e12);
   EXPECT_EQ(machine.rates_of(99).bandwidth, 1e12);
+}
+
+TEST(Machine, TheFilesOfTheProjectLoadAndNameTheirSources) {
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(SHERD_SOURCE_DIR "/configs/machines")) {
+    const Machine machine = read_machine(entry.path().string());
+    EXPECT_FALSE(machine.source.empty()) << entry.path();
+    EXPECT_TRUE(machine.accelerator()) << entry.path();
+    EXPECT_EQ(parse_machine(dump(machine)), machine) << entry.path();
+    ++files;
+  }
+  EXPECT_GE(files, 5);
 }
 
 TEST(Machine, BadFilesGetOneClearLine) {

@@ -125,9 +125,8 @@ class Step {
     PartTime out;
     out.forward = price(part.forward, machine_, rates_);
     out.backward = price(part.backward, machine_, rates_);
-    const bool weights = true, others = false;
-    out.weights = price(part.backward, machine_, rates_, &weights);
-    out.input = price(part.backward, machine_, rates_, &others);
+    out.weights = price(part.backward, machine_, rates_, Kernels::weight_gradients);
+    out.input = price(part.backward, machine_, rates_, Kernels::others);
     add_states(out, part.trained, part.frozen, comm::Axis::shard, comm::Axis::replica);
     add_states(out, part.experts, 0, comm::Axis::expert_shard, comm::Axis::expert_replica);
     out.output = call(Collective::send, comm::Axis::pipeline, static_cast<double>(part.output));

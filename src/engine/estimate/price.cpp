@@ -147,19 +147,20 @@ double PassSeconds::computing() const {
 }
 
 PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine, const DeviceRates& rates,
-                  Kernels which) {
+                  Counted which) {
   PassSeconds out;
   double calls_end = 0, queued = 0;
   for (const Work& work : pass) {
-    queued += rates.launch;
     if (const auto* kernel = std::get_if<KernelWork>(&work)) {
-      if (which != Kernels::all && kernel->weight_gradient != (which == Kernels::weight_gradients)) continue;
+      if (which != Counted::all && kernel->weight_gradient != (which == Counted::weight_gradients)) continue;
+      queued += rates.launch;
       const double seconds = seconds_of(*kernel, rates);
       out.kernels[static_cast<std::size_t>(kernel->family)] += seconds;
       out.seconds += seconds, out.flops += kernel->flops;
       continue;
     }
-    if (which == Kernels::weight_gradients) continue;
+    if (which == Counted::weight_gradients) continue;
+    queued += rates.launch;
     const auto& call = std::get<CommWork>(work);
     const double seconds = seconds_of(call, machine);
     calls_end = std::max(out.seconds, calls_end) + seconds;

@@ -34,11 +34,11 @@ struct PassSeconds {
 };
 
 /// The kernels of a pass that count: zero bubble runs weight gradients apart from the rest of backward.
-enum class Kernels : std::uint8_t { all, weight_gradients, others };
+enum class Counted : std::uint8_t { all, weight_gradients, others };
 
 /// Kernels run one after the other; an asynchronous call runs beside those that follow it, behind the calls
 /// before it; the pass ends with the last of either. Calls belong to `others`.
 PassSeconds price(const std::vector<Work>& pass, const config::Machine& machine,
-                  const config::DeviceRates& rates, Kernels which = Kernels::all);
+                  const config::DeviceRates& rates, Counted which = Counted::all);
 
 }  // namespace sherd::engine

@@ -125,8 +125,8 @@ class Step {
     PartTime out;
     out.forward = price(part.forward, machine_, rates_);
     out.backward = price(part.backward, machine_, rates_);
-    out.weights = price(part.backward, machine_, rates_, Kernels::weight_gradients);
-    out.input = price(part.backward, machine_, rates_, Kernels::others);
+    out.weights = price(part.backward, machine_, rates_, Counted::weight_gradients);
+    out.input = price(part.backward, machine_, rates_, Counted::others);
     add_states(out, part.trained, part.frozen, comm::Axis::shard, comm::Axis::replica);
     add_states(out, part.experts, 0, comm::Axis::expert_shard, comm::Axis::expert_replica);
     out.output = call(Collective::send, comm::Axis::pipeline, static_cast<double>(part.output));

@@ -42,7 +42,7 @@ class Step {
         grid_(ranks, grid_sizes(config)),
         placement_(sharding::make_placements(config)),
         local_ranks_(static_cast<int>(std::min<std::int64_t>(ranks, machine.devices))),
-        rates_(rates_for(machine.rates_of(local_ranks_), config)),
+        rates_(machine.rates_of(local_ranks_)),
         stages_(config.parallel.pipeline),
         schedule_(chosen_schedule()),
         chunks_(sharding::cut(model.weights, static_cast<std::size_t>(cut_into()))) {
@@ -75,14 +75,6 @@ class Step {
   }
 
  private:
-  /// Where scores are stored, selective recompute forms them again in backward.
-  static config::DeviceRates rates_for(config::DeviceRates rates, const config::Config& config) {
-    for (config::ProductRates& products : rates.products)
-      if (config.training.recompute == Recompute::selective)
-        products.attention.backward_score_bytes += products.attention.forward_score_bytes;
-    return rates;
-  }
-
   const config::ProductRates& products_of(DType dtype) const {
     for (const config::ProductRates& products : rates_.products)
       if (products.dtype == dtype) return products;
@@ -320,7 +312,7 @@ class Step {
   comm::Grid grid_;
   sharding::PlacementTable placement_;
   int local_ranks_;
-  config::DeviceRates rates_;
+  const config::DeviceRates& rates_;
   int stages_;
   config::Schedule schedule_;
   std::vector<Chunk> chunks_;

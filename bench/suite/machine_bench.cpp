@@ -239,6 +239,7 @@ DeviceRates measure_ranks(int ranks, const MachineBenchOptions& options, const s
   comm_options.timeout_seconds = 300;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const TrainedModel& model : models) {
+      if (model.hidden > options.width) continue;
       if (stopped()) fail(ErrorKind::interrupted, "stopped");
       if (tell)
         tell(cat(counted(ranks, "rank"), ", ", name_of(dtype), ", ", model.type, " of width ", model.hidden));

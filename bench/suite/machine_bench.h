@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 
@@ -11,6 +12,7 @@ namespace sherd::bench {
 struct MachineBenchOptions {
   int cores = 1;                   ///< shared by the ranks
   int steps = 3;                   ///< that are measured of each model
+  std::int64_t width = 1024;       ///< wider models are left out
   std::filesystem::path folder{};  ///< on the drive to be measured; empty: none
 };
 

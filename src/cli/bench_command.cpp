@@ -222,16 +222,19 @@ void bench_machine(const Arguments& arguments) {
   CommandLine line("bench machine",
                    "Measures the rates by which `sherd plan` and `sherd tune` predict steps on this machine, "
                    "and writes them as a machine's file.",
-                   "--output FILE [--path DIR] [--threads T] [--rounds R]");
+                   "--output FILE [--path DIR] [--threads T] [--width W] [--rounds R]");
   line.value("output", "FILE", "where the rates go")
       .value("path", "DIR",
              "a folder on a drive that is to be measured too; what is written there goes again")
       .value("threads", "T", "cores that the ranks share", std::to_string(available_cores()))
+      .value("width", "W", "of the widest model that is measured, at least 256; narrow ones take less time",
+             "1024")
       .value("rounds", "R", "steps of each model that are measured", "3");
   if (!line.parse(arguments)) return;
   const std::string path = line.required("output");
   bench::MachineBenchOptions options;
   options.cores = small(line.integer("threads", 1)), options.steps = rounds_of(line);
+  options.width = line.integer("width", 256);
   options.folder = line.text("path");
   const engine::StopSignals stop_signals;
   Status status("machine");

@@ -63,7 +63,7 @@ TEST_F(PlanProgram, EndsWithThreeWhereNothingFits) {
 
 TEST_F(PlanProgram, AMeasuredMachinePredictsWhatTrainingTakes) {
   const std::string file = (folder_ / "here.json").string();
-  const Outcome measured = sherd({"bench", "machine", "--output", file, "--rounds", "1"});
+  const Outcome measured = sherd({"bench", "machine", "--output", file, "--rounds", "1", "--width", "256"});
   ASSERT_EQ(measured.code, 0) << measured.err;
   const Outcome plan =
       sherd({"plan", "--config", config(), "--machine", file, "--gpus", "1", "--as-is", "--json"});

@@ -187,7 +187,7 @@ std::string json_of(const EstimateReport& r) {
   const std::uint64_t resident = planning::resident_bytes(r.estimate());
   out["resident"] = {{"held", r.estimate().peaks.held},
                      {"exchange", r.estimate().exchange},
-                     {"planning::process_itself", planning::process_itself},
+                     {"process_itself", planning::process_itself},
                      {"total", resident},
                      {"of_machine", planning::most_on_a_machine(
                                         planning::by_stage(r.stages, planning::resident_bytes), r.world)}};

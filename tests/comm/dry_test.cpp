@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/communicator.h"
+#include "comm/dry/dry_world.h"
 
 namespace sherd::comm {
 namespace {

@@ -1,4 +1,5 @@
 #include "comm/process_groups.h"
+#include "comm/dry/dry_world.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
 #include "sharding/parallel/attention.h"
+#include "comm/dry/dry_world.h"
 
 #include <gtest/gtest.h>
 

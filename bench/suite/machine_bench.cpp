@@ -225,7 +225,7 @@ config::Link measure_link(comm::Communicator& comm, const Tell& tell) {
   options.bytes = std::size_t{16} << 20, options.rounds = 9;
   const Rounds rounds = measure_collectives(comm, options, tell);
   const double sent = static_cast<double>(options.bytes) * (comm.size() - 1) / comm.size();
-  config::Link link{.name = "shared memory"};
+  config::Link link{.name = "shared memory", .ranks = comm.size()};
   link.bandwidth = rounded(sent / rounds.median_seconds("all_gather"));
   link.sum_bandwidth = rounded(2 * sent / rounds.median_seconds("all_reduce"));
   link.latency = rounded(measure_barrier(comm) * 1e-6);

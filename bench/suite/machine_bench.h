@@ -10,10 +10,11 @@
 namespace sherd::bench {
 
 struct MachineBenchOptions {
-  int cores = 1;                   ///< shared by the ranks
-  int steps = 3;                   ///< that are measured of each model
-  std::int64_t width = 1024;       ///< wider models are left out
-  std::filesystem::path folder{};  ///< on the drive to be measured; empty: none
+  static constexpr double memory_per_rank = 1e9;  ///< bytes that the widest model takes, and some more
+  int cores = 1;                                  ///< shared by the ranks
+  int steps = 3;                                  ///< that are measured of each model
+  std::int64_t width = 1024;                      ///< wider models are left out
+  std::filesystem::path folder{};                 ///< on the drive to be measured; empty: none
 };
 
 /// The rates of this machine's processor: of one rank with all cores, and of as many ranks as there are

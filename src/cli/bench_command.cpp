@@ -219,10 +219,11 @@ void bench_gemm(const Arguments& arguments) {
 }
 
 void bench_machine(const Arguments& arguments) {
-  CommandLine line("bench machine",
-                   "Measures the rates by which `sherd plan` and `sherd tune` predict steps on this machine, "
-                   "and writes them as a machine's file.",
-                   "--output FILE [--path DIR] [--threads T] [--width W] [--rounds R]");
+  CommandLine line(
+      "bench machine",
+      "Measures the rates by which `sherd plan` predicts steps on this machine, and writes them as a "
+      "machine's file.",
+      "--output FILE [--path DIR] [--threads T] [--width W] [--rounds R]");
   line.value("output", "FILE", "where the rates go")
       .value("path", "DIR",
              "a folder on a drive that is to be measured too; what is written there goes again")
@@ -236,14 +237,21 @@ void bench_machine(const Arguments& arguments) {
   options.cores = small(line.integer("threads", 1)), options.steps = rounds_of(line);
   options.width = line.integer("width", 256);
   options.folder = line.text("path");
+  const auto require_written = [&](std::ofstream& out) {
+    if (!out.flush())
+      fail(ErrorKind::io, "cannot write ", excerpt(path, 300), "; check the path and its permissions");
+  };
+  std::ofstream before(path, std::ios::app);  // known before the minute of measuring, and nothing is lost yet
+  require_written(before);
+  bench::require_memory(static_cast<double>(options.cores) * bench::MachineBenchOptions::memory_per_rank,
+                        "Choose fewer --threads");
   const engine::StopSignals stop_signals;
   Status status("machine");
   const config::Machine machine = bench::measure_machine(
       options, [] { return engine::StopSignals::received() != 0; }, status.tell());
   std::ofstream out(path);
   out << config::dump(machine);
-  if (!out.flush())
-    fail(ErrorKind::io, "cannot write ", excerpt(path, 300), "; check the path and its permissions");
+  require_written(out);
 }
 
 struct Bench {

@@ -1,6 +1,7 @@
 #include "cli/plan_report.h"
 
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/excerpt.h"
@@ -12,6 +13,7 @@ namespace {
 using engine::StepTime;
 using planning::Layout;
 using planning::Plan;
+using tensor::KernelFamily;
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr const char* recomputes[] = {"none", "selective", "full"};
@@ -29,19 +31,22 @@ int data_of(const Layout& layout) {
   return layout.ranks / (layout.tensor * layout.context * layout.pipeline);
 }
 
+double of_family(const StepTime& time, KernelFamily family) {
+  return time.kernels[static_cast<std::size_t>(family)];
+}
+
 /// The parts of a step, in the words of reports.
 struct StepPart {
   const char* name;
   double (*seconds)(const StepTime&);
 };
 constexpr StepPart step_parts[] = {
-    {"products", [](const StepTime& t) { return t.kernels[0]; }},
-    {"attention", [](const StepTime& t) { return t.kernels[1]; }},
+    {"products", [](const StepTime& t) { return of_family(t, KernelFamily::gemm); }},
+    {"attention", [](const StepTime& t) { return of_family(t, KernelFamily::attention); }},
     {"other kernels",
      [](const StepTime& t) {
-       double sum = 0;
-       for (std::size_t i = 2; i < t.kernels.size(); ++i) sum += t.kernels[i];
-       return sum;
+       return std::accumulate(t.kernels.begin(), t.kernels.end(), 0.0) - of_family(t, KernelFamily::gemm) -
+              of_family(t, KernelFamily::attention);
      }},
     {"exchanges of layers", [](const StepTime& t) { return t.exchange; }},
     {"waits for parameters", [](const StepTime& t) { return t.gather; }},
@@ -53,7 +58,7 @@ constexpr StepPart step_parts[] = {
 /// The part that makes a step slower than the best one.
 std::string why_slower(const StepTime& time, const StepTime& best) {
   const StepPart* most = nullptr;
-  double difference = 0;
+  double difference = 5e-4 * best.seconds;  // less is no reason
   for (const StepPart& part : step_parts)
     if (const double more = part.seconds(time) - part.seconds(best); more > difference)
       most = &part, difference = more;
@@ -93,28 +98,33 @@ std::string step_of(const StepTime& time) {
   return cat("\n", engine::format_table(rows));
 }
 
+double days_of(const PlanReport& r) {
+  return r.tokens / r.result.best.front().tokens_per_second() / seconds_per_day;
+}
+
 std::string training_of(const PlanReport& r) {
   if (r.tokens == 0) return "";
   const Plan& best = r.result.best.front();
-  const double days = r.tokens / best.tokens_per_second() / seconds_per_day;
+  const double days = days_of(r);
   return cat("\n", engine::human_count(r.tokens), " tokens take ", engine::printed("%.3g", days), " days, ",
              engine::human_count(days * 24 * best.layout.ranks), " GPU-hours\n");
 }
 
 std::string keys_of(const PlanReport& r) {
+  const Plan& best = r.result.best.front();
+  if (!best.lacks.empty()) return cat("\nIt does not fit: ", best.lacks, ".\n");
   if (!r.written.empty()) return cat("\nThe best is written to ", r.written, ".\n");
   std::string out = "\nThe best:";
-  for (const auto& [key, value] : r.result.best.front().layout.keys()) out += cat(" --set ", key, "=", value);
+  for (const auto& [key, value] : r.result.best.front().keys()) out += cat(" --set ", key, "=", value);
   return out + "\n";
 }
 
 OrderedJson json_of(const Plan& plan) {
   OrderedJson out;
   const StepTime& t = plan.time;
-  for (const auto& [key, value] : plan.layout.keys()) out["keys"][key] = value;
+  for (const auto& [key, value] : plan.keys()) out["keys"][key] = value;
   out["ranks"] = plan.layout.ranks, out["data"] = data_of(plan.layout);
-  out["train_batch_size"] = plan.config.batch.train_batch_size;
-  out["gradient_accumulation_steps"] = plan.config.batch.gradient_accumulation_steps;
+  out["fits"] = plan.lacks.empty();
   out["step_s"] = t.seconds, out["tokens_per_s"] = plan.tokens_per_second();
   out["flops"] = t.flops, out["mfu"] = t.mfu(), out["bubble"] = t.bubble;
   out["device_bytes"] = plan.memory, out["host_bytes_of_machine"] = plan.host_memory;
@@ -140,6 +150,10 @@ std::string json_of(const PlanReport& r) {
   out["tried"] = r.result.tried, out["too_large"] = r.result.too_large;
   out["plans"] = OrderedJson::array();
   for (const Plan& plan : r.result.best) out["plans"].push_back(json_of(plan));
+  if (r.tokens > 0 && !r.result.best.empty()) {
+    out["tokens"] = r.tokens, out["days"] = days_of(r);
+    out["gpu_hours"] = days_of(r) * 24 * r.result.best.front().layout.ranks;
+  }
   return out.dump(2) + "\n";
 }
 

@@ -9,7 +9,7 @@
 
 #include "base/dtype.h"
 
-// Machines as data: the rates by which the time of a step is predicted (sharding/schedule/price.h). A file
+// Machines as data: the rates by which the time of a step is predicted (engine/estimate/price.h). A file
 // has one machine, of data sheets and published measurements, or as `sherd bench machine` has measured it.
 // FLOP/s, bytes and seconds throughout.
 

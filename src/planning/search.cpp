@@ -36,6 +36,13 @@ double Plan::tokens_per_second() const {
          time.seconds;
 }
 
+std::vector<std::pair<std::string, std::string>> Plan::keys() const {
+  auto out = layout.keys();
+  out.emplace_back("train_batch_size", std::to_string(config.batch.train_batch_size));
+  out.emplace_back("gradient_accumulation_steps", std::to_string(config.batch.gradient_accumulation_steps));
+  return out;
+}
+
 MachineCapacity capacity_of(const config::Machine& machine) {
   MachineCapacity out;
   out.memory = machine.host.memory;
@@ -67,8 +74,8 @@ World world_of(const config::Machine& machine, int ranks) {
   return {ranks, static_cast<int>(std::min<std::int64_t>(machine.devices, ranks))};
 }
 
-/// The exact memory of a plan's first and last stage; its shortfalls.
-std::vector<Shortfall> look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary) {
+/// Finds the exact memory of a plan's first and last stage, and what it lacks.
+void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary) {
   const World world = world_of(machine, plan.layout.ranks);
   const comm::Grid grid(world.ranks, engine::grid_sizes(plan.config));
   const std::vector<int> stages = grid.members(comm::Axis::pipeline, 0);
@@ -79,7 +86,20 @@ std::vector<Shortfall> look_at(Plan& plan, const config::Machine& machine, std::
     plan.host_memory = std::max(
         plan.host_memory, estimate.peaks.tiers[1].total_peak * static_cast<std::uint64_t>(world.local_ranks));
   }
-  return shortfalls(plan.config, estimates, world, capacity_of(machine));
+  const auto missing = shortfalls(plan.config, estimates, world, capacity_of(machine));
+  plan.lacks = missing.empty() ? "" : missing.front().text();
+}
+
+Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
+                int ranks, GptWork& work) {
+  Plan plan{layout_of(config, ranks), config, {}};
+  plan.config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
+  plan.layout.micro_batch = plan.config.batch.micro_batch_size;
+  if (machine.accelerator() && plan.config.device.type == config::DeviceType::automatic)
+    plan.config.device.type = config::DeviceType::cuda;
+  plan.time = engine::step_time(plan.config, work.of(plan.config), machine, ranks);
+  look_at(plan, machine, vocabulary);
+  return plan;
 }
 
 /// Tries every layout of one number of ranks.
@@ -87,9 +107,10 @@ class LayoutSearch {
  public:
   using IsGiven = std::function<bool(const std::string&)>;
 
-  LayoutSearch(config::Config base, const IsGiven& is_given, const config::Machine& machine,
+  LayoutSearch(const Reparse& reparse, const IsGiven& is_given, const config::Machine& machine,
                std::int64_t vocabulary, const SearchOptions& options)
-      : base_(std::move(base)),
+      : reparse_(reparse),
+        base_(reparse({})),
         is_given_(is_given),
         machine_(machine),
         vocabulary_(vocabulary),
@@ -107,12 +128,23 @@ class LayoutSearch {
       plans_.clear();
       for_each_layout(on_host);
       confirm();
-      if (!result_.best.empty()) break;  // what waits for the host is slower than what does not
+      // What waits for the host is slower than what does not.
+      if (!result_.best.empty() && options_.goal != Goal::memory) break;
     }
+    const auto exact = [&](const Plan& plan) {
+      return options_.goal == Goal::memory ? static_cast<double>(plan.memory) : cost(plan);
+    };
+    std::sort(result_.best.begin(), result_.best.end(),
+              [&](const Plan& a, const Plan& b) { return exact(a) < exact(b); });
+    if (result_.best.size() > options_.top)
+      result_.best.erase(result_.best.begin() + static_cast<std::ptrdiff_t>(options_.top),
+                         result_.best.end());
     return std::move(result_);
   }
 
  private:
+  static constexpr const char* accumulation = "gradient_accumulation_steps";
+
   /// 1, 2, 3, … or what is given alone.
   std::vector<int> sizes(const char* key, int given, int most) const {
     if (is_given_(key)) return {given};
@@ -159,9 +191,12 @@ class LayoutSearch {
       const bool given = is_given_("train_micro_batch_size_per_gpu");
       layout.micro_batch = given ? base_.batch.micro_batch_size : micro;
       const std::int64_t rows = layout.micro_batch * data;
+      const std::int64_t accumulated = is_given_(accumulation) ? base_.batch.gradient_accumulation_steps : 0;
       // An open batch: enough micro-batches for a pipeline to be busy.
-      const std::int64_t all = batch_ > 0 ? batch_ : rows * 8 * layout.pipeline;
-      if (all % rows == 0) choose_schedules(layout, all, all / rows);
+      const std::int64_t all =
+          batch_ > 0 ? batch_ : rows * (accumulated > 0 ? accumulated : 8 * layout.pipeline);
+      if (all % rows == 0 && (accumulated == 0 || all / rows == accumulated))
+        choose_schedules(layout, all, all / rows);
       if (given) return;
     }
   }
@@ -211,32 +246,33 @@ class LayoutSearch {
 
   void price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
     Plan plan{layout, configured(layout, batch, micro_batches), {}};
-    const engine::ModelWork* work = work_of(plan.config);
-    if (!work) return;
-    ++result_.tried;
-    const double room = static_cast<double>(machine_.memory > 0 ? machine_.memory : machine_.host.memory);
-    if (room > 0 && engine::rough_memory(plan.config, *work, ranks_).device > room) {
-      ++result_.too_large;
-      return;
-    }
-    plan.time = engine::step_time(plan.config, *work, machine_, ranks_);
-    plans_.push_back(std::move(plan));
+    attempt([&] {
+      const engine::ModelWork& work = work_.of(plan.config);
+      ++result_.tried;
+      const double room = static_cast<double>(machine_.memory > 0 ? machine_.memory : machine_.host.memory);
+      if (room > 0 && engine::rough_memory(plan.config, work, ranks_).device > room) {
+        ++result_.too_large;
+        return;
+      }
+      plan.time = engine::step_time(plan.config, work, machine_, ranks_);
+      plans_.push_back(std::move(plan));
+    });
   }
 
-  /// Null where the model cannot be cut so.
-  const engine::ModelWork* work_of(const config::Config& config) {
+  /// False where the layout is none that a run would accept.
+  static bool attempt(const std::function<void()>& look) {
     try {
-      return &work_.of(config);
+      look();
+      return true;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::config && error.kind() != ErrorKind::usage) throw;
-      return nullptr;
+      return false;
     }
   }
 
   /// The value of which the least is best.
-  double cost(const Plan& plan) const {
-    if (options_.goal == Goal::memory)
-      return engine::rough_memory(plan.config, work_.of(plan.config), ranks_).device;
+  double cost(const Plan& plan) {
+    if (options_.goal == Goal::memory) return rough(plan);
     if (options_.goal == Goal::tokens_per_day) return 1 / plan.tokens_per_second();
     return plan.time.seconds;
   }
@@ -246,47 +282,76 @@ class LayoutSearch {
     return std::any_of(result_.best.begin(), result_.best.end(), [&](const Plan& plan) {
       const Layout& other = plan.layout;
       return other.tensor == layout.tensor && other.context == layout.context &&
-             other.pipeline == layout.pipeline && other.expert == layout.expert;
+             other.pipeline == layout.pipeline && other.expert == layout.expert &&
+             other.optimizer_on_host == layout.optimizer_on_host;
     });
   }
 
-  /// Moves the best plans that fit, exactly, to the result.
+  /// Moves the best plans that fit, exactly, to the result: from the best on, and where none of many fits,
+  /// from the smallest on.
   void confirm() {
     constexpr std::size_t most_looks = 48;
-    std::vector<std::pair<double, std::size_t>> order;
-    for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(cost(plans_[i]), i);
-    std::sort(order.begin(), order.end());
-    std::size_t looks = 0;
-    for (const auto& [value, index] : order) {
-      if (result_.best.size() == options_.top || looks == most_looks) return;
-      Plan& plan = plans_[index];
-      if (is_shown(plan.layout)) continue;
-      ++looks;
-      const std::vector<Shortfall> missing = look_at(plan, machine_, vocabulary_);
-      if (missing.empty()) {
-        result_.best.push_back(std::move(plan));
-        continue;
+    const auto in_order = [&](const auto& value) {
+      std::vector<std::pair<double, std::size_t>> order;
+      for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(value(plans_[i]), i);
+      std::sort(order.begin(), order.end());
+      return order;
+    };
+    const auto look = [&](const auto& order) {
+      const std::size_t before = result_.best.size();
+      const auto found = [&] { return result_.best.size() - before; };
+      std::size_t looks = 0;
+      for (const auto& [value, index] : order) {
+        if (found() == options_.top || looks == most_looks) return;
+        if (is_shown(plans_[index].layout)) continue;
+        looks += confirm(plans_[index]) ? 1 : 0;
+      }
+    };
+    look(in_order([&](const Plan& plan) { return cost(plan); }));
+    if (result_.best.empty()) look(in_order([&](const Plan& plan) { return rough(plan); }));
+  }
+
+  /// Prices and estimates a plan as its keys make it, beside all that the configuration says. False where
+  /// that is none that a run would accept.
+  bool confirm(Plan plan) {
+    return attempt([&] {
+      std::vector<std::string> overrides;
+      for (const auto& [key, value] : plan.keys()) overrides.push_back(cat(key, "=", value));
+      Plan exact = plan_as_is(reparse_(overrides), machine_, vocabulary_, ranks_, work_);
+      exact.layout = plan.layout;
+      if (exact.lacks.empty()) {
+        result_.best.push_back(std::move(exact));
+        return;
       }
       ++result_.too_large;
-      result_.closest = missing.front().text();
-    }
+      if (result_.closest.empty() || exact.memory < closest_) {
+        closest_ = exact.memory;
+        result_.closest = exact.lacks;
+      }
+    });
+  }
+
+  double rough(const Plan& plan) {
+    return engine::rough_memory(plan.config, work_.of(plan.config), ranks_).device;
   }
 
  public:
   void set_batch(std::int64_t sequences) { batch_ = sequences; }
 
  private:
+  const Reparse& reparse_;
   config::Config base_;
   const IsGiven& is_given_;
   const config::Machine& machine_;
   std::int64_t vocabulary_;
   SearchOptions options_;
   models::GptConfig shape_;
-  mutable GptWork work_;
+  GptWork work_;
   std::int64_t batch_ = 0;  ///< sequences of a step; 0: open
   int ranks_ = 1;
   std::vector<Plan> plans_;
   SearchResult result_;
+  std::uint64_t closest_ = 0;  ///< bytes of the smallest plan that does not fit
 };
 
 /// Sequences of a step, as the caller or the configuration says; 0: neither does.
@@ -310,12 +375,14 @@ std::vector<int> worlds(const config::Machine& machine, int most) {
 SearchResult search(const Reparse& reparse, const std::function<bool(const std::string& key)>& is_given,
                     const config::Machine& machine, std::int64_t vocabulary, const SearchOptions& options) {
   const config::Config base = reparse({});
+  engine::require_rates(base, machine, options.ranks);
   const std::int64_t batch = batch_of(base, options);
-  if (batch == 0 && options.goal != Goal::tokens_per_day)
+  const bool determined = batch > 0 || is_given("gradient_accumulation_steps");
+  if (!determined && options.goal != Goal::tokens_per_day)
     fail(ErrorKind::config,
          "the batch of a step is open: say train_batch_size, or --global-batch N sequences (with --goal "
          "tokens_per_day it may stay open)");
-  LayoutSearch search(base, is_given, machine, vocabulary, options);
+  LayoutSearch search(reparse, is_given, machine, vocabulary, options);
   search.set_batch(batch);
   if (options.goal != Goal::fewest_gpus) return search.in(options.ranks);
   SearchResult last;
@@ -328,15 +395,8 @@ SearchResult search(const Reparse& reparse, const std::function<bool(const std::
 
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
                 int ranks) {
-  Plan plan{layout_of(config, ranks), config, {}};
-  plan.config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
-  plan.layout.micro_batch = plan.config.batch.micro_batch_size;
-  if (machine.accelerator() && plan.config.device.type == config::DeviceType::automatic)
-    plan.config.device.type = config::DeviceType::cuda;
   GptWork work(vocabulary);
-  plan.time = engine::step_time(plan.config, work.of(plan.config), machine, ranks);
-  look_at(plan, machine, vocabulary);
-  return plan;
+  return plan_as_is(config, machine, vocabulary, ranks, work);
 }
 
 }  // namespace sherd::planning

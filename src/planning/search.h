@@ -17,7 +17,7 @@
 // To change, look at:
 // - the time of a step: engine/estimate/step_time.h, by prices of work (price.h) that dry runs tell
 //   (part_work.h); the rates: config/machine.h and configs/machines/
-// - which layouts are tried: candidates(), search.cpp; what of them is fixed: FixedKeys
+// - which layouts are tried: LayoutSearch, search.cpp
 // - what a run needs and a machine has: fit.cpp; what makes it fit: remedy.cpp
 
 namespace sherd::planning {
@@ -40,7 +40,7 @@ struct Layout {
   bool optimizer_on_host = false;
   int ranks = 1;
 
-  /// "tensor 8 x pipeline 8 (3 chunks each) x data 16"
+  /// "tensor 8 x context 1 x data 16 x pipeline 8 (3 chunks each)"
   std::string text(int data) const;
   /// The keys that say it.
   std::vector<std::pair<std::string, std::string>> keys() const;
@@ -54,14 +54,17 @@ struct Plan {
   engine::StepTime time;
   std::uint64_t memory = 0;       ///< of the fullest device, exactly; 0 where nobody has looked
   std::uint64_t host_memory = 0;  ///< of a machine, likewise
+  std::string lacks{};            ///< what it has too little of, in words; empty: it fits
   double tokens_per_second() const;
+  /// The keys that make a configuration this plan: its layout's, and the batch's.
+  std::vector<std::pair<std::string, std::string>> keys() const;
 };
 
 struct SearchOptions {
   int ranks = 1;  ///< with Goal::fewest_gpus the most
   Goal goal = Goal::time;
   std::size_t top = 10;
-  std::int64_t global_batch = 0;  ///< sequences; 0: as the configuration says
+  std::int64_t global_batch = 0;  ///< sequences, whatever the configuration says; 0: as it says
 };
 
 struct SearchResult {
@@ -73,11 +76,12 @@ struct SearchResult {
 
 /// The best layouts of the GPT that a configuration describes. All that are possible are priced; of the best
 /// the exact estimate decides whether they fit. Keys that the configuration's files give stay as they are:
-/// `is_given` tells of a dotted key. Throws Error{config} for sizes that no layout can hold, naming them.
+/// `is_given` tells of a dotted key. Throws Error{config} where the batch is open, and what
+/// engine::require_rates() throws.
 SearchResult search(const Reparse& reparse, const std::function<bool(const std::string& key)>& is_given,
                     const config::Machine& machine, std::int64_t vocabulary, const SearchOptions& options);
 
-/// The plan of a configuration as it is.
+/// The plan of a configuration as it is, whether it fits or not. Throws what engine::step_time() throws.
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
                 int ranks);
 

@@ -47,6 +47,8 @@ TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
   refused({"--goal", "speed"}, 2, "unknown goal 'speed'");
   refused({"--set", "train_batch_size=null"}, 1, "--global-batch");
   refused({"--nodes", "0"}, 2, "--nodes");
+  refused({"--as-is", "--global-batch", "8"}, 2, "--as-is searches nothing");
+  refused({"--set", "zero_optimization.offload_optimizer.device=cpu"}, 1, "no host.update");
   write_text(folder_ / "machine.json", R"({"name": "nothing"})");
   refused({}, 1, "rates");
   std::filesystem::remove(folder_ / "machine.json");
@@ -55,10 +57,14 @@ TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
 
 TEST_F(PlanProgram, EndsWithThreeWhereNothingFits) {
   write_text(folder_ / "machine.json", R"({"name": "tiny", "devices": 2, "memory": "1GiB",
-      "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}]})");
+      "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}],
+      "links": [{"name": "a cable", "bandwidth": 1e9}]})");
   const Outcome none = plan();
   EXPECT_EQ(none.code, 3) << none.err;
-  EXPECT_THAT(none.out, HasSubstr("Nothing fits"));
+  EXPECT_THAT(none.out, HasSubstr("Nothing fits: the memory of a GPU needs"));
+  const Outcome as_is = plan({"--as-is"});
+  EXPECT_EQ(as_is.code, 3) << as_is.err;
+  EXPECT_THAT(as_is.out, HasSubstr("It does not fit: the memory of a GPU needs"));
 }
 
 TEST_F(PlanProgram, AMeasuredMachinePredictsWhatTrainingTakes) {

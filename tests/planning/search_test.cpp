@@ -110,10 +110,17 @@ TEST(Search, GivenKeysStay) {
   }
 }
 
+TEST(Search, KeysThatSomeLayoutsCannotHaveLeaveTheOthers) {
+  for (const char* key :
+       {"parallel.schedule=zero_bubble", "parallel.schedule=accumulate", "parallel.shard_size=4"}) {
+    const SearchResult found = search_with({key}, machine(), {.ranks = 8});
+    EXPECT_FALSE(found.best.empty()) << key;
+  }
+  for (const Plan& plan : search_with({"gradient_accumulation_steps=4"}, machine(), {.ranks = 8}).best)
+    EXPECT_EQ(plan.config.batch.gradient_accumulation_steps, 4);
+}
+
 TEST(Search, LinksDecideWhatIsFarApart) {
-  // Between machines goes what a step exchanges once, not what every layer does.
-  for (const Plan& plan : search_with({}, machine(), {.ranks = 16, .top = 3}).best)
-    EXPECT_LE(plan.layout.tensor, 4);
   config::Machine slow = machine();
   slow.links[0].bandwidth = 1e9, slow.links[1].bandwidth = 0.2e9;
   const SearchResult found = search_with({}, slow, {.ranks = 4, .top = 1});

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "config/config.h"
+#include "support/expect_error.h"
 
 namespace sherd::engine {
 namespace {
@@ -103,6 +104,8 @@ TEST(Price, ARingSendsAllButItsOwnPartOverEachLink) {
   EXPECT_NEAR(seconds_of(all, machine), 4e9 / far, 1e-9) << "four of seven blocks leave the machine";
   const CommWork next{.kind = Collective::send, .bytes = 1'000'000'000, .ranks = 2, .stride = 4};
   EXPECT_NEAR(seconds_of(next, machine), 1e9 / far, 1e-9);
+  const CommWork around{.kind = Collective::send, .bytes = 1'000'000'000, .ranks = 8};
+  EXPECT_NEAR(seconds_of(around, machine), 1e9 / far, 1e-9) << "some pass on to the other machine";
   EXPECT_EQ(seconds_of(CommWork{.kind = Collective::receive, .ranks = 2}, machine), 0)
       << "its sender tells it";
 }
@@ -204,6 +207,38 @@ TEST(StepTime, StagesReduceAndGatherWhatTheyShard) {
   EXPECT_NEAR(of(0, 1).update, updated, 0.2 * updated);
   EXPECT_NEAR(of(3, 1).update, of(0, 1).update / 4, 1e-6);
   EXPECT_NEAR(of(1, 1).update, of(3, 1).update + ring, 1e-6) << "and published";
+}
+
+TEST(StepTime, AutoIsLayeredWhereItIsInTraining) {
+  config::Machine slow = plain_machine();
+  slow.links[0].bandwidth = 0.1e9;  // 15 s for the parameters of a part
+  const auto seconds = [&](const std::string& schedule) {
+    return time_of(
+               R"(, "zero_optimization": {"stage": 3}, "training": {"recompute": "full"}, "parallel": {"schedule": ")" +
+                   schedule + "\"}",
+               like_parts(6), 4, 4, slow)
+        .seconds;
+  };
+  EXPECT_EQ(seconds("auto"), seconds("layered"));
+  const double gather = 2e9 * 3 / 4 / 0.1e9;
+  // Parameters come 48 times, or 10: with layered those that reductions do not hide behind.
+  EXPECT_GT(seconds("accumulate") - seconds("layered"), 20 * gather);
+}
+
+TEST(StepTime, MachinesSayWhatTheyLack) {
+  const auto refused = [](const std::string& keys, const config::Machine& machine, int ranks,
+                          const char* text) {
+    testing::expect_error(ErrorKind::config, text, [&] { time_of(keys, like_parts(1), ranks, 1, machine); });
+  };
+  const std::string host = R"(, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})";
+  config::Machine machine = plain_machine();
+  refused(host, machine, 1, "no host.update");
+  machine.host.update = 1e9;
+  refused(host, machine, 1, "no host.to_device");
+  machine.links.pop_back();
+  refused("", machine, 8, "no link of 'plain' joins 8 ranks");
+  machine.rates[0].families = {{.family = "norms", .bandwidth = 1}};
+  refused("", machine, 1, "'norms'");
 }
 
 TEST(StepTime, HybridShardsReduceTwice) {

@@ -163,7 +163,7 @@ const Table<Machine>& machine_table() {
       Auto::is_a_value,
       {text("name", &T::name, "\"DGX A100 80GB\"").means("as reports call it", required),
        text("source", &T::source, "\"data sheet, June 2021\"").means("where the rates come from"),
-       integer("devices", &T::devices, "8", 1).means("ranks that a machine has place for"),
+       integer("devices", &T::devices, "8", 1, 1024).means("ranks that a machine has place for"),
        bytes("memory", &T::memory, "\"80GB\"").means("of each device; 0: devices are the host's cores"),
        list("rates", &T::rates, R"([{"products": [{"dtype": "bf16", "peak": 312e12}], "bandwidth": 1.6e12}])",
             rates_table())

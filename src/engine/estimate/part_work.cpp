@@ -56,8 +56,7 @@ class PartRecorder final : public InstructionObserver {
  private:
   std::uint64_t held() {
     ledger_at_begin_ = ledger_->current(device::Tier::device);
-    return ledger_->current(device::Tier::device, device::Category::activations) +
-           ledger_->current(device::Tier::host, device::Category::activations);
+    return ledger_->current(device::Tier::device, device::Category::activations);
   }
 
   std::vector<PartWork> parts_;
@@ -80,7 +79,6 @@ void count_parameters(const nn::LayeredModel& model, int expert_rank, std::vecto
                               : parameter->expert_rank >= 0 ? parts[i].experts
                                                             : parts[i].trained;
         count += parameter->numel();
-        if (parameter->is_table) parts[i].embedded += parameter->numel();
       }
 }
 

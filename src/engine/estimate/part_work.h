@@ -17,11 +17,10 @@ struct PartWork {
   std::vector<Work> backward;  ///< with what is computed again
   /// Elements of the parameters that this rank computes with, frozen ones and experts' apart.
   std::int64_t trained = 0, frozen = 0, experts = 0;
-  std::int64_t embedded = 0;  ///< of all these, what is looked up and not multiplied
-  bool tied = false;          ///< some of them are an earlier part's too, and counted there
-  std::uint64_t saved = 0;    ///< bytes of activations that forward leaves for backward
-  std::uint64_t extra = 0;    ///< what backward holds for a moment beside all that is saved
-  std::uint64_t output = 0;   ///< bytes that go to the next part
+  bool tied = false;         ///< some of them are an earlier part's too, and counted there
+  std::uint64_t saved = 0;   ///< bytes of activations on the device that forward leaves for backward
+  std::uint64_t extra = 0;   ///< what backward holds for a moment beside all that is saved
+  std::uint64_t output = 0;  ///< bytes that go to the next part
 };
 
 /// The work of each part of a model on rank 0 of its tensor, context and expert ranks, as `config` has them,

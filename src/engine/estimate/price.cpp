@@ -14,16 +14,6 @@ using config::ProductRates;
 using tensor::KernelFamily;
 using tensor::meta::KernelWork;
 
-const ProductRates& rates_of(DType dtype, const DeviceRates& rates) {
-  for (const ProductRates& products : rates.products)
-    if (products.dtype == dtype) return products;
-  // A type that the file does not have: 16 bits are alike, and others are the widest type's.
-  const bool narrow = size_of(dtype) == 2;
-  for (const ProductRates& products : rates.products)
-    if ((size_of(products.dtype) == 2) == narrow) return products;
-  return rates.products.front();
-}
-
 /// The share of the units that the tiles of a product keep busy; where there are few tiles, smaller ones do.
 double share_of_units(const KernelWork& work, const DeviceRates& rates) {
   if (rates.units == 0) return 1;
@@ -61,7 +51,7 @@ double measured_rate(const KernelWork& work, const std::vector<config::MeasuredP
 }
 
 double product_rate(const KernelWork& work, const DeviceRates& rates) {
-  const ProductRates& products = rates_of(work.dtype, rates);
+  const ProductRates& products = products_of(work.dtype, rates);
   if (!products.measured.empty()) return measured_rate(work, products.measured);
   const double depth = static_cast<double>(work.depth);
   return products.peak * products.efficiency * depth / (depth + products.half_depth) *
@@ -69,7 +59,7 @@ double product_rate(const KernelWork& work, const DeviceRates& rates) {
 }
 
 double attention_seconds(const KernelWork& work, const DeviceRates& rates) {
-  const ProductRates& products = rates_of(work.dtype, rates);
+  const ProductRates& products = products_of(work.dtype, rates);
   const config::AttentionRates& attention = products.attention;
   const double keys = static_cast<double>(work.keys), width = static_cast<double>(work.depth);
   const double rate = products.peak * (work.backward ? attention.backward : attention.forward) * keys /
@@ -105,6 +95,15 @@ int joined(const CommWork& work, const config::Link& link) {
 
 }  // namespace
 
+const ProductRates& products_of(DType dtype, const DeviceRates& rates) {
+  for (const ProductRates& products : rates.products)
+    if (products.dtype == dtype) return products;
+  const bool narrow = size_of(dtype) == 2;
+  for (const ProductRates& products : rates.products)
+    if ((size_of(products.dtype) == 2) == narrow) return products;
+  return rates.products.front();
+}
+
 double seconds_of(const KernelWork& work, const DeviceRates& rates) {
   double seconds = 0;
   if (work.family == KernelFamily::gemm)
@@ -135,9 +134,9 @@ double seconds_of(const CommWork& work, const config::Machine& machine) {
     else
       over = bytes * ranks / (ranks - 1) * (blocks - 1) / blocks / within;
     seconds = std::max(seconds, over / bandwidth);
-    latency += link.latency * (work.kind == Collective::send ? 1 : std::log2(blocks) + 1);
+    // Ranks that pass something on together wait for those that pass it the furthest.
+    latency = work.kind == Collective::send ? link.latency : latency + link.latency * (std::log2(blocks) + 1);
     within = here;
-    if (work.kind == Collective::send) break;  // to a neighbour over the nearest link that reaches it
   }
   return seconds + latency;
 }

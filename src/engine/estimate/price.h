@@ -11,9 +11,13 @@
 //   a product      its FLOPs by the rate of products that are like it (config::ProductRates), or its bytes
 //   attention      its FLOPs by its share of a product's rate, and the scores that pass through memory
 //   other kernels  their bytes by their family's bandwidth
-//   a call         its bytes over each link that it crosses, the slowest counts, and a latency for each round
+//   a call         its bytes over each link that its ranks lie on, the slowest counts, and a latency for each
+//                  doubling of ranks
 
 namespace sherd::engine {
+
+/// The rates of products in that type; of one that the file lacks those of another of 16 bits, or of more.
+const config::ProductRates& products_of(DType dtype, const config::DeviceRates& rates);
 
 double seconds_of(const tensor::meta::KernelWork& work, const config::DeviceRates& rates);
 

@@ -16,7 +16,7 @@ using sharding::Placement;
 class States {
  public:
   States(const config::Config& config, const comm::Grid& grid)
-      : table_(sharding::make_placements(config)), grid_(grid) {}
+      : moments_(moments_of(config)), table_(sharding::make_placements(config)), grid_(grid) {}
 
   RoughMemory of(const PartWork& part) const {
     RoughMemory out;
@@ -32,11 +32,18 @@ class States {
     add(table_.parameters, static_cast<double>(part.frozen), 1);
     add(table_.gradients, 0, 1);
     if (table_.master_form != sharding::MasterForm::in_parameters) add(table_.masters, 0, 1);
-    add(table_.moments, 0, 2);
+    add(table_.moments, 0, moments_);
     return out;
   }
 
  private:
+  /// Of Adam; of others it is not counted, as some have fewer, or smaller ones.
+  static double moments_of(const config::Config& config) {
+    using enum config::OptimizerType;
+    return config.optimizer.type == adam || config.optimizer.type == adamw ? 2 : 0;
+  }
+
+  double moments_;
   sharding::PlacementTable table_;
   const comm::Grid& grid_;
 };
@@ -62,6 +69,7 @@ RoughMemory rough_memory(const config::Config& config, const ModelWork& model, i
   const auto stages = static_cast<std::size_t>(config.parallel.pipeline);
   const auto chunks =
       sharding::cut(model.weights, stages * static_cast<std::size_t>(config.parallel.virtual_stages));
+  const bool layered = config.parallel.schedule == config::Schedule::layered;
   RoughMemory fullest;
   for (const std::size_t stage : {std::size_t{0}, stages - 1}) {
     RoughMemory sum;
@@ -70,7 +78,9 @@ RoughMemory rough_memory(const config::Config& config, const ModelWork& model, i
       for (std::size_t part = chunks[c].begin; part < chunks[c].end; ++part) {
         const RoughMemory& each = kinds[model.parts[part]];
         sum.device += each.device, sum.host += each.host;
-        saved += static_cast<double>(model.part(part).saved);
+        // A layered step ends with the last part of each micro-batch in turn.
+        const bool in_turn = layered && part + 1 == model.parts.size();
+        saved += static_cast<double>(model.part(part).saved) / (in_turn ? in_flight(config) : 1);
         extra = std::max(extra, static_cast<double>(model.part(part).extra));
       }
     sum.device += saved * (stage == 0 ? in_flight(config) : 1) + extra;

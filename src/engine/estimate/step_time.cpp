@@ -4,7 +4,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.h"
 #include "comm/grid.h"
+#include "engine/pipeline/train_schedule.h"
 #include "engine/setup/process_grid.h"
 #include "sharding/placement.h"
 #include "sharding/schedule/schedules.h"
@@ -44,47 +46,31 @@ class Step {
         local_ranks_(static_cast<int>(std::min<std::int64_t>(ranks, machine.devices))),
         rates_(machine.rates_of(local_ranks_)),
         stages_(config.parallel.pipeline),
-        schedule_(chosen_schedule()),
+        schedule_(schedule_of(config, ties(model), grid_.size(comm::Axis::shard))),
         chunks_(sharding::cut(model.weights, static_cast<std::size_t>(cut_into()))) {
     for (const PartWork& part : model.kinds) times_.push_back(time_of(part));
   }
 
   StepTime time() {
-    StepTime out;
     const std::int64_t all = config_.batch.gradient_accumulation_steps, unit = stages_ * group();
     // A steady state is reached long before: what micro-batches after it take, the last of them tell.
     const std::int64_t most = std::max<std::int64_t>(32, 4 * unit) / unit * unit;
-    if (all <= most + unit) {
-      out = simulated(all);
-    } else {
-      const StepTime shorter = simulated(most - unit);
-      out = simulated(most);
-      const double more = static_cast<double>(all - most) / static_cast<double>(unit);
-      out.seconds += (out.seconds - shorter.seconds) * more;
-      for (std::size_t i = 0; i < out.kernels.size(); ++i)
-        out.kernels[i] += (out.kernels[i] - shorter.kernels[i]) * more;
-      for (double StepTime::*field :
-           {&StepTime::exchange, &StepTime::gather, &StepTime::reduce, &StepTime::idle, &StepTime::flops})
-        out.*field += (out.*field - shorter.*field) * more;
-      const double computing = std::accumulate(out.kernels.begin(), out.kernels.end(), 0.0) + out.exchange;
-      out.bubble = out.idle / computing;
-    }
-    const config::ProductRates& products = products_of(config_.precision.compute);
-    out.peak = products.peak * grid_.ranks();
-    return out;
+    Simulated step = simulated(std::min(all, all <= most + unit ? all : most));
+    if (all > most + unit)
+      step.go_on(simulated(most - unit), static_cast<double>(all - most) / static_cast<double>(unit));
+    step.time.bubble = step.idle / step.computing;
+    // Differences of large sums may be a little below nothing.
+    for (double StepTime::*field :
+         {&StepTime::bubble, &StepTime::idle, &StepTime::reduce, &StepTime::exchange})
+      step.time.*field = std::max(0.0, step.time.*field);
+    step.time.peak = products_of(config_.precision.compute, rates_).peak * grid_.ranks();
+    return step.time;
   }
 
  private:
-  const config::ProductRates& products_of(DType dtype) const {
-    for (const config::ProductRates& products : rates_.products)
-      if (products.dtype == dtype) return products;
-    return rates_.products.front();
-  }
-
-  config::Schedule chosen_schedule() const {
-    if (config_.parallel.schedule != config::Schedule::automatic) return config_.parallel.schedule;
-    if (config_.parallel.virtual_stages > 1) return config::Schedule::interleaved;
-    return stages_ > 1 ? config::Schedule::one_forward_one_backward : config::Schedule::accumulate;
+  static bool ties(const ModelWork& model) {
+    return std::any_of(model.kinds.begin(), model.kinds.end(),
+                       [](const PartWork& part) { return part.tied; });
   }
   int cut_into() const {
     if (schedule_ == config::Schedule::layered) return static_cast<int>(model_.parts.size());
@@ -147,9 +133,8 @@ class Step {
   /// From the tier where they live to the device.
   double fetched(double bytes, Tier tier) const {
     double seconds = 0;
-    if (tier != Tier::device && machine_.host.to_device > 0) seconds = bytes / machine_.host.to_device;
-    if (tier == Tier::nvme && machine_.drive.read > 0)
-      seconds = std::max(seconds, bytes * local_ranks_ / machine_.drive.read);
+    if (tier != Tier::device && machine_.accelerator()) seconds = bytes / machine_.host.to_device;
+    if (tier == Tier::nvme) seconds = std::max(seconds, bytes * local_ranks_ / machine_.drive.read);
     return seconds;
   }
 
@@ -157,12 +142,11 @@ class Step {
     const double bytes = elements * update_bytes(config_);
     if (placement_.masters.tier == Tier::device)
       return bytes / (rates_.update > 0 ? rates_.update : rates_.bandwidth);
-    const double host = machine_.host.update > 0 ? machine_.host.update : rates_.bandwidth;
-    double seconds = bytes * local_ranks_ / host;
-    if (machine_.host.from_device > 0)
+    double seconds = bytes * local_ranks_ / machine_.host.update;
+    if (machine_.accelerator())
       seconds = std::max(seconds, elements * static_cast<double>(size_of(placement_.communication)) /
                                       machine_.host.from_device);
-    if (placement_.masters.tier == Tier::nvme && machine_.drive.read > 0 && machine_.drive.write > 0) {
+    if (placement_.masters.tier == Tier::nvme) {
       const double states = bytes / 2 * local_ranks_;  // one drive reads and writes
       seconds = std::max(seconds, states / machine_.drive.read + states / machine_.drive.write);
     }
@@ -180,12 +164,17 @@ class Step {
     const bool comes =
         placement_.parameters.spread == Spread::sharded && schedule_ != config::Schedule::layered;
     const bool ahead = config_.zero.prefetch_bucket_size > 0;
+    const auto at = [&](std::size_t n) -> const PartTime& {
+      return part(forward ? chunk.begin + n : chunk.end - 1 - n);
+    };
     double now = 0, begun = 0, fetched = 0;
-    for (std::size_t n = chunk.begin; n < chunk.end; ++n) {
-      const PartTime& each = part(forward ? n : chunk.end - 1 - (n - chunk.begin));
-      if (comes) fetched = std::max(fetched, ahead ? begun : now) + each.gather;
+    const std::size_t count = chunk.end - chunk.begin;
+    for (std::size_t n = 0; n < count; ++n) {
+      if (comes) fetched = std::max(fetched, ahead ? begun : now) + at(n).gather;
       begun = std::max(now, fetched);
-      now = begun + seconds(each) + (comes && ahead ? (1 - rates_.overlap) * each.gather : 0);
+      now = begun + seconds(at(n));
+      // The next part's parameters come meanwhile.
+      if (comes && ahead && n + 1 < count) now += (1 - rates_.overlap) * at(n + 1).gather;
     }
     return now;
   }
@@ -267,7 +256,23 @@ class Step {
       visit(chunks_[c]);
   }
 
-  StepTime simulated(std::int64_t micro_batches) const {
+  /// Of all stages: time that they compute, and that they wait for each other.
+  struct Simulated {
+    StepTime time;
+    double computing = 0, idle = 0;
+
+    /// As if `times` as much came as this one has more than `shorter`.
+    void go_on(const Simulated& shorter, double times) {
+      const auto extend = [times](double& value, double less) { value += (value - less) * times; };
+      for (std::size_t i = 0; i < time.kernels.size(); ++i) extend(time.kernels[i], shorter.time.kernels[i]);
+      for (double StepTime::*field : {&StepTime::seconds, &StepTime::exchange, &StepTime::gather,
+                                      &StepTime::reduce, &StepTime::idle, &StepTime::flops})
+        extend(time.*field, shorter.time.*field);
+      extend(computing, shorter.computing), extend(idle, shorter.idle);
+    }
+  };
+
+  Simulated simulated(std::int64_t micro_batches) const {
     std::vector<std::vector<Instruction>> lists;
     sharding::ScheduleShape shape;
     shape.stages = stages_, shape.micro_batches = micro_batches;
@@ -277,32 +282,49 @@ class Step {
       lists.push_back(sharding::make_schedule(schedule_, shape));
     const sharding::SimulatedStep step = sharding::simulate(
         lists, [&](int stage, const Instruction& i) { return time_of(stage, i, micro_batches); });
-    const auto busiest = static_cast<int>(std::max_element(step.computing.begin(), step.computing.end()) -
-                                          step.computing.begin());
-    StepTime out;
-    out.seconds = step.seconds, out.bubble = step.bubble();
-    const auto times = static_cast<double>(micro_batches);
-    double computing = 0;
-    for_own(busiest, [&](const Chunk& chunk) {
-      for (std::size_t n = chunk.begin; n < chunk.end; ++n) {
-        const PartTime& each = part(n);
-        for (const PassSeconds* pass : {&each.forward, &each.backward}) {
-          for (std::size_t f = 0; f < out.kernels.size(); ++f) out.kernels[f] += times * pass->kernels[f];
-          out.exchange += times * pass->exposed;
-          computing += times * pass->seconds;
-        }
-      }
-    });
-    const auto s = static_cast<std::size_t>(busiest);
-    const double reduced = reduced_in_backward(busiest, micro_batches);
-    out.gather = std::max(0.0, step.computing[s] - computing - reduced);
-    out.reduce = step.waiting[s] + reduced;
-    out.update = update(busiest);
-    out.idle = step.seconds - step.computing[s] - step.waiting[s] - out.update;
+    Simulated out;
+    int busiest = 0;
+    for (int stage = 0; stage < stages_; ++stage) {
+      const auto s = static_cast<std::size_t>(stage);
+      out.computing += step.computing[s];
+      out.idle += step.seconds - step.computing[s] - step.waiting[s] - update(stage);
+      if (work_of(stage) > work_of(busiest)) busiest = stage;
+    }
+    out.time = time_on(busiest, step, micro_batches);
     double forward = 0;
     for (const std::size_t kind : model_.parts) forward += times_[kind].forward.flops;
     // Each product of forward has two in backward, attention likewise.
-    out.flops = 3 * forward * times * grid_.ranks() / stages_;
+    out.time.flops = 3 * forward * static_cast<double>(micro_batches) * grid_.ranks() / stages_;
+    return out;
+  }
+
+  /// Seconds of a micro-batch on a stage.
+  double work_of(int stage) const {
+    double out = 0;
+    for_own(stage, [&](const Chunk& chunk) {
+      for (std::size_t n = chunk.begin; n < chunk.end; ++n)
+        out += part(n).forward.seconds + part(n).backward.seconds;
+    });
+    return out;
+  }
+
+  StepTime time_on(int stage, const sharding::SimulatedStep& step, std::int64_t micro_batches) const {
+    StepTime out;
+    out.seconds = step.seconds;
+    const auto times = static_cast<double>(micro_batches);
+    for_own(stage, [&](const Chunk& chunk) {
+      for (std::size_t n = chunk.begin; n < chunk.end; ++n)
+        for (const PassSeconds* pass : {&part(n).forward, &part(n).backward}) {
+          for (std::size_t f = 0; f < out.kernels.size(); ++f) out.kernels[f] += times * pass->kernels[f];
+          out.exchange += times * pass->exposed;
+        }
+    });
+    const auto s = static_cast<std::size_t>(stage);
+    const double reduced = reduced_in_backward(stage, micro_batches);
+    out.gather = std::max(0.0, step.computing[s] - times * work_of(stage) - reduced);
+    out.reduce = step.waiting[s] + reduced;
+    out.update = update(stage);
+    out.idle = step.seconds - step.computing[s] - step.waiting[s] - out.update;
     return out;
   }
 
@@ -330,8 +352,40 @@ double update_bytes(const config::Config& config) {
          2 * (2 * bytes(table.moments.dtype) + master + bytes(table.parameters.dtype));
 }
 
+void require_rates(const config::Config& config, const config::Machine& machine, int ranks) {
+  const sharding::PlacementTable table = sharding::make_placements(config);
+  const auto require_rate = [&](double rate, const char* key, const char* why) {
+    if (rate == 0)
+      fail(ErrorKind::config, "the machine's file has no ", key, ", and ", why, ": add it to '", machine.name,
+           "'");
+  };
+  const bool optimizer_off = table.masters.tier != Tier::device,
+             parameters_off = table.parameters.tier != Tier::device;
+  if (optimizer_off) require_rate(machine.host.update, "host.update", "optimizer states live off the device");
+  if (machine.accelerator() && (optimizer_off || parameters_off)) {
+    require_rate(machine.host.to_device, "host.to_device", "states live off the device");
+    require_rate(machine.host.from_device, "host.from_device", "states live off the device");
+  }
+  if (table.masters.tier == Tier::nvme || table.parameters.tier == Tier::nvme) {
+    require_rate(machine.drive.read, "drive.read", "states live on NVMe");
+    require_rate(machine.drive.write, "drive.write", "states live on NVMe");
+  }
+  if (ranks > 1 &&
+      (machine.links.empty() || (machine.links.back().ranks > 0 && machine.links.back().ranks < ranks)))
+    fail(ErrorKind::config, "no link of '", machine.name, "' joins ", ranks,
+         " ranks: add one to the machine's file, as the network between machines");
+  for (const config::DeviceRates& rates : machine.rates)
+    for (const config::FamilyRate& rate : rates.families)
+      if (std::find(tensor::kernel_families.begin(), tensor::kernel_families.end(), rate.family) ==
+          tensor::kernel_families.end())
+        fail(ErrorKind::config, "the machine's file has a family of kernels '", rate.family,
+             "', which there is none of: gemm, attention, norm, activation, dropout, elementwise, embedding, "
+             "loss, reduction, movement, routing");
+}
+
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks) {
+  require_rates(config, machine, ranks);
   return Step(config, model, machine, ranks).time();
 }
 

@@ -30,18 +30,22 @@ struct StepTime {
   double reduce = 0;    ///< waiting for sums of gradients
   double update = 0;    ///< the optimizer, and what it waits for
   double idle = 0;      ///< the pipeline's bubble, and transfers between stages
-  double bubble = 0;    ///< idle time over computing time, of all stages
+  double bubble = 0;    ///< `idle` over computing time, of all stages together
   double flops = 0;     ///< of products and attention of all ranks, without what is computed again
   double peak = 0;      ///< FLOP/s of all ranks by the data sheet
 
   double mfu() const { return peak > 0 ? flops / seconds / peak : 0; }
 };
 
+/// Throws Error{config} naming what the machine's file lacks for a configuration: rates of the tiers in which
+/// its states live, a link that joins all ranks; and a family of kernels that there is none of.
+void require_rates(const config::Config& config, const config::Machine& machine, int ranks);
+
 /// The time of one optimizer step of `ranks` ranks. Nothing runs: the instruction lists of all stages are
 /// simulated (sharding/schedule/simulate.h) with the prices of their parts' work, of what placements gather
 /// and reduce, and of the update. `config` has its batch sizes resolved, and `model` was recorded with its
-/// tensor, context and expert ranks, micro-batch and recompute. Throws Error{config} for sizes that the ranks
-/// cannot hold.
+/// tensor, context and expert ranks, micro-batch and recompute. `training.recompute_micro_batches` counts as
+/// all of them. Throws what require_rates() throws, and Error{config} for sizes that the ranks cannot hold.
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks);
 

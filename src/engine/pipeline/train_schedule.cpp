@@ -87,15 +87,26 @@ bool saves_traffic(const config::Config& config, const nn::Model& model, int sha
          config.batch.gradient_accumulation_steps > 1 && source_of_parameters(config, shards);
 }
 
+bool recomputes_all(const config::Training& training) {
+  return training.recompute == Recompute::full && training.recompute_blocks < 0 &&
+         training.recompute_micro_batches < 0;
+}
+
 }  // namespace
 
 Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
-  const config::Training& training = config.training;
-  const bool recomputes_all = training.recompute == Recompute::full && training.recompute_blocks < 0 &&
-                              training.recompute_micro_batches < 0;
   const bool same_bits =
       saves_traffic(config, model, shards) && !ties_parts(dynamic_cast<const nn::LayeredModel&>(model));
-  return same_bits && recomputes_all ? Schedule::layered : Schedule::accumulate;
+  return same_bits && recomputes_all(config.training) ? Schedule::layered : Schedule::accumulate;
+}
+
+Schedule schedule_of(const config::Config& config, bool ties, int shards) {
+  if (config.parallel.schedule != Schedule::automatic) return config.parallel.schedule;
+  if (config.parallel.virtual_stages > 1) return Schedule::interleaved;
+  if (config.parallel.pipeline > 1) return Schedule::one_forward_one_backward;
+  const bool layered = !ties && config.batch.gradient_accumulation_steps > 1 &&
+                       source_of_parameters(config, shards) && recomputes_all(config.training);
+  return layered ? Schedule::layered : Schedule::accumulate;
 }
 
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,

@@ -49,6 +49,9 @@ TrainSchedule choose_schedule(const config::Config& config, const nn::Model& mod
 /// parameter: sums of its gradient would agree to rounding only, and neither tier nor number of ranks may
 /// decide about bits.
 config::Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards);
+/// The same of any pipeline, for a model of several parts that have all parameters, of which some may be
+/// shared by two (`ties`).
+config::Schedule schedule_of(const config::Config& config, bool ties, int shards);
 
 /// Micro-batches that the fullest stage has in flight at once: the first one.
 std::int64_t most_in_flight(const TrainSchedule& schedule, const config::Config& config);

@@ -27,7 +27,7 @@ namespace {
 using config::DeviceRates;
 using config::Machine;
 using tensor::KernelFamily;
-using tensor::meta::KernelWork;
+using tensor::KernelWork;
 using tensor::meta::RecordingKernels;
 using Op = sharding::Instruction::Op;
 

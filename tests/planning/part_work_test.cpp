@@ -13,7 +13,7 @@ using comm::CommWork;
 using engine::PartWork;
 using engine::Work;
 using tensor::KernelFamily;
-using tensor::meta::KernelWork;
+using tensor::KernelWork;
 
 constexpr std::int64_t s = 128, b = 4, h = 256, a = 8, layers = 6, V = 1024;
 

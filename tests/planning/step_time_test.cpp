@@ -12,7 +12,7 @@ namespace {
 using comm::Collective;
 using comm::CommWork;
 using tensor::KernelFamily;
-using tensor::meta::KernelWork;
+using tensor::KernelWork;
 
 constexpr double peak = 100e12, bandwidth = 1e12, near = 100e9, far = 10e9;
 

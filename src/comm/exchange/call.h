@@ -13,24 +13,11 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "comm/collective.h"
 #include "comm/communicator.h"
 #include "device/stream.h"
 
 namespace sherd::comm {
-
-/// `agree` exchanges a few words inside split() and allocate().
-enum class Collective : std::uint8_t {
-  none,
-  barrier,
-  all_gather,
-  reduce_scatter,
-  all_reduce,
-  broadcast,
-  all_to_all,
-  agree,
-  send,
-  receive
-};
 
 struct Envelope;
 

@@ -1,8 +1,10 @@
 #include "engine/estimate/dry_run.h"
 
+#include "comm/dry/dry_world.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
 #include "nn/layered_model.h"
+#include "tensor/meta/recording_kernels.h"
 
 namespace sherd::engine {
 namespace {

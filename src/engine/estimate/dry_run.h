@@ -4,12 +4,12 @@
 #include <memory>
 #include <vector>
 
-#include "comm/dry/dry_world.h"
+#include "comm/collective.h"
 #include "config/config.h"
 #include "engine/engine.h"
 #include "engine/model_source.h"
 #include "engine/pipeline/stage_layout.h"
-#include "tensor/meta/recording_kernels.h"
+#include "tensor/kernel_work.h"
 
 namespace sherd::engine {
 
@@ -25,7 +25,7 @@ struct DryRank {
 
 /// Told of all that a dry run does, in order; both or none.
 struct WorkListeners {
-  tensor::meta::RecordingKernels::Tell kernels{};
+  tensor::TellKernelWork kernels{};
   comm::TellCommWork calls{};
 };
 

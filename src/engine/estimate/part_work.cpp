@@ -91,7 +91,7 @@ std::vector<PartWork> record_parts(const config::Config& config, const ModelSour
   const int ranks = parallel.tensor * parallel.context * data;
   PartRecorder recorder;
   DryRun run(by_parts(config, data), model, batch, {.ranks = ranks, .local_ranks = ranks},
-             {.kernels = [&](const tensor::meta::KernelWork& work) { recorder.tell(work); },
+             {.kernels = [&](const tensor::KernelWork& work) { recorder.tell(work); },
               .calls = [&](const comm::CommWork& work) { recorder.tell(work); }});
   recorder.watch(run.engine().device().ledger());
   run.engine().set_observer(&recorder);

@@ -9,7 +9,7 @@
 namespace sherd::engine {
 
 /// What a rank does at one moment of a pass: a kernel, or a call to other ranks.
-using Work = std::variant<tensor::meta::KernelWork, comm::CommWork>;
+using Work = std::variant<tensor::KernelWork, comm::CommWork>;
 
 /// What a rank does for one part of a model (nn::LayeredModel) and one micro-batch, and what it holds for it.
 struct PartWork {

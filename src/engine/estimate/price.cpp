@@ -12,7 +12,7 @@ using comm::CommWork;
 using config::DeviceRates;
 using config::ProductRates;
 using tensor::KernelFamily;
-using tensor::meta::KernelWork;
+using tensor::KernelWork;
 
 /// The share of the units that the tiles of a product keep busy; where there are few tiles, smaller ones do.
 double share_of_units(const KernelWork& work, const DeviceRates& rates) {

@@ -19,7 +19,7 @@ namespace sherd::engine {
 /// The rates of products in that type; of one that the file lacks those of another of 16 bits, or of more.
 const config::ProductRates& products_of(DType dtype, const config::DeviceRates& rates);
 
-double seconds_of(const tensor::meta::KernelWork& work, const config::DeviceRates& rates);
+double seconds_of(const tensor::KernelWork& work, const config::DeviceRates& rates);
 
 /// Of a call while all ranks of the machine make theirs. A ring's volume (Patarasuk and Yuan 2009): over a
 /// link that joins m blocks of r ranks of the group, (m − 1)/m of the whole for r ranks together.

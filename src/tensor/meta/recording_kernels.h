@@ -1,40 +1,19 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 
 #include "tensor/kernel_list.h"
+#include "tensor/kernel_work.h"
 #include "tensor/kernels.h"
 
 namespace sherd::tensor::meta {
-
-/// What one kernel does, as far as a machine's rates price it.
-struct KernelWork {
-  KernelFamily family = KernelFamily::movement;
-  DType dtype = DType::f32;  ///< of the first tensor: what products and attention compute on
-  /// Two for each multiply-add of a product, or of attention over the scores that some query sees; else 0.
-  double flops = 0;
-  /// Read and written, each tensor once; of tables and lists of rows, the rows that take part.
-  double bytes = 0;
-  /// Products: the result is [rows, columns], sums run over `depth`.
-  std::int64_t rows = 0, columns = 0, depth = 0;
-  bool weight_gradient = false;  ///< a product that sums over its operands' rows: aᵀ·b
-  /// Attention alone: of all heads the scores that some query sees, and all pairs of queries and keys; the
-  /// keys of a sequence. `depth` is a head's width.
-  double scores = 0, pairs = 0;
-  std::int64_t keys = 0;
-  bool backward = false;  ///< attention alone
-
-  bool operator==(const KernelWork&) const = default;
-};
 
 /// Kernels that tell of each call what it does, and pass it on to others: on a meta device a pass tells its
 /// work without computing anything. A batch's values are not looked at, so documents count as one text, and
 /// keys that texts have stored count as all that their memory holds.
 class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
  public:
-  using Tell = std::function<void(const KernelWork&)>;
-  RecordingKernels(std::unique_ptr<Kernels> inner, Tell tell)
+  RecordingKernels(std::unique_ptr<Kernels> inner, TellKernelWork tell)
       : inner_(std::move(inner)), tell_(std::move(tell)) {}
 
   Device& device() override { return inner_->device(); }
@@ -81,7 +60,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
   void tell_attention(KernelWork work, const Tensor& qkv, const Attention& geometry);
 
   std::unique_ptr<Kernels> inner_;
-  Tell tell_;
+  TellKernelWork tell_;
 };
 
 }  // namespace sherd::tensor::meta

@@ -55,7 +55,7 @@ struct ByteAlphabet {
   std::array<char32_t, 256> written{};
   std::array<std::int16_t, 0x180> bytes{};
 
-  ByteAlphabet() {
+  constexpr ByteAlphabet() {
     bytes.fill(-1);
     char32_t next = 0x100;
     for (unsigned byte = 0; byte < 256; ++byte) {
@@ -66,7 +66,7 @@ struct ByteAlphabet {
   }
 };
 
-const ByteAlphabet byte_alphabet;
+constexpr ByteAlphabet byte_alphabet;  // so that tokenizers may be static objects of others
 
 }  // namespace
 

@@ -203,7 +203,7 @@ SEEDS = [("22B", 6144, 48, 64, 1, 1, 4, 4, 8, 1.42, 1.10), ("175B", 12288, 96, 9
 # One of 22B's layers: forward and backward together, in milliseconds, by recompute and sequence parallelism.
 LAYERS = [("none", False, 19.6), ("none", True, 19.0), ("full", False, 27.2), ("selective", False, 20.9),
           ("selective", True, 20.3)]
-# Narayanan et al. 2021, arXiv 2104.04473, table 1, and Megatron-LM's its own script: model, hidden,
+# Narayanan et al. 2021, arXiv 2104.04473, table 1, and Megatron-LM's script for it: model, hidden,
 # layers, heads, tensor, pipeline, virtual stages, micro-batch, batch, GPUs, TFLOP/s of a GPU with recompute counted.
 A100_TABLE = [
     ("1.7B", 2304, 24, 24, 1, 1, 1, 16, 512, 32, 137), ("3.6B", 3072, 30, 32, 2, 1, 1, 16, 512, 64, 138),

@@ -1,6 +1,7 @@
 #include "planning/search.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 #include "base/error.h"
@@ -102,6 +103,11 @@ Plan plan_as_is(const config::Config& config, const config::Machine& machine, st
   return plan;
 }
 
+/// Sequences of a step, as the caller or the configuration says; 0: neither does.
+std::int64_t batch_of(const config::Config& config, const SearchOptions& options) {
+  return options.global_batch > 0 ? options.global_batch : config.batch.train_batch_size;
+}
+
 /// Tries every layout of one number of ranks.
 class LayoutSearch {
  public:
@@ -116,7 +122,8 @@ class LayoutSearch {
         vocabulary_(vocabulary),
         options_(options),
         shape_(models::gpt_config(base_, vocabulary)),
-        work_(vocabulary) {
+        work_(vocabulary),
+        batch_(batch_of(base_, options)) {
     if (machine.accelerator() && base_.device.type == config::DeviceType::automatic)
       base_.device.type = config::DeviceType::cuda;
   }
@@ -335,10 +342,6 @@ class LayoutSearch {
     return engine::rough_memory(plan.config, work_.of(plan.config), ranks_).device;
   }
 
- public:
-  void set_batch(std::int64_t sequences) { batch_ = sequences; }
-
- private:
   const Reparse& reparse_;
   config::Config base_;
   const IsGiven& is_given_;
@@ -347,17 +350,12 @@ class LayoutSearch {
   SearchOptions options_;
   models::GptConfig shape_;
   GptWork work_;
-  std::int64_t batch_ = 0;  ///< sequences of a step; 0: open
+  std::int64_t batch_;  ///< sequences of a step; 0: open
   int ranks_ = 1;
   std::vector<Plan> plans_;
   SearchResult result_;
   std::uint64_t closest_ = 0;  ///< bytes of the smallest plan that does not fit
 };
-
-/// Sequences of a step, as the caller or the configuration says; 0: neither does.
-std::int64_t batch_of(const config::Config& config, const SearchOptions& options) {
-  return options.global_batch > 0 ? options.global_batch : config.batch.train_batch_size;
-}
 
 /// Parts of one machine, then machines, doubled each time, up to all.
 std::vector<int> worlds(const config::Machine& machine, int most) {
@@ -376,14 +374,12 @@ SearchResult search(const Reparse& reparse, const std::function<bool(const std::
                     const config::Machine& machine, std::int64_t vocabulary, const SearchOptions& options) {
   const config::Config base = reparse({});
   engine::require_rates(base, machine, options.ranks);
-  const std::int64_t batch = batch_of(base, options);
-  const bool determined = batch > 0 || is_given("gradient_accumulation_steps");
+  const bool determined = batch_of(base, options) > 0 || is_given("gradient_accumulation_steps");
   if (!determined && options.goal != Goal::tokens_per_day)
     fail(ErrorKind::config,
          "the batch of a step is open: say train_batch_size, or --global-batch N sequences (with --goal "
          "tokens_per_day it may stay open)");
   LayoutSearch search(reparse, is_given, machine, vocabulary, options);
-  search.set_batch(batch);
   if (options.goal != Goal::fewest_gpus) return search.in(options.ranks);
   SearchResult last;
   for (const int ranks : worlds(machine, options.ranks)) {

@@ -55,8 +55,9 @@ class Step {
     const std::int64_t all = config_.batch.gradient_accumulation_steps, unit = stages_ * group();
     // A steady state is reached long before: what micro-batches after it take, the last of them tell.
     const std::int64_t most = std::max<std::int64_t>(32, 4 * unit) / unit * unit;
-    Simulated step = simulated(std::min(all, all <= most + unit ? all : most));
-    if (all > most + unit)
+    const bool steady = all > most + unit;
+    Simulated step = simulated(steady ? most : all);
+    if (steady)
       step.go_on(simulated(most - unit), static_cast<double>(all - most) / static_cast<double>(unit));
     step.time.bubble = step.idle / step.computing;
     // Differences of large sums may be a little below nothing.
@@ -374,13 +375,15 @@ void require_rates(const config::Config& config, const config::Machine& machine,
       (machine.links.empty() || (machine.links.back().ranks > 0 && machine.links.back().ranks < ranks)))
     fail(ErrorKind::config, "no link of '", machine.name, "' joins ", ranks,
          " ranks: add one to the machine's file, as the network between machines");
+  const auto& known = tensor::kernel_families;
   for (const config::DeviceRates& rates : machine.rates)
-    for (const config::FamilyRate& rate : rates.families)
-      if (std::find(tensor::kernel_families.begin(), tensor::kernel_families.end(), rate.family) ==
-          tensor::kernel_families.end())
-        fail(ErrorKind::config, "the machine's file has a family of kernels '", rate.family,
-             "', which there is none of: gemm, attention, norm, activation, dropout, elementwise, embedding, "
-             "loss, reduction, movement, routing");
+    for (const config::FamilyRate& rate : rates.families) {
+      if (std::find(known.begin(), known.end(), rate.family) != known.end()) continue;
+      std::string names;
+      for (const std::string_view name : known) names += cat(names.empty() ? "" : ", ", name);
+      fail(ErrorKind::config, "the machine's file has a family of kernels '", rate.family, "'; known are ",
+           names);
+    }
 }
 
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,

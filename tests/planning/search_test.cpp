@@ -145,6 +145,38 @@ TEST(Search, WhatDoesNotFitIsLeftOut) {
   EXPECT_TRUE(none.best.empty());
 }
 
+TEST(Search, RoughMemoryIsNoMoreThanARunHolds) {
+  for (const char* recompute : {"none", "selective", "full"})
+    for (const char* pipeline : {"1", "2", "4"}) {
+      GptWork work(ids);
+      const Keys keys{cat("training.recompute=", recompute), cat("parallel.pipeline=", pipeline)};
+      for (const Plan& plan : search_with(keys, machine(), {.ranks = 8}, large_model).best)
+        EXPECT_LE(engine::rough_memory(plan.config, work.of(plan.config), 8).device,
+                  static_cast<double>(plan.memory))
+            << recompute << pipeline << ' ' << plan.layout.text(1) << plan.layout.stage;
+    }
+}
+
+TEST(Search, PricesEachStageAsItIs) {
+  const Keys alone{"parallel.tensor=1", "parallel.pipeline=1", "parallel.context=1",
+                   "training.recompute=full"};
+  const SearchResult found = search_with(alone, machine(std::uint64_t{5} << 30), {.ranks = 4}, large_model);
+  ASSERT_FALSE(found.best.empty()) << found.closest;
+  EXPECT_GT(found.best.front().layout.stage, 0) << "nothing is cut but states";
+  EXPECT_EQ(found.best.front().config.zero.stage, found.best.front().layout.stage);
+}
+
+TEST(Search, SharesExpertsOut) {
+  const Keys experts{"model.moe.experts=4", "model.moe.top_k=2", "parallel.tensor=1", "parallel.pipeline=1"};
+  std::set<int> sizes;
+  for (const Plan& plan : search_with(experts, machine(), {.ranks = 4}).best) {
+    EXPECT_EQ(plan.config.parallel.expert, plan.layout.expert);
+    EXPECT_EQ(plan.config.parallel.context, plan.layout.context);
+    sizes.insert(plan.layout.expert);
+  }
+  EXPECT_EQ(sizes, (std::set<int>{1, 2, 4}));
+}
+
 TEST(Search, TheLeastMemoryIsAGoal) {
   const SearchResult quick = search_with({}, machine(), {.ranks = 4, .top = 1}),
                      small = search_with({}, machine(), {.ranks = 4, .goal = Goal::memory, .top = 1});

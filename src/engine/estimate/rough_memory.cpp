@@ -73,7 +73,7 @@ RoughMemory rough_memory(const config::Config& config, const ModelWork& model, i
   RoughMemory fullest;
   for (const std::size_t stage : {std::size_t{0}, stages - 1}) {
     RoughMemory sum;
-    double saved = 0, extra = 0;
+    double saved = 0;
     for (std::size_t c = stage; c < chunks.size(); c += stages)
       for (std::size_t part = chunks[c].begin; part < chunks[c].end; ++part) {
         const RoughMemory& each = kinds[model.parts[part]];
@@ -81,9 +81,8 @@ RoughMemory rough_memory(const config::Config& config, const ModelWork& model, i
         // A layered step ends with the last part of each micro-batch in turn.
         const bool in_turn = layered && part + 1 == model.parts.size();
         saved += static_cast<double>(model.part(part).saved) / (in_turn ? in_flight(config) : 1);
-        extra = std::max(extra, static_cast<double>(model.part(part).extra));
       }
-    sum.device += saved * (stage == 0 ? in_flight(config) : 1) + extra;
+    sum.device += saved * (stage == 0 ? in_flight(config) : 1);
     fullest.device = std::max(fullest.device, sum.device);
     fullest.host = std::max(fullest.host, sum.host);
   }

@@ -35,15 +35,11 @@ class PartRecorder final : public InstructionObserver {
     if (parts_.size() <= part) parts_.resize(part + 1);
     pass_ = instruction.op == Op::forward ? &parts_[part].forward : &parts_[part].backward;
     before_ = held();
-    ledger_->reset_peaks();
   }
   void end(const sharding::Instruction& instruction, double) override {
     if (!pass_) return;
-    PartWork& part = parts_[static_cast<std::size_t>(instruction.chunk)];
-    if (instruction.op == Op::forward)
-      part.saved = held() > before_ ? held() - before_ : 0;
-    else
-      part.extra = ledger_->peak(device::Tier::device) - ledger_at_begin_;
+    if (instruction.op == Op::forward && held() > before_)
+      parts_[static_cast<std::size_t>(instruction.chunk)].saved = held() - before_;
     pass_ = nullptr;
   }
 
@@ -54,15 +50,12 @@ class PartRecorder final : public InstructionObserver {
   std::vector<PartWork>& parts() { return parts_; }
 
  private:
-  std::uint64_t held() {
-    ledger_at_begin_ = ledger_->current(device::Tier::device);
-    return ledger_->current(device::Tier::device, device::Category::activations);
-  }
+  std::uint64_t held() const { return ledger_->current(device::Tier::device, device::Category::activations); }
 
   std::vector<PartWork> parts_;
   std::vector<Work>* pass_ = nullptr;
   device::Ledger* ledger_ = nullptr;
-  std::uint64_t before_ = 0, ledger_at_begin_ = 0;
+  std::uint64_t before_ = 0;
 };
 
 void count_parameters(const nn::LayeredModel& model, int expert_rank, std::vector<PartWork>& parts) {

@@ -19,7 +19,6 @@ struct PartWork {
   std::int64_t trained = 0, frozen = 0, experts = 0;
   bool tied = false;         ///< some of them are an earlier part's too, and counted there
   std::uint64_t saved = 0;   ///< bytes of activations on the device that forward leaves for backward
-  std::uint64_t extra = 0;   ///< what backward holds for a moment beside all that is saved
   std::uint64_t output = 0;  ///< bytes that go to the next part
 };
 

@@ -21,11 +21,9 @@ double seconds_since(steady_clock::time_point start) {
 void expect_mismatch(Tensors& tensors, const std::function<void()>& mine,
                      const std::vector<std::string>& words) {
   Communicator& comm = tensors.comm();
-  // Others may still be on their way out of the call that made the tensors, which a failure would end as
-  // well.
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   const auto start = steady_clock::now();
   const std::string text = error_of(ErrorKind::comm, [&] {
+    comm.barrier();  // all have left earlier calls, which a failure would end as well
     mine();
     tensors.finish();
     // Ranks hear of calls that are only queued when they meet, of the last when others do not come again.
@@ -198,6 +196,7 @@ TEST_P(Conformance, AsynchronousErrorsComeAtWait) {
     std::string first;
     // The error may already be there when a later one is queued.
     const auto queue = [&] {
+      comm.barrier();  // all have left earlier calls, which a failure would end as well
       for (int k = 0; k < 3; ++k)
         works.push_back(comm.all_reduce(x, ReduceOp::sum, 1, {.label = "bucket", .async = true}));
       works.back().wait();
@@ -278,13 +277,17 @@ TEST_P(Conformance, AbortEndsWaitsWithItsReason) {
     const auto part = comm.split(0, 0);
     const auto start = steady_clock::now();
     if (comm.rank() == comm.size() - 1) {
+      comm.barrier();  // all have left the split, which a failure would end as well
       comm.abort("the dataset ends at byte 17");
       EXPECT_THAT(error_of(ErrorKind::comm, [&] { comm.barrier(); }), HasSubstr("byte 17"));
       return;
     }
     // Waits in the group itself and in a part of it.
     Communicator& where = comm.rank() == 0 ? comm : *part;
-    const std::string text = error_of(ErrorKind::comm, [&] { where.barrier({.label = "epoch"}); });
+    const std::string text = error_of(ErrorKind::comm, [&] {
+      comm.barrier();
+      where.barrier({.label = "epoch"});
+    });
     EXPECT_THAT(text, ::testing::AllOf(HasSubstr("the dataset ends at byte 17"),
                                        HasSubstr(cat("rank ", comm.size() - 1))));
     EXPECT_THAT(text, ::testing::Not(HasSubstr(cat("rank ", comm.rank(), " failed"))));

@@ -168,6 +168,7 @@ TEST_P(Conformance, RanksThatReduceInDifferentWaysAreTold) {
     tensors.zero(x);
     const CallOptions options{.reduction = comm.rank() == 1 ? Reduction::native : Reduction::ordered};
     const std::string told = error_of(ErrorKind::comm, [&] {
+      comm.barrier();  // all have left earlier calls, which a failure would end as well
       comm.all_reduce(x, ReduceOp::sum, 1, options);
       tensors.finish();
       comm.barrier();

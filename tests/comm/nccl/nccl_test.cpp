@@ -372,6 +372,7 @@ TEST(Nccl, NamesCallsThatTravelDifferentWays) {
     const Tensor full = rank.comm.rank() ? rank.on_gpu(20, DType::f32) : rank.pinned(20, DType::f32);
     const Tensor shard = rank.on_gpu(10, DType::f32);
     const auto said = error_of(ErrorKind::comm, [&] {
+      rank.comm.barrier();  // all have left earlier calls, which a failure would end as well
       rank.comm.all_gather({{shard, full}});
       rank.gpu->synchronize();
       rank.comm.barrier();

@@ -49,12 +49,18 @@ class RaceCheck {
  private:
   /// One access: who and when.
   struct Access {
-    std::uint64_t thread : 10, block : 20, barrier : 16, lane_epoch : 16, atomic : 1, there : 1;
+    std::uint64_t thread : 10 = 0, block : 20 = 0, barrier : 16 = 0, lane_epoch : 16 = 0, atomic : 1 = 0,
+                           there : 1 = 0;
   };
-  /// The accesses to two bytes: the last write, and since then reads, or atomic accesses beside an atomic
+  /// The accesses to some bytes: the last write, and since then reads, or atomic accesses beside an atomic
   /// write, by two threads: from different warps or blocks where there are such, which then stand for all.
   struct Cell {
     Access write, others[2];
+  };
+  /// Four bytes, or two halves once one of them has been accessed without the other.
+  struct Word {
+    Cell first, second;
+    bool split;
   };
   struct Page;
   /// The order among a warp's lanes: known[l][j] is the latest epoch of j that precedes l's present.
@@ -67,6 +73,8 @@ class RaceCheck {
     return earlier.there && !(earlier.atomic && now_.atomic) && !precedes(earlier);
   }
   Page& page_at(std::uintptr_t number);
+  void touch(Word& word, std::uintptr_t from, std::uintptr_t bytes, bool write, const void* memory,
+             const void* code);
   void touch(Cell& cell, bool write, const void* memory, const void* code);
   void report(const Access& earlier, bool earlier_wrote, bool write, const void* memory, const void* code);
 

@@ -237,6 +237,12 @@ __global__ void early_read_kernel(unsigned* data) {
 __global__ void neighbours_kernel(std::uint16_t* data) {
   data[threadIdx.x] = static_cast<std::uint16_t>(data[threadIdx.x] + 1);
 }
+/// Thread 0 writes a word, thread 1 half of one, at `half`: with no barrier between, and with one.
+__global__ void word_and_half_kernel(std::uint16_t* data, int half, bool barrier) {
+  if (threadIdx.x == 0) *reinterpret_cast<std::uint32_t*>(data) = 1;
+  if (barrier) __syncthreads();
+  if (threadIdx.x == 1) data[half] = 2;
+}
 /// One shared array for block after block.
 __global__ void blocks_kernel(int* data) {
   SHERD_SHARED(int, part, 32);
@@ -270,6 +276,11 @@ TEST(Emulator, finds_races_and_no_others) {
     launch(meet_kernel, 1, 1, 0, nullptr, counts.data(), false);
     expect_race([&] { launch(early_read_kernel, 1, 2, 0, nullptr, counts.data()); });
     launch(neighbours_kernel, 1, 64, 0, nullptr, halves.data());
+    for (const int half : {0, 1}) {
+      expect_race([&] { launch(word_and_half_kernel, 1, 2, 0, nullptr, halves.data(), half, false); });
+      launch(word_and_half_kernel, 1, 2, 0, nullptr, halves.data(), half, true);
+    }
+    launch(word_and_half_kernel, 1, 2, 0, nullptr, halves.data(), 2, false);
     launch(blocks_kernel, 4, 32, 32 * sizeof(int), nullptr, data.data());
   }
   set_order(Order::ascending);

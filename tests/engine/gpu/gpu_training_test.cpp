@@ -155,6 +155,7 @@ TEST_F(GpuTraining, replicas_exchange_momentum_wherever_it_lies) {
     const auto expected = train_local(spec).bits();
     spec.offload_optimizer = "nvme", spec.nvme_path = folder.path(), spec.stage = 2;
     EXPECT_TRUE(train_local(spec).bits() == expected) << type;
+    if (in_part() && type == "OneBitLamb") continue;  // which exchanges by the same code
     spec.offload_optimizer = "none";
     EXPECT_TRUE(train_local(spec).bits() == expected) << type;
     spec.stage = 3, spec.offload_param = "nvme";  // the GPU updates what the store writes

@@ -79,13 +79,12 @@ std::string table(const PlanReport& r) {
   const StepTime& best = r.result.best.front().time;
   for (const Plan& plan : r.result.best) {
     const StepTime& t = plan.time;
-    rows.push_back({cat(plan.layout.text(data_of(plan.layout)),
-                        plan.layout.optimizer_on_host ? ", optimizer on the host" : ""),
-                    std::to_string(plan.layout.micro_batch), std::to_string(plan.layout.stage),
-                    recomputes[static_cast<int>(plan.layout.recompute)], in_seconds(t.seconds),
-                    engine::human_count(plan.tokens_per_second() / plan.layout.ranks), percent(t.mfu()),
-                    engine::human_bytes(plan.memory), percent(t.bubble),
-                    percent((t.exchange + t.gather + t.reduce) / t.seconds), why_slower(t, best)});
+    std::vector<std::string> row = layout_cells(plan.layout);
+    row.insert(row.end(),
+               {in_seconds(t.seconds), engine::human_count(plan.tokens_per_second() / plan.layout.ranks),
+                percent(t.mfu()), engine::human_bytes(plan.memory), percent(t.bubble),
+                percent((t.exchange + t.gather + t.reduce) / t.seconds), why_slower(t, best)});
+    rows.push_back(std::move(row));
   }
   return engine::format_table(rows);
 }
@@ -133,6 +132,12 @@ OrderedJson json_of(const Plan& plan) {
 }
 
 }  // namespace
+
+std::vector<std::string> layout_cells(const Layout& layout) {
+  return {cat(layout.text(data_of(layout)), layout.optimizer_on_host ? ", optimizer on the host" : ""),
+          std::to_string(layout.micro_batch), std::to_string(layout.stage),
+          recomputes[static_cast<int>(layout.recompute)]};
+}
 
 std::string text_of(const PlanReport& r) {
   std::string out = heading(r);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "config/machine.h"
 #include "planning/search.h"
@@ -17,6 +18,9 @@ struct PlanReport {
   std::string written;  ///< the file with the best plan; empty: none
   planning::SearchResult result;
 };
+
+/// Cells of a table: the layout, its micro-batch, ZeRO stage and recompute.
+std::vector<std::string> layout_cells(const planning::Layout& layout);
 
 std::string text_of(const PlanReport& report);
 /// One JSON object: bytes and seconds as numbers.

@@ -128,7 +128,12 @@ std::string tick_label(double value, double step) {
   return text;
 }
 
-std::string axes(const Frame& frame) {
+struct AxisLabels {
+  const char *x, *y;
+  bool whole = false;  ///< x has whole numbers alone
+};
+
+std::string axes(const Frame& frame, const AxisLabels& labels) {
   std::string out;
   const auto step_of = [](const std::vector<double>& ticks) {
     return ticks.size() > 1 ? ticks[1] - ticks[0] : 1.0;
@@ -144,16 +149,15 @@ std::string axes(const Frame& frame) {
     out += text_at(left - 8, frame.y(y) + 4, "end", tick_label(y, step_of(ys)));
   }
   for (const double x : xs) {
-    if (x != std::floor(x)) continue;  // there is no half a step
+    if (labels.whole && x != std::floor(x)) continue;
     out += rule(frame.x(x), height - bottom, frame.x(x), height - bottom + 5, "#333333");
     out += text_at(frame.x(x), height - bottom + 20, "middle", tick_label(x, step_of(xs)));
   }
   out += rule(left, height - bottom, width - right, height - bottom, "#333333");
   out += rule(left, top, left, height - bottom, "#333333");
-  out += text_at((left + width - right) / 2, height - 14, "middle", "optimizer step");
+  out += text_at((left + width - right) / 2, height - 14, "middle", labels.x);
   const double middle = (top + height - bottom) / 2;
-  out += text_at(20, middle, "middle", "nats per token",
-                 cat(" transform=\"rotate(-90 20 ", number(middle), ")\""));
+  out += text_at(20, middle, "middle", labels.y, cat(" transform=\"rotate(-90 20 ", number(middle), ")\""));
   return out;
 }
 
@@ -182,6 +186,14 @@ std::string stroke(const char* color, double thickness, const char* more = "") {
              more);
 }
 
+std::string begun(const std::string& title) {
+  return cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', height, "\" width=\"",
+             width, "\" height=\"", height,
+             "\" font-family=\"system-ui, 'DejaVu Sans', Helvetica, sans-serif\" ",
+             "font-size=\"13\" fill=\"#333333\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
+             text_at(left, 28, "start", title, " font-size=\"17\" font-weight=\"600\""));
+}
+
 }  // namespace
 
 std::vector<double> nice_ticks(double low, double high, int count) {
@@ -197,12 +209,7 @@ std::vector<double> nice_ticks(double low, double high, int count) {
 
 std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
   const Frame frame = frame_of(curve, options);
-  std::string out = cat(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', height, "\" width=\"", width,
-      "\" height=\"", height, "\" font-family=\"system-ui, 'DejaVu Sans', Helvetica, sans-serif\" ",
-      "font-size=\"13\" fill=\"#333333\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n");
-  out += text_at(left, 28, "start", options.title, " font-size=\"17\" font-weight=\"600\"");
-  out += axes(frame);
+  std::string out = begun(options.title) + axes(frame, {"optimizer step", "nats per token", true});
   std::vector<LegendEntry> entries;
   if (options.unigram_entropy) {
     const std::string style = stroke(entropy_color, 1.6, "stroke-dasharray=\"7 5\"");
@@ -229,6 +236,20 @@ std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
     entries.push_back({"validation " + number(curve.validation.back().loss), style});
   }
   return out + legend(entries) + "</svg>\n";
+}
+
+std::string comparison_plot(const std::vector<ComparedPoint>& points, const std::string& title) {
+  if (points.empty()) fail(ErrorKind::data, "there is nothing to compare in a picture");
+  double most = 0;
+  for (const ComparedPoint& point : points) most = std::max({most, point.predicted, point.measured});
+  const Frame frame{0, 1.08 * most, 0, 1.08 * most};
+  const std::string equal = stroke(entropy_color, 1.6, "stroke-dasharray=\"7 5\"");
+  std::string out = begun(title) + axes(frame, {"predicted seconds", "measured seconds"});
+  out += line({{0, 0}, {frame.x_high, frame.y_high}}, frame, equal);
+  for (const ComparedPoint& point : points)
+    out += cat("<circle cx=\"", number(frame.x(point.predicted)), "\" cy=\"", number(frame.y(point.measured)),
+               "\" r=\"5\" fill=\"", train_color, "\"><title>", escaped(point.name), "</title></circle>\n");
+  return out + legend({{"both the same", equal}}) + "</svg>\n";
 }
 
 LossCurve read_loss_curve(const std::filesystem::path& metrics) {

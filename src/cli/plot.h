@@ -31,6 +31,15 @@ struct PlotOptions {
 /// pixels), its moving average, validation loss, and the unigram entropy as a dashed line.
 std::string loss_plot(const LossCurve& curve, const PlotOptions& options = {});
 
+/// A step of a layout.
+struct ComparedPoint {
+  double predicted = 0, measured = 0;  ///< seconds
+  std::string name;                    ///< told where a reader of the picture points at it
+};
+/// The same kind of picture: each point by what was predicted and measured, and the line on which both are
+/// the same. Throws Error{data} where there is no point.
+std::string comparison_plot(const std::vector<ComparedPoint>& points, const std::string& title);
+
 /// Multiples of 1, 2 or 5 times a power of ten that lie in [low, high], about `count` of them.
 std::vector<double> nice_ticks(double low, double high, int count);
 

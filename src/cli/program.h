@@ -6,7 +6,7 @@
 // - the commands: commands[], program.cpp; each is a file, *_command.cpp
 // - what a training run does: train_run.cpp, by engine/trainer.h
 // - sizes that do not fit, told at once: raise_sizes(), planning/fit.cpp; this machine's memory:
-//   engine/report/machine.h; plans: planning/search.h
+//   engine/report/machine.h; plans: planning/search.h, tried by trial.h
 // - where weights to begin with come from (training.init_from): weights.cpp
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
 //   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h
@@ -48,6 +48,7 @@ int run_program(const Arguments& arguments);
 void train_command(const Arguments& arguments);
 void estimate_command(const Arguments& arguments);
 void plan_command(const Arguments& arguments);
+void tune_command(const Arguments& arguments);
 void bench_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);
 void evaluate_command(const Arguments& arguments);

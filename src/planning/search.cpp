@@ -284,20 +284,20 @@ class LayoutSearch {
     return plan.time.seconds;
   }
 
-  /// Of a grid the best is shown: its other micro-batches, chunks and tiers differ little.
   bool is_shown(const Layout& layout) const {
-    return std::any_of(result_.best.begin(), result_.best.end(), [&](const Plan& plan) {
-      const Layout& other = plan.layout;
-      return other.tensor == layout.tensor && other.context == layout.context &&
-             other.pipeline == layout.pipeline && other.expert == layout.expert &&
-             other.optimizer_on_host == layout.optimizer_on_host;
-    });
+    return options_.one_of_each_grid &&
+           std::any_of(result_.best.begin(), result_.best.end(), [&](const Plan& plan) {
+             const Layout& other = plan.layout;
+             return other.tensor == layout.tensor && other.context == layout.context &&
+                    other.pipeline == layout.pipeline && other.expert == layout.expert &&
+                    other.optimizer_on_host == layout.optimizer_on_host;
+           });
   }
 
   /// Moves the best plans that fit, exactly, to the result: from the best on, and where none of many fits,
   /// from the smallest on.
   void confirm() {
-    constexpr std::size_t most_looks = 48;
+    const std::size_t most_looks = std::max<std::size_t>(48, 2 * options_.top);
     const auto in_order = [&](const auto& value) {
       std::vector<std::pair<double, std::size_t>> order;
       for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(value(plans_[i]), i);

@@ -18,6 +18,7 @@
 // - the time of a step: engine/estimate/step_time.h, by prices of work (price.h) that dry runs tell
 //   (part_work.h); the rates: config/machine.h and configs/machines/
 // - which layouts are tried: LayoutSearch, search.cpp
+// - rates corrected by steps that ran (`sherd tune`): correction.h
 // - what a run needs and a machine has: fit.cpp; what makes it fit: remedy.cpp
 
 namespace sherd::planning {
@@ -65,6 +66,8 @@ struct SearchOptions {
   Goal goal = Goal::time;
   std::size_t top = 10;
   std::int64_t global_batch = 0;  ///< sequences, whatever the configuration says; 0: as it says
+  /// Shows of each grid of ranks the best alone: its other micro-batches, chunks and tiers differ little.
+  bool one_of_each_grid = true;
 };
 
 struct SearchResult {

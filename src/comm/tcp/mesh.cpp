@@ -18,17 +18,17 @@
 namespace sherd::comm {
 namespace {
 
-/// The header of every message.
-struct Header {
-  std::uint64_t group = 0, bytes = 0;
-  std::int64_t tag = 0;
-};
-
 constexpr std::size_t scratch_bytes = 64 << 10;
 /// A message that is kept takes this much more than its bytes, about.
 constexpr std::size_t cost_of_keeping = 128;
 
 }  // namespace
+
+/// The header of every message.
+struct Mesh::Header {
+  std::uint64_t group = 0, bytes = 0;
+  std::int64_t tag = 0;
+};
 
 struct Mesh::OpenTransfer {
   int peer = 0;

@@ -30,6 +30,7 @@ namespace sherd::comm {
 class Mesh {
  public:
   /// A send or receive under way.
+  struct Header;
   struct OpenTransfer;
   using Ticket = std::shared_ptr<OpenTransfer>;
 

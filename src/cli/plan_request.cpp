@@ -1,0 +1,86 @@
+#include "cli/plan_request.h"
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "base/files.h"
+#include "engine/token_data.h"
+
+namespace sherd::cli {
+namespace {
+
+planning::Goal goal_of(const CommandLine& line) {
+  const std::vector<std::string> goals{"time", "tokens_per_day", "memory", "fewest_gpus"};
+  const std::string goal = line.text("goal");
+  for (std::size_t i = 0; i < goals.size(); ++i)
+    if (goal == goals[i]) return static_cast<planning::Goal>(i);
+  throw UsageError(
+      cat("unknown goal '", excerpt(goal), "'; ", suggest(goal, goals), " See 'sherd plan --help'"));
+}
+
+/// The machine with `gpus` ranks on each: links inside of it join no more.
+config::Machine with_ranks(config::Machine machine, std::int64_t gpus) {
+  for (config::Link& link : machine.links)
+    if (link.ranks > 0 && link.ranks <= machine.devices) link.ranks = std::min(link.ranks, gpus);
+  machine.devices = gpus;
+  return machine;
+}
+
+}  // namespace
+
+void PlanRequest::declare(CommandLine& line, const std::string& top) {
+  line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
+      .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
+      .value("machine", "FILE", "the machine's rates (configs/machines/, or 'sherd bench machine')")
+      .value("nodes", "M", "machines; with --goal fewest_gpus the most", "1")
+      .value("gpus", "N", "ranks on each; by default as many as a machine has place for")
+      .value("goal", "G", "time, tokens_per_day, memory or fewest_gpus", "time")
+      .value("global-batch", "N", "sequences of a step, whatever train_batch_size says")
+      .value("top", "K", "how many layouts", top)
+      .rest_to("config");
+}
+
+PlanRequest PlanRequest::of(const CommandLine& line) {
+  constexpr std::int64_t most_top = 1000, most_gpus = 1024, most_nodes = 100'000;
+  PlanRequest out{.files = {line.all("config"), line.all("set")}, .machine = {}, .options = {}};
+  if (out.files.paths.empty()) throw UsageError("no --config given. See 'sherd plan --help'");
+  out.machine = config::read_machine(line.required("machine"));
+  if (line.has("gpus")) out.machine = with_ranks(out.machine, line.integer("gpus", 1, most_gpus));
+  out.options.ranks = static_cast<int>(out.machine.devices * line.integer("nodes", 1, most_nodes));
+  out.options.goal = goal_of(line);
+  out.options.top = static_cast<std::size_t>(line.integer("top", 1, most_top));
+  if (line.has("global-batch")) out.options.global_batch = line.integer("global-batch", 1);
+  return out;
+}
+
+config::Config PlanRequest::configuration() const {
+  config::Config config = files.parse();
+  if (!config.model)
+    fail(ErrorKind::config,
+         "there is no `model` section: add one to the configuration or give a further --config");
+  return config;
+}
+
+planning::SearchResult PlanRequest::search() const {
+  const std::set<std::string> given = config::given_keys(files.paths, files.overrides);
+  return planning::search([&](const std::vector<std::string>& more) { return files.parse(more); },
+                          [&](const std::string& key) { return given.contains(key); }, machine,
+                          engine::vocabulary_size(configuration()), options);
+}
+
+std::vector<std::string> PlanRequest::overrides(const planning::Plan& plan) {
+  std::vector<std::string> out;
+  for (const auto& [key, value] : plan.keys()) out.push_back(cat(key, "=", value));
+  return out;
+}
+
+void PlanRequest::write(const planning::Plan& plan, const std::string& path,
+                        const std::vector<std::string>& more) const {
+  std::vector<std::string> all = overrides(plan);
+  all.insert(all.end(), more.begin(), more.end());
+  write_file_atomically(path, config::dump(files.parse(all)) + "\n");
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,127 @@
+// `sherd tune`: trials of the real program over a small dataset, and what is kept of them.
+#include <nlohmann/json.hpp>
+
+#include "cli/train_fixture.h"
+
+namespace sherd::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+class Tune : public Train {
+ protected:
+  Tune() {
+    write_text(folder_ / "machine.json", R"({"name": "a box of two", "devices": 2,
+      "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}],
+      "links": [{"name": "memory", "bandwidth": 5e9}], "host": {"memory": "64GB"}})");
+  }
+  std::string found() const { return (folder_ / "tune").string(); }
+  Outcome tune(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> words{
+        "tune",  "--config", config(),  "--machine", (folder_ / "machine.json").string(),
+        "--dir", found(),    "--steps", "3",         "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return sherd(words);
+  }
+  Json read(const std::string& file) const { return Json::parse(read_text(found() + "/" + file)); }
+};
+
+TEST_F(Tune, KeepsTheFastestAndWhatItMeasured) {
+  const Outcome first = tune({"--top", "3"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Json out = Json::parse(first.out);
+  ASSERT_EQ(out.at("layouts").size(), 3u);
+  std::vector<double> seconds;
+  for (const Json& each : out.at("layouts")) {
+    ASSERT_TRUE(each.contains("step_s")) << each.dump();
+    seconds.push_back(each.at("step_s"));
+    // The median of the steps behind the first, as the trial's own file tells.
+    std::istringstream steps(read_text(found() + "/trial-" + std::to_string(seconds.size()) + ".jsonl"));
+    std::vector<double> measured;
+    for (std::string line; std::getline(steps, line);) measured.push_back(Json::parse(line).at("step_ms"));
+    ASSERT_EQ(measured.size(), 3u);
+    EXPECT_NEAR(seconds.back() * 1e3, std::max(measured[1], measured[2]), 1e-9);
+  }
+  const auto fastest = std::min_element(seconds.begin(), seconds.end()) - seconds.begin();
+  EXPECT_EQ(out.at("best"), fastest);
+  EXPECT_EQ(read("best.json"), read(cat("trial-", fastest + 1, ".json")));
+  EXPECT_THAT(read_text(found() + "/tune.svg"), HasSubstr("predicted seconds"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run")) << "a trial saves nothing";
+  // By corrected rates the predictions are nearer; and the file is one that `plan` takes.
+  EXPECT_LT(out.at("corrected_median_error"), out.at("median_error"));
+  const Outcome again = sherd({"plan", "--config", config(), "--machine", found() + "/machine.json"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  // The same call has nothing left to do, and one with more goes on.
+  const std::string kept = read_text(found() + "/trials.jsonl");
+  EXPECT_EQ(Json::parse(tune({"--top", "3"}).out), out);
+  const Outcome more = tune({"--top", "4"});
+  EXPECT_THAT(more.err, HasSubstr("trial-4 of 4"));
+  EXPECT_EQ(count(more.err, "predicted"), 1u) << more.err;
+  EXPECT_TRUE(read_text(found() + "/trials.jsonl").starts_with(kept));
+}
+
+TEST_F(Tune, ATrialThatFailsIsARow) {
+  // Of two layouts the launcher starts one.
+  write_text(folder_ / "launcher",
+             "case \"$*\" in *trial-1*) echo 'sherd: error: the jar is empty' >&2; exit 1 ;; esac\n"
+             "exec \"$@\" --ranks 2\n");
+  const std::string launcher = "sh " + (folder_ / "launcher").string();
+  const Outcome outcome = tune({"--top", "2", "--launcher", launcher});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const Json out = Json::parse(outcome.out);
+  EXPECT_EQ(out.at("layouts")[0].at("failure"), "the jar is empty");
+  EXPECT_TRUE(out.at("layouts")[1].contains("step_s"));
+  EXPECT_EQ(out.at("best"), 1);
+  // What failed is tried again, and what ran is not.
+  const Outcome again = tune({"--top", "2", "--launcher", launcher});
+  EXPECT_THAT(again.err, HasSubstr("trial-1: the jar is empty"));
+  EXPECT_EQ(count(again.err, "trial-2"), 0u) << again.err;
+  // A process that does not end is ended, with what it has started.
+  write_text(folder_ / "launcher",
+             cat("sleep 1000 & echo $! > ", folder_.path().string(), "/asleep; wait\n"));
+  const Outcome late = tune({"--top", "1", "--launcher", launcher, "--trial-minutes", "0.01"});
+  EXPECT_EQ(late.code, 1) << late.err;
+  EXPECT_THAT(late.out, HasSubstr("took longer than 0.6s"));
+  const int asleep = std::stoi(read_text(folder_ / "asleep"));
+  for (int turn = 0; turn < 500 && ::kill(asleep, 0) == 0; ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_NE(::kill(asleep, 0), 0) << "what a trial started has outlived it";
+}
+
+TEST_F(Tune, GoesOnWhereASignalStoppedIt) {
+  write_text(folder_ / "launcher", cat("case \"$*\" in *trial-2*) touch ", folder_.path().string(),
+                                       "/second; sleep 1000 ;; esac\nexec \"$@\" --ranks 2\n"));
+  const std::string launcher = "sh " + (folder_ / "launcher").string();
+  const std::string words =
+      joined({"tune", "--config", config(), "--machine", (folder_ / "machine.json").string(), "--dir",
+              found(), "--steps", "3", "--top", "2", "--launcher", launcher});
+  const pid_t run = start_line(words, "tune.err");
+  for (int turn = 0; turn < 3000 && !std::filesystem::exists(folder_ / "second"); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ::kill(run, SIGINT);
+  int status = 0;
+  ASSERT_EQ(::waitpid(run, &status, 0), run);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 130) << status << read_text(folder_ / "tune.err");
+  EXPECT_EQ(count(read_text(found() + "/trials.jsonl"), "\n"), 1u);
+  write_text(folder_ / "launcher", "exec \"$@\" --ranks 2\n");
+  const Outcome again = tune({"--top", "2", "--launcher", launcher});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(count(again.err, "trial-1"), 0u) << again.err;
+}
+
+TEST_F(Tune, SaysWhatItCannotDo) {
+  const auto refused = [&](const std::vector<std::string>& words, int code, const std::string& text) {
+    const Outcome outcome = tune(words);
+    EXPECT_EQ(outcome.code, code) << outcome.err;
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+    EXPECT_EQ(count(outcome.err, "\n"), 1u) << outcome.err;
+  };
+  refused({"--goal", "memory"}, 2, "measures time");
+  refused({"--nodes", "2"}, 2, "ranks of 2 machines need a launcher");
+  refused({"--steps", "1"}, 2, "--steps");
+  refused({"--minutes", "0"}, 2, "--minutes must be more than 0");
+  refused({"--set", "model.num_layers=2000", "--set", "model.hidden_size=8192"}, 1, "nothing fits");
+}
+
+}  // namespace
+}  // namespace sherd::cli

@@ -55,7 +55,8 @@ TEST(Program, EveryCommandHasHelp) {
   const CommandOutcome all = run({"--help"});
   EXPECT_EQ(all.code, 0);
   EXPECT_EQ(run({"-h"}).out, all.out);
-  for (const char* command : {"train", "estimate", "plan", "tune", "generate", "prepare", "plot", "bench", "info"}) {
+  for (const char* command :
+       {"train", "estimate", "plan", "tune", "generate", "prepare", "plot", "bench", "info"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
     const CommandOutcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0) << help.err;

@@ -9,6 +9,7 @@
 #include "engine/setup/process_grid.h"
 #include "engine/token_data.h"
 #include "models/gpt_config.h"
+#include "planning/search.h"
 
 namespace sherd::cli {
 
@@ -37,8 +38,10 @@ void look_at(EstimateReport& report, std::optional<int> chosen) {
   report.rank = report.stages[static_cast<std::size_t>(report.stage)].rank;
 }
 
-/// Fills in the report, which has its world.
-void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen) {
+/// Fills in the report, which has its world. `machine`: the file of the machine by whose rates a step is
+/// priced; empty: a usual one's.
+void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen,
+          const std::string& machine) {
   const auto reparse = [&](const std::vector<std::string>& more) { return files.parse(more); };
   report.config = files.parse();
   if (!report.config.model)
@@ -49,9 +52,16 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
   report.machine = planning::this_machine(report.config);
   report.stages = planning::estimate_stages(report.config, vocabulary, report.world, chosen);
   look_at(report, chosen);
+  report.rates =
+      machine.empty() ? planning::usual_machine(report.machine.on_gpus) : config::read_machine(machine);
+  report.rates.devices = report.world.local_ranks;
+  if (!machine.empty())
+    report.step_seconds =
+        planning::plan_as_is(report.config, report.rates, vocabulary, report.world.ranks).time.seconds;
   report.missing = planning::shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())
-    report.remedy = planning::cheapest_remedy(reparse, vocabulary, report.world, report.machine);
+    report.remedy =
+        planning::cheapest_remedy(reparse, vocabulary, report.world, report.machine, &report.rates);
 }
 
 }  // namespace
@@ -62,7 +72,8 @@ void estimate_command(const Arguments& arguments) {
       "Tells what memory a run will take, by tier, category and rank, and what to change when it does "
       "not fit. The run itself is gone through without data; nothing is computed, allocated or written. Ends "
       "with exit code 3 when the run does not fit.",
-      "--config F... [--set a.b.c=V]... [--ranks N | --gpus N --nodes M] [--rank R] [--json]");
+      "--config F... [--set a.b.c=V]... [--ranks N | --gpus N --nodes M] [--rank R] [--machine FILE] "
+      "[--json]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("ranks", "N", "ranks, all on one machine, as of 'sherd train'")
@@ -71,6 +82,8 @@ void estimate_command(const Arguments& arguments) {
       .value("rank", "R",
              "the rank to look at; by default one that takes most (all ranks of a pipeline stage and of a "
              "replica have the same totals)")
+      .value("machine", "FILE",
+             "rates by which a step and the cheapest change are priced ('sherd plan' takes the same)")
       .flag("json", "print one JSON object, bytes as numbers")
       .rest_to("config");
   if (!line.parse(arguments)) return;
@@ -86,7 +99,7 @@ void estimate_command(const Arguments& arguments) {
           cat("--rank ", rank, " is not one of the ", report.world.ranks, " ranks, which count from 0"));
     chosen = static_cast<int>(rank);
   }
-  files.in_their_words([&] { fill(report, files, chosen); });
+  files.in_their_words([&] { fill(report, files, chosen, line.text("machine")); });
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
   if (!report.missing.empty()) throw Finding{does_not_fit};
 }

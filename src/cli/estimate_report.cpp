@@ -106,6 +106,9 @@ std::string verdict(const EstimateReport& r) {
                human_bytes(planning::untracked_of_cuda +
                            planning::untracked_for_nccl(r.config.parallel, r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
+  if (r.step_seconds > 0)
+    out += cat("a step takes about ", engine::printed("%.3g", r.step_seconds), " s by the rates of ",
+               r.rates.name, "\n");
   if (r.missing.empty())
     return out + (unknown_gpu ? "Whether it fits is not known, as no GPU is seen here. The memory of this "
                                 "machine is enough.\n"
@@ -117,6 +120,8 @@ std::string verdict(const EstimateReport& r) {
            "No key that is known here makes it fit: use more ranks, a smaller model or shorter sequences.\n";
   out += cat("Cheapest change that fits: ", r.remedy.line(), "\n");
   for (const std::string& reason : r.remedy.reasons) out += cat("  ", reason, "\n");
+  out += cat("  a step takes ", engine::printed("%.3g", 100 * r.remedy.slow_down),
+             " % longer, by the rates of ", r.rates.name, "\n");
   return out;
 }
 
@@ -223,6 +228,8 @@ std::string json_of(const EstimateReport& r) {
         {{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
   out["change"] = OrderedJson::array();
   for (const std::string& override : r.remedy.overrides()) out["change"].push_back(override);
+  if (!r.remedy.keys.empty()) out["slow_down"] = r.remedy.slow_down, out["rates"] = r.rates.name;
+  if (r.step_seconds > 0) out["step_s"] = r.step_seconds;
   return out.dump(2) + "\n";
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/machine.h"
 #include "engine/estimate/estimate.h"
 #include "engine/setup/make_device.h"
 
@@ -105,10 +106,11 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
                                std::optional<int> rank = {});
 
-/// Keys to change, "a.b.c" and their values, and what that costs a step, in words.
+/// Keys to change, "a.b.c" and their values, and what that does, in words.
 struct Remedy {
   std::vector<std::pair<std::string, std::string>> keys;
   std::vector<std::string> reasons;
+  double slow_down = 0;  ///< how much longer a step then takes, as a share of it
   /// "--set a.b.c=V --set …"
   std::string line() const;
   std::vector<std::string> overrides() const;
@@ -117,12 +119,17 @@ struct Remedy {
 /// A configuration file by its keys, so that a few more can be tried.
 using Reparse = std::function<config::Config(const std::vector<std::string>& overrides)>;
 
-/// The change of keys with the least expected slow-down by which the run fits; without keys when none of
-/// those known does. Single changes are tried first, then as many as it takes, from the cheapest on: into
-/// other tiers, and back into one with more room. None changes what is computed but for the order of sums
-/// when the micro-batch shrinks. Each try is a dry run.
+/// The machine by whose rates runs are priced where nobody names one: of A100s, or of a server's processors
+/// (configs/machines).
+config::Machine usual_machine(bool gpus);
+
+/// The change of keys by which the run fits with the shortest steps (engine/estimate/step_time.h), by the
+/// rates of `rates`, or of a usual machine; without keys when none of those known does. Single changes are
+/// tried first, then as many as it takes, from the cheapest on: into other tiers, and back into one with more
+/// room. None changes what is computed but for the order of sums when the micro-batch shrinks. Each try is a
+/// dry run.
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
-                       const MachineCapacity& machine);
+                       const MachineCapacity& machine, const config::Machine* rates = nullptr);
 
 /// Throws Error{memory} saying what the run lacks and the cheapest remedy, in one line, unless it fits.
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,

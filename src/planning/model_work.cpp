@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "engine/pipeline/stage_layout.h"
 #include "models/gpt.h"
+#include "sharding/schedule/schedules.h"
 
 namespace sherd::planning {
 namespace {
@@ -41,27 +42,38 @@ std::string key_of(const config::Config& config) {
   return cat(parallel.tensor, ' ', parallel.sequence_parallel, ' ', parallel.context, ' ',
              static_cast<int>(parallel.context_method), ' ', parallel.expert, ' ',
              config.batch.micro_batch_size, ' ', static_cast<int>(training.recompute), ' ',
-             training.recompute_blocks, ' ', training.cpu_checkpointing);
+             training.recompute_blocks, ' ', training.cpu_checkpointing,
+             training.recompute_blocks < 0 ? "" : cat(' ', parallel.pipeline, ' ', parallel.virtual_stages));
 }
 
 }  // namespace
 
 const ModelWork& GptWork::of(const config::Config& config) {
-  const auto [at, added] = recorded_.try_emplace(key_of(config));
-  if (!added) return at->second;
-  try {
-    at->second = record(config);
-  } catch (...) {
-    recorded_.erase(at);
-    throw;
-  }
   if (weights_.empty() || cut_by_ != config.parallel.partition_method) {
     models::Gpt whole(models::gpt_config(config, vocabulary_));
     whole.assign_names();
     weights_ = engine::part_weights(whole, cut_by_ = config.parallel.partition_method);
   }
-  at->second.weights = weights_;
+  const auto [at, added] = recorded_.try_emplace(key_of(config));
+  if (!added) return at->second;
+  try {
+    at->second = record(config);
+    at->second.weights = weights_;
+  } catch (...) {
+    recorded_.erase(at);
+    throw;
+  }
   return at->second;
+}
+
+/// Of each part the pipeline stage that it is on.
+std::vector<int> GptWork::stages_of_parts(const config::Parallel& parallel) const {
+  std::vector<int> out;
+  const int stages = parallel.pipeline;
+  const auto chunks = sharding::cut(weights_, static_cast<std::size_t>(stages * parallel.virtual_stages));
+  for (std::size_t c = 0; c < chunks.size(); ++c)
+    out.insert(out.end(), chunks[c].end - chunks[c].begin, static_cast<int>(c) % stages);
+  return out;
 }
 
 ModelWork GptWork::record(const config::Config& config) const {
@@ -83,10 +95,13 @@ ModelWork GptWork::record(const config::Config& config) const {
   }
   const std::size_t before = around - 1;
   for (std::size_t i = 0; i < before; ++i) out.parts.push_back(i);
+  // Each stage recomputes the first of its own.
+  const std::vector<int> stages = kept > 0 ? stages_of_parts(config.parallel) : std::vector<int>();
+  std::vector<std::int64_t> seen(static_cast<std::size_t>(config.parallel.pipeline));
   for (std::int64_t i = 0; i < layers; ++i) {
     std::int64_t like = 0;
     while (shape.moe.in(like) != shape.moe.in(i)) ++like;
-    const bool keeps = recomputed >= 0 && i >= recomputed;
+    const bool keeps = kept > 0 && seen[static_cast<std::size_t>(stages[out.parts.size()])]++ >= recomputed;
     out.parts.push_back(before + static_cast<std::size_t>(like) + (keeps ? kept : 0));
   }
   out.parts.push_back(before + static_cast<std::size_t>(some));

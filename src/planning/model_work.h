@@ -22,6 +22,7 @@ class GptWork {
 
  private:
   engine::ModelWork record(const config::Config& config) const;
+  std::vector<int> stages_of_parts(const config::Parallel& parallel) const;
 
   std::int64_t vocabulary_;
   std::vector<std::int64_t> weights_;  ///< of the parts, as all layouts have them

@@ -1,22 +1,29 @@
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <optional>
 
 #include "base/error.h"
+#include "engine/estimate/step_time.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/process_grid.h"
 #include "planning/fit.h"
+#include "planning/model_work.h"
+#include "planning/usual_machines.h"
 
 namespace sherd::planning {
 namespace {
 
 using Keys = std::vector<std::pair<std::string, std::string>>;
 
-/// One step down a ladder: keys and values, and the expected slow-down of a step in percent. The numbers only
-/// put the steps in order; they are those of a machine whose ranks and tiers are well connected.
+/// With its batch sizes as they are.
+config::Config resolved(config::Config config, int ranks) {
+  config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
+  return config;
+}
+
+/// One step down a ladder.
 struct Change {
-  double slow_down = 0;
+  double slow_down = 0;  ///< by Prices
   std::string reason;
   Keys keys;
   bool back = false;    ///< moves states into a tier that is faster than theirs
@@ -38,22 +45,78 @@ struct GradedChange {
   }
 };
 
+/// How much longer a step takes by a machine's rates when keys are changed.
+class Prices {
+ public:
+  Prices(const Reparse& reparse, std::int64_t vocabulary, const World& world, config::Machine machine)
+      : reparse_(reparse), machine_(std::move(machine)), ranks_(world.ranks), work_(vocabulary) {
+    machine_.devices = world.local_ranks;
+    before_ = seconds({});
+  }
+
+  /// As a share of the step; 0 where it takes no longer, as of what no price knows: sizes of buckets, and
+  /// checkpoints. Infinite where a run would not accept the keys, and 0 for all where it does not accept the
+  /// configuration.
+  double slow_down(const Keys& keys) {
+    if (before_ == never) return 0;
+    return std::max(0.0, seconds(keys) / before_ - 1);
+  }
+
+ private:
+  static constexpr double never = std::numeric_limits<double>::infinity();
+
+  double seconds(const Keys& keys) {
+    try {
+      const config::Config config = resolved(reparse_(Remedy{keys, {}}.overrides()), ranks_);
+      return engine::step_time(config, work_.of(config), machine_, ranks_).seconds;
+    } catch (const Error&) {
+      return never;
+    }
+  }
+
+  const Reparse& reparse_;
+  config::Machine machine_;
+  int ranks_;
+  GptWork work_;
+  double before_ = 0;
+};
+
 class Changes {
  public:
   /// `room_is_known`: of the device tier, into which nothing is moved else.
-  Changes(const config::Config& config, const World& world, bool room_is_known)
-      : config_(config), ranks_(world.ranks), local_ranks_(world.local_ranks), room_is_known_(room_is_known) {
+  Changes(const config::Config& config, const World& world, bool room_is_known, Prices& prices)
+      : config_(config),
+        ranks_(world.ranks),
+        local_ranks_(world.local_ranks),
+        room_is_known_(room_is_known),
+        prices_(prices),
+        optimizer_(config.zero.offload_optimizer.device),
+        parameters_(config.zero.offload_param.device) {
+    states_back();
     checkpoints();
+    stage_to(1, "optimizer states are sharded");
     buckets();
-    stages();
-    recompute();
+    stage_to(2, "gradients are sharded too");
+    recompute_activations();
+    optimizer_to_host();
     micro_batches();
     model_ranks();
-    offload();
-    std::stable_sort(all_.begin(), all_.end(),
-                     [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
+    stage_to(3, "parameters are sharded too");
+    parameters_to_host();
+    recompute_blocks();
+    part_of_recompute();
+    states_to_nvme();
   }
+  /// In the order of their reach, in which several follow each other: those within a tier first, then those
+  /// into other tiers.
   const std::vector<Change>& all() const { return all_; }
+  /// The cheapest first; of those that cost the same in the order of their reach.
+  std::vector<Change> by_price() const {
+    std::vector<Change> out = all_;
+    std::stable_sort(out.begin(), out.end(),
+                     [](const Change& a, const Change& b) { return a.slow_down < b.slow_down; });
+    return out;
+  }
   const std::vector<GradedChange>& graded() const { return graded_; }
 
  private:
@@ -61,7 +124,8 @@ class Changes {
   std::pair<std::string, std::string> stage(int least) const {
     return {zero("stage"), std::to_string(std::max(config_.zero.stage, least))};
   }
-  void add(double slow_down, std::string reason, Keys keys) {
+  void add(std::string reason, Keys keys) {
+    const double slow_down = prices_.slow_down(keys);
     all_.push_back({slow_down, std::move(reason), std::move(keys)});
   }
   /// A change that makes a step faster if anything, where there is room.
@@ -71,7 +135,7 @@ class Changes {
 
   void checkpoints() {
     if (config_.training.save_async && !config_.training.save_dir.empty())
-      add(0.5, "checkpoints are written while training waits", {{"training.save_async", "false"}});
+      add("checkpoints are written while training waits", {{"training.save_async", "false"}});
   }
 
   /// Lowers what waits to be reduced, and what is gathered ahead; at lower stages they matter once others of
@@ -80,41 +144,36 @@ class Changes {
     if (ranks_ > 1)
       for (const std::int64_t bucket : {50'000'000, 5'000'000, 500'000})
         if (config_.zero.reduce_bucket_size > bucket)
-          add(bucket == 500'000 ? 4 : 1, "gradients leave in smaller buckets",
-              {{zero("reduce_bucket_size"), std::to_string(bucket)}});
+          add("gradients leave in smaller buckets", {{zero("reduce_bucket_size"), std::to_string(bucket)}});
     if (config_.zero.max_reuse_distance > 0)
-      add(2, "parameters are gathered anew rather than kept", {{zero("stage3_max_reuse_distance"), "0"}});
+      add("parameters are gathered anew rather than kept", {{zero("stage3_max_reuse_distance"), "0"}});
     for (const std::int64_t bucket : {5'000'000, 0})
       if (config_.zero.prefetch_bucket_size > bucket)
-        add(bucket == 0 ? 5 : 2, "less is gathered ahead",
-            {{zero("stage3_prefetch_bucket_size"), std::to_string(bucket)},
-             {zero("stage3_max_reuse_distance"), "0"}});
+        add("less is gathered ahead", {{zero("stage3_prefetch_bucket_size"), std::to_string(bucket)},
+                                       {zero("stage3_max_reuse_distance"), "0"}});
     for (const std::int64_t threshold : {10'000, 0})
       if (config_.zero.param_persistence_threshold > threshold)
-        add(threshold == 0 ? 5 : 2, "fewer small parameters stay gathered",
+        add("fewer small parameters stay gathered",
             {{zero("stage3_param_persistence_threshold"), std::to_string(threshold)}});
   }
 
-  void stages() {
-    if (ranks_ == 1) return;
-    constexpr double slow_down[] = {0, 0.5, 1.5, 12};
-    constexpr const char* reasons[] = {"", "optimizer states are sharded", "gradients are sharded too",
-                                       "parameters are sharded too"};
-    for (int to = config_.zero.stage + 1; to <= 3; ++to) add(slow_down[to], reasons[to], {stage(to)});
+  void stage_to(int to, const char* reason) {
+    if (ranks_ > 1 && config_.zero.stage < to) add(reason, {stage(to)});
   }
 
-  void recompute() {
-    const Recompute now = config_.training.recompute;
-    if (now == Recompute::none)
-      add(4, "norms and activations are computed again in backward", of_all("selective"));
+  void recompute_activations() {
+    if (config_.training.recompute == Recompute::none)
+      add("norms and activations are computed again in backward", of_all("selective"));
+  }
+
+  void recompute_blocks() {
     const Keys full = of_all("full");
-    if (now != Recompute::full || full.size() > 1)
-      add(whole_blocks, "whole blocks are computed again in backward", full);
+    if (config_.training.recompute != Recompute::full || full.size() > 1)
+      add("whole blocks are computed again in backward", full);
     Keys in_host = full;
     in_host.emplace_back("activation_checkpointing.cpu_checkpointing", "true");
     if (!config_.training.cpu_checkpointing)
-      add(33, "whole blocks are computed again in backward, from inputs that wait in host memory", in_host);
-    part_of_recompute();
+      add("whole blocks are computed again in backward, from inputs that wait in host memory", in_host);
   }
 
   /// That recompute, of all blocks and micro-batches: what names a part now names the whole.
@@ -130,6 +189,7 @@ class Changes {
   /// have fewer, and spare more), or of blocks.
   void part_of_recompute() {
     const config::Training& training = config_.training;
+    const double whole_blocks = prices_.slow_down(of_all("full"));
     const bool full = training.recompute == Recompute::full;
     const auto part = [&](const char* key, std::int64_t now, std::int64_t all, double share,
                           const char* reason) {
@@ -159,15 +219,13 @@ class Changes {
                                                       : accumulate;
     schedule.layout.stages = parallel.pipeline;
     schedule.layout.chunks.resize(static_cast<std::size_t>(parallel.pipeline * parallel.virtual_stages));
-    config::Config resolved = config_;
-    resolved.batch = config::resolve_batch(config_, engine::data_ranks(config_, ranks_));
-    return engine::most_in_flight(schedule, resolved);
+    return engine::most_in_flight(schedule, resolved(config_, ranks_));
   }
 
   void micro_batches() {
     const config::Batch batch = config::resolve_batch(config_, engine::data_ranks(config_, ranks_));
     for (std::int64_t part = 2; part <= 8 && batch.micro_batch_size % part == 0; part *= 2)
-      add(3 + 2 * static_cast<double>(part), "more and smaller micro-batches",
+      add("more and smaller micro-batches",
           {{"train_micro_batch_size_per_gpu", std::to_string(batch.micro_batch_size / part)},
            {"gradient_accumulation_steps", std::to_string(batch.gradient_accumulation_steps * part)}});
   }
@@ -176,14 +234,16 @@ class Changes {
   /// micro-batches.
   void model_ranks() {
     if (ranks_ > 100'000) return;  // whose groups take seconds to list, in each try
-    const auto share = [&](const char* key, int now, int most, double slow_down, const char* reason) {
+    const auto share = [&](const char* key, int now, int most, const char* reason) {
       for (int more = 2; now * more <= most && more <= 8; more *= 2)
-        if (auto keys = with_batch(key, now * more, more); !keys.empty())
-          all_.push_back({slow_down * std::log2(more), reason, std::move(keys), false, true});
+        if (auto keys = with_batch(key, now * more, more); !keys.empty()) {
+          const double slow_down = prices_.slow_down(keys);
+          all_.push_back({slow_down, reason, std::move(keys), false, true});
+        }
     };
-    share("parallel.tensor", config_.parallel.tensor, local_ranks_, 10, "layers are cut over more ranks");
-    share("parallel.context", config_.parallel.context, ranks_, 12, "sequences are cut over more ranks");
-    share("parallel.pipeline", config_.parallel.pipeline, ranks_, 15, "layers lie on more ranks, in stages");
+    share("parallel.tensor", config_.parallel.tensor, local_ranks_, "layers are cut over more ranks");
+    share("parallel.context", config_.parallel.context, ranks_, "sequences are cut over more ranks");
+    share("parallel.pipeline", config_.parallel.pipeline, ranks_, "layers lie on more ranks, in stages");
   }
 
   /// The key, with those that keep the batch and its micro-batches where they do not follow by themselves;
@@ -210,49 +270,58 @@ class Changes {
     return ".";
   }
 
-  void offload() {
-    using enum config::OffloadDevice;
-    const config::OffloadDevice optimizer = config_.zero.offload_optimizer.device,
-                                parameters = config_.zero.offload_param.device;
-    const auto to = [&](const char* section, const char* device) {
-      return std::pair(cat("zero_optimization.", section, ".device"), std::string(device));
-    };
-    const auto path = [&](const char* section) {
-      return std::pair(cat("zero_optimization.", section, ".nvme_path"), folder());
-    };
-    if (config_.zero.sub_group_size > 1'000'000)  // matters once something is on NVMe
-      add(3, "what passes between NVMe and the optimizer does so in smaller parts",
-          {{zero("sub_group_size"), "1000000"}});
-    if (optimizer == nvme) back("optimizer states live in host memory", to("offload_optimizer", "cpu"));
-    if (parameters == nvme) back("parameters live in host memory", to("offload_param", "cpu"));
-    if (optimizer != none && room_is_known_)
-      back("optimizer states live on the device", to("offload_optimizer", "none"));
-    if (parameters != none && room_is_known_)
-      back("parameters live on the device", to("offload_param", "none"));
-    if (config_.training.cpu_checkpointing && room_is_known_)
-      back("the inputs of blocks that are computed again wait on the device",
-           {"activation_checkpointing.cpu_checkpointing", "false"});
-    if (optimizer == none)
-      add(6, "optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
-    if (optimizer != nvme)
-      add(60, "optimizer states live on NVMe",
-          {stage(1), to("offload_optimizer", "nvme"), path("offload_optimizer")});
-    if (parameters == none) add(20, "parameters live in host memory", {stage(3), to("offload_param", "cpu")});
-    if (parameters != nvme || config_.zero.offload_param.max_in_cpu > 0)
-      add(80, "parameters live on NVMe",
-          {stage(3),
-           to("offload_param", "nvme"),
-           path("offload_param"),
-           {zero("offload_param.max_in_cpu"), "0"}});
+  std::pair<std::string, std::string> to(const char* section, const char* device) const {
+    return {cat("zero_optimization.", section, ".device"), device};
+  }
+  std::pair<std::string, std::string> path(const char* section) const {
+    return {cat("zero_optimization.", section, ".nvme_path"), folder()};
   }
 
-  static constexpr double whole_blocks = 30;
+  void states_back() {
+    using enum config::OffloadDevice;
+    if (optimizer_ == nvme) back("optimizer states live in host memory", to("offload_optimizer", "cpu"));
+    if (parameters_ == nvme) back("parameters live in host memory", to("offload_param", "cpu"));
+    if (!room_is_known_) return;
+    if (optimizer_ != none) back("optimizer states live on the device", to("offload_optimizer", "none"));
+    if (parameters_ != none) back("parameters live on the device", to("offload_param", "none"));
+    if (config_.training.cpu_checkpointing)
+      back("the inputs of blocks that are computed again wait on the device",
+           {"activation_checkpointing.cpu_checkpointing", "false"});
+  }
+
+  void optimizer_to_host() {
+    if (optimizer_ == config::OffloadDevice::none)
+      add("optimizer states live in host memory", {stage(1), to("offload_optimizer", "cpu")});
+  }
+
+  void parameters_to_host() {
+    if (parameters_ == config::OffloadDevice::none)
+      add("parameters live in host memory", {stage(3), to("offload_param", "cpu")});
+  }
+
+  void states_to_nvme() {
+    using enum config::OffloadDevice;
+    if (config_.zero.sub_group_size > 1'000'000)  // matters once something is on NVMe
+      add("what passes between NVMe and the optimizer does so in smaller parts",
+          {{zero("sub_group_size"), "1000000"}});
+    if (optimizer_ != nvme)
+      add("optimizer states live on NVMe",
+          {stage(1), to("offload_optimizer", "nvme"), path("offload_optimizer")});
+    if (parameters_ != nvme || config_.zero.offload_param.max_in_cpu > 0)
+      add("parameters live on NVMe", {stage(3),
+                                      to("offload_param", "nvme"),
+                                      path("offload_param"),
+                                      {zero("offload_param.max_in_cpu"), "0"}});
+  }
+
   static constexpr const char *blocks = "training.recompute_blocks",
                               *flights = "training.recompute_micro_batches";
 
   const config::Config& config_;
   int ranks_, local_ranks_;
   bool room_is_known_;
+  Prices& prices_;
+  config::OffloadDevice optimizer_, parameters_;  ///< where they live
   std::vector<Change> all_;
   std::vector<GradedChange> graded_;
 };
@@ -280,19 +349,23 @@ Remedy merged(const std::vector<const Change*>& changes, const config::Config& c
 
 class Search {
  public:
-  Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const MachineCapacity& machine)
+  Search(const Reparse& reparse, std::int64_t vocabulary, const World& world, const MachineCapacity& machine,
+         const config::Machine& rates)
       : reparse_(reparse),
         vocabulary_(vocabulary),
         world_(world),
         machine_(machine),
         config_(reparse({})),
-        changes_(config_, world, machine.knows_devices(config_)) {}
+        prices_(reparse, vocabulary, world, rates),
+        changes_(config_, world, machine.knows_devices(config_), prices_) {}
 
-  Remedy run() const {
-    if (const std::optional<Change> one = alone()) return merged({&*one}, config_);
+  Remedy run() {
+    Remedy out;
+    if (const std::optional<Change> one = alone()) out = merged({&*one}, config_);
     for (const bool choosy : {true, false})
-      if (const auto taken = together(choosy); !taken.empty()) return merged(pruned(taken), config_);
-    return {};
+      if (out.keys.empty()) out = merged(pruned(together(choosy)), config_);
+    out.slow_down = prices_.slow_down(out.keys);
+    return out;
   }
 
  private:
@@ -300,7 +373,7 @@ class Search {
 
   /// The cheapest change that is enough by itself. The cost of a graded change is known once its number is.
   std::optional<Change> alone() const {
-    std::vector<Change> ladder = changes_.all();
+    std::vector<Change> ladder = changes_.by_price();
     std::vector<const GradedChange*> graded;
     for (const GradedChange& change : changes_.graded()) graded.push_back(&change);
     for (std::size_t i = 0; i < ladder.size(); ++i) {
@@ -338,10 +411,10 @@ class Search {
     return high;
   }
 
-  /// As many changes as it takes, from the cheapest on; none when all are too few. A choosy search leaves out
-  /// what makes the shortage worse, as moving states into a host that is full already. That may be what a
-  /// later change needs: the other takes all but those that move states back, and those of ranks that share a
-  /// model, which not every model and batch allows.
+  /// As many changes as it takes, in the order of their reach; none when all are too few. A choosy search
+  /// leaves out what makes the shortage worse, as moving states into a host that is full already. That may be
+  /// what a later change needs: the other takes all but those that move states back, and those of ranks that
+  /// share a model, which not every model and batch allows.
   Taken together(bool choosy) const {
     Taken taken;
     double best = shortage({});
@@ -380,13 +453,17 @@ class Search {
   }
 
   /// Without the changes that it takes not, the most expensive first.
-  Taken pruned(Taken taken) const {
-    for (std::size_t i = taken.size(); i-- > 0;) {
-      Taken fewer = taken;
-      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
-      if (fits(merged(fewer, config_))) taken = std::move(fewer);
+  Taken pruned(const Taken& taken) const {
+    Taken by_price = taken;
+    std::stable_sort(by_price.begin(), by_price.end(),
+                     [](const Change* a, const Change* b) { return a->slow_down > b->slow_down; });
+    Taken out = taken;
+    for (const Change* change : by_price) {
+      Taken fewer = out;
+      std::erase(fewer, change);
+      if (fits(merged(fewer, config_))) out = std::move(fewer);
     }
-    return taken;
+    return out;
   }
 
   const Reparse& reparse_;
@@ -394,6 +471,7 @@ class Search {
   const World& world_;
   const MachineCapacity& machine_;
   config::Config config_;
+  Prices prices_;
   Changes changes_;
 };
 
@@ -411,9 +489,14 @@ std::string Remedy::line() const {
   return out;
 }
 
+config::Machine usual_machine(bool gpus) {
+  return gpus ? config::parse_machine(usual_gpus, "configs/machines/dgx_a100_80gb.json")
+              : config::parse_machine(usual_processors, "configs/machines/cpu_server.json");
+}
+
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
-                       const MachineCapacity& machine) {
-  return Search(reparse, vocabulary, world, machine).run();
+                       const MachineCapacity& machine, const config::Machine* rates) {
+  return Search(reparse, vocabulary, world, machine, rates ? *rates : usual_machine(machine.on_gpus)).run();
 }
 
 }  // namespace sherd::planning

@@ -4,6 +4,10 @@
 namespace sherd::cli {
 namespace {
 
+double number_in(const std::string& json, const std::string& key) {
+  return std::stod(json.substr(json.find(':', json.find('"' + key + '"')) + 1));
+}
+
 class PlanProgram : public Train {
  protected:
   PlanProgram() {
@@ -29,8 +33,15 @@ TEST_F(PlanProgram, WritesAConfigurationThatTrainTakes) {
   EXPECT_THAT(found.out, HasSubstr(cat("The best is written to ", file)));
   const Outcome trained = sherd({"train", "--config", file, "--ranks", "2"});
   EXPECT_EQ(trained.code, 0) << trained.err;
-  EXPECT_THAT(sherd({"plan", "--config", file, "--machine", machine(), "--as-is"}).out,
-              HasSubstr("1 layout tried"));
+  const Outcome as_is = sherd({"plan", "--config", file, "--machine", machine(), "--as-is", "--json"});
+  EXPECT_THAT(as_is.out, HasSubstr("\"tried\": 1,"));
+  // `estimate` prices the same run alike.
+  const Outcome estimate =
+      sherd({"estimate", "--config", file, "--ranks", "2", "--machine", machine(), "--json"});
+  EXPECT_EQ(number_in(estimate.out, "step_s"), number_in(as_is.out, "step_s"));
+  const Outcome tight = sherd({"estimate", "--config", file, "--ranks", "2", "--machine", machine(), "--set",
+                               "device.device_memory_limit=400KB"});
+  EXPECT_THAT(tight.out, HasSubstr("% longer, by the rates of a box of two"));
 }
 
 TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
@@ -74,13 +85,10 @@ TEST_F(PlanProgram, AMeasuredMachinePredictsWhatTrainingTakes) {
   const Outcome plan =
       sherd({"plan", "--config", config(), "--machine", file, "--gpus", "1", "--as-is", "--json"});
   ASSERT_EQ(plan.code, 0) << plan.err;
-  const auto number = [](const std::string& text, const std::string& key) {
-    return std::stod(text.substr(text.find(':', text.find('"' + key + '"')) + 1));
-  };
-  EXPECT_GT(number(plan.out, "step_s"), 0);
-  EXPECT_LT(number(plan.out, "step_s"), 10) << "a tiny model";
-  EXPECT_GT(number(plan.out, "mfu"), 0);
-  EXPECT_LE(number(plan.out, "mfu"), 1);
+  EXPECT_GT(number_in(plan.out, "step_s"), 0);
+  EXPECT_LT(number_in(plan.out, "step_s"), 10) << "a tiny model";
+  EXPECT_GT(number_in(plan.out, "mfu"), 0);
+  EXPECT_LE(number_in(plan.out, "mfu"), 1);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <array>
 
 #include "comm/memory.h"
+#include "planning/search.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
 
@@ -112,12 +113,26 @@ TEST(Remedy, TakesTheCheapestThatIsEnough) {
   };
   EXPECT_EQ(cheapest_remedy(limited(0.97), vocabulary, world, machine_with(plenty)).line(),
             "--set zero_optimization.stage=1");
-  // One rank has nothing to shard: less activations.
+  // One rank has nothing to shard: the shortest step of the single changes that are enough.
   const World one{1, 1};
   const std::uint64_t alone = device_peak(configuration(0), one);
   const auto nearly = configuration(0, {cat("device.device_memory_limit=", alone - 1)});
-  EXPECT_EQ(cheapest_remedy(nearly, vocabulary, one, machine_with(plenty)).line(),
-            "--set training.recompute=selective");
+  const Remedy remedy = cheapest_remedy(nearly, vocabulary, one, machine_with(plenty));
+  const auto seconds = [&](const Remedy& with) {
+    return plan_as_is(nearly(with.overrides()), usual_machine(false), vocabulary, 1).time.seconds;
+  };
+  EXPECT_NEAR(remedy.slow_down, std::max(0.0, seconds(remedy) / seconds({}) - 1), 1e-9);
+  int enough = 0;
+  for (const Remedy& other :
+       {Remedy{{{"training.recompute", "selective"}}, {}}, Remedy{{{"training.recompute", "full"}}, {}},
+        Remedy{{{"train_micro_batch_size_per_gpu", "4"}, {"gradient_accumulation_steps", "2"}}, {}},
+        Remedy{{{"zero_optimization.stage", "1"}, {"zero_optimization.offload_optimizer.device", "cpu"}}, {}},
+        Remedy{{{"zero_optimization.stage", "3"}, {"zero_optimization.offload_param.device", "cpu"}}, {}}}) {
+    if (!fits(nearly, other, one, machine_with(plenty))) continue;
+    ++enough;
+    EXPECT_LE(seconds(remedy), seconds(other)) << remedy.line() << " and not " << other.line();
+  }
+  EXPECT_GE(enough, 3);
 }
 
 /// The least number of `key`, beside full recompute, with which every rank of `world` has at most `most`,

@@ -76,15 +76,23 @@ TEST(PartWork, FullRecomputeRunsForwardAgain) {
   EXPECT_GT(plain.saved, 10 * again.saved);
 }
 
-TEST(PartWork, SomeBlocksRecompute) {
-  GptWork work(V);
-  const engine::ModelWork& model =
-      work.of(config_of(R"({"training": {"recompute": "full", "recompute_blocks": 2}})"));
-  ASSERT_EQ(model.parts.size(), layers + 2u);
-  std::vector<bool> again;
-  for (std::size_t i = 1; i <= layers; ++i)
-    again.push_back(flops(model.part(i).backward, KernelFamily::gemm) > 60.0 * b * s * h * h);
-  EXPECT_EQ(again, (std::vector<bool>{true, true, false, false, false, false}));
+TEST(PartWork, SomeBlocksOfEachStageRecompute) {
+  const auto recomputed = [](const std::string& blocks, const std::string& parallel) {
+    GptWork work(V);
+    const engine::ModelWork& model =
+        work.of(config_of(cat(R"({"training": {"recompute": "full", "recompute_blocks": )", blocks,
+                              R"(}, "parallel": {)", parallel, "}}")));
+    std::string again;
+    for (std::size_t i = 1; i <= layers; ++i)
+      again += flops(model.part(i).backward, KernelFamily::gemm) > 60.0 * b * s * h * h ? 'r' : 'k';
+    return cat(model.parts.size(), ' ', again);
+  };
+  EXPECT_EQ(recomputed("2", ""), "8 rrkkkk");
+  EXPECT_EQ(recomputed("1", R"("pipeline": 2, "partition_method": "uniform")"), "8 rkkrkk");
+  // Of both chunks of a stage the earlier comes first.
+  EXPECT_EQ(recomputed("1", R"("pipeline": 2, "virtual_stages": 2, "partition_method": "uniform")"),
+            "8 rrkkkk");
+  EXPECT_EQ(recomputed("6", ""), "8 rrrrrr");
 }
 
 TEST(PartWork, TensorRanksExchangeWhatMegatronsDo) {

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <unordered_map>
 
 #include "base/error.h"
 #include "device/device.h"
@@ -25,11 +26,47 @@ std::byte* zeroed(std::size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-std::byte* addresses(std::size_t bytes) {
-  void* data =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
-}
+/// Ranges of addresses without memory. Those that are given back serve requests of the same size: a dry run
+/// has few sizes, and would spend half of its time mapping them. Thread-safe.
+class Addresses {
+ public:
+  Addresses() = default;
+  ~Addresses() { unmap_free(); }
+  Addresses(const Addresses&) = delete;
+  Addresses& operator=(const Addresses&) = delete;
+
+  /// Null where the system has no room for more.
+  std::byte* take(std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = free_.find(bytes); found != free_.end()) {
+      std::byte* data = found->second;
+      free_.erase(found);
+      return data;
+    }
+    std::byte* data = map(bytes);
+    if (data) return data;
+    unmap_free();
+    return map(bytes);
+  }
+  void give(std::byte* data, std::size_t bytes) {
+    std::lock_guard lock(mutex_);
+    free_.emplace(bytes, data);
+  }
+
+ private:
+  static std::byte* map(std::size_t bytes) {
+    void* data =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+  }
+  void unmap_free() {
+    for (const auto& [bytes, data] : free_) ::munmap(data, bytes);
+    free_.clear();
+  }
+
+  std::mutex mutex_;
+  std::unordered_multimap<std::size_t, std::byte*> free_;  // by size; guarded by mutex_
+};
 
 /// The memory of a CPU device as it would be: its heaps, without memory. Thread-safe.
 class MetaHeaps {
@@ -63,7 +100,8 @@ class MetaDevice final : public Device {
       : processor_tier_(processor_tier),
         arena_(threads),
         ledger_(std::make_shared<Ledger>()),
-        heaps_(std::make_shared<MetaHeaps>()) {}
+        heaps_(std::make_shared<MetaHeaps>()),
+        addresses_(std::make_shared<Addresses>()) {}
 
   Kind kind() const override { return Kind::meta; }
   Tier processor_tier() const override { return processor_tier_; }
@@ -79,7 +117,7 @@ class MetaDevice final : public Device {
   Storage allocate(std::size_t bytes, Category category, Tier tier) override {
     require(tier != Tier::nvme, "a device allocates memory of the device and host tiers, not files");
     ledger_->charge(tier, category, bytes);
-    std::byte* data = bytes <= small_block ? zeroed(bytes) : addresses(bytes);
+    std::byte* data = bytes <= small_block ? zeroed(bytes) : addresses_->take(bytes);
     if (!data) {
       ledger_->credit(tier, category, bytes);
       fail(
@@ -88,15 +126,15 @@ class MetaDevice final : public Device {
           "overcommitment (vm.overcommit_memory)");
     }
     const std::uint64_t offset = heaps_->take(bytes, heap_of(bytes, category));
-    return Storage({data, bytes},
-                   [ledger = ledger_, heaps = heaps_, offset, category, tier](MemoryBlock block) {
-                     if (block.bytes <= small_block)
-                       std::free(block.data);
-                     else
-                       ::munmap(block.data, block.bytes);
-                     heaps->give(offset, block.bytes, heap_of(block.bytes, category));
-                     ledger->credit(tier, category, block.bytes);
-                   });
+    return Storage({data, bytes}, [ledger = ledger_, heaps = heaps_, from = addresses_, offset, category,
+                                   tier](MemoryBlock block) {
+      if (block.bytes <= small_block)
+        std::free(block.data);
+      else
+        from->give(block.data, block.bytes);
+      heaps->give(offset, block.bytes, heap_of(block.bytes, category));
+      ledger->credit(tier, category, block.bytes);
+    });
   }
 
   Arena& arena() override { return arena_; }
@@ -110,6 +148,7 @@ class MetaDevice final : public Device {
   Arena arena_;
   std::shared_ptr<Ledger> ledger_;
   std::shared_ptr<MetaHeaps> heaps_;
+  std::shared_ptr<Addresses> addresses_;
 };
 
 }  // namespace

@@ -131,10 +131,14 @@ class Step {
     out.update += update_of(static_cast<double>(trained) / (all ? 1 : shards));
   }
 
+  /// Between device and host: over a link, or where both are one memory, read and written there.
+  double copied(double bytes, double link) const {
+    return machine_.accelerator() ? bytes / link : 2 * bytes / rates_.bandwidth;
+  }
+
   /// From the tier where they live to the device.
   double fetched(double bytes, Tier tier) const {
-    double seconds = 0;
-    if (tier != Tier::device && machine_.accelerator()) seconds = bytes / machine_.host.to_device;
+    double seconds = tier == Tier::device ? 0 : copied(bytes, machine_.host.to_device);
     if (tier == Tier::nvme) seconds = std::max(seconds, bytes * local_ranks_ / machine_.drive.read);
     return seconds;
   }
@@ -144,9 +148,10 @@ class Step {
     if (placement_.masters.tier == Tier::device)
       return bytes / (rates_.update > 0 ? rates_.update : rates_.bandwidth);
     double seconds = bytes * local_ranks_ / machine_.host.update;
-    if (machine_.accelerator())
-      seconds = std::max(seconds, elements * static_cast<double>(size_of(placement_.communication)) /
-                                      machine_.host.from_device);
+    const double gradients =
+        copied(elements * static_cast<double>(size_of(placement_.communication)), machine_.host.from_device);
+    // Over a link they come while others are updated.
+    seconds = machine_.accelerator() ? std::max(seconds, gradients) : seconds + gradients;
     if (placement_.masters.tier == Tier::nvme) {
       const double states = bytes / 2 * local_ranks_;  // one drive reads and writes
       seconds = std::max(seconds, states / machine_.drive.read + states / machine_.drive.write);

@@ -12,8 +12,6 @@ namespace {
 
 /// Prompts are read in rows that are a multiple of this, so that few shapes of products need to be prepared.
 constexpr std::int64_t row_step = 32;
-/// Rows that a pass over prompts takes at most, but for a single longer one: activations stay small.
-constexpr std::int64_t most_rows = 4096;
 
 /// A text that has a place in the cache.
 struct Text {
@@ -83,7 +81,7 @@ class Texts {
     for (Text& text : texts_) {
       if (text.stored > 0) continue;
       longest = std::max(longest, text.end());
-      if (!out.empty() && (std::ssize(out) + 1) * longest > most_rows) break;
+      if (!out.empty() && (std::ssize(out) + 1) * longest > most_prompt_rows) break;
       out.push_back(&text);
     }
     return out;

@@ -49,6 +49,9 @@ struct GenerationStats {
 
 /// Runs what it is given on a tape that neither records nor drops out: sharding::Pass::evaluate(), for one.
 using RunPass = std::function<void(const std::function<void(Tape&)>&)>;
+/// Rows that a pass over prompts takes at most, but for a single longer one: activations stay small.
+inline constexpr std::int64_t most_prompt_rows = 4096;
+
 /// Told of each token of each text as it comes; false ends the text.
 using OnToken = std::function<bool(std::size_t text, std::int32_t token)>;
 

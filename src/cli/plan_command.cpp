@@ -19,13 +19,38 @@ CommandLine plan_line() {
       "simulated from the machine's rates, and what does not fit by the exact estimate is left out. Keys "
       "that the configuration gives stay as they are. Ends with exit code 3 when nothing fits.",
       "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
-      "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]");
+      "[--tokens N] [--top K] [--output FILE] [--as-is] [--generate [--batch-sizes N,...] [--prompt-tokens "
+      "N] "
+      "[--max-tokens N]] [--json]");
   PlanRequest::declare(line, "10");
   line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
       .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
       .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
+      .flag("generate",
+            "tells of generation instead: latency and tokens per second by batch and tensor ranks")
+      .value("batch-sizes", "N,...", "with --generate: texts that are continued together", "1,4,16,64")
+      .value("prompt-tokens", "N", "with --generate: of each text", "512")
+      .value("max-tokens", "N", "with --generate: that follow each", "128")
       .flag("json", "print one JSON object");
   return line;
+}
+
+/// What generation takes on one machine, for each number of ranks that can share the model.
+void plan_generation(const PlanRequest& request, const CommandLine& line) {
+  const std::vector<std::int64_t> batches = line.amounts("batch-sizes", 1, 1000);
+  planning::GenerationShape shape;
+  shape.prompt = line.integer("prompt-tokens", 1), shape.tokens = line.integer("max-tokens", 1);
+  std::vector<planning::GenerationTime> times;
+  request.files.in_their_words([&] {
+    const config::Config config = request.configuration();
+    const std::int64_t vocabulary = engine::vocabulary_size(config);
+    for (const int tensor : planning::tensor_ranks(config, request.machine, vocabulary))
+      for (const std::int64_t batch : batches) {
+        shape.batch = batch;
+        times.push_back(planning::generation_time(config, request.machine, vocabulary, tensor, shape));
+      }
+  });
+  std::fputs((line.has("json") ? json_of(times) : text_of(times, request.machine, shape)).c_str(), stdout);
 }
 
 void check_as_is(const CommandLine& line) {
@@ -55,6 +80,10 @@ void plan_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   const PlanRequest request = PlanRequest::of(line);
   check_as_is(line);
+  if (line.has("generate")) return plan_generation(request, line);
+  for (const char* of_generation : {"batch-sizes", "prompt-tokens", "max-tokens"})
+    if (line.has(of_generation))
+      throw UsageError(cat("--", of_generation, " belongs to --generate: give both"));
   PlanReport report;
   report.machine = request.machine;
   report.ranks = request.options.ranks, report.goal = request.options.goal;

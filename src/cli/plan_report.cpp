@@ -162,4 +162,30 @@ std::string json_of(const PlanReport& r) {
   return out.dump(2) + "\n";
 }
 
+std::string text_of(const std::vector<planning::GenerationTime>& times, const config::Machine& machine,
+                    const planning::GenerationShape& shape) {
+  std::vector<std::vector<std::string>> rows{{"tensor ranks", "batch", "first token s", "further token ms",
+                                              "tokens/s", "tokens/s/rank", "device", ""}};
+  for (const planning::GenerationTime& time : times)
+    rows.push_back({std::to_string(time.tensor), std::to_string(time.batch), in_seconds(time.prefill),
+                    engine::printed("%.4g", 1e3 * time.decode), engine::human_count(time.tokens_per_second),
+                    engine::human_count(time.tokens_per_second / time.tensor),
+                    engine::human_bytes(time.memory), time.fits ? "" : "does not fit"});
+  return cat("Generation on ", machine.name, ": prompts of ", counted(shape.prompt, "token"), ", ",
+             shape.tokens, " that follow\n\n", engine::format_table(rows));
+}
+
+std::string json_of(const std::vector<planning::GenerationTime>& times) {
+  OrderedJson out = OrderedJson::array();
+  for (const planning::GenerationTime& time : times)
+    out.push_back({{"tensor", time.tensor},
+                   {"batch", time.batch},
+                   {"first_token_s", time.prefill},
+                   {"further_token_s", time.decode},
+                   {"tokens_per_s", time.tokens_per_second},
+                   {"device_bytes", time.memory},
+                   {"fits", time.fits}});
+  return out.dump(2) + "\n";
+}
+
 }  // namespace sherd::cli

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "config/machine.h"
+#include "planning/generation.h"
 #include "planning/search.h"
 
 namespace sherd::cli {
@@ -25,5 +26,10 @@ std::vector<std::string> layout_cells(const planning::Layout& layout);
 std::string text_of(const PlanReport& report);
 /// One JSON object: bytes and seconds as numbers.
 std::string json_of(const PlanReport& report);
+
+/// Times of generation, as `sherd plan --generate` tells them.
+std::string text_of(const std::vector<planning::GenerationTime>& times, const config::Machine& machine,
+                    const planning::GenerationShape& shape);
+std::string json_of(const std::vector<planning::GenerationTime>& times);
 
 }  // namespace sherd::cli

@@ -18,6 +18,7 @@
 // - the time of a step: engine/estimate/step_time.h, by prices of work (price.h) that dry runs tell
 //   (part_work.h); the rates: config/machine.h and configs/machines/
 // - which layouts are tried: LayoutSearch, search.cpp
+// - the time of generation: generation.h
 // - rates corrected by steps that ran (`sherd tune`): correction.h
 // - what a run needs and a machine has: fit.cpp; what makes it fit: remedy.cpp
 

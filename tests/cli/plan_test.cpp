@@ -66,6 +66,20 @@ TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
   refused({}, 1, "cannot read the machine");
 }
 
+TEST_F(PlanProgram, TellsOfGeneration) {
+  const Outcome table =
+      plan({"--generate", "--prompt-tokens", "8", "--max-tokens", "4", "--batch-sizes", "1,2"});
+  ASSERT_EQ(table.code, 0) << table.err;
+  EXPECT_THAT(table.out, HasSubstr("prompts of 8 tokens, 4 that follow"));
+  EXPECT_EQ(count(table.out, "\n"), 8u) << "two numbers of ranks, two batches: " << table.out;
+  const Outcome lonely = plan({"--max-tokens", "4"});
+  EXPECT_EQ(lonely.code, 2);
+  EXPECT_THAT(lonely.err, HasSubstr("--max-tokens belongs to --generate"));
+  const Outcome longer = plan({"--generate", "--prompt-tokens", "16", "--max-tokens", "2"});
+  EXPECT_EQ(longer.code, 1);
+  EXPECT_THAT(longer.err, HasSubstr("model.seq_length"));
+}
+
 TEST_F(PlanProgram, EndsWithThreeWhereNothingFits) {
   write_text(folder_ / "machine.json", R"({"name": "tiny", "devices": 2, "memory": "1GiB",
       "rates": [{"bandwidth": 1e10, "products": [{"dtype": "bf16", "peak": 1e11}]}],

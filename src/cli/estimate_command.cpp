@@ -38,6 +38,17 @@ void look_at(EstimateReport& report, std::optional<int> chosen) {
   report.rank = report.stages[static_cast<std::size_t>(report.stage)].rank;
 }
 
+/// The time of a step by the rates of a machine that was named, or why there is none.
+void price(EstimateReport& report, std::int64_t vocabulary) {
+  try {
+    report.step_seconds =
+        planning::plan_as_is(report.config, report.rates, vocabulary, report.world.ranks).time.seconds;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::config) throw;
+    report.not_priced = error.what();
+  }
+}
+
 /// Fills in the report, which has its world. `machine`: the file of the machine by whose rates a step is
 /// priced; empty: a usual one's.
 void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> chosen,
@@ -54,10 +65,12 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
   look_at(report, chosen);
   report.rates =
       machine.empty() ? planning::usual_machine(report.machine.on_gpus) : config::read_machine(machine);
-  report.rates.devices = report.world.local_ranks;
-  if (!machine.empty())
-    report.step_seconds =
-        planning::plan_as_is(report.config, report.rates, vocabulary, report.world.ranks).time.seconds;
+  report.rates = report.rates.with_devices(report.world.local_ranks);
+  if (!machine.empty() && report.rates.accelerator() != report.machine.on_gpus)
+    fail(ErrorKind::config, "'", report.rates.name, "' ", report.rates.accelerator() ? "has" : "has no",
+         " GPUs, and the run is ", report.machine.on_gpus ? "" : "not ",
+         "one on GPUs: set device.type to \"cuda\" or \"cpu\", or name another machine");
+  if (!machine.empty()) price(report, vocabulary);
   report.missing = planning::shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())
     report.remedy =

@@ -88,6 +88,12 @@ std::string world_table(const EstimateReport& r) {
   return cat("\n", engine::format_table(rows));
 }
 
+std::string longer_by(const planning::Remedy& remedy) {
+  if (!remedy.slow_down) return "how much longer a step takes is not known";
+  if (*remedy.slow_down < 5e-4) return "a step takes no longer";
+  return cat("a step takes ", engine::printed("%.2g", 100 * *remedy.slow_down), " % longer");
+}
+
 std::string verdict(const EstimateReport& r) {
   std::string out = "\n";
   const auto limit = [&](const char* key, std::uint64_t bytes) {
@@ -106,6 +112,7 @@ std::string verdict(const EstimateReport& r) {
                human_bytes(planning::untracked_of_cuda +
                            planning::untracked_for_nccl(r.config.parallel, r.world, r.machine)),
                " beside it; device.device_memory_limit says what one has\n");
+  if (!r.not_priced.empty()) out += cat("the time of a step is not known: ", r.not_priced, "\n");
   if (r.step_seconds > 0)
     out += cat("a step takes about ", engine::printed("%.3g", r.step_seconds), " s by the rates of ",
                r.rates.name, "\n");
@@ -120,8 +127,7 @@ std::string verdict(const EstimateReport& r) {
            "No key that is known here makes it fit: use more ranks, a smaller model or shorter sequences.\n";
   out += cat("Cheapest change that fits: ", r.remedy.line(), "\n");
   for (const std::string& reason : r.remedy.reasons) out += cat("  ", reason, "\n");
-  out += cat("  a step takes ", engine::printed("%.3g", 100 * r.remedy.slow_down),
-             " % longer, by the rates of ", r.rates.name, "\n");
+  out += cat("  ", longer_by(r.remedy), ", by the rates of ", r.rates.name, "\n");
   return out;
 }
 
@@ -228,7 +234,7 @@ std::string json_of(const EstimateReport& r) {
         {{"what", shortfall.what}, {"needed", shortfall.needed}, {"available", shortfall.available}});
   out["change"] = OrderedJson::array();
   for (const std::string& override : r.remedy.overrides()) out["change"].push_back(override);
-  if (!r.remedy.keys.empty()) out["slow_down"] = r.remedy.slow_down, out["rates"] = r.rates.name;
+  if (r.remedy.slow_down) out["slow_down"] = *r.remedy.slow_down, out["rates"] = r.rates.name;
   if (r.step_seconds > 0) out["step_s"] = r.step_seconds;
   return out.dump(2) + "\n";
 }

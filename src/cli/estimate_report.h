@@ -20,7 +20,8 @@ struct EstimateReport {
   std::vector<planning::Shortfall> missing;  ///< empty: it fits
   planning::Remedy remedy;                   ///< where it does not fit; without keys when none helps
   config::Machine rates;                     ///< by which remedies are priced
-  double step_seconds = 0;                   ///< by these rates; 0: nobody named a machine
+  double step_seconds = 0;                   ///< by these rates; 0: nobody named a machine, or:
+  std::string not_priced;                    ///< why they tell no time
 };
 
 /// For people: a table by tier and category, sums for a machine and the whole world, what there is, and what

@@ -22,7 +22,7 @@ CommandLine plan_line() {
       "[--tokens N] [--top K] [--output FILE] [--as-is] [--generate [--batch-sizes N,...] [--prompt-tokens "
       "N] "
       "[--max-tokens N]] [--json]");
-  PlanRequest::declare(line, "10");
+  PlanRequest::declare(line, "10", "time, tokens_per_day, memory or fewest_gpus");
   line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
       .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
       .flag("as-is", "tells the time of the configuration as it is, and searches nothing")
@@ -78,7 +78,7 @@ void find_plans(const PlanRequest& request, bool as_is, PlanReport& report) {
 void plan_command(const Arguments& arguments) {
   CommandLine line = plan_line();
   if (!line.parse(arguments)) return;
-  const PlanRequest request = PlanRequest::of(line);
+  const PlanRequest request = PlanRequest::of(line, "plan");
   check_as_is(line);
   if (line.has("generate")) return plan_generation(request, line);
   for (const char* of_generation : {"batch-sizes", "prompt-tokens", "max-tokens"})
@@ -90,10 +90,13 @@ void plan_command(const Arguments& arguments) {
   if (line.has("tokens")) report.tokens = static_cast<double>(line.amount("tokens", 1, 1000));
   request.files.in_their_words([&] { find_plans(request, line.has("as-is"), report); });
   const std::string path = line.has("output") ? line.text("output") : "";
-  if (!report.result.best.empty()) report.written = path;
+  const bool fits = !report.result.best.empty() && report.result.best.front().lacks.empty();
+  if (fits && !path.empty()) {
+    request.write(report.result.best.front(), path);
+    report.written = path;
+  }
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);
-  if (report.result.best.empty() || !report.result.best.front().lacks.empty()) throw Finding{does_not_fit};
-  if (!path.empty()) request.write(report.result.best.front(), path);
+  if (!fits) throw Finding{does_not_fit};
 }
 
 }  // namespace sherd::cli

@@ -67,15 +67,17 @@ std::string why_slower(const StepTime& time, const StepTime& best) {
 
 std::string heading(const PlanReport& r) {
   const std::int64_t nodes = (r.ranks + r.machine.devices - 1) / r.machine.devices;
-  return cat(engine::human_count(static_cast<double>(r.parameters)), " parameters on up to ",
-             counted(r.ranks, "rank"), ", ", counted(nodes, "machine"), " of ", r.machine.name, "; ",
+  return cat(engine::human_count(static_cast<double>(r.parameters)), " parameters on ",
+             r.goal == planning::Goal::fewest_gpus ? "up to " : "", counted(r.ranks, "rank"), ", ",
+             counted(nodes, "machine"), " of ", r.machine.name, "; ",
              counted(static_cast<std::int64_t>(r.result.tried), "layout"), " tried, ", r.result.too_large,
              " of them too large\n\n");
 }
 
 std::string table(const PlanReport& r) {
   std::vector<std::vector<std::string>> rows{{"layout", "micro-batch", "ZeRO", "recompute", "step s",
-                                              "tokens/s/rank", "MFU", "device", "bubble", "exposed", ""}};
+                                              "tokens/s/rank", "MFU", "device", "bubble", "exposed",
+                                              "slower by"}};
   const StepTime& best = r.result.best.front().time;
   for (const Plan& plan : r.result.best) {
     const StepTime& t = plan.time;
@@ -112,7 +114,8 @@ std::string training_of(const PlanReport& r) {
 std::string keys_of(const PlanReport& r) {
   const Plan& best = r.result.best.front();
   if (!best.lacks.empty()) return cat("\nIt does not fit: ", best.lacks, ".\n");
-  if (!r.written.empty()) return cat("\nThe best is written to ", r.written, ".\n");
+  if (!r.written.empty())
+    return cat("\nThe best is written to ", r.written, ": ", train_line(r.written, best.layout.ranks), "\n");
   std::string out = "\nThe best:";
   for (const auto& [key, value] : r.result.best.front().keys()) out += cat(" --set ", key, "=", value);
   return out + "\n";
@@ -132,6 +135,10 @@ OrderedJson json_of(const Plan& plan) {
 }
 
 }  // namespace
+
+std::string train_line(const std::string& config, int ranks) {
+  return cat("sherd train --config ", config, " --ranks ", ranks);
+}
 
 std::vector<std::string> layout_cells(const Layout& layout) {
   return {cat(layout.text(data_of(layout)), layout.optimizer_on_host ? ", optimizer on the host" : ""),

@@ -11,45 +11,38 @@
 namespace sherd::cli {
 namespace {
 
-planning::Goal goal_of(const CommandLine& line) {
+planning::Goal goal_of(const CommandLine& line, const std::string& command) {
   const std::vector<std::string> goals{"time", "tokens_per_day", "memory", "fewest_gpus"};
   const std::string goal = line.text("goal");
   for (std::size_t i = 0; i < goals.size(); ++i)
     if (goal == goals[i]) return static_cast<planning::Goal>(i);
   throw UsageError(
-      cat("unknown goal '", excerpt(goal), "'; ", suggest(goal, goals), " See 'sherd plan --help'"));
-}
-
-/// The machine with `gpus` ranks on each: links inside of it join no more.
-config::Machine with_ranks(config::Machine machine, std::int64_t gpus) {
-  for (config::Link& link : machine.links)
-    if (link.ranks > 0 && link.ranks <= machine.devices) link.ranks = std::min(link.ranks, gpus);
-  machine.devices = gpus;
-  return machine;
+      cat("unknown goal '", excerpt(goal), "'; ", suggest(goal, goals), " See 'sherd ", command, " --help'"));
 }
 
 }  // namespace
 
-void PlanRequest::declare(CommandLine& line, const std::string& top) {
+void PlanRequest::declare(CommandLine& line, const std::string& top, const std::string& goals) {
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("machine", "FILE", "the machine's rates (configs/machines/, or 'sherd bench machine')")
-      .value("nodes", "M", "machines; with --goal fewest_gpus the most", "1")
+      .value("nodes", "M", "machines, all of whose places are taken (with --goal fewest_gpus at most)", "1")
       .value("gpus", "N", "ranks on each; by default as many as a machine has place for")
-      .value("goal", "G", "time, tokens_per_day, memory or fewest_gpus", "time")
+      .value("goal", "G", goals, "time")
       .value("global-batch", "N", "sequences of a step, whatever train_batch_size says")
       .value("top", "K", "how many layouts", top)
       .rest_to("config");
 }
 
-PlanRequest PlanRequest::of(const CommandLine& line) {
+PlanRequest PlanRequest::of(const CommandLine& line, const std::string& command) {
   constexpr std::int64_t most_top = 1000, most_gpus = 1024, most_nodes = 100'000;
-  PlanRequest out{.files = {line.all("config"), line.all("set")}, .machine = {}, .options = {}};
-  if (out.files.paths.empty()) throw UsageError("no --config given. See 'sherd plan --help'");
-  out.machine = config::read_machine(line.required("machine"));
-  if (line.has("gpus")) out.machine = with_ranks(out.machine, line.integer("gpus", 1, most_gpus));
+  PlanRequest out{
+      .files = {line.all("config"), line.all("set")}, .machine = {}, .whole_machine = {}, .options = {}};
+  if (out.files.paths.empty()) throw UsageError(cat("no --config given. See 'sherd ", command, " --help'"));
+  out.machine = out.whole_machine = config::read_machine(line.required("machine"));
+  if (line.has("gpus")) out.machine = out.machine.with_devices(line.integer("gpus", 1, most_gpus));
   out.options.ranks = static_cast<int>(out.machine.devices * line.integer("nodes", 1, most_nodes));
-  out.options.goal = goal_of(line);
+  out.options.goal = goal_of(line, command);
   out.options.top = static_cast<std::size_t>(line.integer("top", 1, most_top));
   if (line.has("global-batch")) out.options.global_batch = line.integer("global-batch", 1);
   return out;

@@ -12,13 +12,15 @@ namespace sherd::cli {
 /// What `sherd plan` and `sherd tune` are asked to search.
 struct PlanRequest {
   ConfigFiles files;
-  config::Machine machine;
+  config::Machine machine;        ///< with as many ranks as --gpus says
+  config::Machine whole_machine;  ///< as the file has it
   planning::SearchOptions options;
 
-  /// Declares the options of both commands; `top` is how many layouts are wanted unless --top says.
-  static void declare(CommandLine& line, const std::string& top);
-  /// Reads them. Throws UsageError, and what reading the machine's file throws.
-  static PlanRequest of(const CommandLine& line);
+  /// Declares the options of both commands; `top` is how many layouts are wanted unless --top says, `goals`
+  /// what --goal may be.
+  static void declare(CommandLine& line, const std::string& top, const std::string& goals);
+  /// Reads them for `command`. Throws UsageError, and what reading the machine's file throws.
+  static PlanRequest of(const CommandLine& line, const std::string& command);
 
   /// The configuration, which has a model. Throws Error{config} where it has none.
   config::Config configuration() const;

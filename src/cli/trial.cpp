@@ -64,31 +64,57 @@ pid_t start(const std::vector<std::string>& words, const std::string& log) {
   return child;
 }
 
-/// Waits until the process ends or `over` says that it need not be waited for. False: it has not ended.
-bool wait_for(pid_t child, int& status, const std::function<bool()>& over) {
+/// Waits until the process has ended or `over` says that it need not be waited for. It is not reaped yet, so
+/// that its number, which is its group's, belongs to nobody else. False: it has not ended.
+bool wait_for(pid_t child, const std::function<bool()>& over) {
   constexpr std::chrono::milliseconds pause{20};
   for (;; std::this_thread::sleep_for(pause)) {
-    const pid_t ended = ::waitpid(child, &status, WNOHANG);
-    if (ended == child) return true;
-    if (ended < 0 && errno != EINTR)
-      fail(ErrorKind::io, "cannot wait for a program that was started: ", std::strerror(errno));
+    siginfo_t ended{};
+    if (::waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0) {
+      if (ended.si_pid == child) return true;
+    } else if (errno != EINTR) {
+      fail(ErrorKind::io, "cannot wait for a trial: ", std::strerror(errno),
+           ". Let whoever starts sherd not ignore SIGCHLD");
+    }
     if (over()) return false;
   }
 }
 
-/// Ends all of the group.
-void end_group(pid_t child) {
-  constexpr std::chrono::seconds patience{10};
-  const auto begin = Clock::now();
-  int status = 0;
-  ::kill(-child, SIGTERM);
-  const bool ended = wait_for(child, status, [&] { return Clock::now() - begin > patience; });
-  ::kill(-child, SIGKILL);  // also what the first has left behind
-  if (!ended) wait_for(child, status, [] { return false; });
-}
+/// A program that was started, with all that it starts: whatever is left of them ends with this.
+class ProgramGroup {
+ public:
+  explicit ProgramGroup(pid_t leader) : leader_(leader) {}
+  ~ProgramGroup() { end(); }
+  ProgramGroup(const ProgramGroup&) = delete;
+  ProgramGroup& operator=(const ProgramGroup&) = delete;
 
-/// The median of the steps that a metrics file has, but the first, which sets up what later ones use.
-double median_step(const fs::path& metrics) {
+  /// As waitpid() tells it.
+  int end() noexcept {
+    if (leader_ == 0) return status_;
+    ::kill(-leader_, SIGKILL);
+    while (::waitpid(leader_, &status_, 0) < 0 && errno == EINTR) {
+    }
+    leader_ = 0;
+    return status_;
+  }
+  /// Asks all to end, and gives the first of them, a launcher say, time to see to it.
+  void ask_to_end() {
+    constexpr std::chrono::seconds patience{10};
+    const auto begin = Clock::now();
+    ::kill(-leader_, SIGTERM);
+    wait_for(leader_, [&] { return Clock::now() - begin > patience; });
+  }
+
+ private:
+  pid_t leader_;
+  int status_ = 0;
+};
+
+struct Steps {
+  double median = 0, spread = 0;
+};
+/// Of the steps that a metrics file has but the first, which sets up what later ones use.
+Steps steps_in(const fs::path& metrics) {
   std::ifstream in(metrics);
   std::vector<double> seconds;
   for (std::string line; std::getline(in, line);) {
@@ -96,19 +122,27 @@ double median_step(const fs::path& metrics) {
     if (step.is_object() && step.contains("step_ms")) seconds.push_back(step["step_ms"].get<double>() / 1e3);
   }
   if (seconds.size() > 1) seconds.erase(seconds.begin());
-  if (seconds.empty()) return 0;
-  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
-  std::nth_element(seconds.begin(), middle, seconds.end());
-  return *middle;
+  if (seconds.empty()) return {};
+  std::sort(seconds.begin(), seconds.end());
+  const std::size_t n = seconds.size();
+  const double median = (seconds[(n - 1) / 2] + seconds[n / 2]) / 2;
+  return {median, (seconds[(3 * n - 1) / 4] - seconds[n / 4]) / median};
 }
 
-/// The first error that a program's log tells of, without the program's name.
-std::string first_error(const fs::path& log) {
+/// The first error that a program's log tells of, without the program's name; else how it ended, with the
+/// last line.
+std::string error_in(const fs::path& log, int code) {
   constexpr std::string_view mark = "error: ";
+  constexpr std::size_t longest = 300;
   std::ifstream in(log);
-  for (std::string line; std::getline(in, line);)
-    if (const auto at = line.find(mark); at != std::string::npos) return line.substr(at + mark.size());
-  return "";
+  std::string last;
+  for (std::string line; std::getline(in, line);) {
+    if (const auto at = line.find(mark); at != std::string::npos)
+      return excerpt(line.substr(at + mark.size()), longest);
+    if (line.find_first_not_of(" \t\r-") != std::string::npos) last = line;
+  }
+  return cat("ended with exit code ", code, last.empty() ? "" : ": ", excerpt(last, longest), " (",
+             log.string(), ")");
 }
 
 std::string failure_of(const ProgramEnd& end, const Trial& trial, const fs::path& log) {
@@ -121,10 +155,7 @@ std::string failure_of(const ProgramEnd& end, const Trial& trial, const fs::path
     default:
       break;
   }
-  if (end.code == 0) return "";
-  const std::string error = first_error(log);
-  return error.empty() ? cat("ended with exit code ", end.code, " (", log.string(), ")")
-                       : excerpt(error, 300);
+  return end.code == 0 ? "" : error_in(log, end.code);
 }
 
 }  // namespace
@@ -140,18 +171,13 @@ ProgramEnd run_program_until(const std::string& launcher, const std::vector<std:
   const auto begin = Clock::now();
   const auto too_long = [&] { return std::chrono::duration<double>(Clock::now() - begin).count() > seconds; };
   const pid_t child = start(words, log.string());
-  int status = 0;
-  bool ended = false;
-  try {
-    ended = wait_for(child, status, [&] { return stopped() || too_long(); });
-  } catch (...) {
-    end_group(child);
-    throw;
+  ProgramGroup group(child);
+  if (!wait_for(child, [&] { return stopped() || too_long(); })) {
+    const bool stop = stopped();
+    group.ask_to_end();
+    return {stop ? ProgramEnd::Kind::stopped : ProgramEnd::Kind::too_long};
   }
-  if (!ended) {
-    end_group(child);
-    return {too_long() ? ProgramEnd::Kind::too_long : ProgramEnd::Kind::stopped};
-  }
+  const int status = group.end();
   if (WIFSIGNALED(status)) return {ProgramEnd::Kind::killed, WTERMSIG(status)};
   return {ProgramEnd::Kind::exited, WEXITSTATUS(status)};
 }
@@ -167,12 +193,13 @@ TrialResult run_trial(const Trial& trial, const std::function<bool()>& stopped) 
                                    "--metrics",
                                    metrics.string()};
   for (const std::string& override : trial.overrides) program.insert(program.end(), {"--set", override});
-  if (trial.launcher.empty()) program.insert(program.end(), {"--ranks", std::to_string(trial.ranks)});
+  program.insert(program.end(), {"--ranks", std::to_string(trial.ranks)});
   const ProgramEnd end = run_program_until(trial.launcher, program, log, trial.most_seconds, stopped);
   if (end.kind == ProgramEnd::Kind::stopped) fail(ErrorKind::interrupted, "stopped");
   TrialResult out{.failure = failure_of(end, trial, log)};
   if (!out.failure.empty()) return out;
-  out.step_seconds = median_step(metrics);
+  const Steps steps = steps_in(metrics);
+  out.step_seconds = steps.median, out.spread = steps.spread;
   if (out.step_seconds <= 0) out.failure = cat("made no steps (", log.string(), ")");
   return out;
 }

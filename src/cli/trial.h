@@ -16,16 +16,18 @@ struct ProgramEnd {
 };
 
 /// Runs a program with all that it starts, which is a process group of its own, until it ends, `seconds` are
-/// over or `stopped` says so; then the group is asked to end (SIGTERM), and after some seconds killed. What
-/// it prints goes to the file `log`, its input is empty. `launcher`: words for a shell that go before the
-/// program, as "mpirun -n 4"; may be empty. Throws Error{io} where it cannot be started.
+/// over or `stopped` says so; then the group is asked to end (SIGTERM), and killed ten seconds later or once
+/// its first process has ended. In any case nothing of the group is left. What it prints goes to the file
+/// `log`, its input is empty. `launcher`: words for a shell that go before the program, as "mpirun -n 4"; may
+/// be empty. Throws Error{io} where it cannot be started.
 ProgramEnd run_program_until(const std::string& launcher, const std::vector<std::string>& program,
                              const std::filesystem::path& log, double seconds,
                              const std::function<bool()>& stopped);
 
-/// A short training run, by `sherd train` as a program of its own: nothing of it outlives it, and no error,
-/// not even want of memory, is more than its own end.
+/// A short training run, by `sherd train` as a program of its own: no error, not even want of memory, is more
+/// than its own end.
 struct Trial {
+  std::string program;                 ///< the path of `sherd`
   std::string config;                  ///< the file of its configuration
   std::vector<std::string> overrides;  ///< keys of it that differ, among them the steps
   std::filesystem::path folder;        ///< of its files
@@ -38,6 +40,7 @@ struct Trial {
 /// What a trial came to: seconds of a step, or why there are none.
 struct TrialResult {
   double step_seconds = 0;  ///< the median of its steps but the first
+  double spread = 0;        ///< from the first to the third quarter of them, as a share of that
   std::string failure;      ///< in a line; empty: it ran
 };
 

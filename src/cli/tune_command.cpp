@@ -1,16 +1,18 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
+#include "base/arena.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "base/version.h"
+#include "base/run_lock.h"
 #include "cli/command_line.h"
 #include "cli/plan_request.h"
 #include "cli/program.h"
@@ -18,6 +20,7 @@
 #include "comm/communicator.h"
 #include "engine/report/report.h"
 #include "engine/stop_signals.h"
+#include "engine/token_data.h"
 
 namespace sherd::cli {
 
@@ -25,43 +28,49 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The steps that earlier calls have measured in a folder, by what decides about a trial's time. A line of
-/// JSON each, so that a call that is stopped loses one trial at most. What failed is tried again: somebody
-/// may have mended it.
+/// What earlier calls have tried in a folder, by what decides about a trial's time. A line of JSON each, so
+/// that a call that is stopped loses one trial at most.
 class KnownTrials {
  public:
-  explicit KnownTrials(fs::path file) : file_(std::move(file)) {
+  KnownTrials(fs::path file, bool forget) : file_(std::move(file)) {
+    if (forget) return;
     std::ifstream in(file_);
     for (std::string line; std::getline(in, line);) {
       const auto known = nlohmann::json::parse(line, nullptr, false);
-      if (!known.is_object() || !known.contains("trial") || !known.contains("step_s")) continue;
-      add(known["trial"].get<std::string>(), known["step_s"].get<double>());
+      if (!known.is_object() || !known.contains("trial")) continue;  // what a crash left of a line
+      add(known.value("trial", ""),
+          {known.value("step_s", 0.0), known.value("spread", 0.0), known.value("failure", "")});
     }
   }
 
-  /// Seconds of a step; nothing where nobody has measured them.
-  std::optional<double> find(const std::string& trial) const {
+  /// Null where nobody has tried it. What failed may have been mended since.
+  const TrialResult* find(const std::string& trial) const {
     const auto found = all_.find(trial);
-    return found == all_.end() ? std::nullopt : std::optional(found->second);
+    return found == all_.end() ? nullptr : &found->second;
   }
-  void keep(const std::string& trial, double step_seconds) {
-    add(trial, step_seconds);
+  void keep(const std::string& trial, const TrialResult& result) {
+    add(trial, result);
     write_file_atomically(file_, text_);
   }
 
  private:
-  void add(const std::string& trial, double step_seconds) {
-    text_ += nlohmann::ordered_json{{"trial", trial}, {"step_s", step_seconds}}.dump() + "\n";
-    all_[trial] = step_seconds;
+  void add(const std::string& trial, const TrialResult& result) {
+    const nlohmann::ordered_json line{{"trial", trial},
+                                      {"step_s", result.step_seconds},
+                                      {"spread", result.spread},
+                                      {"failure", result.failure}};
+    text_ += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    all_[trial] = result;
   }
 
   fs::path file_;
   std::string text_;
-  std::map<std::string, double> all_;
+  std::map<std::string, TrialResult> all_;
 };
 
 struct TuneOptions {
   fs::path folder;
+  bool again = false;  ///< whatever earlier calls have measured
   std::string launcher;
   std::int64_t steps = 8;
   double most_seconds = 0;  ///< after which no trial begins; 0: no limit
@@ -75,6 +84,7 @@ std::vector<std::string> trial_overrides(const config::Config& config, std::int6
                                "training.eval_steps=1",       "training.keep_best=false",
                                "training.patience=0",         "tensorboard.enabled=false",
                                "csv_monitor.enabled=false",   "steps_per_print=0"};
+  if (config.data) out.emplace_back("data.split=[1,0]");  // nothing to evaluate at the end
   // An adapter belongs to weights; else any will do.
   if (config.training.adapter.type == config::AdapterType::none) out.emplace_back("training.init_from=");
   return out;
@@ -87,56 +97,76 @@ class Tuning {
       : request_(request),
         options_(options),
         overrides_(trial_overrides(request.configuration(), options.steps)),
-        known_(options.folder / "trials.jsonl") {}
+        program_(fs::read_symlink("/proc/self/exe")),
+        known_(options.folder / "trials.jsonl", options.again) {}
 
   TuneReport run(planning::SearchResult found) {
     TuneReport report;
-    report.folder = options_.folder.string();
-    for (planning::Plan& plan : found.best)
+    report.folder = options_.folder.string(), report.launcher = options_.launcher;
+    std::vector<std::size_t> order;
+    for (planning::Plan& plan : found.best) {
+      order.push_back(report.layouts.size());
       report.layouts.push_back({.plan = std::move(plan), .result = {}, .config = {}});
+      prepare(report, order.back());
+    }
+    // Those that failed before come last: they may take all the time again.
+    std::stable_partition(order.begin(), order.end(),
+                          [&](std::size_t i) { return !known_.find(identities_[i]); });
     const auto begin = std::chrono::steady_clock::now();
-    const auto seconds = [&] {
-      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    };
-    for (std::size_t i = 0; i < report.layouts.size(); ++i)
-      look_at(report, i, options_.most_seconds > 0 && seconds() > options_.most_seconds);
+    for (const std::size_t place : order) {
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - begin;
+      if (options_.most_seconds > 0 && passed.count() > options_.most_seconds) break;
+      if (!report.layouts[place].known) attempt(report, place);
+    }
+    if (stopped()) fail(ErrorKind::interrupted, "stopped");
     if (!report.ran().empty()) conclude(report);
     return report;
   }
 
  private:
-  /// Tries a layout, unless that was done before; where `over`, nothing is begun.
-  void look_at(TuneReport& report, std::size_t place, bool over) {
+  static bool stopped() { return engine::StopSignals::received() != 0; }
+  static std::string name_of_trial(std::size_t place) { return cat("trial-", place + 1); }
+
+  /// Writes a layout's configuration, and finds what is known of it.
+  void prepare(TuneReport& report, std::size_t place) {
     TunedLayout& each = report.layouts[place];
-    const std::string name = cat("trial-", place + 1);
-    each.config = (options_.folder / (name + ".json")).string();
+    each.config = (options_.folder / (name_of_trial(place) + ".json")).string();
     request_.write(each.plan, each.config);
-    const std::string trial = identity(each.config);
-    if (const std::optional<double> before = known_.find(trial)) {
-      each.result.step_seconds = *before, each.tried = each.known = true;
-      return;
-    }
-    if (over) return;
+    identities_.push_back(identity(each.config));
+    const TrialResult* before = known_.find(identities_.back());
+    if (before && before->failure.empty()) each.result = *before, each.tried = each.known = true;
+  }
+
+  void attempt(TuneReport& report, std::size_t place) {
+    TunedLayout& each = report.layouts[place];
+    const std::string name = name_of_trial(place);
     log_info(name, " of ", report.layouts.size(), ": predicted ",
              engine::printed("%.4g s", each.plan.time.seconds));
-    each.result = run_trial({.config = each.config,
+    each.result = run_trial({.program = program_.string(),
+                             .config = each.config,
                              .overrides = overrides_,
                              .folder = options_.folder,
                              .name = name,
                              .ranks = each.plan.layout.ranks,
                              .launcher = options_.launcher,
                              .most_seconds = options_.most_trial_seconds},
-                            [] { return engine::StopSignals::received() != 0; });
+                            stopped);
     each.tried = true;
-    if (each.ran()) known_.keep(trial, each.result.step_seconds);
+    known_.keep(identities_[place], each.result);
     log_info(name, ": ",
              each.ran() ? engine::printed("%.4g s", each.result.step_seconds) : each.result.failure);
   }
 
-  /// What tells a trial from others: its configuration, how long it is, how it is started, and by what.
+  /// What tells a trial from others: its configuration, how long it is, how and where it runs, and by what.
   std::string identity(const std::string& config_file) const {
-    std::string all = cat(read_file(config_file), options_.launcher, version());
-    for (const std::string& override : overrides_) all += override;
+    std::string all = read_file(config_file);
+    std::vector<std::string> parts = overrides_;
+    std::error_code unknown;
+    const auto changed = fs::last_write_time(program_, unknown).time_since_epoch().count();
+    parts.insert(parts.end(), {options_.launcher, cat(changed), cat(available_cores())});
+    for (const char* name : {"OMP_NUM_THREADS", "DNNL_MAX_CPU_ISA"})
+      if (const char* value = std::getenv(name)) parts.push_back(cat(name, '=', value));
+    for (const std::string& part : parts) all += '\0' + part;
     return cat(stable_hash(all));
   }
 
@@ -146,9 +176,15 @@ class Tuning {
     report.correction = planning::correction_of(report.measured());
     PlanRequest again = request_;
     again.machine = planning::corrected(request_.machine, report.correction);
-    again.machine.source = cat(request_.machine.source, "; corrected by sherd tune");
+    config::Machine kept = planning::corrected(request_.whole_machine, report.correction);
+    kept.source = cat(request_.machine.source, "; corrected by sherd tune");
     report.machine_file = file("machine.json"), report.best_file = file("best.json");
-    write_file_atomically(report.machine_file, config::dump(again.machine));
+    write_file_atomically(report.machine_file, config::dump(kept));
+    const std::int64_t vocabulary = engine::vocabulary_size(request_.configuration());
+    for (const std::size_t i : report.ran())
+      report.layouts[i].corrected = planning::plan_as_is(report.layouts[i].plan.config, again.machine,
+                                                         vocabulary, request_.options.ranks)
+                                        .time.seconds;
     request_.write(report.layouts[report.ran().front()].plan, report.best_file);
     write_file_atomically(file("tune.svg"), plot_of(report));
     again.options.top = 1;
@@ -163,7 +199,9 @@ class Tuning {
   const PlanRequest& request_;
   const TuneOptions& options_;
   std::vector<std::string> overrides_;
+  fs::path program_;
   KnownTrials known_;
+  std::vector<std::string> identities_;  ///< of the layouts
 };
 
 CommandLine tune_line() {
@@ -175,8 +213,9 @@ CommandLine tune_line() {
       "was "
       "seen. Called again with the same folder it goes on where it was stopped. All files are in --dir.",
       "--config F... [--set a.b.c=V]... --machine FILE [--launcher WORDS] [--nodes M] [--gpus N] [--top K] "
-      "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--goal G] [--global-batch N] [--json]");
-  PlanRequest::declare(line, "8");
+      "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--again] [--goal G] [--global-batch N] "
+      "[--json]");
+  PlanRequest::declare(line, "8", "time or tokens_per_day");
   line.value(
           "launcher", "WORDS",
           "starts the ranks of a trial, as \"mpirun -n 16 --hostfile hosts\"; without one they are threads "
@@ -185,6 +224,7 @@ CommandLine tune_line() {
       .value("minutes", "M", "no trial begins after so many; those left wait for the next call")
       .value("trial-minutes", "M", "ends a trial that takes longer", "10")
       .value("dir", "DIR", "folder for what was found, and each trial's files", "tune")
+      .flag("again", "tries again what earlier calls have measured in the folder")
       .flag("json", "print one JSON object");
   return line;
 }
@@ -211,12 +251,7 @@ TuneOptions options_of(const CommandLine& line, const PlanRequest& request) {
   };
   if (line.has("minutes")) out.most_seconds = seconds("minutes");
   out.most_trial_seconds = seconds("trial-minutes");
-  out.folder = line.text("dir");
-  std::error_code error;
-  fs::create_directories(out.folder, error);
-  if (error)
-    fail(ErrorKind::io, "cannot make the folder '", out.folder.string(), "' (", error.message(),
-         "): choose another by --dir");
+  out.folder = line.text("dir"), out.again = line.has("again");
   return out;
 }
 
@@ -225,7 +260,7 @@ TuneOptions options_of(const CommandLine& line, const PlanRequest& request) {
 void tune_command(const Arguments& arguments) {
   CommandLine line = tune_line();
   if (!line.parse(arguments)) return;
-  PlanRequest request = PlanRequest::of(line);
+  PlanRequest request = PlanRequest::of(line, "tune");
   request.options.one_of_each_grid = false;
   const TuneOptions options = options_of(line, request);
   const engine::StopSignals stop_signals(
@@ -233,9 +268,12 @@ void tune_command(const Arguments& arguments) {
   TuneReport report;
   request.files.in_their_words([&] {
     planning::SearchResult found = request.search();
-    if (found.best.empty())
-      fail(ErrorKind::memory, "nothing fits", found.closest.empty() ? "" : cat(": ", found.closest),
-           "; 'sherd plan' tells more");
+    if (found.best.empty()) {
+      log_line(LogLevel::error,
+               cat("nothing fits: ", found.closest, "; 'sherd estimate' tells what to change"));
+      throw Finding{does_not_fit};
+    }
+    const RunLock lock(options.folder / "lock", {options.folder, "'sherd tune'", "another --dir", false});
     report = Tuning(request, options).run(std::move(found));
   });
   std::fputs((line.has("json") ? json_of(report) : text_of(report)).c_str(), stdout);

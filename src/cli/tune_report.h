@@ -14,16 +14,17 @@ namespace sherd::cli {
 struct TunedLayout {
   planning::Plan plan;
   TrialResult result;
-  bool tried = false;  ///< false: time was over before
-  bool known = false;  ///< an earlier call has tried it
-  std::string config;  ///< its file
+  bool tried = false;    ///< false: time was over before
+  bool known = false;    ///< an earlier call has tried it
+  std::string config;    ///< its file
+  double corrected = 0;  ///< seconds of a step by corrected rates
   bool ran() const { return tried && result.failure.empty(); }
 };
 
 /// What `sherd tune` found.
 struct TuneReport {
   std::vector<TunedLayout> layouts;  ///< the one that was predicted to be the fastest first
-  std::string folder;
+  std::string folder, launcher;
   planning::Correction correction;
   std::string machine_file;       ///< with corrected rates; empty: nothing ran
   std::string best_file;          ///< the fastest's configuration; empty: nothing ran
@@ -36,7 +37,7 @@ struct TuneReport {
   struct Errors {
     double median = 0, worst = 0;
   };
-  Errors errors(const planning::Correction& by) const;
+  Errors errors(bool corrected) const;
 };
 
 std::string text_of(const TuneReport& report);

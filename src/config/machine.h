@@ -106,6 +106,8 @@ struct Machine {
   Drive drive{};
 
   bool accelerator() const { return memory > 0; }
+  /// With so many ranks on each machine: links inside of it join no more.
+  Machine with_devices(std::int64_t ranks) const;
   /// The rates with so many ranks at work on each machine: those of the nearest number that the file has.
   const DeviceRates& rates_of(std::int64_t ranks) const;
   bool operator==(const Machine&) const = default;

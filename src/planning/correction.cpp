@@ -21,18 +21,14 @@ void slow_down(config::ProductRates& products, double factor) {
 
 }  // namespace
 
-double Correction::seconds(const engine::StepTime& predicted) const {
-  return parts_of(predicted).dot(Eigen::Vector3d(kernels, exchange, update));
-}
-
 Correction correction_of(std::span<const MeasuredStep> steps) {
-  constexpr double pull = 0.01, least = 0.1, most = 10;
+  constexpr double pull = 0.01, least = 1e-3, most = 1e3;
   Eigen::Matrix3d normal = pull * Eigen::Matrix3d::Identity();
   Eigen::Vector3d right = Eigen::Vector3d::Constant(pull);
   for (const MeasuredStep& step : steps) {
-    const Eigen::Vector3d shares = parts_of(step.predicted) / step.seconds;
+    const Eigen::Vector3d shares = parts_of(step.predicted) / step.predicted.seconds;
     normal += shares * shares.transpose();
-    right += shares;
+    right += shares * (step.seconds / step.predicted.seconds);
   }
   const Eigen::Vector3d factors = normal.ldlt().solve(right).cwiseMax(least).cwiseMin(most);
   return {factors[0], factors[1], factors[2]};

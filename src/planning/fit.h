@@ -110,7 +110,8 @@ StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabu
 struct Remedy {
   std::vector<std::pair<std::string, std::string>> keys;
   std::vector<std::string> reasons;
-  double slow_down = 0;  ///< how much longer a step then takes, as a share of it
+  /// How much longer a step then takes, as a share of it; nothing where the rates do not tell.
+  std::optional<double> slow_down{};
   /// "--set a.b.c=V --set …"
   std::string line() const;
   std::vector<std::string> overrides() const;
@@ -123,11 +124,10 @@ using Reparse = std::function<config::Config(const std::vector<std::string>& ove
 /// (configs/machines).
 config::Machine usual_machine(bool gpus);
 
-/// The change of keys by which the run fits with the shortest steps (engine/estimate/step_time.h), by the
-/// rates of `rates`, or of a usual machine; without keys when none of those known does. Single changes are
-/// tried first, then as many as it takes, from the cheapest on: into other tiers, and back into one with more
-/// room. None changes what is computed but for the order of sums when the micro-batch shrinks. Each try is a
-/// dry run.
+/// A change of keys by which the run fits: the single one with the shortest steps (engine/estimate/
+/// step_time.h), by the rates of `rates`, or of a usual machine; else as many as it takes, in the order of
+/// their reach, without those that it takes not; without keys when none of those known do. None changes what
+/// is computed but for the order of sums when the micro-batch shrinks. Each try is a dry run.
 Remedy cheapest_remedy(const Reparse& reparse, std::int64_t vocabulary, const World& world,
                        const MachineCapacity& machine, const config::Machine* rates = nullptr);
 

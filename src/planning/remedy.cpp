@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 
@@ -39,7 +40,7 @@ struct GradedChange {
 
   Change by(std::int64_t number) const {
     Change change = each;
-    change.slow_down *= static_cast<double>(number);
+    change.slow_down *= static_cast<double>(number - least + 1);
     change.keys.emplace_back(key, std::to_string(number));
     return change;
   }
@@ -48,9 +49,11 @@ struct GradedChange {
 /// How much longer a step takes by a machine's rates when keys are changed.
 class Prices {
  public:
-  Prices(const Reparse& reparse, std::int64_t vocabulary, const World& world, config::Machine machine)
-      : reparse_(reparse), machine_(std::move(machine)), ranks_(world.ranks), work_(vocabulary) {
-    machine_.devices = world.local_ranks;
+  Prices(const Reparse& reparse, std::int64_t vocabulary, const World& world, const config::Machine& machine)
+      : reparse_(reparse),
+        machine_(machine.with_devices(world.local_ranks)),
+        ranks_(world.ranks),
+        work_(vocabulary) {
     before_ = seconds({});
   }
 
@@ -58,16 +61,21 @@ class Prices {
   /// checkpoints. Infinite where a run would not accept the keys, and 0 for all where it does not accept the
   /// configuration.
   double slow_down(const Keys& keys) {
-    if (before_ == never) return 0;
+    if (!known()) return 0;
     return std::max(0.0, seconds(keys) / before_ - 1);
   }
+
+  /// Whether the machine's rates tell the configuration's time.
+  bool known() const { return before_ != never; }
 
  private:
   static constexpr double never = std::numeric_limits<double>::infinity();
 
   double seconds(const Keys& keys) {
     try {
-      const config::Config config = resolved(reparse_(Remedy{keys, {}}.overrides()), ranks_);
+      config::Config config = resolved(reparse_(Remedy{keys, {}}.overrides()), ranks_);
+      if (machine_.accelerator() && config.device.type == config::DeviceType::automatic)
+        config.device.type = config::DeviceType::cuda;
       return engine::step_time(config, work_.of(config), machine_, ranks_).seconds;
     } catch (const Error&) {
       return never;
@@ -107,8 +115,7 @@ class Changes {
     part_of_recompute();
     states_to_nvme();
   }
-  /// In the order of their reach, in which several follow each other: those within a tier first, then those
-  /// into other tiers.
+  /// In the order of their reach, in which several follow each other.
   const std::vector<Change>& all() const { return all_; }
   /// The cheapest first; of those that cost the same in the order of their reach.
   std::vector<Change> by_price() const {
@@ -210,13 +217,8 @@ class Changes {
   /// Micro-batches on the fullest stage.
   std::int64_t in_flight() const {
     const config::Parallel& parallel = config_.parallel;
-    using enum config::Schedule;
     engine::TrainSchedule schedule;
-    schedule.schedule = parallel.schedule;
-    if (parallel.schedule == automatic)
-      schedule.schedule = parallel.virtual_stages > 1 ? interleaved
-                          : parallel.pipeline > 1     ? one_forward_one_backward
-                                                      : accumulate;
+    schedule.schedule = engine::schedule_of(config_, false, 1);
     schedule.layout.stages = parallel.pipeline;
     schedule.layout.chunks.resize(static_cast<std::size_t>(parallel.pipeline * parallel.virtual_stages));
     return engine::most_in_flight(schedule, resolved(config_, ranks_));
@@ -361,10 +363,16 @@ class Search {
 
   Remedy run() {
     Remedy out;
-    if (const std::optional<Change> one = alone()) out = merged({&*one}, config_);
-    for (const bool choosy : {true, false})
-      if (out.keys.empty()) out = merged(pruned(together(choosy)), config_);
-    out.slow_down = prices_.slow_down(out.keys);
+    double slow_down = 0;
+    if (const std::optional<Change> one = alone()) {
+      out = merged({&*one}, config_);
+      slow_down = one->slow_down;  // of a part of recompute, which Prices takes for all
+    } else {
+      for (const bool choosy : {true, false})
+        if (out.keys.empty()) out = merged(pruned(together(choosy)), config_);
+      slow_down = prices_.slow_down(out.keys);
+    }
+    if (prices_.known() && std::isfinite(slow_down) && !out.keys.empty()) out.slow_down = slow_down;
     return out;
   }
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "comm/grid.h"
+#include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 
 namespace sherd::planning {
@@ -130,7 +131,7 @@ class LayoutSearch {
 
   SearchResult in(int ranks) {
     ranks_ = ranks;
-    result_ = {};
+    result_ = {}, closest_ = 0, least_ = 0;
     for (const bool on_host : offloads()) {
       plans_.clear();
       for_each_layout(on_host);
@@ -257,8 +258,15 @@ class LayoutSearch {
       const engine::ModelWork& work = work_.of(plan.config);
       ++result_.tried;
       const double room = static_cast<double>(machine_.memory > 0 ? machine_.memory : machine_.host.memory);
-      if (room > 0 && engine::rough_memory(plan.config, work, ranks_).device > room) {
+      const double least = engine::rough_memory(plan.config, work, ranks_).device;
+      if (room > 0 && least > room) {
         ++result_.too_large;
+        if (result_.closest.empty() || least < least_) {
+          least_ = least;
+          result_.closest = cat("the smallest layout holds at least ",
+                                engine::human_bytes(static_cast<std::uint64_t>(least)), " per rank of ",
+                                engine::human_bytes(static_cast<std::uint64_t>(room)));
+        }
         return;
       }
       plan.time = engine::step_time(plan.config, work, machine_, ranks_);
@@ -304,13 +312,15 @@ class LayoutSearch {
       std::sort(order.begin(), order.end());
       return order;
     };
+    std::vector<bool> looked_at(plans_.size());
     const auto look = [&](const auto& order) {
       const std::size_t before = result_.best.size();
       const auto found = [&] { return result_.best.size() - before; };
       std::size_t looks = 0;
       for (const auto& [value, index] : order) {
         if (found() == options_.top || looks == most_looks) return;
-        if (is_shown(plans_[index].layout)) continue;
+        if (looked_at[index] || is_shown(plans_[index].layout)) continue;
+        looked_at[index] = true;
         looks += confirm(plans_[index]) ? 1 : 0;
       }
     };
@@ -331,7 +341,7 @@ class LayoutSearch {
         return;
       }
       ++result_.too_large;
-      if (result_.closest.empty() || exact.memory < closest_) {
+      if (closest_ == 0 || exact.memory < closest_) {
         closest_ = exact.memory;
         result_.closest = exact.lacks;
       }
@@ -354,7 +364,9 @@ class LayoutSearch {
   int ranks_ = 1;
   std::vector<Plan> plans_;
   SearchResult result_;
-  std::uint64_t closest_ = 0;  ///< bytes of the smallest plan that does not fit
+  std::uint64_t closest_ =
+      0;              ///< bytes of the smallest plan that does not fit, exactly; 0: none was looked at
+  double least_ = 0;  ///< of those that were left out before, at least
 };
 
 /// Parts of one machine, then machines, doubled each time, up to all.

@@ -192,6 +192,14 @@ const DeviceRates& Machine::rates_of(std::int64_t ranks) const {
   });
 }
 
+Machine Machine::with_devices(std::int64_t ranks) const {
+  Machine out = *this;
+  for (Link& link : out.links)
+    if (link.ranks > 0 && link.ranks <= devices) link.ranks = std::min(link.ranks, ranks);
+  out.devices = ranks;
+  return out;
+}
+
 Machine read_machine(const std::string& path) {
   return read(read_tree(path, "machine"));
 }

@@ -46,7 +46,7 @@ class Step {
         local_ranks_(static_cast<int>(std::min<std::int64_t>(ranks, machine.devices))),
         rates_(machine.rates_of(local_ranks_)),
         stages_(config.parallel.pipeline),
-        schedule_(schedule_of(config, ties(model), grid_.size(comm::Axis::shard))),
+        schedule_(schedule_of(config, !ties(model), grid_.size(comm::Axis::shard))),
         chunks_(sharding::cut(model.weights, static_cast<std::size_t>(cut_into()))) {
     for (const PartWork& part : model.kinds) times_.push_back(time_of(part));
   }
@@ -297,10 +297,12 @@ class Step {
       if (work_of(stage) > work_of(busiest)) busiest = stage;
     }
     out.time = time_on(busiest, step, micro_batches);
-    double forward = 0;
-    for (const std::size_t kind : model_.parts) forward += times_[kind].forward.flops;
-    // Each product of forward has two in backward, attention likewise.
-    out.time.flops = 3 * forward * static_cast<double>(micro_batches) * grid_.ranks() / stages_;
+    // Each product of forward has two in backward, attention likewise, and what is computed again does not
+    // count. A head that goes by parts of the rows has all three in one pass, and nothing is computed again.
+    const PartTime& head = times_[model_.parts.back()];
+    double flops = head.forward.flops + head.backward.flops;
+    for (std::size_t i = 0; i + 1 < model_.parts.size(); ++i) flops += 3 * part(i).forward.flops;
+    out.time.flops = flops * static_cast<double>(micro_batches) * grid_.ranks() / stages_;
     return out;
   }
 
@@ -363,7 +365,7 @@ void require_rates(const config::Config& config, const config::Machine& machine,
   const auto require_rate = [&](double rate, const char* key, const char* why) {
     if (rate == 0)
       fail(ErrorKind::config, "the machine's file has no ", key, ", and ", why, ": add it to '", machine.name,
-           "'");
+           "' (sherd bench machine --path DIR measures one with its drive)");
   };
   const bool optimizer_off = table.masters.tier != Tier::device,
              parameters_off = table.parameters.tier != Tier::device;

@@ -94,29 +94,20 @@ bool recomputes_all(const config::Training& training) {
 
 }  // namespace
 
-Schedule layered_or_accumulate(const config::Config& config, const nn::Model& model, int shards) {
-  const bool same_bits =
-      saves_traffic(config, model, shards) && !ties_parts(dynamic_cast<const nn::LayeredModel&>(model));
-  return same_bits && recomputes_all(config.training) ? Schedule::layered : Schedule::accumulate;
-}
-
-Schedule schedule_of(const config::Config& config, bool ties, int shards) {
+Schedule schedule_of(const config::Config& config, bool by_parts, int shards) {
   if (config.parallel.schedule != Schedule::automatic) return config.parallel.schedule;
   if (config.parallel.virtual_stages > 1) return Schedule::interleaved;
   if (config.parallel.pipeline > 1) return Schedule::one_forward_one_backward;
-  const bool layered = !ties && config.batch.gradient_accumulation_steps > 1 &&
+  const bool layered = by_parts && config.batch.gradient_accumulation_steps > 1 &&
                        source_of_parameters(config, shards) && recomputes_all(config.training);
   return layered ? Schedule::layered : Schedule::accumulate;
 }
 
 TrainSchedule choose_schedule(const config::Config& config, const nn::Model& model, StageLayout layout,
                               int shards) {
-  Schedule schedule = config.parallel.schedule;
-  if (schedule == Schedule::automatic && layout.own_chunks() > 1)
-    schedule = Schedule::interleaved;
-  else if (schedule == Schedule::automatic)
-    schedule =
-        layout.stages > 1 ? Schedule::one_forward_one_backward : layered_or_accumulate(config, model, shards);
+  const auto* layered = dynamic_cast<const nn::LayeredModel*>(&model);
+  const Schedule schedule =
+      schedule_of(config, saves_traffic(config, model, shards) && !ties_parts(*layered), shards);
   const bool one_stage = schedule == Schedule::accumulate || schedule == Schedule::layered;
   if (one_stage && layout.stages > 1)
     fail(ErrorKind::config, "parallel.schedule ", schedule == Schedule::layered ? "layered" : "accumulate",

@@ -35,6 +35,7 @@ class SavedInputsOnNvme final : public autograd::SavedInputs {
   Restore save(const tensor::Tensor& value) override;
 
  private:
+  struct HostBuffer;
   struct Input;
   class Pool;
   std::shared_ptr<Pool> pool_;

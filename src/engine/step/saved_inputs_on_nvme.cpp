@@ -19,8 +19,10 @@ namespace {
 
 constexpr std::size_t store_page = 4096;
 
+}  // namespace
+
 /// Host memory that the store moves without a copy.
-struct HostBuffer {
+struct SavedInputsOnNvme::HostBuffer {
   HostBuffer(device::Device& device, offload::Store& store, std::size_t bytes)
       : storage(device.allocate(bytes + store_page, Category::activations, Tier::host)),
         loan(store.lend(storage)) {
@@ -31,8 +33,6 @@ struct HostBuffer {
   offload::Loan loan;
   std::size_t begin = 0, room = 0;
 };
-
-}  // namespace
 
 /// A saved value: on NVMe, and in a buffer while it is written, read, or needed for nothing else.
 struct SavedInputsOnNvme::Input {

@@ -201,7 +201,12 @@ Machine Machine::with_devices(std::int64_t ranks) const {
 }
 
 Machine read_machine(const std::string& path) {
-  return read(read_tree(path, "machine"));
+  const Node tree = read_tree(path, "machine");
+  if (tree.is(Node::Kind::object) && !tree.find("rates"))
+    fail(ErrorKind::config, "'", excerpt(path, 300),
+         "' is no machine's file, as it has no `rates`: configs/machines has some, and 'sherd bench machine' "
+         "measures one");
+  return read(tree);
 }
 
 Machine parse_machine(std::string_view text, const std::string& name) {

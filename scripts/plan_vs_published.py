@@ -156,6 +156,7 @@ class Run:
     zero: int = 0
     precision: str = "bf16"
     seconds: float = 0  # published
+    peak: float = 0  # GiB of a GPU, published
     parameters_come_beside: bool = False  # those updated, beside the next step's forward
     more: dict = dataclasses.field(default_factory=dict)  # of the configuration
     why_not: str = ""
@@ -311,7 +312,7 @@ def csv_run(row):
     name = re.sub(r"[\s_-]+", " ", re.sub(r"\s*\(.*?\)", "", row["model"])).lower()
     run = Run(kind, row["model"], gpus=whole(row["gpus"]), batch=whole(row["gbs_seqs"], 0), micro=whole(row["mbs"]),
               tensor=whole(row["tp"]), pipeline=whole(row["pp"]), virtual=whole(row["vp"]), context=whole(row["cp"]),
-              expert=whole(row["ep"]), seconds=number(row["step_s"]))
+              expert=whole(row["ep"]), seconds=number(row["step_s"]), peak=number(row.get("peak_gib", "")) or 0)
     precision, flags = row["precision"].upper(), row["other"]
     reasons = [why for start, why in UNLIKE if name.startswith(start)]
     if (kind == "bridge" and "BF16" not in precision) or re.match("FP8|MXFP8|NVFP4", precision) or (
@@ -418,6 +419,11 @@ class Planner:
             seconds -= plans[0]["parts_s"]["update"] - alone[0]["parts_s"]["update"]
         return seconds
 
+    def memory(self, run):
+        """GiB of a run of Sherd, exactly, or what is wrong as text."""
+        plans, error = self.plans(run.configuration(), machine_named(run.machine), run.gpus, "--as-is")
+        return plans[0]["device_bytes"] / 2**30 if plans else error
+
     def all_seconds(self, runs, rates=None):
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             return list(pool.map(lambda run: self.seconds(run, rates or machine_named(run.machine)), runs))
@@ -483,6 +489,12 @@ def tables(planner, runs, sets):
             text += "; not expressed: " + ", ".join(f"{count} {why}" for why, count in reasons.most_common())
         summaries.append(text)
         print("\n  " + text)
+        if peaks := [run for run in own if run.peak and not isinstance(planner.memory(run), str)]:
+            rows, errors, _ = error_rows([(f"{run.case} on {run.gpus}", run.layout(), run.peak, planner.memory(run))
+                                          for run in peaks])
+            print_table(f"{name}: GiB that the fullest GPU holds, published (of another program) and of Sherd", rows)
+            summaries.append(f"{name}, memory: " + summary(errors))
+            print("\n  " + summaries[-1])
         if name == "seeds":
             cases = [("22B", f"t8 mb4 {recompute}" + (" sp" if sp else ""), ms, 1e3 * planner.layer(recompute, sp))
                      for recompute, sp, ms in LAYERS]

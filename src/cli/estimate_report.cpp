@@ -236,6 +236,7 @@ std::string json_of(const EstimateReport& r) {
   for (const std::string& override : r.remedy.overrides()) out["change"].push_back(override);
   if (r.remedy.slow_down) out["slow_down"] = *r.remedy.slow_down, out["rates"] = r.rates.name;
   if (r.step_seconds > 0) out["step_s"] = r.step_seconds;
+  if (!r.not_priced.empty()) out["not_priced"] = r.not_priced;
   return out.dump(2) + "\n";
 }
 

@@ -19,9 +19,8 @@ CommandLine plan_line() {
       "simulated from the machine's rates, and what does not fit by the exact estimate is left out. Keys "
       "that the configuration gives stay as they are. Ends with exit code 3 when nothing fits.",
       "--config F... [--set a.b.c=V]... --machine FILE [--nodes M] [--gpus N] [--goal G] [--global-batch N] "
-      "[--tokens N] [--top K] [--output FILE] [--as-is] [--generate [--batch-sizes N,...] [--prompt-tokens "
-      "N] "
-      "[--max-tokens N]] [--json]");
+      "[--tokens N] [--top K] [--output FILE] [--as-is] [--json]; or --generate "
+      "[--batch-sizes N,...] [--prompt-tokens N] [--max-tokens N]");
   PlanRequest::declare(line, "10", "time, tokens_per_day, memory or fewest_gpus");
   line.value("tokens", "N", "tells days and GPU-hours for so many tokens, as 300G")
       .value("output", "FILE", "writes the best as a configuration that 'sherd train' takes")
@@ -80,6 +79,9 @@ void plan_command(const Arguments& arguments) {
   if (!line.parse(arguments)) return;
   const PlanRequest request = PlanRequest::of(line, "plan");
   check_as_is(line);
+  for (const char* of_training : {"nodes", "goal", "global-batch", "top", "tokens", "output", "as-is"})
+    if (line.has("generate") && line.has(of_training))
+      throw UsageError(cat("--generate tells of one machine and no training: leave --", of_training, " out"));
   if (line.has("generate")) return plan_generation(request, line);
   for (const char* of_generation : {"batch-sizes", "prompt-tokens", "max-tokens"})
     if (line.has(of_generation))

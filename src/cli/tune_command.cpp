@@ -209,9 +209,8 @@ CommandLine tune_line() {
       "tune",
       "Tries the layouts that 'sherd plan' finds best: trains each for a few steps, as a program of its own, "
       "and keeps the fastest one's configuration. A layout that fails is a row of the table, not the end. "
-      "Tells how far the predictions were off, and writes the machine's file with rates corrected by what "
-      "was "
-      "seen. Called again with the same folder it goes on where it was stopped. All files are in --dir.",
+      "Tells how far the predictions were off, and writes the machine's file with corrected rates. Called "
+      "again with the same folder it goes on where it was stopped. All files are in --dir.",
       "--config F... [--set a.b.c=V]... --machine FILE [--launcher WORDS] [--nodes M] [--gpus N] [--top K] "
       "[--steps N] [--minutes M] [--trial-minutes M] [--dir DIR] [--again] [--goal G] [--global-batch N] "
       "[--json]");

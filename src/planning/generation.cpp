@@ -100,7 +100,9 @@ GenerationTime generation_time(const config::Config& config, const config::Machi
          " positions (model.seq_length): shorten either");
   DryGeneration dry(run, vocabulary);
   const config::DeviceRates& rates = machine.rates_of(tensor);
-  const auto seconds = [&](const std::vector<Work>& pass) { return engine::price(pass, machine, rates).seconds; };
+  const auto seconds = [&](const std::vector<Work>& pass) {
+    return engine::price(pass, machine, rates).seconds;
+  };
   GenerationTime out{.tensor = tensor, .batch = shape.batch};
   std::uint64_t keys = 0;
   // Prompts are read as many at a time as generation does.

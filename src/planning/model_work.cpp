@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "engine/pipeline/stage_layout.h"
+#include "engine/setup/process_grid.h"
 #include "models/gpt.h"
 #include "sharding/schedule/schedules.h"
 
@@ -47,6 +48,17 @@ std::string key_of(const config::Config& config) {
 }
 
 }  // namespace
+
+config::Config placed_on(const config::Machine& machine, config::Config config) {
+  if (machine.accelerator() && config.device.type == config::DeviceType::automatic)
+    config.device.type = config::DeviceType::cuda;
+  return config;
+}
+
+config::Config as_run_on(const config::Machine& machine, config::Config config, int ranks) {
+  config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
+  return placed_on(machine, std::move(config));
+}
 
 const ModelWork& GptWork::of(const config::Config& config) {
   if (weights_.empty() || cut_by_ != config.parallel.partition_method) {

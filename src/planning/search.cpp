@@ -94,11 +94,8 @@ void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary
 
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
                 int ranks, GptWork& work) {
-  Plan plan{layout_of(config, ranks), config, {}};
-  plan.config.batch = config::resolve_batch(config, engine::data_ranks(config, ranks));
+  Plan plan{layout_of(config, ranks), as_run_on(machine, config, ranks), {}};
   plan.layout.micro_batch = plan.config.batch.micro_batch_size;
-  if (machine.accelerator() && plan.config.device.type == config::DeviceType::automatic)
-    plan.config.device.type = config::DeviceType::cuda;
   plan.time = engine::step_time(plan.config, work.of(plan.config), machine, ranks);
   look_at(plan, machine, vocabulary);
   return plan;
@@ -117,17 +114,14 @@ class LayoutSearch {
   LayoutSearch(const Reparse& reparse, const IsGiven& is_given, const config::Machine& machine,
                std::int64_t vocabulary, const SearchOptions& options)
       : reparse_(reparse),
-        base_(reparse({})),
+        base_(placed_on(machine, reparse({}))),
         is_given_(is_given),
         machine_(machine),
         vocabulary_(vocabulary),
         options_(options),
         shape_(models::gpt_config(base_, vocabulary)),
         work_(vocabulary),
-        batch_(batch_of(base_, options)) {
-    if (machine.accelerator() && base_.device.type == config::DeviceType::automatic)
-      base_.device.type = config::DeviceType::cuda;
-  }
+        batch_(batch_of(base_, options)) {}
 
   SearchResult in(int ranks) {
     ranks_ = ranks;

@@ -20,7 +20,7 @@
 // - which layouts are tried: LayoutSearch, search.cpp
 // - the time of generation: generation.h
 // - rates corrected by steps that ran (`sherd tune`): correction.h
-// - what a run needs and a machine has: fit.cpp; what makes it fit: remedy.cpp
+// - what a run needs and a machine has: fit.cpp; what makes it fit: changes.h, chosen by remedy.cpp
 
 namespace sherd::planning {
 

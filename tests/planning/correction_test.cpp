@@ -46,8 +46,10 @@ TEST(Correction, LeavesWhatStepsSayNothingOf) {
 
 config::Machine four_cards() {
   return config::parse_machine(R"({"name": "four cards", "devices": 4, "memory": "64GB",
-    "rates": [{"bandwidth": 1e12, "latency": 4e-6, "overlap": 0, "update": 8e11, "families": [{"family": "norm", "bandwidth": 5e11}],
-      "products": [{"dtype": "bf16", "peak": 1e14, "efficiency": 0.5, "attention": {"forward": 0.3, "backward": 0.2}}]}],
+    "rates": [{"bandwidth": 1e12, "latency": 4e-6, "overlap": 0, "update": 8e11,
+      "families": [{"family": "norm", "bandwidth": 5e11}],
+      "products": [{"dtype": "bf16", "peak": 1e14, "efficiency": 0.5,
+        "attention": {"forward": 0.3, "backward": 0.2}}]}],
     "links": [{"name": "near", "bandwidth": 1e10, "latency": 1e-5}], "host": {"memory": "1TB"}})");
 }
 

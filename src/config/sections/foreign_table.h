@@ -296,7 +296,8 @@ elasticity | section but disabled: {"enabled": true} | batch sizes that many num
     batch sizes instead | enabled max_train_batch_size micro_batch_sizes min_gpus max_gpus min_time version
     prefer_larger_batch ignore_non_elastic_batch_info model_parallel_size num_gpus_per_node
 autotuning | section but disabled: {"enabled": true} | search for stage and micro-batch | `sherd tune` is
-    a command of its own, beside `sherd plan`, which it tries | enabled fast results_dir exps_dir overwrite start_profile_step end_profile_step metric metric_path tuner_type tuner_early_stopping
+    a command of its own, beside `sherd plan`, which it tries | enabled fast results_dir exps_dir
+    overwrite start_profile_step end_profile_step metric metric_path tuner_type tuner_early_stopping
     tuner_num_trials arg_mappings max_train_batch_size min_train_batch_size max_train_micro_batch_size_per_gpu
     min_train_micro_batch_size_per_gpu num_tuning_micro_batch_sizes mp_size model_info model_info_path
 nebula | section | checkpoints to Azure's service | checkpoints go to training.save_dir | enabled

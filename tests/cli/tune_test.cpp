@@ -89,6 +89,10 @@ TEST_F(Tune, ATrialThatFailsIsARow) {
   const Outcome again = tune({"--top", "2", "--launcher", launcher});
   EXPECT_THAT(again.err, HasSubstr("trial-1: the jar is empty"));
   EXPECT_EQ(count(again.err, "trial-2"), 0u) << again.err;
+  // It comes last, as it may take all the time again.
+  const std::string more = tune({"--top", "3", "--launcher", launcher}).err;
+  EXPECT_LT(more.find("trial-3 of 3"), more.find("trial-1 of 3")) << more;
+  EXPECT_NE(more.find("trial-1 of 3"), std::string::npos) << more;
 }
 
 /// Whether the process is there and no zombie, which waits for a parent that may never look.

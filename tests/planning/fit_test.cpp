@@ -171,6 +171,15 @@ TEST(Remedy, RecomputesAsFewBlocksAsAreEnough) {
     limited.push_back(cat("device.device_memory_limit=", limit));
     EXPECT_EQ(cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).line(),
               cat("--set training.recompute=full --set training.recompute_blocks=", blocks));
+    // A part is priced by its share of the whole, which is near what it is by itself.
+    const auto seconds = [&](const std::vector<std::string>& with) {
+      return plan_as_is(configuration(1, keys)(with), usual_machine(false), vocabulary, 1).time.seconds;
+    };
+    const double alone =
+        seconds({"training.recompute=full", cat("training.recompute_blocks=", blocks)}) / seconds({}) - 1;
+    EXPECT_NEAR(
+        cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).slow_down.value(),
+        alone, 0.02 * alone);
     // From a part that is too small.
     limited.insert(limited.end(), {"training.recompute=full", "training.recompute_blocks=1"});
     EXPECT_EQ(cheapest_remedy(configuration(1, limited), vocabulary, world, machine_with(plenty)).line(),

@@ -91,6 +91,10 @@ TEST(Generation, ManyPromptsAreReadInTurn) {
   const GenerationTime few = time_of(one_limit(1e12, 1e30), 1, 32),
                        many = time_of(one_limit(1e12, 1e30), 1, 80);
   EXPECT_NEAR(many.prefill, 2.5 * few.prefill, 1e-3 * many.prefill);
+  // 4096 rows at a time: 32 texts of 128 tokens, so 96 texts take three passes, each of as many kernels.
+  config::Machine slow = one_limit(1e30, 1e30);
+  slow.rates[0].latency = 1;
+  EXPECT_NEAR(time_of(slow, 1, 96).prefill, 3 * time_of(slow, 1, 32).prefill, 1e-6);
 }
 
 TEST(Generation, TextsEndWithTheModelsPositions) {

@@ -60,6 +60,19 @@ Plan by_hand(const Keys& keys, const config::Machine& machine, int ranks) {
   return plan_as_is(config::parse_text(model, "test", keys), machine, ids, ranks);
 }
 
+/// Utilisation counts the model's FLOPs, whether its head goes by parts of the rows or not: a product of
+/// forward thrice, of causal attention the half that is computed (Narayanan et al. 2021, appendix, less
+/// recompute).
+TEST(Plan, CountsTheModelsFlopsWhateverTheMicroBatch) {
+  constexpr double h = 512, s = 512, layers = 6, tokens = 32 * s;
+  const double expected = 3 * tokens * (layers * (24 * h * h + 2 * s * h) + 2 * h * ids);
+  for (const int micro : {1, 4, 16}) {
+    const config::Config config =
+        config::parse_text(model, "test", {cat("train_micro_batch_size_per_gpu=", micro)});
+    EXPECT_NEAR(plan_as_is(config, machine(), ids, 1).time.flops, expected, 0.01 * expected) << micro;
+  }
+}
+
 TEST(Search, TheBestIsNoSlowerThanLayoutsByHand) {
   const config::Machine box = machine();
   const SearchResult found = search_with({}, box, {.ranks = 8});

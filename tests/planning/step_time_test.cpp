@@ -163,6 +163,19 @@ StepTime time_of(const std::string& keys, const ModelWork& model, int ranks, std
   return step_time(config, model, machine, ranks);
 }
 
+/// Where device and host are one memory, gradients are read and written on their way to the optimizer there.
+TEST(StepTime, CopiesBetweenTiersOfOneMemoryTakeAPassOverIt) {
+  config::Machine machine = plain_machine();
+  machine.memory = 0;
+  machine.rates[0].bandwidth = machine.rates[0].update = machine.host.update = 1e12;
+  const double on_device = time_of("", like_parts(1), 1, 1, machine).update;
+  const double on_host =
+      time_of(R"(, "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}})", like_parts(1),
+              1, 1, machine)
+          .update;
+  EXPECT_NEAR(on_host - on_device, 2 * 1e9 * 2 / 1e12, 1e-9) << "a billion of two bytes, read and written";
+}
+
 TEST(StepTime, AccumulatesMicroBatches) {
   for (const std::int64_t m : {1, 7, 1000}) {
     const StepTime step = time_of("", like_parts(5), 1, m);

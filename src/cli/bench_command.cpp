@@ -20,8 +20,10 @@
 #include "bench/suite/nvme_bench.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
+#include "config/config.h"
 #include "engine/report/machine.h"
 #include "engine/report/terminal.h"
+#include "engine/setup/make_device.h"
 #include "engine/stop_signals.h"
 
 namespace sherd::cli {
@@ -223,19 +225,22 @@ void bench_machine(const Arguments& arguments) {
       "bench machine",
       "Measures the rates by which `sherd plan` predicts steps on this machine, and writes them as a "
       "machine's file.",
-      "--output FILE [--path DIR] [--threads T] [--width W] [--rounds R]");
+      "--output FILE [--path DIR] [--device D] [--threads T] [--width W] [--rounds R]");
   line.value("output", "FILE", "where the rates go")
       .value("path", "DIR",
              "a folder on a drive that is to be measured too; what is written there goes again")
+      .value("device", "D", "cpu or cuda; auto: GPUs where there are some", "auto")
       .value("threads", "T", "cores that the ranks share", std::to_string(available_cores()))
-      .value("width", "W", "of the widest model that is measured, at least 256; narrow ones take less time",
-             "1024")
+      .value("width", "W",
+             "of the widest model that is measured; narrow ones take less time (1024; GPUs: 4096)")
       .value("rounds", "R", "steps of each model that are measured", "3");
   if (!line.parse(arguments)) return;
   const std::string path = line.required("output");
   bench::MachineBenchOptions options;
   options.cores = small(line.integer("threads", 1)), options.steps = rounds_of(line);
-  options.width = line.integer("width", 256);
+  options.gpus =
+      engine::takes_gpus(config::parse_text("{}", "--device", {cat("device.type=", line.text("device"))}));
+  options.width = line.has("width") ? line.integer("width", 64) : options.gpus ? 4096 : 1024;
   options.folder = line.text("path");
   const auto require_written = [&](std::ofstream& out) {
     if (!out.flush())

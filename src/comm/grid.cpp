@@ -91,8 +91,8 @@ int Grid::coordinate(Axis axis, int rank) const {
 std::vector<int> Grid::members(Axis axis, int rank) const {
   const auto& [stride, size] = line(axis);
   const int first = rank - coordinate(axis, rank) * stride;
-  std::vector<int> out;
-  for (int k = 0; k < size; ++k) out.push_back(first + k * stride);
+  std::vector<int> out(static_cast<std::size_t>(size));
+  for (int k = 0; k < size; ++k) out[static_cast<std::size_t>(k)] = first + k * stride;
   return out;
 }
 

@@ -50,6 +50,8 @@ class Grid {
   int ranks() const { return size(Axis::world); }
   /// Ranks of each of the axis's groups.
   int size(Axis axis) const;
+  /// The ranks of a group lie so many ranks apart.
+  int stride(Axis axis) const { return line(axis).stride; }
   /// The rank's place in its group of the axis.
   int coordinate(Axis axis, int rank) const;
   /// The ranks of its group, in the order of their coordinates.

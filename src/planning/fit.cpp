@@ -287,7 +287,8 @@ StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabu
       out.push_back(estimate_rank(config, vocabulary, world, other));
       if (rank || grid.size(comm::Axis::replica) <= 2) continue;
       engine::Estimate last =
-          estimate_rank(config, vocabulary, world, grid.members(comm::Axis::replica, other).back());
+          estimate_rank(config, vocabulary, world,
+                        other + (grid.size(comm::Axis::replica) - 1) * grid.stride(comm::Axis::replica));
       if (device_peak(last) > device_peak(out.back())) out.back() = std::move(last);
     }
     return out;

@@ -44,6 +44,7 @@ std::string key_of(const config::Config& config) {
              static_cast<int>(parallel.context_method), ' ', parallel.expert, ' ',
              config.batch.micro_batch_size, ' ', static_cast<int>(training.recompute), ' ',
              training.recompute_blocks, ' ', training.cpu_checkpointing,
+             training.recompute_micro_batches >= 0 ? " of some" : "",
              training.recompute_blocks < 0 ? "" : cat(' ', parallel.pipeline, ' ', parallel.virtual_stages));
 }
 
@@ -95,10 +96,12 @@ ModelWork GptWork::record(const config::Config& config) const {
   out.kinds = record_blocks(config, vocabulary_, some);
   const std::size_t around = out.kinds.size() - static_cast<std::size_t>(some);  // parts that are no block
   require(around >= 2, "a transformer has parts before and behind its blocks");
-  // What a block keeps where the others recompute is another kind.
+  // A block that keeps all where others recompute, or other micro-batches do, is another kind.
   std::size_t kept = 0;
   const std::int64_t recomputed = config.training.recompute_blocks;
-  if (recomputed >= 0 && recomputed < layers) {
+  const bool some_blocks = recomputed >= 0 && recomputed < layers,
+             some_micro_batches = config.training.recompute_micro_batches >= 0;
+  if (some_blocks || some_micro_batches) {
     config::Config keeping = config;
     keeping.training.recompute = Recompute::none;
     kept = out.kinds.size();
@@ -108,15 +111,18 @@ ModelWork GptWork::record(const config::Config& config) const {
   const std::size_t before = around - 1;
   for (std::size_t i = 0; i < before; ++i) out.parts.push_back(i);
   // Each stage recomputes the first of its own.
-  const std::vector<int> stages = kept > 0 ? stages_of_parts(config.parallel) : std::vector<int>();
+  const std::vector<int> stages = some_blocks ? stages_of_parts(config.parallel) : std::vector<int>();
   std::vector<std::int64_t> seen(static_cast<std::size_t>(config.parallel.pipeline));
   for (std::int64_t i = 0; i < layers; ++i) {
     std::int64_t like = 0;
     while (shape.moe.in(like) != shape.moe.in(i)) ++like;
-    const bool keeps = kept > 0 && seen[static_cast<std::size_t>(stages[out.parts.size()])]++ >= recomputed;
+    const bool keeps =
+        some_blocks && seen[static_cast<std::size_t>(stages[out.parts.size()])]++ >= recomputed;
     out.parts.push_back(before + static_cast<std::size_t>(like) + (keeps ? kept : 0));
   }
   out.parts.push_back(before + static_cast<std::size_t>(some));
+  if (some_micro_batches)
+    for (const std::size_t kind : out.parts) out.keeping.push_back(kind < kept ? kind + kept : kind);
   return out;
 }
 

@@ -11,9 +11,12 @@
 
 namespace sherd::planning {
 
+using config::Schedule;
+
 std::string Layout::text(int data) const {
   std::string out = engine::describe(tensor, context, data, pipeline, expert);
   if (virtual_stages > 1) out += cat(" (", virtual_stages, " chunks each)");
+  if (schedule == Schedule::zero_bubble) out += " (zero bubble)";
   return out;
 }
 
@@ -27,6 +30,7 @@ std::vector<std::pair<std::string, std::string>> Layout::keys() const {
       {"zero_optimization.stage", std::to_string(stage)},
       {"training.recompute", recomputes[static_cast<int>(recompute)]}};
   if (virtual_stages > 1) out.emplace_back("parallel.virtual_stages", std::to_string(virtual_stages));
+  if (schedule != Schedule::automatic) out.emplace_back("parallel.schedule", config::name_of(schedule));
   if (expert > 1) out.emplace_back("parallel.expert", std::to_string(expert));
   if (overlap_comm) out.emplace_back("zero_optimization.overlap_comm", "true");
   if (optimizer_on_host) out.emplace_back("zero_optimization.offload_optimizer.device", "cpu");
@@ -66,6 +70,7 @@ Layout layout_of(const config::Config& config, int ranks) {
           .expert = parallel.expert,
           .micro_batch = config.batch.micro_batch_size,
           .stage = config.zero.stage,
+          .schedule = parallel.schedule,
           .recompute = config.training.recompute,
           .overlap_comm = config.zero.overlap_comm,
           .optimizer_on_host = config.zero.offload_optimizer.device == config::OffloadDevice::cpu,
@@ -210,22 +215,27 @@ class LayoutSearch {
                          static_cast<std::size_t>(chunks * layout.pipeline) > parts))
         continue;
       layout.virtual_stages = chunks;
-      for (const int stage : stages(layout))
-        for (const Recompute recompute : recomputes()) {
-          layout.stage = stage, layout.recompute = recompute;
-          layout.overlap_comm =
-              base_.zero.overlap_comm || (stage > 0 && !is_given_("zero_optimization.overlap_comm"));
-          price(layout, batch, micro_batches);
-        }
+      for (const Schedule schedule : schedules(layout))
+        for (const int stage : stages(layout))
+          for (const Recompute recompute : recomputes()) {
+            layout.schedule = schedule, layout.stage = stage, layout.recompute = recompute;
+            layout.overlap_comm =
+                base_.zero.overlap_comm || (stage > 0 && !is_given_("zero_optimization.overlap_comm"));
+            price(layout, batch, micro_batches);
+          }
     }
+  }
+  /// gpipe has the bubble of 1f1b and holds more, so it is not tried.
+  std::vector<Schedule> schedules(const Layout& layout) const {
+    if (is_given_("parallel.schedule")) return {base_.parallel.schedule};
+    if (layout.pipeline == 1 || layout.virtual_stages > 1) return {Schedule::automatic};
+    return {Schedule::automatic, Schedule::zero_bubble};
   }
   std::vector<int> stages(const Layout& layout) const {
     if (is_given_("zero_optimization.stage")) return {base_.zero.stage};
     const int data = ranks_ / layout.tensor / layout.pipeline;
     if (data == 1) return {layout.optimizer_on_host ? 1 : 0};
-    // With several micro-batches in flight on a pipeline, sums and gathers of each would cost more than they
-    // save.
-    return layout.pipeline > 1 ? std::vector{1} : std::vector{1, 2, 3};
+    return {1, 2, 3};
   }
   std::vector<Recompute> recomputes() const {
     if (is_given_("training.recompute")) return {base_.training.recompute};
@@ -237,6 +247,7 @@ class LayoutSearch {
     config.parallel.tensor = layout.tensor, config.parallel.context = layout.context;
     config.parallel.pipeline = layout.pipeline, config.parallel.virtual_stages = layout.virtual_stages;
     config.parallel.expert = layout.expert;
+    config.parallel.schedule = layout.schedule;
     config.batch.micro_batch_size = layout.micro_batch;
     config.batch.gradient_accumulation_steps = micro_batches, config.batch.train_batch_size = batch;
     config.zero.stage = layout.stage;

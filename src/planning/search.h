@@ -37,6 +37,7 @@ struct Layout {
   int tensor = 1, context = 1, pipeline = 1, virtual_stages = 1, expert = 1;
   std::int64_t micro_batch = 1;
   int stage = 1;
+  config::Schedule schedule = config::Schedule::automatic;
   Recompute recompute = Recompute::none;
   bool overlap_comm = false;  ///< gradients are reduced beside backward
   bool optimizer_on_host = false;

@@ -1,5 +1,8 @@
 // `sherd plan`, and machines that `sherd bench machine` measures.
+#include <cstdlib>
+
 #include "cli/train_fixture.h"
+#include "config/machine.h"
 
 namespace sherd::cli {
 namespace {
@@ -105,6 +108,32 @@ TEST_F(PlanProgram, AMeasuredMachinePredictsWhatTrainingTakes) {
   EXPECT_LT(number_in(plan.out, "step_s"), 10) << "a tiny model";
   EXPECT_GT(number_in(plan.out, "mfu"), 0);
   EXPECT_LE(number_in(plan.out, "mfu"), 1);
+}
+
+/// On emulated GPUs, which SHERD_TEST_PROGRAM has; without one it is told.
+TEST_F(PlanProgram, MeasuresGpus) {
+  const std::string file = (folder_ / "gpu.json").string();
+  const Outcome measured =
+      sherd({"bench", "machine", "--device", "cuda", "--output", file, "--rounds", "1", "--width", "64"});
+  if (!std::getenv("SHERD_TEST_PROGRAM")) {
+    EXPECT_NE(measured.code, 0);
+    EXPECT_THAT(measured.err, HasSubstr("device.type"));
+    return;
+  }
+  ASSERT_EQ(measured.code, 0) << measured.err;
+  const config::Machine machine = config::read_machine(file);
+  EXPECT_TRUE(machine.accelerator());
+  ASSERT_EQ(machine.rates.size(), 1u);
+  EXPECT_EQ(machine.rates[0].ranks, 0) << "each rank has a GPU of its own";
+  EXPECT_GT(machine.rates[0].launch, 0);
+  EXPECT_GE(machine.rates[0].latency, machine.rates[0].launch);
+  EXPECT_GT(machine.host.to_device, 0);
+  EXPECT_GT(machine.host.from_device, 0);
+  EXPECT_GT(machine.host.update, 0);
+  const Outcome plan =
+      sherd({"plan", "--config", config(), "--machine", file, "--gpus", "1", "--as-is", "--json"});
+  ASSERT_EQ(plan.code, 0) << plan.err;
+  EXPECT_GT(number_in(plan.out, "step_s"), 0);
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ config::Config config_of(const std::string& more = "{}", const std::string& mode
   const config::Config other = config::parse_text(more, "more");
   out.parallel = other.parallel, out.training.recompute = other.training.recompute;
   out.training.recompute_blocks = other.training.recompute_blocks;
+  out.training.recompute_micro_batches = other.training.recompute_micro_batches;
   return out;
 }
 
@@ -93,6 +94,19 @@ TEST(PartWork, SomeBlocksOfEachStageRecompute) {
   EXPECT_EQ(recomputed("1", R"("pipeline": 2, "virtual_stages": 2, "partition_method": "uniform")"),
             "8 rrkkkk");
   EXPECT_EQ(recomputed("6", ""), "8 rrrrrr");
+}
+
+TEST(PartWork, SomeMicroBatchesRecompute) {
+  GptWork work(V);
+  const engine::ModelWork& model = work.of(config_of(
+      R"({"training": {"recompute": "full", "recompute_micro_batches": 1, "recompute_blocks": 4}})"));
+  const double forward = flops(model.part(1).forward, KernelFamily::gemm);
+  ASSERT_EQ(model.keeping.size(), model.parts.size());
+  for (std::size_t i = 1; i <= layers; ++i) {
+    EXPECT_EQ(flops(model.part(i).backward, KernelFamily::gemm), (i <= 4 ? 3 : 2) * forward) << i;
+    EXPECT_EQ(flops(model.kinds[model.keeping[i]].backward, KernelFamily::gemm), 2 * forward) << i;
+  }
+  EXPECT_TRUE(work.of(config_of(R"({"training": {"recompute": "full"}})")).keeping.empty());
 }
 
 TEST(PartWork, TensorRanksExchangeWhatMegatronsDo) {

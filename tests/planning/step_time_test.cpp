@@ -201,6 +201,30 @@ TEST(StepTime, BubblesAreThoseOfThePapers) {
     }
 }
 
+/// Korthikanti et al. 2022, appendix: of W micro-batches in flight W − r keep their activations, so a stage
+/// computes forward again for r of every W.
+TEST(StepTime, MicroBatchesThatKeepTheirActivationsRunNothingAgain) {
+  ModelWork model = like_parts(8);
+  PartWork again = model.kinds[0];
+  again.backward.push_back(again.forward[0]);
+  model.kinds.push_back(again);
+  model.parts.assign(8, 1), model.keeping.assign(8, 0);
+  const auto computed = [&](int stages, int recomputed, std::int64_t m) {
+    const StepTime step = time_of(cat(R"(, "training": {"recompute": "full", "recompute_micro_batches": )",
+                                      recomputed, R"(}, "parallel": {"pipeline": )", stages, "}"),
+                                  model, stages, m);
+    EXPECT_NEAR(step.exchange + step.gather, 0, 1e-6);
+    return step.kernels[0];
+  };
+  for (const std::int64_t m : {4, 8, 400})
+    for (const int r : {0, 1, 2, 4}) {
+      const double parts = 2, batches = static_cast<double>(m);
+      EXPECT_NEAR(computed(4, r, m), parts * batches * (3 + r / 4.0), 1e-6 * batches) << m << ' ' << r;
+    }
+  EXPECT_NEAR(computed(1, 0, 5), 8 * 5 * 3, 1e-6);
+  EXPECT_NEAR(computed(1, 1, 5), 8 * 5 * 4, 1e-6);
+}
+
 TEST(StepTime, StagesReduceAndGatherWhatTheyShard) {
   constexpr double gradients = 2 * 1e9 * 6;  // bytes, of six parts
   const double ring = gradients * 3 / 4 / near;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 
 #include "base/error.h"
 #include "comm/grid.h"
@@ -54,7 +55,9 @@ class Step {
   StepTime time() {
     const std::int64_t all = config_.batch.gradient_accumulation_steps, unit = stages_ * group();
     // A steady state is reached long before: what micro-batches after it take, the last of them tell.
-    const std::int64_t most = std::max<std::int64_t>(32, 4 * unit) / unit * unit;
+    const std::int64_t enough =
+        std::max<std::int64_t>({32, 4 * unit, config_.training.recompute_micro_batches + 2 * unit});
+    const std::int64_t most = enough / unit * unit;
     const bool steady = all > most + unit;
     Simulated step = simulated(steady ? most : all);
     if (steady)
@@ -84,10 +87,6 @@ class Step {
   }
 
   int size(comm::Axis axis) const { return grid_.size(axis); }
-  int stride(comm::Axis axis) const {
-    const std::vector<int> members = grid_.members(axis, 0);
-    return members.size() > 1 ? members[1] - members[0] : 1;
-  }
   /// A call over an axis's ranks with `bytes` in all.
   double call(Collective kind, comm::Axis axis, double bytes) const {
     const int ranks = size(axis);
@@ -96,7 +95,7 @@ class Step {
     return seconds_of({.kind = kind,
                        .bytes = static_cast<std::uint64_t>(kind == Collective::send ? bytes : sent),
                        .ranks = ranks,
-                       .stride = stride(axis)},
+                       .stride = grid_.stride(axis)},
                       machine_);
   }
 
@@ -159,19 +158,53 @@ class Step {
     return seconds;
   }
 
+  /// The lists of all stages.
+  struct Lists {
+    std::int64_t micro_batches = 0;
+    std::vector<std::vector<Instruction>> of_stages{};
+    /// By stage, micro-batches that recompute nothing, where the others do.
+    std::vector<std::set<std::int64_t>> kept{};
+
+    bool keep(int stage, std::int64_t micro_batch) const {
+      return kept[static_cast<std::size_t>(stage)].contains(micro_batch);
+    }
+  };
+
+  Lists lists_of(std::int64_t micro_batches) const {
+    Lists out{micro_batches};
+    sharding::ScheduleShape shape;
+    shape.stages = stages_, shape.micro_batches = micro_batches;
+    shape.chunks = static_cast<int>(chunks_.size()) / stages_;
+    shape.group = config_.parallel.micro_batch_group;
+    for (shape.stage = 0; shape.stage < stages_; ++shape.stage)
+      out.of_stages.push_back(sharding::make_schedule(schedule_, shape));
+    out.kept.resize(out.of_stages.size());
+    if (model_.keeping.empty()) return out;
+    const std::int64_t most =
+        sharding::most_in_flight(out.of_stages.front()) - config_.training.recompute_micro_batches;
+    for (std::size_t stage = 0; stage < out.of_stages.size(); ++stage) {
+      sharding::keep_activations(out.of_stages[stage], most);
+      for (const Instruction& i : out.of_stages[stage])
+        if (i.keeps_activations) out.kept[stage].insert(i.micro_batch);
+    }
+    return out;
+  }
+
   const Chunk& chunk_of(int stage, const Instruction& i) const {
     return chunks_[static_cast<std::size_t>(i.chunk * stages_ + stage)];
   }
-  const PartTime& part(std::size_t i) const { return times_[model_.parts[i]]; }
+  const PartTime& part(std::size_t i, bool keeps = false) const {
+    return times_[(keeps && !model_.keeping.empty() ? model_.keeping : model_.parts)[i]];
+  }
 
   /// Parts one after the other, each behind its parameters, which come while the part before runs.
   template <class Seconds>
-  double through(const Chunk& chunk, bool forward, const Seconds& seconds) const {
+  double through(const Chunk& chunk, bool forward, bool keeps, const Seconds& seconds) const {
     const bool comes =
         placement_.parameters.spread == Spread::sharded && schedule_ != config::Schedule::layered;
     const bool ahead = config_.zero.prefetch_bucket_size > 0;
     const auto at = [&](std::size_t n) -> const PartTime& {
-      return part(forward ? chunk.begin + n : chunk.end - 1 - n);
+      return part(forward ? chunk.begin + n : chunk.end - 1 - n, keeps);
     };
     double now = 0, begun = 0, fetched = 0;
     const std::size_t count = chunk.end - chunk.begin;
@@ -189,15 +222,16 @@ class Step {
     return placement_.reduce_every_micro_batch() || i.micro_batch + 1 == micro_batches;
   }
 
-  InstructionTime backward(const Chunk& chunk, const Instruction& i, std::int64_t micro_batches,
+  InstructionTime backward(const Chunk& chunk, const Instruction& i, const Lists& lists, bool keeps,
                            const PassSeconds PartTime::*pass, bool completes) const {
-    InstructionTime out{through(chunk, false, [&](const PartTime& each) { return (each.*pass).seconds; })};
-    if (!completes || !reduces(i, micro_batches)) return out;
-    const bool last = i.micro_batch + 1 == micro_batches;
+    InstructionTime out{
+        through(chunk, false, keeps, [&](const PartTime& each) { return (each.*pass).seconds; })};
+    if (!completes || !reduces(i, lists.micro_batches)) return out;
+    const bool last = i.micro_batch + 1 == lists.micro_batches;
     const double reduction = reduction_of(chunk, last);
     out.seconds += (1 - hidden_reductions()) * reduction;
     out.beside = hidden_reductions() * reduction;
-    out.handed_over_at = (part(chunk.end - 1).*pass).seconds;
+    out.handed_over_at = (part(chunk.end - 1, keeps).*pass).seconds;
     out.behind = hidden_reductions() * reduction_of({chunk.begin, chunk.begin + 1}, last);
     return out;
   }
@@ -218,17 +252,18 @@ class Step {
     return (1 - hidden_reductions()) * out;
   }
 
-  InstructionTime time_of(int stage, const Instruction& i, std::int64_t micro_batches) const {
+  InstructionTime time_of(int stage, const Instruction& i, const Lists& lists) const {
     const Chunk& chunk = chunk_of(stage, i);
+    const bool keeps = lists.keep(stage, i.micro_batch);
     switch (i.op) {
       case Op::forward:
-        return {through(chunk, true, [](const PartTime& each) { return each.forward.seconds; })};
+        return {through(chunk, true, keeps, [](const PartTime& each) { return each.forward.seconds; })};
       case Op::backward:
-        return backward(chunk, i, micro_batches, &PartTime::backward, true);
+        return backward(chunk, i, lists, keeps, &PartTime::backward, true);
       case Op::backward_input:
-        return backward(chunk, i, micro_batches, &PartTime::input, false);
+        return backward(chunk, i, lists, keeps, &PartTime::input, false);
       case Op::weight_gradients:
-        return backward(chunk, i, micro_batches, &PartTime::weights, true);
+        return backward(chunk, i, lists, keeps, &PartTime::weights, true);
       case Op::gather:
         return {sum(chunk, &PartTime::gather)};
       case Op::send_activation:
@@ -279,24 +314,18 @@ class Step {
   };
 
   Simulated simulated(std::int64_t micro_batches) const {
-    std::vector<std::vector<Instruction>> lists;
-    sharding::ScheduleShape shape;
-    shape.stages = stages_, shape.micro_batches = micro_batches;
-    shape.chunks = static_cast<int>(chunks_.size()) / stages_;
-    shape.group = config_.parallel.micro_batch_group;
-    for (shape.stage = 0; shape.stage < stages_; ++shape.stage)
-      lists.push_back(sharding::make_schedule(schedule_, shape));
+    const Lists lists = lists_of(micro_batches);
     const sharding::SimulatedStep step = sharding::simulate(
-        lists, [&](int stage, const Instruction& i) { return time_of(stage, i, micro_batches); });
+        lists.of_stages, [&](int stage, const Instruction& i) { return time_of(stage, i, lists); });
     Simulated out;
     int busiest = 0;
     for (int stage = 0; stage < stages_; ++stage) {
       const auto s = static_cast<std::size_t>(stage);
       out.computing += step.computing[s];
       out.idle += step.seconds - step.computing[s] - step.waiting[s] - update(stage);
-      if (work_of(stage) > work_of(busiest)) busiest = stage;
+      if (work_of(stage, lists) > work_of(busiest, lists)) busiest = stage;
     }
-    out.time = time_on(busiest, step, micro_batches);
+    out.time = time_on(busiest, step, lists);
     // Each product of forward has two in backward, attention likewise, and what is computed again does not
     // count. A head that goes by parts of the rows has all three in one pass, and nothing is computed again.
     const PartTime& head = times_[model_.parts.back()];
@@ -306,30 +335,38 @@ class Step {
     return out;
   }
 
-  /// Seconds of a micro-batch on a stage.
-  double work_of(int stage) const {
-    double out = 0;
+  /// Visits the passes of a stage: a pass of a part, and how often it runs in a step.
+  template <class Visit>
+  void for_passes(int stage, const Lists& lists, const Visit& visit) const {
+    const auto kept = static_cast<double>(lists.kept[static_cast<std::size_t>(stage)].size());
+    const auto all = static_cast<double>(lists.micro_batches);
     for_own(stage, [&](const Chunk& chunk) {
       for (std::size_t n = chunk.begin; n < chunk.end; ++n)
-        out += part(n).forward.seconds + part(n).backward.seconds;
+        for (const bool keeps : {false, true}) {
+          const PartTime& time = part(n, keeps);
+          for (const PassSeconds* pass : {&time.forward, &time.backward})
+            visit(*pass, keeps ? kept : all - kept);
+        }
     });
+  }
+
+  /// Seconds of a step's passes on a stage.
+  double work_of(int stage, const Lists& lists) const {
+    double out = 0;
+    for_passes(stage, lists, [&](const PassSeconds& pass, double times) { out += times * pass.seconds; });
     return out;
   }
 
-  StepTime time_on(int stage, const sharding::SimulatedStep& step, std::int64_t micro_batches) const {
+  StepTime time_on(int stage, const sharding::SimulatedStep& step, const Lists& lists) const {
     StepTime out;
     out.seconds = step.seconds;
-    const auto times = static_cast<double>(micro_batches);
-    for_own(stage, [&](const Chunk& chunk) {
-      for (std::size_t n = chunk.begin; n < chunk.end; ++n)
-        for (const PassSeconds* pass : {&part(n).forward, &part(n).backward}) {
-          for (std::size_t f = 0; f < out.kernels.size(); ++f) out.kernels[f] += times * pass->kernels[f];
-          out.exchange += times * pass->exposed;
-        }
+    for_passes(stage, lists, [&](const PassSeconds& pass, double times) {
+      for (std::size_t f = 0; f < out.kernels.size(); ++f) out.kernels[f] += times * pass.kernels[f];
+      out.exchange += times * pass.exposed;
     });
     const auto s = static_cast<std::size_t>(stage);
-    const double reduced = reduced_in_backward(stage, micro_batches);
-    out.gather = std::max(0.0, step.computing[s] - times * work_of(stage) - reduced);
+    const double reduced = reduced_in_backward(stage, lists.micro_batches);
+    out.gather = std::max(0.0, step.computing[s] - work_of(stage, lists) - reduced);
     out.reduce = step.waiting[s] + reduced;
     out.update = update(stage);
     out.idle = step.seconds - step.computing[s] - step.waiting[s] - out.update;

@@ -16,6 +16,9 @@ struct ModelWork {
   std::vector<std::size_t> parts;
   /// By part: its share of the work, by which a pipeline is cut (part_weights()).
   std::vector<std::int64_t> weights;
+  /// Which kind each part is for micro-batches that recompute nothing, where only some recompute
+  /// (`training.recompute_micro_batches`); else empty.
+  std::vector<std::size_t> keeping;
 
   const PartWork& part(std::size_t i) const { return kinds[parts[i]]; }
 };
@@ -44,8 +47,7 @@ void require_rates(const config::Config& config, const config::Machine& machine,
 /// The time of one optimizer step of `ranks` ranks. Nothing runs: the instruction lists of all stages are
 /// simulated (sharding/schedule/simulate.h) with the prices of their parts' work, of what placements gather
 /// and reduce, and of the update. `config` has its batch sizes resolved, and `model` was recorded with its
-/// tensor, context and expert ranks, micro-batch and recompute. `training.recompute_micro_batches` counts as
-/// all of them. Throws what require_rates() throws, and Error{config} for sizes that the ranks cannot hold.
+/// tensor, context and expert ranks, micro-batch and recompute. Throws what require_rates() throws, and Error{config} for sizes that the ranks cannot hold.
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks);
 

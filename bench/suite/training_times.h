@@ -1,0 +1,85 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "config/config.h"
+#include "config/machine.h"
+#include "engine/step/step_report.h"
+#include "tensor/kernel_work.h"
+
+// Kernels of training, timed where they run, and the rates that follow from their times.
+
+namespace sherd::bench {
+
+/// A transformer that trains for a few steps.
+struct TrainedModel {
+  const char* type;
+  std::int64_t hidden, layers, heads, seq, rows, vocabulary;
+};
+
+/// What a call to the device takes beside its work, in seconds; nothing where the thread itself computes.
+struct CallTimes {
+  double alone = 0;   ///< a kernel of no work, waited for
+  double queued = 0;  ///< one of many kernels of no work, one behind the other
+  double launch = 0;  ///< in which the thread queues one
+};
+
+CallTimes measure_calls(tensor::Kernels& kernels);
+
+/// One kernel of a training, with the time that it took.
+struct TimedWork {
+  tensor::KernelWork work;
+  double seconds = 0;
+};
+
+/// What one rank sees of training: kernels of passes, and what passes and updates take around them.
+struct TrainingTimes {
+  std::vector<TimedWork> kernels;
+  double passes_seconds = 0, update_seconds = 0;
+  int updates = 0;
+  CallTimes calls;
+};
+
+config::Config config_of(const TrainedModel& model, DType dtype, config::DeviceType device);
+
+/// Trains one model on this rank, beside the others of `world`, for a step, and then for `steps` that are
+/// measured.
+TrainingTimes train(const TrainedModel& model, const config::Config& config,
+                    const std::shared_ptr<comm::Communicator>& world, int steps);
+
+/// Four digits: a measurement has no more.
+double rounded(double value);
+
+/// Sums of amounts and seconds, of which a rate is made.
+struct Measured {
+  double amount = 0, seconds = 0;
+  double rate() const { return rounded(amount / seconds); }
+};
+
+/// Rates from the times of kernels.
+class RatesFromTimes {
+ public:
+  /// `ranks` as in config::DeviceRates; `peak`: FLOP/s by a data sheet, 0 where the fastest product tells.
+  RatesFromTimes(int ranks, std::function<double(DType)> peak);
+
+  void add(const TrainingTimes& times, const config::Config& config, std::int64_t parameters);
+  config::DeviceRates rates();
+
+ private:
+  void add(const TimedWork& each, const CallTimes& calls);
+
+  config::DeviceRates rates_;
+  std::function<double(DType)> peak_;
+  std::map<DType, std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t>, Measured>> products_;
+  std::map<std::pair<DType, bool>, Measured> attention_;
+  std::map<std::pair<tensor::KernelFamily, DType>, Measured> families_;
+  Measured around_, update_;
+  CallTimes calls_;
+};
+
+}  // namespace sherd::bench

@@ -120,6 +120,25 @@ TEST_F(Tune, NothingOutlivesATrial) {
   }
 }
 
+TEST_F(Tune, ATrialEndsWithATuneThatIsKilled) {
+  const std::filesystem::path number = folder_ / "number";
+  write_text(folder_ / "launcher", cat("echo $$ > ", number.string(), ".new; mv ", number.string(), ".new ",
+                                       number.string(), "; exec sleep 1000\n"));
+  const pid_t run = start_line(
+      joined({"tune", "--config", config(), "--machine", (folder_ / "machine.json").string(), "--dir",
+              found(), "--top", "1", "--launcher", "sh " + (folder_ / "launcher").string()}),
+      "tune.err");
+  for (int turn = 0; turn < 3000 && !std::filesystem::exists(number); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ::kill(run, SIGKILL);
+  int status = 0;
+  ASSERT_EQ(::waitpid(run, &status, 0), run);
+  const int trial = std::stoi(read_text(number));
+  for (int turn = 0; turn < 500 && lives(trial); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_FALSE(lives(trial));
+}
+
 TEST_F(Tune, GoesOnWhereASignalStoppedIt) {
   write_text(folder_ / "launcher", cat("case \"$*\" in *trial-2*) touch ", folder_.path().string(),
                                        "/second; sleep 1000 ;; esac\nexec \"$@\"\n"));

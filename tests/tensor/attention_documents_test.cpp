@@ -16,7 +16,7 @@ namespace sherd::tensor {
 namespace {
 
 using namespace test::attention;
-using test::Machine, test::one_of_each;
+using test::in_part, test::Machine, test::one_of_each;
 
 /// The bounds of documents of these lengths.
 Documents of_lengths(const std::vector<Count>& lengths) {
@@ -92,7 +92,7 @@ TEST_P(DocumentsOfDType, AreTheSameToTheBitForAnyNumberOfThreadsAndEveryTime) {
 TEST_P(DocumentsOfDType, HaveTheBitsOfCallsOfTheirOwn) {
   const Case whole{2, 140, 4, 2, 12, true, 0.3f, 0, {}, 0, of_lengths({65, 1, 74, 3, 137})},
       part{2, 66, 2, 1, 8, true, 0.4f, 0, {6, 66, 2}, 20, of_lengths({65, 1, 30, 36})};
-  for (const auto& m : one_of_each())
+  for (const auto& m : in_part(one_of_each(), GetParam()))
     for (const Case& c : {whole, part}) {
       SCOPED_TRACE(cat(c.str(), " on ", m->name()));
       const Pass all(*m, c, GetParam());
@@ -127,7 +127,7 @@ TEST_P(DocumentsOfDType, HaveTheBitsOfCallsOfTheirOwn) {
 TEST_P(DocumentsOfDType, NobodyLooksAtOthers) {
   for (const bool causal : {true, false}) {
     const Case c{2, 150, 2, 1, 8, causal, 0.1f, 0, {}, 0, of_lengths({40, 75, 35, 150})};
-    for (const auto& m : one_of_each()) {
+    for (const auto& m : in_part(one_of_each(), GetParam())) {
       const Pass clean(*m, c, GetParam());
       const Tensor qkv = m->empty(clean.qkv.shape(), GetParam()),
                    dout = m->empty(clean.dout.shape(), GetParam()),
@@ -147,7 +147,7 @@ TEST_P(DocumentsOfDType, NobodyLooksAtOthers) {
 
 TEST_P(DocumentsOfDType, ThatAreWholeSequencesHaveTheBitsOfNone) {
   Case c{2, 70, 2, 1, 6};  // heads of 6 are none for cuDNN
-  for (const auto& m : one_of_each()) {
+  for (const auto& m : in_part(one_of_each(), GetParam())) {
     c.documents = {};
     const Pass none(*m, c, GetParam());
     c.documents = {0, 70, 140};

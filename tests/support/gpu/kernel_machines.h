@@ -14,6 +14,7 @@
 #include "base/random.h"
 #include "device/cuda.h"
 #include "simt/emulated.h"
+#include "support/full_suite.h"
 #include "support/gpu/gpu.h"
 #include "support/print_dtype.h"
 #include "tensor/cpu/cpu_kernels.h"
@@ -142,6 +143,15 @@ inline std::vector<std::unique_ptr<Machine>> one_of_each() {
   std::erase_if(out, passed_over);
   if (!gpu_run()) out.insert(out.begin(), std::make_unique<Machine>(cpu_isa(), 2));
   return out;
+}
+
+/// The machines; in part without the emulator for types whose kernels have the code of another: fp16 has that
+/// of bf16, fp64 that of fp32. For what kernels do whatever the type: what they compute is tried in each.
+inline std::vector<std::unique_ptr<Machine>> in_part(std::vector<std::unique_ptr<Machine>> machines,
+                                                     DType dtype) {
+  if (!full_suite() && (dtype == DType::f16 || dtype == DType::f64))
+    std::erase_if(machines, [](const std::unique_ptr<Machine>& m) { return m->family == "emulator"; });
+  return machines;
 }
 
 inline std::vector<std::byte> bytes(Machine& m, const Tensor& x) {

@@ -29,6 +29,28 @@ constexpr TrainedModel models[] = {
     {"gpt2", 1536, 4, 16, 1024, 8, 32768}, {"llama", 2048, 2, 16, 2048, 4, 32768},
     {"llama", 4096, 2, 32, 4096, 1, 32768}};
 
+/// Models up to that width but for those that are much narrower, whose kernels on GPUs take no longer than
+/// their calls.
+bool is_measured(const TrainedModel& model, std::int64_t width, bool on_gpu) {
+  const std::int64_t least = on_gpu ? width / 4 : width < 256 ? 0 : 256;
+  return model.hidden <= width && model.hidden >= least;
+}
+
+/// Bytes that a model trains in, of fp32 or less: states, what passes save, logits. Rather too many.
+double bytes_of(const TrainedModel& m) {
+  const auto real = [](std::int64_t number) { return static_cast<double>(number); };
+  const double parameters =
+      16 * real(m.layers) * real(m.hidden * m.hidden) + 2 * real(m.vocabulary * m.hidden);
+  const double tokens = real(m.rows * m.seq);
+  return 20 * parameters + 4 * tokens * (60 * real(m.layers) * real(m.hidden) + 3 * real(m.vocabulary)) + 3e8;
+}
+
+/// With GPUs, the processor is measured with narrow models: for the optimizer's rate.
+MachineBenchOptions beside_gpus(MachineBenchOptions options) {
+  options.width = std::min<std::int64_t>(options.width, 512);
+  return options;
+}
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -52,18 +74,20 @@ config::Link measure_link(int ranks, const Tell& tell) {
   return link;
 }
 
-/// Models up to that width, in both types: on GPUs not those that are far narrower, whose kernels take no
-/// longer than their calls.
+/// Models up to that width, in both types; on GPUs those that take at most `memory` bytes.
 DeviceRates measure_ranks(int ranks, config::DeviceType device, RatesFromTimes rates,
                           const MachineBenchOptions& options, const std::function<bool()>& stopped,
-                          const Tell& tell) {
+                          const Tell& tell, double memory = 0) {
   comm::CommOptions comm_options;
   comm_options.timeout_seconds = 300;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const TrainedModel& model : models) {
       const bool on_gpu = device == config::DeviceType::cuda;
-      const std::int64_t least = on_gpu ? options.width / 4 : std::min<std::int64_t>(options.width, 256);
-      if (model.hidden > options.width || model.hidden < least) continue;
+      if (!is_measured(model, options.width, on_gpu)) continue;
+      if (on_gpu && bytes_of(model) > memory) {
+        if (tell) tell(cat(model.type, " of width ", model.hidden, " is left out: the GPU is too small"));
+        continue;
+      }
       if (stopped()) fail(ErrorKind::interrupted, "stopped");
       if (tell)
         tell(cat(on_gpu ? "GPU" : counted(ranks, "rank"), ", ", name_of(dtype), ", ", model.type,
@@ -144,7 +168,8 @@ void measure_gpus(const std::vector<device::CudaGpu>& gpus, const MachineBenchOp
   machine.name = cat(gpus.size() > 1 ? cat(gpus.size(), " x ") : "", gpu.name);
   machine.devices = static_cast<std::int64_t>(gpus.size()), machine.memory = gpu.memory;
   RatesFromTimes rates(0, [&](DType dtype) { return device::peak_flops(gpu, dtype); });
-  machine.rates = {measure_ranks(1, config::DeviceType::cuda, std::move(rates), options, stopped, tell)};
+  machine.rates = {measure_ranks(1, config::DeviceType::cuda, std::move(rates), options, stopped, tell,
+                                 0.9 * static_cast<double>(gpu.memory))};
   const config::Config config = config_of(models[0], DType::f32, config::DeviceType::cuda);
   const auto device_of = [&](comm::Communicator& comm) {
     const std::shared_ptr<comm::Communicator> world(&comm, [](comm::Communicator*) {});
@@ -165,10 +190,7 @@ void measure_gpus(const std::vector<device::CudaGpu>& gpus, const MachineBenchOp
       if (comm.rank() == 0) machine.links = {std::move(link)};
     });
   }
-  // The optimizer's rate on the processor, of one model.
-  MachineBenchOptions host = options;
-  host.width = std::min<std::int64_t>(options.width, 512);
-  machine.host.update = measure_cores(1, host, stopped, tell).update;
+  machine.host.update = measure_cores(1, beside_gpus(options), stopped, tell).update;
 }
 
 /// The number of a row of a report.
@@ -197,6 +219,14 @@ config::Drive measure_drive(const std::filesystem::path& folder, const std::func
 }
 
 }  // namespace
+
+double machine_bench_memory(const MachineBenchOptions& options) {
+  const MachineBenchOptions here = options.gpus ? beside_gpus(options) : options;
+  double most = 0;
+  for (const TrainedModel& model : models)
+    if (is_measured(model, here.width, false)) most = std::max(most, bytes_of(model));
+  return most * (options.gpus ? 1 : options.cores);
+}
 
 Machine measure_machine(const MachineBenchOptions& options, const std::function<bool()>& stopped,
                         const Tell& tell) {

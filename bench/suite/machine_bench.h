@@ -10,13 +10,15 @@
 namespace sherd::bench {
 
 struct MachineBenchOptions {
-  static constexpr double memory_per_rank = 1e9;  ///< bytes that a model of width 1024 takes, and some more
-  bool gpus = false;                              ///< measures the GPUs here, else the processor
-  int cores = 1;                                  ///< shared by the ranks
-  int steps = 3;                                  ///< that are measured of each model
-  std::int64_t width = 1024;                      ///< wider models are left out
-  std::filesystem::path folder{};                 ///< on the drive to be measured; empty: none
+  bool gpus = false;               ///< measures the GPUs here, else the processor
+  int cores = 1;                   ///< shared by the ranks
+  int steps = 3;                   ///< that are measured of each model
+  std::int64_t width = 1024;       ///< wider models are left out
+  std::filesystem::path folder{};  ///< on the drive to be measured; empty: none
 };
+
+/// Bytes of this machine's memory that it takes at most.
+double machine_bench_memory(const MachineBenchOptions& options);
 
 /// The rates of this machine's GPUs, or of its processor: of one rank with all cores, and of as many ranks as
 /// there are cores. Small transformers train on it, in GPT-2's and Llama's style and both types, and every

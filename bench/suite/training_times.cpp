@@ -81,31 +81,44 @@ class Recorder final : public engine::InstructionObserver {
   double begun_ = 0;
 };
 
-double share(const Measured& time, double peak) {
-  return time.seconds > 0 ? std::min(1.0, rounded(time.rate() / peak)) : 0.5;
-}
-
 }  // namespace
 
 CallTimes measure_calls(tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (!device.accelerator()) return {};
-  constexpr int many = 200;
+  constexpr int several = 20, rounds = 9;
+  constexpr std::size_t much = std::size_t{128}
+                               << 20;  // whose copy takes longer than queueing several kernels
   const tensor::Tensor x = tensor::Tensor::zeros(device, {32}, DType::f32);
+  const device::Storage from = device.allocate(much, device::Category::workspace),
+                        to = device.allocate(much, device::Category::workspace);
+  const auto median = [&](const std::function<double()>& seconds) {
+    std::array<double, rounds> all{};
+    for (double& each : all) each = seconds();
+    std::nth_element(all.begin(), all.begin() + rounds / 2, all.end());
+    return all[rounds / 2];
+  };
+  double queueing = 0;
+  const auto behind_a_copy = [&](int kernels_behind) {
+    return median([&] {
+      const double begin = now(device);
+      device.copy(to.data(), from.data(), much);
+      const auto first = std::chrono::steady_clock::now();
+      for (int i = 0; i < kernels_behind; ++i) kernels.fill(x, 1);
+      queueing = std::chrono::duration<double>(std::chrono::steady_clock::now() - first).count();
+      return now(device) - begin;
+    });
+  };
   CallTimes out;
-  std::array<double, many> alone{};
-  for (double& each : alone) {
+  out.alone = median([&] {
     const double begin = now(device);
     kernels.fill(x, 1);
-    each = now(device) - begin;
-  }
-  std::nth_element(alone.begin(), alone.begin() + many / 2, alone.end());
-  out.alone = alone[many / 2];
-  const double begin = now(device);
-  for (int i = 0; i < many; ++i) kernels.fill(x, 1);
-  const std::chrono::duration<double> queued = std::chrono::steady_clock::now().time_since_epoch();
-  out.launch = (queued.count() - begin) / many;
-  out.queued = (now(device) - begin) / many;
+    return now(device) - begin;
+  });
+  const double copy = behind_a_copy(0), copy_and_kernels = behind_a_copy(several);
+  constexpr double least = 1e-7;
+  out.launch = std::max(least, queueing / several);
+  out.queued = std::max(least, (copy_and_kernels - copy) / several);
   return out;
 }
 
@@ -164,36 +177,42 @@ void RatesFromTimes::add(const TrainingTimes& times, const config::Config& confi
     inside += each.seconds;
     add(each, times.calls);
   }
-  around_.amount += static_cast<double>(times.kernels.size());
-  around_.seconds += std::max(0.0, times.passes_seconds - inside);
-  update_.amount += times.updates * static_cast<double>(parameters) * engine::update_bytes(config);
-  update_.seconds += times.update_seconds;
+  around_.add(static_cast<double>(times.kernels.size()), std::max(0.0, times.passes_seconds - inside));
+  update_.add(times.updates * static_cast<double>(parameters) * engine::update_bytes(config),
+              times.update_seconds);
   calls_ = times.calls;
 }
 
 DeviceRates RatesFromTimes::rates() {
-  if (products_.empty())
-    fail(ErrorKind::usage,
-         "no product of these models took longer than the call: measure wider ones (--width)");
   for (auto& [dtype, shapes] : products_) {
     config::ProductRates products{.dtype = dtype};
     for (const auto& [extents, time] : shapes) {
+      if (!tells(time)) continue;
       const auto& [rows, columns, depth] = extents;
       products.measured.push_back({rows, columns, depth, time.rate()});
       products.peak = std::max(products.peak, time.rate());
     }
+    if (products.measured.empty()) continue;
     if (const double sheet = peak_(dtype); sheet > 0) products.peak = sheet;
-    products.attention.forward = share(attention_[{dtype, false}], products.peak);
-    products.attention.backward = share(attention_[{dtype, true}], products.peak);
+    const auto attention = [&](const std::pair<DType, bool>& which) {
+      const Measured& time = attention_[which];
+      return time.seconds > 0 && tells(time) ? std::min(1.0, rounded(time.rate() / products.peak)) : 0.5;
+    };
+    products.attention.forward = attention({dtype, false});
+    products.attention.backward = attention({dtype, true});
     rates_.products.push_back(std::move(products));
   }
   Measured all;
   for (const auto& [of, time] : families_) {
+    if (!tells(time)) continue;
     const auto& [family, dtype] = of;
     rates_.families.push_back(
         {std::string(tensor::kernel_families[static_cast<std::size_t>(family)]), dtype, time.rate()});
-    all.amount += time.amount, all.seconds += time.seconds;
+    all.add(time.amount, time.seconds);
   }
+  if (rates_.products.empty() || rates_.families.empty())
+    fail(ErrorKind::usage,
+         "the kernels of these models take no longer than the calls: measure wider ones (--width)");
   rates_.bandwidth = all.rate();
   rates_.update = update_.rate();
   if (calls_.queued > 0) {
@@ -207,19 +226,16 @@ DeviceRates RatesFromTimes::rates() {
 }
 
 void RatesFromTimes::add(const TimedWork& each, const CallTimes& calls) {
-  // What smaller kernels take is latency, and says nothing of a bandwidth; nor of a rate what takes a device
-  // no longer than the call.
-  constexpr double least_bytes = 1 << 17;
+  constexpr double least_bytes =
+      1 << 17;  // what smaller kernels take is latency, and says nothing of a bandwidth
   const KernelWork& work = each.work;
   const double seconds = each.seconds - calls.alone;
-  if (calls.alone > 0 && seconds <= calls.alone) return;
-  const auto add_to = [&](Measured& sum, double amount) { sum.amount += amount, sum.seconds += seconds; };
   if (work.family == KernelFamily::gemm)
-    add_to(products_[work.dtype][{work.rows, work.columns, work.depth}], work.flops);
+    products_[work.dtype][{work.rows, work.columns, work.depth}].add(work.flops, seconds);
   else if (work.family == KernelFamily::attention && work.flops > 0)
-    add_to(attention_[{work.dtype, work.backward}], work.flops);
+    attention_[{work.dtype, work.backward}].add(work.flops, seconds);
   else if (work.bytes >= least_bytes)
-    add_to(families_[{work.family, work.dtype}], work.bytes);
+    families_[{work.family, work.dtype}].add(work.bytes, seconds);
 }
 
 }  // namespace sherd::bench

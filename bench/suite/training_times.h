@@ -24,8 +24,8 @@ struct TrainedModel {
 
 /// What a call to the device takes beside its work, in seconds; nothing where the thread itself computes.
 struct CallTimes {
-  double alone = 0;   ///< a kernel of no work, waited for
-  double queued = 0;  ///< one of many kernels of no work, one behind the other
+  double alone = 0;   ///< a kernel of no work, queued and waited for
+  double queued = 0;  ///< one of several kernels of no work that were queued before they begin
   double launch = 0;  ///< in which the thread queues one
 };
 
@@ -58,7 +58,9 @@ double rounded(double value);
 /// Sums of amounts and seconds, of which a rate is made.
 struct Measured {
   double amount = 0, seconds = 0;
+  int times = 0;
   double rate() const { return rounded(amount / seconds); }
+  void add(double more, double took) { amount += more, seconds += took, ++times; }
 };
 
 /// Rates from the times of kernels.
@@ -72,6 +74,8 @@ class RatesFromTimes {
 
  private:
   void add(const TimedWork& each, const CallTimes& calls);
+  /// Nothing is said of a rate by what takes a device no longer than the call.
+  bool tells(const Measured& time) const { return time.seconds > time.times * calls_.alone; }
 
   config::DeviceRates rates_;
   std::function<double(DType)> peak_;

@@ -231,8 +231,9 @@ void bench_machine(const Arguments& arguments) {
              "a folder on a drive that is to be measured too; what is written there goes again")
       .value("device", "D", "cpu or cuda; auto: GPUs where there are some", "auto")
       .value("threads", "T", "cores that the ranks share", std::to_string(available_cores()))
-      .value("width", "W",
-             "of the widest model that is measured; narrow ones take less time (1024; GPUs: 4096)")
+      .value(
+          "width", "W",
+          "of the widest model that is measured, at least 64; narrow ones take less time (1024; GPUs: 4096)")
       .value("rounds", "R", "steps of each model that are measured", "3");
   if (!line.parse(arguments)) return;
   const std::string path = line.required("output");
@@ -248,8 +249,7 @@ void bench_machine(const Arguments& arguments) {
   };
   std::ofstream before(path, std::ios::app);  // known before the minute of measuring, and nothing is lost yet
   require_written(before);
-  bench::require_memory(static_cast<double>(options.cores) * bench::MachineBenchOptions::memory_per_rank,
-                        "Choose fewer --threads");
+  bench::require_memory(bench::machine_bench_memory(options), "Choose fewer --threads or a smaller --width");
   const engine::StopSignals stop_signals;
   Status status("machine");
   const config::Machine machine = bench::measure_machine(

@@ -1,7 +1,7 @@
 #include "cli/trial.h"
 
 #include <fcntl.h>
-#include <sys/prctl.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,11 +9,11 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <string_view>
+#include <optional>
 #include <thread>
-#include <tuple>
 
 #include "base/error.h"
 #include "base/excerpt.h"
@@ -26,37 +26,43 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+/// posix_spawn's attributes and file actions, which are to be destroyed.
+struct SpawnSettings {
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_t files;
+
+  SpawnSettings() {
+    ::posix_spawnattr_init(&attributes);
+    ::posix_spawn_file_actions_init(&files);
+  }
+  ~SpawnSettings() {
+    ::posix_spawn_file_actions_destroy(&files);
+    ::posix_spawnattr_destroy(&attributes);
+  }
+  SpawnSettings(const SpawnSettings&) = delete;
+  SpawnSettings& operator=(const SpawnSettings&) = delete;
+};
+
 /// Starts the program as the first of a process group, with no signal blocked, whatever this thread blocks.
-/// It is asked to end where this process does, also by SIGKILL; the thread that starts it stays until it has
-/// ended, as the kernel goes by that.
 pid_t start(const std::vector<std::string>& words, const std::string& log) {
+  SpawnSettings settings;
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&settings.attributes, &none);
+  ::posix_spawnattr_setpgroup(&settings.attributes, 0);
+  ::posix_spawnattr_setflags(&settings.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETPGROUP);
+  ::posix_spawn_file_actions_addopen(&settings.files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&settings.files, STDOUT_FILENO, log.c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  ::posix_spawn_file_actions_adddup2(&settings.files, STDOUT_FILENO, STDERR_FILENO);
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  const int output = ::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644),
-            input = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const pid_t self = ::getpid();
-  const pid_t child = output < 0 || input < 0 ? -1 : ::fork();
-  if (child == 0) {  // system calls alone from here on: other threads' locks may be taken
-    sigset_t none;
-    ::sigemptyset(&none);
-    ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != self) ::_exit(1);
-    ::dup2(input, STDIN_FILENO), ::dup2(output, STDOUT_FILENO), ::dup2(output, STDERR_FILENO);
-    ::sigprocmask(SIG_SETMASK, &none, nullptr);
-    ::execv(arguments[0], arguments.data());
-    constexpr std::string_view failed = "error: the program cannot be started\n";
-    std::ignore = ::write(STDERR_FILENO, failed.data(), failed.size());
-    ::_exit(127);
-  }
-  const int error = errno;
-  for (const int file : {output, input})
-    if (file >= 0) ::close(file);
-  if (child < 0)
+  pid_t child = 0;
+  if (const int error = ::posix_spawn(&child, arguments[0], &settings.files, &settings.attributes,
+                                      arguments.data(), environ))
     fail(ErrorKind::io, "cannot start '", excerpt(words[0], 300), "' with its output in '", excerpt(log, 300),
          "': ", std::strerror(error));
-  ::setpgid(child, child);  // whichever of both is first
   return child;
 }
 
@@ -76,10 +82,53 @@ bool wait_for(pid_t child, const std::function<bool()>& over) {
   }
 }
 
+/// Starts a process that ends the group once this one has ended, however that was: it sees the end of a pipe
+/// whose other end lives here alone. It is one of the group, so that it ends with it.
+class Watchdog {
+ public:
+  explicit Watchdog(pid_t group) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) return;
+    process_ = ::fork();
+    if (process_ == 0) watch(group, ends);
+    if (process_ > 0) ::setpgid(process_, group);  // as it does itself, whichever is first
+    ::close(ends[0]);
+    here_ = ends[1];
+  }
+  ~Watchdog() {
+    if (here_ >= 0) ::close(here_);
+    while (process_ > 0 && ::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) {
+    }
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  /// System calls alone: locks of other threads may be taken in a child.
+  [[noreturn]] static void watch(pid_t group, const int (&ends)[2]) {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::sigprocmask(SIG_SETMASK, &all, nullptr);
+    ::setpgid(0, group);
+    ::close(ends[1]);
+    char byte;
+    while (::read(ends[0], &byte, 1) < 0 && errno == EINTR) {
+    }
+    ::kill(-group, SIGTERM);
+    const timespec patience{10, 0};
+    ::nanosleep(&patience, nullptr);
+    ::kill(-group, SIGKILL);
+    ::_exit(0);
+  }
+
+  pid_t process_ = -1;
+  int here_ = -1;
+};
+
 /// A program that was started, with all that it starts: whatever is left of them ends with this.
 class ProgramGroup {
  public:
-  explicit ProgramGroup(pid_t leader) : leader_(leader) {}
+  explicit ProgramGroup(pid_t leader) : leader_(leader), watchdog_(std::in_place, leader) {}
   ~ProgramGroup() { end(); }
   ProgramGroup(const ProgramGroup&) = delete;
   ProgramGroup& operator=(const ProgramGroup&) = delete;
@@ -88,6 +137,7 @@ class ProgramGroup {
   int end() noexcept {
     if (leader_ == 0) return status_;
     ::kill(-leader_, SIGKILL);
+    watchdog_.reset();
     while (::waitpid(leader_, &status_, 0) < 0 && errno == EINTR) {
     }
     leader_ = 0;
@@ -103,6 +153,7 @@ class ProgramGroup {
 
  private:
   pid_t leader_;
+  std::optional<Watchdog> watchdog_;
   int status_ = 0;
 };
 

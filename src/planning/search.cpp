@@ -1,7 +1,9 @@
 #include "planning/search.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
+#include <map>
 #include <numeric>
 
 #include "base/error.h"
@@ -310,7 +312,8 @@ class LayoutSearch {
   /// Moves the best plans that fit, exactly, to the result: from the best on, and where none of many fits,
   /// from the smallest on.
   void confirm() {
-    const std::size_t most_looks = std::max<std::size_t>(48, 2 * options_.top);
+    const std::size_t most_looks = std::max<std::size_t>(96, 4 * options_.top);
+    constexpr int most_looks_at_a_grid = 16;  // so that one of which nothing fits does not take them all
     const auto in_order = [&](const auto& value) {
       std::vector<std::pair<double, std::size_t>> order;
       for (std::size_t i = 0; i < plans_.size(); ++i) order.emplace_back(value(plans_[i]), i);
@@ -322,10 +325,14 @@ class LayoutSearch {
       const std::size_t before = result_.best.size();
       const auto found = [&] { return result_.best.size() - before; };
       std::size_t looks = 0;
+      std::map<std::array<int, 4>, int> looks_at;
       for (const auto& [value, index] : order) {
         if (found() == options_.top || looks == most_looks) return;
-        if (looked_at[index] || is_shown(plans_[index].layout)) continue;
-        looked_at[index] = true;
+        const Layout& layout = plans_[index].layout;
+        if (looked_at[index] || is_shown(layout)) continue;
+        int& here = looks_at[{layout.tensor, layout.context, layout.pipeline, layout.expert}];
+        if (options_.one_of_each_grid && here == most_looks_at_a_grid) continue;
+        looked_at[index] = true, ++here;
         looks += confirm(plans_[index]) ? 1 : 0;
       }
     };

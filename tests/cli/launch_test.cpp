@@ -62,6 +62,27 @@ TEST_F(Launched, GivesTheBitsOfLocalRanks) {
   }
 }
 
+/// Tasks of a step of Slurm's, with its variables alone.
+TEST_F(Launched, TasksOfSrunNeedNobodyElse) {
+  const auto run = [&](const char* metrics) {
+    return train({"--metrics", (folder_ / metrics).string(), "--set", "device.threads_per_rank=1"});
+  };
+  auto local_run = run("local.jsonl");
+  local_run.insert(local_run.end(), {"--ranks", "2"});
+  ASSERT_EQ(sherd(local_run).code, 0);
+  std::filesystem::remove_all(folder_ / "run");
+  const Outcome got = sherd_launched(
+      2, run("slurm.jsonl"),
+      "export SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=$RANK SLURM_LOCALID=$RANK "
+      "SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST='localhost,node[1-2]' "
+      "SLURM_STEP_RESV_PORTS=$MASTER_PORT; "
+      "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT");
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("over tcp(2)"));
+  EXPECT_EQ(metric("slurm.jsonl", "loss"), metric("local.jsonl", "loss"));
+  EXPECT_EQ(metric("slurm.jsonl", "loss").size(), 6u);
+}
+
 TEST_F(Launched, ResumesToTheSameLosses) {
   const auto run = [&](const char* metrics, std::vector<std::string> more) {
     more.insert(more.end(), {"--metrics", (folder_ / metrics).string()});

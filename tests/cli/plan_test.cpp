@@ -126,7 +126,7 @@ TEST_F(PlanProgram, MeasuresGpus) {
   ASSERT_EQ(machine.rates.size(), 1u);
   EXPECT_EQ(machine.rates[0].ranks, 0) << "each rank has a GPU of its own";
   EXPECT_GT(machine.rates[0].launch, 0);
-  EXPECT_GE(machine.rates[0].latency, machine.rates[0].launch);
+  EXPECT_GT(machine.rates[0].latency, 0);
   EXPECT_GT(machine.host.to_device, 0);
   EXPECT_GT(machine.host.from_device, 0);
   EXPECT_GT(machine.host.update, 0);

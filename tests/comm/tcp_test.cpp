@@ -5,6 +5,7 @@
 #include <chrono>
 #include <map>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include "comm/tcp/socket.h"
@@ -168,6 +169,76 @@ TEST(FindLauncher, KnowsTasksThatNothingJoins) {
   EXPECT_EQ(found(with(shell, {{"PMIX_RANK", "0"}}), false), Launcher::none);
   EXPECT_EQ(found({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}}, false), Launcher::none);
   EXPECT_EQ(found({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, false), Launcher::none);
+}
+
+/// As srun sets them for task 5 of "sbatch -N 3 --ntasks-per-node 3" whose last node has one fewer.
+const Variables task{{"SLURM_JOB_ID", "4711"},
+                     {"SLURM_STEP_ID", "2"},
+                     {"SLURM_STEP_NUM_TASKS", "8"},
+                     {"SLURM_NTASKS", "9"},
+                     {"SLURM_PROCID", "5"},
+                     {"SLURM_LOCALID", "2"},
+                     {"SLURM_NODEID", "1"},
+                     {"SLURM_STEP_TASKS_PER_NODE", "3(x2),2"},
+                     {"SLURM_STEP_NODELIST", "gpu[007-008,12]"}};
+
+TEST(Slurm, TasksOfSrunNeedNobodyElse) {
+  for (const bool with_mpi : {false, true}) {
+    EXPECT_EQ(found(task, with_mpi), Launcher::environment);
+    // srun --mpi=pmi2, which numbers them alike.
+    EXPECT_EQ(found(with(task, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}}), with_mpi), Launcher::environment);
+    EXPECT_EQ(found(with(task, {{"PMIX_RANK", "5"}}), with_mpi),
+              with_mpi ? Launcher::mpi : Launcher::environment);
+  }
+  // MPICH's mpiexec, called in one of the step's tasks.
+  EXPECT_EQ(found(with(task, {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}), true), Launcher::mpi);
+  EXPECT_EQ(found(with(task, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}), true), Launcher::none);
+  const auto launch = launch_in(task);
+  ASSERT_TRUE(launch);
+  EXPECT_EQ(launch->rank, 5);
+  EXPECT_EQ(launch->world_size, 8);
+  EXPECT_EQ(launch->local_rank, 2);
+  EXPECT_EQ(launch->local_world_size, 3);
+  EXPECT_EQ(launch->master_address, "gpu007");
+  EXPECT_EQ(launch->run, "4711.2");
+  EXPECT_EQ(launch_in(with(task, {{"SLURM_NODEID", "2"}}))->local_world_size, 2);
+  EXPECT_EQ(
+      launch_in(with(task, {{"SLURM_STEP_TASKS_PER_NODE", "8"}, {"SLURM_NODEID", "0"}}))->local_world_size,
+      8);
+  const auto told = launch_in(with(task, {{"MASTER_ADDR", "10.0.0.7"}, {"MASTER_PORT", "29500"}}));
+  EXPECT_EQ(told->master_address, "10.0.0.7");
+  EXPECT_EQ(told->master_port, 29500);
+  EXPECT_EQ(told->world_size, 8);
+  EXPECT_EQ(launch_in(with(task, torchrun))->rank, 5) << "RANK and WORLD_SIZE go before";
+  EXPECT_EQ(launch_in(with(task, torchrun))->master_address, "node0");
+}
+
+TEST(Slurm, StepsMeetAtPortsOfTheirOwn) {
+  std::set<int> ports;
+  for (const char* job : {"4711", "4712", "4713", "1000004711"})
+    for (const char* number : {"0", "1", "2"}) {
+      const int port = launch_in(with(task, {{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", number}}))->master_port;
+      EXPECT_GE(port, 1024);
+      EXPECT_LT(port, 32768) << "from there on the system gives out others'";
+      ports.insert(port);
+    }
+  EXPECT_EQ(ports.size(), 12u);
+  EXPECT_EQ(launch_in(task)->master_port, launch_in(with(task, {{"SLURM_PROCID", "0"}}))->master_port);
+  EXPECT_EQ(launch_in(with(task, {{"SLURM_STEP_RESV_PORTS", "12000-12003"}}))->master_port, 12000);
+  EXPECT_EQ(launch_in(with(task, {{"SLURM_RESTART_COUNT", "1"}}))->run, "4711.2.1") << "was requeued";
+}
+
+TEST(Slurm, TheFirstHostOfAList) {
+  for (const auto& [list, host] : Variables{{"node0", "node0"},
+                                            {"node1,node0", "node1"},
+                                            {"node[03-07,9]", "node03"},
+                                            {"a[1,2]-b[5-6],c", "a1-b5"},
+                                            {"rack[2]n[10-11]", "rack2n10"},
+                                            {"gpu[12]", "gpu12"}})
+    EXPECT_EQ(first_host(list), host) << list;
+  for (const char* list : {"", ",a", "a[", "a[]", "a[-2]"})
+    EXPECT_THAT(error_of(ErrorKind::usage, [&] { first_host(list); }), HasSubstr("begins with no host"))
+        << list;
 }
 
 TEST(FindLauncher, TakesTheNumberOfTheLauncherWithin) {

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "sharding/schedule/schedules.h"
+
 #include "config/config.h"
 #include "support/expect_error.h"
 
@@ -221,8 +223,35 @@ TEST(StepTime, MicroBatchesThatKeepTheirActivationsRunNothingAgain) {
       const double parts = 2, batches = static_cast<double>(m);
       EXPECT_NEAR(computed(4, r, m), parts * batches * (3 + r / 4.0), 1e-6 * batches) << m << ' ' << r;
     }
+  // Interleaved keeps them by groups; what the list says of the whole step counts.
+  for (const std::int64_t m : {8, 400}) {
+    auto list = sharding::interleaved({.stages = 4, .chunks = 2, .micro_batches = m});
+    sharding::keep_activations(list, sharding::most_in_flight(list) - 2);
+    double again = 0;
+    for (const sharding::Instruction& i : list)
+      again += i.op == sharding::Instruction::Op::forward && !i.keeps_activations ? 1 : 0;
+    EXPECT_GT(again, 0);
+    const double seconds = time_of(
+                               R"(, "training": {"recompute": "full", "recompute_micro_batches": 2},
+           "parallel": {"pipeline": 4, "virtual_stages": 2})",
+                               model, 4, m)
+                               .kernels[0];
+    EXPECT_NEAR(seconds, 2 * 3 * static_cast<double>(m) + again, 0.01 * seconds) << m;
+  }
   EXPECT_NEAR(computed(1, 0, 5), 8 * 5 * 3, 1e-6);
   EXPECT_NEAR(computed(1, 1, 5), 8 * 5 * 4, 1e-6);
+}
+
+TEST(StepTime, WeightGradientsNeedNoParameters) {
+  const auto gathered = [](const char* schedule) {
+    return time_of(cat(R"(, "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": 0},
+                       "parallel": {"pipeline": 2, "schedule": ")",
+                       schedule, "\"}"),
+                   like_parts(8), 4, 6)
+        .gather;
+  };
+  EXPECT_GT(gathered("1f1b"), 0.1);
+  EXPECT_NEAR(gathered("zero_bubble"), gathered("1f1b"), 1e-6);
 }
 
 TEST(StepTime, StagesReduceAndGatherWhatTheyShard) {

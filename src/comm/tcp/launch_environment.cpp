@@ -1,5 +1,6 @@
 #include "comm/tcp/launch_environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <string_view>
 
@@ -41,8 +42,98 @@ int whole_number(const GetVariable& get, const char* name) {
   return error == std::errc() && end == text.data() + text.size() && value >= 0 ? value : -1;
 }
 
+std::string first_host(const std::string& list) {
+  std::string host;
+  std::size_t at = 0;
+  while (at < list.size() && list[at] != ',') {
+    if (list[at] != '[') {
+      host += list[at++];
+      continue;
+    }
+    const std::size_t end = list.find(']', at);
+    const std::string_view inside = std::string_view(list).substr(at + 1, end - at - 1);
+    const std::string_view first = inside.substr(0, inside.find_first_of(",-"));
+    if (end == std::string::npos || first.empty()) break;
+    host += first, at = end + 1;
+  }
+  if (host.empty() || (at < list.size() && list[at] != ','))
+    fail(ErrorKind::usage, "the list of nodes '", list, "' begins with no host");
+  return host;
+}
+
+namespace {
+
+// Not SLURM_NTASKS: a batch script has it, too, of which there is one process.
+constexpr const char *step_tasks = "SLURM_STEP_NUM_TASKS", *step_nodes = "SLURM_STEP_NODELIST";
+
+/// Whether srun itself numbers this process: no launcher within the step does, and MPI's ranks are PMIx's.
+bool is_task_of_srun(const GetVariable& get) {
+  if (whole_number(get, step_tasks) <= 1 || !is_set(get, step_nodes)) return false;
+  const int rank = whole_number(get, "SLURM_PROCID");
+  // srun's own PMI numbers tasks alike, and OpenMPI does not speak it.
+  const bool pmi = is_set(get, "PMI_RANK") || is_set(get, "PMI_SIZE");
+  if (pmi && (whole_number(get, "PMI_RANK") != rank ||
+              whole_number(get, "PMI_SIZE") != whole_number(get, step_tasks)))
+    return false;
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"})
+    if (is_set(get, name)) return false;
+  return rank >= 0;
+}
+
+/// The tasks on a step's `node`-th node, by a list such as "4(x2),3"; 0 where it does not say.
+int tasks_on(const std::string& list, int node) {
+  for (std::size_t at = 0; at < list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    int tasks = 0, times = 1;
+    const auto* past = std::from_chars(list.data() + at, list.data() + end, tasks).ptr;
+    if (end - static_cast<std::size_t>(past - list.data()) > 2 && *past == '(')
+      std::from_chars(past + 2, list.data() + end, times);
+    if ((node -= times) < 0) return tasks;
+    at = end + 1;
+  }
+  return 0;
+}
+
+/// Ports that neither services nor the system's own choice (32768 and up) take. Jobs and steps that run at
+/// once on one machine have others.
+int port_of_step(const GetVariable& get) {
+  constexpr int first = 15000, ports = 15000;
+  int reserved = 0;
+  if (const std::string_view ports_of =
+          is_set(get, "SLURM_STEP_RESV_PORTS") ? get("SLURM_STEP_RESV_PORTS") : "";
+      !ports_of.empty())  // "12000-12003" of srun --resv-ports
+    std::from_chars(ports_of.data(), ports_of.data() + ports_of.size(), reserved);
+  if (reserved > 0) return reserved;
+  const int job = std::max(0, whole_number(get, "SLURM_JOB_ID")),
+            number = std::max(0, whole_number(get, "SLURM_STEP_ID"));
+  return first + (job % ports * 7 + number) % ports;
+}
+
+LaunchEnvironment read_task_of_srun(const GetVariable& get) {
+  constexpr int most_ranks = 1 << 20, last_port = 65535;
+  LaunchEnvironment out;
+  out.world_size = number_of(get, step_tasks, 1, most_ranks);
+  out.rank = number_of(get, "SLURM_PROCID", 0, out.world_size - 1);
+  out.local_rank = whole_number(get, "SLURM_LOCALID");
+  if (const int node = whole_number(get, "SLURM_NODEID");
+      node >= 0 && is_set(get, "SLURM_STEP_TASKS_PER_NODE"))
+    out.local_world_size = tasks_on(get("SLURM_STEP_TASKS_PER_NODE"), node);
+  out.master_address = is_set(get, "MASTER_ADDR") ? get("MASTER_ADDR") : first_host(get(step_nodes));
+  out.master_port =
+      is_set(get, "MASTER_PORT") ? number_of(get, "MASTER_PORT", 1, last_port) : port_of_step(get);
+  // A job that was requeued begins again under its number.
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"})
+    if (is_set(get, name)) out.run += cat(out.run.empty() ? "" : ".", get(name));
+  return out;
+}
+
+}  // namespace
+
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get) {
-  if (!is_set(get, "RANK") && !is_set(get, "WORLD_SIZE")) return std::nullopt;
+  if (!is_set(get, "RANK") && !is_set(get, "WORLD_SIZE")) {
+    if (is_task_of_srun(get)) return read_task_of_srun(get);
+    return std::nullopt;
+  }
   constexpr int most_ranks = 1 << 20, last_port = 65535;
   LaunchEnvironment out;
   out.world_size = number_of(get, "WORLD_SIZE", 1, most_ranks);
@@ -75,8 +166,6 @@ struct Convention {
   const char *launcher, *rank, *ranks;  ///< "": it has no variable for that
   bool mpi;
 };
-// Not SLURM_NTASKS: a batch script has it, too, of which there is one process.
-constexpr const char* step_tasks = "SLURM_STEP_NUM_TASKS";
 constexpr Convention conventions[] = {
     {open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
     {"MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", true},
@@ -118,8 +207,9 @@ Launcher find_launcher(const GetVariable& get, bool with_mpi) {
   // A step of Slurm's has PMI's variables or PMIx's whether somebody speaks that or not; who says where ranks
   // are to meet is believed. (mpirun's ranks are MPI's, whatever else a script has exported.)
   if (says_where_to_meet(get) && (!by || by->name != open_mpi)) return Launcher::environment;
-  if (by && by->mpi && with_mpi) return Launcher::mpi;
-  if (environment) return Launcher::environment;
+  const bool task = is_task_of_srun(get);
+  if (by && by->mpi && with_mpi && !(task && !is_set(get, "PMIX_RANK"))) return Launcher::mpi;
+  if (environment || task) return Launcher::environment;
   return by && by->ranks != 1 ? Launcher::separate : Launcher::none;
 }
 

@@ -39,9 +39,15 @@ using GetVariable = std::function<const char*(const char*)>;
 int whole_number(const GetVariable& get, const char* name);
 
 /// Reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (the latter two for more than one rank), LOCAL_RANK
-/// and LOCAL_WORLD_SIZE where they are set. Nothing where neither RANK nor WORLD_SIZE is. Throws Error{usage}
-/// naming the variable that is missing or makes no sense.
+/// and LOCAL_WORLD_SIZE where they are set. Without RANK and WORLD_SIZE what srun tells the tasks of a step:
+/// rank 0 is on the step's first node, at a port that follows from job and step; MASTER_ADDR and MASTER_PORT
+/// say otherwise. Nothing where no such launcher is. Throws Error{usage} naming the variable that is missing
+/// or makes no sense.
 std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get);
+
+/// The first of the hosts that Slurm lists: "gpu[003-005,9],x1" begins with gpu003. Throws Error{usage} for a
+/// list that is none.
+std::string first_host(const std::string& list);
 
 /// The one that started a process with these variables; nothing for a batch script, or the shell of an
 /// allocation, whose tasks srun has yet to start.

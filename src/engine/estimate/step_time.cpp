@@ -53,15 +53,19 @@ class Step {
   }
 
   StepTime time() {
-    const std::int64_t all = config_.batch.gradient_accumulation_steps, unit = stages_ * group();
-    // A steady state is reached long before: what micro-batches after it take, the last of them tell.
-    const std::int64_t enough =
-        std::max<std::int64_t>({32, 4 * unit, config_.training.recompute_micro_batches + 2 * unit});
-    const std::int64_t most = enough / unit * unit;
+    // A steady state is reached long before: what micro-batches after it take, the last of them tell. Which
+    // micro-batches keep their activations comes again after as many as are in flight on a stage.
+    const std::int64_t all = config_.batch.gradient_accumulation_steps,
+                       unit = stages_ * group() * (model_.keeping.empty() ? 1 : 12);
+    const bool all_in_flight = schedule_ == config::Schedule::gpipe || schedule_ == config::Schedule::layered;
+    const std::int64_t recomputed =
+        all_in_flight ? std::min(all, config_.training.recompute_micro_batches) : 0;
+    const std::int64_t most = std::max<std::int64_t>({32, 4 * unit, recomputed + 2 * unit}) / unit * unit;
     const bool steady = all > most + unit;
     Simulated step = simulated(steady ? most : all);
     if (steady)
-      step.go_on(simulated(most - unit), static_cast<double>(all - most) / static_cast<double>(unit));
+      step.go_on(simulated(most - unit, step.busiest),
+                 static_cast<double>(all - most) / static_cast<double>(unit));
     step.time.bubble = step.idle / step.computing;
     // Differences of large sums may be a little below nothing.
     for (double StepTime::*field :
@@ -199,9 +203,11 @@ class Step {
 
   /// Parts one after the other, each behind its parameters, which come while the part before runs.
   template <class Seconds>
-  double through(const Chunk& chunk, bool forward, bool keeps, const Seconds& seconds) const {
-    const bool comes =
-        placement_.parameters.spread == Spread::sharded && schedule_ != config::Schedule::layered;
+  double through(const Chunk& chunk, Op op, bool keeps, const Seconds& seconds) const {
+    const bool forward = op == Op::forward;
+    // Weight gradients need no parameters.
+    const bool comes = placement_.parameters.spread == Spread::sharded &&
+                       schedule_ != config::Schedule::layered && op != Op::weight_gradients;
     const bool ahead = config_.zero.prefetch_bucket_size > 0;
     const auto at = [&](std::size_t n) -> const PartTime& {
       return part(forward ? chunk.begin + n : chunk.end - 1 - n, keeps);
@@ -225,7 +231,7 @@ class Step {
   InstructionTime backward(const Chunk& chunk, const Instruction& i, const Lists& lists, bool keeps,
                            const PassSeconds PartTime::*pass, bool completes) const {
     InstructionTime out{
-        through(chunk, false, keeps, [&](const PartTime& each) { return (each.*pass).seconds; })};
+        through(chunk, i.op, keeps, [&](const PartTime& each) { return (each.*pass).seconds; })};
     if (!completes || !reduces(i, lists.micro_batches)) return out;
     const bool last = i.micro_batch + 1 == lists.micro_batches;
     const double reduction = reduction_of(chunk, last);
@@ -257,7 +263,7 @@ class Step {
     const bool keeps = lists.keep(stage, i.micro_batch);
     switch (i.op) {
       case Op::forward:
-        return {through(chunk, true, keeps, [](const PartTime& each) { return each.forward.seconds; })};
+        return {through(chunk, i.op, keeps, [](const PartTime& each) { return each.forward.seconds; })};
       case Op::backward:
         return backward(chunk, i, lists, keeps, &PartTime::backward, true);
       case Op::backward_input:
@@ -299,7 +305,8 @@ class Step {
 
   /// Of all stages: time that they compute, and that they wait for each other.
   struct Simulated {
-    StepTime time;
+    StepTime time;  ///< of the stage that computes longest
+    int busiest = 0;
     double computing = 0, idle = 0;
 
     /// As if `times` as much came as this one has more than `shorter`.
@@ -313,19 +320,20 @@ class Step {
     }
   };
 
-  Simulated simulated(std::int64_t micro_batches) const {
+  /// `busiest`: the stage to tell of; -1: the one that computes longest.
+  Simulated simulated(std::int64_t micro_batches, int busiest = -1) const {
     const Lists lists = lists_of(micro_batches);
     const sharding::SimulatedStep step = sharding::simulate(
         lists.of_stages, [&](int stage, const Instruction& i) { return time_of(stage, i, lists); });
     Simulated out;
-    int busiest = 0;
     for (int stage = 0; stage < stages_; ++stage) {
       const auto s = static_cast<std::size_t>(stage);
       out.computing += step.computing[s];
       out.idle += step.seconds - step.computing[s] - step.waiting[s] - update(stage);
-      if (work_of(stage, lists) > work_of(busiest, lists)) busiest = stage;
+      if (busiest < 0 && work_of(stage, lists) > work_of(out.busiest, lists)) out.busiest = stage;
     }
-    out.time = time_on(busiest, step, lists);
+    if (busiest >= 0) out.busiest = busiest;
+    out.time = time_on(out.busiest, step, lists);
     // Each product of forward has two in backward, attention likewise, and what is computed again does not
     // count. A head that goes by parts of the rows has all three in one pass, and nothing is computed again.
     const PartTime& head = times_[model_.parts.back()];

@@ -38,7 +38,7 @@ class GpuTraining : public ::testing::Test {
 
 TEST_F(GpuTraining, follows_the_processor_in_fp32) {
   RunSpec spec = on_gpu();
-  spec.dtype = "fp32", spec.dropout = 0;
+  spec.dtype = "fp32", spec.dropout = 0, spec.rows = 2;
   RunSpec cpu = spec;
   cpu.device = "cpu";
   for (const bool llama : {false, true}) {

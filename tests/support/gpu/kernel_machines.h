@@ -145,8 +145,8 @@ inline std::vector<std::unique_ptr<Machine>> one_of_each() {
   return out;
 }
 
-/// The machines; in part without the emulator for types whose kernels have the code of another: fp16 has that
-/// of bf16, fp64 that of fp32. For what kernels do whatever the type: what they compute is tried in each.
+/// The machines; in part without the emulator for fp16, whose kernels have the code of bf16, and for fp64, in
+/// which nothing trains and of which only what is computed, and that it repeats itself, is tried there.
 inline std::vector<std::unique_ptr<Machine>> in_part(std::vector<std::unique_ptr<Machine>> machines,
                                                      DType dtype) {
   if (!full_suite() && (dtype == DType::f16 || dtype == DType::f64))

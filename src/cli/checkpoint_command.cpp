@@ -48,7 +48,7 @@ std::vector<std::pair<std::int64_t, std::string>> all_tags(const fs::path& folde
   return out;
 }
 
-std::string layout_of(const engine::Manifest& manifest) {
+std::string saved_layout(const engine::Manifest& manifest) {
   std::string out = counted(manifest.world_size, "rank");
   for (const auto& [axis, size] : manifest.grid)
     if (size > 1) out += cat(", ", axis, " ", size);
@@ -66,7 +66,7 @@ void inspect(const fs::path& given, const std::string& tag) {
   }
   put("step", cat(manifest.global_steps, ", ", manifest.global_samples, " samples, ", manifest.skipped_steps,
                   " skipped"));
-  put("saved by", layout_of(manifest));
+  put("saved by", saved_layout(manifest));
   put("format", cat(engine::checkpoint_format, ", act of saving ", manifest.save_id));
   std::int64_t parameters = 0;
   for (const auto& [name, shape] : manifest.shapes) {

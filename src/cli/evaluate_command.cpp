@@ -243,7 +243,7 @@ std::string table_of(const std::map<std::string, TaskMetrics>& tasks) {
   return out;
 }
 
-std::string json_of(const std::map<std::string, TaskMetrics>& tasks) {
+std::string scores_json(const std::map<std::string, TaskMetrics>& tasks) {
   nlohmann::ordered_json out;
   for (const auto& [name, task] : tasks) {
     nlohmann::ordered_json& at = out[name] = {{"examples", task.examples()}, {"tokens", task.tokens()}};
@@ -276,7 +276,8 @@ void evaluate_command(const Arguments& arguments) {
       "Of evaluation: give --offload nvme --nvme-path DIR (or --offload cpu), fewer --batch-tokens, or "
       "--ranks that share the weights",
       [&](const DistributedPtr& dist) { evaluation.run(dist); });
-  const std::string report = line.has("json") ? json_of(evaluation.tasks()) : table_of(evaluation.tasks());
+  const std::string report =
+      line.has("json") ? scores_json(evaluation.tasks()) : table_of(evaluation.tasks());
   std::fputs(report.c_str(), stdout);
 }
 

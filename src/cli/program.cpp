@@ -33,6 +33,8 @@ struct Command {
 
 constexpr Command commands[] = {
     {"train", "train the model that a configuration describes", train_command},
+    {"launch", "start a program's ranks on one machine or several, and begin again where one fails",
+     launch_command},
     {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_command},
     {"plan", "which layout of ranks trains a model best on a machine, and how fast", plan_command},
     {"tune", "try the layouts that plan finds best, and keep the fastest", tune_command},

@@ -48,6 +48,7 @@ int run_program(const Arguments& arguments);
 void train_command(const Arguments& arguments);
 void estimate_command(const Arguments& arguments);
 void plan_command(const Arguments& arguments);
+void launch_command(const Arguments& arguments);
 void tune_command(const Arguments& arguments);
 void bench_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);

@@ -16,9 +16,9 @@ class Resident : public Train {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     GTEST_SKIP() << "sanitizers take several times as much memory as the program";
 #endif
-    keys.insert(keys.end(), {"data.path=" + prefix(), "data.split=[0.8,0.2]", "model.vocab_size=8000",
-                             "training.eval_interval=2", "training.eval_steps=1", "device.type=cpu",
-                             "device.threads_per_rank=1", "parallel.timeout_seconds=60"});
+    keys.insert(keys.end(), {"data.path=" + prefix(), "data.split=[0.8,0.2]", "train_batch_size=8",
+                             "model.vocab_size=8000", "training.eval_interval=2", "training.eval_steps=1",
+                             "device.type=cpu", "device.threads_per_rank=1", "parallel.timeout_seconds=60"});
     std::vector<std::string> options{"--config", SHERD_SOURCE_DIR "/configs/demo.json"};
     for (const std::string& key : keys) options.insert(options.end(), {"--set", key});
 

@@ -77,7 +77,11 @@ class Train : public ::testing::Test {
   static std::string joined(const std::vector<std::string>& arguments) {
     const char* other = std::getenv("SHERD_TEST_PROGRAM");  // emulated_gpu/'s
     std::string line = other ? other : SHERD_PROGRAM;
-    for (const std::string& argument : arguments) line += " '" + argument + "'";
+    for (const std::string& argument : arguments) {
+      line += " '";
+      for (const char c : argument) line += c == '\'' ? "'\\''" : std::string(1, c);
+      line += "'";
+    }
     return line;
   }
   Outcome sherd(const std::vector<std::string>& arguments, const std::string& input = "/dev/null") const {

@@ -227,16 +227,16 @@ TEST(StepTime, MicroBatchesThatKeepTheirActivationsRunNothingAgain) {
   for (const std::int64_t m : {8, 400}) {
     auto list = sharding::interleaved({.stages = 4, .chunks = 2, .micro_batches = m});
     sharding::keep_activations(list, sharding::most_in_flight(list) - 2);
-    double again = 0;
+    double more = 0;
     for (const sharding::Instruction& i : list)
-      again += i.op == sharding::Instruction::Op::forward && !i.keeps_activations ? 1 : 0;
-    EXPECT_GT(again, 0);
+      more += i.op == sharding::Instruction::Op::forward && !i.keeps_activations ? 1 : 0;
+    EXPECT_GT(more, 0);
     const double seconds = time_of(
                                R"(, "training": {"recompute": "full", "recompute_micro_batches": 2},
            "parallel": {"pipeline": 4, "virtual_stages": 2})",
                                model, 4, m)
                                .kernels[0];
-    EXPECT_NEAR(seconds, 2 * 3 * static_cast<double>(m) + again, 0.01 * seconds) << m;
+    EXPECT_NEAR(seconds, 2 * 3 * static_cast<double>(m) + more, 0.01 * seconds) << m;
   }
   EXPECT_NEAR(computed(1, 0, 5), 8 * 5 * 3, 1e-6);
   EXPECT_NEAR(computed(1, 1, 5), 8 * 5 * 4, 1e-6);

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <csignal>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sherd::cli {
+
+/// A program that runs beside others.
+struct ChildProgram {
+  std::string name;  ///< "rank 3", for errors
+  std::vector<std::string> words;
+  std::vector<std::pair<std::string, std::string>> environment{};  ///< beside this process's own
+  std::string prefix{};                                            ///< of each line that it prints
+  /// Signals reach it as lines of its input, "signal 15", and it ends where that does: for one on another
+  /// machine, which a signal cannot reach.
+  bool signals_by_input = false;
+};
+
+/// How programs that ran beside each other ended.
+struct ChildrenEnd {
+  int code = 0;        ///< of the first that failed: its exit code, 128 + its signal's number; 0: none has
+  std::string failed;  ///< its name
+  int asked = 0;       ///< the signal that asked this process to stop, which was passed on; 0: none
+};
+
+struct ChildrenOptions {
+  /// From the failure of one on, for others to find out themselves and say so, before they are asked to end.
+  double grace_seconds = 30;
+  /// Reads signals for the programs from standard input, as signals_by_input writes them; its end ends them.
+  bool follow_input = false;
+};
+
+/// Starts the programs, each the first of a process group of its own, and passes on what they print, line by
+/// line, until all have ended. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all of them. Where one
+/// fails the others are asked to end (SIGTERM) after the grace, and killed ten seconds later; likewise where
+/// this process is killed. Throws Error{io} where one cannot be started; then none is left. The calling
+/// thread is the process's only one.
+ChildrenEnd run_children(const std::vector<ChildProgram>& programs, const ChildrenOptions& options);
+
+}  // namespace sherd::cli

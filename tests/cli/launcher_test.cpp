@@ -1,0 +1,189 @@
+// `sherd launch`: ranks as processes, on this machine and on what stands for others; faults and restarts.
+#include <signal.h>
+
+#include <thread>
+
+#include "cli/train_fixture.h"
+#include "support/places.h"
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::AllOf;
+
+class LaunchProgram : public Train {
+ protected:
+  LaunchProgram() {
+    // What stands for ssh HOST COMMAND.
+    write_text(folder_ / "ssh",
+               "echo \"$1\" >> " + (folder_ / "reached").string() + "\nshift\nexec sh -c \"$*\"\n");
+  }
+  Outcome launch(std::vector<std::string> options, const std::vector<std::string>& command) const {
+    options.insert(options.begin(), "launch");
+    options.emplace_back("--");
+    options.insert(options.end(), command.begin(), command.end());
+    return sherd(options);
+  }
+  std::vector<std::string> program(const std::string& metrics, std::vector<std::string> more = {}) const {
+    more.insert(more.end(),
+                {"--metrics", (folder_ / metrics).string(), "--set", "device.threads_per_rank=1"});
+    std::vector<std::string> out = train(more);
+    out.insert(out.begin(), SHERD_PROGRAM);
+    return out;
+  }
+  /// The losses of all steps, each as it was told last: what came after the last checkpoint ran again.
+  std::map<std::string, std::string> losses(const std::string& metrics) const {
+    const std::vector<std::string> steps = metric(metrics, "step"), values = metric(metrics, "loss");
+    std::map<std::string, std::string> out;
+    for (std::size_t i = 0; i < std::min(steps.size(), values.size()); ++i) out[steps[i]] = values[i];
+    return out;
+  }
+  /// As one process with that many threads has them.
+  void expect_losses_of_threads(const std::string& metrics, int ranks, std::size_t steps = 6,
+                                std::vector<std::string> more = {}) {
+    std::filesystem::remove_all(folder_ / "run");
+    more.insert(more.end(), {"--ranks", std::to_string(ranks)});
+    std::vector<std::string> words = program("threads.jsonl", more);
+    words.erase(words.begin());
+    const Outcome threads = sherd(words);
+    ASSERT_EQ(threads.code, 0) << threads.err;
+    EXPECT_EQ(losses(metrics), losses("threads.jsonl"));
+    EXPECT_EQ(losses(metrics).size(), steps);
+  }
+  std::vector<std::string> shell_line(const std::string& text) const { return {"sh", "-c", text}; }
+};
+
+bool is_there(int process) {
+  std::ifstream in(cat("/proc/", process, "/stat"));
+  std::string word, name, state;
+  return in >> word >> name >> state && state != "Z";
+}
+bool ends(int process) {
+  for (int turn = 0; turn < 1000 && is_there(process); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return !is_there(process);
+}
+
+TEST_F(LaunchProgram, StartsRanksOnThisMachine) {
+  const Outcome got = launch({"--ranks", "2"}, program("launched.jsonl"));
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("over tcp(2)"));
+  EXPECT_THAT(cat("\n", got.out, got.err), HasSubstr("\n[0] "));
+  expect_losses_of_threads("launched.jsonl", 2);
+}
+
+TEST_F(LaunchProgram, StartsRanksOnHosts) {
+  write_text(folder_ / "hosts", "# two machines\nfirst slots=1\n\nsecond slots=2  # the larger one\n");
+  const std::vector<std::string> hosts{"--hosts",   (folder_ / "hosts").string(),
+                                       "--ssh",     "sh " + (folder_ / "ssh").string(),
+                                       "--address", "127.0.0.1",
+                                       "--port",    std::to_string(20000 + ::getpid() % 9000)};
+  const Outcome places =
+      launch(hosts, shell_line("echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE 'it''s'"));
+  ASSERT_EQ(places.code, 0) << places.err;
+  for (const char* place :
+       {"[0] rank 0 of 3, 0 of 1 its", "[1] rank 1 of 3, 0 of 2 its", "[2] rank 2 of 3, 1 of 2 its"})
+    EXPECT_THAT(places.out, HasSubstr(place));
+  EXPECT_THAT(read_text(folder_ / "reached"), AllOf(HasSubstr("first\n"), HasSubstr("second\n")));
+  const Outcome got = launch(hosts, program("hosts.jsonl", {"--set", "train_batch_size=12"}));
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(metric("hosts.jsonl", "loss").size(), 6u);
+  const Outcome failed = launch(hosts, shell_line("if [ $RANK = 2 ]; then exit 7; fi"));
+  EXPECT_EQ(failed.code, 7) << failed.err;
+  EXPECT_THAT(failed.err, HasSubstr("rank 2 on second ended with exit code 7"));
+}
+
+/// The others find out themselves, or are ended once the grace is over; so are their children.
+TEST_F(LaunchProgram, ARankThatFailsEndsAll) {
+  const std::string note = (folder_ / "asleep").string();
+  const Outcome got =
+      launch({"--ranks", "2", "--grace", "0.5"},
+             shell_line(cat("if [ $RANK = 1 ]; then exit 9; fi; sleep 1000 & echo $! > ", note, "; wait")));
+  EXPECT_EQ(got.code, 9);
+  EXPECT_THAT(got.err, HasSubstr("rank 1 ended with exit code 9"));
+  EXPECT_TRUE(ends(std::stoi(read_text(note))));
+}
+
+TEST_F(LaunchProgram, BeginsAgainWhereARankIsKilled) {
+  // Rank 1 is killed once, when its run has a checkpoint of step 2.
+  const std::string once = (folder_ / "once").string(),
+                    saved = (folder_ / "run/global_step2/manifest.json").string();
+  std::vector<std::string> words = shell_line(
+      cat("if [ $RANK = 1 ] && mkdir ", once, " 2> /dev/null; then \"$@\" & child=$!; while [ ! -e ", saved,
+          " ]; do sleep 0.01; done; kill -9 $child; wait $child; exit; fi; exec \"$@\""));
+  words.emplace_back("sh");
+  const std::vector<std::string> longer{
+      "--set", "training.save_interval=2", "--set", "training.keep_last=3", "--steps", "300"};
+  std::vector<std::string> more = longer;
+  more.emplace_back("--resume-or-start");
+  for (const std::string& word : program("again.jsonl", more)) words.push_back(word);
+  const Outcome got = launch({"--ranks", "2", "--restarts", "2", "--grace", "20"}, words);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("restart 1 of 2"));
+  EXPECT_EQ(count(got.err, "restart 2 of 2"), 0u);
+  EXPECT_THAT(got.err, HasSubstr("resumed from"));
+  expect_losses_of_threads("again.jsonl", 2, 300, longer);
+}
+
+TEST_F(LaunchProgram, RestartsAreBounded) {
+  const std::string tries = (folder_ / "tries").string();
+  const Outcome got =
+      launch({"--ranks", "1", "--restarts", "1"}, shell_line(cat("echo x >> ", tries, "; exit 5")));
+  EXPECT_EQ(got.code, 5);
+  EXPECT_EQ(read_text(tries), "x\nx\n");
+  EXPECT_THAT(got.err, HasSubstr("the restart has been used"));
+  // A wrong command line would come again.
+  const Outcome wrong =
+      launch({"--ranks", "1", "--restarts", "1"}, shell_line(cat("echo y >> ", tries, "; exit 2")));
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_EQ(read_text(tries), "x\nx\ny\n");
+}
+
+TEST_F(LaunchProgram, PassesSignalsOnAndLeavesNothing) {
+  for (const int signal : {SIGINT, SIGKILL}) {
+    const std::filesystem::path note = folder_ / cat("number", signal);
+    // A rank that ends by itself when it is asked.
+    const std::string rank = cat("trap 'echo asked; exit 3' INT TERM; echo $$ > ", note.string(), ".$RANK; ",
+                                 "while :; do sleep 0.05; done");
+    std::vector<std::string> words{"launch", "--ranks", "2", "--", "sh", "-c", rank};
+    const pid_t run = start_line(joined(words), "launch.err");
+    const auto is_written = [&](int i) {
+      std::error_code none;
+      return std::filesystem::file_size(cat(note.string(), ".", i), none) > 1 && !none;
+    };
+    for (int turn = 0; turn < 1500 && !(is_written(0) && is_written(1)); ++turn)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ::kill(run, signal);
+    int status = 0;
+    ASSERT_EQ(::waitpid(run, &status, 0), run);
+    if (signal == SIGINT) {
+      EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 3)
+          << status << read_text(folder_ / "launch.err");
+    }
+    for (int i = 0; i < 2; ++i) EXPECT_TRUE(ends(std::stoi(read_text(cat(note.string(), ".", i))))) << signal;
+  }
+}
+
+TEST_F(LaunchProgram, SaysWhatItCannotDo) {
+  const auto refused = [&](const std::vector<std::string>& options, const std::vector<std::string>& command,
+                           int code, const std::string& text) {
+    const Outcome got = launch(options, command);
+    EXPECT_EQ(got.code, code) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(text));
+    EXPECT_EQ(count(got.err, "\n"), 1u) << got.err;
+  };
+  refused({"--ranks", "2"}, {}, 2, "launch needs a program behind --");
+  refused({"--ranks", "2", "--hosts", "F"}, {"true"}, 2, "exclude each other");
+  refused({"--hosts", (folder_ / "none").string()}, {"true"}, 1, "cannot read the hosts' file");
+  write_text(folder_ / "wrong", "a slots=2\nb gpus=4\n");
+  refused({"--hosts", (folder_ / "wrong").string()}, {"true"}, 1, "wrong:2: 'gpus=4' is not understood");
+  write_text(folder_ / "twice", "a slots=2\na slots=4\n");
+  refused({"--hosts", (folder_ / "twice").string()}, {"true"}, 1, "twice:2: a stands there twice");
+  refused({"--ranks", "2", "--restarts", "1"}, {"sherd", "train", "--config", "c"}, 2, "--resume-or-start");
+  const Outcome missing = launch({"--ranks", "1"}, {"/no/such/program"});
+  EXPECT_EQ(missing.code, 127);
+  EXPECT_THAT(missing.err, HasSubstr("cannot start the program: No such file"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

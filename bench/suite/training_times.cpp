@@ -86,7 +86,7 @@ class Recorder final : public engine::InstructionObserver {
 CallTimes measure_calls(tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (!device.accelerator()) return {};
-  constexpr int several = 20, rounds = 9;
+  constexpr int several = 10, rounds = 9;
   constexpr std::size_t much = std::size_t{128}
                                << 20;  // whose copy takes longer than queueing several kernels
   const tensor::Tensor x = tensor::Tensor::zeros(device, {32}, DType::f32);
@@ -98,14 +98,14 @@ CallTimes measure_calls(tensor::Kernels& kernels) {
     std::nth_element(all.begin(), all.begin() + rounds / 2, all.end());
     return all[rounds / 2];
   };
-  double queueing = 0;
+  std::vector<double> queueing;
   const auto behind_a_copy = [&](int kernels_behind) {
     return median([&] {
       const double begin = now(device);
       device.copy(to.data(), from.data(), much);
       const auto first = std::chrono::steady_clock::now();
       for (int i = 0; i < kernels_behind; ++i) kernels.fill(x, 1);
-      queueing = std::chrono::duration<double>(std::chrono::steady_clock::now() - first).count();
+      queueing.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - first).count());
       return now(device) - begin;
     });
   };
@@ -115,9 +115,12 @@ CallTimes measure_calls(tensor::Kernels& kernels) {
     kernels.fill(x, 1);
     return now(device) - begin;
   });
-  const double copy = behind_a_copy(0), copy_and_kernels = behind_a_copy(several);
+  const double copy = behind_a_copy(0);
+  queueing.clear();
+  const double copy_and_kernels = behind_a_copy(several);
+  std::nth_element(queueing.begin(), queueing.begin() + rounds / 2, queueing.end());
   constexpr double least = 1e-7;
-  out.launch = std::max(least, queueing / several);
+  out.launch = std::max(least, queueing[rounds / 2] / several);
   out.queued = std::max(least, (copy_and_kernels - copy) / several);
   return out;
 }

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "cli/watchdog.h"
 
 namespace sherd::cli {
 namespace {
@@ -39,13 +39,20 @@ struct Child {
   pid_t process = 0;
   int input = -1;
   std::array<Stream, 2> streams{};
-  bool ended = false;
+  std::optional<Watchdog> watchdog{};       ///< for where this process is killed
+  std::optional<Clock::time_point> left{};  ///< when the program ended; others of its group may go on
+  bool ended = false;                       ///< with all of its group
 };
 
 void write_all(int file, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(file, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) {
+      pollfd ready{file, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+      continue;
+    }
     if (written <= 0) return;  // nobody reads: the programs run on
     text.remove_prefix(static_cast<std::size_t>(written));
   }
@@ -67,6 +74,7 @@ class SignalQueue {
       if (now.sa_handler != SIG_IGN) ::sigaddset(&taken_, signal);  // nohup's stay ignored
     }
     ::sigaddset(&taken_, SIGCHLD);
+    ::signal(SIGCHLD, SIG_DFL);  // ignored, it would leave nothing to wait for
     ::sigprocmask(SIG_BLOCK, &taken_, &before_);
     file_ = ::signalfd(-1, &taken_, SFD_CLOEXEC | SFD_NONBLOCK);
     if (file_ < 0) fail(ErrorKind::io, "cannot wait for signals: ", std::strerror(errno));
@@ -115,7 +123,11 @@ class Children {
       press();
     }
     for (Child& child : children_)
-      for (Stream& stream : child.streams) drain(stream, child.program->prefix, true);
+      for (Stream& stream : child.streams) {
+        while (pass_on(stream, child.program->prefix)) {
+        }
+        if (!stream.rest.empty()) write_all(stream.to, cat(child.program->prefix, stream.rest, '\n'));
+      }
     return end_;
   }
 
@@ -142,13 +154,10 @@ class Children {
     for (std::string& each : own) environment.push_back(each.data());
     environment.push_back(nullptr);
 
-    const pid_t self = ::getpid();
     child.process = piped ? ::fork() : -1;
     const int error = errno;
     if (child.process == 0) {
       ::setpgid(0, 0);
-      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-      if (::getppid() != self) ::_exit(1);
       ::dup2(in[0], STDIN_FILENO), ::dup2(out[1], STDOUT_FILENO), ::dup2(err[1], STDERR_FILENO);
       ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       ::execvpe(words[0], words.data(), environment.data());
@@ -165,6 +174,7 @@ class Children {
       fail(ErrorKind::io, "cannot start ", program.name, ": ", std::strerror(error));
     }
     ::setpgid(child.process, child.process);  // whichever of both is first
+    child.watchdog.emplace(child.process);
     for (Stream& stream : child.streams) ::fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
 
@@ -181,32 +191,27 @@ class Children {
         if (stream.from >= 0) files.push_back({stream.from, POLLIN, 0});
     ::poll(files.data(), files.size(), 200);
     for (Child& child : children_)
-      for (Stream& stream : child.streams) drain(stream, child.program->prefix, false);
+      for (Stream& stream : child.streams) pass_on(stream, child.program->prefix);
     if (options_.follow_input && !input_ended_ && files[1].revents != 0) read_input();
   }
 
-  /// Passes on the lines that have come; with `all` also what has no end.
-  static void drain(Stream& stream, const std::string& prefix, bool all) {
+  /// Passes on the lines of what has come, or a part of it: others have their turn. False: nothing was there.
+  static bool pass_on(Stream& stream, const std::string& prefix) {
+    if (stream.from < 0) return false;
     std::array<char, 1 << 14> buffer;
+    const ssize_t got = ::read(stream.from, buffer.data(), buffer.size());
+    if (got == 0) close_file(stream.from);
+    if (got <= 0) return got < 0 && errno == EINTR;
+    stream.rest.append(buffer.data(), static_cast<std::size_t>(got));
     std::string lines;
-    while (stream.from >= 0) {
-      const ssize_t got = ::read(stream.from, buffer.data(), buffer.size());
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) break;
-      if (got == 0) {
-        close_file(stream.from), all = true;
-        break;
-      }
-      stream.rest.append(buffer.data(), static_cast<std::size_t>(got));
-      for (;;) {
-        const std::size_t end = stream.rest.find('\n');
-        if (end == std::string::npos && stream.rest.size() < longest_line) break;
-        lines += cat(prefix, stream.rest.substr(0, std::min(end, longest_line)), '\n');
-        stream.rest.erase(0, end < longest_line ? end + 1 : longest_line);
-      }
+    for (;;) {
+      const std::size_t end = stream.rest.find('\n');
+      if (end == std::string::npos && stream.rest.size() < longest_line) break;
+      lines += cat(prefix, stream.rest.substr(0, std::min(end, longest_line)), '\n');
+      stream.rest.erase(0, end < longest_line ? end + 1 : longest_line);
     }
-    if (all && !stream.rest.empty()) lines += cat(prefix, stream.rest, '\n'), stream.rest.clear();
     write_all(stream.to, lines);
+    return true;
   }
 
   /// Lines such as "signal 15".
@@ -235,24 +240,38 @@ class Children {
       if (child.input >= 0)
         write_all(child.input, cat("signal ", signal, '\n'));
       else
-        ::kill(child.process, signal);
+        ::kill(-child.process, signal);
     }
   }
 
   void reap() {
+    constexpr std::chrono::seconds patience{10};
     for (Child& child : children_) {
-      int status = 0;
-      if (child.ended || ::waitpid(child.process, &status, WNOHANG) != child.process) continue;
-      ::kill(-child.process, SIGKILL);  // what it has left
+      if (child.ended) continue;
+      if (!child.left && !has_ended(child)) continue;
+      // What the program has started may have more to do, such as to save.
+      child.watchdog.reset();
+      const bool alone = ::kill(-child.process, 0) != 0;
+      if (!alone && Clock::now() - *child.left < patience) continue;
+      if (!alone) ::kill(-child.process, SIGKILL);
       child.ended = true;
-      close_file(child.input);
-      const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-      if (code == 0) continue;
-      if (end_.code == 0) {
-        end_.code = code, end_.failed = child.program->name;
-        begin_to_press(options_.grace_seconds);
-      }
     }
+  }
+  /// Whether the program has ended; remembers how.
+  bool has_ended(Child& child) {
+    int status = 0;
+    const pid_t found = ::waitpid(child.process, &status, WNOHANG);
+    if (found == 0 || (found < 0 && errno == EINTR)) return false;
+    child.left = Clock::now();
+    close_file(child.input);
+    const int code = found < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (code != 0 && end_.code == 0) {
+      end_.code = code, end_.failed = child.program->name;
+      if (!child.program->signals_by_input)  // else it has said so itself
+        std::fprintf(stderr, "sherd launch: %s ended with exit code %d\n", end_.failed.c_str(), code);
+      begin_to_press(options_.grace_seconds);
+    }
+    return true;
   }
 
   void begin_to_press(double grace) {
@@ -285,7 +304,8 @@ class Children {
     for (Child& child : children_) {
       if (!child.ended && child.process > 0) {
         ::kill(-child.process, SIGKILL);
-        while (::waitpid(child.process, nullptr, 0) < 0 && errno == EINTR) {
+        child.watchdog.reset();
+        while (!child.left && ::waitpid(child.process, nullptr, 0) < 0 && errno == EINTR) {
         }
       }
       child.ended = true;

@@ -31,6 +31,12 @@ struct Host {
   int slots = 1;
 };
 
+/// Whether all of a text is a number of ranks.
+bool is_number(const char* begin, const char* end, int& number) {
+  const auto [past, error] = std::from_chars(begin, end, number);
+  return error == std::errc() && past == end && number >= 1;
+}
+
 /// "worker-1 slots=4", a line each, as DeepSpeed's and MPI's files have them; # begins a comment.
 std::vector<Host> read_hosts(const std::string& path) {
   std::ifstream in(path);
@@ -45,8 +51,7 @@ std::vector<Host> read_hosts(const std::string& path) {
     for (std::string word; words >> word;) {
       constexpr std::string_view slots = "slots=";
       const char* end = word.data() + word.size();
-      const bool known = word.starts_with(slots);
-      if (!known || std::from_chars(word.data() + slots.size(), end, host.slots).ptr != end || host.slots < 1)
+      if (!word.starts_with(slots) || !is_number(word.data() + slots.size(), end, host.slots))
         fail(ErrorKind::config, path, ":", number, ": '", excerpt(word),
              "' is not understood: a line is a host and slots=N, its ranks");
     }
@@ -68,8 +73,7 @@ std::vector<Host> parse_hosts(const std::string& text) {
     const std::size_t at = word.find('=');
     Host host{word.substr(0, at)};
     const char* end = word.data() + word.size();
-    if (at == std::string::npos || host.name.empty() ||
-        std::from_chars(word.data() + at + 1, end, host.slots).ptr != end || host.slots < 1)
+    if (at == std::string::npos || host.name.empty() || !is_number(word.data() + at + 1, end, host.slots))
       throw UsageError(cat("--host-list takes HOST=RANKS,…, not '", excerpt(word), "'"));
     out.push_back(host);
   }
@@ -116,6 +120,7 @@ struct Launch {
   std::string ssh = "ssh";
   std::string address, run;
   int port = 0;
+  bool free_port = false;  ///< the port is one that was found free
   double grace_seconds = 30;
 
   int ranks() const {
@@ -145,10 +150,7 @@ ChildrenEnd run_ranks(const Launch& launch, std::size_t node, bool follow_input)
           {"TORCHELASTIC_RUN_ID", launch.run}},
          launch.ranks() > 1 ? cat("[", rank, "] ") : ""});
   }
-  const ChildrenEnd end = run_children(programs, {launch.grace_seconds, follow_input});
-  if (end.code != 0)
-    std::fprintf(stderr, "sherd launch: %s ended with exit code %d\n", end.failed.c_str(), end.code);
-  return end;
+  return run_children(programs, {launch.grace_seconds, follow_input});
 }
 
 /// All hosts, each with a launcher of its ranks, over ssh where it is another machine.
@@ -197,8 +199,11 @@ int supervise(Launch launch, int restarts) {
     const auto begin = Clock::now();
     const ChildrenEnd end = run_hosts(launch);
     if (end.asked != 0) return end.code != 0 ? end.code : 0;
-    // A wrong command line, and a run that does not fit, would come again.
-    if (end.code == 0 || end.code == 2 || end.code == does_not_fit) return end.code;
+    // A wrong command line, a run that does not fit, and a program that cannot be started would come again.
+    constexpr int not_executable = 126, not_found = 127;
+    if (end.code == 0 || end.code == 2 || end.code == does_not_fit || end.code == not_executable ||
+        end.code == not_found)
+      return end.code;
     if (tries == restarts) {
       if (restarts > 0)
         std::fprintf(stderr, "sherd launch: %s failed (exit code %d), and %s been used\n", end.failed.c_str(),
@@ -210,7 +215,7 @@ int supervise(Launch launch, int restarts) {
     std::fprintf(stderr, "sherd launch: %s failed (exit code %d): restart %d of %d in %d s\n",
                  end.failed.c_str(), end.code, tries + 1, restarts, seconds);
     std::this_thread::sleep_for(std::chrono::seconds(seconds));
-    if (launch.hosts.size() == 1) launch.port = free_port();
+    if (launch.free_port) launch.port = free_port();
   }
 }
 
@@ -227,7 +232,8 @@ void launch_command(const Arguments& arguments) {
       .value("hosts", "FILE", "machines that ssh reaches without a password: a line each, HOST slots=RANKS")
       .value("restarts", "N", "begin again so many times where a rank fails; the program goes on by itself",
              "0")
-      .value("ssh", "WORDS", "the command that starts a program on another machine", "ssh -o BatchMode=yes")
+      .value("ssh", "WORDS", "the command that starts a program on another machine",
+             "ssh -o BatchMode=yes -o ServerAliveInterval=15")
       .value("address", "HOST", "where rank 0 listens (the first of the hosts)")
       .value("port", "P", "its port (29500; on one machine one that is free)")
       .value("grace", "S", "seconds that ranks have to end by themselves once one has failed", "30")
@@ -256,15 +262,19 @@ void launch_command(const Arguments& arguments) {
   const bool alone = launch.hosts.size() == 1 && is_here(launch.hosts[0].name);
   launch.ssh = line.text("ssh"), launch.grace_seconds = line.number("grace");
   launch.address = line.has("address") ? line.text("address") : alone ? "127.0.0.1" : launch.hosts[0].name;
+  launch.address.erase(0, launch.address.find('@') + 1);  // user@host
   if (!alone && !line.has("address") && (launch.address == "localhost" || launch.address == "127.0.0.1"))
     throw UsageError(
         "the first host is 'localhost', which the others cannot reach: name it as they know it, or give "
         "--address");
-  launch.port = line.has("port") ? static_cast<int>(line.integer("port", 1, 65535))
-                : alone          ? free_port()
-                                 : 29500;
+  launch.free_port = alone && !line.has("port");
+  launch.port = line.has("port")   ? static_cast<int>(line.integer("port", 1, 65535))
+                : launch.free_port ? free_port()
+                                   : 29500;
   launch.run = line.has("run") || line.has("node") ? line.text("run") : new_run_id();
   const auto restarts = static_cast<int>(line.integer("restarts", 0, 1'000'000));
+  if (restarts > 0 && line.has("node"))
+    throw UsageError("--restarts needs all hosts, and --node starts one: leave it to whoever starts all");
   const std::string program = std::filesystem::path(launch.command[0]).filename();
   const auto given = [&](const char* word) {
     return std::find(launch.command.begin(), launch.command.end(), word) != launch.command.end();

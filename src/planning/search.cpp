@@ -325,12 +325,13 @@ class LayoutSearch {
       const std::size_t before = result_.best.size();
       const auto found = [&] { return result_.best.size() - before; };
       std::size_t looks = 0;
-      std::map<std::array<int, 4>, int> looks_at;
+      std::map<std::array<int, 5>, int> looks_at;
       for (const auto& [value, index] : order) {
         if (found() == options_.top || looks == most_looks) return;
         const Layout& layout = plans_[index].layout;
         if (looked_at[index] || is_shown(layout)) continue;
-        int& here = looks_at[{layout.tensor, layout.context, layout.pipeline, layout.expert}];
+        int& here = looks_at[{layout.tensor, layout.context, layout.pipeline, layout.expert,
+                              layout.optimizer_on_host ? 1 : 0}];
         if (options_.one_of_each_grid && here == most_looks_at_a_grid) continue;
         looked_at[index] = true, ++here;
         looks += confirm(plans_[index]) ? 1 : 0;

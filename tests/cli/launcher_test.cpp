@@ -105,12 +105,11 @@ TEST_F(LaunchProgram, ARankThatFailsEndsAll) {
 }
 
 TEST_F(LaunchProgram, BeginsAgainWhereARankIsKilled) {
-  // Rank 1 is killed once, when its run has a checkpoint of step 2.
-  const std::string once = (folder_ / "once").string(),
-                    saved = (folder_ / "run/global_step2/manifest.json").string();
+  // Rank 1 is killed once, when its run has a checkpoint.
+  const std::string once = (folder_ / "once").string(), saved = (folder_ / "run/latest").string();
   std::vector<std::string> words = shell_line(
       cat("if [ $RANK = 1 ] && mkdir ", once, " 2> /dev/null; then \"$@\" & child=$!; while [ ! -e ", saved,
-          " ]; do sleep 0.01; done; kill -9 $child; wait $child; exit; fi; exec \"$@\""));
+          " ] && kill -0 $child; do sleep 0.01; done; kill -9 $child; wait $child; exit; fi; exec \"$@\""));
   words.emplace_back("sh");
   const std::vector<std::string> longer{
       "--set", "training.save_interval=2", "--set", "training.keep_last=3", "--steps", "300"};
@@ -164,6 +163,37 @@ TEST_F(LaunchProgram, PassesSignalsOnAndLeavesNothing) {
   }
 }
 
+/// As the launcher of one host has it from the launcher of all.
+TEST_F(LaunchProgram, FollowsItsInput) {
+  const std::string rank =
+      "trap 'echo interrupted; exit 4' INT; trap 'echo asked; exit 5' TERM; "
+      "while :; do sleep 0.05; done";
+  const std::string node =
+      joined({"launch", "--host-list", "here=2", "--node", "0", "--follow-input", "--", "sh", "-c", rank});
+  for (const auto& [input, code, said] :
+       {std::tuple{"sleep 1; echo signal 2; sleep 5", 4, "[1] interrupted"}, {"sleep 1", 5, "[0] asked"}}) {
+    write_text(folder_ / "node.sh", cat("(", input, ") | ", node, "\n"));
+    const Outcome got = shell("sh " + (folder_ / "node.sh").string());
+    EXPECT_EQ(got.code, code) << got.err;
+    EXPECT_THAT(got.out, HasSubstr(said));
+  }
+}
+
+/// A program that a shell starts has the signal, too, and time to end by itself.
+TEST_F(LaunchProgram, WhatARankHasStartedMayEndByItself) {
+  const std::string note = (folder_ / "ended").string(), begun = (folder_ / "begun").string();
+  const std::string inner = cat("trap \"sleep 0.5; echo x > ", note, "; exit 0\" TERM; echo x > ", begun,
+                                "; while :; do sleep 0.05; done");
+  const pid_t run = start_line(
+      joined({"launch", "--ranks", "1", "--", "sh", "-c", cat("sh -c '", inner, "'; true")}), "launch.err");
+  for (int turn = 0; turn < 1500 && !std::filesystem::exists(begun); ++turn)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ::kill(run, SIGTERM);
+  int status = 0;
+  ASSERT_EQ(::waitpid(run, &status, 0), run);
+  EXPECT_TRUE(std::filesystem::exists(note));
+}
+
 TEST_F(LaunchProgram, SaysWhatItCannotDo) {
   const auto refused = [&](const std::vector<std::string>& options, const std::vector<std::string>& command,
                            int code, const std::string& text) {
@@ -177,6 +207,9 @@ TEST_F(LaunchProgram, SaysWhatItCannotDo) {
   refused({"--hosts", (folder_ / "none").string()}, {"true"}, 1, "cannot read the hosts' file");
   write_text(folder_ / "wrong", "a slots=2\nb gpus=4\n");
   refused({"--hosts", (folder_ / "wrong").string()}, {"true"}, 1, "wrong:2: 'gpus=4' is not understood");
+  write_text(folder_ / "many", "a slots=99999999999\n");
+  refused({"--hosts", (folder_ / "many").string()}, {"true"}, 1,
+          "many:1: 'slots=99999999999' is not understood");
   write_text(folder_ / "twice", "a slots=2\na slots=4\n");
   refused({"--hosts", (folder_ / "twice").string()}, {"true"}, 1, "twice:2: a stands there twice");
   refused({"--ranks", "2", "--restarts", "1"}, {"sherd", "train", "--config", "c"}, 2, "--resume-or-start");

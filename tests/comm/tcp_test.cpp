@@ -192,6 +192,7 @@ TEST(Slurm, TasksOfSrunNeedNobodyElse) {
   }
   // MPICH's mpiexec, called in one of the step's tasks.
   EXPECT_EQ(found(with(task, {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}}), true), Launcher::mpi);
+  EXPECT_EQ(found(with(task, {{"FLUX_TASK_RANK", "0"}, {"FLUX_JOB_SIZE", "4"}}), false), Launcher::separate);
   EXPECT_EQ(found(with(task, {{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}), true), Launcher::none);
   const auto launch = launch_in(task);
   ASSERT_TRUE(launch);
@@ -216,13 +217,13 @@ TEST(Slurm, TasksOfSrunNeedNobodyElse) {
 TEST(Slurm, StepsMeetAtPortsOfTheirOwn) {
   std::set<int> ports;
   for (const char* job : {"4711", "4712", "4713", "1000004711"})
-    for (const char* number : {"0", "1", "2"}) {
+    for (const char* number : {"0", "1", "7", "15"}) {
       const int port = launch_in(with(task, {{"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", number}}))->master_port;
       EXPECT_GE(port, 1024);
       EXPECT_LT(port, 32768) << "from there on the system gives out others'";
       ports.insert(port);
     }
-  EXPECT_EQ(ports.size(), 12u);
+  EXPECT_EQ(ports.size(), 16u);
   EXPECT_EQ(launch_in(task)->master_port, launch_in(with(task, {{"SLURM_PROCID", "0"}}))->master_port);
   EXPECT_EQ(launch_in(with(task, {{"SLURM_STEP_RESV_PORTS", "12000-12003"}}))->master_port, 12000);
   EXPECT_EQ(launch_in(with(task, {{"SLURM_RESTART_COUNT", "1"}}))->run, "4711.2.1") << "was requeued";

@@ -75,7 +75,8 @@ bool is_task_of_srun(const GetVariable& get) {
   if (pmi && (whole_number(get, "PMI_RANK") != rank ||
               whole_number(get, "PMI_SIZE") != whole_number(get, step_tasks)))
     return false;
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK"})
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID"})
     if (is_set(get, name)) return false;
   return rank >= 0;
 }
@@ -97,7 +98,7 @@ int tasks_on(const std::string& list, int node) {
 /// Ports that neither services nor the system's own choice (32768 and up) take. Jobs and steps that run at
 /// once on one machine have others.
 int port_of_step(const GetVariable& get) {
-  constexpr int first = 15000, ports = 15000;
+  constexpr int first = 15000, jobs = 937, steps = 16;
   int reserved = 0;
   if (const std::string_view ports_of =
           is_set(get, "SLURM_STEP_RESV_PORTS") ? get("SLURM_STEP_RESV_PORTS") : "";
@@ -106,7 +107,7 @@ int port_of_step(const GetVariable& get) {
   if (reserved > 0) return reserved;
   const int job = std::max(0, whole_number(get, "SLURM_JOB_ID")),
             number = std::max(0, whole_number(get, "SLURM_STEP_ID"));
-  return first + (job % ports * 7 + number) % ports;
+  return first + job % jobs * steps + number % steps;
 }
 
 LaunchEnvironment read_task_of_srun(const GetVariable& get) {

@@ -112,7 +112,7 @@ TEST_F(LaunchProgram, BeginsAgainWhereARankIsKilled) {
           " ] && kill -0 $child; do sleep 0.01; done; kill -9 $child; wait $child; exit; fi; exec \"$@\""));
   words.emplace_back("sh");
   const std::vector<std::string> longer{
-      "--set", "training.save_interval=2", "--set", "training.keep_last=3", "--steps", "300"};
+      "--set", "training.save_interval=20", "--set", "training.keep_last=3", "--steps", "300"};
   std::vector<std::string> more = longer;
   more.emplace_back("--resume-or-start");
   for (const std::string& word : program("again.jsonl", more)) words.push_back(word);
@@ -171,7 +171,7 @@ TEST_F(LaunchProgram, FollowsItsInput) {
   const std::string node =
       joined({"launch", "--host-list", "here=2", "--node", "0", "--follow-input", "--", "sh", "-c", rank});
   for (const auto& [input, code, said] :
-       {std::tuple{"sleep 1; echo signal 2; sleep 5", 4, "[1] interrupted"}, {"sleep 1", 5, "[0] asked"}}) {
+       {std::tuple{"sleep 1; echo signal 2; sleep 2", 4, "[1] interrupted"}, {"sleep 1", 5, "[0] asked"}}) {
     write_text(folder_ / "node.sh", cat("(", input, ") | ", node, "\n"));
     const Outcome got = shell("sh " + (folder_ / "node.sh").string());
     EXPECT_EQ(got.code, code) << got.err;

@@ -171,7 +171,7 @@ TEST_F(LaunchProgram, FollowsItsInput) {
   const std::string node =
       joined({"launch", "--host-list", "here=2", "--node", "0", "--follow-input", "--", "sh", "-c", rank});
   for (const auto& [input, code, said] :
-       {std::tuple{"sleep 1; echo signal 2; sleep 2", 4, "[1] interrupted"}, {"sleep 1", 5, "[0] asked"}}) {
+       {std::tuple{"sleep 2; echo signal 2; sleep 2", 4, "[1] interrupted"}, {"sleep 2", 5, "[0] asked"}}) {
     write_text(folder_ / "node.sh", cat("(", input, ") | ", node, "\n"));
     const Outcome got = shell("sh " + (folder_ / "node.sh").string());
     EXPECT_EQ(got.code, code) << got.err;

@@ -1,8 +1,6 @@
 #include "bench/suite/machine_bench.h"
 
 #include <algorithm>
-#include <array>
-#include <chrono>
 #include <cmath>
 
 #include "base/error.h"
@@ -51,21 +49,24 @@ MachineBenchOptions beside_gpus(MachineBenchOptions options) {
   return options;
 }
 
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+/// On so many ranks of this process.
+void on_ranks(int ranks, const std::function<void(const std::shared_ptr<comm::Communicator>&)>& body) {
+  comm::CommOptions options;
+  options.timeout_seconds = 300;
+  comm::run_local(ranks, options, [&](comm::Communicator& comm) {
+    body(std::shared_ptr<comm::Communicator>(&comm, [](comm::Communicator*) {}));
+  });
 }
 
 /// The link between ranks of this machine: of a large exchange its bandwidth, of a barrier its latency.
 config::Link measure_link(int ranks, const Tell& tell) {
   config::Link link{.name = "shared memory", .ranks = ranks};
-  comm::CommOptions comm_options;
-  comm_options.timeout_seconds = 300;
-  comm::run_local(ranks, comm_options, [&](comm::Communicator& comm) {
+  on_ranks(ranks, [&](const auto& world) {
     CommBenchOptions options;
     options.bytes = std::size_t{16} << 20, options.rounds = 9;
-    const Rounds rounds = measure_collectives(comm, options, comm.rank() == 0 ? tell : Tell());
-    const double latency = measure_barrier(comm) * 1e-6;
-    if (comm.rank() > 0) return;
+    const Rounds rounds = measure_collectives(*world, options, world->rank() == 0 ? tell : Tell());
+    const double latency = measure_barrier(*world) * 1e-6;
+    if (world->rank() > 0) return;
     const double sent = static_cast<double>(options.bytes) * (ranks - 1) / ranks;
     link.bandwidth = rounded(sent / rounds.median_seconds("all_gather"));
     link.sum_bandwidth = rounded(2 * sent / rounds.median_seconds("all_reduce"));
@@ -78,8 +79,6 @@ config::Link measure_link(int ranks, const Tell& tell) {
 DeviceRates measure_ranks(int ranks, config::DeviceType device, RatesFromTimes rates,
                           const MachineBenchOptions& options, const std::function<bool()>& stopped,
                           const Tell& tell, double memory = 0) {
-  comm::CommOptions comm_options;
-  comm_options.timeout_seconds = 300;
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const TrainedModel& model : models) {
       const bool on_gpu = device == config::DeviceType::cuda;
@@ -94,10 +93,9 @@ DeviceRates measure_ranks(int ranks, config::DeviceType device, RatesFromTimes r
                  " of width ", model.hidden));
       const config::Config config = config_of(model, dtype, device);
       const std::int64_t parameters = models::gpt_config(config, model.vocabulary).num_parameters();
-      comm::run_local(ranks, comm_options, [&](comm::Communicator& comm) {
-        const std::shared_ptr<comm::Communicator> world(&comm, [](comm::Communicator*) {});
+      on_ranks(ranks, [&](const auto& world) {
         const TrainingTimes times = train(model, config, world, options.steps);
-        if (comm.rank() == 0) rates.add(times, config, parameters);
+        if (world->rank() == 0) rates.add(times, config, parameters);
       });
     }
   return rates.rates();
@@ -110,25 +108,14 @@ DeviceRates measure_cores(int ranks, const MachineBenchOptions& options, const s
                        options, stopped, tell);
 }
 
-/// The median rate of copies between a GPU and page-locked memory, in bytes per second.
+/// The rate of copies between a GPU and page-locked memory, in bytes per second.
 double measure_copies(device::Device& device, bool to_device) {
   constexpr std::size_t bytes = std::size_t{64} << 20;
-  constexpr int times = 5;
   const device::Storage here = device.allocate(bytes, device::Category::workspace),
                         there = device.allocate(bytes, device::Category::workspace, device::Tier::host);
-  std::array<double, times> seconds{};
-  for (double& each : seconds) {
-    device.synchronize();
-    const double begin = now();
-    if (to_device)
-      device.copy(here.data(), there.data(), bytes);
-    else
-      device.copy(there.data(), here.data(), bytes);
-    device.synchronize();
-    each = now() - begin;
-  }
-  std::sort(seconds.begin(), seconds.end());
-  return rounded(static_cast<double>(bytes) / seconds[times / 2]);
+  const device::Storage &to = to_device ? here : there, &from = to_device ? there : here;
+  return rounded(static_cast<double>(bytes) /
+                 median_seconds(device, 5, [&] { device.copy(to.data(), from.data(), bytes); }));
 }
 
 /// The link between all GPUs, each rank's own: collectives of 64 MiB, and of a few bytes for the latency.
@@ -137,20 +124,10 @@ config::Link measure_gpu_link(comm::Communicator& comm, const std::shared_ptr<de
   const auto seconds_of = [&](std::int64_t count, bool sums) {
     const tensor::Tensor full = tensor::Tensor::zeros(*device, {count}, DType::f32),
                          shard = tensor::Tensor::zeros(*device, {count / comm.size()}, DType::f32);
-    std::array<double, 9> seconds{};
-    for (double& each : seconds) {
-      device->synchronize();
-      comm.barrier();
-      const double begin = now();
-      if (sums)
-        comm.all_reduce(full, comm::ReduceOp::sum).wait();
-      else
-        comm.all_gather({{shard, full}}).wait();
-      device->synchronize();
-      each = now() - begin;
-    }
-    std::sort(seconds.begin(), seconds.end());
-    return seconds[seconds.size() / 2];
+    const auto call = [&] {
+      (sums ? comm.all_reduce(full, comm::ReduceOp::sum) : comm.all_gather({{shard, full}})).wait();
+    };
+    return median_seconds(*device, 9, call, [&] { comm.barrier(); });
   };
   const std::int64_t count = (std::int64_t{16} << 20) / comm.size() * comm.size();
   const double sent = 4.0 * static_cast<double>(count) * (comm.size() - 1) / comm.size();
@@ -171,23 +148,20 @@ void measure_gpus(const std::vector<device::CudaGpu>& gpus, const MachineBenchOp
   machine.rates = {measure_ranks(1, config::DeviceType::cuda, std::move(rates), options, stopped, tell,
                                  0.9 * static_cast<double>(gpu.memory))};
   const config::Config config = config_of(models[0], DType::f32, config::DeviceType::cuda);
-  const auto device_of = [&](comm::Communicator& comm) {
-    const std::shared_ptr<comm::Communicator> world(&comm, [](comm::Communicator*) {});
-    return engine::make_device(config, Distributed(world, comm.rank(), comm.size()));
+  const auto device_of = [&](const std::shared_ptr<comm::Communicator>& world) {
+    return engine::make_device(config, Distributed(world, world->rank(), world->size()));
   };
-  comm::CommOptions comm_options;
-  comm_options.timeout_seconds = 300;
   if (tell) tell("copies between GPU and host");
-  comm::run_local(1, comm_options, [&](comm::Communicator& comm) {
-    const auto device = device_of(comm);
+  on_ranks(1, [&](const auto& world) {
+    const auto device = device_of(world);
     machine.host.to_device = measure_copies(*device, true);
     machine.host.from_device = measure_copies(*device, false);
   });
   if (gpus.size() > 1) {
     if (tell) tell("collectives between GPUs");
-    comm::run_local(static_cast<int>(gpus.size()), comm_options, [&](comm::Communicator& comm) {
-      config::Link link = measure_gpu_link(comm, device_of(comm));
-      if (comm.rank() == 0) machine.links = {std::move(link)};
+    on_ranks(static_cast<int>(gpus.size()), [&](const auto& world) {
+      config::Link link = measure_gpu_link(*world, device_of(world));
+      if (world->rank() == 0) machine.links = {std::move(link)};
     });
   }
   machine.host.update = measure_cores(1, beside_gpus(options), stopped, tell).update;

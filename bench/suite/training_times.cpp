@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "bench/suite/rounds.h"
 #include "engine/engine.h"
 #include "engine/estimate/step_time.h"
 #include "engine/report/report.h"
@@ -83,45 +84,42 @@ class Recorder final : public engine::InstructionObserver {
 
 }  // namespace
 
+double median_seconds(device::Device& device, int rounds, const std::function<void()>& run,
+                      const std::function<void()>& ready) {
+  std::vector<double> seconds;
+  for (int i = 0; i < rounds; ++i) {
+    if (ready) ready();
+    const double begin = now(device);
+    run();
+    seconds.push_back(now(device) - begin);
+  }
+  return median(std::move(seconds));
+}
+
 CallTimes measure_calls(tensor::Kernels& kernels) {
   device::Device& device = kernels.device();
   if (!device.accelerator()) return {};
   constexpr int several = 10, rounds = 9;
-  constexpr std::size_t much = std::size_t{128}
+  constexpr std::size_t much = std::size_t{256}
                                << 20;  // whose copy takes longer than queueing several kernels
+  constexpr double least = 1e-7;
   const tensor::Tensor x = tensor::Tensor::zeros(device, {32}, DType::f32);
   const device::Storage from = device.allocate(much, device::Category::workspace),
                         to = device.allocate(much, device::Category::workspace);
-  const auto median = [&](const std::function<double()>& seconds) {
-    std::array<double, rounds> all{};
-    for (double& each : all) each = seconds();
-    std::nth_element(all.begin(), all.begin() + rounds / 2, all.end());
-    return all[rounds / 2];
-  };
+  const auto copy = [&] { device.copy(to.data(), from.data(), much); };
   std::vector<double> queueing;
-  const auto behind_a_copy = [&](int kernels_behind) {
-    return median([&] {
-      const double begin = now(device);
-      device.copy(to.data(), from.data(), much);
-      const auto first = std::chrono::steady_clock::now();
-      for (int i = 0; i < kernels_behind; ++i) kernels.fill(x, 1);
-      queueing.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - first).count());
-      return now(device) - begin;
-    });
+  const auto copy_and_kernels = [&] {
+    copy();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < several; ++i) kernels.fill(x, 1);
+    queueing.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   };
   CallTimes out;
-  out.alone = median([&] {
-    const double begin = now(device);
-    kernels.fill(x, 1);
-    return now(device) - begin;
-  });
-  const double copy = behind_a_copy(0);
-  queueing.clear();
-  const double copy_and_kernels = behind_a_copy(several);
-  std::nth_element(queueing.begin(), queueing.begin() + rounds / 2, queueing.end());
-  constexpr double least = 1e-7;
-  out.launch = std::max(least, queueing[rounds / 2] / several);
-  out.queued = std::max(least, (copy_and_kernels - copy) / several);
+  out.alone = median_seconds(device, rounds, [&] { kernels.fill(x, 1); });
+  const double behind =
+      median_seconds(device, rounds, copy_and_kernels) - median_seconds(device, rounds, copy);
+  out.launch = std::max(least, median(queueing) / several);
+  out.queued = std::max(least, behind / several);
   return out;
 }
 

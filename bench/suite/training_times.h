@@ -31,6 +31,11 @@ struct CallTimes {
 
 CallTimes measure_calls(tensor::Kernels& kernels);
 
+/// The median of `rounds` times of `run`, with all that it gives the device to do. `ready` runs before the
+/// clock does.
+double median_seconds(device::Device& device, int rounds, const std::function<void()>& run,
+                      const std::function<void()>& ready = {});
+
 /// One kernel of a training, with the time that it took.
 struct TimedWork {
   tensor::KernelWork work;

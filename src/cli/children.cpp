@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <optional>
 
 #include "base/error.h"
 #include "base/excerpt.h"
@@ -27,6 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::array passed_on{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 constexpr std::size_t longest_line = 1 << 16;  // longer ones go on in parts
+constexpr std::chrono::seconds patience{10};   // from SIGTERM to SIGKILL
 
 /// One of a child's streams, on its way to the same stream of this process.
 struct Stream {
@@ -41,7 +43,7 @@ struct Child {
   std::array<Stream, 2> streams{};
   std::optional<Watchdog> watchdog{};       ///< for where this process is killed
   std::optional<Clock::time_point> left{};  ///< when the program ended; others of its group may go on
-  bool ended = false;                       ///< with all of its group
+  bool ended = false;                       ///< as all of its group have
 };
 
 void write_all(int file, std::string_view text) {
@@ -245,15 +247,14 @@ class Children {
   }
 
   void reap() {
-    constexpr std::chrono::seconds patience{10};
     for (Child& child : children_) {
-      if (child.ended) continue;
-      if (!child.left && !has_ended(child)) continue;
-      // What the program has started may have more to do, such as to save.
+      if (child.ended || (!child.left && !has_ended(child))) continue;
+      if (::kill(-child.process, 0) == 0) {
+        // What the program has started may have more to do: after a signal to save, however long that takes.
+        if (end_.asked != 0 || Clock::now() - *child.left < patience) continue;
+        ::kill(-child.process, SIGKILL);
+      }
       child.watchdog.reset();
-      const bool alone = ::kill(-child.process, 0) != 0;
-      if (!alone && Clock::now() - *child.left < patience) continue;
-      if (!alone) ::kill(-child.process, SIGKILL);
       child.ended = true;
     }
   }
@@ -281,7 +282,6 @@ class Children {
   }
   /// Ends those that are left, once it is time.
   void press() {
-    constexpr std::chrono::seconds patience{10};
     if (!pressed_from_ || Clock::now() < *pressed_from_) return;
     if (!asked_to_end_) {
       asked_to_end_ = Clock::now();
@@ -304,10 +304,10 @@ class Children {
     for (Child& child : children_) {
       if (!child.ended && child.process > 0) {
         ::kill(-child.process, SIGKILL);
-        child.watchdog.reset();
         while (!child.left && ::waitpid(child.process, nullptr, 0) < 0 && errno == EINTR) {
         }
       }
+      child.watchdog.reset();
       child.ended = true;
       close_file(child.input);
       for (Stream& stream : child.streams) close_file(stream.from);

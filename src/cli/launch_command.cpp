@@ -1,5 +1,3 @@
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,8 +6,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
-#include <map>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -20,6 +16,7 @@
 #include "cli/children.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
+#include "comm/tcp/socket.h"
 #include "device/cuda.h"
 
 namespace sherd::cli {
@@ -37,7 +34,7 @@ bool is_number(const char* begin, const char* end, int& number) {
   return error == std::errc() && past == end && number >= 1;
 }
 
-/// "worker-1 slots=4", a line each, as DeepSpeed's and MPI's files have them; # begins a comment.
+/// "worker-1 slots=4", a line each, as DeepSpeed's files have them; # begins a comment.
 std::vector<Host> read_hosts(const std::string& path) {
   std::ifstream in(path);
   if (!in) fail(ErrorKind::io, "cannot read the hosts' file ", excerpt(path, 300));
@@ -95,16 +92,12 @@ bool is_here(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == own || host == own.substr(0, own.find('.'));
 }
 
+constexpr int usual_port = 29500;  // torchrun's
+
 /// A port of this machine that nobody has now.
 int free_port() {
-  const int socket = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  const bool found = socket >= 0 && ::bind(socket, reinterpret_cast<sockaddr*>(&address), size) == 0 &&
-                     ::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &size) == 0;
-  if (socket >= 0) ::close(socket);
-  return found ? ntohs(address.sin_port) : 29500;
+  const auto listener = comm::listen_on(0);
+  return listener ? comm::port_of(listener) : usual_port;
 }
 
 /// As a shell reads it back.
@@ -270,7 +263,7 @@ void launch_command(const Arguments& arguments) {
   launch.free_port = alone && !line.has("port");
   launch.port = line.has("port")   ? static_cast<int>(line.integer("port", 1, 65535))
                 : launch.free_port ? free_port()
-                                   : 29500;
+                                   : usual_port;
   launch.run = line.has("run") || line.has("node") ? line.text("run") : new_run_id();
   const auto restarts = static_cast<int>(line.integer("restarts", 0, 1'000'000));
   if (restarts > 0 && line.has("node"))

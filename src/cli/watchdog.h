@@ -10,8 +10,9 @@
 
 namespace sherd::cli {
 
-/// Starts a process that ends the group once this one has ended, however that was: it sees the end of a pipe
-/// whose other end lives here alone. It is one of the group, so that it ends with it.
+/// A process that ends a process group once this one has ended, however that was: it sees the end of a pipe
+/// whose other end lives here alone. It is in a group of its own, so that what ends this one's spares it. It
+/// goes with the handle, before which the group's number must not be given to another.
 class Watchdog {
  public:
   explicit Watchdog(pid_t group) {
@@ -19,11 +20,9 @@ class Watchdog {
     if (::pipe2(ends, O_CLOEXEC) != 0) return;
     process_ = ::fork();
     if (process_ == 0) watch(group, ends);
-    if (process_ > 0) ::setpgid(process_, group);  // as it does itself, whichever is first
     ::close(ends[0]);
     here_ = ends[1];
   }
-  /// It is not needed any more.
   ~Watchdog() {
     if (process_ > 0) ::kill(process_, SIGKILL);
     if (here_ >= 0) ::close(here_);
@@ -39,7 +38,7 @@ class Watchdog {
     sigset_t all;
     ::sigfillset(&all);
     ::sigprocmask(SIG_SETMASK, &all, nullptr);
-    ::setpgid(0, group);
+    ::setpgid(0, 0);
     ::dup2(ends[0], STDIN_FILENO);
     ::close_range(1, ~0U, 0);  // the other end, and whatever else would stay open as long
     char byte;

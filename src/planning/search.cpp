@@ -299,14 +299,14 @@ class LayoutSearch {
     return plan.time.seconds;
   }
 
+  /// By what layouts are told apart where one of each is shown.
+  static std::array<int, 5> grid_of(const Layout& layout) {
+    return {layout.tensor, layout.context, layout.pipeline, layout.expert, layout.optimizer_on_host ? 1 : 0};
+  }
   bool is_shown(const Layout& layout) const {
     return options_.one_of_each_grid &&
-           std::any_of(result_.best.begin(), result_.best.end(), [&](const Plan& plan) {
-             const Layout& other = plan.layout;
-             return other.tensor == layout.tensor && other.context == layout.context &&
-                    other.pipeline == layout.pipeline && other.expert == layout.expert &&
-                    other.optimizer_on_host == layout.optimizer_on_host;
-           });
+           std::any_of(result_.best.begin(), result_.best.end(),
+                       [&](const Plan& plan) { return grid_of(plan.layout) == grid_of(layout); });
   }
 
   /// Moves the best plans that fit, exactly, to the result: from the best on, and where none of many fits,
@@ -330,8 +330,7 @@ class LayoutSearch {
         if (found() == options_.top || looks == most_looks) return;
         const Layout& layout = plans_[index].layout;
         if (looked_at[index] || is_shown(layout)) continue;
-        int& here = looks_at[{layout.tensor, layout.context, layout.pipeline, layout.expert,
-                              layout.optimizer_on_host ? 1 : 0}];
+        int& here = looks_at[grid_of(layout)];
         if (options_.one_of_each_grid && here == most_looks_at_a_grid) continue;
         looked_at[index] = true, ++here;
         looks += confirm(plans_[index]) ? 1 : 0;

@@ -63,21 +63,45 @@ std::string first_host(const std::string& list) {
 
 namespace {
 
+constexpr int most_ranks = 1 << 20, last_port = 65535;
+constexpr const char *pmi_rank = "PMI_RANK", *pmi_size = "PMI_SIZE", *pmix_rank = "PMIX_RANK";
 // Not SLURM_NTASKS: a batch script has it, too, of which there is one process.
-constexpr const char *step_tasks = "SLURM_STEP_NUM_TASKS", *step_nodes = "SLURM_STEP_NODELIST";
+constexpr const char *slurm_rank = "SLURM_PROCID", *step_tasks = "SLURM_STEP_NUM_TASKS",
+                     *step_nodes = "SLURM_STEP_NODELIST";
+
+/// How launchers number the processes they start.
+struct Convention {
+  const char *launcher, *rank, *ranks;  ///< "": it has no variable for that
+  bool mpi;
+};
+constexpr Convention conventions[] = {
+    {open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
+    {"MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", true},
+    {"MPICH's mpiexec or another launcher that speaks PMI", pmi_rank, pmi_size, true},
+    {"a launcher that speaks PMIx", pmix_rank, "", true},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", true},
+    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", true},
+    {"PALS' mpiexec", "PALS_RANKID", "", true},
+    {"srun", slurm_rank, "", false}};
+
+/// A batch script, and the shell that an allocation opens, are task 0 of one.
+bool started_by(const Convention& launcher, const GetVariable& get) {
+  if (launcher.mpi) return is_set(get, launcher.rank) || is_set(get, launcher.ranks);
+  return whole_number(get, launcher.rank) > 0 || whole_number(get, step_tasks) > 1;
+}
 
 /// Whether srun itself numbers this process: no launcher within the step does, and MPI's ranks are PMIx's.
 bool is_task_of_srun(const GetVariable& get) {
   if (whole_number(get, step_tasks) <= 1 || !is_set(get, step_nodes)) return false;
-  const int rank = whole_number(get, "SLURM_PROCID");
-  // srun's own PMI numbers tasks alike, and OpenMPI does not speak it.
-  const bool pmi = is_set(get, "PMI_RANK") || is_set(get, "PMI_SIZE");
-  if (pmi && (whole_number(get, "PMI_RANK") != rank ||
-              whole_number(get, "PMI_SIZE") != whole_number(get, step_tasks)))
-    return false;
-  for (const char* name :
-       {"OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", "PALS_RANKID"})
-    if (is_set(get, name)) return false;
+  const int rank = whole_number(get, slurm_rank);
+  // srun's own PMI numbers tasks as it does, and OpenMPI does not speak it.
+  const bool own_pmi =
+      whole_number(get, pmi_rank) == rank && whole_number(get, pmi_size) == whole_number(get, step_tasks);
+  for (const Convention& other : conventions) {
+    const std::string_view variable = other.rank;
+    if (!other.mpi || variable == pmix_rank || (variable == pmi_rank && own_pmi)) continue;
+    if (started_by(other, get)) return false;
+  }
   return rank >= 0;
 }
 
@@ -95,8 +119,8 @@ int tasks_on(const std::string& list, int node) {
   return 0;
 }
 
-/// Ports that neither services nor the system's own choice (32768 and up) take. Jobs and steps that run at
-/// once on one machine have others.
+/// Ports that neither services nor the system's own choice (32768 and up) take. Neighbouring jobs, and their
+/// steps, have others: they may run at once on one machine.
 int port_of_step(const GetVariable& get) {
   constexpr int first = 15000, jobs = 937, steps = 16;
   int reserved = 0;
@@ -111,10 +135,9 @@ int port_of_step(const GetVariable& get) {
 }
 
 LaunchEnvironment read_task_of_srun(const GetVariable& get) {
-  constexpr int most_ranks = 1 << 20, last_port = 65535;
   LaunchEnvironment out;
   out.world_size = number_of(get, step_tasks, 1, most_ranks);
-  out.rank = number_of(get, "SLURM_PROCID", 0, out.world_size - 1);
+  out.rank = number_of(get, slurm_rank, 0, out.world_size - 1);
   out.local_rank = whole_number(get, "SLURM_LOCALID");
   if (const int node = whole_number(get, "SLURM_NODEID");
       node >= 0 && is_set(get, "SLURM_STEP_TASKS_PER_NODE"))
@@ -135,7 +158,6 @@ std::optional<LaunchEnvironment> read_launch_environment(const GetVariable& get)
     if (is_task_of_srun(get)) return read_task_of_srun(get);
     return std::nullopt;
   }
-  constexpr int most_ranks = 1 << 20, last_port = 65535;
   LaunchEnvironment out;
   out.world_size = number_of(get, "WORLD_SIZE", 1, most_ranks);
   out.rank = number_of(get, "RANK", 0, out.world_size - 1);
@@ -160,27 +182,6 @@ bool says_where_to_meet(const GetVariable& get) {
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
     if (!is_set(get, name)) return false;
   return true;
-}
-
-/// How launchers number the processes they start.
-struct Convention {
-  const char *launcher, *rank, *ranks;  ///< "": it has no variable for that
-  bool mpi;
-};
-constexpr Convention conventions[] = {
-    {open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", true},
-    {"MVAPICH's mpirun_rsh", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", true},
-    {"MPICH's mpiexec or another launcher that speaks PMI", "PMI_RANK", "PMI_SIZE", true},
-    {"a launcher that speaks PMIx", "PMIX_RANK", "", true},
-    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", true},
-    {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", true},
-    {"PALS' mpiexec", "PALS_RANKID", "", true},
-    {"srun", "SLURM_PROCID", "", false}};
-
-/// A batch script, and the shell that an allocation opens, are task 0 of one.
-bool started_by(const Convention& launcher, const GetVariable& get) {
-  if (launcher.mpi) return is_set(get, launcher.rank) || is_set(get, launcher.ranks);
-  return whole_number(get, launcher.rank) > 0 || whole_number(get, step_tasks) > 1;
 }
 
 }  // namespace
@@ -209,7 +210,7 @@ Launcher find_launcher(const GetVariable& get, bool with_mpi) {
   // are to meet is believed. (mpirun's ranks are MPI's, whatever else a script has exported.)
   if (says_where_to_meet(get) && (!by || by->name != open_mpi)) return Launcher::environment;
   const bool task = is_task_of_srun(get);
-  if (by && by->mpi && with_mpi && !(task && !is_set(get, "PMIX_RANK"))) return Launcher::mpi;
+  if (by && by->mpi && with_mpi && !(task && !is_set(get, pmix_rank))) return Launcher::mpi;
   if (environment || task) return Launcher::environment;
   return by && by->ranks != 1 ? Launcher::separate : Launcher::none;
 }

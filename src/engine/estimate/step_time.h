@@ -47,7 +47,8 @@ void require_rates(const config::Config& config, const config::Machine& machine,
 /// The time of one optimizer step of `ranks` ranks. Nothing runs: the instruction lists of all stages are
 /// simulated (sharding/schedule/simulate.h) with the prices of their parts' work, of what placements gather
 /// and reduce, and of the update. `config` has its batch sizes resolved, and `model` was recorded with its
-/// tensor, context and expert ranks, micro-batch and recompute. Throws what require_rates() throws, and Error{config} for sizes that the ranks cannot hold.
+/// tensor, context and expert ranks, micro-batch and recompute. Throws what require_rates() throws, and
+/// Error{config} for sizes that the ranks cannot hold.
 StepTime step_time(const config::Config& config, const ModelWork& model, const config::Machine& machine,
                    int ranks);
 

@@ -185,12 +185,16 @@ TEST_F(LaunchProgram, WhatARankHasStartedMayEndByItself) {
   const std::string inner = cat("trap \"sleep 0.5; echo x > ", note, "; exit 0\" TERM; echo x > ", begun,
                                 "; while :; do sleep 0.05; done");
   const pid_t run = start_line(
-      joined({"launch", "--ranks", "1", "--", "sh", "-c", cat("sh -c '", inner, "'; true")}), "launch.err");
+      joined({"launch", "--ranks", "1", "--grace", "60", "--", "sh", "-c", cat("sh -c '", inner, "'; true")}),
+      "launch.err");
   for (int turn = 0; turn < 1500 && !std::filesystem::exists(begun); ++turn)
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const auto asked = std::chrono::steady_clock::now();
   ::kill(run, SIGTERM);
   int status = 0;
   ASSERT_EQ(::waitpid(run, &status, 0), run);
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(40))
+      << "the signal came with the grace";
   EXPECT_TRUE(std::filesystem::exists(note));
 }
 

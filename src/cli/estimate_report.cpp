@@ -170,6 +170,10 @@ std::string text_of(const EstimateReport& r) {
                   human_bytes(r.estimate().snapshot), " (training.save_async)\n")
             : cat("\ncheckpoints are written while training waits: the copy for doing so beside it, ",
                   human_bytes(r.estimate().snapshot), ", does not fit within device.host_memory_limit\n");
+  if (r.estimate().local_checkpoints > 0)
+    moved += cat("\nlocal checkpoints take up to ", human_bytes(r.estimate().local_checkpoints),
+                 " of each rank in ", r.config.training.local_save_dir, ", beside its process",
+                 r.world.machines() > 1 ? ", the copy for another machine included" : "", "\n");
   if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }
@@ -219,6 +223,7 @@ std::string json_of(const EstimateReport& r) {
                                          {"write_bytes", before->io.written}};
   if (r.estimate().snapshot > 0)
     out["snapshot"] = {{"bytes", r.estimate().snapshot}, {"fits", r.estimate().snapshot_fits}};
+  if (r.estimate().local_checkpoints > 0) out["local_checkpoints"] = r.estimate().local_checkpoints;
   out["stages"] = OrderedJson::array();
   for (const engine::Estimate& stage : r.stages) {
     OrderedJson peaks;

@@ -161,7 +161,9 @@ int train(TrainRequest request) {
     const std::string& folder = request.config.training.save_dir;
     if (request.resume_or_start && folder.empty())
       fail(ErrorKind::config, "--resume-or-start looks into training.save_dir, which is not set: set it");
-    const bool found = !folder.empty() && (holds_checkpoints(folder) || !request.resume_tag.empty());
+    // A run that was lost before its first checkpoint there may have local ones: the trainer finds out.
+    const bool begun = request.config.training.local_save_interval > 0 && engine::has_begun(folder);
+    const bool found = !folder.empty() && (holds_checkpoints(folder) || begun || !request.resume_tag.empty());
     request.resume = request.resume || (request.resume_or_start && found);
     options.timeout_seconds = request.config.parallel.timeout_seconds;
   } catch (const Error&) {

@@ -45,16 +45,16 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
   make_loaders();
   trainer_ = std::make_unique<Trainer>(*engine_, *train_loader_, trainer_options());
   const std::string& folder = request_.config.training.init_from;
-  if (!request_.resume && !folder.empty())
+  if (!trainer_->resumed() && !folder.empty())
     begin_from(folder);
-  else if (!request_.resume)
+  else if (!trainer_->resumed())
     require_base();
   if (!request_.trace.empty()) {
     if (speaks()) AtomicFile probe(request_.trace);  // an error now rather than after the last step
     trace_ = std::make_unique<engine::Trace>();
     engine_->set_trace(trace_.get());
   }
-  if (speaks() && request_.resume_or_start && !request_.resume)
+  if (speaks() && request_.resume_or_start && !trainer_->resumed())
     log_info("there is no checkpoint in ", request_.config.training.save_dir, " yet: training begins");
   if (speaks()) announce();
 }
@@ -93,6 +93,7 @@ TrainerOptions TrainRun::trainer_options() {
   TrainerOptions options;
   options.validation = validation_loader_.get();
   options.resume = request_.resume;
+  options.may_begin = request_.resume_or_start;
   options.resume_tag = request_.resume_tag;
   options.metrics_file = request_.metrics;
   options.mfu = [this](double tokens_per_second) { return mfu(tokens_per_second); };

@@ -1,6 +1,7 @@
 #include "comm/gather.h"
 
 #include <algorithm>
+#include <array>
 #include <new>
 
 #include "device/device.h"
@@ -49,6 +50,21 @@ std::vector<std::byte> gather_bytes(Communicator& ranks, std::span<const std::by
   std::vector<std::byte> all(full.bytes());
   if (!all.empty()) std::memcpy(all.data(), full.raw(), all.size());
   return all;
+}
+
+std::string broadcast_text(Communicator& ranks, std::string mine, int root, const std::string& label) {
+  if (ranks.size() == 1) return mine;
+  const auto host = device::make_cpu_device(1);
+  const CallOptions options{.label = label, .scalar = true};
+  const Tensor bytes = Tensor::of<std::int64_t>(*host, {1}, std::array{std::ssize(mine)});
+  ranks.broadcast(bytes, root, options).wait();
+  mine.resize(static_cast<std::size_t>(*bytes.data<std::int64_t>()));
+  if (mine.empty()) return mine;
+  const auto* begin = reinterpret_cast<const std::uint8_t*>(mine.data());
+  const Tensor text = Tensor::of<std::uint8_t>(*host, {std::ssize(mine)}, std::span(begin, mine.size()));
+  ranks.broadcast(text, root, options).wait();
+  std::memcpy(mine.data(), text.raw(), mine.size());
+  return mine;
 }
 
 PartOutcome PartOutcome::of(const std::exception_ptr& error) noexcept {

@@ -42,6 +42,9 @@ void reduce_values(Communicator& ranks, device::Device& device, std::span<T> val
 std::vector<std::byte> gather_bytes(Communicator& ranks, std::span<const std::byte> mine,
                                     const std::string& label);
 
+/// The root's text, however long, on every rank; through the host's memory.
+std::string broadcast_text(Communicator& ranks, std::string mine, int root, const std::string& label);
+
 /// Every rank's `mine`, equally many on each, in rank order; through the host's memory, before the ranks are
 /// bound to a device and after.
 template <class Record>

@@ -91,10 +91,13 @@ struct Training {
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
   /// Folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none.
   std::string init_from;
-  std::int64_t keep_last = 0;  ///< checkpoints to keep, oldest deleted first; 0: all
-  bool save_async = true;      ///< `sherd train` writes checkpoints while it trains on
-  bool keep_best = false;      ///< save where validation finds the lowest loss so far, and keep that one
-  std::int64_t patience = 0;   ///< evaluations without a lower loss after which to stop; 0: never
+  /// Steps between local checkpoints (engine/checkpoint/local_checkpoints.h); 0: there are none.
+  std::int64_t local_save_interval = 0;
+  std::string local_save_dir = "/dev/shm";  ///< each machine's own folder of them
+  std::int64_t keep_last = 0;               ///< checkpoints to keep, oldest deleted first; 0: all
+  bool save_async = true;                   ///< `sherd train` writes checkpoints while it trains on
+  bool keep_best = false;     ///< save where validation finds the lowest loss so far, and keep that one
+  std::int64_t patience = 0;  ///< evaluations without a lower loss after which to stop; 0: never
   std::int64_t max_skipped_steps = 100;  ///< in a row, at which the run ends with an error; 0: any number
   LossAverage loss_average = LossAverage::tokens;
   Recompute recompute = Recompute::none;

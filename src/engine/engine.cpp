@@ -364,4 +364,20 @@ engine::ClientState Engine::load_checkpoint(const std::string& directory, const 
   return checkpoints_->load(directory, tag);
 }
 
+void Engine::claim_local_folder(const std::string& directory, const std::string& local_directory, bool anew) {
+  checkpoints_->claim_local(directory, local_directory, anew);
+}
+
+bool Engine::save_local_checkpoint(const engine::SaveOptions& options) {
+  return checkpoints_->save_local(options);
+}
+
+std::optional<engine::LoadedCheckpoint> Engine::load_newest_checkpoint(const std::string& directory) {
+  return checkpoints_->load_newest(directory);
+}
+
+void Engine::remove_local_checkpoints() {
+  checkpoints_->remove_local();
+}
+
 }  // namespace sherd

@@ -65,6 +65,12 @@ using ClientState = std::map<std::string, std::string>;
 /// Files that checkpoints hold beside what training made, by name: bytes.
 using ExtraFiles = std::map<std::string, std::string>;
 
+/// What Engine::load_newest_checkpoint() has loaded.
+struct LoadedCheckpoint {
+  ClientState client;
+  bool local = false;  ///< from a local checkpoint, not from one in the run's folder
+};
+
 /// How Engine::save_checkpoint() saves, where a tag is not enough.
 struct SaveOptions {
   std::string tag{};     ///< the folder's name; empty: global_stepN
@@ -240,6 +246,19 @@ class Engine {
   /// tokenizer. Other settings that change what is trained (another dataset, seed, batch size or number of
   /// ranks) are a line each in rank 0's log. Collective.
   engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
+  /// Keeps local checkpoints (engine/checkpoint/local_checkpoints.h) from here on, in `local_directory` of
+  /// each machine, for the run whose checkpoints are in `directory`. `anew`: it begins, and what an earlier
+  /// run in that folder has left goes. Throws Error{io} where a machine's folder cannot be made. Collective.
+  void claim_local_folder(const std::string& directory, const std::string& local_directory, bool anew);
+  /// Saves on each machine, and copies to another, in the background as save_checkpoint() does. A failure is
+  /// a warning: the local checkpoint before it stays. False where a save is under way, which goes first.
+  /// Collective.
+  bool save_local_checkpoint(const engine::SaveOptions& options);
+  /// As load_checkpoint(directory), or from a local checkpoint where one is newer, of which other machines
+  /// may have a part. Nothing where there is neither. Collective.
+  std::optional<engine::LoadedCheckpoint> load_newest_checkpoint(const std::string& directory);
+  /// Removes all local checkpoints of the run: it has ended well, or saved. Collective.
+  void remove_local_checkpoints();
   /// Takes the weights of the whole model from `source` (engine::CheckpointWeights,
   /// models::HuggingFaceWeights, or a caller's own), fp32 masters included; nothing else changes. Each rank
   /// reads what it holds, from a source of its own. Throws Error{data} naming all that does not fit, before

@@ -68,6 +68,8 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
     if (!options_.resume && engine_.global_steps() == 0)
       engine::require_no_checkpoints(settings().save_dir, cat("go on with ", options_.words.resume));
     engine_.claim_save_folder(settings().save_dir);
+    if (keeps_local())
+      engine_.claim_local_folder(settings().save_dir, settings().local_save_dir, !options_.resume);
   }
   if (options_.resume) resume();
   first_step_ = engine_.global_steps();
@@ -90,13 +92,21 @@ void Trainer::resume() {
   const std::string& folder = settings().save_dir;
   if (folder.empty())
     fail(ErrorKind::config, options_.words.resume, " reads training.save_dir, which is not set");
-  best_->restore(engine_.load_checkpoint(folder, options_.resume_tag));
+  bool local = false;
+  if (keeps_local() && options_.resume_tag.empty()) {
+    const auto loaded = engine_.load_newest_checkpoint(folder);
+    if (!loaded && options_.may_begin) return;
+    if (loaded) best_->restore(loaded->client), local = loaded->local;
+    resumed_ = loaded.has_value();
+  }
+  if (!resumed_) best_->restore(engine_.load_checkpoint(folder, options_.resume_tag));
+  resumed_ = true;
   // The run may go on from before the best that was found.
   if (speaks() && settings().keep_best)
     engine::point_best(folder, best_->loss() ? cat("global_step", best_->step()) : "");
-  saved_step_ = saving_step_ = engine_.global_steps();
+  if (!local) saved_step_ = saving_step_ = engine_.global_steps();
   if (!speaks()) return;
-  log_info("resumed from ", folder, " at step ", engine_.global_steps());
+  log_info("resumed from ", local ? "a local checkpoint" : folder, " at step ", engine_.global_steps());
   if (engine_.global_steps() >= settings().steps)
     log_info("nothing is left to do: training ends at step ", settings().steps,
              "; raise training.steps to go on");
@@ -126,11 +136,15 @@ int Trainer::train_steps() {
   int signal = 0;
   while (engine_.global_steps() < settings().steps && !out_of_patience() && (signal = stop_signal()) == 0) {
     train_step();
-    if (save_is_due()) save(settings().save_async);
+    if (save_is_due())
+      save(settings().save_async);
+    else
+      save_locally();
   }
   if (!settings().save_dir.empty() && saving_step_ != engine_.global_steps()) save(false);
   engine_.finish_save();
   note_saved();
+  if (keeps_local()) engine_.remove_local_checkpoints();  // all of it is in the run's folder
   engine_.synchronize();  // a GPU's last update has been looked at only where it was saved or evaluated
   return signal;
 }
@@ -254,9 +268,22 @@ bool Trainer::save_is_due() const {
   return best || (settings().save_interval > 0 && engine_.global_steps() % settings().save_interval == 0);
 }
 
+/// Saves on each machine where that is due, or was while another save was under way.
+void Trainer::save_locally() {
+  if (!keeps_local()) return;
+  local_due_ = local_due_ || engine_.global_steps() % settings().local_save_interval == 0;
+  if (!local_due_) return;
+  engine::SaveOptions options;
+  options.async = settings().save_async;
+  best_->save(options.client);
+  local_due_ = !engine_.save_local_checkpoint(options);
+  engine_.groups().reset_traffic();
+}
+
 void Trainer::save(bool async) {
   engine_.finish_save();
   note_saved();
+  local_due_ = false;
   engine::SaveOptions options;
   options.async = async;
   options.best = settings().keep_best && evaluated_ && best_->improved();

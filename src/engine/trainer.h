@@ -28,6 +28,7 @@ struct TrainerOptions {
   /// Evaluated beside the loss, with each evaluation, as Engine::evaluate() does.
   engine::AddMetrics metrics = nullptr;
   bool resume = false;         ///< from training.save_dir's latest checkpoint, or `resume_tag`
+  bool may_begin = false;      ///< with `resume`: begins where there is no checkpoint, local or other
   std::string resume_tag{};    ///< another one
   std::string metrics_file{};  ///< a line of JSON per step (engine::StepMetrics) goes there; empty: nowhere
   bool progress = true;        ///< rank 0 shows it on standard error: a bar on a terminal, else plain lines
@@ -79,6 +80,7 @@ class Trainer {
   const std::optional<double>& validation_loss() const { return val_loss_; }  ///< the newest evaluation's
   const engine::MetricMeans& metrics() const { return means_; }               ///< the newest evaluation's
   const Totals& totals() const { return totals_; }
+  bool resumed() const { return resumed_; }  ///< whether it goes on from a checkpoint
 
  private:
   bool speaks() const { return engine_.dist().rank() == 0; }
@@ -86,6 +88,7 @@ class Trainer {
   bool counts_tokens() const;
   std::int64_t units_trained() const;
   void require_validation() const;
+  bool keeps_local() const { return !settings().save_dir.empty() && settings().local_save_interval > 0; }
   void resume();
   void open_outputs();
   int train_steps();
@@ -94,6 +97,7 @@ class Trainer {
   void evaluate();
   bool save_is_due() const;
   void save(bool async);
+  void save_locally();
   void note_saved();
   bool out_of_patience() const;
   engine::StepMetrics metrics_of_step() const;
@@ -115,7 +119,9 @@ class Trainer {
   std::optional<double> mfu_;       ///< the newest step's, on rank 0
   std::optional<double> val_loss_;  ///< the newest evaluation's
   engine::MetricMeans means_;
-  bool evaluated_ = false;         ///< after the newest step
+  bool evaluated_ = false;  ///< after the newest step
+  bool resumed_ = false;
+  bool local_due_ = false;         ///< a local checkpoint waits for another save
   std::int64_t saved_step_ = -1;   ///< the newest checkpoint that is whole
   std::int64_t saving_step_ = -1;  ///< the newest one that was begun
   std::int64_t first_step_ = 0;

@@ -1,6 +1,7 @@
 #include "planning/fit.h"
 
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/statvfs.h>
 
 #include <algorithm>
@@ -77,6 +78,24 @@ std::uint64_t free_space_of(const std::string& folder) {
     if (::stat(entry.path().c_str(), &file) == 0) bytes += static_cast<std::uint64_t>(file.st_blocks) * 512;
   }
   return std::max<std::uint64_t>(1, bytes);
+}
+
+/// Bytes of the local checkpoints that are in a folder already: of this run, or removed when it begins.
+std::uint64_t local_checkpoints_in(const std::string& folder) {
+  std::uint64_t bytes = 0;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(existing(folder), error)) {
+    if (!entry.path().filename().string().starts_with("sherd-")) continue;
+    for (const auto& file : fs::recursive_directory_iterator(entry.path(), error))
+      if (file.is_regular_file(error)) bytes += file.file_size(error);
+  }
+  return bytes;
+}
+
+bool is_in_memory(const std::string& folder) {
+  constexpr auto tmpfs = 0x01021994;
+  struct statfs system {};
+  return ::statfs(existing(folder).c_str(), &system) == 0 && system.f_type == tmpfs;
 }
 
 std::uint64_t device_of(const std::string& folder) {
@@ -247,9 +266,18 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
         sharing *
             (of_rank(Tier::device) + untracked_of_cuda + untracked_for_nccl(config.parallel, world, machine)),
         machine.gpu_memory);
+  const std::string& local_folder = config.training.local_save_dir;
+  std::uint64_t local =
+      most_on_a_machine(by_stage(stages, [](const auto& stage) { return stage.local_checkpoints; }), world);
+  if (local > 0) local -= std::min(local, local_checkpoints_in(local_folder));
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",
-        "there is", most_on_a_machine(by_stage(stages, resident_bytes), world), machine.memory);
+        "there is",
+        most_on_a_machine(by_stage(stages, resident_bytes), world) + (is_in_memory(local_folder) ? local : 0),
+        machine.memory);
+  if (local > 0 && machine.free_space)
+    check(cat("room for local checkpoints (training.local_save_interval) in ", local_folder),
+          "the file system has", local, machine.free_space(local_folder));
   const auto files = files_of(config, stages[0]);
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto bytes = by_stage(stages, [&](const auto& stage) { return files_of(config, stage)[i].second; });

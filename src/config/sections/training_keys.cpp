@@ -89,6 +89,17 @@ std::vector<Key<Training>> course_keys() {
       integer("save_interval", &T::save_interval, "50", 0)
           .means("steps between checkpoints; 0: only at the end (and when a signal stops the run)",
                  idle(saves_nothing, not_saved)),
+      integer("local_save_interval", &T::local_save_interval, "10", 0)
+          .means("steps between local checkpoints: each machine keeps its ranks' states in a folder of its "
+                 "own, and a copy of another machine's, so that a run that lost a process or a machine goes "
+                 "on from there ([more](clusters.md#local-checkpoints)); 0: none",
+                 idle(saves_nothing, not_saved)),
+      text("local_save_dir", &T::local_save_dir, "\"/mnt/nvme\"")
+          .means("folder of local checkpoints on each machine: in memory, as it is by default, or on a drive "
+                 "of its own",
+                 Concerns::machine,
+                 idle([](const Config& c) { return c.training.local_save_interval == 0; },
+                      "no effect without training.local_save_interval")),
       integer("keep_last", &T::keep_last, "2", 0)
           .means("`global_stepN` checkpoints to keep, the oldest going first; 0: all",
                  idle(saves_nothing, not_saved)),

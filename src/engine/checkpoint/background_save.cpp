@@ -143,7 +143,8 @@ void BackgroundSave::run(const std::shared_ptr<Shared>& state) {
     write(*state);
   } catch (...) {
     error = std::current_exception();
-    if (state->act.rank != 0) std::ofstream(sum_path(state->act, state->act.rank)) << failed_mark << '\n';
+    if (!state->act.write && state->act.rank != 0)
+      std::ofstream(sum_path(state->act, state->act.rank)) << failed_mark << '\n';
   }
   state->act.file = {};  // updates of what was not read wait for that
   std::lock_guard lock(state->mutex);
@@ -154,6 +155,10 @@ void BackgroundSave::run(const std::shared_ptr<Shared>& state) {
 
 void BackgroundSave::write(Shared& state) {
   SaveAct& act = state.act;
+  if (act.write) {
+    act.write(act, [&] { state.go_on(); });
+    return state.reach(Progress::written);
+  }
   const FileChecksum own = write_rank_file(act.rank_path(), act.file, act.save_id, [&] { state.go_on(); });
   act.file = {};
   if (act.rank != 0) {
@@ -234,7 +239,7 @@ void BackgroundSave::remove_partial() const {
   {
     std::lock_guard lock(shared_->mutex);
     // One that is being published becomes whole, or an error of its own.
-    if (shared_->act.rank != 0 || shared_->progress == Progress::whole ||
+    if (!shared_->act.owns_partial || shared_->progress == Progress::whole ||
         (shared_->publishing && !shared_->ended))
       return;
   }

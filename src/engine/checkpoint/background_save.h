@@ -23,7 +23,7 @@ class BackgroundSave {
  public:
   enum class Progress : std::uint8_t {
     writing,
-    written,  ///< this rank's file is
+    written,  ///< this rank's file is, of a local checkpoint with its copies
     whole     ///< on rank 0: DIR/latest names the checkpoint
   };
 
@@ -45,7 +45,7 @@ class BackgroundSave {
   void cancel();
   /// Whether its thread touches nothing any more.
   bool ended() const;
-  /// On rank 0: removes what is there of a checkpoint that is not whole.
+  /// On the rank that owns the folder: removes what is there of a checkpoint that is not whole.
   void remove_partial() const;
 
  private:

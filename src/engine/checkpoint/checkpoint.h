@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,9 @@ std::filesystem::path checkpoint_folder(const std::filesystem::path& directory, 
 /// another, which its own would replace. `advice`: what to do, "go on with --resume".
 void require_no_checkpoints(const std::filesystem::path& folder, const std::string& advice);
 
+/// Whether a run with local checkpoints has begun in the folder, though it may have saved nothing there.
+bool has_begun(const std::filesystem::path& folder);
+
 /// One state of one parameter in a checkpoint.
 struct CheckpointTensor {
   std::string kind, parameter;  ///< "fp32", "frozen", "exp_avg", …; what it is of
@@ -64,10 +68,11 @@ class CheckpointReader {
   /// The same for what `rank` of `ranks` is to verify of the ranks' files, so that together they verify each
   /// of them once.
   void verify_share(int rank, int ranks, WhatToVerify what = WhatToVerify::all) const;
-  /// Throws Error{data} unless local elements [begin, end) of `slice` of KIND.PARAMETER are there, in
-  /// `dtype`.
-  void require_state(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
-                     std::int64_t begin, std::int64_t end, DType dtype) const;
+  /// The files that hold local elements [begin, end) of `slice` of KIND.PARAMETER. Throws Error{data} unless
+  /// all are there, in `dtype`.
+  std::set<std::string> require_state(const std::string& kind, const std::string& parameter,
+                                      const tensor::Slice& slice, std::int64_t begin, std::int64_t end,
+                                      DType dtype) const;
   /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not
   /// there.
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;

@@ -10,6 +10,7 @@
 #include "data/tokenizer.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/local_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/writer.h"
@@ -111,42 +112,38 @@ std::exception_ptr Checkpoints::end_late_update() {
   return nullptr;
 }
 
-/// Makes the partial folder of a new act of saving, whose id all ranks return, where all ranks can save.
-std::string Checkpoints::begin_save(const std::filesystem::path& base, const std::string& tag,
-                                    std::exception_ptr failed) {
-  std::filesystem::path partial;  // of rank 0, once it is there
+SaveAct Checkpoints::new_act(const SaveOptions& options) const {
+  SaveAct act;
+  act.options = options;
+  act.tag = options.tag.empty() ? cat("global_step", engine_.global_steps()) : options.tag;
+  act.rank = engine_.dist_->rank(), act.ranks = engine_.dist_->world_size();
+  return act;
+}
+
+/// Draws the id of a new act of saving, where all ranks can save; `prepare_folder` is called on rank 0.
+void Checkpoints::begin_save(SaveAct& act, std::exception_ptr failed,
+                             const std::function<void()>& prepare_folder) {
   if (!failed) failed = end_late_update();
-  try {
-    const auto drawn = comm::gather_results(engine_.dist_->world(), cat("checkpoint ", tag, " begun"), [&] {
-      if (failed) std::rethrow_exception(failed);
-      engine_.update_->require_finite(engine_.global_steps());
-      engine_.update_->require_whole_weights("save_checkpoint()");
-      // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from
-      // the data.
-      const Executor& executor = *engine_.executor_;
-      require(executor.idle() || executor.failed(),
-              "save between micro-batches: forward() has been called, and step() has not");
-      require(executor.accumulated() == 0, "save at an accumulation boundary: ", executor.accumulated(),
-              " micro-batches have gradients that no update took up yet");
-      require_good_tag(tag);
-      std::array<char, 16> id{};
-      if (engine_.dist_->rank() != 0) return id;
-      require_replaceable(base / tag);
-      take_folder(base);
-      const std::string text = new_save_id();
-      std::copy(text.begin(), text.end(), id.begin());
-      std::error_code error;
-      const auto folder = partial_folder(base, tag, text);
-      if (!std::filesystem::create_directory(folder, error))
-        fail(ErrorKind::io, "cannot create '", folder.string(), "': ", error.message());
-      partial = folder;
-      return id;
-    });
-    return {drawn[0].begin(), drawn[0].end()};
-  } catch (...) {
-    if (!partial.empty()) remove_folder(partial);
-    throw;
-  }
+  const auto drawn = comm::gather_results(engine_.dist_->world(), cat("checkpoint ", act.tag, " begun"), [&] {
+    if (failed) std::rethrow_exception(failed);
+    engine_.update_->require_finite(engine_.global_steps());
+    engine_.update_->require_whole_weights("save_checkpoint()");
+    // A pass that failed is over; one under way would be missing from the checkpoint, and its batch from
+    // the data.
+    const Executor& executor = *engine_.executor_;
+    require(executor.idle() || executor.failed(),
+            "save between micro-batches: forward() has been called, and step() has not");
+    require(executor.accumulated() == 0, "save at an accumulation boundary: ", executor.accumulated(),
+            " micro-batches have gradients that no update took up yet");
+    require_good_tag(act.tag);
+    std::array<char, 16> id{};
+    if (act.rank != 0) return id;
+    act.save_id = new_save_id();
+    prepare_folder();
+    std::copy(act.save_id.begin(), act.save_id.end(), id.begin());
+    return id;
+  });
+  act.save_id.assign(drawn[0].begin(), drawn[0].end());
 }
 
 void Checkpoints::save(const std::string& directory, const SaveOptions& options) {
@@ -154,22 +151,33 @@ void Checkpoints::save(const std::string& directory, const SaveOptions& options)
   const std::filesystem::path base = std::filesystem::absolute(directory);
   std::exception_ptr failed = end_failed_pass();
   finish();
-  SaveAct act;
-  act.options = options;
-  act.tag = options.tag.empty() ? cat("global_step", engine_.global_steps()) : options.tag;
-  act.rank = engine_.dist_->rank(), act.ranks = engine_.dist_->world_size();
-  act.save_id = begin_save(base, act.tag, std::move(failed));
-  act.partial = partial_folder(base, act.tag, act.save_id);
-  const std::filesystem::path partial = act.partial;
-  place_ = base / act.tag;
+  SaveAct act = new_act(options);
+  act.owns_partial = act.rank == 0;
+  std::filesystem::path partial;  // of rank 0, once it is there
   try {
-    frozen_.put(partial, act.save_id);
+    begin_save(act, std::move(failed), [&] {
+      require_replaceable(base / act.tag);
+      take_folder(base);
+      std::error_code error;
+      const auto folder = partial_folder(base, act.tag, act.save_id);
+      if (!std::filesystem::create_directory(folder, error))
+        fail(ErrorKind::io, "cannot create '", folder.string(), "': ", error.message());
+      partial = folder;
+    });
+    act.partial = partial_folder(base, act.tag, act.save_id);
+    place_ = base / act.tag;
+    frozen_.put(act.partial, act.save_id);
     if (!options.async || !take_snapshot(act)) return save_now(std::move(act));
     saving_ = std::make_unique<BackgroundSave>(std::move(act), engine_.config_.parallel.timeout_seconds);
+    saving_locally_ = false;
   } catch (...) {
-    if (engine_.dist_->rank() == 0) remove_folder(partial);
+    if (!partial.empty()) remove_folder(partial);
     throw;
   }
+}
+
+FrozenFiles& Checkpoints::frozen_of(const SaveAct& act) {
+  return act.write ? local_->frozen() : frozen_;
 }
 
 /// Takes down what is to be saved beside the states, where this rank can save.
@@ -181,7 +189,7 @@ void Checkpoints::prepare(SaveAct& act) {
   act.files = files_;
   act.manifest = describe(act.options.client);
   act.manifest.save_id = act.save_id;
-  frozen_.describe(act.manifest);
+  frozen_of(act).describe(act.manifest);
   act.manifest.to_json();  // strings that it cannot hold are an error now, not behind the next step
 }
 
@@ -249,22 +257,34 @@ bool Checkpoints::agree(const char* label) {
     comm::PartOutcome outcome;
     BackgroundSave::Progress progress;
   };
+  using Progress = BackgroundSave::Progress;
   const std::exception_ptr error = saving_->error();
   const Told mine{error ? comm::PartOutcome::of(error) : comm::PartOutcome{}, saving_->progress()};
   const std::vector<Told> all = comm::gather_records(engine_.dist_->world(), mine, label);
   const auto failed = std::find_if(all.begin(), all.end(), [](const Told& t) { return t.outcome.failed; });
   if (failed != all.end()) {
     abort();
+    if (saving_locally_) {
+      give_up_local(cat("rank ", failed - all.begin(), ": ", failed->outcome.message));
+      return true;
+    }
     if (error) std::rethrow_exception(error);
     failed->outcome.rethrow(static_cast<std::size_t>(failed - all.begin()));
   }
-  if (all[0].progress != BackgroundSave::Progress::whole) return false;
+  // Of a local one all ranks have to be through; of another rank 0 looks after that.
+  const bool whole = saving_locally_ ? std::ranges::all_of(
+                                           all, [](const Told& t) { return t.progress >= Progress::written; })
+                                     : all[0].progress == Progress::whole;
+  if (!whole) return false;
   saving_.reset();
-  frozen_.keep(place_);
+  if (saving_locally_)
+    local_->publish();
+  else
+    frozen_.keep(place_);
   return true;
 }
 
-/// On all ranks: none writes when rank 0 removes the folder.
+/// On all ranks: none writes when one removes the folder.
 void Checkpoints::abort() {
   saving_->cancel();
   comm::gather_records(engine_.dist_->world(), char{}, "checkpoint given up");

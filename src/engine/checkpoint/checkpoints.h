@@ -2,7 +2,9 @@
 
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "engine/checkpoint/checkpoint.h"
@@ -16,6 +18,7 @@ class LoaderPosition;
 namespace sherd::engine {
 
 class BackgroundSave;
+class LocalCheckpoints;
 class SaveFolder;
 class Snapshots;
 struct SaveAct;
@@ -34,10 +37,15 @@ class Checkpoints {
   void claim(const std::string& directory);
   void save(const std::string& directory, const SaveOptions& options);
   ClientState load(const std::string& directory, const std::string& tag);
+  void claim_local(const std::string& directory, const std::string& local_directory, bool anew);
+  bool save_local(const SaveOptions& options);
+  std::optional<LoadedCheckpoint> load_newest(const std::string& directory);
+  void remove_local();
   void load_weights(nn::WeightSource& source);
 
   // ---- a save in the background ----
-  bool under_way() const { return saving_ != nullptr; }
+  /// Of a checkpoint in the run's folder; local ones go unnoticed.
+  bool under_way() const { return saving_ != nullptr && !saving_locally_; }
   /// Tells all ranks how far it is; throws on all of them where it has failed on one. Collective.
   void poll();
   /// Waits until it is whole. Collective.
@@ -47,15 +55,21 @@ class Checkpoints {
   Manifest describe(const ClientState& client) const;
   std::exception_ptr end_failed_pass();
   std::exception_ptr end_late_update();
-  std::string begin_save(const std::filesystem::path& base, const std::string& tag,
-                         std::exception_ptr failed);
+  SaveAct new_act(const SaveOptions& options) const;
+  void begin_save(SaveAct& act, std::exception_ptr failed, const std::function<void()>& prepare_folder);
   void prepare(SaveAct& act);
   bool take_snapshot(SaveAct& act);
   void save_now(SaveAct act);
+  void begin_local(SaveAct& act, std::exception_ptr failed);
   bool agree(const char* label);
+  void give_up_local(const std::string& reason);
   void abort();
   void take_folder(const std::string& directory);
-  CheckpointReader open(const std::string& directory, const std::string& tag);
+  std::exception_ptr end_what_is_under_way();
+  struct OpenedCheckpoint;
+  OpenedCheckpoint open(const std::filesystem::path& folder, bool verify);
+  ClientState load_from(const std::filesystem::path& folder, bool local, std::exception_ptr failed);
+  FrozenFiles& frozen_of(const SaveAct& act);
   void drop_step();
   void forget_errors();
   void restore_counters(const CheckpointReader& reader);
@@ -64,10 +78,12 @@ class Checkpoints {
   Engine& engine_;
   std::shared_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
   FrozenFiles frozen_;
-  std::filesystem::path place_;             ///< where the checkpoint is to be that is being written
-  std::unique_ptr<Snapshots> snapshots_;    ///< from the first save in the background on
-  std::unique_ptr<BackgroundSave> saving_;  ///< null: none is under way
-  bool said_too_large_ = false;             ///< that a snapshot does not fit
+  std::unique_ptr<LocalCheckpoints> local_;  ///< null: there are none
+  bool saving_locally_ = false;              ///< what is under way is a local checkpoint
+  std::filesystem::path place_;              ///< where the checkpoint is to be that is being written
+  std::unique_ptr<Snapshots> snapshots_;     ///< from the first save in the background on
+  std::unique_ptr<BackgroundSave> saving_;   ///< null: none is under way
+  bool said_too_large_ = false;              ///< that a snapshot does not fit
   /// The training loader's; null: the engine knows of none.
   std::shared_ptr<data::LoaderPosition> data_position_;
   std::int64_t counted_position_ = 0;        ///< to which samples_of_step() has counted

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "base/files.h"
@@ -11,6 +12,7 @@
 #include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/local_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/states.h"
 #include "engine/step/executor.h"
@@ -133,25 +135,32 @@ void Checkpoints::forget_errors() {
   engine_.optimizer_->finite();
 }
 
-/// The checkpoint, looked at by all ranks: each verifies its share of the files.
-CheckpointReader Checkpoints::open(const std::string& directory, const std::string& tag) {
+struct Checkpoints::OpenedCheckpoint {
+  CheckpointReader reader;
+  std::set<std::string> needed;  ///< files that this rank will read
+};
+
+/// The checkpoint, looked at by all ranks: each verifies its share of the files where they were not.
+Checkpoints::OpenedCheckpoint Checkpoints::open(const std::filesystem::path& folder, bool verify) {
   std::optional<CheckpointReader> reader;
+  std::set<std::string> needed;
   const auto read = comm::gather_results(engine_.dist_->world(), "checkpoint opened", [&] {
-    reader.emplace(checkpoint_folder(directory, tag));
+    reader.emplace(folder);
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_prompts(*reader, engine_.config_.training.adapter);
     require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
-    require_states(*reader, engine_.sharded(), Kinds::all);
+    needed = require_states(*reader, engine_.sharded(), Kinds::all);
     require_step_states(*engine_.model_, reader->manifest().step_states);
-    reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
+    if (verify) reader->verify_share(engine_.dist_->rank(), engine_.dist_->world_size());
     return stable_hash(reader->manifest().to_json());
   });
   const auto other =
       std::find_if(read.begin(), read.end(), [&](std::uint64_t hash) { return hash != read[0]; });
   if (other != read.end())
-    fail(ErrorKind::data, "rank ", other - read.begin(), " reads another checkpoint in '", directory,
+    fail(ErrorKind::data, "rank ", other - read.begin(), " reads another checkpoint in '",
+         folder.parent_path().string(),
          "' than rank 0: all must see the same folder, in which no run saves meanwhile");
-  return std::move(*reader);
+  return {std::move(*reader), std::move(needed)};
 }
 
 /// Whatever of a step is under way goes, before states change.
@@ -186,7 +195,9 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   restore_step_states(*engine_.model_, source.step_states());
 }
 
-ClientState Checkpoints::load(const std::string& directory, const std::string& tag) {
+/// Whatever of saving and updating is under way, before another checkpoint is loaded. Returns the error of a
+/// pass that failed.
+std::exception_ptr Checkpoints::end_what_is_under_way() {
   const std::exception_ptr failed = end_failed_pass();
   try {
     finish();
@@ -195,8 +206,25 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
       log_warning("what was being saved is lost, and another checkpoint is loaded: ", error.what());
   }
   end_late_update();  // a checkpoint that cannot be loaded leaves whole weights; another replaces lost ones
+  return failed;
+}
+
+ClientState Checkpoints::load(const std::string& directory, const std::string& tag) {
+  const std::exception_ptr failed = end_what_is_under_way();
+  std::filesystem::path folder;
+  comm::gather_results(engine_.dist_->world(), "checkpoint found", [&] {
+    folder = checkpoint_folder(directory, tag);
+    return true;
+  });
+  return load_from(folder, false, failed);
+}
+
+ClientState Checkpoints::load_from(const std::filesystem::path& folder, bool local,
+                                   std::exception_ptr failed) {
   // All that can be wrong with the checkpoint is found before anything of the engine changes.
-  const CheckpointReader reader = open(directory, tag);
+  const OpenedCheckpoint opened = open(folder, !local);
+  const CheckpointReader& reader = opened.reader;
+  if (local) local_->fetch(reader, opened.needed);
   comm::gather_results(engine_.dist_->world(), "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);
     drop_step();
@@ -204,14 +232,17 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
   });
   engine_.update_->poison(cat("loading ", reader.folder().string(), " has ended half-way"));
   frozen_.forget();
+  if (local_) local_->frozen().forget();
+  FrozenFiles& frozen = local ? local_->frozen() : frozen_;
   const auto found = comm::gather_results(engine_.dist_->world(), "checkpoint read", [&] {
     read_states(reader, engine_.sharded(), Kinds::all, engine_.device());
     engine_.optimizer_->norms().restore(reader.learned());
     keep_tokenizer(reader, tokens_);
     if (engine_.dist_->rank() == 0 && !files_) files_ = files_in(reader);
-    return frozen_.find_in(reader);
+    return frozen.find_in(reader);
   });
-  if (std::ranges::all_of(found, std::identity())) frozen_.keep(reader.folder());
+  const std::filesystem::path kept = local ? local_->settle() : reader.folder();
+  if (std::ranges::all_of(found, std::identity())) frozen.keep(kept);
   publish_all(engine_.sharded());
   restore_counters(reader);
   for (const std::string& line : restore_step_states(*engine_.model_, reader.manifest().step_states))

@@ -234,14 +234,16 @@ void CheckpointReader::verify_all(WhatToVerify what) const {
     if (what == WhatToVerify::all || !is_frozen_file(file)) verify(file);
 }
 
-void CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
-                                     const tensor::Slice& slice, std::int64_t begin, std::int64_t end,
-                                     DType dtype) const {
+std::set<std::string> CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
+                                                      const tensor::Slice& slice, std::int64_t begin,
+                                                      std::int64_t end, DType dtype) const {
+  std::set<std::string> out;
   constexpr std::int64_t most = std::int64_t{1}
                                 << 20;  // of which the runs, however short, take little memory
   const std::string name = kind + "." + parameter;
   const auto check_type = [&](std::size_t file, std::span<const FileRun>) {
     const SafetensorsEntry& entry = content_->files[file].at(name);
+    out.insert(content_->files[file].path().filename());
     if (entry.dtype != dtype)
       fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
            ", and this run keeps it in ", name_of(dtype), ": ",
@@ -254,6 +256,7 @@ void CheckpointReader::require_state(const std::string& kind, const std::string&
       fail(ErrorKind::data, "checkpoint ", folder().string(), " lacks elements from ", missing, " on of '",
            name, "', ", slice.str(), ": ", content_->advice_on_missing(kind, parameter));
   }
+  return out;
 }
 
 std::optional<DType> CheckpointReader::dtype(const std::string& kind, const std::string& parameter) const {

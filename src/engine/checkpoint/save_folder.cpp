@@ -198,9 +198,9 @@ void SaveFolder::remove_leftovers() const {
   }
 }
 
-std::int64_t SaveFolder::next_ordinal() const {
+std::int64_t next_ordinal(const fs::path& directory) {
   std::int64_t last = 0;
-  for (const fs::path& entry : entries_of(path_))
+  for (const fs::path& entry : entries_of(directory))
     if (const std::string head = head_of(entry); is_manifest(head)) last = std::max(last, ordinal_in(head));
   return last + 1;
 }

@@ -28,8 +28,6 @@ class SaveFolder {
   const std::filesystem::path& path() const { return path_; }
   /// Whether others removed the lock, or the folder with it.
   bool lost() const { return lock_.lost(); }
-  /// Manifest::ordinal of what is saved next: behind those of all that is there.
-  std::int64_t next_ordinal() const;
   /// Puts `partial`, complete, in the place of TAG; a checkpoint of that name is exchanged in one step and
   /// removed after. Then moves DIR/best, where it is the `best`, and DIR/latest. Throws Error{io}, also as
   /// require_replaceable() does.
@@ -41,6 +39,9 @@ class SaveFolder {
   std::filesystem::path path_;
   RunLock lock_;
 };
+
+/// Manifest::ordinal of what is saved next in a folder: behind those of all that is there.
+std::int64_t next_ordinal(const std::filesystem::path& directory);
 
 /// Files that hold a tag, of the newest checkpoint and of that with the lowest validation loss.
 inline constexpr const char *latest_pointer = "latest", *best_pointer = "best";

@@ -136,14 +136,17 @@ void read_mean(const CheckpointReader& reader, const std::vector<std::string>& s
 
 }  // namespace
 
-void require_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds) {
+std::set<std::string> require_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
+                                     Kinds kinds) {
+  std::set<std::string> out;
   for_each_piece(model, kinds, Extent::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    for (const std::string& kind : sources_of(reader, state, parameter.name))
-                     reader.require_state(kind, parameter.name, parameter.logical_slice(),
-                                          piece.parameter_begin, piece.parameter_begin + piece.count,
-                                          state.dtype);
+                     out.merge(reader.require_state(kind, parameter.name, parameter.logical_slice(),
+                                                    piece.parameter_begin,
+                                                    piece.parameter_begin + piece.count, state.dtype));
                  });
+  return out;
 }
 
 void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds,

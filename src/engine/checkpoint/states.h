@@ -77,8 +77,9 @@ void in_chunks(device::Device& device, DType dtype, std::int64_t count,
                const std::function<void(std::int64_t, const tensor::Tensor&)>& visit);
 
 // ---- reading a rank's states ----
-/// Throws Error{data} unless the checkpoint has what read_states() will read.
-void require_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds);
+/// The files that read_states() will read. Throws Error{data} unless the checkpoint has all that it needs.
+std::set<std::string> require_states(const CheckpointReader& reader, const sharding::ShardedModel& model,
+                                     Kinds kinds);
 
 /// Reads this rank's states of `kinds`; the compute parameters follow from the weights. Calls no collective.
 void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds,

@@ -76,12 +76,16 @@ void write_tokenizer(const std::filesystem::path& folder, const TokenData* token
   write_files(folder, {{tokenizer_file_of(tokens->tokenizer), tokens->tokenizer_model}}, manifest);
 }
 
-void SaveAct::publish(std::span<const FileChecksum> sums) {
+std::string SaveAct::complete(std::span<const FileChecksum> sums, std::int64_t ordinal) {
   for (std::size_t of = 0; of < sums.size(); ++of) manifest.files[rank_file(static_cast<int>(of))] = sums[of];
   write_tokenizer(partial, tokens.get(), manifest);
   if (files) write_files(partial, *files, manifest);
-  manifest.ordinal = folder->next_ordinal();
-  write_file_atomically(partial / "manifest.json", manifest.to_json());
+  manifest.ordinal = ordinal;
+  return manifest.to_json();
+}
+
+void SaveAct::publish(std::span<const FileChecksum> sums) {
+  write_file_atomically(partial / "manifest.json", complete(sums, next_ordinal(folder->path())));
   folder->publish(partial, tag, options.best);
   if (options.keep_last > 0)
     remove_old_checkpoints(folder->path(), static_cast<std::size_t>(options.keep_last), tag);

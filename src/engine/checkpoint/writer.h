@@ -77,7 +77,16 @@ struct SaveAct {
   std::shared_ptr<const TokenData> tokens;
   std::shared_ptr<const ExtraFiles> files;  ///< beside them; null: none
 
+  // ---- of a local checkpoint (local_checkpoints.h) ----
+  /// Writes the rank's file in place of write_rank_file(), and brings it where it is to be; null: of a
+  /// checkpoint of files that all ranks see.
+  std::function<void(SaveAct& act, const std::function<void()>& go_on)> write;
+  bool owns_partial = false;  ///< this rank removes `partial` after a failure; rank 0 of the other kind
+
   std::filesystem::path rank_path() const { return partial / rank_file(rank); }
+  /// On rank 0: completes the manifest by the checksums of all ranks' files and those that it puts beside
+  /// them, and returns it as text.
+  std::string complete(std::span<const FileChecksum> sums, std::int64_t ordinal);
   /// On rank 0, when all ranks' files lie in `partial`, with these checksums: completes the checkpoint, and
   /// removes old ones as `options` say. Throws Error{io}.
   void publish(std::span<const FileChecksum> sums);

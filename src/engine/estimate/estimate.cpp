@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/memory.h"
 #include "device/device.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/pipeline/train_schedule.h"
@@ -97,7 +98,7 @@ std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& 
 /// Whether `sherd train` writes checkpoints while steps go on; the last one it waits for anyway.
 bool saves_beside_steps(const config::Training& training) {
   return training.save_async && !training.save_dir.empty() &&
-         (training.save_interval > 0 || training.keep_best);
+         (training.save_interval > 0 || training.local_save_interval > 0 || training.keep_best);
 }
 
 /// The copy is kept from the first save on: it adds to whatever else is held.
@@ -112,6 +113,20 @@ void add_snapshot(const config::Config& config, Engine& engine, Estimate& out) {
   host.peak[category] += out.snapshot;
   host.total_peak += out.snapshot;
   out.peaks.held += out.snapshot;
+}
+
+void add_local_checkpoints(const config::Config& config, Engine& engine, const DryRank& rank, Estimate& out) {
+  if (config.training.local_save_interval == 0 || config.training.save_dir.empty()) return;
+  std::uint64_t once = 0, twice = 0;  // frozen files are links to the first
+  for (const FilePart part : {FilePart::frozen, FilePart::trained})
+    for_each_tensor(engine.sharded(), part,
+                    [&](const FileTensor& tensor, const SavedState&, const sharding::Piece&) {
+                      (part == FilePart::frozen ? once : twice) +=
+                          static_cast<std::uint64_t>(tensor.count) * size_of(tensor.dtype);
+                    });
+  const bool copied = rank.local_ranks < rank.ranks;
+  out.local_checkpoints = (copied ? 2 : 1) * (once + 2 * twice);
+  if (copied) out.exchange += comm::host_memory(rank.ranks, rank.local_ranks);
 }
 
 }  // namespace
@@ -145,6 +160,7 @@ Estimate estimate(const config::Config& config, const ModelSource& model, const 
   out.io = moved.io;
   out.peaks = run.tracked();
   add_snapshot(config, run.engine(), out);
+  add_local_checkpoints(config, run.engine(), rank, out);
   Engine& engine = run.engine();
   const TrainSchedule schedule{engine.schedule(), engine.stages()};
   out.schedule = describe_schedule(schedule, engine.config(), engine.module(),

@@ -22,6 +22,9 @@ struct Estimate {
   /// so: among the peaks where it fits within device.host_memory_limit; else it saves while training waits.
   std::uint64_t snapshot = 0;
   bool snapshot_fits = true;
+  /// Bytes in training.local_save_dir for this rank's file and the copy that it keeps for another, twice: the
+  /// older ones go when the newer are whole. 0: there are no local checkpoints.
+  std::uint64_t local_checkpoints = 0;
   IoBytes io;  ///< moved to and from NVMe by one optimizer step
   /// Where replicas come to exchange momentum: what steps up to the freeze_step send and move; the fields
   /// above are of steps after it.

@@ -151,7 +151,7 @@ TEST_F(SaveFolderTest, KeepsTheHighestStepsOfWhatTellsNoOrder) {
                         now + std::chrono::hours(step % 2 == 0 ? step : -step));
   }
   make("global_step1", 1);
-  EXPECT_EQ(SaveFolder(folder.path()).next_ordinal(), 2);
+  EXPECT_EQ(engine::next_ordinal(folder.path()), 2);
   remove_old_checkpoints(folder.path(), 4, "global_step13");
   EXPECT_EQ(names(), (Names{"global_step1", "global_step11", "global_step12", "global_step13"}));
 }

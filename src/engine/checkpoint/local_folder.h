@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "comm/exchange/topology.h"
+#include "engine/checkpoint/manifest.h"
+
+namespace sherd::engine {
+
+/// The name, in a folder of checkpoints, of the file that holds the run's id: sixteen hexadecimal digits. Its
+/// local checkpoints bear it, so that another run in the same folder does not take them for its own.
+inline constexpr const char* run_id_file = ".sherd.run";
+
+/// A whole local checkpoint on this machine: its manifest and, beside it, some of its files.
+struct LocalCheckpoint {
+  std::filesystem::path path;
+  Manifest manifest;
+};
+
+/// A machine's folder of a run's local checkpoints, DIRECTORY/sherd-HASH-RUNID (of the path of the run's own
+/// folder, and of its id). Ranks that see the same one share a machine, as far as losing it goes.
+class LocalFolder {
+ public:
+  /// Makes it, for its owner alone, and removes what other runs of the same `save_dir` left there. `anew`:
+  /// the run begins, and gets another id. Throws Error{io} on all ranks where one cannot. Collective.
+  LocalFolder(comm::Communicator& world, const std::filesystem::path& directory,
+              const std::filesystem::path& save_dir, bool anew);
+
+  const std::filesystem::path& path() const { return path_; }
+  const comm::Topology& machines() const { return machines_; }
+  /// Whether this rank makes and removes what its machine's ranks share.
+  bool leads() const { return machines_.is_leader(); }
+  /// The rank on the next machine that keeps the copy of what `rank` saves.
+  int keeper_of(int rank) const;
+
+  /// Those that are whole, the newest first; one that cannot be read is a warning.
+  std::vector<LocalCheckpoint> checkpoints() const;
+  /// The one of that act of saving; none: its path is empty.
+  LocalCheckpoint find(const std::string& save_id) const;
+  /// Removes all but `keep`, on the leader.
+  void remove_others(const std::filesystem::path& keep) const;
+  /// Removes the folder, on the leader.
+  void remove() const;
+
+ private:
+  std::filesystem::path path_;
+  comm::Topology machines_{0, {0}};
+};
+
+/// Which of two was saved later; false where none was.
+bool is_newer(const Manifest& one, const Manifest& other);
+
+}  // namespace sherd::engine

@@ -1,0 +1,259 @@
+// Local checkpoints: ranks as threads, each "machine" a folder of its own. What comes back is held against a
+// checkpoint of files that was saved at the same moment, whose tensors an oracle puts together.
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/two_ranks.h"
+#include "engine/initialize.h"
+#include "support/equality.h"
+#include "support/expect_error.h"
+#include "support/temp_folder.h"
+#include "support/whole_tensors.h"
+
+namespace sherd::test {
+namespace {
+
+namespace fs = std::filesystem;
+using engine::CheckpointReader;
+using engine::SaveOptions;
+using sherd::testing::TempFolder;
+using sherd::testing::whole_tensors;
+
+class LocalCheckpointsTest : public ::testing::Test {
+ protected:
+  LocalCheckpointsTest() {
+    spec_.stage = 2, spec_.ranks = 4, spec_.accumulate_in = "fp32", spec_.layers = 2, spec_.rows = 1;
+  }
+  /// Runs on `ranks` ranks of `machines` machines, the first of which is number `first`.
+  void on_machines(int ranks, int machines, const std::function<void(Engine&)>& body, bool anew = false,
+                   int first = 0) {
+    RunSpec spec = spec_;
+    spec.ranks = ranks;
+    launch_ranks(ranks, [&](const DistributedPtr& dist) {
+      const auto engine = make_engine(dist, spec);
+      engine->claim_save_folder(run().string());
+      engine->claim_local_folder(run().string(), machine(first + dist->rank() * machines / ranks).string(),
+                                 anew);
+      body(*engine);
+    });
+  }
+  fs::path run() const { return folder_ / "run"; }
+  fs::path machine(int number) const { return folder_ / cat("machine", number); }
+  /// The folder of the run there.
+  fs::path local(int number) const {
+    for (const auto& entry : fs::directory_iterator(machine(number))) return entry.path();
+    return {};
+  }
+  static void step(Engine& engine, int count = 1) {
+    for (int i = 0; i < count; ++i)
+      engine.train_batch([&] {
+        return synthetic_batch(engine.device(), 1, 24, 101, engine.global_steps(), 0, engine.dist().rank());
+      });
+  }
+  /// Saves locally, and what is the same under TAG.
+  void save_both(Engine& engine, const std::string& tag, bool async) {
+    engine.save_checkpoint((folder_ / "expected").string(), tag);
+    EXPECT_TRUE(engine.save_local_checkpoint(SaveOptions{.client = {{"tag", tag}}, .async = async}));
+    engine.finish_save();
+  }
+  /// Goes on from the newest, and expects what was saved under TAG.
+  void expect_newest(Engine& engine, const std::string& tag, bool local = true) {
+    const auto loaded = engine.load_newest_checkpoint(run().string());
+    ASSERT_TRUE(loaded.has_value());
+    EXPECT_EQ(loaded->local, local);
+    EXPECT_EQ(loaded->client.at("tag"), tag);
+    engine.save_checkpoint((folder_ / "found").string(), tag);
+    if (engine.dist().rank() != 0) return;
+    EXPECT_TRUE(whole_tensors(folder_ / "found" / tag) == whole_tensors(folder_ / "expected" / tag));
+    const auto expected = CheckpointReader(folder_ / "expected" / tag).manifest();
+    EXPECT_EQ(engine.global_steps(), expected.global_steps);
+  }
+  static void flip_last_byte(const fs::path& path) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-1, std::ios::end);
+    const char last = static_cast<char>(file.get());
+    file.seekp(-1, std::ios::end).put(static_cast<char>(last ^ 1));
+  }
+
+  TempFolder folder_;
+  RunSpec spec_;
+};
+
+TEST_F(LocalCheckpointsTest, KeepsEachRanksFileOnTwoMachinesAndTheOlderOneUntilThen) {
+  for (const bool async : {false, true}) {
+    on_machines(
+        4, 2,
+        [&](Engine& engine) {
+          step(engine);
+          save_both(engine, "one", async);
+          engine.dist().world().barrier();
+          for (int m = 0; m < 2; ++m) {
+            EXPECT_EQ(names_in(local(m)), std::set<std::string>{"global_step1"});
+            EXPECT_EQ(names_in(local(m) / "global_step1").size(), 5u) << "four ranks' and the manifest";
+            EXPECT_NO_THROW(CheckpointReader(local(m) / "global_step1").verify_all());
+          }
+          engine.dist().world().barrier();
+          step(engine);
+          save_both(engine, "two", async);
+          engine.dist().world().barrier();
+          for (int m = 0; m < 2; ++m) EXPECT_EQ(names_in(local(m)), std::set<std::string>{"global_step2"});
+        },
+        true);
+    EXPECT_EQ(fs::status(local(0)).permissions() & fs::perms::others_all, fs::perms::none);
+  }
+}
+
+TEST_F(LocalCheckpointsTest, ThreeMachinesKeepTheirOwnAndTheOneBefore) {
+  on_machines(
+      3, 3, [&](Engine& engine) { step(engine), save_both(engine, "one", true); }, true);
+  for (int m = 0; m < 3; ++m) {
+    const std::set<std::string> names = names_in(local(m) / "global_step1");
+    EXPECT_TRUE(names.contains(engine::rank_file(m)) && names.contains(engine::rank_file((m + 2) % 3)));
+    EXPECT_FALSE(names.contains(engine::rank_file((m + 1) % 3)));
+  }
+}
+
+struct Loss {
+  const char* name;
+  std::vector<int> lost;  ///< machines
+  int ranks, machines, first;
+};
+class LossOfMachines : public LocalCheckpointsTest, public ::testing::WithParamInterface<Loss> {};
+
+TEST_P(LossOfMachines, GoesOnWithWhatOthersHave) {
+  on_machines(
+      6, 3, [&](Engine& engine) { step(engine, 2), save_both(engine, "two", true); }, true);
+  for (const int m : GetParam().lost) fs::remove_all(machine(m));
+  on_machines(
+      GetParam().ranks, GetParam().machines,
+      [&](Engine& engine) {
+        expect_newest(engine, "two");
+        step(engine);  // one more, and another machine may go
+        save_both(engine, "three", true);
+        engine.dist().world().barrier();
+      },
+      false, GetParam().first);
+  fs::remove_all(machine(GetParam().first));
+  on_machines(
+      GetParam().ranks, GetParam().machines, [&](Engine& engine) { expect_newest(engine, "three"); }, false,
+      GetParam().first);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LossOfMachines,
+                         ::testing::Values(Loss{"None", {}, 6, 3, 0}, Loss{"First", {0}, 6, 3, 0},
+                                           Loss{"Last", {2}, 6, 3, 0},
+                                           Loss{"MiddleAndASpareComes", {0}, 6, 3, 1},
+                                           Loss{"OneAndFewerGoOn", {2}, 4, 2, 0}),
+                         [](const auto& loss) { return loss.param.name; });
+
+TEST_F(LocalCheckpointsTest, WithFrozenParametersOnNvmeCopiesThemOnce) {
+  spec_.adapter = R"("type": "lora", "r": 4)", spec_.offload_optimizer = "nvme", spec_.stage = 2;
+  spec_.nvme_path = (folder_ / "swap").string();
+  fs::create_directories(spec_.nvme_path);
+  const auto inode = [&](int m, int step, int rank) {
+    struct stat found {};
+    const fs::path path = local(m) / cat("global_step", step) / engine::frozen_file(rank);
+    EXPECT_EQ(::stat(path.c_str(), &found), 0) << path;
+    return found.st_ino;
+  };
+  std::vector<ino_t> before;
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine);
+        save_both(engine, "one", true);
+        engine.dist().world().barrier();
+        if (engine.dist().rank() == 0)
+          for (int i = 0; i < 4; ++i) before.push_back(inode(i / 2, 1, i % 2));
+        engine.dist().world().barrier();
+        step(engine);
+        save_both(engine, "two", true);
+      },
+      true);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(inode(i / 2, 2, i % 2), before[static_cast<std::size_t>(i)]);
+  fs::remove_all(machine(0));
+  on_machines(2, 2, [&](Engine& engine) {
+    expect_newest(engine, "two");
+    step(engine);
+    save_both(engine, "three", true);
+  });
+  fs::remove_all(machine(1));
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three"); });
+}
+
+TEST_F(LocalCheckpointsTest, TakesTheNewestOfWhatIsWhole) {
+  const auto save_file = [&](Engine& engine, const std::string& tag) {
+    engine.save_checkpoint((folder_ / "expected").string(), tag);
+    engine.save_checkpoint(run().string(), cat("global_step", engine.global_steps()), {{"tag", tag}});
+  };
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine), save_file(engine, "one");
+        step(engine), save_both(engine, "two", false);
+      },
+      true);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
+  // The same file damaged on one machine comes from the other, and is whole again.
+  const std::string rank0 = "global_step2/" + engine::rank_file(0);
+  flip_last_byte(local(0) / rank0);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
+  // On both machines it is no checkpoint any more, and the older one of files is what there is.
+  EXPECT_NO_THROW(CheckpointReader(local(0) / "global_step2").verify_all());
+  flip_last_byte(local(0) / rank0), flip_last_byte(local(1) / rank0);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one", false); });
+  flip_last_byte(local(0) / rank0), flip_last_byte(local(1) / rank0);
+  on_machines(2, 2, [&](Engine& engine) {
+    expect_newest(engine, "two");
+    step(engine), save_file(engine, "three");
+  });
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three", false); });
+}
+
+TEST_F(LocalCheckpointsTest, OfAnotherRunAreNotTaken) {
+  const auto nothing = [&](Engine& engine) {
+    EXPECT_FALSE(engine.load_newest_checkpoint(run().string()).has_value());
+  };
+  on_machines(
+      2, 2, [&](Engine& engine) { step(engine), save_both(engine, "one", true); }, true);
+  fs::remove_all(run());
+  on_machines(2, 2, nothing);
+  EXPECT_TRUE(names_in(local(0)).empty()) << "and make no place for them";
+  on_machines(
+      2, 2, [&](Engine& engine) { step(engine), save_both(engine, "again", true); }, true);
+  on_machines(2, 2, nothing, true);
+  on_machines(2, 2, [&](Engine& engine) {
+    step(engine), save_both(engine, "last", true);
+    engine.remove_local_checkpoints();
+  });
+  EXPECT_TRUE(names_in(machine(0)).empty() && names_in(machine(1)).empty());
+}
+
+TEST_F(LocalCheckpointsTest, ThatCannotBeMadeIsAWarningAndTheOneBeforeStays) {
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine), save_both(engine, "one", true);
+        step(engine);
+        engine.dist().world().barrier();
+        const fs::path gone = local(1), aside = gone.string() + ".aside";
+        if (engine.dist().rank() == 0) fs::rename(gone, aside);
+        engine.dist().world().barrier();
+        for (const bool async : {false, true}) {
+          EXPECT_TRUE(engine.save_local_checkpoint(SaveOptions{.async = async}));
+          step(engine);
+          engine.finish_save();
+        }
+        engine.dist().world().barrier();
+        if (engine.dist().rank() == 0) fs::remove_all(gone), fs::rename(aside, gone);
+        engine.dist().world().barrier();
+        EXPECT_EQ(names_in(local(0)), std::set<std::string>{"global_step1"});
+      },
+      true);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one"); });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -126,7 +126,7 @@ class Children {
     }
     for (Child& child : children_)
       for (Stream& stream : child.streams) {
-        while (pass_on(stream, child.program->prefix)) {
+        while (pass_on(child, stream)) {
         }
         if (!stream.rest.empty()) write_all(stream.to, cat(child.program->prefix, stream.rest, '\n'));
       }
@@ -180,6 +180,12 @@ class Children {
     for (Stream& stream : child.streams) ::fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
 
+  std::size_t number_of(const Child& child) const {
+    return static_cast<std::size_t>(
+        std::find_if(children_.begin(), children_.end(), [&](const Child& c) { return &c == &child; }) -
+        children_.begin());
+  }
+
   std::ptrdiff_t living() const {
     return std::count_if(children_.begin(), children_.end(), [](const Child& c) { return !c.ended; });
   }
@@ -193,12 +199,12 @@ class Children {
         if (stream.from >= 0) files.push_back({stream.from, POLLIN, 0});
     ::poll(files.data(), files.size(), 200);
     for (Child& child : children_)
-      for (Stream& stream : child.streams) pass_on(stream, child.program->prefix);
+      for (Stream& stream : child.streams) pass_on(child, stream);
     if (options_.follow_input && !input_ended_ && files[1].revents != 0) read_input();
   }
 
   /// Passes on the lines of what has come, or a part of it: others have their turn. False: nothing was there.
-  static bool pass_on(Stream& stream, const std::string& prefix) {
+  bool pass_on(const Child& child, Stream& stream) {
     if (stream.from < 0) return false;
     std::array<char, 1 << 14> buffer;
     const ssize_t got = ::read(stream.from, buffer.data(), buffer.size());
@@ -209,7 +215,11 @@ class Children {
     for (;;) {
       const std::size_t end = stream.rest.find('\n');
       if (end == std::string::npos && stream.rest.size() < longest_line) break;
-      lines += cat(prefix, stream.rest.substr(0, std::min(end, longest_line)), '\n');
+      const std::string line = stream.rest.substr(0, std::min(end, longest_line));
+      if (child.program->signals_by_input && line.starts_with(report_mark))
+        end_.reports.emplace_back(number_of(child), line.substr(1));
+      else
+        lines += cat(child.program->prefix, line, '\n');
       stream.rest.erase(0, end < longest_line ? end + 1 : longest_line);
     }
     write_all(stream.to, lines);
@@ -266,9 +276,10 @@ class Children {
     child.left = Clock::now();
     close_file(child.input);
     const int code = found < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (code != 0) end_.failures.push_back({number_of(child), code, asked_to_end_.has_value()});
     if (code != 0 && end_.code == 0) {
       end_.code = code, end_.failed = child.program->name;
-      if (!child.program->signals_by_input)  // else it has said so itself
+      if (!child.program->signals_by_input && !options_.quiet)  // else it has said so itself
         std::fprintf(stderr, "sherd launch: %s ended with exit code %d\n", end_.failed.c_str(), code);
       begin_to_press(options_.grace_seconds);
     }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,18 +18,31 @@ struct ChildProgram {
   bool signals_by_input = false;
 };
 
+/// A program that did not end well.
+struct ChildFailure {
+  std::size_t program = 0;   ///< its number among those that were started
+  int code = 0;              ///< its exit code, 128 + its signal's number
+  bool ended_by_us = false;  ///< it had been asked to end, as another had failed and the grace was over
+};
+
 /// How programs that ran beside each other ended.
 struct ChildrenEnd {
   int code = 0;        ///< of the first that failed: its exit code, 128 + its signal's number; 0: none has
   std::string failed;  ///< its name
   int asked = 0;       ///< the signal that asked this process to stop, which was passed on; 0: none
+  std::vector<ChildFailure> failures;  ///< in the order in which they were found
+  /// Lines of programs with signals_by_input that begin with report_mark, without it: they are not passed on.
+  std::vector<std::pair<std::size_t, std::string>> reports;
 };
+
+inline constexpr char report_mark = '\x02';
 
 struct ChildrenOptions {
   /// From the failure of one on, for others to find out themselves and say so, before they are asked to end.
   double grace_seconds = 30;
   /// Reads signals for the programs from standard input, as signals_by_input writes them; its end ends them.
   bool follow_input = false;
+  bool quiet = false;  ///< says nothing of programs that fail
 };
 
 /// Starts the programs, each the first of a process group of its own, and passes on what they print, line by

@@ -104,6 +104,7 @@ int failed(const Error& error) {
   if (error.kind() == ErrorKind::usage) return failed(error.what(), 2);
   if (error.kind() == ErrorKind::interrupted && engine::StopSignals::received() != 0)
     return failed(error.what(), stopped_by(engine::StopSignals::received()));
+  if (error.kind() == ErrorKind::comm) return failed(error.what(), lost_others);
   if (error.kind() != ErrorKind::config) return failed(error.what(), 1);
   std::istringstream lines(error.what());
   for (std::string line; std::getline(lines, line);) failed(line, 1);

@@ -29,6 +29,8 @@ constexpr int stopped_by(int signal) {
 }
 /// The exit code of `sherd estimate` where the run does not fit.
 inline constexpr int does_not_fit = 3;
+/// The exit code of a rank that ended because others did, or did not come: ErrorKind::comm.
+inline constexpr int lost_others = 4;
 
 /// For the start of main(): makes a write that nobody reads (`| head`) or that is beyond the limit of file
 /// sizes (ulimit -f) fail with EPIPE or EFBIG rather than end the program by SIGPIPE or SIGXFSZ, and has
@@ -37,10 +39,10 @@ inline constexpr int does_not_fit = 3;
 void prepare_process();
 
 /// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; stopped_by() for a
-/// signal that was waited for; 1 for any other error, also where what was printed could not be written; or a
-/// Finding's. A reader of the output that has gone has read what it wanted: that is no error, here and in
-/// training. Every error is printed to stderr, "sherd: error: …": one line, or one for each problem of a
-/// configuration.
+/// signal that was waited for; lost_others; 1 for any other error, also where what was printed could not be
+/// written; or a Finding's. A reader of the output that has gone has read what it wanted: that is no error,
+/// here and in training. Every error is printed to stderr, "sherd: error: …": one line, or one for each
+/// problem of a configuration.
 int run_program(const Arguments& arguments);
 
 // The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in

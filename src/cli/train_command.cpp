@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -15,6 +16,7 @@
 #include "cli/program.h"
 #include "cli/train_run.h"
 #include "cli/weights.h"
+#include "comm/tcp/launch_environment.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/report/gemm_probe.h"
 #include "engine/setup/make_device.h"
@@ -170,6 +172,9 @@ int train(TrainRequest request) {
     if (!launched()) throw;
     unread = std::current_exception();
   }
+  if (const std::string idle = comm::idle_nodes([](const char* name) { return std::getenv(name); });
+      !idle.empty())
+    log_warning(idle);
   if (!launched()) return train_local(request, options);
   int signal = 0;
   const auto body = [&](const DistributedPtr& dist) {

@@ -1,6 +1,8 @@
 // `sherd launch`: ranks as processes, on this machine and on what stands for others; faults and restarts.
 #include <signal.h>
 
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "cli/train_fixture.h"
@@ -207,7 +209,10 @@ TEST_F(LaunchProgram, SaysWhatItCannotDo) {
     EXPECT_EQ(count(got.err, "\n"), 1u) << got.err;
   };
   refused({"--ranks", "2"}, {}, 2, "launch needs a program behind --");
-  refused({"--ranks", "2", "--hosts", "F"}, {"true"}, 2, "exclude each other");
+  refused({"--host-list", "a=2", "--hosts", "F"}, {"true"}, 2, "exclude each other");
+  refused({"--host-list", "a=2,b=+1+x"}, {"true"}, 2, "--host-list takes HOST=RANKS");
+  refused({"--host-list", "a=2", "--ranks", "3"}, {"true"}, 2, "ranks");
+  refused({"--ranks", "2", "--min-ranks", "1"}, {"true"}, 2, "give --restarts, too");
   refused({"--hosts", (folder_ / "none").string()}, {"true"}, 1, "cannot read the hosts' file");
   write_text(folder_ / "wrong", "a slots=2\nb gpus=4\n");
   refused({"--hosts", (folder_ / "wrong").string()}, {"true"}, 1, "wrong:2: 'gpus=4' is not understood");
@@ -220,6 +225,95 @@ TEST_F(LaunchProgram, SaysWhatItCannotDo) {
   const Outcome missing = launch({"--ranks", "1"}, {"/no/such/program"});
   EXPECT_EQ(missing.code, 127);
   EXPECT_THAT(missing.err, HasSubstr("cannot start the program: No such file"));
+}
+
+/// Ranks of places that fail, for what becomes of the others. Each try writes who was there.
+class Supervisor : public LaunchProgram {
+ protected:
+  Supervisor() { write_text(folder_ / "hosts", "a slots=2\nb slots=2\n"); }
+  /// `rank`: what each does, which sees $SHERD_HOST, $TRY and torchrun's variables.
+  Outcome run(std::vector<std::string> options, const std::string& rank) const {
+    const std::string there = (folder_ / "there").string();
+    write_text(folder_ / "ssh",
+               cat("host=$1; shift; if [ -e ", (folder_ / "down.").string(),
+                   "$host ]; then exit 255; fi; export SHERD_HOST=$host; exec sh -c \"$*\"\n"));
+    options.insert(options.end(),
+                   {"--hosts", (folder_ / "hosts").string(), "--ssh", "sh " + (folder_ / "ssh").string(),
+                    "--address", "127.0.0.1", "--backoff", "0.05", "--grace", "1"});
+    return launch(options,
+                  shell_line(cat("TRY=${TORCHELASTIC_RUN_ID##*.}; echo \"$TRY $SHERD_HOST$LOCAL_RANK "
+                                 "$WORLD_SIZE $CUDA_VISIBLE_DEVICES\" >> ",
+                                 there, "; ", rank)));
+  }
+  /// The lines of a try, in order.
+  std::set<std::string> there(int number) const {
+    std::set<std::string> out;
+    std::istringstream in(read_text(folder_ / "there"));
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(cat(number, " "))) out.insert(line.substr(line.find(' ') + 1));
+    return out;
+  }
+  using Lines = std::set<std::string>;
+};
+
+TEST_F(Supervisor, APlaceThatHasFailedThriceIsLeftOutAndASpareOneStepsIn) {
+  // Others end with the code of ranks that miss one.
+  const std::string fails =
+      "if [ $SHERD_HOST$CUDA_VISIBLE_DEVICES$LOCAL_RANK = a0 ]; then exit 9; fi; "
+      "if [ $TRY -lt 3 ]; then sleep 0.3; exit 4; fi";
+  const Outcome got = run({"--ranks", "3", "--restarts", "5"}, fails);
+  ASSERT_EQ(got.code, 0) << got.err;
+  for (int number = 0; number < 3; ++number) EXPECT_EQ(there(number), (Lines{"a0 3 ", "a1 3 ", "b0 3 "}));
+  EXPECT_EQ(there(3), (Lines{"a0 3 1", "b0 3 ", "b1 3 "})) << "slot 1 of a is its only one now";
+  EXPECT_THAT(got.err, HasSubstr("rank 0 on a has failed 3 times: slot 0 of a is left out"));
+  EXPECT_THAT(got.err, HasSubstr("restart 3 of 5"));
+}
+
+TEST_F(Supervisor, WhereNoneMayBeLeftOutItGoesOnUntilItsRestartsAreUsed) {
+  const Outcome got = run({"--restarts", "3"}, "if [ $SHERD_HOST$LOCAL_RANK = b1 ]; then exit 9; fi; exit 4");
+  EXPECT_EQ(got.code, 9) << got.err;
+  EXPECT_EQ(there(3).size(), 4u);
+  EXPECT_EQ(count(got.err, "left out"), 0u);
+  EXPECT_THAT(got.err, HasSubstr("all restarts have been used"));
+}
+
+/// The ranks that miss it say so; it is the one that has to be killed.
+TEST_F(Supervisor, ARankThatHangsIsTheOneThatFailed) {
+  const std::string hangs =
+      "if [ $TRY -lt 3 ]; then if [ $LOCAL_RANK = 1 ]; then exec sleep 100; fi; exit 4; fi";
+  write_text(folder_ / "hosts", "b slots=3\n");
+  const Outcome got = run({"--restarts", "4", "--min-ranks", "1"}, hangs);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(there(3), (Lines{"b0 2 0,2", "b1 2 0,2"}));
+  EXPECT_THAT(got.err, HasSubstr("slot 1 of b is left out"));
+}
+
+TEST_F(Supervisor, AHostThatDoesNotAnswerIsLeftOutUntilItDoes) {
+  const std::string down = (folder_ / "down.b").string();
+  const std::string falls = cat("if [ $TRY = 0 ]; then touch ", down,
+                                "; exit 4; fi; if [ $TRY = 1 ]; then rm -f ", down, "; exit 137; fi");
+  const Outcome got = run({"--restarts", "4", "--min-ranks", "2"}, falls);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(there(1), (Lines{"a0 2 ", "a1 2 "}));
+  EXPECT_EQ(there(2).size(), 4u);
+  EXPECT_THAT(got.err, AllOf(HasSubstr("b does not answer"), HasSubstr("b answers again")));
+  // Where it is needed the tries are used up.
+  write_text(folder_ / "down.b", "");
+  const Outcome needed = run({"--restarts", "2"}, "exit 0");
+  EXPECT_NE(needed.code, 0);
+  EXPECT_THAT(needed.err, HasSubstr("only 2 places left, and --min-ranks is 4"));
+}
+
+TEST_F(Supervisor, NumbersOfRanksThatTheProgramRefusesArePassedOver) {
+  const std::string down = (folder_ / "down.b").string();
+  write_text(folder_ / "hosts", "a slots=3\nb slots=1\n");
+  const std::string even =
+      cat("if [ $TRY = 0 ]; then touch ", down, "; exit 4; fi; if [ $WORLD_SIZE = 3 ]; then exit 1; fi");
+  const Outcome got = run({"--restarts", "1", "--min-ranks", "2"}, even);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(there(1).size(), 3u);
+  EXPECT_EQ(there(2), (Lines{"a0 2 ", "a1 2 "})) << "it costs no restart";
+  EXPECT_THAT(got.err, HasSubstr("the program does not take 3 ranks"));
 }
 
 }  // namespace

@@ -214,6 +214,21 @@ TEST(Slurm, TasksOfSrunNeedNobodyElse) {
   EXPECT_EQ(launch_in(with(task, torchrun))->master_address, "node0");
 }
 
+TEST(Slurm, NodesThatARunLeavesIdleAreTold) {
+  const auto told = [](const Variables& variables) { return idle_nodes(getter(variables)); };
+  const Variables nodes{{"SLURM_JOB_NUM_NODES", "3"}};
+  const auto on = [&](const Variables& variables, const char* used) {
+    return with(with(variables, nodes), {{"SLURM_STEP_NUM_NODES", used}, {"SLURM_PROCID", "0"}});
+  };
+  EXPECT_THAT(told(with(batch_script, nodes)), HasSubstr("1 of the 3 nodes"));
+  EXPECT_THAT(told(on(task, "2")), HasSubstr("2 of the 3 nodes"));
+  EXPECT_EQ(told(on(task, "3")), "");
+  EXPECT_EQ(told(with(with(task, nodes), {{"SLURM_STEP_NUM_NODES", "2"}})), "") << "task 0 says so";
+  EXPECT_EQ(told(with(with(batch_script, nodes), torchrun)), "") << "torchrun's agents may be everywhere";
+  EXPECT_EQ(told(batch_script), "");
+  EXPECT_EQ(told({}), "");
+}
+
 TEST(Slurm, StepsMeetAtPortsOfTheirOwn) {
   std::set<int> ports;
   for (const char* job : {"4711", "4712", "4713", "1000004711"})

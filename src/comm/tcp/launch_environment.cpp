@@ -215,4 +215,15 @@ Launcher find_launcher(const GetVariable& get, bool with_mpi) {
   return by && by->ranks != 1 ? Launcher::separate : Launcher::none;
 }
 
+std::string idle_nodes(const GetVariable& get) {
+  const int nodes = whole_number(get, "SLURM_JOB_NUM_NODES");
+  if (nodes <= 1 || whole_number(get, slurm_rank) > 0) return "";
+  const bool task = is_task_of_srun(get);
+  if (!task && find_launcher(get, true) != Launcher::none) return "";
+  const int used = task ? whole_number(get, "SLURM_STEP_NUM_NODES") : 1;
+  if (used < 1 || used >= nodes) return "";
+  return cat("this run is on ", used, " of the ", nodes, " nodes that the job has: start it as srun --nodes ",
+             nodes, " --ntasks-per-node R sherd train …, with R ranks on each");
+}
+
 }  // namespace sherd::comm

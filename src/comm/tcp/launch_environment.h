@@ -53,6 +53,10 @@ std::string first_host(const std::string& list);
 /// allocation, whose tasks srun has yet to start.
 std::optional<ProcessLauncher> find_process_launcher(const GetVariable& get);
 
+/// The nodes of a job of Slurm's that a run with these variables leaves idle, as one whose batch script
+/// starts the program without srun; in words and with what to do. Empty: none, or there is no such job.
+std::string idle_nodes(const GetVariable& get);
+
 /// The launcher that started a process with these variables; `with_mpi`: this build could join MPI's ranks.
 Launcher find_launcher(const GetVariable& get, bool with_mpi);
 

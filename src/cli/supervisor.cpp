@@ -1,0 +1,361 @@
+#include "cli/supervisor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "base/error.h"
+#include "base/excerpt.h"
+#include "cli/children.h"
+#include "cli/program.h"
+#include "comm/tcp/socket.h"
+
+namespace sherd::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A place for a rank: the name of a host, and the number of a slot there.
+using Place = std::pair<std::string, int>;
+
+/// A rank that failed.
+struct RankFailure {
+  int rank = 0;
+  int code = 0;
+  bool ended_by_us = false;  ///< it was still there when the grace was over
+
+  /// Whether it failed by itself, as far as its code tells: Sherd has one for ranks that miss another.
+  bool is_own() const { return !ended_by_us && code != lost_others; }
+};
+
+/// How a try ended.
+struct TryEnd {
+  int code = 0;
+  std::string failed;  ///< what failed first
+  int asked = 0;       ///< the signal that this process was asked to end with
+  std::vector<RankFailure> failures;
+  std::vector<std::string> lost;  ///< hosts that ended without a word on any rank
+};
+
+/// A port of this machine that nobody has now.
+int free_port() {
+  const auto listener = comm::listen_on(0);
+  return listener ? comm::port_of(listener) : usual_port;
+}
+
+/// As a shell reads it back.
+std::string quoted(const std::string& word) {
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? "'\\''" : std::string(1, c);
+  return out + "'";
+}
+
+/// The GPUs that ranks of a host see, whose places do not begin at 0 or leave some out: each finds the one of
+/// its place by its LOCAL_RANK.
+std::string visible_gpus(const std::vector<int>& slots) {
+  std::vector<std::string> names;
+  if (const char* seen = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    std::istringstream in(seen);
+    for (std::string name; std::getline(in, name, ',');) names.push_back(name);
+  }
+  std::string out;
+  for (const int slot : slots) {
+    const auto place = static_cast<std::size_t>(slot);
+    out += cat(out.empty() ? "" : ",", place < names.size() ? names[place] : cat(slot));
+  }
+  return out;
+}
+
+/// The ranks of a host, on this machine.
+ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_input) {
+  const std::vector<Host>& hosts = launch.hosts;
+  const int first = ranks_of({hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(node)});
+  const Host& host = hosts[node];
+  std::vector<ChildProgram> programs;
+  for (int i = 0; i < host.ranks(); ++i) {
+    const int rank = first + i;
+    programs.push_back({cat("rank ", rank, hosts.size() > 1 ? cat(" on ", host.name) : ""),
+                        launch.command,
+                        {{"RANK", std::to_string(rank)},
+                         {"WORLD_SIZE", std::to_string(ranks_of(hosts))},
+                         {"LOCAL_RANK", std::to_string(i)},
+                         {"LOCAL_WORLD_SIZE", std::to_string(host.ranks())},
+                         {"MASTER_ADDR", launch.address},
+                         {"MASTER_PORT", std::to_string(launch.port)},
+                         // By which launchers that torchrun started are told from those around it.
+                         {"TORCHELASTIC_RUN_ID", launch.run}},
+                        ranks_of(hosts) > 1 ? cat("[", rank, "] ") : ""});
+    if (!host.is_whole())
+      programs.back().environment.emplace_back("CUDA_VISIBLE_DEVICES", visible_gpus(host.slots));
+  }
+  return run_children(programs, {launch.grace_seconds, follow_input});
+}
+
+/// Begins the lines by which run_node() tells of a rank.
+constexpr std::string_view report_word = "failed ";
+
+std::vector<RankFailure> failures_here(const ChildrenEnd& end, int first_rank) {
+  std::vector<RankFailure> out;
+  for (const ChildFailure& failure : end.failures)
+    out.push_back({first_rank + static_cast<int>(failure.program), failure.code, failure.ended_by_us});
+  return out;
+}
+
+/// Starts a launcher of its ranks for each host, over ssh where it is another machine.
+TryEnd run_hosts(const Launch& launch) {
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  std::vector<ChildProgram> programs;
+  for (std::size_t node = 0; node < launch.hosts.size(); ++node) {
+    const Host& host = launch.hosts[node];
+    std::vector<std::string> words{program,          "launch",
+                                   "--host-list",    host_list(launch.hosts),
+                                   "--node",         cat(node),
+                                   "--address",      launch.address,
+                                   "--port",         cat(launch.port),
+                                   "--run",          launch.run,
+                                   "--grace",        cat(launch.grace_seconds),
+                                   "--follow-input", "--"};
+    words.insert(words.end(), launch.command.begin(), launch.command.end());
+    if (!is_here(host.name)) {
+      std::string line = cat("cd ", quoted(std::filesystem::current_path().string()), " && exec");
+      for (const std::string& word : words) line += cat(' ', quoted(word));
+      words.clear();
+      std::istringstream ssh(launch.ssh);
+      for (std::string word; ssh >> word;) words.push_back(word);
+      words.insert(words.end(), {host.name, line});
+    }
+    programs.push_back({host.name, std::move(words), {}, "", true});
+  }
+  const ChildrenEnd end = run_children(programs, {launch.grace_seconds, false});
+  TryEnd out{end.code, end.failed, end.asked, {}, {}};
+  std::set<std::size_t> told;
+  for (const auto& [node, line] : end.reports) {
+    RankFailure failure;
+    std::istringstream in(line.substr(std::min(line.size(), report_word.size())));
+    if (!line.starts_with(report_word) || !(in >> failure.rank >> failure.code >> failure.ended_by_us))
+      continue;
+    out.failures.push_back(failure);
+    told.insert(node);
+  }
+  for (const ChildFailure& failure : end.failures)
+    if (!told.contains(failure.program)) out.lost.push_back(launch.hosts[failure.program].name);
+  return out;
+}
+
+TryEnd run_once(const Launch& launch) {
+  TryEnd out;
+  if (launch.hosts.size() > 1 || !is_here(launch.hosts[0].name)) {
+    out = run_hosts(launch);
+  } else {
+    const ChildrenEnd end = start_ranks(launch, 0, false);
+    out = {end.code, end.failed, end.asked, failures_here(end, 0), {}};
+  }
+  // What a rank says of itself tells more than what others miss.
+  const auto own = std::find_if(out.failures.begin(), out.failures.end(),
+                                [](const RankFailure& failure) { return failure.is_own(); });
+  if (own != out.failures.end()) out.code = own->code, out.failed = cat("rank ", own->rank);
+  return out;
+}
+
+/// The places that take part, and why others do not.
+class Places {
+ public:
+  explicit Places(const Launch& launch) : launch_(launch) {}
+
+  /// Those for the next try: the first ones that are neither left out nor on a host that does not answer.
+  /// Fewer than launch.min_ranks where there are no more.
+  std::vector<Host> choose() const {
+    std::vector<Host> out;
+    for (const Host& host : launch_.hosts) {
+      Host taken{host.name, {}};
+      for (const int slot : host.slots)
+        if (!silent_.contains(host.name) && !left_out_.contains({host.name, slot}))
+          taken.slots.push_back(slot);
+      if (taken.ranks() > 0) out.push_back(std::move(taken));
+    }
+    int wanted = std::min(launch_.ranks, ranks_of(out));
+    while (refused_.contains(wanted) && wanted > launch_.min_ranks) --wanted;
+    while (ranks_of(out) > wanted) {
+      out.back().slots.pop_back();
+      if (out.back().slots.empty()) out.pop_back();
+    }
+    return out;
+  }
+  /// The program does not take so many ranks: later tries have fewer. False where that is too few.
+  bool refuse(int ranks) {
+    refused_.insert(ranks);
+    return ranks > launch_.min_ranks;
+  }
+
+  /// Counts failures of a try with `hosts` against the places whose they are, and leaves those out that have
+  /// failed too often where others are left.
+  void count(const TryEnd& end, const std::vector<Host>& hosts) {
+    for (const RankFailure& failure : culprits(end, ranks_of(hosts))) {
+      int rank = failure.rank;
+      for (const Host& host : hosts) {
+        if (rank < host.ranks()) {
+          note({host.name, host.slots[static_cast<std::size_t>(rank)]},
+               cat("rank ", failure.rank, " on ", host.name));
+          break;
+        }
+        rank -= host.ranks();
+      }
+    }
+    for (const std::string& name : end.lost)
+      for (const Host& host : hosts)
+        if (host.name == name)
+          for (const int slot : host.slots) note({name, slot}, cat("slot ", slot, " of ", name));
+  }
+  /// Asks the hosts of other machines whether they answer.
+  void ask_hosts() {
+    std::vector<ChildProgram> programs;
+    for (const Host& host : launch_.hosts) {
+      if (is_here(host.name)) continue;
+      std::vector<std::string> words;
+      std::istringstream ssh(launch_.ssh);
+      for (std::string word; ssh >> word;) words.push_back(word);
+      words.insert(words.end(), {host.name, "true"});
+      programs.push_back({host.name, std::move(words), {}, "", false});
+    }
+    std::set<std::string> silent;
+    if (!programs.empty()) {
+      constexpr double patience = 15;  // for all, from the first on that fails
+      for (const ChildFailure& failure : run_children(programs, {patience, false, true}).failures)
+        silent.insert(programs[failure.program].name);
+    }
+    for (const std::string& name : silent)
+      if (!silent_.contains(name))
+        std::fprintf(stderr, "sherd launch: %s does not answer, and is left out until it does\n",
+                     name.c_str());
+    for (const std::string& name : silent_)
+      if (!silent.contains(name)) std::fprintf(stderr, "sherd launch: %s answers again\n", name.c_str());
+    silent_ = std::move(silent);
+  }
+
+ private:
+  /// Ranks that failed by themselves; where all only miss others, those that had to be ended: they hung.
+  /// Where all failed alike it is nobody's fault.
+  static std::vector<RankFailure> culprits(const TryEnd& end, int ranks) {
+    std::vector<RankFailure> own, hung;
+    for (const RankFailure& failure : end.failures) {
+      if (failure.is_own()) own.push_back(failure);
+      if (failure.ended_by_us) hung.push_back(failure);
+    }
+    std::vector<RankFailure> out = own.empty() && end.lost.empty() ? hung : own;
+    if (std::ssize(out) == ranks && ranks > 1) out.clear();
+    return out;
+  }
+  void note(const Place& place, const std::string& name) {
+    constexpr int most_failures = 3;
+    if (++failures_[place] < most_failures || left_out_.contains(place)) return;
+    int others = 0;
+    for (const Host& host : launch_.hosts)
+      for (const int slot : host.slots) others += !left_out_.contains({host.name, slot});
+    if (others - 1 < launch_.min_ranks) return;
+    left_out_.insert(place);
+    std::fprintf(stderr, "sherd launch: %s has failed %d times: slot %d of %s is left out from here on\n",
+                 name.c_str(), most_failures, place.second, place.first.c_str());
+  }
+
+  const Launch& launch_;
+  std::set<int> refused_;  ///< numbers of ranks
+  std::map<Place, int> failures_;
+  std::set<Place> left_out_;
+  std::set<std::string> silent_;  ///< hosts that did not answer when they were asked last
+};
+
+/// A wrong command line, a run that does not fit, and a program that cannot be started would come again.
+bool would_come_again(int code) {
+  constexpr int not_executable = 126, not_found = 127;
+  return code == 2 || code == does_not_fit || code == not_executable || code == not_found;
+}
+
+/// Whether all ranks ended alike with an error of their own, as where a batch cannot be shared out so.
+bool all_refuse(const TryEnd& end, int ranks) {
+  return std::ssize(end.failures) == ranks &&
+         std::all_of(end.failures.begin(), end.failures.end(),
+                     [](const RankFailure& f) { return !f.ended_by_us && (f.code == 1 || f.code == 2); });
+}
+
+/// A try's own launch: the hosts that take part, where rank 0 listens and under which name they meet.
+Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries) {
+  Launch out = launch;
+  out.hosts = std::move(hosts);
+  out.run = cat(launch.run, ".", tries);
+  const bool alone = out.hosts.size() == 1 && is_here(out.hosts[0].name);
+  // An address that was given is the first host's.
+  if (out.address.empty() || out.hosts[0].name != launch.hosts[0].name)
+    out.address = alone ? "127.0.0.1" : out.hosts[0].name;
+  out.address.erase(0, out.address.find('@') + 1);  // user@host
+  if (launch.port == 0) out.port = alone ? free_port() : usual_port;
+  return out;
+}
+
+void say_who_is_there(const Launch& launch, const Launch& now) {
+  const int ranks = ranks_of(now.hosts);
+  std::string names;
+  for (const Host& host : now.hosts) names += cat(names.empty() ? "" : ", ", host.name);
+  if (ranks < launch.ranks || launch.hosts.size() > 1)
+    std::fprintf(stderr, "sherd launch: it goes on with %s on %s\n", counted(ranks, "rank").c_str(),
+                 names.c_str());
+}
+
+}  // namespace
+
+int run_node(const Launch& launch, std::size_t node, bool follow_input) {
+  const ChildrenEnd end = start_ranks(launch, node, follow_input);
+  const int first =
+      ranks_of({launch.hosts.begin(), launch.hosts.begin() + static_cast<std::ptrdiff_t>(node)});
+  if (follow_input)
+    for (const RankFailure& failure : failures_here(end, first))
+      std::printf("%c%s%d %d %d\n", report_mark, report_word.data(), failure.rank, failure.code,
+                  failure.ended_by_us);
+  return end.code;
+}
+
+int supervise(const Launch& launch) {
+  constexpr std::chrono::minutes a_good_while{10};
+  Places places(launch);
+  int code = 0;
+  for (int tries = 0, used = 0, quick = 0;; ++tries) {
+    const std::vector<Host> hosts = places.choose();
+    const int ranks = ranks_of(hosts);
+    const auto begin = Clock::now();
+    std::string failed =
+        cat("only ", counted(ranks, "place"), " left, and --min-ranks is ", launch.min_ranks);
+    if (ranks >= launch.min_ranks) {
+      const Launch now = try_of(launch, hosts, tries);
+      if (used > 0) say_who_is_there(launch, now);
+      const TryEnd end = run_once(now);
+      if (end.asked != 0 || end.code == 0) return end.code;
+      const bool ran = Clock::now() - begin > std::chrono::minutes(1);
+      if (!ran && ranks < launch.ranks && all_refuse(end, ranks) && places.refuse(ranks)) {
+        std::fprintf(stderr, "sherd launch: the program does not take %d ranks\n", ranks);
+        continue;
+      }
+      if (would_come_again(end.code)) return end.code;
+      places.count(end, hosts);
+      code = end.code, failed = cat(end.failed, " failed (exit code ", code, ")");
+    }
+    if (used == launch.restarts) {
+      if (launch.restarts > 0)
+        std::fprintf(stderr, "sherd launch: %s, and %s been used\n", failed.c_str(),
+                     launch.restarts == 1 ? "the restart has" : "all restarts have");
+      return code;
+    }
+    quick = Clock::now() - begin > a_good_while ? 1 : quick + 1;
+    const double seconds = std::min(60.0, launch.backoff_seconds * (1 << std::min(quick - 1, 16)));
+    std::fprintf(stderr, "sherd launch: %s: restart %d of %d in %g s\n", failed.c_str(), ++used,
+                 launch.restarts, seconds);
+    std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+    places.ask_hosts();
+  }
+}
+
+}  // namespace sherd::cli

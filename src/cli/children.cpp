@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::array passed_on{SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 constexpr std::size_t longest_line = 1 << 16;  // longer ones go on in parts
-constexpr std::chrono::seconds patience{10};   // from SIGTERM to SIGKILL
+constexpr std::chrono::seconds patience{10};   // from SIGTERM to SIGKILL, at most
 
 /// One of a child's streams, on its way to the same stream of this process.
 struct Stream {
@@ -226,7 +226,7 @@ class Children {
     return true;
   }
 
-  /// Lines such as "signal 15".
+  /// Lines such as "signal 15", and "end" where programs elsewhere have failed.
   void read_input() {
     std::array<char, 256> buffer;
     const ssize_t got = ::read(STDIN_FILENO, buffer.data(), buffer.size());
@@ -240,6 +240,7 @@ class Children {
     for (std::size_t end; (end = input_.find('\n')) != std::string::npos; input_.erase(0, end + 1)) {
       constexpr std::string_view word = "signal ";
       int signal = 0;
+      if (input_.starts_with("end\n")) begin_to_press(0);
       if (input_.starts_with(word)) std::from_chars(input_.data() + word.size(), input_.data() + end, signal);
       if (std::find(passed_on.begin(), passed_on.end(), signal) != passed_on.end()) ask(signal);
     }
@@ -299,15 +300,17 @@ class Children {
       for (Child& child : children_) {
         if (child.ended) continue;
         if (child.input >= 0)
-          close_file(child.input);
+          write_all(child.input, "end\n");
         else
           ::kill(-child.process, SIGTERM);
       }
     }
-    // One that ends others itself has the same patience with them first.
+    // Where one has failed the others have nothing to save together. One that ends others itself has the same
+    // patience with them first.
+    std::chrono::duration<double> patient = patience;
+    if (end_.asked == 0) patient = std::min(patient, std::chrono::duration<double>(options_.grace_seconds));
     for (const Child& child : children_)
-      if (!child.ended &&
-          Clock::now() - *asked_to_end_ > (child.program->signals_by_input ? 2 : 1) * patience)
+      if (!child.ended && Clock::now() - *asked_to_end_ > (child.program->signals_by_input ? 2 : 1) * patient)
         ::kill(-child.process, SIGKILL);
   }
 

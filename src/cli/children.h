@@ -47,7 +47,8 @@ struct ChildrenOptions {
 
 /// Starts the programs, each the first of a process group of its own, and passes on what they print, line by
 /// line, until all have ended. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all of them. Where one
-/// fails the others are asked to end (SIGTERM) after the grace, and killed ten seconds later; without a grace
+/// fails the others are asked to end (SIGTERM) after the grace, and killed after as long again, at most ten
+/// seconds; without a grace
 /// where this process is killed. What it prints is written to where this process's goes, for as long as that
 /// takes. Throws Error{io} where one cannot be started; then none is left. The calling
 /// thread is the process's only one.

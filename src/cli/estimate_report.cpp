@@ -174,6 +174,8 @@ std::string text_of(const EstimateReport& r) {
     moved += cat("\nlocal checkpoints take up to ", human_bytes(r.estimate().local_checkpoints),
                  " of each rank in ", r.config.training.local_save_dir, ", beside its process",
                  r.world.machines() > 1 ? ", the copy for another machine included" : "", "\n");
+  if (const auto local = planning::local_shortfall(r.config, r.stages, r.world, r.machine))
+    moved += cat("too little room: ", local->text(), "\n");
   if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
   return heading(r) + rank_table(r) + world_table(r) + moved + verdict(r);
 }

@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/log.h"
 #include "comm/dry/dry_world.h"
 #include "comm/memory.h"
 #include "device/cuda.h"
@@ -243,6 +244,28 @@ std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const W
   return largest;
 }
 
+namespace {
+
+/// Bytes that the ranks of a machine will add to its folder of local checkpoints.
+std::uint64_t local_checkpoints_to_come(const config::Config& config, const StageEstimates& stages,
+                                        const World& world) {
+  const std::uint64_t all =
+      most_on_a_machine(by_stage(stages, [](const auto& stage) { return stage.local_checkpoints; }), world);
+  return all == 0 ? 0 : all - std::min(all, local_checkpoints_in(config.training.local_save_dir));
+}
+
+}  // namespace
+
+std::optional<Shortfall> local_shortfall(const config::Config& config, const StageEstimates& stages,
+                                         const World& world, const MachineCapacity& machine) {
+  const std::string& folder = config.training.local_save_dir;
+  const std::uint64_t needed = local_checkpoints_to_come(config, stages, world);
+  const std::uint64_t there = needed > 0 && machine.free_space ? machine.free_space(folder) : 0;
+  if (there == 0 || needed <= there) return {};
+  return Shortfall{cat("a local checkpoint and the one before it in ", folder), "the file system has", needed,
+                   there};
+}
+
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
                                   const World& world, const MachineCapacity& machine) {
   std::vector<Shortfall> out;
@@ -266,18 +289,11 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
         sharing *
             (of_rank(Tier::device) + untracked_of_cuda + untracked_for_nccl(config.parallel, world, machine)),
         machine.gpu_memory);
-  const std::string& local_folder = config.training.local_save_dir;
-  std::uint64_t local =
-      most_on_a_machine(by_stage(stages, [](const auto& stage) { return stage.local_checkpoints; }), world);
-  if (local > 0) local -= std::min(local, local_checkpoints_in(local_folder));
+  const std::uint64_t local =
+      is_in_memory(config.training.local_save_dir) ? local_checkpoints_to_come(config, stages, world) : 0;
   check(world.local_ranks > 1 ? cat("the memory of this machine, shared by ", world.local_ranks, " ranks,")
                               : "the memory of this machine",
-        "there is",
-        most_on_a_machine(by_stage(stages, resident_bytes), world) + (is_in_memory(local_folder) ? local : 0),
-        machine.memory);
-  if (local > 0 && machine.free_space)
-    check(cat("room for local checkpoints (training.local_save_interval) in ", local_folder),
-          "the file system has", local, machine.free_space(local_folder));
+        "there is", most_on_a_machine(by_stage(stages, resident_bytes), world) + local, machine.memory);
   const auto files = files_of(config, stages[0]);
   for (std::size_t i = 0; i < files.size(); ++i) {
     const auto bytes = by_stage(stages, [&](const auto& stage) { return files_of(config, stage)[i].second; });
@@ -330,8 +346,11 @@ StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabu
 void require_fit(const Reparse& reparse, std::int64_t vocabulary, const World& world,
                  const MachineCapacity& machine) {
   const config::Config config = reparse({});
-  const std::vector<Shortfall> missing =
-      shortfalls(config, estimate_stages(config, vocabulary, world), world, machine);
+  const StageEstimates stages = estimate_stages(config, vocabulary, world);
+  if (const auto local = local_shortfall(config, stages, world, machine))
+    log_warning(local->text(),
+                ": where it is full, none is made, and the run goes on (training.local_save_interval)");
+  const std::vector<Shortfall> missing = shortfalls(config, stages, world, machine);
   if (missing.empty()) return;
   std::string text;
   for (const Shortfall& shortfall : missing) text += cat(text.empty() ? "" : "; ", shortfall.text());

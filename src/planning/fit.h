@@ -92,6 +92,10 @@ std::vector<std::uint64_t> by_stage(const StageEstimates& stages, const Bytes& b
 /// than a number holds the largest.
 std::uint64_t most_on_a_machine(const std::vector<std::uint64_t>& bytes, const World& world);
 
+/// Where a machine's folder of local checkpoints has too little room for them; a run goes on without.
+std::optional<Shortfall> local_shortfall(const config::Config& config, const StageEstimates& stages,
+                                         const World& world, const MachineCapacity& machine);
+
 /// Where the most loaded rank, or the machine or GPU that it shares with others, has too little. On CPUs the
 /// device and the host tier are both the machine's memory; what is untracked counts.
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,

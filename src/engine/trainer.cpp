@@ -16,6 +16,7 @@
 #include "engine/report/monitor.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
+#include "engine/report/step_record.h"
 #include "engine/stop_signals.h"
 #include "sharding/parallel/experts/moe.h"
 
@@ -290,6 +291,7 @@ void Trainer::save(bool async) {
   options.keep_last = settings().keep_last;
   if (evaluated_) options.client["val_loss"] = engine::exact(*val_loss_);
   best_->save(options.client);
+  if (record_) options.client[engine::start_key] = record_->start();
   engine_.save_checkpoint(settings().save_dir, options);
   saving_step_ = engine_.global_steps();
   note_saved();
@@ -326,9 +328,19 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   return line;
 }
 
+/// Begun only with a step, so that a run that has nothing left to do takes nothing out of it.
+void Trainer::record(const engine::StepMetrics& step) {
+  if (!speaks() || settings().save_dir.empty()) return;
+  if (!record_)
+    record_ =
+        std::make_unique<engine::StepRecord>(settings().save_dir, first_step_, engine::RunFacts::of(engine_));
+  record_->write(step);
+}
+
 /// The files, the caller and whoever watches.
 void Trainer::tell() {
   const engine::StepMetrics line = metrics_of_step();
+  record(line);
   if (writer_) writer_->write(line);
   if (monitors_ && monitors_->enabled()) monitors_->write(line, engine_.global_samples());
   if (progress_) {

@@ -16,6 +16,7 @@ namespace engine {
 class BestLoss;
 class Monitors;
 class Progress;
+class StepRecord;
 class StopSignals;
 }  // namespace engine
 
@@ -101,6 +102,7 @@ class Trainer {
   void note_saved();
   bool out_of_patience() const;
   engine::StepMetrics metrics_of_step() const;
+  void record(const engine::StepMetrics& step);
   void tell();
   void report_end(int signal) const;
   std::string with_next_step(const std::string& message) const;
@@ -112,6 +114,7 @@ class Trainer {
   TrainerOptions options_;
   std::unique_ptr<engine::BestLoss> best_;  ///< over all evaluations, those before a resume included
   std::unique_ptr<engine::MetricsWriter> writer_;
+  std::unique_ptr<engine::StepRecord> record_;  ///< on rank 0, from the first step on, where it saves
   std::unique_ptr<engine::Monitors> monitors_;
   std::unique_ptr<engine::Progress> progress_;
   std::int64_t units_ = 0;          ///< tokens, or else samples, that all ranks have trained on

@@ -35,7 +35,7 @@ TEST_F(EarlyStop, PatienceEndsARunAndOneThatGoesOnCountsOn) {
   EXPECT_THAT(run.err, HasSubstr(why));
   EXPECT_THAT(run.err, HasSubstr(", was after step 1"));
   EXPECT_EQ(metric("m.jsonl", "step").size(), 4u);
-  EXPECT_EQ(names(), (std::set<std::string>{"global_step4", "latest"}));
+  EXPECT_EQ(names(), (std::set<std::string>{"global_step4", "latest", "steps.jsonl"}));
   auto again = still({"training.patience=3", "training.steps=100"});
   again.push_back("--resume");
   run = sherd(again);
@@ -57,7 +57,8 @@ TEST_F(EarlyStop, TheBestCheckpointStaysAndHasAName) {
     const Outcome run = sherd(still({"training.keep_best=true", "training.keep_last=1",
                                      "training.save_interval=2", cat("training.save_async=", async)}));
     EXPECT_EQ(run.code, 0) << run.err;
-    EXPECT_EQ(names(), (std::set<std::string>{"best", "global_step1", "global_step6", "latest"}));
+    EXPECT_EQ(names(),
+              (std::set<std::string>{"best", "global_step1", "global_step6", "latest", "steps.jsonl"}));
     EXPECT_EQ(read_text(folder_ / "run/best"), "global_step1\n");
     EXPECT_THAT(run.err, HasSubstr(cat("the best checkpoint is ", (folder_ / "run/global_step1").string(),
                                        ", with validation loss ")));

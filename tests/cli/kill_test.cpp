@@ -10,6 +10,7 @@
 
 #include "cli/train_fixture.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/report/step_record.h"
 #include "tensor/safetensors/safetensors.h"
 
 namespace sherd::cli {
@@ -205,10 +206,11 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
   const Outcome ended = sherd(last);
   ASSERT_EQ(ended.code, 0) << ended.err;
   expect_same(expected, true);
-  EXPECT_EQ(names(),
-            (std::set<std::string>{cat("global_step", steps - 2), cat("global_step", steps), "latest"}));
+  EXPECT_EQ(names(), (std::set<std::string>{cat("global_step", steps - 2), cat("global_step", steps),
+                                            "latest", engine::steps_file}));
   read_latest();
   EXPECT_TRUE(states() == last_states);
+  EXPECT_EQ(engine::RecordedSteps::read(folder_ / "run").steps.size(), static_cast<std::size_t>(steps));
 }
 
 }  // namespace

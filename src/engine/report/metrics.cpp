@@ -54,33 +54,33 @@ bool is_metrics(const nlohmann::json& object) {
   return object.is_object() && object.contains("step") && object["step"].is_number_integer();
 }
 
-[[noreturn]] void refuse(const fs::path& path, std::int64_t line) {
-  fail(ErrorKind::data, "line ", line, " of '", path.string(),
-       "' is not a line of metrics. Give --metrics another file, or move this one away");
+[[noreturn]] void refuse(const fs::path& path, std::int64_t line, const StepFileWords& words) {
+  fail(ErrorKind::data, "line ", line, " of '", path.string(), "' is not a line of ", words.lines, ". ",
+       words.advice);
 }
 
 /// The lines of `path` that belong to steps before `first_step`. A last line without its newline is what a
 /// crash left.
-std::string lines_before(const fs::path& path, std::int64_t first_step) {
+std::string lines_before(const fs::path& path, std::int64_t first_step, const StepFileWords& words) {
   std::ifstream in(path, std::ios::binary);
   if (!in) return "";
   std::string kept, line;
   for (std::int64_t number = 1; std::getline(in, line) && !in.eof(); ++number) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
-    if (!is_metrics(object)) refuse(path, number);
+    if (!is_metrics(object)) refuse(path, number, words);
     if (object["step"].get<std::int64_t>() < first_step) kept += line, kept += '\n';
   }
   return kept;
 }
 
 /// A run that begins anew replaces metrics of another, and no other file.
-void require_metrics(const fs::path& path) {
+void require_metrics(const fs::path& path, const StepFileWords& words) {
   std::error_code absent;
   if (!fs::is_regular_file(path, absent)) return;
   std::ifstream in(path, std::ios::binary);
   std::string line;
   if (std::getline(in, line) && !in.eof() && !is_metrics(nlohmann::json::parse(line, nullptr, false)))
-    refuse(path, 1);
+    refuse(path, 1, words);
 }
 
 using Experts = std::vector<std::pair<std::string, parallel::RoutingTotals>>;
@@ -161,19 +161,19 @@ std::string to_json(const StepMetrics& m) {
   return line.finish();
 }
 
-MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step) {
+MetricsWriter::MetricsWriter(fs::path path, std::int64_t first_step, const StepFileWords& words) {
   // A pipe or device holds nothing to keep and cannot be replaced.
   if (first_step <= 1)
-    require_metrics(path);
+    require_metrics(path, words);
   else if (!fs::exists(path) || fs::is_regular_file(path))
-    write_file_atomically(path, lines_before(path, first_step));
-  file_ = std::make_unique<AppendFile>(std::move(path), first_step > 1, "the metrics file");
+    write_file_atomically(path, lines_before(path, first_step, words));
+  file_ = std::make_unique<AppendFile>(std::move(path), first_step > 1, words.what);
 }
 
 MetricsWriter::~MetricsWriter() = default;
 
-void MetricsWriter::write(const StepMetrics& metrics) {
-  file_->write(to_json(metrics) + '\n');
+void MetricsWriter::write(const std::string& line) {
+  file_->write(line + '\n');
 }
 
 }  // namespace sherd::engine

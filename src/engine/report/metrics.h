@@ -52,6 +52,12 @@ RoutingMeans routing_means(const StepMetrics& metrics);
 /// fewest digits that read back to the same bits. JSON has no NaN and no infinity; both become null.
 std::string to_json(const StepMetrics& metrics);
 
+/// A JSONL file with a line per step, in the words of errors.
+struct StepFileWords {
+  const char *what = "the metrics file", *lines = "metrics",
+             *advice = "Give --metrics another file, or move this one away";
+};
+
 /// Appends one line per step to a JSONL file, each with one write, so that a reader of the growing file never
 /// sees half a line (unless the machine stops within the write). Throws Error{io}.
 class MetricsWriter {
@@ -59,12 +65,15 @@ class MetricsWriter {
   /// Begins a new file when `first_step` is 1. For a resumed run, whose next step is `first_step`, keeps the
   /// lines of earlier steps and drops the others, which training will write again: whole files are replaced
   /// atomically. Throws Error{data} when the file to continue is not a metrics file.
-  explicit MetricsWriter(std::filesystem::path path, std::int64_t first_step = 1);
+  explicit MetricsWriter(std::filesystem::path path, std::int64_t first_step = 1,
+                         const StepFileWords& words = {});
   ~MetricsWriter();
   MetricsWriter(const MetricsWriter&) = delete;
   MetricsWriter& operator=(const MetricsWriter&) = delete;
 
-  void write(const StepMetrics& metrics);
+  void write(const StepMetrics& metrics) { write(to_json(metrics)); }
+  /// Any JSON object with an integer `step`, without the newline.
+  void write(const std::string& line);
 
  private:
   std::unique_ptr<class AppendFile> file_;

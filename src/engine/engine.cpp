@@ -7,6 +7,7 @@
 #include "base/threads.h"
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"
+#include "engine/checkpoint/compare.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/report/report.h"
 #include "engine/report/trace.h"
@@ -358,6 +359,11 @@ bool Engine::save_under_way() const {
 
 void Engine::load_weights(nn::WeightSource& source) {
   checkpoints_->load_weights(source);
+}
+
+engine::Comparison Engine::compare_checkpoint(const engine::CheckpointReader& reader,
+                                              const engine::CheckpointReader* before) {
+  return checkpoints_->compare(reader, before);
 }
 
 engine::ClientState Engine::load_checkpoint(const std::string& directory, const std::string& tag) {

@@ -47,7 +47,9 @@ namespace sherd {
 
 namespace engine {
 
+class CheckpointReader;
 class Checkpoints;
+struct Comparison;
 class Executor;
 class Resources;
 class InstructionObserver;
@@ -264,6 +266,11 @@ class Engine {
   /// reads what it holds, from a source of its own. Throws Error{data} naming all that does not fit, before
   /// anything has changed. Between steps. Collective.
   void load_weights(nn::WeightSource& source);
+  /// Compares weights, optimizer states and counters with those of a checkpoint to the bit
+  /// (engine/checkpoint/compare.h). `before`: a checkpoint from which training came here, so that the result
+  /// also tells how far weights moved; null: it does not. Changes nothing. Between steps. Collective.
+  engine::Comparison compare_checkpoint(const engine::CheckpointReader& reader,
+                                        const engine::CheckpointReader* before = nullptr);
 
   // ---- parts ----
   const config::Config& config() const { return config_; }

@@ -19,6 +19,7 @@ namespace sherd::engine {
 
 class BackgroundSave;
 class LocalCheckpoints;
+struct Comparison;
 class SaveFolder;
 class Snapshots;
 struct SaveAct;
@@ -42,6 +43,7 @@ class Checkpoints {
   std::optional<LoadedCheckpoint> load_newest(const std::string& directory);
   void remove_local();
   void load_weights(nn::WeightSource& source);
+  Comparison compare(const CheckpointReader& reader, const CheckpointReader* before);
 
   // ---- a save in the background ----
   /// Of a checkpoint in the run's folder; local ones go unnoticed.

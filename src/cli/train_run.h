@@ -5,10 +5,10 @@
 #include <optional>
 #include <string>
 
+#include "cli/train_setup.h"
 #include "engine/report/trace.h"
 #include "engine/token_data.h"
 #include "engine/trainer.h"
-#include "models/gpt.h"
 #include "planning/fit.h"
 
 namespace sherd::cli {
@@ -41,14 +41,11 @@ class TrainRun {
  private:
   bool speaks() const { return dist_->rank() == 0; }
   std::string layout_shown() const;
-  void make_loaders();
-  void require_base() const;
+  Engine& engine() const { return setup_.engine(); }
+  const models::GptConfig& shape() const { return setup_.shape(); }
+  void make_validation_loader();
   TrainerOptions trainer_options();
   void announce() const;
-  std::vector<std::int32_t> prompt_ids() const;
-  /// Takes the weights of training.init_from.
-  void begin_from(const std::string& folder);
-  void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
   std::optional<double> mfu(double tokens_per_second);
   void report() const;
   void report_trace();
@@ -56,10 +53,9 @@ class TrainRun {
   DistributedPtr dist_;
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
-  models::GptConfig shape_;
   std::unique_ptr<engine::Trace> trace_;  ///< null: not asked for
-  std::unique_ptr<Engine> engine_;
-  std::unique_ptr<data::Loader> train_loader_, validation_loader_;
+  TrainSetup setup_;
+  std::unique_ptr<data::Loader> validation_loader_;
   std::unique_ptr<Trainer> trainer_;
   double gemm_rate_;
   std::function<double(double)> better_rate_;

@@ -1,0 +1,109 @@
+#include "cli/train_setup.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "base/random.h"
+#include "cli/inference/inference.h"
+#include "cli/weights.h"
+#include "comm/gather.h"
+#include "engine/setup/process_grid.h"
+#include "models/adapters/prompt_weights.h"
+#include "models/gpt.h"
+
+namespace sherd::cli {
+
+TrainSetup::TrainSetup(DistributedPtr dist, const config::Config& config,
+                       std::shared_ptr<const engine::TokenData> data)
+    : dist_(std::move(dist)), data_(std::move(data)), shape_(models::gpt_config(config, data_->vocab_size)) {
+  const auto groups = make_groups(dist_, config);
+  engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, config)),
+                                     config, nullptr, nullptr, groups);
+  loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
+  engine_->set_training_data(*loader_, data_);
+}
+
+void TrainSetup::begin() {
+  const std::string& folder = engine_->config().training.init_from;
+  if (folder.empty())
+    require_base();
+  else
+    begin_from(folder);
+}
+
+/// An adapter means nothing without the model that it belongs to.
+void TrainSetup::require_base() const {
+  const config::Adapter& adapter = engine_->config().training.adapter;
+  if (!adapter.init_from.empty())
+    fail(ErrorKind::config, "training.adapter.init_from names an adapter, '", adapter.init_from,
+         "', and nothing names the model that it belongs to: give its folder as training.init_from");
+  if (adapter.prompt.init != config::PromptInit::random)
+    fail(
+        ErrorKind::config,
+        "training.adapter.init is of vectors of the model's own table, and nothing names the model: give its "
+        "folder as training.init_from, or \"init\": \"random\"");
+  if (adapter.type != config::AdapterType::none && speaks())
+    log_warning(
+        "training.adapter trains beside weights that stay as they are, and these are drawn by chance: "
+        "give training.init_from");
+}
+
+/// Warns where the weights were trained on ids of another tokenizer, to which these mean nothing.
+void TrainSetup::warn_of_other_tokenizer(const engine::ExtraFiles& companions) const {
+  const std::string prefix = companion_prefix;
+  const auto came = companions.find(prefix + engine::tokenizer_file_of(data_->tokenizer));
+  const bool any = companions.contains(prefix + engine::tokenizer_file) ||
+                   companions.contains(prefix + engine::tokenizer_json_file) ||
+                   companions.contains(prefix + "vocab.json");
+  const bool other = came != companions.end() && !data_->tokenizer_model.empty()
+                         ? came->second != data_->tokenizer_model
+                         : any;
+  if (other && !data_->tokenizer.empty())
+    log_warning("the weights came with a tokenizer of their own, and the data were made with '",
+                data_->tokenizer, "': ids will mean other text than the weights were trained on");
+}
+
+/// The ids whose vectors all prompts' vectors are at first; none: they are drawn.
+std::vector<std::int32_t> TrainSetup::prompt_ids() const {
+  const config::PromptKeys& prompt = engine_->config().training.adapter.prompt;
+  std::vector<std::int32_t> out;
+  if (prompt.init == config::PromptInit::sample_vocab) {
+    const RandomKey key{engine_->config().training.seed, stable_hash("the prompt's ids")};
+    for (std::int64_t i = 0; i < prompt.prompts() * prompt.virtual_tokens; ++i) {
+      const double drawn =
+          uniform_at(key, static_cast<std::uint64_t>(i)) * static_cast<double>(shape_.vocab_size);
+      out.push_back(static_cast<std::int32_t>(
+          std::min<std::int64_t>(static_cast<std::int64_t>(drawn), shape_.vocab_size - 1)));
+    }
+  }
+  if (prompt.init != config::PromptInit::text) return out;
+  if (data_->tokenizer.empty())
+    fail(
+        ErrorKind::config,
+        "training.adapter.init_text is tokenised as the data were, and nothing says how: set data.tokenizer");
+  const auto tokenizer = data::make_tokenizer(data_->tokenizer);
+  for (std::int64_t i = 0; i < prompt.prompts(); ++i) {
+    const std::string own = prompt.tasks.empty() ? "" : prompt.tasks[static_cast<std::size_t>(i)].init_text;
+    const std::vector<std::int32_t> ids =
+        models::repeated(prompt_of(*tokenizer, own.empty() ? prompt.init_text : own), prompt.virtual_tokens);
+    out.insert(out.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
+void TrainSetup::begin_from(const std::string& folder) {
+  const config::Config& config = engine_->config();
+  Weights weights(folder, shape_, engine_->device(), config.training.adapter, prompt_ids());
+  comm::gather_results(dist_->world(), "weights verified", [&] {
+    weights.verify_share(dist_->rank(), dist_->world_size());
+    return true;
+  });
+  engine_->load_weights(weights.source());
+  if (speaks()) engine_->set_checkpoint_files(weights.companions());
+  if (!speaks()) return;
+  log_info("weights from ", folder);
+  warn_of_other_tokenizer(weights.companions());
+  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+}
+
+}  // namespace sherd::cli

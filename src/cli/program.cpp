@@ -38,6 +38,7 @@ constexpr Command commands[] = {
     {"estimate", "what memory a run will take, and what to change when it does not fit", estimate_command},
     {"plan", "which layout of ranks trains a model best on a machine, and how fast", plan_command},
     {"tune", "try the layouts that plan finds best, and keep the fastest", tune_command},
+    {"verify", "train a run's steps again, and compare them with what was saved", verify_command},
     {"generate", "continue a text with a trained model", generate_command},
     {"evaluate", "score a trained model: choices, completions, perplexity", evaluate_command},
     {"import", "make a checkpoint of a model in Hugging Face's files", import_command},

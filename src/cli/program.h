@@ -4,7 +4,7 @@
 //
 // To change, look at:
 // - the commands: commands[], program.cpp; each is a file, *_command.cpp
-// - what a training run does: train_run.cpp, by engine/trainer.h
+// - what a training run does: train_run.cpp, by engine/trainer.h; its replay: verification/replay.h
 // - sizes that do not fit, told at once: raise_sizes(), planning/fit.cpp; this machine's memory:
 //   engine/report/machine.h; plans: planning/search.h, tried by trial.h
 // - where weights to begin with come from (training.init_from): weights.cpp
@@ -31,6 +31,8 @@ constexpr int stopped_by(int signal) {
 inline constexpr int does_not_fit = 3;
 /// The exit code of a rank that ended because others did, or did not come: ErrorKind::comm.
 inline constexpr int lost_others = 4;
+/// The exit code of `sherd verify` where the run is not as it was saved.
+inline constexpr int does_not_agree = 5;
 
 /// For the start of main(): makes a write that nobody reads (`| head`) or that is beyond the limit of file
 /// sizes (ulimit -f) fail with EPIPE or EFBIG rather than end the program by SIGPIPE or SIGXFSZ, and has
@@ -51,6 +53,7 @@ void train_command(const Arguments& arguments);
 void estimate_command(const Arguments& arguments);
 void plan_command(const Arguments& arguments);
 void launch_command(const Arguments& arguments);
+void verify_command(const Arguments& arguments);
 void tune_command(const Arguments& arguments);
 void bench_command(const Arguments& arguments);
 void generate_command(const Arguments& arguments);

@@ -277,6 +277,7 @@ void Trainer::save_locally() {
   engine::SaveOptions options;
   options.async = settings().save_async;
   best_->save(options.client);
+  if (record_) options.client[engine::start_key] = record_->start();
   local_due_ = !engine_.save_local_checkpoint(options);
   engine_.groups().reset_traffic();
 }

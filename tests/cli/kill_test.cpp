@@ -211,6 +211,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
   read_latest();
   EXPECT_TRUE(states() == last_states);
   EXPECT_EQ(engine::RecordedSteps::read(folder_ / "run").steps.size(), static_cast<std::size_t>(steps));
+  EXPECT_EQ(sherd({"verify", (folder_ / "run").string()}).code, 0);
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ TEST(Program, EveryCommandHasHelp) {
   EXPECT_EQ(all.code, 0);
   EXPECT_EQ(run({"-h"}).out, all.out);
   for (const char* command :
-       {"train", "estimate", "plan", "tune", "generate", "prepare", "plot", "bench", "info"}) {
+       {"train", "estimate", "plan", "tune", "verify", "generate", "prepare", "plot", "bench", "info"}) {
     EXPECT_THAT(all.out, HasSubstr(std::string("\n  ") + command + " "));
     const CommandOutcome help = run({command, "--help"});
     EXPECT_EQ(help.code, 0) << help.err;

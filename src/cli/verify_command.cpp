@@ -1,0 +1,249 @@
+#include <charconv>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+
+#include "base/excerpt.h"
+#include "base/log.h"
+#include "cli/command_line.h"
+#include "cli/program.h"
+#include "cli/verification/replay.h"
+#include "comm/gather.h"
+#include "engine/report/report.h"
+#include "engine/setup/make_device.h"
+#include "engine/setup/process_grid.h"
+
+namespace sherd::cli {
+namespace {
+
+struct VerifyRequest {
+  std::filesystem::path run;
+  std::optional<std::int64_t> step;
+  int ranks = 0;  ///< 0: as many as saved, or the launcher's
+  std::vector<std::string> overrides;
+};
+
+/// All that is to be replayed, read before ranks begin.
+struct VerifyPlan {
+  engine::RecordedSteps record;
+  std::vector<std::string> notes;
+  std::vector<Replay> replays;
+};
+
+/// How far all replays agree.
+enum class Agreement : std::uint8_t {
+  equal,   ///< to the bit
+  near,    ///< to rounding, where bits are not promised
+  apart,   ///< not even so
+  differs  ///< where bits are promised
+};
+
+bool under_launcher() {
+  return comm::launcher() != comm::Launcher::none;
+}
+
+VerifyPlan plan_of(const VerifyRequest& request) {
+  VerifyPlan plan;
+  plan.record = engine::RecordedSteps::read(request.run);
+  Course course = course_of(request.run, plan.record, request.step);
+  plan.notes = std::move(course.notes);
+  const int ranks = under_launcher() && comm::launched_ranks() > 0 ? comm::launched_ranks() : request.ranks;
+  for (const Interval& interval : course.intervals)
+    plan.replays.push_back(prepare_replay(interval, plan.record, ranks, request.overrides));
+  return plan;
+}
+
+/// With the fewest digits that read back to the same fp32 number.
+std::string digits_of(double value) {
+  std::array<char, 32> text{};
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), static_cast<float>(value)).ptr;
+  return {text.data(), end};
+}
+
+void print_states(const engine::Comparison& states) {
+  if (states.agrees())
+    std::printf("  %s and what else is saved agree to the bit (%s elements)\n",
+                counted(states.tensors, "tensor").c_str(),
+                engine::human_count(static_cast<double>(states.elements)).c_str());
+  if (states.differing_elements > 0)
+    std::printf("  of %s %lld differ, in %lld of %lld elements\n", counted(states.tensors, "tensor").c_str(),
+                static_cast<long long>(states.differing_tensors),
+                static_cast<long long>(states.differing_elements), static_cast<long long>(states.elements));
+  if (const auto& first = states.first)
+    std::printf(
+        "  first tensor that differs: %s, from element %lld on: %s in the checkpoint, %s here; %lld of %lld "
+        "elements differ, by at most %s\n",
+        first->name.c_str(), static_cast<long long>(first->first), digits_of(first->saved).c_str(),
+        digits_of(first->here).c_str(), static_cast<long long>(first->differing),
+        static_cast<long long>(first->elements),
+        counted(static_cast<std::int64_t>(first->ulps), "ulp").c_str());
+  for (const std::string& line : states.others) std::printf("  %s\n", line.c_str());
+}
+
+void print_report(const ReplayReport& report) {
+  if (!report.data.empty()) std::printf("  %s\n", report.data.c_str());
+  if (report.step)
+    std::printf("  first step that differs: step %lld: %s was %s and is %s\n",
+                static_cast<long long>(report.step->step), report.step->what.c_str(),
+                report.step->recorded.c_str(), report.step->here.c_str());
+  else if (report.compared_steps > 0)
+    std::printf("  losses and gradient norms of %s agree to the bit\n",
+                counted(report.compared_steps, "step").c_str());
+  if (report.compared_steps < report.steps)
+    std::printf("  of %s no losses are recorded in %s: tensors alone are compared\n",
+                counted(report.steps - report.compared_steps, "step").c_str(), engine::steps_file);
+  print_states(report.states);
+  if (!report.missing.empty() && !report.agrees())
+    std::printf(
+        "  apart: losses by %.2g, gradient norms by %.2g of themselves%s\n", report.loss_error,
+        report.norm_error,
+        report.states.weights_error
+            ? cat(", weights by ", engine::printed("%.2g", *report.states.weights_error), " of their way")
+                  .c_str()
+            : "");
+  std::fflush(stdout);
+}
+
+Agreement judge(const Replay& replay, const ReplayReport& report) {
+  if (report.agrees()) return Agreement::equal;
+  if (report.missing.empty()) return Agreement::differs;
+  return report.agrees_nearly(replay.saved.precision.compute) ? Agreement::near : Agreement::apart;
+}
+
+/// Replays an interval on this rank, and returns what rank 0 judges.
+Agreement verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
+                          const std::shared_ptr<const engine::TokenData>& data) {
+  const ReplayReport report = run_replay(dist, replay, plan.record, data);
+  const Agreement mine = judge(replay, report);
+  if (dist->rank() == 0) print_report(report);
+  return comm::gather_records(dist->world(), mine, "verdict")[0];
+}
+
+void print_notes(const VerifyPlan& plan) {
+  for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
+  if (plan.record.starts.empty())
+    std::printf("the folder has no %s: what the run computed on, and its losses, are not known\n",
+                engine::steps_file);
+}
+
+const char* verdict_of(Agreement agreement) {
+  switch (agreement) {
+    case Agreement::equal:
+      return "the run agrees to the bit";
+    case Agreement::near:
+      return "the run agrees to rounding: equal bits are not promised for what was replayed here, as said "
+             "above";
+    case Agreement::apart:
+      return "the run does NOT agree, not even to rounding: equal bits are not promised for what was "
+             "replayed "
+             "here, as said above";
+    default:
+      return "the run does NOT agree";
+  }
+}
+
+void print_verdict(Agreement agreement) {
+  std::printf("%s\n", verdict_of(agreement));
+  std::fflush(stdout);
+}
+
+Agreement verify_here(const VerifyPlan& plan) {
+  print_notes(plan);
+  Agreement all = Agreement::equal;
+  for (const Replay& replay : plan.replays) {
+    engine::takes_gpus(replay.config);  // throws where it needs one and has none
+    const auto data = engine::open_token_data(replay.config);
+    planning::require_fit(replay.reparse, data->vocab_size, {replay.ranks, replay.ranks},
+                          planning::this_machine(replay.config));
+    Agreement found = Agreement::differs;
+    launch_ranks(replay.ranks,
+                 [&](const DistributedPtr& dist) {
+                   const Agreement agreed = verify_interval(dist, plan, replay, data);
+                   if (dist->rank() == 0) found = agreed;
+                 },
+                 {.timeout_seconds = replay.config.parallel.timeout_seconds});
+    all = std::max(all, found);
+  }
+  print_verdict(all);
+  return all;
+}
+
+/// One rank's part under a launcher.
+Agreement verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
+  std::string intervals;  // checkpoints of a run under way may go between two looks
+  for (const Replay& replay : plan.replays) intervals += replay.interval.text() + "; ";
+  engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist);
+  if (dist->rank() == 0) print_notes(plan);
+  Agreement all = Agreement::equal;
+  for (const Replay& replay : plan.replays) {
+    std::shared_ptr<const engine::TokenData> data;
+    comm::gather_results(dist->world(), "data opened", [&] {
+      engine::takes_gpus(replay.config);
+      data = engine::open_token_data(replay.config);
+      return true;
+    });
+    engine::require_same_setup(replay.config, *dist);
+    engine::require_same_data(*data, *dist);
+    const engine::GpuSharing sharing = engine::share_gpus_of_world(replay.config, *dist);
+    comm::gather_results(dist->world(), "memory check", [&] {
+      planning::require_fit(replay.reparse, data->vocab_size, {dist->world_size(), dist->local_size()},
+                            planning::this_machine(replay.config, sharing));
+      return true;
+    });
+    all = std::max(all, verify_interval(dist, plan, replay, data));
+  }
+  if (dist->rank() == 0) print_verdict(all);
+  dist->world().barrier({.label = "end of verification", .scalar = true});
+  return all;
+}
+
+Agreement verify_run(const VerifyRequest& request) {
+  if (!under_launcher()) return verify_here(plan_of(request));
+  VerifyPlan plan;
+  std::exception_ptr unread;  // told to the others, who wait, once they are met
+  try {
+    plan = plan_of(request);
+  } catch (const Error&) {
+    unread = std::current_exception();
+  }
+  Agreement all = Agreement::differs;
+  try {
+    launch_ranks(request.ranks, [&](const DistributedPtr& dist) {
+      if (unread) std::rethrow_exception(unread);
+      all = verify_launched(plan, dist);
+    });
+  } catch (const Error&) {
+    if (unread) std::rethrow_exception(unread);  // also where the others did not come
+    throw;
+  }
+  return all;
+}
+
+}  // namespace
+
+void verify_command(const Arguments& arguments) {
+  CommandLine line("verify",
+                   "Checks a run: trains the steps between its checkpoints again, and compares losses, "
+                   "gradient norms and all that the next checkpoint holds with what was saved, to the bit "
+                   "where docs/guarantees.md promises that. Writes nothing into the run's folder, in which a "
+                   "run may be under way. Ends with exit code 5 where the run does not agree.",
+                   "RUN [--step K] [--ranks N] [--set a.b.c=V]...");
+  line.list("run", "RUN", "the run's folder, its training.save_dir (or without the option's name)")
+      .value("step", "K", "only the steps that end at the checkpoint of step K; by default all there are")
+      .value("ranks", "N",
+             "local ranks in this process, by default as many as saved; mpirun, srun and torchrun bring "
+             "their own")
+      .list("set", "a.b.c=V",
+            "override a key of the machine or the layout, as data.path=PREFIX; not what is trained")
+      .rest_to("run");
+  if (!line.parse(arguments)) return;
+  if (line.all("run").size() != 1) throw UsageError("name one run's folder. See 'sherd verify --help'");
+  VerifyRequest request;
+  request.run = line.all("run").front();
+  if (line.has("step")) request.step = line.integer("step", 1);
+  if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
+  request.overrides = line.all("set");
+  if (verify_run(request) >= Agreement::apart) throw Finding{does_not_agree};
+}
+
+}  // namespace sherd::cli

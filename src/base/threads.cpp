@@ -79,6 +79,7 @@ sigset_t stop_signal_set() {
   sigset_t all;
   ::sigemptyset(&all);
   for (const int signal : stop_signals) ::sigaddset(&all, signal);
+  ::sigaddset(&all, inquiry_signal);
   return all;
 }
 
@@ -86,8 +87,10 @@ SignalMask::SignalMask(int how, const sigset_t& signals) : back_(how == SIG_BLOC
   sigset_t before;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &before);
   ::sigemptyset(&changed_);
-  for (const int signal : stop_signals)
-    if (::sigismember(&signals, signal) && ::sigismember(&before, signal) == (how == SIG_UNBLOCK))
+  const sigset_t known = stop_signal_set();
+  for (int signal = 1; signal < NSIG; ++signal)
+    if (::sigismember(&known, signal) == 1 && ::sigismember(&signals, signal) &&
+        ::sigismember(&before, signal) == (how == SIG_UNBLOCK))
       ::sigaddset(&changed_, signal);
   ::pthread_sigmask(how, &changed_, nullptr);
 }

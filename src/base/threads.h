@@ -13,13 +13,15 @@ namespace sherd {
 
 /// The signals that ask a run to stop. Slurm sends SIGUSR1 where it is told so (`--signal=USR1@60`).
 inline constexpr std::array<int, 4> stop_signals{SIGINT, SIGTERM, SIGHUP, SIGUSR1};
-/// These as a set.
+/// Asks a run where it stands; it goes on.
+inline constexpr int inquiry_signal = SIGUSR2;
+/// All these as a set.
 sigset_t stop_signal_set();
 
-/// Blocks or unblocks stop signals in the calling thread while it lives; for one thread.
+/// Blocks or unblocks these signals in the calling thread while it lives; for one thread.
 class SignalMask {
  public:
-  /// `how` is SIG_BLOCK or SIG_UNBLOCK; those of `signals` count that are stop signals.
+  /// `how` is SIG_BLOCK or SIG_UNBLOCK; those of `signals` count that are in stop_signal_set().
   SignalMask(int how, const sigset_t& signals);
   ~SignalMask();
   SignalMask(const SignalMask&) = delete;
@@ -34,8 +36,8 @@ class SignalMask {
 /// For each thread that computes. A thread for whose stack no memory is left goes on without.
 void ensure_signal_stack();
 
-/// Begins a thread that is Sherd's own: no stop signal comes to it, and it has an alternate stack. Callers'
-/// functions do not run there, which may start programs: those inherit what is blocked.
+/// Begins a thread that is Sherd's own: none of these signals comes to it, and it has an alternate stack.
+/// Callers' functions do not run there, which may start programs: those inherit what is blocked.
 void begin_own_thread();
 
 /// `body` for a std::thread of Sherd's own, which begins with begin_own_thread().

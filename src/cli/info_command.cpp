@@ -11,6 +11,7 @@
 #include "base/version.h"
 #include "cli/build_info.h"
 #include "cli/command_line.h"
+#include "cli/flight_report.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "config/keys.h"
@@ -85,14 +86,24 @@ std::string rate_text(DType dtype) {
 
 void info_command(const Arguments& arguments) {
   CommandLine line("info", "Prints versions, processor, memory and the features of this build.",
-                   "[--gemm | --keys | --schema]");
+                   "[--gemm | --keys | --schema | --flight-recorder F...]");
   line.flag("gemm", "also measure the rate of matrix products, and keep it for MFU");
   line.flag("keys", "print every key of the configuration instead: values, defaults, meanings (Markdown)");
   line.flag("schema", "print the JSON Schema of configuration files instead, by which editors complete them");
+  line.list("flight-recorder", "F",
+            "compare flight_recorder_rank_*.json of a run's ranks instead (files, or their folder): who is "
+            "behind, and in which call")
+      .rest_to("flight-recorder");
   if (!line.parse(arguments)) return;
+  const bool flights = line.has("flight-recorder");
   const bool keys = line.has("keys"), schema = line.has("schema");
-  if (keys + schema + line.has("gemm") > 1)
-    throw UsageError("--gemm, --keys and --schema are different questions; ask one at a time");
+  if (keys + schema + flights + line.has("gemm") > 1)
+    throw UsageError(
+        "--gemm, --keys, --schema and --flight-recorder are different questions; ask one at a time");
+  if (flights) {
+    std::fputs(flight_report(line.all("flight-recorder")).c_str(), stdout);
+    return;
+  }
   if (keys || schema) {
     std::fputs((keys ? config::keys_page() : config::json_schema()).c_str(), stdout);
     return;

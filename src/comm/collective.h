@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string_view>
 
 namespace sherd::comm {
 
@@ -18,6 +19,8 @@ enum class Collective : std::uint8_t {
   send,
   receive
 };
+/// "all_gather", "send", …
+std::string_view name_of(Collective kind);
 
 /// A call of one rank, as far as the rates of links price it.
 struct CommWork {

@@ -9,6 +9,7 @@
 // - how a collective times out: Board::diagnose(), exchange/board.cpp; between machines
 //   Messages::check_peers(), messages/messages.cpp; NCCL: NcclComm::overdue(); all waits:
 //   docs/communication.md, "Waits"
+// - the record of the last calls: flight_recorder.h
 // - add a communicator: for a network Port, messages/port.h; else Backend, exchange/backend.h
 // - memory that exchanging takes beside tensors: memory.h
 
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "base/choices.h"
+#include "comm/flight_recorder.h"
 #include "tensor/kernels.h"
 #include "tensor/tensor.h"
 
@@ -174,6 +176,11 @@ class Communicator {
   /// Tells peers that this rank has failed, so that their waits end now with `reason` rather than at the
   /// deadline, in this group and in those split from it. From any thread.
   virtual void abort(const std::string& reason) noexcept = 0;
+
+  /// This rank's last calls of this group and all others of its world.
+  virtual const std::shared_ptr<FlightRecorder>& flight_recorder() const = 0;
+  /// Says what the group is for, "shard" or "shard, data", where its calls are told.
+  virtual void set_purpose(const std::string& purpose) = 0;
 
   virtual Traffic traffic() const = 0;
   virtual void reset_traffic() = 0;

@@ -23,6 +23,13 @@ ProcessGroups::ProcessGroups(Communicator& world, const Grid& grid, bool others_
                                                           : world.part(grid.partition(here)));
     groups_[axis] = made_.back().get();
   }
+  for_each_axis([&](Axis, Communicator& group) {
+    std::string purpose;
+    for (std::size_t axis = 0; axis < groups_.size(); ++axis)
+      if (groups_[axis] == &group)
+        purpose += cat(purpose.empty() ? "" : ", ", name_of(static_cast<Axis>(axis)));
+    group.set_purpose(purpose);
+  });
 }
 
 template <class Visit>
@@ -46,6 +53,7 @@ Communicator& ProcessGroups::another(Axis axis) {
   std::iota(all.begin(), all.end(), 0);
   made_.push_back(group(axis).part({all}));
   further_.emplace_back(axis, made_.back().get());
+  made_.back()->set_purpose(cat(name_of(axis), ", further"));
   return *made_.back();
 }
 
@@ -64,7 +72,9 @@ Communicator* ProcessGroups::replicas_on(const std::vector<int>& stages) {
     made_.push_back(world().part(grid_.partition_on(stages)));
   else if (here)
     made_.push_back(world().part({grid_.replicas_on(stages, world().rank())}));
-  if (here) known->second = made_.back().get();
+  if (!here) return nullptr;
+  known->second = made_.back().get();
+  known->second->set_purpose("replicas of what several stages hold");
   return known->second;
 }
 

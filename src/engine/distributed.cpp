@@ -8,6 +8,7 @@
 #include "base/arena.h"
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "engine/report/flight_file.h"
 
 namespace sherd {
 namespace {
@@ -59,6 +60,11 @@ std::shared_ptr<comm::Communicator> borrow(comm::Communicator& communicator) {
 }
 
 }  // namespace
+
+Distributed::Distributed(std::shared_ptr<comm::Communicator> world, int local_rank, int local_size)
+    : world_(std::move(world)), local_rank_(local_rank), local_size_(local_size) {
+  engine::write_flight_on_failure(*world_, "");  // where the environment says; an engine knows its save_dir
+}
 
 void check_launched_ranks(int ranks) {
   if (launched()) refuse_other(ranks, comm::launched_ranks());

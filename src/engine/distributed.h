@@ -13,8 +13,7 @@ class Distributed {
  public:
   /// `local_size`: ranks on this machine, which share its cores and GPUs; `local_rank`: this one's place
   /// among them.
-  Distributed(std::shared_ptr<comm::Communicator> world, int local_rank, int local_size)
-      : world_(std::move(world)), local_rank_(local_rank), local_size_(local_size) {}
+  Distributed(std::shared_ptr<comm::Communicator> world, int local_rank, int local_size);
   int rank() const { return world_->rank(); }
   int world_size() const { return world_->size(); }
   int local_rank() const { return local_rank_; }

@@ -9,6 +9,7 @@
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/checkpoint/compare.h"
 #include "engine/pipeline/train_schedule.h"
+#include "engine/report/flight_file.h"
 #include "engine/report/report.h"
 #include "engine/report/trace.h"
 #include "engine/setup/process_grid.h"
@@ -28,6 +29,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
     : dist_(std::move(dist)), config_(config), model_(std::move(model)) {
   require(dist_ != nullptr, "an engine needs ranks");
   require(model_ != nullptr, "an engine needs a model");
+  engine::write_flight_on_failure(dist_->world(), config_.training.save_dir);
   resources_ = std::make_unique<engine::Resources>(*dist_, config_, std::move(device), std::move(kernels),
                                                    std::move(groups));
   lay_out();

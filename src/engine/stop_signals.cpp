@@ -1,8 +1,10 @@
 #include "engine/stop_signals.h"
 
 #include <pthread.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -13,6 +15,8 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "engine/report/terminal.h"
 
@@ -36,8 +40,18 @@ std::int64_t now_ms() {
   return static_cast<std::int64_t>(now.tv_sec) * 1000 + now.tv_nsec / 1'000'000 + 1;
 }
 
+std::mutex inquiry_mutex;
+std::vector<std::pair<const StopSignals*, std::function<void()>>>& inquiries =
+    *new std::vector<std::pair<const StopSignals*, std::function<void()>>>;  // guarded by inquiry_mutex
+std::atomic<pid_t> waiting_thread{0};
+
+void answer_inquiry() {
+  const std::lock_guard lock(inquiry_mutex);
+  for (const auto& [asked, answer] : inquiries) answer();
+}
+
 /// On whatever thread got the signal, also inside of a handler.
-void take(int signal) {
+void take_stop(int signal) {
   std::size_t kind = 0;
   while (stop_signals[kind] != signal) ++kind;
   std::int64_t first = 0;
@@ -51,16 +65,26 @@ void take(int signal) {
   }
 }
 
+/// On a thread that may do all, outside of handlers.
+void take(int signal) {
+  signal == inquiry_signal ? answer_inquiry() : take_stop(signal);
+}
+
 extern "C" void on_stop_signal(int signal) {
   const int error = errno;  // of whatever was interrupted
-  take(signal);
+  if (signal == inquiry_signal)
+    ::syscall(SYS_tgkill, ::getpid(), waiting_thread.load(), signal);  // a handler may not answer
+  else
+    take_stop(signal);
   errno = error;
 }
 
 std::mutex mutex;  // guards what follows, but for reads while one lives
 std::atomic<int> living = 0;
 sigset_t taken{};
-std::array<struct sigaction, stop_signals.size()> before{};
+constexpr std::array all_taken{SIGINT, SIGTERM, SIGHUP, SIGUSR1, inquiry_signal};
+static_assert(std::equal(stop_signals.begin(), stop_signals.end(), all_taken.begin()));
+std::array<struct sigaction, all_taken.size()> before{};
 std::thread& waiting = *new std::thread;  // stays, since exit() may come while it waits
 std::atomic<bool> leaving = false;
 
@@ -72,6 +96,7 @@ void take_pending() {
 }
 
 void wait_for_signals() {
+  waiting_thread = ::gettid();
   for (;;) {
     siginfo_t info{};
     const int signal = ::sigwaitinfo(&taken, &info);
@@ -86,7 +111,7 @@ void leave() {
   if (!waiting.joinable()) return;
   leaving = true;
   int any = 0;
-  for (const int signal : stop_signals)
+  for (const int signal : all_taken)
     if (::sigismember(&taken, signal) == 1) any = signal;
   ::pthread_sigqueue(waiting.native_handle(), any, {.sival_ptr = &leaving});
   waiting.join();
@@ -111,7 +136,8 @@ void in_child() {
 bool is_taken(int signal, const struct sigaction& now, const sigset_t& blocked) {
   const bool handled = (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL;
   const bool ignored = !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_IGN;
-  return !ignored && !(signal == SIGUSR1 && handled) && ::sigismember(&blocked, signal) == 0;
+  const bool for_programs = signal == SIGUSR1 || signal == inquiry_signal;
+  return !ignored && !(for_programs && handled) && ::sigismember(&blocked, signal) == 0;
 }
 
 void begin(const char* message) {
@@ -122,9 +148,9 @@ void begin(const char* message) {
   sigset_t blocked;
   ::pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
   ::sigemptyset(&taken);
-  for (std::size_t i = 0; i < stop_signals.size(); ++i) {
-    ::sigaction(stop_signals[i], nullptr, &before[i]);
-    if (is_taken(stop_signals[i], before[i], blocked)) ::sigaddset(&taken, stop_signals[i]);
+  for (std::size_t i = 0; i < all_taken.size(); ++i) {
+    ::sigaction(all_taken[i], nullptr, &before[i]);
+    if (is_taken(all_taken[i], before[i], blocked)) ::sigaddset(&taken, all_taken[i]);
   }
   if (::sigisemptyset(&taken)) return;
   {
@@ -135,21 +161,25 @@ void begin(const char* message) {
   action.sa_handler = on_stop_signal;
   action.sa_flags = SA_ONSTACK | SA_RESTART;
   action.sa_mask = taken;
-  for (const int signal : stop_signals)
+  for (const int signal : all_taken)
     if (::sigismember(&taken, signal) == 1) ::sigaction(signal, &action, nullptr);
 }
 
 void end() {
   leave();
   take_pending();
-  for (std::size_t i = 0; i < stop_signals.size(); ++i)
-    if (::sigismember(&taken, stop_signals[i]) == 1) ::sigaction(stop_signals[i], &before[i], nullptr);
+  for (std::size_t i = 0; i < all_taken.size(); ++i)
+    if (::sigismember(&taken, all_taken[i]) == 1) ::sigaction(all_taken[i], &before[i], nullptr);
 }
 
 }  // namespace
 
-StopSignals::StopSignals(const char* message) {
+StopSignals::StopSignals(const char* message, std::function<void()> answer) {
   ensure_signal_stack();
+  if (answer) {
+    const std::lock_guard lock(inquiry_mutex);
+    inquiries.emplace_back(this, std::move(answer));
+  }
   const std::lock_guard lock(mutex);
   if (living == 0) begin(message);
   ++living;
@@ -157,6 +187,10 @@ StopSignals::StopSignals(const char* message) {
 }
 
 StopSignals::~StopSignals() {
+  {
+    const std::lock_guard lock(inquiry_mutex);  // an answer under way ends first
+    std::erase_if(inquiries, [this](const auto& each) { return each.first == this; });
+  }
   const std::lock_guard lock(mutex);
   if (living == 1) end();
   --living;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "base/threads.h"
@@ -9,8 +10,8 @@ namespace sherd::engine {
 /// While one lives, SIGINT, SIGTERM, SIGHUP and SIGUSR1 ask the program to stop instead of ending it, each
 /// once: a second one of a kind ends it as usual, unless it comes within a second, as from a terminal and a
 /// launcher that both deliver one. Signals that the program was started to ignore (nohup, background jobs of
-/// shells) stay ignored; those that the first one's thread blocks, and a SIGUSR1 that has a handler, stay the
-/// program's.
+/// shells) stay ignored; those that the first one's thread blocks, and a SIGUSR1 or SIGUSR2 that has a
+/// handler, stay the program's. SIGUSR2 stops nothing: it is answered.
 ///
 /// Several may live at once, one for each rank, made and destroyed by its thread, in which they block these
 /// signals; the last to go puts back what was there. One thread of theirs waits for the signals, so that none
@@ -18,8 +19,9 @@ namespace sherd::engine {
 /// it, on the thread's alternate stack where it has one.
 class StopSignals {
  public:
-  /// `message` is told on standard error when one comes; it must outlive all.
-  explicit StopSignals(const char* message = "");
+  /// `message` is told on standard error when one comes; it must outlive all. `answer` is called for each
+  /// SIGUSR2, on a thread that does not compute, while the ranks go on or hang; it must not throw.
+  explicit StopSignals(const char* message = "", std::function<void()> answer = nullptr);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

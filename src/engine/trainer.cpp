@@ -14,6 +14,7 @@
 #include "engine/best_loss.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/report/monitor.h"
+#include "engine/report/flight_file.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/report/step_record.h"
@@ -176,9 +177,13 @@ int Trainer::run() {
 int Trainer::train_until_stopped() {
   const engine::StopSignals stop_signals(
       "\nsherd: stopping after this step, and saving where training.save_dir is set; the same "
-      "signal again, a second from now or later, ends the run at once, unsaved\n");
+      "signal again, a second from now or later, ends the run at once, unsaved\n",
+      [recorder = engine_.dist().world().flight_recorder(), folder] {
+        engine::write_flight(*recorder, folder, "SIGUSR2");
+      });
   open_outputs();
   try {
+  const std::string asked = engine::flight_folder(settings().save_dir), folder = asked.empty() ? "." : asked;
     return train_steps();
   } catch (const Error& error) {
     throw Error(error.kind(), with_next_step(error.what()));

@@ -153,6 +153,7 @@ TEST(Program, InfoPrintsTheKeysAlone) {
   EXPECT_TRUE(schema.out == config::json_schema()) << schema.out.substr(0, 200);
   expect_failure({"info", "--keys", "--gemm"}, 2, "ask one at a time");
   expect_failure({"info", "--keys", "--schema"}, 2, "ask one at a time");
+  expect_failure({"info", "--keys", "--flight-recorder", "x"}, 2, "ask one at a time");
 }
 
 TEST(Program, TellsItsOwnProcessorTimeFromThatOfOthers) {

@@ -111,6 +111,57 @@ TEST(StopSignals, TellTheMessageOfTheFirst) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "stopping soon\n");
 }
 
+TEST(StopSignals, AnswerAnInquiryForEachRankAndStopNothing) {
+  std::atomic<int> first{0}, second{0};
+  const auto ask = [&](int answers) {
+    ::kill(::getpid(), SIGUSR2);
+    for (int waited = 0; first < answers && waited < 5000; ++waited) ::usleep(1000);
+    EXPECT_EQ(first, answers);
+  };
+  const Handler before = handler_of(SIGUSR2);
+  {
+    const StopSignals one("", [&] { ++first; });
+    {
+      const StopSignals other("never told\n", [&] { ++second; });
+      EXPECT_TRUE(is_blocked(SIGUSR2));
+      ask(1);
+      for (int waited = 0; second < 1 && waited < 5000; ++waited) ::usleep(1000);
+    }
+    ask(2);
+    std::raise(SIGUSR2);
+    EXPECT_EQ(StopSignals::received(), 0) << "it asks nobody to stop";
+    EXPECT_EQ(first, 3);
+    // A library's thread, which blocks nothing, has it taken to one that may answer.
+    std::thread other([] {
+      sigset_t usr2;
+      ::sigemptyset(&usr2), ::sigaddset(&usr2, SIGUSR2);
+      ::pthread_sigmask(SIG_UNBLOCK, &usr2, nullptr);
+      std::raise(SIGUSR2);
+    });
+    other.join();
+    for (int waited = 0; first < 4 && waited < 5000; ++waited) ::usleep(1000);
+    EXPECT_EQ(first, 4);
+  }
+  EXPECT_EQ(second, 1);
+  EXPECT_EQ(handler_of(SIGUSR2), before);
+  EXPECT_FALSE(is_blocked(SIGUSR2));
+}
+
+TEST(StopSignals, LeaveAProgramsOwnHandlerOfInquiries) {
+  static std::atomic<int> own{0};
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = [](int) { ++own; };
+  ::sigaction(SIGUSR2, &action, &before);
+  {
+    const StopSignals signals("", [] { ADD_FAILURE() << "the program answers itself"; });
+    std::raise(SIGUSR2);
+    EXPECT_EQ(StopSignals::received(), 0);
+  }
+  EXPECT_EQ(own, 1);
+  ::sigaction(SIGUSR2, &before, nullptr);
+}
+
 /// Libraries' threads, begun before, block nothing.
 TEST(StopSignals, ComeToOtherThreadsOnTheirAlternateStacks) {
   const StopSignals signals;

@@ -178,6 +178,14 @@ bool Board::may_hear_more(const std::vector<int>& missing, const Deadline& deadl
                      [&](int r) { return r != rank_ && slot(r).asks_elsewhere.load() != 0; });
 }
 
+void Board::record(const Waited& waited) const {
+  if (!waited.call.record || is_transfer(waited.call)) return;  // whose peer stands there
+  std::array<int, FlightRecorder::missing_kept> ranks{};
+  const std::size_t count = waited.missing.size();
+  for (std::size_t i = 0; i < std::min(count, ranks.size()); ++i) ranks[i] = in_world(waited.missing[i]);
+  waited.call.record.wait_for(ranks, count);
+}
+
 std::string Board::diagnose(const Waited& waited, bool slow_checks) {
   const auto& [call, missing, deadline, late] = waited;
   for (const int r : missing) {

@@ -172,6 +172,8 @@ class Board final : public Health {
   std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
   /// The error message for a wait that has failed, or is too late; else empty.
+  /// Tells the call's record for whom it waits.
+  void record(const Waited& waited) const;
   std::string diagnose(const Waited& waited, bool slow_checks);
 
   int rank_;
@@ -208,6 +210,7 @@ void Board::wait(WaitWord& word, const Done& done, const WaitedFor& waited) {
     const std::string reason = diagnose(now, slow_checks);
     if (!reason.empty()) {
       if (done()) return;
+    record(now);
       fail_and_throw(reason);
     }
     nap(word, seen, now.deadline);

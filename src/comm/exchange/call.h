@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "base/deadline.h"
 #include "comm/collective.h"
 #include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 #include "device/stream.h"
 
 namespace sherd::comm {
@@ -57,6 +59,8 @@ struct Call {
   std::vector<std::int64_t> words;  ///< agree: in, this rank's; out, everybody's in rank order
   std::string label;
   bool async = false;  ///< the caller goes on before it is done
+  FlightRecorder::Ticket record;
+  bool watched = false;  ///< who queued it on a GPU records its end
 
   // Order with this rank's GPU (exchange/gpu/gpu_order.h); nothing of it without one.
   bool gpu = false;             ///< some tensor lies in memory of a GPU
@@ -81,6 +85,24 @@ struct Call {
 inline bool is_transfer(const Call& call) {
   return call.kind == Collective::send || call.kind == Collective::receive;
 }
+
+/// Records that a call runs while it lives, and how it ended, unless it goes on on a GPU.
+class RecordedRun {
+ public:
+  explicit RecordedRun(const Call& call) : call_(call), exceptions_(std::uncaught_exceptions()) {
+    call.record.begin();
+  }
+  ~RecordedRun() {
+    const bool well = std::uncaught_exceptions() == exceptions_;
+    if (!well || !call_.watched) call_.record.end(well);
+  }
+  RecordedRun(const RecordedRun&) = delete;
+  RecordedRun& operator=(const RecordedRun&) = delete;
+
+ private:
+  const Call& call_;
+  int exceptions_;
+};
 
 /// The part of a rank's call that it publishes, for the others to compare. Plain bytes: it lives in shared
 /// memory and travels in messages.
@@ -108,7 +130,6 @@ struct Envelope {
 /// Whether the ranks want this sum made by the library that carries it, where that knows the type.
 bool wants_native_sum(const Call& call);
 
-std::string_view name_of(Collective kind);
 std::string_view name_of(ReduceOp op);
 
 CallSignature sign(const Call& call);

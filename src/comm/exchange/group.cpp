@@ -31,17 +31,37 @@ class BackendGroup final : public Communicator {
     }
   }
   void break_group(const std::exception& error) {
+  /// Runs what ranks do together beside calls.
+  template <class Body>
+  auto meet(const char* label, const Body& body) {
+    Call call = make(Collective::agree, {.label = label});
+    issue(call);
+    return guarded([&] {
+      const RecordedRun run(call);
+      return body();
+    });
+  }
     if (backend_->failure().empty()) backend_->fail(cat(backend_->own_name(), " failed: ", error.what()));
   }
+    record_failure();
+  }
+  void record_failure() noexcept {
+    if (recorded_) siblings_->recorder()->tell_failure(backend_->failure());
 
  public:
   explicit BackendGroup(std::unique_ptr<Backend> backend,
-                        std::shared_ptr<Siblings> siblings = std::make_shared<Siblings>())
+                        std::shared_ptr<Siblings> siblings = std::make_shared<Siblings>(),
+                        std::string id = "world")
       : backend_(std::move(backend)),
         siblings_(std::move(siblings)),
         exceptions_(std::uncaught_exceptions()) {
+        id_(std::move(id)),
     siblings_->add(*backend_);
   }
+    if (size() == 1 || backend_->immediate()) return;  // nobody is waited for
+    std::vector<int> ranks;
+    for (int r = 0; r < size(); ++r) ranks.push_back(backend_->world_rank(r));
+    recorded_ = siblings_->recorder()->add(id_, name(), std::move(ranks), backend_->world_rank(rank()));
 
   ~BackendGroup() override {
     // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
@@ -53,6 +73,7 @@ class BackendGroup final : public Communicator {
       backend_->fail(
           cat(backend_->own_name(), " left the group with ", counted(open, "transfer"), " under way"));
     {
+    if (std::uncaught_exceptions() > exceptions_) record_failure();
       std::lock_guard lock(mutex_);
       stopping_ = true;
     }
@@ -70,7 +91,7 @@ class BackendGroup final : public Communicator {
                            device::Tier tier) override {
     backend_->throw_if_failed();
     drain();
-    return guarded([&] { return backend_->allocate(device, bytes, category, tier); });
+    return meet("memory", [&] { return backend_->allocate(device, bytes, category, tier); });
   }
 
   void bind(const std::shared_ptr<device::Device>& device) override {
@@ -79,7 +100,7 @@ class BackendGroup final : public Communicator {
     if (backend_->immediate()) return;
     auto gpu = std::dynamic_pointer_cast<device::Accelerator>(device);
     route_.reset(), order_.reset();
-    route_ = guarded([&] { return make_gpu_route(*backend_, gpu); });
+    route_ = meet("GPUs", [&] { return make_gpu_route(*backend_, gpu); });
     if (gpu) order_ = std::make_shared<GpuOrder>(std::move(gpu));
   }
 
@@ -142,7 +163,10 @@ class BackendGroup final : public Communicator {
     const GroupPart mine = find_part(parts, rank(), size());
     backend_->throw_if_failed();
     if (mine.alone) {
-      auto group = mine.color < 0 ? nullptr : std::make_unique<BackendGroup>(backend_->part(mine), siblings_);
+      std::string id = next_id();
+      auto group = mine.color < 0
+                       ? nullptr
+                       : std::make_unique<BackendGroup>(backend_->part(mine), siblings_, std::move(id));
       if (group && order_) group->bind(order_->gpu());
       return group;
     }
@@ -155,6 +179,12 @@ class BackendGroup final : public Communicator {
   void abort(const std::string& reason) noexcept override {
     backend_->fail(cat(backend_->own_name(), " failed: ", reason));
   }
+    record_failure();
+  }
+
+  const std::shared_ptr<FlightRecorder>& flight_recorder() const override { return siblings_->recorder(); }
+  void set_purpose(const std::string& purpose) override {
+    if (recorded_) siblings_->recorder()->set_purpose(*recorded_, purpose);
 
   Traffic traffic() const override {
     Traffic out = traffic_;
@@ -173,17 +203,27 @@ class BackendGroup final : public Communicator {
   std::unique_ptr<Communicator> split_by(const Split& split_backend, int color, int key) {
     backend_->throw_if_failed();
     drain();
-    return guarded([&]() -> std::unique_ptr<Communicator> {
+    std::string id = next_id();
+    return meet("split", [&]() -> std::unique_ptr<Communicator> {
       std::unique_ptr<Backend> part = split_backend();
       std::unique_ptr<GpuRoute> route = route_ ? route_->split(color, key, part.get()) : nullptr;
       if (!part) return nullptr;
-      auto group = std::make_unique<BackendGroup>(std::move(part), siblings_);
+      auto group = std::make_unique<BackendGroup>(std::move(part), siblings_, std::move(id));
       group->route_ = std::move(route), group->order_ = order_;
       return group;
     });
   }
 
   static Call make(Collective kind, const CallOptions& options) {
+  /// The name of the group that is split off next, by which all its ranks know it.
+  std::string next_id() { return cat(id_, '.', ++splits_); }
+
+  void issue(Call& call) noexcept {
+    if (recorded_)
+      call.record = siblings_->recorder()->issue(
+          *recorded_, {call.kind, call.peer, call.world_peer, bytes_moved(call), call.label});
+  }
+
     Call call;
     call.kind = kind, call.label = options.label, call.async = options.async;
     return call;
@@ -195,6 +235,7 @@ class BackendGroup final : public Communicator {
     backend_->throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
     if (order_) order_->admit(call);
+    issue(call);
     if (call.gpu && route_->immediate() && !is_transfer(call)) {
       if (!route_->queues(call)) drain();  // the group's thread would meet the others beside it
       return queue_on_gpu(std::move(call), options);
@@ -231,6 +272,7 @@ class BackendGroup final : public Communicator {
   void run(Call& call) {
     const device::TraceRange range(name_of(call.kind), call.label);
     if (order_) order_->before(call);
+    const RecordedRun recorded(call);
     if (call.gpu)
       route_->run(call);
     else
@@ -248,6 +290,7 @@ class BackendGroup final : public Communicator {
     call.deadline->begin(backend_->timeout_seconds());
     try {
       start(call);
+      const RecordedRun recorded(call);
       for (bool over = false; !over;) await_some([&] { return over = advance(call); }, {&call});
     } catch (const std::exception& error) {
       break_group(error);
@@ -372,6 +415,7 @@ class BackendGroup final : public Communicator {
     } catch (const std::exception& error) {
       break_group(error);
       for (const auto& task : active) {
+      for (const auto& task : active) task->call.record.end(false);
         cancel(task->call);
         finish_transfer(*task, std::current_exception());
       }
@@ -386,6 +430,7 @@ class BackendGroup final : public Communicator {
     }
     task.finish(std::move(error));
   }
+    if (error || !task.call.watched) task.call.record.end(!error);
 
   void take_transfers(std::vector<std::shared_ptr<Task>>& active) {
     std::size_t before = active.size();
@@ -396,7 +441,10 @@ class BackendGroup final : public Communicator {
       queued_.store(false);
     }
     // A start may wait for a GPU; who queues the next one shall not.
-    for (; before < active.size(); ++before) start(active[before]->call);
+    for (; before < active.size(); ++before) {
+      active[before]->call.record.begin();
+      start(active[before]->call);
+    }
   }
 
   bool advance_all(const std::vector<Call*>& calls, std::vector<bool>& over) {
@@ -410,12 +458,15 @@ class BackendGroup final : public Communicator {
 
   std::unique_ptr<Backend> backend_;
   std::shared_ptr<Siblings> siblings_;
-  std::unique_ptr<GpuRoute> route_;  ///< for tensors in GPU memory; null without a GPU
-  std::shared_ptr<GpuOrder> order_;  ///< null without a GPU
-  int exceptions_;                   ///< in flight when the group was made
-  Traffic traffic_;                  ///< counted on the caller's thread
-  std::uint64_t forgotten_ = 0;      ///< bytes between machines that reset_traffic() passed over
-  std::thread thread_;               ///< started by the first asynchronous call
+  std::unique_ptr<GpuRoute> route_;                  ///< for tensors in GPU memory; null without a GPU
+  std::shared_ptr<GpuOrder> order_;                  ///< null without a GPU
+  std::string id_;                                   ///< as next_id() gave it
+  int splits_ = 0;                                   ///< that all ranks have made of it
+  std::shared_ptr<FlightRecorder::Group> recorded_;  ///< null where nobody is waited for
+  int exceptions_;                                   ///< in flight when the group was made
+  Traffic traffic_;                                  ///< counted on the caller's thread
+  std::uint64_t forgotten_ = 0;  ///< bytes between machines that reset_traffic() passed over
+  std::thread thread_;           ///< started by the first asynchronous call
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
   std::deque<std::shared_ptr<Task>> queue_;  // guarded by mutex_

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -24,6 +25,9 @@ class Siblings {
     groups_.erase(std::find(groups_.begin(), groups_.end(), &group));
     if (groups_.empty()) cause_.reset();
   }
+  /// Of the calls of all of them.
+  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
+
   /// While it lives, the calling thread waits for a transfer with that rank of the world; -1: it does not.
   class Wait {
    public:
@@ -53,6 +57,7 @@ class Siblings {
   }
 
  private:
+  const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::mutex mutex_;
   std::vector<Backend*> groups_;      // guarded by mutex_
   std::optional<std::string> cause_;  // guarded by mutex_

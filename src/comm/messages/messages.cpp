@@ -202,6 +202,11 @@ void Messages::check_peers(const std::vector<int>& peers, const Call& call, bool
                            std::optional<Deadline>& grace) {
   if (board_->failed()) board_->throw_failure();
   std::string why;
+  if (call.record && !is_transfer(call)) {
+    std::vector<int> awaited;
+    for (const int peer : peers) awaited.push_back(world_rank(peer));
+    call.record.wait_for(awaited);
+  }
   for (const int peer : peers) {
     if (!health_->lost(peer, why)) continue;
     if (!grace) grace = Deadline::after_seconds(0.5);

@@ -232,11 +232,12 @@ void NcclComm::submit(const Call& call, std::uint64_t number, const std::functio
   if (!begin(call, queue)) settle(describe(call), host_.timeout_seconds(), number);
 }
 
-void NcclComm::watch(const Call& call, std::uint64_t number) {
+void NcclComm::watch(Call& call, std::uint64_t number) {
   {
     std::lock_guard lock(mutex_);
     if (!watches_) return;
-    watched_.push_back({call.ready, call.done, describe(call), number, std::nullopt});
+    call.watched = true;
+    watched_.push_back({call.ready, call.done, describe(call), number, call.record, std::nullopt});
   }
   wake_.notify_all();
 }
@@ -254,7 +255,10 @@ void NcclComm::watch_calls() {
     gpu_->make_current();
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-      while (!watched_.empty() && watched_.front().done.reached()) watched_.pop_front();
+      while (!watched_.empty() && watched_.front().done.reached()) {
+        watched_.front().record.end(true);
+        watched_.pop_front();
+      }
       if (watched_.empty()) {
         idle_.notify_all();
         wake_.wait(lock, [&] { return stopping_ || !watched_.empty(); });
@@ -282,6 +286,11 @@ std::string NcclComm::trouble(Watched& front) {
     ncclResult_t status = ncclSuccess;
     if (comm_ && ncclCommGetAsyncError(comm_, &status) == ncclSuccess && !under_way(status))
       return cat(host_.own_name(), ": ", front.what, ": ", words_for(status, comm_));
+  }
+  if (front.number > 0 && front.record) {
+    std::vector<int> absent = host_.not_announced(front.number);
+    for (int& rank : absent) rank = host_.world_rank(rank);
+    front.record.wait_for(absent);
   }
   if (!front.deadline && front.ready.reached())
     front.deadline = Deadline::after_seconds(host_.timeout_seconds());

@@ -41,14 +41,15 @@ class NcclComm {
   /// Whether NCCL has done all that it was asked for. Throws Error{comm} naming `call`, at `deadline` too. To
   /// be asked again and again: waits for nothing.
   bool settled(const Call& call, const Deadline& deadline);
-  /// The call's work is all queued: watch over it until call.done.
-  void watch(const Call& call, std::uint64_t number);
+  /// The call's work is all queued: watch over it until call.done, and record its end.
+  void watch(Call& call, std::uint64_t number);
 
  private:
   struct Watched {
     device::Event ready, done;
     std::string what;
     std::uint64_t number;
+    FlightRecorder::Ticket record;
     std::optional<Deadline> deadline;  ///< runs once the call could begin
   };
   NcclComm(Backend& host, std::shared_ptr<device::Accelerator> gpu);

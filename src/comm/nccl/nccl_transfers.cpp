@@ -38,7 +38,7 @@ void NcclTransfers::start(Call& transfer) {
   transfer.index = pair_of(transfer).started++;
   auto greets = std::make_shared<Call>();
   greets->kind = transfer.kind, greets->peer = transfer.peer, greets->world_peer = transfer.world_peer,
-  greets->label = transfer.label;
+  greets->label = transfer.label, greets->record = transfer.record;
   greets->x = Tensor::empty(*gpu_, {sizeof(Greeting)}, DType::u8, device::Category::communication,
                             device::Tier::host);
   transfer.greeting = std::move(greets);

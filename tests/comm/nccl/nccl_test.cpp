@@ -102,6 +102,24 @@ TEST(Nccl, SumsLongTensorsInPieces) {
   });
 }
 
+TEST(Nccl, RecordsACallAsDoneWhenTheGpuIs) {
+  on_ranks(2, 60, [](Rank& rank) {
+    const Tensor x = rank.on_gpu(1000, DType::f32);
+    rank.produce<float>(x);
+    rank.comm.all_reduce(x, ReduceOp::sum, 1, {.label = "sum"}).wait();
+    const auto state = [&] {
+      for (const RecordedCall& call : rank.comm.flight_recorder()->record().calls)
+        if (call.label == "sum") return call.state;
+      return CallState::failed;
+    };
+    EXPECT_EQ(state(), CallState::under_way) << "the GPU has not begun";
+    rank.seen(x);
+    for (const auto patience = Deadline::after_seconds(30); !patience.passed() && state() != CallState::done;)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(state(), CallState::done);
+  });
+}
+
 TEST(Nccl, SumsItselfOnlyWhereToldTo) {
   for (const Reduction reduction : {Reduction::ordered, Reduction::native}) {
     fake_nccl::take_counts();
@@ -275,14 +293,21 @@ TEST_P(NcclWatch, EndsACallOfTheGpuThatDoesNotEnd) {
   fake_nccl::take_counts();
   Alone host;
   host.announced = GetParam() ? 1 : 0;
+  FlightRecorder recorder;
+  const auto group = recorder.add("world", "nccl", {5}, 5);
   const auto gpu = std::make_shared<sherd::testing::LazyCudaDevice>();
   {
     const auto comm = NcclComm::create(host, gpu);
     Call call;
     call.kind = Collective::barrier, call.label = "last";
     call.done = device::Stream(std::make_unique<Stuck>()).record();
+    call.record = recorder.issue(*group, {.kind = call.kind, .label = call.label});
+    call.record.begin();
     comm->watch(call, 1);
   }  // which waits for the call
+  const RecordedCall recorded = recorder.record().calls.at(0);
+  EXPECT_EQ(recorded.state, CallState::under_way) << "the GPU is in it still";
+  EXPECT_EQ(recorded.missing, GetParam() ? std::vector<int>() : std::vector<int>{5});
   EXPECT_THAT(host.failure(),
               HasSubstr(GetParam() ? "did not end within 0.3 s on rank 5"
                                    : "rank 5 did not come within 0.3 s, while rank 5 waited"));

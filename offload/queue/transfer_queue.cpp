@@ -8,6 +8,7 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "base/waits.h"
 #include "device/trace_range.h"
 #include "offload/queue/io_thread.h"
 
@@ -244,6 +245,7 @@ void TransferQueue::wait(Transfer& transfer) {
   if (!transfer.done) {
     const device::TraceRange range(transfer.write ? "wait for write of" : "wait for read of",
                                    transfer.extent->name);
+    const WaitScope waits(WaitFor::storage);
     const auto timeout = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
         std::chrono::duration<double>(options.timeout_seconds));
     auto until = std::chrono::steady_clock::now() + timeout;

@@ -154,6 +154,7 @@ void TrainRun::report() const {
     std::vector<double> seconds = totals.step_seconds;
     std::sort(seconds.begin(), seconds.end());
     const double median = seconds[seconds.size() / 2];
+  if (const std::string ranks = trainer_->ranks_table(); !ranks.empty()) std::printf("\n%s", ranks.c_str());
     const std::optional<double>& val_loss = trainer_->validation_loss();
     const std::int64_t skipped = engine().skipped_steps();
     std::printf("\nstep %lld: loss %.4f%s%s; median step %.1f ms, %.0f tokens/s\n",

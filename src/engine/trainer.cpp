@@ -9,12 +9,13 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "base/waits.h"
 #include "comm/gather.h"
 #include "data/loader.h"
 #include "engine/best_loss.h"
 #include "engine/checkpoint/checkpoint.h"
-#include "engine/report/monitor.h"
 #include "engine/report/flight_file.h"
+#include "engine/report/monitor.h"
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/report/step_record.h"
@@ -40,7 +41,10 @@ std::function<Result(Args...)> with_signals(std::function<Result(Args...)> funct
 
 /// Batches of a loader, whose dataset may be the caller's.
 std::function<tensor::Batch()> batches_of(data::Loader& loader) {
-  return with_signals(std::function<tensor::Batch()>([&loader] { return loader.next(); }));
+  return with_signals(std::function<tensor::Batch()>([&loader] {
+    const WaitScope waits(WaitFor::data);
+    return loader.next();
+  }));
 }
 
 /// The same for an evaluation.
@@ -55,6 +59,7 @@ Trainer::Trainer(Engine& engine, data::Loader& training, TrainerOptions options)
     : engine_(engine),
       training_(training),
       options_(std::move(options)),
+      watch_(std::make_unique<engine::RankWatch>(engine)),
       best_(std::make_unique<engine::BestLoss>()),
       experts_(parallel::layers_of_experts(engine.module())) {
   options_.metrics = with_signals(std::move(options_.metrics));
@@ -175,6 +180,7 @@ int Trainer::run() {
 
 /// Later signals do what the program says again once training has stopped.
 int Trainer::train_until_stopped() {
+  const std::string asked = engine::flight_folder(settings().save_dir), folder = asked.empty() ? "." : asked;
   const engine::StopSignals stop_signals(
       "\nsherd: stopping after this step, and saving where training.save_dir is set; the same "
       "signal again, a second from now or later, ends the run at once, unsaved\n",
@@ -183,7 +189,6 @@ int Trainer::train_until_stopped() {
       });
   open_outputs();
   try {
-  const std::string asked = engine::flight_folder(settings().save_dir), folder = asked.empty() ? "." : asked;
     return train_steps();
   } catch (const Error& error) {
     throw Error(error.kind(), with_next_step(error.what()));
@@ -208,6 +213,10 @@ void Trainer::report_end(int signal) const {
     log_info("the best checkpoint is ", folder.string(), ", with validation loss ", *best_->loss());
 }
 
+std::string Trainer::ranks_table() const {
+  return watch_->table();
+}
+
 bool Trainer::counts_tokens() const {
   return options_.tokens_per_sample > 0 || training_.tokens_before(0).has_value();
 }
@@ -226,14 +235,17 @@ bool Trainer::out_of_patience() const {
 void Trainer::train_step() {
   const auto start = std::chrono::steady_clock::now();
   const engine::IoBytes before = engine_.io_bytes();
+  watch_->begin_step();
   engine_.train_batch(batches_of(training_));
+  const double seconds = seconds_since(start);
   note_saved();
-  totals_.step_seconds.push_back(seconds_since(start));
+  totals_.step_seconds.push_back(seconds);
   const std::int64_t before_step = std::exchange(units_, units_trained());
   totals_.units += units_ - before_step;
   units_per_s_ = static_cast<double>(units_ - before_step) / totals_.step_seconds.back();
   step_io_ = engine_.io_bytes() - before;
   add_up_step();
+  watch_->end_step(seconds);
   const std::int64_t step = engine_.global_steps(), every = settings().eval_interval;
   evaluated_ = options_.validation && (step == settings().steps || (every > 0 && step % every == 0));
   if (evaluated_) evaluate();
@@ -331,6 +343,8 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   for (const auto& [axis, bytes] : step_traffic_) line.comm.add(bytes);
   line.axes = step_traffic_;
   line.io = step_io_;
+  line.ranks = watch_->last();
+  line.saved_step = saved_step_;
   return line;
 }
 

@@ -17,6 +17,7 @@ class BestLoss;
 class Monitors;
 class Progress;
 class StepRecord;
+class RankWatch;
 class StopSignals;
 }  // namespace engine
 
@@ -82,6 +83,8 @@ class Trainer {
   const engine::MetricMeans& metrics() const { return means_; }               ///< the newest evaluation's
   const Totals& totals() const { return totals_; }
   bool resumed() const { return resumed_; }  ///< whether it goes on from a checkpoint
+  /// A table of all ranks' times, on rank 0; empty where they are not measured.
+  std::string ranks_table() const;
 
  private:
   bool speaks() const { return engine_.dist().rank() == 0; }
@@ -112,6 +115,7 @@ class Trainer {
   Engine& engine_;
   data::Loader& training_;
   TrainerOptions options_;
+  std::unique_ptr<engine::RankWatch> watch_;
   std::unique_ptr<engine::BestLoss> best_;  ///< over all evaluations, those before a resume included
   std::unique_ptr<engine::MetricsWriter> writer_;
   std::unique_ptr<engine::StepRecord> record_;  ///< on rank 0, from the first step on, where it saves

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/waits.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/descriptor.h"
 #include "comm/exchange/waiting.h"
@@ -171,9 +172,9 @@ class Board final : public Health {
   std::vector<int> waits_behind(int rank) const;
   std::string name_late_ranks(const std::vector<int>& missing) const;
   bool may_hear_more(const std::vector<int>& missing, const Deadline& deadline) const;
-  /// The error message for a wait that has failed, or is too late; else empty.
   /// Tells the call's record for whom it waits.
   void record(const Waited& waited) const;
+  /// The error message for a wait that has failed, or is too late; else empty.
   std::string diagnose(const Waited& waited, bool slow_checks);
 
   int rank_;
@@ -189,6 +190,8 @@ class Board final : public Health {
 
 template <class Done, class WaitedFor>
 void Board::wait(WaitWord& word, const Done& done, const WaitedFor& waited) {
+  if (done()) return;
+  const WaitScope waits(WaitFor::ranks);
   for (int i = 0; i < spins_; ++i) {
     if (done()) return;
     spin_pause();
@@ -207,10 +210,10 @@ void Board::wait(WaitWord& word, const Done& done, const WaitedFor& waited) {
       throw_failure();
     }
     const Waited now = waited();
+    record(now);
     const std::string reason = diagnose(now, slow_checks);
     if (!reason.empty()) {
       if (done()) return;
-    record(now);
       fail_and_throw(reason);
     }
     nap(word, seen, now.deadline);

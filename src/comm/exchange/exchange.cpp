@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/waits.h"
 #include "comm/messages/port.h"
 
 namespace sherd::comm {
@@ -131,6 +132,7 @@ void HostExchange::cancel(Call& transfer) noexcept {
 
 void HostExchange::await_messages(const std::function<bool()>& ready, const std::vector<Call*>& active) {
   const Board::WaitElsewhere elsewhere(*board_);
+  const WaitScope waits(WaitFor::ranks);
   std::optional<Deadline> grace;
   for (Pauses pauses(messages_->port());; pauses.pause()) {
     if (ready()) return;

@@ -9,6 +9,7 @@
 #include "base/excerpt.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "base/waits.h"
 #include "comm/exchange/backend.h"
 #include "comm/exchange/gpu/gpu_order.h"
 #include "comm/exchange/gpu/gpu_route.h"
@@ -30,7 +31,6 @@ class BackendGroup final : public Communicator {
       throw;
     }
   }
-  void break_group(const std::exception& error) {
   /// Runs what ranks do together beside calls.
   template <class Body>
   auto meet(const char* label, const Body& body) {
@@ -41,12 +41,13 @@ class BackendGroup final : public Communicator {
       return body();
     });
   }
+  void break_group(const std::exception& error) {
     if (backend_->failure().empty()) backend_->fail(cat(backend_->own_name(), " failed: ", error.what()));
-  }
     record_failure();
   }
   void record_failure() noexcept {
     if (recorded_) siblings_->recorder()->tell_failure(backend_->failure());
+  }
 
  public:
   explicit BackendGroup(std::unique_ptr<Backend> backend,
@@ -54,14 +55,14 @@ class BackendGroup final : public Communicator {
                         std::string id = "world")
       : backend_(std::move(backend)),
         siblings_(std::move(siblings)),
-        exceptions_(std::uncaught_exceptions()) {
         id_(std::move(id)),
+        exceptions_(std::uncaught_exceptions()) {
     siblings_->add(*backend_);
-  }
     if (size() == 1 || backend_->immediate()) return;  // nobody is waited for
     std::vector<int> ranks;
     for (int r = 0; r < size(); ++r) ranks.push_back(backend_->world_rank(r));
     recorded_ = siblings_->recorder()->add(id_, name(), std::move(ranks), backend_->world_rank(rank()));
+  }
 
   ~BackendGroup() override {
     // Leaving because of an exception, or with transfers whose other ends may never come: peers shall not
@@ -72,8 +73,8 @@ class BackendGroup final : public Communicator {
     else if (open > 0 && backend_->failure().empty())
       backend_->fail(
           cat(backend_->own_name(), " left the group with ", counted(open, "transfer"), " under way"));
-    {
     if (std::uncaught_exceptions() > exceptions_) record_failure();
+    {
       std::lock_guard lock(mutex_);
       stopping_ = true;
     }
@@ -178,13 +179,13 @@ class BackendGroup final : public Communicator {
 
   void abort(const std::string& reason) noexcept override {
     backend_->fail(cat(backend_->own_name(), " failed: ", reason));
-  }
     record_failure();
   }
 
   const std::shared_ptr<FlightRecorder>& flight_recorder() const override { return siblings_->recorder(); }
   void set_purpose(const std::string& purpose) override {
     if (recorded_) siblings_->recorder()->set_purpose(*recorded_, purpose);
+  }
 
   Traffic traffic() const override {
     Traffic out = traffic_;
@@ -214,7 +215,6 @@ class BackendGroup final : public Communicator {
     });
   }
 
-  static Call make(Collective kind, const CallOptions& options) {
   /// The name of the group that is split off next, by which all its ranks know it.
   std::string next_id() { return cat(id_, '.', ++splits_); }
 
@@ -224,6 +224,7 @@ class BackendGroup final : public Communicator {
           *recorded_, {call.kind, call.peer, call.world_peer, bytes_moved(call), call.label});
   }
 
+  static Call make(Collective kind, const CallOptions& options) {
     Call call;
     call.kind = kind, call.label = options.label, call.async = options.async;
     return call;
@@ -234,8 +235,8 @@ class BackendGroup final : public Communicator {
     if (call.peer >= 0) call.world_peer = backend_->world_rank(call.peer);
     backend_->throw_if_failed();
     traffic_.*(options.scalar ? &Traffic::scalars : book) += bytes_sent(call, rank(), size());
-    if (order_) order_->admit(call);
     issue(call);
+    if (order_) order_->admit(call);
     if (call.gpu && route_->immediate() && !is_transfer(call)) {
       if (!route_->queues(call)) drain();  // the group's thread would meet the others beside it
       return queue_on_gpu(std::move(call), options);
@@ -271,8 +272,8 @@ class BackendGroup final : public Communicator {
 
   void run(Call& call) {
     const device::TraceRange range(name_of(call.kind), call.label);
-    if (order_) order_->before(call);
     const RecordedRun recorded(call);
+    if (order_) order_->before(call);
     if (call.gpu)
       route_->run(call);
     else
@@ -289,8 +290,8 @@ class BackendGroup final : public Communicator {
     const Siblings::Wait told(*siblings_, call.world_peer);
     call.deadline->begin(backend_->timeout_seconds());
     try {
-      start(call);
       const RecordedRun recorded(call);
+      start(call);
       for (bool over = false; !over;) await_some([&] { return over = advance(call); }, {&call});
     } catch (const std::exception& error) {
       break_group(error);
@@ -354,6 +355,7 @@ class BackendGroup final : public Communicator {
     {
       std::unique_lock lock(mutex_);
       for (const auto& transfer : open_) transfer->begin(backend_->timeout_seconds());
+      const WaitScope waits(WaitFor::ranks);
       idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
     }
     backend_->throw_if_failed();
@@ -413,9 +415,9 @@ class BackendGroup final : public Communicator {
           }
       }
     } catch (const std::exception& error) {
+      for (const auto& task : active) task->call.record.end(false);
       break_group(error);
       for (const auto& task : active) {
-      for (const auto& task : active) task->call.record.end(false);
         cancel(task->call);
         finish_transfer(*task, std::current_exception());
       }
@@ -428,9 +430,9 @@ class BackendGroup final : public Communicator {
       std::lock_guard lock(mutex_);
       std::erase(open_, task.call.deadline);
     }
+    if (error || !task.call.watched) task.call.record.end(!error);
     task.finish(std::move(error));
   }
-    if (error || !task.call.watched) task.call.record.end(!error);
 
   void take_transfers(std::vector<std::shared_ptr<Task>>& active) {
     std::size_t before = active.size();

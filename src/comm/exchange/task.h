@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/waits.h"
 #include "comm/communicator.h"
 #include "comm/exchange/call.h"
 #include "comm/exchange/gpu/gpu_order.h"
@@ -36,7 +37,8 @@ class Task final : public Work::Completion {
 
   void wait() override {
     std::optional<device::TraceRange> range;
-    if (!finished()) range.emplace("wait for", call.label);
+    std::optional<WaitScope> waits;
+    if (!finished()) range.emplace("wait for", call.label), waits.emplace(WaitFor::ranks);
     const Siblings::Wait told(*siblings_, finished() ? -1 : peer_);
     if (late_) late_->begin(timeout_);
     std::unique_lock lock(mutex_);

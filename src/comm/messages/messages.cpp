@@ -147,6 +147,7 @@ Messages::Landing::~Landing() {
 template <class Done>
 void Messages::wait_until(const Call& call, const Done& done) {
   const Board::WaitElsewhere elsewhere(*board_);
+  const WaitScope waits(WaitFor::ranks);
   const Deadline deadline = Deadline::after_seconds(timeout_seconds_);
   std::optional<Deadline> grace;
   std::size_t before = open_.size();
@@ -201,12 +202,12 @@ void Messages::check_calls() {
 void Messages::check_peers(const std::vector<int>& peers, const Call& call, bool late,
                            std::optional<Deadline>& grace) {
   if (board_->failed()) board_->throw_failure();
-  std::string why;
   if (call.record && !is_transfer(call)) {
     std::vector<int> awaited;
     for (const int peer : peers) awaited.push_back(world_rank(peer));
     call.record.wait_for(awaited);
   }
+  std::string why;
   for (const int peer : peers) {
     if (!health_->lost(peer, why)) continue;
     if (!grace) grace = Deadline::after_seconds(0.5);

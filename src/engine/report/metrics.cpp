@@ -1,5 +1,6 @@
 #include "engine/report/metrics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -104,6 +105,30 @@ void add_experts(JsonLine& line, const Experts& layers, const RoutingMeans& mean
   line.close();
 }
 
+/// Each rank's where they are few, else what bounds them.
+void add_ranks(JsonLine& line, const std::vector<RankTimes>& ranks) {
+  constexpr std::size_t most_listed = 16;
+  if (ranks.empty()) return;
+  const auto add = [&](std::string_view key, const auto& value) {
+    std::vector<double> values;
+    for (const RankTimes& each : ranks) values.push_back(std::round(value(each) * 1e3) / 1e3);
+    if (ranks.size() <= most_listed) return line.add(key, values);
+    line.open(key);
+    line.add("slowest", std::int64_t{std::max_element(values.begin(), values.end()) - values.begin()});
+    std::sort(values.begin(), values.end());
+    line.add("min", values.front());
+    line.add("median", values[(values.size() - 1) / 2]);
+    line.add("max", values.back());
+    line.close();
+  };
+  line.open("ranks");
+  add("compute_ms", [](const RankTimes& each) { return double{each.own()}; });
+  add("wait_ms", [](const RankTimes& each) { return double{each.wait}; });
+  add("data_ms", [](const RankTimes& each) { return double{each.parts[RankTimes::data]}; });
+  add("nvme_ms", [](const RankTimes& each) { return double{each.parts[RankTimes::storage]}; });
+  line.close();
+}
+
 }  // namespace
 
 RoutingMeans routing_means(const StepMetrics& metrics) {
@@ -158,6 +183,7 @@ std::string to_json(const StepMetrics& m) {
   line.add("read_bytes", m.io.read);
   line.add("write_bytes", m.io.written);
   line.close();
+  add_ranks(line, m.ranks);
   return line.finish();
 }
 

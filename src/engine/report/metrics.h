@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/process_groups.h"
+#include "engine/report/rank_times.h"
 #include "engine/step/step_report.h"
 #include "sharding/parallel/experts/moe.h"
 
@@ -39,6 +40,8 @@ struct StepMetrics {
   comm::Traffic comm;                                  ///< this rank, this step; scalars are left out
   std::vector<comm::ProcessGroups::AxisTraffic> axes;  ///< the same by axis of the process grid
   IoBytes io;                                          ///< this rank, this step
+  std::vector<RankTimes> ranks;  ///< this step, by rank; empty: not measured (RankWatch)
+  std::int64_t saved_step = -1;  ///< of the newest checkpoint that is whole; -1: none
 };
 
 /// The work of the routers of a step's layers of experts, in the mean of layers and micro-batches.

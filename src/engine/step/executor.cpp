@@ -6,18 +6,27 @@
 #include <iterator>
 #include <utility>
 
+#include "base/waits.h"
 #include "device/trace_range.h"
 
 namespace sherd::engine {
 namespace {
 
-/// Adds the wall time of its life to `total`, in milliseconds, and names it for profilers.
+/// Adds the wall time of its life to a phase, in milliseconds, and to `busy` what of it was no wait; names it
+/// for profilers.
 class PhaseTimer {
  public:
-  PhaseTimer(double& total, const char* name)
-      : range_(name), total_(total), start_(std::chrono::steady_clock::now()) {}
+  PhaseTimer(double& total, double& busy, const char* name)
+      : range_(name),
+        total_(total),
+        busy_(busy),
+        waited_(waited_so_far()),
+        start_(std::chrono::steady_clock::now()) {}
   ~PhaseTimer() {
-    total_ += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+    const double passed =
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start_).count();
+    total_ += passed;
+    busy_ += std::max(0.0, passed - (waited_so_far() - waited_).total() * 1e3);
   }
   PhaseTimer(const PhaseTimer&) = delete;
   PhaseTimer& operator=(const PhaseTimer&) = delete;
@@ -25,6 +34,8 @@ class PhaseTimer {
  private:
   device::TraceRange range_;
   double& total_;
+  double& busy_;
+  WaitTotals waited_;
   std::chrono::steady_clock::time_point start_;
 };
 
@@ -258,7 +269,7 @@ const tensor::Batch& Executor::batch_of(std::int64_t micro_batch) {
 }
 
 void Executor::run_forward(const Instruction& i) {
-  PhaseTimer timer(times_.forward, "forward");
+  PhaseTimer timer(times_.forward, busy_.forward, "forward");
   run_ahead_.begin(layout_->own_chunks());
   const tensor::Batch& batch = batch_of(i.micro_batch);
   weights_.try_emplace(i.micro_batch, loss_weight(config_, device_, batch));
@@ -273,7 +284,7 @@ void Executor::run_forward(const Instruction& i) {
 }
 
 void Executor::run_backward(const Instruction& i) {
-  PhaseTimer timer(times_.backward, "backward");
+  PhaseTimer timer(times_.backward, busy_.backward, "backward");
   run_ahead_.begin(layout_->own_chunks());
   chunks_.begin_backward(i, update_.seed() * weights_.at(i.micro_batch));
   failed_ = true;  // until all has ended well: from here on it cannot be tried again
@@ -286,14 +297,14 @@ void Executor::run_backward(const Instruction& i) {
 }
 
 void Executor::run_weight_gradients(const Instruction& i) {
-  PhaseTimer timer(times_.backward, "weight gradients");
+  PhaseTimer timer(times_.backward, busy_.backward, "weight gradients");
   while (chunks_.continue_weight_gradients(i)) hand_over_complete();
   chunks_.end_weight_gradients(i);
   end_phase();
 }
 
 void Executor::reduce(const Instruction& i) {
-  PhaseTimer timer(times_.backward, "reduce");
+  PhaseTimer timer(times_.backward, busy_.backward, "reduce");
   if (i.micro_batch == last_) sharded_.finish_gradients();
   hand_over_complete();
   end_phase();
@@ -319,7 +330,7 @@ void Executor::count() {
 
 void Executor::run_update() {
   {
-    PhaseTimer timer(times_.update, "update");
+    PhaseTimer timer(times_.update, busy_.update, "update");
     report_.applied = update_.finish(loss_.mean(), coming_step(), report_, ends_late_);
   }
   states_.end_step(report_.applied);
@@ -328,10 +339,11 @@ void Executor::run_update() {
   report_.step = ++counters_.global_steps;
   drop_accumulated();
   {
-    PhaseTimer timer(times_.update, "update");
+    PhaseTimer timer(times_.update, busy_.update, "update");
     end_phase();
   }
   report_.times = std::exchange(times_, {});
+  report_.busy = std::exchange(busy_, {});
 }
 
 /// Ends what an exception has left of the list.

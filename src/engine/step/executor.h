@@ -129,7 +129,7 @@ class Executor {
   RunAhead run_ahead_;
   StepLoss loss_;
   InstructionObserver* observer_ = nullptr;
-  StepTimes times_;  ///< the step's so far
+  StepTimes times_, busy_;  ///< the step's so far
   StepReport report_;
 
   // ---- the list under way ----

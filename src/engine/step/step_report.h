@@ -27,6 +27,7 @@ struct StepReport {
   std::vector<double> lr;   ///< used by the step, one per parameter group
   std::int64_t early_updates = 0;  ///< chunks of this rank's states that were updated before backward ended
   StepTimes times;
+  StepTimes busy;  ///< the same without what this rank's thread waited for (base/waits.h)
 };
 
 /// Bytes that a rank has moved from and to NVMe.

@@ -193,18 +193,22 @@ int train(TrainRequest request) {
 }  // namespace
 
 void train_command(const Arguments& arguments) {
-  CommandLine line("train",
-                   "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM, SIGHUP and "
-                   "SIGUSR1 (srun --signal=USR1@60) stop it after a step, saved and reported as at its end, "
-                   "with exit code 130, 143, 129 and 138.",
-                   "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--plot "
-                   "F.svg] [--trace F.json] [--resume | --resume-or-start]");
+  CommandLine line(
+      "train",
+      "Trains the model that a configuration describes. SIGINT (Ctrl-C), SIGTERM, SIGHUP and "
+      "SIGUSR1 (srun --signal=USR1@60) stop it after a step, saved and reported as at its end, "
+      "with exit code 130, 143, 129 and 138.",
+      "--config F... [--ranks N] [--set a.b.c=V]... [--steps N] [--metrics F.jsonl] [--metrics-port P] "
+      "[--plot F.svg] [--trace F.json] [--resume | --resume-or-start]");
   line.list("config", "F", "DeepSpeed-style JSON; later files add sections and override keys")
       .value("ranks", "N",
              "local ranks in this process, by default 1; mpirun, srun and torchrun bring their own")
       .list("set", "a.b.c=V", "override one key, as zero_optimization.stage=3")
       .value("steps", "N", "optimizer steps of the whole run; the same as --set training.steps=N")
       .value("metrics", "F.jsonl", "write one JSON object per optimizer step")
+      .value("metrics-port", "P",
+             "serve them to Prometheus, at http://127.0.0.1:P/metrics of rank 0's machine")
+      .value("metrics-address", "ADDR", "the address of that machine to listen on", "127.0.0.1")
       .value("plot", "F.svg", "draw the losses when done; needs --metrics")
       .value("trace", "F.json", "write what each rank did when, for ui.perfetto.dev, and report shares of it")
       .flag("resume", "go on from the latest checkpoint in training.save_dir")
@@ -216,6 +220,8 @@ void train_command(const Arguments& arguments) {
   if (line.all("config").empty()) throw UsageError("no --config given. See 'sherd train --help'");
   if (line.has("plot") && !line.has("metrics"))
     throw UsageError("--plot draws what --metrics wrote: give both");
+  if (line.has("metrics-address") && !line.has("metrics-port"))
+    throw UsageError("--metrics-address says where --metrics-port listens: give both");
   if (line.has("tag") && !line.has("resume") && !line.has("resume-or-start"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
   if (line.has("resume") && line.has("resume-or-start"))
@@ -230,6 +236,9 @@ void train_command(const Arguments& arguments) {
   request.reparse = [files](const std::vector<std::string>& more) { return files.parse(more); };
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.metrics = line.text("metrics");
+  if (line.has("metrics-port"))
+    request.metrics_port = static_cast<int>(line.integer("metrics-port", 1, 65535));
+  request.metrics_address = line.text("metrics-address");
   request.plot = line.text("plot");
   request.trace = line.text("trace");
   request.resume = line.has("resume");

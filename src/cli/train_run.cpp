@@ -34,6 +34,10 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
       setup_(dist_, request.config, data_),
       gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
+  if (speaks() && request_.metrics_port > 0) {
+    server_ = std::make_unique<engine::MetricsServer>(request_.metrics_address, request_.metrics_port);
+    log_info("metrics for Prometheus: ", server_->url());
+  }
   make_validation_loader();
   trainer_ = std::make_unique<Trainer>(engine(), setup_.loader(), trainer_options());
   if (!trainer_->resumed()) setup_.begin();
@@ -65,6 +69,7 @@ TrainerOptions TrainRun::trainer_options() {
   options.may_begin = request_.resume_or_start;
   options.resume_tag = request_.resume_tag;
   options.metrics_file = request_.metrics;
+  if (server_) options.after_step = [this](const engine::StepMetrics& step) { server_->tell(step); };
   options.mfu = [this](double tokens_per_second) { return mfu(tokens_per_second); };
   options.words = {
       .resume = "--resume", .tag = "--tag", .validation = "give data.split a larger second part"};
@@ -149,12 +154,12 @@ void TrainRun::report() const {
     std::printf("\n%s%s\n", counted(dist_->world_size(), "rank").c_str(), layout.c_str());
   if (steps > 0 && !totals.routing.empty())
     std::printf("\n%s", engine::experts_table(totals.routing).c_str());
+  if (const std::string ranks = trainer_->ranks_table(); !ranks.empty()) std::printf("\n%s", ranks.c_str());
   if (steps > 0 && all.size() > 1) std::printf("\n%s", engine::traffic_table(totals.traffic, steps).c_str());
   if (steps > 0) {
     std::vector<double> seconds = totals.step_seconds;
     std::sort(seconds.begin(), seconds.end());
     const double median = seconds[seconds.size() / 2];
-  if (const std::string ranks = trainer_->ranks_table(); !ranks.empty()) std::printf("\n%s", ranks.c_str());
     const std::optional<double>& val_loss = trainer_->validation_loss();
     const std::int64_t skipped = engine().skipped_steps();
     std::printf("\nstep %lld: loss %.4f%s%s; median step %.1f ms, %.0f tokens/s\n",

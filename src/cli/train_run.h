@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/train_setup.h"
+#include "engine/report/prometheus.h"
 #include "engine/report/trace.h"
 #include "engine/token_data.h"
 #include "engine/trainer.h"
@@ -17,11 +18,13 @@ namespace sherd::cli {
 struct TrainRequest {
   config::Config config;      ///< as reparse({}) gives it; train() in train_command.cpp reads it
   planning::Reparse reparse;  ///< the configuration, with a few more keys
-  int ranks = 0;        ///< 0: the launcher's, or one local rank; a launcher that started others is an error
-  std::string trace;    ///< file for the trace of all ranks; empty: none
-  std::string metrics;  ///< JSONL file; empty: none
-  std::string plot;     ///< SVG of the losses, drawn at the end; empty: none
-  bool resume = false;  ///< from training.save_dir's latest checkpoint
+  int ranks = 0;         ///< 0: the launcher's, or one local rank; a launcher that started others is an error
+  std::string trace;     ///< file for the trace of all ranks; empty: none
+  std::string metrics;   ///< JSONL file; empty: none
+  int metrics_port = 0;  ///< of an HTTP server for Prometheus, on rank 0; 0: none
+  std::string metrics_address;
+  std::string plot;              ///< SVG of the losses, drawn at the end; empty: none
+  bool resume = false;           ///< from training.save_dir's latest checkpoint
   std::string resume_tag;        ///< another tag
   bool resume_or_start = false;  ///< `resume` where there is a checkpoint; train() finds out
 };
@@ -53,6 +56,7 @@ class TrainRun {
   DistributedPtr dist_;
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
+  std::unique_ptr<engine::MetricsServer> server_;  ///< rank 0's; null: not asked for
   std::unique_ptr<engine::Trace> trace_;  ///< null: not asked for
   TrainSetup setup_;
   std::unique_ptr<data::Loader> validation_loader_;

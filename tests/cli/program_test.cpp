@@ -81,6 +81,8 @@ TEST(Program, WrongCommandLinesEndWithTwo) {
   expect_failure({"info", "--gem"}, 2, "did you mean '--gemm'?");
   expect_failure({"prepare"}, 2, "--input is missing");
   expect_failure({"plot", "--metrics", "m"}, 2, "--output is missing");
+  expect_failure({"train", "--config", "c", "--metrics-address", "::1"}, 2, "give both");
+  expect_failure({"train", "--config", "c", "--metrics-port", "65536"}, 2, "must be at most 65535");
 }
 
 TEST(Program, OtherErrorsEndWithOne) {

@@ -15,6 +15,7 @@
 //   report.h         numbers as text, tables, the reports of memory, traffic and experts, a line per step
 //   metrics.h        what --metrics writes, and its keys
 //   step_record.h    what a run's folder tells of its steps, for `sherd verify`
+//   prometheus.h     the same to Prometheus, over HTTP
 //   monitor.h        TensorBoard and CSV: what they are told; log_files.h: on disk, in lines that survive a
 //                    crash
 //   trace.h          what --trace records; trace_table.cpp: the table at the end

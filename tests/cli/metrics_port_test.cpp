@@ -9,7 +9,9 @@ namespace {
 
 /// The reply on a port of this machine; empty where nobody answers.
 std::string page(int port) {
-  sockaddr_storage to = comm::with_port({.ss_family = AF_INET}, port);
+  sockaddr_storage to{};
+  to.ss_family = AF_INET;
+  to = comm::with_port(to, port);
   const unsigned char loopback[] = {127, 0, 0, 1};
   std::memcpy(reinterpret_cast<char*>(&to) + 4, loopback, 4);
   const Deadline deadline = Deadline::after_seconds(5);

@@ -74,10 +74,10 @@ TEST(KnownKeys, SayWhoDependsOnThem) {
                   "train_micro_batch_size_per_gpu", "training.loss_average", "training.moments_dtype",
                   "training.seed"));
   EXPECT_THAT(keys[Concerns::machine],
-              ::testing::UnorderedElementsAre("data.path", "device.bind_cores", "device.device_memory_limit",
-                                              "device.host_memory_limit", "device.peak_tflops",
-                                              "device.threads_per_rank", "device.type",
-                                              "parallel.timeout_seconds", "training.save_dir"));
+              ::testing::UnorderedElementsAre(
+                  "data.path", "device.bind_cores", "device.device_memory_limit", "device.host_memory_limit",
+                  "device.peak_tflops", "device.threads_per_rank", "device.type", "parallel.timeout_seconds",
+                  "training.local_save_dir", "training.save_dir"));
 }
 
 /// A key that cannot matter beside the rest of the file is told of.

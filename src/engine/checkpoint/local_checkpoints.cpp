@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "comm/exchange/topology.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/save_folder.h"

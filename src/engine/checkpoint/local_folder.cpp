@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "comm/exchange/topology.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/save_folder.h"
@@ -86,7 +87,7 @@ LocalFolder::LocalFolder(comm::Communicator& world, const fs::path& directory, c
     return true;
   });
   const std::uint64_t first = first_in(world, path_, comm::broadcast_text(world, new_save_id(), 0, "token"));
-  machines_ = comm::Topology(world.rank(), comm::gather_records(world, first, "machines"));
+  machines_ = std::make_shared<comm::Topology>(world.rank(), comm::gather_records(world, first, "machines"));
   if (!leads()) return;
   for (const fs::path& entry : listed(path_.parent_path()))
     if (entry.filename().string().starts_with(of_folder) && entry != path_) remove_folder(entry);
@@ -94,8 +95,12 @@ LocalFolder::LocalFolder(comm::Communicator& world, const fs::path& directory, c
     if (entry.extension() == ".partial" || entry.extension() == ".removed") remove_folder(entry);
 }
 
+bool LocalFolder::leads() const {
+  return machines_->is_leader();
+}
+
 int LocalFolder::keeper_of(int rank) const {
-  return machines_.deputy((machines_.machine_of(rank) + 1) % machines_.machines(), rank);
+  return machines_->deputy((machines_->machine_of(rank) + 1) % machines_->machines(), rank);
 }
 
 bool is_newer(const Manifest& one, const Manifest& other) {

@@ -2,12 +2,16 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/exchange/topology.h"
 #include "engine/checkpoint/manifest.h"
+
+namespace sherd::comm {
+class Topology;
+}
 
 namespace sherd::engine {
 
@@ -31,9 +35,9 @@ class LocalFolder {
               const std::filesystem::path& save_dir, bool anew);
 
   const std::filesystem::path& path() const { return path_; }
-  const comm::Topology& machines() const { return machines_; }
+  const comm::Topology& machines() const { return *machines_; }
   /// Whether this rank makes and removes what its machine's ranks share.
-  bool leads() const { return machines_.is_leader(); }
+  bool leads() const;
   /// The rank on the next machine that keeps the copy of what `rank` saves.
   int keeper_of(int rank) const;
 
@@ -48,7 +52,7 @@ class LocalFolder {
 
  private:
   std::filesystem::path path_;
-  comm::Topology machines_{0, {0}};
+  std::shared_ptr<const comm::Topology> machines_;
 };
 
 /// Which of two was saved later; false where none was.

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "comm/exchange/topology.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/local_checkpoints.h"

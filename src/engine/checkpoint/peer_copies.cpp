@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "comm/exchange/topology.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/format.h"
 

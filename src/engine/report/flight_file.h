@@ -13,7 +13,7 @@ std::string flight_folder(const std::string& save_dir);
 /// The name of a rank's file: "flight_recorder_rank_3.json".
 std::string flight_file_name(int rank);
 
-/// The last calls of a rank as JSON (docs/clusters.md, "Flight recorder"). `reason`: why they are told.
+/// The last calls of a rank as JSON (docs/watching.md, "Flight recorder"). `reason`: why they are told.
 std::string to_json(const comm::FlightRecord& record, const std::string& reason);
 
 /// Writes a rank's file into `folder`, whole or not at all, in place of an earlier one. What fails is a

@@ -117,6 +117,7 @@ class Children {
   Children& operator=(const Children&) = delete;
 
   ChildrenEnd run() {
+    if (options_.most_seconds > 0) begin_to_press(options_.most_seconds);
     while (living() > 0) {
       wait();
       while (const int signal = signals_.next())

@@ -42,16 +42,16 @@ struct ChildrenOptions {
   double grace_seconds = 30;
   /// Reads signals for the programs from standard input, as signals_by_input writes them; its end ends them.
   bool follow_input = false;
-  bool quiet = false;  ///< says nothing of programs that fail
+  bool quiet = false;       ///< says nothing of programs that fail
+  double most_seconds = 0;  ///< then those that are left are asked to end; 0: they may go on
 };
 
 /// Starts the programs, each the first of a process group of its own, and passes on what they print, line by
 /// line, until all have ended. SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all of them. Where one
 /// fails the others are asked to end (SIGTERM) after the grace, and killed after as long again, at most ten
-/// seconds; without a grace
-/// where this process is killed. What it prints is written to where this process's goes, for as long as that
-/// takes. Throws Error{io} where one cannot be started; then none is left. The calling
-/// thread is the process's only one.
+/// seconds; without a grace where this process is killed. What they print is written to where this process's
+/// goes, for as long as that takes. Throws Error{io} where one cannot be started; then none is left. The
+/// calling thread is the process's only one.
 ChildrenEnd run_children(const std::vector<ChildProgram>& programs, const ChildrenOptions& options);
 
 }  // namespace sherd::cli

@@ -59,15 +59,15 @@ std::string quoted(const std::string& word) {
 /// The GPUs that ranks of a host see, whose places do not begin at 0 or leave some out: each finds the one of
 /// its place by its LOCAL_RANK.
 std::string visible_gpus(const std::vector<int>& slots) {
+  const char* seen = std::getenv("CUDA_VISIBLE_DEVICES");
   std::vector<std::string> names;
-  if (const char* seen = std::getenv("CUDA_VISIBLE_DEVICES")) {
-    std::istringstream in(seen);
-    for (std::string name; std::getline(in, name, ',');) names.push_back(name);
-  }
+  std::istringstream in(seen ? seen : "");
+  for (std::string name; std::getline(in, name, ',');) names.push_back(name);
   std::string out;
   for (const int slot : slots) {
     const auto place = static_cast<std::size_t>(slot);
-    out += cat(out.empty() ? "" : ",", place < names.size() ? names[place] : cat(slot));
+    if (seen && place >= names.size()) continue;  // what is hidden stays so
+    out += cat(out.empty() ? "" : ",", seen ? names[place] : cat(slot));
   }
   return out;
 }
@@ -212,8 +212,9 @@ class Places {
         if (host.name == name)
           for (const int slot : host.slots) note({name, slot}, cat("slot ", slot, " of ", name));
   }
-  /// Asks the hosts of other machines whether they answer.
-  void ask_hosts() {
+  /// Asks the hosts of other machines whether they answer. Returns the signal with which this process was
+  /// asked to end meanwhile; 0: none.
+  int ask_hosts() {
     std::vector<ChildProgram> programs;
     for (const Host& host : launch_.hosts) {
       if (is_here(host.name)) continue;
@@ -225,9 +226,11 @@ class Places {
     }
     std::set<std::string> silent;
     if (!programs.empty()) {
-      constexpr double patience = 15;  // for all, from the first on that fails
-      for (const ChildFailure& failure : run_children(programs, {patience, false, true}).failures)
-        silent.insert(programs[failure.program].name);
+      constexpr double patience = 15;  // for all
+      const ChildrenEnd end =
+          run_children(programs, {.grace_seconds = patience, .quiet = true, .most_seconds = patience});
+      if (end.asked != 0) return end.asked;
+      for (const ChildFailure& failure : end.failures) silent.insert(programs[failure.program].name);
     }
     for (const std::string& name : silent)
       if (!silent_.contains(name))
@@ -236,6 +239,7 @@ class Places {
     for (const std::string& name : silent_)
       if (!silent.contains(name)) std::fprintf(stderr, "sherd launch: %s answers again\n", name.c_str());
     silent_ = std::move(silent);
+    return 0;
   }
 
  private:
@@ -354,7 +358,7 @@ int supervise(const Launch& launch) {
     std::fprintf(stderr, "sherd launch: %s: restart %d of %d in %g s\n", failed.c_str(), ++used,
                  launch.restarts, seconds);
     std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
-    places.ask_hosts();
+    if (const int signal = places.ask_hosts(); signal != 0) return stopped_by(signal);
   }
 }
 

@@ -278,7 +278,7 @@ bool Checkpoints::agree(const char* label) {
   if (!whole) return false;
   saving_.reset();
   if (saving_locally_)
-    local_->publish();
+    try_locally([&] { local_->publish(); });
   else
     frozen_.keep(place_);
   return true;

@@ -62,7 +62,8 @@ class Checkpoints {
   void prepare(SaveAct& act);
   bool take_snapshot(SaveAct& act);
   void save_now(SaveAct act);
-  void begin_local(SaveAct& act, std::exception_ptr failed);
+  void begin_local(SaveAct act);
+  void try_locally(const std::function<void()>& part);
   bool agree(const char* label);
   void give_up_local(const std::string& reason);
   void abort();

@@ -186,6 +186,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
   });
   engine_.update_->poison("loading weights has ended half-way");
   frozen_.forget();
+  if (local_) local_->frozen().forget();
   comm::gather_results(engine_.dist_->world(), "weights read", [&] {
     read_weights(source, engine_.sharded(), engine_.device());
     return true;

@@ -25,28 +25,36 @@ void Checkpoints::give_up_local(const std::string& reason) {
                 ". Training goes on, and the one before it stays the newest");
 }
 
-void Checkpoints::begin_local(SaveAct& act, std::exception_ptr failed) {
-  begin_save(act, std::move(failed), [] {});
-  std::filesystem::path partial;
+/// A part of local saving in which ranks throw alike. A full disk or too little memory is a warning; ranks
+/// that are gone end the run.
+void Checkpoints::try_locally(const std::function<void()>& part) {
   try {
-    local_->begin(act);
-    partial = act.partial;
-    if (act.options.async && take_snapshot(act)) {
-      saving_ = std::make_unique<BackgroundSave>(std::move(act), engine_.config_.parallel.timeout_seconds);
-      return;
-    }
-    comm::gather_results(engine_.dist_->world(), "local checkpoint", [&] {
-      prepare(act);
-      act.file.tensors = live_tensors(engine_.sharded(), engine_.device(), FilePart::trained);
-      return true;
-    });
-    act.write(act, [] {});
-    local_->publish();
-  } catch (...) {
-    if (!act.partial.empty()) partial = act.partial;
-    if (local_->leads() && !partial.empty()) remove_folder(partial);
-    throw;
+    part();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::data && error.kind() != ErrorKind::memory)
+      throw;
+    give_up_local(error.what());
   }
+}
+
+void Checkpoints::begin_local(SaveAct act) {
+  local_->begin(act);
+  if (act.options.async && take_snapshot(act)) {
+    saving_ = std::make_unique<BackgroundSave>(std::move(act), engine_.config_.parallel.timeout_seconds);
+    return;
+  }
+  comm::gather_results(engine_.dist_->world(), "local checkpoint", [&] {
+    prepare(act);
+    act.file.tensors = live_tensors(engine_.sharded(), engine_.device(), FilePart::trained);
+    try {
+      act.write(act, [] {});
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::comm) throw;
+      fail(ErrorKind::io, error.what());  // of the copies' own group, which a rank breaks that has failed
+    }
+    return true;
+  });
+  local_->publish();
 }
 
 bool Checkpoints::save_local(const SaveOptions& options) {
@@ -54,14 +62,9 @@ bool Checkpoints::save_local(const SaveOptions& options) {
   if (saving_) return false;
   std::exception_ptr failed = end_failed_pass();
   SaveAct act = new_act(options);
+  begin_save(act, std::move(failed), [] {});  // what training has met is an error of its own
   saving_locally_ = true;
-  try {
-    begin_local(act, std::move(failed));
-  } catch (const Error& error) {
-    // What all ranks met alike: a full disk, no memory. Ranks that are gone end the run, and so does misuse.
-    if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::data) throw;
-    give_up_local(error.what());
-  }
+  try_locally([&] { begin_local(std::move(act)); });
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <map>
 #include <utility>
 
 #include "base/error.h"
@@ -30,12 +31,22 @@ LocalCheckpoints::LocalCheckpoints(const Distributed& dist, const sharding::Shar
                 "that each machine has for itself");
 }
 
+/// That of the last local checkpoint here; one of nothing where there is none, or none any more.
+Manifest LocalCheckpoints::manifest_before() const {
+  if (newest_.empty()) return {};
+  try {
+    return Manifest::from_json(read_file(newest_ / "manifest.json"), newest_);
+  } catch (const Error& error) {
+    log_warning("a local checkpoint was removed or damaged while the run went on: ", error.what());
+    return {};
+  }
+}
+
 /// Puts links to the copies of frozen files that the last local checkpoint here has; where one lacks, all are
 /// to come.
 void LocalCheckpoints::link_frozen(const SaveAct& act, PeerCopies::Copying& copying) const {
   copying.frozen = frozen_.sums();
-  Manifest before;
-  if (!newest_.empty()) before = Manifest::from_json(read_file(newest_ / "manifest.json"), newest_);
+  const Manifest before = manifest_before();
   bool all = true;
   for (const int source : copies_->sources()) {
     const FileChecksum& sum = copying.frozen[static_cast<std::size_t>(source)];
@@ -51,9 +62,10 @@ void LocalCheckpoints::link_frozen(const SaveAct& act, PeerCopies::Copying& copy
 
 void LocalCheckpoints::begin(SaveAct& act) {
   if (!copies_) copies_ = std::make_shared<PeerCopies>(folder_, dist_.world(), device_);
-  auto saving = std::make_shared<Saving>();
+  const auto saving = saving_ = std::make_shared<Saving>();
   saving->copies = copies_;
-  act.partial = partial_folder(folder_.path(), act.tag, act.save_id);
+  saving->partial = act.partial = folder_.partial(act.tag, act.save_id);
+  saving->place = folder_.place(act.tag, act.save_id);
   act.owns_partial = folder_.leads();
   comm::gather_results(dist_.world(), "local checkpoint begun", [&] {
     std::error_code error;
@@ -71,41 +83,42 @@ void LocalCheckpoints::begin(SaveAct& act) {
     saving->act = writing;
     saving->act.write = nullptr;  // which holds `saving`
   };
-  saving_ = std::move(saving);
 }
 
 void LocalCheckpoints::publish() {
   comm::Communicator& world = dist_.world();
-  const std::shared_ptr<Saving> saving = std::exchange(saving_, nullptr);
-  SaveAct& act = saving->act;
-  const fs::path partial = partial_folder(folder_.path(), act.tag, act.save_id),
-                 place = folder_.path() / act.tag;
+  Saving& saving = *saving_;
+  // Of rank 0, which has put them in its folder.
   std::string text;
+  std::map<std::string, std::string> small;
+  const auto is_small = [](const auto& file) { return !file.first.ends_with(".safetensors"); };
   comm::gather_results(world, "local checkpoint described", [&] {
-    if (dist_.rank() == 0) text = act.complete(saving->sums, next_ordinal(save_dir_));
+    if (dist_.rank() != 0) return true;
+    text = saving.act.complete(saving.sums, next_ordinal(save_dir_));
+    for (const auto& file : saving.act.manifest.files)
+      if (is_small(file)) small[file.first] = read_file(saving.partial / file.first);
     return true;
   });
   text = comm::broadcast_text(world, text, 0, "manifest");
-  const Manifest manifest = Manifest::from_json(text, partial / "manifest.json");
-  for (const auto& [name, sum] : manifest.files) {
-    if (name.ends_with(".safetensors")) continue;
-    const std::string content =
-        comm::broadcast_text(world, dist_.rank() == 0 ? read_file(partial / name) : "", 0, name);
-    if (folder_.leads() && dist_.rank() != 0) write_file_atomically(partial / name, content);
-  }
+  const Manifest manifest = Manifest::from_json(text, saving.partial / "manifest.json");
+  for (const auto& file : manifest.files)
+    if (is_small(file)) small[file.first] = comm::broadcast_text(world, small[file.first], 0, file.first);
   comm::gather_results(world, "local checkpoint published", [&] {
     if (!folder_.leads()) return true;
-    write_file_atomically(partial / "manifest.json", text);
-    if (fs::exists(place)) fs::rename(place, place.string() + ".removed");  // of a run that came here before
-    publish_folder(partial, place);
+    for (const auto& [name, content] : small)
+      if (dist_.rank() != 0) write_file_atomically(saving.partial / name, content);
+    write_file_atomically(saving.partial / "manifest.json", text);
+    publish_folder(saving.partial, saving.place);
     return true;
   });
-  folder_.remove_others(place);
-  frozen_.keep(place);
-  newest_ = place;
+  newest_ = saving.place;
+  saving_.reset();
+  folder_.remove_others(newest_);
+  frozen_.keep(newest_);
 }
 
 void LocalCheckpoints::forget_failed() {
+  if (saving_ && folder_.leads()) remove_folder(saving_->partial);
   saving_.reset();
   copies_.reset();
 }

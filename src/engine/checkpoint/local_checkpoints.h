@@ -31,14 +31,15 @@ class LocalCheckpoints {
                    const std::filesystem::path& directory, const std::filesystem::path& save_dir, bool anew);
 
   FrozenFiles& frozen() { return frozen_; }
-  bool leads() const { return folder_.leads(); }
 
   // ---- saving ----
   /// Makes the folder act.partial, puts frozen files there, and sets by what the act is written.
   void begin(SaveAct& act);
-  /// Completes on all machines what was written on all ranks, and removes the older one.
+  /// Completes on all machines what was written on all ranks, and removes the older one. Throws on all ranks
+  /// what one of them met.
   void publish();
-  /// After a failure: the next one begins with a group of its own.
+  /// After a failure, when none writes any more: removes what is there of it. The next one begins with a
+  /// group of its own.
   void forget_failed();
   /// Removes all of them, when the run needs them no more.
   void remove();
@@ -57,23 +58,25 @@ class LocalCheckpoints {
   struct Saving {
     std::shared_ptr<PeerCopies> copies;
     PeerCopies::Copying copying;
+    std::filesystem::path partial, place;
     std::vector<FileChecksum> sums;  ///< of all ranks' files, once they are written
-    SaveAct act;                     ///< what publish() needs of it; without the states
+    SaveAct act;                     ///< what publish() needs of it, then; without the states
   };
   /// The checkpoint from which the run goes on.
   struct Opened {
     std::filesystem::path path;
     Manifest manifest;
-    std::vector<std::string> names;         ///< of the ranks' files
+    std::vector<std::string> names;         ///< of its files
     std::vector<std::vector<int>> holders;  ///< by file: a rank on each machine that has it whole
     std::set<std::size_t> fetched;          ///< files that this machine lacked and has now
     bool partial = false;                   ///< this machine had nothing of it
     bool here(std::size_t file, const comm::Topology& machines) const;
   };
+  Manifest manifest_before() const;
   void link_frozen(const SaveAct& act, PeerCopies::Copying& copying) const;
   std::vector<std::vector<int>> find_holders(const Opened& opened) const;
   bool find_files(Opened& opened, int root, const std::vector<LocalCheckpoint>& here);
-  void make_readable(const Opened& opened, int root) const;
+  void make_readable(Opened& opened) const;
 
   const Distributed& dist_;
   device::Device& device_;

@@ -28,6 +28,11 @@ std::vector<fs::path> listed(const fs::path& folder) {
   return out;
 }
 
+/// What a dead run left of a checkpoint that it was making or removing.
+bool is_unfinished(const fs::path& entry) {
+  return entry.extension() == ".partial" || entry.extension() == ".removed";
+}
+
 /// The run's id, which rank 0 keeps in the run's own folder.
 std::string run_id(const fs::path& save_dir, bool anew) {
   const fs::path path = save_dir / run_id_file;
@@ -51,9 +56,10 @@ std::uint64_t first_in(comm::Communicator& world, const fs::path& folder, const 
     return true;
   });
   int first = 0;
-  while (first < world.rank() && !fs::exists(name(first))) ++first;
+  std::error_code error;
+  while (first < world.rank() && !fs::exists(name(first), error)) ++first;
   comm::gather_records(world, char{}, "local checkpoints' folder seen");
-  fs::remove(name(world.rank()));
+  fs::remove(name(world.rank()), error);  // else it goes with the next checkpoint
   return static_cast<std::uint64_t>(first);
 }
 
@@ -88,11 +94,13 @@ LocalFolder::LocalFolder(comm::Communicator& world, const fs::path& directory, c
   });
   const std::uint64_t first = first_in(world, path_, comm::broadcast_text(world, new_save_id(), 0, "token"));
   machines_ = std::make_shared<comm::Topology>(world.rank(), comm::gather_records(world, first, "machines"));
-  if (!leads()) return;
-  for (const fs::path& entry : listed(path_.parent_path()))
-    if (entry.filename().string().starts_with(of_folder) && entry != path_) remove_folder(entry);
-  for (const fs::path& entry : listed(path_))
-    if (entry.extension() == ".partial" || entry.extension() == ".removed") remove_folder(entry);
+  if (leads()) {
+    for (const fs::path& entry : listed(path_.parent_path()))
+      if (entry.filename().string().starts_with(of_folder) && entry != path_) remove_folder(entry);
+    for (const fs::path& entry : listed(path_))
+      if (is_unfinished(entry)) remove_folder(entry);
+  }
+  comm::gather_records(world, char{}, "local checkpoints' folder tidied");  // before any looks for them
 }
 
 bool LocalFolder::leads() const {
@@ -110,7 +118,8 @@ bool is_newer(const Manifest& one, const Manifest& other) {
 std::vector<LocalCheckpoint> LocalFolder::checkpoints() const {
   std::vector<LocalCheckpoint> out;
   for (const fs::path& entry : listed(path_)) {
-    if (!fs::exists(entry / "manifest.json") || entry.extension() == ".partial") continue;
+    std::error_code absent;
+    if (is_unfinished(entry) || !fs::exists(entry / "manifest.json", absent)) continue;
     try {
       out.push_back(
           {entry, Manifest::from_json(read_file(entry / "manifest.json"), entry / "manifest.json")});
@@ -124,10 +133,12 @@ std::vector<LocalCheckpoint> LocalFolder::checkpoints() const {
   return out;
 }
 
-LocalCheckpoint LocalFolder::find(const std::string& save_id) const {
-  for (LocalCheckpoint& each : checkpoints())
-    if (each.manifest.save_id == save_id) return std::move(each);
-  return {};
+fs::path LocalFolder::partial(const std::string& tag, const std::string& save_id) const {
+  return partial_folder(path_, tag, save_id);
+}
+
+fs::path LocalFolder::place(const std::string& tag, const std::string& save_id) const {
+  return path_ / cat(tag, ".", save_id);
 }
 
 void LocalFolder::remove_others(const fs::path& keep) const {

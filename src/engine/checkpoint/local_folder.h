@@ -43,8 +43,10 @@ class LocalFolder {
 
   /// Those that are whole, the newest first; one that cannot be read is a warning.
   std::vector<LocalCheckpoint> checkpoints() const;
-  /// The one of that act of saving; none: its path is empty.
-  LocalCheckpoint find(const std::string& save_id) const;
+  /// Where the one is made of an act of saving, and where it is to be. That bears the act's id, so that none
+  /// has to make room for another of the same step.
+  std::filesystem::path partial(const std::string& tag, const std::string& save_id) const;
+  std::filesystem::path place(const std::string& tag, const std::string& save_id) const;
   /// Removes all but `keep`, on the leader.
   void remove_others(const std::filesystem::path& keep) const;
   /// Removes the folder, on the leader.

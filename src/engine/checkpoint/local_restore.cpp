@@ -53,6 +53,11 @@ std::vector<Candidate> gather_candidates(const Distributed& dist, const std::vec
   return out;
 }
 
+/// What it is called where a machine had nothing of it.
+std::string tag_of(const Manifest& manifest) {
+  return cat("global_step", manifest.global_steps);
+}
+
 bool is_whole(const fs::path& path, const FileChecksum& sum) {
   std::error_code error;
   if (fs::file_size(path, error) != sum.bytes || error) return false;
@@ -78,6 +83,7 @@ std::string header_of(const fs::path& path) {
 
 /// A file of which only the head is here: as long as the whole, and takes no room.
 void write_stand_in(const fs::path& path, const std::string& head, std::uint64_t bytes) {
+  fs::remove(path);  // a damaged one may have another name in the checkpoint before
   std::ofstream(path, std::ios::binary | std::ios::trunc) << head;
   std::error_code error;
   fs::resize_file(path, bytes, error);
@@ -163,11 +169,8 @@ bool LocalCheckpoints::find_files(Opened& opened, int root, const std::vector<Lo
   });
   text = comm::broadcast_text(dist_.world(), text, root, "manifest of a local checkpoint");
   opened.manifest = Manifest::from_json(text, opened.path / "manifest.json");
-  if (opened.partial)
-    opened.path = partial_folder(folder_.path(), cat("global_step", opened.manifest.global_steps),
-                                 opened.manifest.save_id);
-  for (const auto& [name, sum] : opened.manifest.files)
-    if (name.ends_with(".safetensors")) opened.names.push_back(name);
+  if (opened.partial) opened.path = folder_.partial(tag_of(opened.manifest), opened.manifest.save_id);
+  for (const auto& [name, sum] : opened.manifest.files) opened.names.push_back(name);
   opened.holders = find_holders(opened);
   for (std::size_t i = 0; i < opened.names.size(); ++i)
     if (opened.holders[i].empty()) {
@@ -186,10 +189,9 @@ bool LocalCheckpoints::find_files(Opened& opened, int root, const std::vector<Lo
 }
 
 /// Puts what a reader of heads needs, and small files, where they are missing.
-void LocalCheckpoints::make_readable(const Opened& opened, int root) const {
+void LocalCheckpoints::make_readable(Opened& opened) const {
   comm::Communicator& world = dist_.world();
-  const comm::Topology& machines = folder_.machines();
-  std::exception_ptr failed;
+  std::exception_ptr failed;  // others go on to what follows
   const auto attempt = [&](const auto& action) {
     try {
       if (!failed) action();
@@ -198,22 +200,23 @@ void LocalCheckpoints::make_readable(const Opened& opened, int root) const {
     }
   };
   for (std::size_t i = 0; i < opened.names.size(); ++i) {
-    if (std::ssize(opened.holders[i]) == machines.machines()) continue;
-    const fs::path path = opened.path / opened.names[i];
+    if (std::ssize(opened.holders[i]) == folder_.machines().machines()) continue;
+    const std::string& name = opened.names[i];
+    const fs::path path = opened.path / name;
+    const bool is_small = !name.ends_with(".safetensors");
     const int holder = opened.holders[i].front();
-    std::string head;
-    if (dist_.rank() == holder) attempt([&] { head = header_of(path); });
-    head = comm::broadcast_text(world, head, holder, "head of a file");
-    if (folder_.leads() && !opened.here(i, machines))
-      attempt([&] { write_stand_in(path, head, opened.manifest.files.at(opened.names[i]).bytes); });
-  }
-  for (const auto& [name, sum] : opened.manifest.files) {
-    if (name.ends_with(".safetensors")) continue;
     std::string content;
-    if (dist_.rank() == root) attempt([&] { content = read_file(opened.path / name); });
-    content = comm::broadcast_text(world, content, root, name);
-    if (folder_.leads() && !fs::exists(opened.path / name))
-      attempt([&] { write_file_atomically(opened.path / name, content); });
+    if (dist_.rank() == holder) attempt([&] { content = is_small ? read_file(path) : header_of(path); });
+    content = comm::broadcast_text(world, content, holder, name);
+    if (opened.here(i, folder_.machines())) continue;
+    if (is_small) opened.fetched.insert(i);
+    if (!folder_.leads()) continue;
+    attempt([&] {
+      if (is_small)
+        write_file_atomically(path, content);
+      else
+        write_stand_in(path, content, opened.manifest.files.at(name).bytes);
+    });
   }
   comm::gather_results(world, "local checkpoint made readable", [&] {
     if (failed) std::rethrow_exception(failed);
@@ -230,7 +233,7 @@ std::optional<fs::path> LocalCheckpoints::open_newest(const Manifest* other) {
     // A file checkpoint has the number that the local ones before it would have had.
     if (other && each.ordinal <= other->ordinal) break;
     if (!find_files(opened, each.rank, here)) continue;
-    make_readable(opened, each.rank);
+    make_readable(opened);
     opened_ = std::move(opened);
     return opened_->path;
   }
@@ -250,10 +253,13 @@ void LocalCheckpoints::fetch(const CheckpointReader& reader, const std::set<std:
   for (std::size_t rank = 0; rank < lists.size(); ++rank)
     for (const std::int64_t file : lists[rank])
       wanted.emplace(static_cast<std::size_t>(file), machines.machine_of(static_cast<int>(rank)));
-  const Tensor buffer = wanted.empty()
-                            ? Tensor()
-                            : Tensor::empty(device_, {file_chunk}, DType::u8, device::Category::checkpoint,
-                                            device_.processor_tier());
+  Tensor buffer;
+  comm::gather_results(world, "buffer for files of a local checkpoint", [&] {
+    if (!wanted.empty())
+      buffer = Tensor::empty(device_, {file_chunk}, DType::u8, device::Category::checkpoint,
+                             device_.processor_tier());
+    return true;
+  });
   std::exception_ptr failed;
   for (const auto& [file, machine] : wanted) {
     const std::vector<int>& holders = opened.holders[file];
@@ -282,14 +288,12 @@ void LocalCheckpoints::fetch(const CheckpointReader& reader, const std::set<std:
 fs::path LocalCheckpoints::settle() {
   const Opened opened = std::move(*opened_);
   opened_.reset();
-  const fs::path place = folder_.path() / cat("global_step", opened.manifest.global_steps);
+  const fs::path place = folder_.place(tag_of(opened.manifest), opened.manifest.save_id);
   comm::gather_results(dist_.world(), "local checkpoint settled", [&] {
     if (!folder_.leads()) return true;
     for (std::size_t i = 0; i < opened.names.size(); ++i)
       if (!opened.here(i, folder_.machines())) fs::remove(opened.path / opened.names[i]);
-    if (!opened.partial) return true;
-    if (fs::exists(place)) fs::rename(place, place.string() + ".removed");
-    publish_folder(opened.path, place);
+    if (opened.partial) publish_folder(opened.path, place);
     return true;
   });
   newest_ = opened.partial ? place : opened.path;

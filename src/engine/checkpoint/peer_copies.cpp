@@ -87,9 +87,12 @@ PeerCopies::PeerCopies(const LocalFolder& folder, comm::Communicator& world, dev
   group_->bind(device::make_cpu_device(1));  // files have nothing to wait for on a GPU's stream
   for (int rank = 0; keeper_ >= 0 && rank < world.size(); ++rank)
     if (folder.keeper_of(rank) == world.rank()) sources_.push_back(rank);
-  if (keeper_ >= 0)
-    buffers_ =
-        device.allocate((1 + sources_.size()) * file_chunk, device::Category::checkpoint, device::Tier::host);
+  comm::gather_results(*group_, "buffers of a local checkpoint", [&] {
+    if (keeper_ >= 0)
+      buffers_ = device.allocate((1 + sources_.size()) * file_chunk, device::Category::checkpoint,
+                                 device::Tier::host);
+    return true;
+  });
 }
 
 /// In steps of a chunk each way, so that nobody waits for a file whose sender waits for another.

@@ -21,7 +21,8 @@ namespace sherd::engine {
 /// thread at a time.
 class PeerCopies {
  public:
-  /// The buffers are charged to `device` (host tier, category `checkpoint`). Collective.
+  /// The buffers are charged to `device` (host tier, category `checkpoint`). Throws on all ranks where one
+  /// has no memory for them. Collective.
   PeerCopies(const LocalFolder& folder, comm::Communicator& world, device::Device& device);
 
   /// One act of saving.

@@ -1,10 +1,12 @@
 // Local checkpoints: ranks as threads, each "machine" a folder of its own. What comes back is held against a
 // checkpoint of files that was saved at the same moment, whose tensors an oracle puts together.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <fstream>
 
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/checkpoint/format.h"
 #include "engine/checkpoint/two_ranks.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
@@ -45,6 +47,19 @@ class LocalCheckpointsTest : public ::testing::Test {
   fs::path local(int number) const {
     for (const auto& entry : fs::directory_iterator(machine(number))) return entry.path();
     return {};
+  }
+  /// The checkpoint of that step there; an empty path: none.
+  fs::path saved(int number, int step) const {
+    for (const auto& entry : fs::directory_iterator(local(number)))
+      if (entry.path().stem() == cat("global_step", step)) return entry.path();
+    return {};
+  }
+  /// What lies there, without the ids of acts of saving.
+  std::set<std::string> steps_in(int number) const {
+    std::set<std::string> out;
+    for (const std::string& name : names_in(local(number))) out.insert(name.substr(0, name.find('.')));
+    EXPECT_EQ(out.size(), names_in(local(number)).size());
+    return out;
   }
   static void step(Engine& engine, int count = 1) {
     for (int i = 0; i < count; ++i)
@@ -90,15 +105,15 @@ TEST_F(LocalCheckpointsTest, KeepsEachRanksFileOnTwoMachinesAndTheOlderOneUntilT
           save_both(engine, "one", async);
           engine.dist().world().barrier();
           for (int m = 0; m < 2; ++m) {
-            EXPECT_EQ(names_in(local(m)), std::set<std::string>{"global_step1"});
-            EXPECT_EQ(names_in(local(m) / "global_step1").size(), 5u) << "four ranks' and the manifest";
-            EXPECT_NO_THROW(CheckpointReader(local(m) / "global_step1").verify_all());
+            EXPECT_EQ(steps_in(m), std::set<std::string>{"global_step1"});
+            EXPECT_EQ(names_in(saved(m, 1)).size(), 5u) << "four ranks' and the manifest";
+            EXPECT_NO_THROW(CheckpointReader(saved(m, 1)).verify_all());
           }
           engine.dist().world().barrier();
           step(engine);
           save_both(engine, "two", async);
           engine.dist().world().barrier();
-          for (int m = 0; m < 2; ++m) EXPECT_EQ(names_in(local(m)), std::set<std::string>{"global_step2"});
+          for (int m = 0; m < 2; ++m) EXPECT_EQ(steps_in(m), std::set<std::string>{"global_step2"});
         },
         true);
     EXPECT_EQ(fs::status(local(0)).permissions() & fs::perms::others_all, fs::perms::none);
@@ -109,7 +124,7 @@ TEST_F(LocalCheckpointsTest, ThreeMachinesKeepTheirOwnAndTheOneBefore) {
   on_machines(
       3, 3, [&](Engine& engine) { step(engine), save_both(engine, "one", true); }, true);
   for (int m = 0; m < 3; ++m) {
-    const std::set<std::string> names = names_in(local(m) / "global_step1");
+    const std::set<std::string> names = names_in(saved(m, 1));
     EXPECT_TRUE(names.contains(engine::rank_file(m)) && names.contains(engine::rank_file((m + 2) % 3)));
     EXPECT_FALSE(names.contains(engine::rank_file((m + 1) % 3)));
   }
@@ -154,7 +169,7 @@ TEST_F(LocalCheckpointsTest, WithFrozenParametersOnNvmeCopiesThemOnce) {
   fs::create_directories(spec_.nvme_path);
   const auto inode = [&](int m, int step, int rank) {
     struct stat found {};
-    const fs::path path = local(m) / cat("global_step", step) / engine::frozen_file(rank);
+    const fs::path path = saved(m, step) / engine::frozen_file(rank);
     EXPECT_EQ(::stat(path.c_str(), &found), 0) << path;
     return found.st_ino;
   };
@@ -197,14 +212,14 @@ TEST_F(LocalCheckpointsTest, TakesTheNewestOfWhatIsWhole) {
       true);
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
   // The same file damaged on one machine comes from the other, and is whole again.
-  const std::string rank0 = "global_step2/" + engine::rank_file(0);
-  flip_last_byte(local(0) / rank0);
+  const std::string rank0 = engine::rank_file(0);
+  flip_last_byte(saved(0, 2) / rank0);
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
   // On both machines it is no checkpoint any more, and the older one of files is what there is.
-  EXPECT_NO_THROW(CheckpointReader(local(0) / "global_step2").verify_all());
-  flip_last_byte(local(0) / rank0), flip_last_byte(local(1) / rank0);
+  EXPECT_NO_THROW(CheckpointReader(saved(0, 2)).verify_all());
+  flip_last_byte(saved(0, 2) / rank0), flip_last_byte(saved(1, 2) / rank0);
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one", false); });
-  flip_last_byte(local(0) / rank0), flip_last_byte(local(1) / rank0);
+  flip_last_byte(saved(0, 2) / rank0), flip_last_byte(saved(1, 2) / rank0);
   on_machines(2, 2, [&](Engine& engine) {
     expect_newest(engine, "two");
     step(engine), save_file(engine, "three");
@@ -249,10 +264,97 @@ TEST_F(LocalCheckpointsTest, ThatCannotBeMadeIsAWarningAndTheOneBeforeStays) {
         engine.dist().world().barrier();
         if (engine.dist().rank() == 0) fs::remove_all(gone), fs::rename(aside, gone);
         engine.dist().world().barrier();
-        EXPECT_EQ(names_in(local(0)), std::set<std::string>{"global_step1"});
+        EXPECT_EQ(steps_in(0), std::set<std::string>{"global_step1"});
       },
       true);
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one"); });
+}
+
+/// Where one machine cannot complete it no other removes the one before, and training goes on.
+TEST_F(LocalCheckpointsTest, ThatOneMachineCannotPublishLeavesTheOneBefore) {
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine), save_both(engine, "one", true);
+        step(engine);
+        EXPECT_TRUE(engine.save_local_checkpoint(SaveOptions{.async = true}));
+        const auto in_the_way = [&] {  // of the manifest, which comes last
+          for (const auto& entry : fs::directory_iterator(local(1)))
+            if (entry.path().extension() == ".partial")
+              fs::create_directories(entry.path() / "manifest.json/x");
+        };
+        if (engine.dist().rank() == 1) in_the_way();
+        engine.dist().world().barrier();
+        engine.finish_save();
+        engine.dist().world().barrier();
+        EXPECT_TRUE(!saved(0, 1).empty() && !saved(1, 1).empty());
+        EXPECT_EQ(steps_in(1), std::set<std::string>{"global_step1"}) << "nothing stays of what failed";
+        engine.dist().world().barrier();
+        step(engine), save_both(engine, "three", true);
+        engine.dist().world().barrier();
+        EXPECT_EQ(steps_in(0), std::set<std::string>{"global_step3"});
+      },
+      true);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three"); });
+}
+
+/// One rank alone has no memory for copies; all go on, and later ones are made.
+TEST_F(LocalCheckpointsTest, WithoutMemoryOnOneRankIsAWarning) {
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine);
+        device::Ledger& ledger = engine.device().ledger();
+        for (const bool async : {false, true}) {
+          if (engine.dist().rank() == 1)
+            ledger.set_limit(device::Tier::host, ledger.current(device::Tier::host) + 1);
+          EXPECT_TRUE(engine.save_local_checkpoint(SaveOptions{.async = async}));
+          engine.finish_save();
+          ledger.set_limit(device::Tier::host, 0);
+          engine.dist().world().barrier();
+          EXPECT_EQ(names_in(local(0)), std::set<std::string>{});
+        }
+        const auto before = ledger.current(device::Tier::host);
+        save_both(engine, "one", false);
+        EXPECT_GT(ledger.current(device::Tier::host), before) << "buffers are charged";
+      },
+      true);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one"); });
+}
+
+/// The processes end while some machines have published the second one of a step, and others not yet.
+TEST_F(LocalCheckpointsTest, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
+  const auto keep = [&](const std::string& under) {
+    for (int m = 0; m < 3; ++m) fs::copy(machine(m), folder_ / under / cat(m), fs::copy_options::recursive);
+  };
+  fs::create_directories(folder_ / "old"), fs::create_directories(folder_ / "new");
+  on_machines(
+      3, 3,
+      [&](Engine& engine) {
+        step(engine), save_both(engine, "old", true);
+        engine.dist().world().barrier();
+        if (engine.dist().rank() == 0) keep("old");
+        engine.dist().world().barrier();
+        save_both(engine, "new", true);
+      },
+      true);
+  keep("new");
+  for (const int published : {1, 2, 5}) {  // by which machines, as bits
+    for (int m = 0; m < 3; ++m) {
+      fs::remove_all(machine(m));
+      fs::copy(folder_ / "old" / cat(m), machine(m), fs::copy_options::recursive);
+      fs::copy(folder_ / "new" / cat(m), machine(m), fs::copy_options::recursive);
+      for (const auto& entry : fs::directory_iterator(local(m)))
+        if ((published & 1 << m) == 0 &&
+            fs::exists(folder_ / "new" / cat(m) / local(m).filename() / entry.path().filename()))
+          fs::rename(entry.path(), entry.path().string() + ".partial");
+    }
+    on_machines(3, 3, [&](Engine& engine) {
+      const auto loaded = engine.load_newest_checkpoint(run().string());
+      ASSERT_TRUE(loaded.has_value()) << published;
+      EXPECT_TRUE(loaded->local && engine.global_steps() == 1);
+    });
+  }
 }
 
 }  // namespace

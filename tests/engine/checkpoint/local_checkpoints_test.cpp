@@ -7,6 +7,7 @@
 
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
+#include "engine/checkpoint/peer_copies.h"
 #include "engine/checkpoint/two_ranks.h"
 #include "engine/initialize.h"
 #include "support/equality.h"
@@ -20,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using engine::CheckpointReader;
 using engine::SaveOptions;
+using sherd::testing::expect_error;
 using sherd::testing::TempFolder;
 using sherd::testing::whole_tensors;
 
@@ -35,6 +37,7 @@ class LocalCheckpointsTest : public ::testing::Test {
     spec.ranks = ranks;
     launch_ranks(ranks, [&](const DistributedPtr& dist) {
       const auto engine = make_engine(dist, spec);
+      engine->set_checkpoint_files({{"words", "of the caller"}});
       engine->claim_save_folder(run().string());
       engine->claim_local_folder(run().string(), machine(first + dist->rank() * machines / ranks).string(),
                                  anew);
@@ -106,7 +109,7 @@ TEST_F(LocalCheckpointsTest, KeepsEachRanksFileOnTwoMachinesAndTheOlderOneUntilT
           engine.dist().world().barrier();
           for (int m = 0; m < 2; ++m) {
             EXPECT_EQ(steps_in(m), std::set<std::string>{"global_step1"});
-            EXPECT_EQ(names_in(saved(m, 1)).size(), 5u) << "four ranks' and the manifest";
+            EXPECT_EQ(names_in(saved(m, 1)).size(), 6u) << "four ranks', a small one and the manifest";
             EXPECT_NO_THROW(CheckpointReader(saved(m, 1)).verify_all());
           }
           engine.dist().world().barrier();
@@ -213,10 +216,10 @@ TEST_F(LocalCheckpointsTest, TakesTheNewestOfWhatIsWhole) {
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
   // The same file damaged on one machine comes from the other, and is whole again.
   const std::string rank0 = engine::rank_file(0);
-  flip_last_byte(saved(0, 2) / rank0);
+  flip_last_byte(saved(0, 2) / rank0), flip_last_byte(saved(1, 2) / "words");
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
   // On both machines it is no checkpoint any more, and the older one of files is what there is.
-  EXPECT_NO_THROW(CheckpointReader(saved(0, 2)).verify_all());
+  for (int m = 0; m < 2; ++m) EXPECT_NO_THROW(CheckpointReader(saved(m, 2)).verify_all());
   flip_last_byte(saved(0, 2) / rank0), flip_last_byte(saved(1, 2) / rank0);
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one", false); });
   flip_last_byte(saved(0, 2) / rank0), flip_last_byte(saved(1, 2) / rank0);
@@ -354,7 +357,92 @@ TEST_F(LocalCheckpointsTest, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
       ASSERT_TRUE(loaded.has_value()) << published;
       EXPECT_TRUE(loaded->local && engine.global_steps() == 1);
     });
+    for (int m = 0; m < 3; ++m)
+      for (const std::string& name : names_in(local(m))) EXPECT_FALSE(name.ends_with(".partial")) << name;
   }
+}
+
+TEST_F(LocalCheckpointsTest, ThatIsDueDuringAnotherSaveIsLeftForLater) {
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine);
+        engine.save_checkpoint(run().string(), SaveOptions{.tag = "file", .async = true});
+        EXPECT_FALSE(engine.save_local_checkpoint({}));
+        engine.finish_save();
+        EXPECT_TRUE(engine.save_local_checkpoint({}));
+      },
+      true);
+}
+
+/// A file of frozen parameters that changed unnoticed on its way to who keeps it: his copy would be none.
+TEST_F(LocalCheckpointsTest, ACopyThatComesDamagedIsNotKept) {
+  spec_.adapter = R"("type": "lora", "r": 4)";
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        step(engine), save_both(engine, "one", true);
+        step(engine);
+        engine.dist().world().barrier();
+        const std::string frozen = engine::frozen_file(0);
+        if (engine.dist().rank() == 0) {
+          const auto time = fs::last_write_time(saved(0, 1) / frozen);
+          flip_last_byte(saved(0, 1) / frozen);
+          fs::last_write_time(saved(0, 1) / frozen, time);
+          fs::remove(saved(1, 1) / frozen);
+        }
+        engine.dist().world().barrier();
+        for (const bool async : {false, true}) {
+          EXPECT_TRUE(engine.save_local_checkpoint(SaveOptions{.async = async}));
+          engine.finish_save();
+          engine.dist().world().barrier();
+          EXPECT_EQ(steps_in(0), std::set<std::string>{"global_step1"});
+        }
+        if (engine.dist().rank() == 0) flip_last_byte(saved(0, 1) / frozen);
+        engine.dist().world().barrier();
+        save_both(engine, "two", true);
+      },
+      true);
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "two"); });
+}
+
+TEST_F(LocalCheckpointsTest, FrozenParametersAreWrittenAnewWhenWeightsAreLoaded) {
+  struct Halves final : nn::WeightSource {
+    void check(const std::vector<nn::ParameterPtr>&) const override {}
+    void read(const std::string&, const tensor::Slice&, std::int64_t, const tensor::Tensor& to) override {
+      for (std::int64_t i = 0; i < to.numel(); ++i) to.data<bf16>()[i] = bf16(0.5f);
+    }
+    bool has(const std::string& name) const override { return name == "blocks.1.mlp.up.weight"; }
+  } halves;
+  spec_.adapter = R"("type": "lora", "r": 4)";
+  on_machines(
+      2, 2,
+      [&](Engine& engine) {
+        save_both(engine, "drawn", true);
+        engine.load_weights(halves);
+        save_both(engine, "loaded", true);
+      },
+      true);
+  fs::remove_all(machine(0));
+  on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "loaded"); });
+}
+
+/// A rank that gives up alone, between two exchanges, is not waited for.
+TEST_F(LocalCheckpointsTest, CopiesEndOnAllRanksWhereOneGivesUp) {
+  const auto begin = std::chrono::steady_clock::now();
+  on_machines(3, 3, [&](Engine& engine) {
+    const int rank = engine.dist().rank();
+    const engine::LocalFolder folder(engine.dist().world(), machine(rank), run(), false);
+    engine::PeerCopies copies(folder, engine.dist().world(), engine.device());
+    engine::SaveAct act;
+    act.rank = rank, act.ranks = 3, act.partial = folder.path();
+    const auto gives_up = [rank] {
+      if (rank == 1) fail(ErrorKind::interrupted, "given up");
+    };
+    const auto kind = rank == 1 ? ErrorKind::interrupted : ErrorKind::comm;
+    expect_error(kind, "given up", [&] { copies.write(act, {std::vector<FileChecksum>(3), {}}, gives_up); });
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "of a deadline of 60";
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <sstream>
 #include <thread>
 
+#include "cli/children.h"
 #include "cli/train_fixture.h"
 #include "support/places.h"
 
@@ -126,6 +127,28 @@ TEST_F(LaunchProgram, BeginsAgainWhereARankIsKilled) {
   expect_losses_of_threads("again.jsonl", 2, 300, longer);
 }
 
+/// There is no checkpoint of files yet.
+TEST_F(LaunchProgram, GoesOnFromALocalCheckpoint) {
+  const std::string once = (folder_ / "once").string(), local = (folder_ / "local").string();
+  std::filesystem::create_directory(local);
+  std::vector<std::string> words = shell_line(
+      cat("if [ $RANK = 1 ] && mkdir ", once, " 2> /dev/null; then \"$@\" & child=$!; while ! ls ", local,
+          "/*/global_step*[0-9a-f]/manifest.json > /dev/null 2>&1 && kill -0 $child; do sleep 0.01; done; kill -9 "
+          "$child; wait $child; exit; fi; exec \"$@\""));
+  words.emplace_back("sh");
+  const std::vector<std::string> longer{"--set",   "training.local_save_interval=5",
+                                        "--set",   "training.local_save_dir=" + local,
+                                        "--steps", "150"};
+  std::vector<std::string> more = longer;
+  more.emplace_back("--resume-or-start");
+  for (const std::string& word : program("local.jsonl", more)) words.push_back(word);
+  const Outcome got = launch({"--ranks", "2", "--restarts", "1", "--backoff", "0.1", "--grace", "20"}, words);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, HasSubstr("resumed from a local checkpoint at step "));
+  EXPECT_TRUE(std::filesystem::is_empty(local)) << "all is in the run's folder";
+  expect_losses_of_threads("local.jsonl", 2, 150, {"--steps", "150"});
+}
+
 TEST_F(LaunchProgram, RestartsAreBounded) {
   const std::string tries = (folder_ / "tries").string();
   const Outcome got =
@@ -232,18 +255,26 @@ class Supervisor : public LaunchProgram {
  protected:
   Supervisor() { write_text(folder_ / "hosts", "a slots=2\nb slots=2\n"); }
   /// `rank`: what each does, which sees $SHERD_HOST, $TRY and torchrun's variables.
-  Outcome run(std::vector<std::string> options, const std::string& rank) const {
-    const std::string there = (folder_ / "there").string();
-    write_text(folder_ / "ssh",
-               cat("host=$1; shift; if [ -e ", (folder_ / "down.").string(),
-                   "$host ]; then exit 255; fi; export SHERD_HOST=$host; exec sh -c \"$*\"\n"));
+  std::vector<std::string> words(std::vector<std::string> options, const std::string& rank) const {
+    const std::string there = (folder_ / "there").string(), gpus = (folder_ / "gpus.").string();
+    write_text(
+        folder_ / "ssh",
+        cat("host=$1; shift; if [ -e ", (folder_ / "down.").string(), "$host ]; then exit 255; fi\n",
+            "if [ \"$*$(cat ", (folder_ / "slow").string(), " 2> /dev/null)\" = trueyes ]; then echo x > ",
+            (folder_ / "asked").string(), "; sleep 100; fi\nunset CUDA_VISIBLE_DEVICES\nif [ -e ", gpus,
+            "$host ]; then export CUDA_VISIBLE_DEVICES=$(cat ", gpus,
+            "$host); fi\nexport SHERD_HOST=$host; exec sh -c \"$*\"\n"));
+    options.insert(options.begin(), "launch");
     options.insert(options.end(),
                    {"--hosts", (folder_ / "hosts").string(), "--ssh", "sh " + (folder_ / "ssh").string(),
-                    "--address", "127.0.0.1", "--backoff", "0.05", "--grace", "1"});
-    return launch(options,
-                  shell_line(cat("TRY=${TORCHELASTIC_RUN_ID##*.}; echo \"$TRY $SHERD_HOST$LOCAL_RANK "
-                                 "$WORLD_SIZE $CUDA_VISIBLE_DEVICES\" >> ",
-                                 there, "; ", rank)));
+                    "--address", "127.0.0.1", "--backoff", "0.05", "--grace", "1", "--", "sh", "-c",
+                    cat("TRY=${TORCHELASTIC_RUN_ID##*.}; echo \"$TRY $SHERD_HOST$LOCAL_RANK $WORLD_SIZE "
+                        "$CUDA_VISIBLE_DEVICES\" >> ",
+                        there, "; ", rank)});
+    return options;
+  }
+  Outcome run(const std::vector<std::string>& options, const std::string& rank) const {
+    return sherd(words(options, rank));
   }
   /// The lines of a try, in order.
   std::set<std::string> there(int number) const {
@@ -267,6 +298,7 @@ TEST_F(Supervisor, APlaceThatHasFailedThriceIsLeftOutAndASpareOneStepsIn) {
   EXPECT_EQ(there(3), (Lines{"a0 3 1", "b0 3 ", "b1 3 "})) << "slot 1 of a is its only one now";
   EXPECT_THAT(got.err, HasSubstr("rank 0 on a has failed 3 times: slot 0 of a is left out"));
   EXPECT_THAT(got.err, HasSubstr("restart 3 of 5"));
+  EXPECT_EQ(count(got.out, "failed") + count(got.err, "\x02"), 0u) << "what launchers tell each other";
 }
 
 TEST_F(Supervisor, WhereNoneMayBeLeftOutItGoesOnUntilItsRestartsAreUsed) {
@@ -275,16 +307,66 @@ TEST_F(Supervisor, WhereNoneMayBeLeftOutItGoesOnUntilItsRestartsAreUsed) {
   EXPECT_EQ(there(3).size(), 4u);
   EXPECT_EQ(count(got.err, "left out"), 0u);
   EXPECT_THAT(got.err, HasSubstr("all restarts have been used"));
+  EXPECT_EQ(run({}, "exit 4").code, 4) << "all only miss each other";
+}
+
+TEST_F(Supervisor, WhereAllFailAlikeNoPlaceIsLeftOut) {
+  const Outcome got = run({"--restarts", "3", "--min-ranks", "1"}, "exit 9");
+  EXPECT_EQ(got.code, 9) << got.err;
+  EXPECT_EQ(there(3).size(), 4u);
+  EXPECT_EQ(count(got.err, "left out"), 0u);
+}
+
+/// Its launcher is killed, so that nobody tells of its ranks.
+TEST_F(Supervisor, AHostThatIsLostThriceIsLeftOut) {
+  const std::string lost =
+      "if [ $TRY -lt 3 ]; then if [ $SHERD_HOST = b ]; then kill -9 $PPID; sleep 100; fi; sleep 0.3; exit 4; "
+      "fi";
+  const Outcome got = run({"--restarts", "3", "--min-ranks", "2"}, lost);
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_EQ(there(2).size(), 4u);
+  EXPECT_EQ(there(3), (Lines{"a0 2 ", "a1 2 "}));
+  EXPECT_THAT(got.err, AllOf(HasSubstr("slot 0 of b is left out"), HasSubstr("slot 1 of b is left out")));
+}
+
+/// A signal ends all, also between two tries.
+TEST_F(Supervisor, BeginsNoTryAfterASignal) {
+  const auto ends_with = [&](const std::string& rank, const std::string& sign) {
+    const pid_t process = start_line(joined(words({"--restarts", "3"}, rank)), "launch.err");
+    for (int turn = 0; turn < 1500 && !std::filesystem::exists(folder_ / sign); ++turn)
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    ::kill(process, SIGTERM);
+    int status = 0;
+    EXPECT_EQ(::waitpid(process, &status, 0), process);
+    EXPECT_TRUE(there(1).empty()) << read_text(folder_ / "launch.err");
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  };
+  const std::string begun = (folder_ / "begun").string();
+  EXPECT_EQ(
+      ends_with(cat("trap 'exit 3' TERM; echo x > ", begun, "; for i in $(seq 100); do sleep 0.05; done"),
+                "begun"),
+      3);
+  // The second time while the hosts are asked.
+  EXPECT_EQ(ends_with(cat("printf yes > ", (folder_ / "slow").string(), "; exit 9"), "asked"), 128 + SIGTERM);
+}
+
+TEST(SupervisorChildren, ThatTakeTooLongAreEnded) {
+  const auto begin = std::chrono::steady_clock::now();
+  const ChildrenEnd end = run_children({{"one", {"sleep", "100"}}, {"another", {"true"}}},
+                                       {.grace_seconds = 0.2, .quiet = true, .most_seconds = 0.2});
+  ASSERT_EQ(end.failures.size(), 1u);
+  EXPECT_TRUE(end.failures[0].program == 0 && end.failures[0].ended_by_us);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
 /// The ranks that miss it say so; it is the one that has to be killed.
 TEST_F(Supervisor, ARankThatHangsIsTheOneThatFailed) {
   const std::string hangs =
       "if [ $TRY -lt 3 ]; then if [ $LOCAL_RANK = 1 ]; then exec sleep 100; fi; exit 4; fi";
-  write_text(folder_ / "hosts", "b slots=3\n");
+  write_text(folder_ / "hosts", "b slots=3\n"), write_text(folder_ / "gpus.b", "u,v,w");
   const Outcome got = run({"--restarts", "4", "--min-ranks", "1"}, hangs);
   ASSERT_EQ(got.code, 0) << got.err;
-  EXPECT_EQ(there(3), (Lines{"b0 2 0,2", "b1 2 0,2"}));
+  EXPECT_EQ(there(3), (Lines{"b0 2 u,w", "b1 2 u,w"}));
   EXPECT_THAT(got.err, HasSubstr("slot 1 of b is left out"));
 }
 

@@ -37,8 +37,7 @@ class FrozenFiles {
   /// The files of put(), or those that find_in() found on all ranks, lie in `folder`, whole: the next put()
   /// links to them.
   void keep(const std::filesystem::path& folder);
-  /// What put() has put: the id in the files' metadata, and their checksums by rank; no bytes: none.
-  const std::string& id() const { return next_.id; }
+  /// Of what put() has put, the checksums by rank; no bytes: none.
   const std::vector<FileChecksum>& sums() const { return sums_; }
   /// Values may change: the next put() writes.
   void forget() { kept_ = {}; }

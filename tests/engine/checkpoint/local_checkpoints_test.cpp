@@ -5,6 +5,8 @@
 
 #include <fstream>
 
+#include "base/crc32c.h"
+#include "base/files.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/peer_copies.h"
@@ -64,6 +66,15 @@ class LocalCheckpointsTest : public ::testing::Test {
     EXPECT_EQ(out.size(), names_in(local(number)).size());
     return out;
   }
+  /// Each file there is as its manifest says.
+  void expect_whole_files(int number, int step) const {
+    const fs::path folder = saved(number, step);
+    const auto manifest =
+        engine::Manifest::from_json(sherd::read_file(folder / "manifest.json"), folder / "manifest.json");
+    for (const std::string& name : names_in(folder))
+      EXPECT_TRUE(name == "manifest.json" || engine::checksum_file(folder / name) == manifest.files.at(name))
+          << name;
+  }
   static void step(Engine& engine, int count = 1) {
     for (int i = 0; i < count; ++i)
       engine.train_batch([&] {
@@ -117,6 +128,12 @@ TEST_F(LocalCheckpointsTest, KeepsEachRanksFileOnTwoMachinesAndTheOlderOneUntilT
           save_both(engine, "two", async);
           engine.dist().world().barrier();
           for (int m = 0; m < 2; ++m) EXPECT_EQ(steps_in(m), std::set<std::string>{"global_step2"});
+          const std::set<std::string> before = names_in(local(0));
+          engine.dist().world().barrier();
+          save_both(engine, "of the same step", async);
+          engine.dist().world().barrier();
+          EXPECT_EQ(steps_in(0), std::set<std::string>{"global_step2"});
+          EXPECT_NE(names_in(local(0)), before);
         },
         true);
     EXPECT_EQ(fs::status(local(0)).permissions() & fs::perms::others_all, fs::perms::none);
@@ -148,6 +165,9 @@ TEST_P(LossOfMachines, GoesOnWithWhatOthersHave) {
       GetParam().ranks, GetParam().machines,
       [&](Engine& engine) {
         expect_newest(engine, "two");
+        engine.dist().world().barrier();
+        for (int m = 0; m < GetParam().machines; ++m) expect_whole_files(GetParam().first + m, 2);
+        engine.dist().world().barrier();
         step(engine);  // one more, and another machine may go
         save_both(engine, "three", true);
         engine.dist().world().barrier();
@@ -325,7 +345,7 @@ TEST_F(LocalCheckpointsTest, WithoutMemoryOnOneRankIsAWarning) {
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "one"); });
 }
 
-/// The processes end while some machines have published the second one of a step, and others not yet.
+/// The processes end while some machines have published the second one, and others not yet.
 TEST_F(LocalCheckpointsTest, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
   const auto keep = [&](const std::string& under) {
     for (int m = 0; m < 3; ++m) fs::copy(machine(m), folder_ / under / cat(m), fs::copy_options::recursive);
@@ -338,11 +358,11 @@ TEST_F(LocalCheckpointsTest, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
         engine.dist().world().barrier();
         if (engine.dist().rank() == 0) keep("old");
         engine.dist().world().barrier();
-        save_both(engine, "new", true);
+        step(engine), save_both(engine, "new", true);
       },
       true);
   keep("new");
-  for (const int published : {1, 2, 5}) {  // by which machines, as bits
+  for (const int published : {1, 2, 5, 7}) {  // by which machines, as bits
     for (int m = 0; m < 3; ++m) {
       fs::remove_all(machine(m));
       fs::copy(folder_ / "old" / cat(m), machine(m), fs::copy_options::recursive);
@@ -353,9 +373,16 @@ TEST_F(LocalCheckpointsTest, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
           fs::rename(entry.path(), entry.path().string() + ".partial");
     }
     on_machines(3, 3, [&](Engine& engine) {
+      const engine::LocalFolder folder(engine.dist().world(), machine(engine.dist().rank()), run(), false);
+      if (published == 7) {
+        ASSERT_EQ(folder.checkpoints().size(), 2u);
+        EXPECT_EQ(folder.checkpoints()[0].manifest.global_steps, 2);
+        expect_newest(engine, "new");
+        return;
+      }
       const auto loaded = engine.load_newest_checkpoint(run().string());
       ASSERT_TRUE(loaded.has_value()) << published;
-      EXPECT_TRUE(loaded->local && engine.global_steps() == 1);
+      EXPECT_TRUE(loaded->local && engine.global_steps() == (loaded->client.at("tag") == "new" ? 2 : 1));
     });
     for (int m = 0; m < 3; ++m)
       for (const std::string& name : names_in(local(m))) EXPECT_FALSE(name.ends_with(".partial")) << name;

@@ -5,6 +5,7 @@
 #include "comm/memory.h"
 #include "device/device.h"
 #include "engine/checkpoint/background_save.h"
+#include "engine/checkpoint/peer_copies.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
@@ -101,18 +102,22 @@ bool saves_beside_steps(const config::Training& training) {
          (training.save_interval > 0 || training.local_save_interval > 0 || training.keep_best);
 }
 
-/// The copy is kept from the first save on: it adds to whatever else is held.
+/// Adds memory of the host tier that saving keeps from the first time on. False where the limit forbids it:
+/// saving does without.
+bool add_for_saving(const config::Config& config, std::uint64_t bytes, Estimate& out) {
+  MemoryReport::TierMemory& host = out.peaks.tiers[static_cast<std::size_t>(device::Tier::host)];
+  const std::uint64_t limit = config.device.host_memory_limit;
+  if (limit > 0 && host.total_peak + bytes > limit) return false;
+  host.peak[static_cast<std::size_t>(device::Category::checkpoint)] += bytes;
+  host.total_peak += bytes;
+  out.peaks.held += bytes;
+  return true;
+}
+
 void add_snapshot(const config::Config& config, Engine& engine, Estimate& out) {
   if (!saves_beside_steps(config.training)) return;
   out.snapshot = Snapshots(engine.sharded(), engine.device()).bytes();
-  MemoryReport::TierMemory& host = out.peaks.tiers[static_cast<std::size_t>(device::Tier::host)];
-  const std::uint64_t limit = config.device.host_memory_limit;
-  out.snapshot_fits = limit == 0 || host.total_peak + out.snapshot <= limit;
-  if (!out.snapshot_fits) return;
-  const auto category = static_cast<std::size_t>(device::Category::checkpoint);
-  host.peak[category] += out.snapshot;
-  host.total_peak += out.snapshot;
-  out.peaks.held += out.snapshot;
+  out.snapshot_fits = add_for_saving(config, out.snapshot, out);
 }
 
 void add_local_checkpoints(const config::Config& config, Engine& engine, const DryRank& rank, Estimate& out) {
@@ -126,7 +131,9 @@ void add_local_checkpoints(const config::Config& config, Engine& engine, const D
                     });
   const bool copied = rank.local_ranks < rank.ranks;
   out.local_checkpoints = (copied ? 2 : 1) * (once + 2 * twice);
-  if (copied) out.exchange += comm::host_memory(rank.ranks, rank.local_ranks);
+  if (!copied) return;
+  out.exchange += comm::host_memory(rank.ranks, rank.local_ranks);
+  add_for_saving(config, 2 * file_chunk, out);  // a chunk that is sent, and one that comes
 }
 
 }  // namespace

@@ -250,6 +250,19 @@ TEST_F(LocalCheckpointsTest, TakesTheNewestOfWhatIsWhole) {
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three", false); });
 }
 
+TEST_F(LocalCheckpointsTest, MayHaveFilesOfSeveralChunks) {
+  spec_.hidden = 192;
+  const auto save = [](Engine& engine) { engine.save_local_checkpoint({}); };
+  on_machines(2, 2, save, true);
+  for (int m = 0; m < 2; ++m) expect_whole_files(m, 0);
+  const fs::path file = saved(0, 0) / engine::rank_file(0);
+  EXPECT_GT(fs::file_size(file), engine::file_chunk);
+  fs::remove(file);
+  on_machines(2, 2, [&](Engine& engine) { EXPECT_TRUE(engine.load_newest_checkpoint(run().string())); });
+  EXPECT_TRUE(fs::exists(file));
+  expect_whole_files(0, 0);
+}
+
 TEST_F(LocalCheckpointsTest, OfAnotherRunAreNotTaken) {
   const auto nothing = [&](Engine& engine) {
     EXPECT_FALSE(engine.load_newest_checkpoint(run().string()).has_value());

@@ -19,6 +19,7 @@
 
 #include "base/error.h"
 #include "base/excerpt.h"
+#include "base/files.h"
 #include "cli/watchdog.h"
 
 namespace sherd::cli {
@@ -138,8 +139,9 @@ class Children {
   void start(const ChildProgram& program) {
     Child& child = children_.emplace_back();
     child.program = &program;
-    int out[2] = {-1, -1}, err[2] = {-1, -1}, in[2] = {-1, -1};
+    int out[2] = {-1, -1}, err[2] = {-1, -1}, in[2] = {-1, -1}, go[2] = {-1, -1};
     const bool piped = ::pipe2(out, O_CLOEXEC) == 0 && ::pipe2(err, O_CLOEXEC) == 0 &&
+                       ::pipe2(go, O_CLOEXEC) == 0 &&
                        (!program.signals_by_input || ::pipe2(in, O_CLOEXEC) == 0);
     if (!program.signals_by_input) in[0] = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
     std::vector<char*> words, environment;
@@ -161,6 +163,12 @@ class Children {
     const int error = errno;
     if (child.process == 0) {
       ::setpgid(0, 0);
+      ::close(go[1]);
+      char byte;  // comes once the watchdog is there; nothing where this one's parent was killed before
+      ssize_t got;
+      while ((got = ::read(go[0], &byte, 1)) < 0 && errno == EINTR) {
+      }
+      if (got != 1) ::_exit(1);
       ::dup2(in[0], STDIN_FILENO), ::dup2(out[1], STDOUT_FILENO), ::dup2(err[1], STDERR_FILENO);
       ::sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
       ::execvpe(words[0], words.data(), environment.data());
@@ -169,7 +177,8 @@ class Children {
       write_all(STDERR_FILENO, "\n");
       ::_exit(127);
     }
-    for (int* mine : {&in[0], &out[1], &err[1]}) close_file(*mine);
+    for (int* mine : {&in[0], &out[1], &err[1], &go[0]}) close_file(*mine);
+    FileDescriptor begin(go[1]);
     child.input = in[1];
     child.streams = {Stream{out[0], STDOUT_FILENO, {}}, Stream{err[0], STDERR_FILENO, {}}};
     if (child.process < 0) {
@@ -178,6 +187,7 @@ class Children {
     }
     ::setpgid(child.process, child.process);  // whichever of both is first
     child.watchdog.emplace(child.process);
+    write_all(begin.get(), "x");
     for (Stream& stream : child.streams) ::fcntl(stream.from, F_SETFL, O_NONBLOCK);
   }
 

@@ -139,7 +139,7 @@ TEST_F(Launched, ARankThatFailsEndsAllWithItsReason) {
   const Outcome got =
       sherd_launched(3, train({"--set", "train_batch_size=6"}),
                      R"(if [ $RANK = 1 ]; then set -- "$@" --set data.path=/nonexistent/data; fi)");
-  EXPECT_EQ(got.code, 1);
+  EXPECT_NE(got.code, 0);
   EXPECT_EQ(count(got.err, "exit code 1\n"), 1u) << got.err;
   EXPECT_EQ(count(got.err, "exit code 4\n"), 2u) << "others say that it was another\n" << got.err;
   EXPECT_EQ(count(got.err, "error: "), 3u) << "one line from each rank\n" << got.err;

@@ -365,12 +365,12 @@ TEST(SupervisorChildren, ThatTakeTooLongAreEnded) {
 /// The ranks that miss it say so; it is the one that has to be killed.
 TEST_F(Supervisor, ARankThatHangsIsTheOneThatFailed) {
   const std::string hangs =
-      "if [ $TRY -lt 3 ]; then if [ $LOCAL_RANK = 1 ]; then exec sleep 100; fi; exit 4; fi";
-  write_text(folder_ / "hosts", "b slots=3\n"), write_text(folder_ / "gpus.b", "u,v,w");
+      "if [ $TRY -lt 3 ]; then if [ $SHERD_HOST$LOCAL_RANK = b1 ]; then exec sleep 100; fi; exit 4; fi";
+  write_text(folder_ / "hosts", "a slots=1\nb slots=3\n"), write_text(folder_ / "gpus.b", "u,v,w");
   const Outcome got = run({"--restarts", "4", "--min-ranks", "1"}, hangs);
   ASSERT_EQ(got.code, 0) << got.err;
-  EXPECT_EQ(there(3), (Lines{"b0 2 u,w", "b1 2 u,w"}));
-  EXPECT_THAT(got.err, HasSubstr("slot 1 of b is left out"));
+  EXPECT_EQ(there(3), (Lines{"a0 3 ", "b0 3 u,w", "b1 3 u,w"}));
+  EXPECT_THAT(got.err, HasSubstr("rank 2 on b has failed 3 times: slot 1 of b is left out"));
 }
 
 TEST_F(Supervisor, AHostThatDoesNotAnswerIsLeftOutUntilItDoes) {

@@ -217,6 +217,8 @@ TEST_F(LocalCheckpointsTest, WithFrozenParametersOnNvmeCopiesThemOnce) {
     step(engine);
     save_both(engine, "three", true);
   });
+  for (const int i : {2, 3})
+    EXPECT_EQ(inode(1, 3, i % 2), before[static_cast<std::size_t>(i)]) << "what was there needs no copy";
   fs::remove_all(machine(1));
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three"); });
 }

@@ -67,6 +67,7 @@ struct Flights {
   int world_size = 0;
   std::map<int, std::pair<std::string, double>> files;  ///< by rank: its path, and when it was written
   std::map<int, std::string> reasons;
+  std::map<std::string, Ranks> left_out;  ///< ranks of files that are not looked at, by why
   std::map<std::pair<std::string, Ranks>, FlightGroup> groups;
 };
 
@@ -84,14 +85,17 @@ FlightCall read_call(const Json& json, std::int64_t now_us) {
   return call;
 }
 
+/// When a file was written.
+double seconds_of(const Json& json) {
+  return json.at("wall_us").get<double>() * 1e-6;
+}
+
 void add_flight(Flights& flights, const std::string& path, const Json& json) {
   if (json.at("format") != "sherd flight recorder" || json.at("version") != 1)
     fail(ErrorKind::data, "it is no flight recorder of this version");
-  const int rank = json.at("rank"), world = json.at("world_size");
-  if (flights.world_size != 0 && flights.world_size != world)
-    fail(ErrorKind::data, "it is of a world of ", world, " ranks, and others are of ", flights.world_size);
-  flights.world_size = world;
-  const double written = json.at("wall_us").get<double>() * 1e-6;
+  const int rank = json.at("rank");
+  flights.world_size = json.at("world_size");
+  const double written = seconds_of(json);
   if (!flights.files.emplace(rank, std::pair(path, written)).second)
     fail(ErrorKind::data, "it is of rank ", rank, ", as is ", flights.files[rank].first);
   flights.reasons[rank] = json.at("reason");
@@ -115,6 +119,16 @@ void add_flight(Flights& flights, const std::string& path, const Json& json) {
   }
 }
 
+/// Why a file is not of what the newest one tells of; empty: it is.
+std::string of_another_time(const Json& json, double newest, int world_size) {
+  constexpr double answered_within = 2;  // all ranks that still answer a signal
+  if (json.at("world_size") != world_size)
+    return cat("of a start with ", json.at("world_size").get<int>(), " ranks");
+  if (json.at("reason") != "SIGUSR2" || newest - seconds_of(json) <= answered_within) return "";
+  return cat("of an earlier signal, ", engine::human_seconds(newest - seconds_of(json)),
+             " before the newest file: nothing newer has come from there");
+}
+
 Flights read_flights(const std::vector<std::string>& paths) {
   std::vector<std::string> files;
   for (const std::string& path : paths) {
@@ -133,15 +147,30 @@ Flights read_flights(const std::vector<std::string>& paths) {
   if (files.empty())
     fail(ErrorKind::io, "there is no flight_recorder_rank_*.json in ", excerpt(paths[0], 300));
   Flights flights;
-  for (const std::string& file : files) {
-    const std::string text = read_file(file);
+  std::vector<std::pair<std::string, Json>> all;
+  const auto reading = [](const std::string& file, const auto& read) {
     try {
-      check_json(text);
-      add_flight(flights, file, Json::parse(text));
+      read();
     } catch (const std::exception& error) {
       fail(ErrorKind::data, "'", excerpt(file, 300), "' cannot be read as a flight recorder: ", error.what());
     }
-  }
+  };
+  std::pair<double, int> newest{0, 0};  // when it was written, and of how many ranks' world
+  for (const std::string& file : files)
+    reading(file, [&] {
+      const std::string text = read_file(file);
+      check_json(text);
+      all.emplace_back(file, Json::parse(text));
+      newest =
+          std::max(newest, {seconds_of(all.back().second), all.back().second.at("world_size").get<int>()});
+    });
+  for (const auto& [file, json] : all)
+    reading(file, [&, &file = file, &json = json] {
+      if (const std::string why = of_another_time(json, newest.first, newest.second); !why.empty())
+        flights.left_out[why].push_back(json.at("rank"));
+      else
+        add_flight(flights, file, json);
+    });
   return flights;
 }
 
@@ -266,6 +295,9 @@ std::string flight_report(const std::vector<std::string>& paths) {
     (flights.files.contains(rank) ? here : silent).push_back(rank);
   std::string out = cat("flight recorders of ", named(here), " of ", flights.world_size, '\n');
   if (!silent.empty()) out += cat("no file of ", named(silent), ": dead, or not asked\n");
+  for (const auto& [why, ranks] : flights.left_out)
+    out += cat("left out: ", ranks.size() == 1 ? "the file of " : "the files of ", named(ranks), ", ", why,
+               '\n');
   double first = 1e300, last = 0;
   for (const auto& [rank, file] : flights.files)
     first = std::min(first, file.second), last = std::max(last, file.second);

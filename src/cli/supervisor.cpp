@@ -159,7 +159,12 @@ TryEnd run_once(const Launch& launch) {
   // What a rank says of itself tells more than what others miss.
   const auto own = std::find_if(out.failures.begin(), out.failures.end(),
                                 [](const RankFailure& failure) { return failure.is_own(); });
-  if (own != out.failures.end()) out.code = own->code, out.failed = cat("rank ", own->rank);
+  const auto hung = std::find_if(out.failures.begin(), out.failures.end(),
+                                 [](const RankFailure& failure) { return failure.ended_by_us; });
+  if (own != out.failures.end())
+    out.code = own->code, out.failed = cat("rank ", own->rank);
+  else if (hung != out.failures.end() && out.lost.empty())
+    out.failed = cat("rank ", hung->rank, ", which others missed and which had to be ended,");
   return out;
 }
 

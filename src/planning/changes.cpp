@@ -93,6 +93,8 @@ class ChangeList {
   void checkpoints() {
     if (config_.training.save_async && !config_.training.save_dir.empty())
       add("checkpoints are written while training waits", {{"training.save_async", "false"}});
+    if (config_.training.local_save_interval > 0 && !config_.training.save_dir.empty())
+      add("no local checkpoints are kept", {{"training.local_save_interval", "0"}});
   }
 
   /// Lowers what waits to be reduced, and what is gathered ahead; at lower stages they matter once others of

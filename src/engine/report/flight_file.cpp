@@ -92,7 +92,7 @@ bool write_flight(const comm::FlightRecorder& recorder, const std::string& folde
     if (record.rank == 0)
       log_info("flight recorder: the last calls of each rank are in ",
                (std::filesystem::path(folder) / "flight_recorder_rank_*.json").string(),
-               "; sherd info --flight-recorder FILES compares them");
+               "; `sherd info --flight-recorder ", folder, "` compares them");
     return true;
   } catch (const std::exception& error) {
     log_warning("the flight recorder was not written: ", error.what());

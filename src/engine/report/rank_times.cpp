@@ -53,7 +53,7 @@ StragglerWatch::StragglerWatch(std::vector<int> stages)
       ratios_(stages_.size()),
       excess_(stages_.size()),
       sums_(stages_.size()),
-      told_(stages_.size()) {}
+      known_(stages_.size()) {}
 
 template <class Value>
 double StragglerWatch::median(std::size_t count, std::size_t rank, const Value& value) const {
@@ -92,6 +92,18 @@ std::vector<std::string> StragglerWatch::add(std::span<const RankTimes> ranks) {
   return lines;
 }
 
+/// Chance makes one rank or the other slow for a while, and at this or that.
+bool StragglerWatch::is_news(Known& known, std::optional<Part> part) const {
+  constexpr int fast_again = 5;
+  known.fast = part ? 0 : known.fast + 1;
+  if (known.fast >= fast_again) known.told.reset();
+  if (!part) return false;
+  const bool twice = std::exchange(known.found, part) == part;
+  if (known.told == part || (known.told && !twice)) return false;
+  known.told = part;
+  return true;
+}
+
 std::vector<std::string> StragglerWatch::judge() {
   constexpr std::size_t most_lines = 4;
   std::vector<std::string> lines;
@@ -99,7 +111,7 @@ std::vector<std::string> StragglerWatch::judge() {
   for (std::size_t r = 0; r < stages_.size(); ++r) {
     const std::optional<Part> part =
         middle(ratios_[r]) > factor && middle(excess_[r]) > least_ms ? slow_at(sums_, r) : std::nullopt;
-    if (std::exchange(told_[r], part) == part || !part) continue;
+    if (!is_news(known_[r], part)) continue;
     if (lines.size() == most_lines) {
       ++more;
       continue;

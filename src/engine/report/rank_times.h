@@ -44,8 +44,8 @@ class StragglerWatch {
   /// `stages`: by rank.
   explicit StragglerWatch(std::vector<int> stages);
 
-  /// Takes a step of all ranks; gives what is to be told: each slow rank once, and again where something else
-  /// has become slow, or where it was fast meanwhile.
+  /// Takes a step of all ranks; gives what is to be told: each slow rank once, and again where it has been
+  /// slow at something else for two windows, or as fast as its peers for five.
   std::vector<std::string> add(std::span<const RankTimes> ranks);
 
   /// What a rank takes longest at beside its peers, where these times say that it is slow.
@@ -60,7 +60,14 @@ class StragglerWatch {
   std::vector<int> stages_;
   std::vector<std::vector<double>> ratios_, excess_;  ///< of the window's steps, by rank
   std::vector<RankTimes> sums_;                       ///< of the window
-  std::vector<std::optional<RankTimes::Part>> told_;
+  /// What is known of a rank: what was told of it, what the last window found beside that, and for how many
+  /// windows it has been as fast as its peers.
+  struct Known {
+    std::optional<RankTimes::Part> told, found;
+    int fast = 0;
+  };
+  bool is_news(Known& known, std::optional<RankTimes::Part> part) const;
+  std::vector<Known> known_;
   int steps_ = 0;
 };
 

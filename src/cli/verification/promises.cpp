@@ -121,6 +121,7 @@ std::vector<std::string> missing_promises(const engine::RunFacts& saved, const e
   compare("the instruction set", saved.instruction_set, here.instruction_set);
   compare("the library of products", saved.libraries, here.libraries);
   compare("the number of compute threads per rank", saved.threads, here.threads);
+  compare("the micro-batch (train_micro_batch_size_per_gpu)", saved.micro_batch, here.micro_batch);
   return out;
 }
 

@@ -37,9 +37,8 @@ std::optional<double> number_in(const nlohmann::json& line, const char* key) {
 }
 
 RunFacts facts_in(const nlohmann::json& line) {
-  return {line.at("sherd"),     line.at("device"),  line.at("instruction_set"),
-          line.at("libraries"), line.at("threads"), line.at("ranks"),
-          line.at("world")};
+  return {line.at("sherd"),   line.at("device"), line.at("instruction_set"), line.at("libraries"),
+          line.at("threads"), line.at("ranks"),  line.at("world"),           line.at("micro_batch")};
 }
 
 void add_line(const nlohmann::json& line, RecordedSteps& out) {
@@ -67,6 +66,7 @@ RunFacts RunFacts::of(const Engine& engine) {
   out.threads = engine.device().arena().threads();
   out.ranks = engine.groups().world().size();
   out.world = engine.groups().world().name();
+  out.micro_batch = engine.config().batch.micro_batch_size;
   return out;
 }
 
@@ -82,6 +82,7 @@ StepRecord::StepRecord(const std::filesystem::path& folder, std::int64_t steps_b
   line["threads"] = facts.threads;
   line["ranks"] = facts.ranks;
   line["world"] = facts.world;
+  line["micro_batch"] = facts.micro_batch;
   lines_.write(line.dump());
 }
 
@@ -103,7 +104,7 @@ RecordedSteps RecordedSteps::read(const std::filesystem::path& folder) {
       add_line(nlohmann::json::parse(text), out);
     } catch (const std::exception&) {
       fail(ErrorKind::data, "line ", number, " of '", (folder / steps_file).string(),
-           "' is none of a record of steps: move the file away, and only tensors are compared");
+           "' is no valid record of a step: move the file away, and only tensors are compared");
     }
   return out;
 }

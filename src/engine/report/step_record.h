@@ -22,7 +22,8 @@ struct RunFacts {
   std::string libraries;        ///< that compute: of matrix products, on GPUs cuDNN
   int threads = 0;              ///< compute threads of rank 0
   int ranks = 0;
-  std::string world;  ///< how these meet: "local(4)"
+  std::string world;             ///< how these meet: "local(4)"
+  std::int64_t micro_batch = 0;  ///< samples; where it is not given it follows from the number of ranks
 
   /// Of this rank.
   static RunFacts of(const Engine& engine);

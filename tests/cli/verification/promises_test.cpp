@@ -67,17 +67,18 @@ TEST(Promises, OtherLayoutsHaveThemWhereTheyAreNotCutOtherwise) {
 }
 
 TEST(Promises, WhatComputesIsTheSame) {
-  const engine::RunFacts run{"0.1.0", "cpu", "avx2", "own tiles", 3, 4, "local(4)"};
+  const engine::RunFacts run{"0.1.0", "cpu", "avx2", "own tiles", 3, 4, "local(4)", 2};
   engine::RunFacts other = run;
   other.ranks = 1, other.world = "mpi(1)";
   EXPECT_THAT(missing_promises(run, other), IsEmpty());
-  other = {"0.2.0", "NVIDIA H200", "avx512", "oneDNN", 2, 4, "local(4)"};
+  other = {"0.2.0", "NVIDIA H200", "avx512", "oneDNN", 2, 4, "local(4)", 4};
   EXPECT_THAT(
       missing_promises(run, other),
       ElementsAre("the version of Sherd was 0.1.0 and is 0.2.0", "the device was cpu and is NVIDIA H200",
                   "the instruction set was avx2 and is avx512",
                   "the library of products was own tiles and is oneDNN",
-                  "the number of compute threads per rank was 3 and is 2"));
+                  "the number of compute threads per rank was 3 and is 2",
+                  "the micro-batch (train_micro_batch_size_per_gpu) was 2 and is 4"));
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ using sherd::testing::read_text;
 using sherd::testing::TempFolder;
 using sherd::testing::write_text;
 
-const RunFacts facts{"0.1.0", "cpu", "avx2", "own tiles", 3, 4, "local(4)"};
+const RunFacts facts{"0.1.0", "cpu", "avx2", "own tiles", 3, 4, "local(4)", 2};
 
 StepMetrics step_of(std::int64_t step, double loss, double norm) {
   StepMetrics out;
@@ -44,9 +44,9 @@ TEST(StepRecord, TellsStepsToTheBit) {
   EXPECT_EQ(start.size(), 16u);
   const RunFacts& got = read.starts[0].facts;
   EXPECT_EQ(std::tie(got.version, got.device, got.instruction_set, got.libraries, got.threads, got.ranks,
-                     got.world),
+                     got.world, got.micro_batch),
             std::tie(facts.version, facts.device, facts.instruction_set, facts.libraries, facts.threads,
-                     facts.ranks, facts.world));
+                     facts.ranks, facts.world, facts.micro_batch));
   ASSERT_EQ(read.steps.size(), 2u);
   const RecordedSteps::Step& first = *read.find(1);
   EXPECT_EQ(first.loss, loss);
@@ -89,7 +89,7 @@ TEST(StepRecord, NamesALineThatIsNone) {
   write_text(folder / "steps.jsonl", whole + "{\"step\":2}\n");
   expect_error(ErrorKind::data, "line 3 of '", [&] { RecordedSteps::read(folder.path()); });
   write_text(folder / "steps.jsonl", whole + whole.substr(whole.find('\n') + 1));
-  expect_error(ErrorKind::data, "is none of a record of steps", [&] { RecordedSteps::read(folder.path()); });
+  expect_error(ErrorKind::data, "is no valid record of a step", [&] { RecordedSteps::read(folder.path()); });
   write_text(folder / "steps.jsonl", "hello\n");
   expect_error(ErrorKind::data, "is not a line of a record of steps. Move the file away",
                [&] { StepRecord(folder.path(), 0, facts); });

@@ -71,7 +71,8 @@ class Checkpoints {
   std::exception_ptr end_what_is_under_way();
   struct OpenedCheckpoint;
   OpenedCheckpoint open(const std::filesystem::path& folder, bool verify);
-  ClientState load_from(const std::filesystem::path& folder, bool local, std::exception_ptr failed);
+  std::optional<ClientState> load_from(const std::filesystem::path& folder, bool local,
+                                       std::exception_ptr failed);
   FrozenFiles& frozen_of(const SaveAct& act);
   void drop_step();
   void forget_errors();

@@ -217,15 +217,16 @@ ClientState Checkpoints::load(const std::string& directory, const std::string& t
     folder = checkpoint_folder(directory, tag);
     return true;
   });
-  return load_from(folder, false, failed);
+  return *load_from(folder, false, failed);
 }
 
-ClientState Checkpoints::load_from(const std::filesystem::path& folder, bool local,
-                                   std::exception_ptr failed) {
+/// Nothing where the files of a local one cannot be had on all machines; then nothing has changed.
+std::optional<ClientState> Checkpoints::load_from(const std::filesystem::path& folder, bool local,
+                                                  std::exception_ptr failed) {
   // All that can be wrong with the checkpoint is found before anything of the engine changes.
   const OpenedCheckpoint opened = open(folder, !local);
   const CheckpointReader& reader = opened.reader;
-  if (local) local_->fetch(reader, opened.needed);
+  if (local && !local_->fetch(reader, opened.needed)) return {};
   comm::gather_results(engine_.dist_->world(), "checkpoint verified", [&] {
     if (failed) std::rethrow_exception(failed);
     drop_step();

@@ -93,9 +93,9 @@ std::optional<LoadedCheckpoint> Checkpoints::load_newest(const std::string& dire
   Manifest of_files;
   of_files.ordinal = first.ordinal;
   if (const auto folder = local_->open_newest(first.there ? &of_files : nullptr))
-    return LoadedCheckpoint{load_from(*folder, true, failed), true};
+    if (auto client = load_from(*folder, true, failed)) return LoadedCheckpoint{std::move(*client), true};
   if (!first.there) return {};
-  return LoadedCheckpoint{load_from(checkpoint_folder(directory), false, failed), false};
+  return LoadedCheckpoint{*load_from(checkpoint_folder(directory), false, failed), false};
 }
 
 }  // namespace sherd::engine

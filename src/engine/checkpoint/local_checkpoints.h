@@ -48,8 +48,9 @@ class LocalCheckpoints {
   /// The newest of which each file is whole on some machine, if it is newer than `other`; else nothing. The
   /// folder that is returned can be read for the heads of all files.
   std::optional<std::filesystem::path> open_newest(const Manifest* other);
-  /// Takes the files `needed` by this rank that its machine lacks from other machines. Throws on all ranks.
-  void fetch(const CheckpointReader& reader, const std::set<std::string>& needed);
+  /// Takes the files `needed` by this rank that its machine lacks from other machines. False on all ranks,
+  /// with a warning, where that fails on one, as a machine has no room: then it is not open any more.
+  bool fetch(const CheckpointReader& reader, const std::set<std::string>& needed);
   /// After reading: removes the heads of files that are not here, and keeps the rest as a local checkpoint.
   std::filesystem::path settle();
 
@@ -77,6 +78,8 @@ class LocalCheckpoints {
   std::vector<std::vector<int>> find_holders(const Opened& opened) const;
   bool find_files(Opened& opened, int root, const std::vector<LocalCheckpoint>& here);
   void make_readable(Opened& opened) const;
+  void pass_over(const Opened& opened, const std::string& reason) const;
+  void fetch_files(const CheckpointReader& reader, const std::set<std::string>& needed);
 
   const Distributed& dist_;
   device::Device& device_;

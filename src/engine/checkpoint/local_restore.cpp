@@ -84,9 +84,13 @@ std::string header_of(const fs::path& path) {
 /// A file of which only the head is here: as long as the whole, and takes no room.
 void write_stand_in(const fs::path& path, const std::string& head, std::uint64_t bytes) {
   fs::remove(path);  // a damaged one may have another name in the checkpoint before
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << head;
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << head << std::flush;
   std::error_code error;
-  fs::resize_file(path, bytes, error);
+  if (out)
+    fs::resize_file(path, bytes, error);
+  else
+    error = {errno, std::system_category()};
   if (error) fail(ErrorKind::io, "cannot write '", path.string(), "': ", error.message());
 }
 
@@ -232,15 +236,48 @@ std::optional<fs::path> LocalCheckpoints::open_newest(const Manifest* other) {
     opened.manifest.ordinal = each.ordinal, opened.manifest.global_steps = each.step;
     // A file checkpoint has the number that the local ones before it would have had.
     if (other && each.ordinal <= other->ordinal) break;
-    if (!find_files(opened, each.rank, here)) continue;
-    make_readable(opened);
+    try {
+      if (!find_files(opened, each.rank, here)) continue;
+      make_readable(opened);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::io) throw;
+      pass_over(opened, error.what());
+      continue;
+    } catch (const fs::filesystem_error& error) {  // on the rank that met it; the others have Error{io}
+      pass_over(opened, error.what());
+      continue;
+    }
     opened_ = std::move(opened);
     return opened_->path;
   }
   return {};
 }
 
-void LocalCheckpoints::fetch(const CheckpointReader& reader, const std::set<std::string>& needed) {
+/// Where a machine has no room for what it lacks, an older checkpoint is what there is.
+void LocalCheckpoints::pass_over(const Opened& opened, const std::string& reason) const {
+  if (dist_.rank() == 0)
+    log_warning("the local checkpoint of step ", opened.manifest.global_steps, " cannot be taken: ", reason);
+  if (!folder_.leads()) return;
+  if (opened.partial) return remove_folder(opened.path);
+  std::error_code ignored;
+  for (std::size_t i = 0; i < opened.holders.size(); ++i)
+    if (!opened.here(i, folder_.machines())) fs::remove(opened.path / opened.names[i], ignored);
+}
+
+bool LocalCheckpoints::fetch(const CheckpointReader& reader, const std::set<std::string>& needed) {
+  try {
+    fetch_files(reader, needed);
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::comm) throw;
+    opened_->fetched.clear();
+    pass_over(*opened_, error.what());
+    opened_.reset();
+    return false;
+  }
+}
+
+void LocalCheckpoints::fetch_files(const CheckpointReader& reader, const std::set<std::string>& needed) {
   comm::Communicator& world = dist_.world();
   const comm::Topology& machines = folder_.machines();
   Opened& opened = *opened_;

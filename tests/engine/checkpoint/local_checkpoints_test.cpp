@@ -265,6 +265,26 @@ TEST_F(LocalCheckpointsTest, MayHaveFilesOfSeveralChunks) {
   expect_whole_files(0, 0);
 }
 
+/// What stands for no room: a folder where a file is to be.
+TEST_F(LocalCheckpointsTest, ThatAMachineHasNoRoomForIsPassedOver) {
+  on_machines(
+      3, 3,
+      [&](Engine& engine) {
+        step(engine);
+        engine.save_checkpoint((folder_ / "expected").string(), "one");
+        engine.save_checkpoint(run().string(), "global_step1", {{"tag", "one"}});
+        step(engine), save_both(engine, "two", true);
+      },
+      true);
+  std::string name;
+  for (const auto& entry : fs::directory_iterator(local(0))) name = entry.path().filename();
+  const fs::path place = local(0) / name / engine::rank_file(1);  // which the two others have
+  fs::create_directories(place / "full");
+  on_machines(3, 3, [&](Engine& engine) { expect_newest(engine, "one", false); });
+  fs::remove_all(place);
+  on_machines(3, 3, [&](Engine& engine) { expect_newest(engine, "two"); });
+}
+
 TEST_F(LocalCheckpointsTest, OfAnotherRunAreNotTaken) {
   const auto nothing = [&](Engine& engine) {
     EXPECT_FALSE(engine.load_newest_checkpoint(run().string()).has_value());

@@ -56,6 +56,15 @@ std::string quoted(const std::string& word) {
   return out + "'";
 }
 
+/// Runs a line of the shell on a host.
+std::vector<std::string> words_of_ssh(const Launch& launch, const Host& host, const std::string& line) {
+  std::vector<std::string> out;
+  std::istringstream in(launch.ssh);
+  for (std::string word; in >> word;) out.push_back(word);
+  out.insert(out.end(), {host.name, line});
+  return out;
+}
+
 /// The GPUs that ranks of a host see, whose places do not begin at 0 or leave some out: each finds the one of
 /// its place by its LOCAL_RANK.
 std::string visible_gpus(const std::vector<int>& slots) {
@@ -125,10 +134,7 @@ TryEnd run_hosts(const Launch& launch) {
     if (!is_here(host.name)) {
       std::string line = cat("cd ", quoted(std::filesystem::current_path().string()), " && exec");
       for (const std::string& word : words) line += cat(' ', quoted(word));
-      words.clear();
-      std::istringstream ssh(launch.ssh);
-      for (std::string word; ssh >> word;) words.push_back(word);
-      words.insert(words.end(), {host.name, line});
+      words = words_of_ssh(launch, host, line);
     }
     programs.push_back({host.name, std::move(words), {}, "", true});
   }
@@ -223,11 +229,7 @@ class Places {
     std::vector<ChildProgram> programs;
     for (const Host& host : launch_.hosts) {
       if (is_here(host.name)) continue;
-      std::vector<std::string> words;
-      std::istringstream ssh(launch_.ssh);
-      for (std::string word; ssh >> word;) words.push_back(word);
-      words.insert(words.end(), {host.name, "true"});
-      programs.push_back({host.name, std::move(words), {}, "", false});
+      programs.push_back({host.name, words_of_ssh(launch_, host, "true"), {}, "", false});
     }
     std::set<std::string> silent;
     if (!programs.empty()) {

@@ -16,6 +16,7 @@
 #include "comm/dry/dry_world.h"
 #include "comm/memory.h"
 #include "device/cuda.h"
+#include "engine/checkpoint/local_folder.h"
 #include "engine/pipeline/stage_layout.h"
 #include "engine/report/machine.h"
 #include "engine/setup/make_device.h"
@@ -81,14 +82,17 @@ std::uint64_t free_space_of(const std::string& folder) {
   return std::max<std::uint64_t>(1, bytes);
 }
 
-/// Bytes of the local checkpoints that are in a folder already: of this run, or removed when it begins.
-std::uint64_t local_checkpoints_in(const std::string& folder) {
+/// Bytes of the local checkpoints that are there already: of this run, or removed when it begins.
+std::uint64_t local_checkpoints_there(const config::Training& training) {
+  const std::string prefix = engine::local_folder_prefix(training.save_dir);
   std::uint64_t bytes = 0;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(existing(folder), error)) {
-    if (!entry.path().filename().string().starts_with("sherd-")) continue;
-    for (const auto& file : fs::recursive_directory_iterator(entry.path(), error))
-      if (file.is_regular_file(error)) bytes += file.file_size(error);
+  std::error_code error, unknown;
+  for (fs::recursive_directory_iterator at(existing(training.local_save_dir), error), end;
+       !error && at != end; at.increment(error)) {
+    if (at.depth() == 0 && !at->path().filename().string().starts_with(prefix))
+      at.disable_recursion_pending();
+    else if (at->is_regular_file(unknown))
+      bytes += at->file_size(unknown);
   }
   return bytes;
 }
@@ -251,7 +255,7 @@ std::uint64_t local_checkpoints_to_come(const config::Config& config, const Stag
                                         const World& world) {
   const std::uint64_t all =
       most_on_a_machine(by_stage(stages, [](const auto& stage) { return stage.local_checkpoints; }), world);
-  return all == 0 ? 0 : all - std::min(all, local_checkpoints_in(config.training.local_save_dir));
+  return all == 0 ? 0 : all - std::min(all, local_checkpoints_there(config.training));
 }
 
 }  // namespace

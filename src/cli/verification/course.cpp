@@ -5,6 +5,7 @@
 #include "base/excerpt.h"
 #include "base/files.h"
 #include "engine/checkpoint/manifest.h"
+#include "engine/checkpoint/save_folder.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -19,15 +20,13 @@ struct SavedPoint {
 /// (training.keep_last) are left out.
 std::vector<SavedPoint> saved_points(const fs::path& folder) {
   std::vector<SavedPoint> out;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    const fs::path path = at->path() / "manifest.json";
-    const std::string ending = at->path().extension().string();
+  for (const fs::path& entry : engine::entries_of(folder)) {
+    const fs::path path = entry / "manifest.json";
     std::error_code gone;
-    if (ending == ".partial" || ending == ".removed" || !fs::exists(path, gone)) continue;
+    if (engine::is_leftover(entry.filename().string()) || !fs::exists(path, gone)) continue;
     try {
       const auto manifest = engine::Manifest::from_json(read_file(path), path);
-      out.push_back({manifest.ordinal, manifest.global_steps, at->path()});
+      out.push_back({manifest.ordinal, manifest.global_steps, entry});
     } catch (const Error&) {
       if (fs::exists(path, gone)) throw;
     }

@@ -19,27 +19,12 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The folders and files in one; none where it cannot be listed.
-std::vector<fs::path> listed(const fs::path& folder) {
-  std::vector<fs::path> out;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    out.push_back(at->path());
-  return out;
-}
-
-/// What a dead run left of a checkpoint that it was making or removing.
-bool is_unfinished(const fs::path& entry) {
-  return entry.extension() == ".partial" || entry.extension() == ".removed";
-}
-
 /// The run's id, which rank 0 keeps in the run's own folder.
 std::string run_id(const fs::path& save_dir, bool anew) {
   const fs::path path = save_dir / run_id_file;
   std::string id;
   if (!anew) std::getline(std::ifstream(path), id);
-  if (id.size() == new_save_id().size() && id.find_first_not_of("0123456789abcdef") == std::string::npos)
-    return id;
+  if (is_save_id(id)) return id;
   id = new_save_id();
   fs::create_directories(save_dir);
   write_file_atomically(path, id + "\n");
@@ -65,6 +50,13 @@ std::uint64_t first_in(comm::Communicator& world, const fs::path& folder, const 
 
 }  // namespace
 
+std::string local_folder_prefix(const fs::path& save_dir) {
+  char hash[17];
+  std::snprintf(hash, sizeof hash, "%016llx",
+                static_cast<unsigned long long>(stable_hash(fs::absolute(save_dir).string())));
+  return cat("sherd-", hash, "-");
+}
+
 bool has_begun(const fs::path& folder) {
   std::error_code error;
   return fs::exists(folder / run_id_file, error);
@@ -79,10 +71,7 @@ LocalFolder::LocalFolder(comm::Communicator& world, const fs::path& directory, c
     return true;
   });
   id = comm::broadcast_text(world, id, 0, "id of the run");
-  char hash[17];
-  std::snprintf(hash, sizeof hash, "%016llx",
-                static_cast<unsigned long long>(stable_hash(absolute.string())));
-  const std::string of_folder = cat("sherd-", hash, "-");
+  const std::string of_folder = local_folder_prefix(save_dir);
   path_ = fs::absolute(directory) / cat(of_folder, id);
   comm::gather_results(world, "local checkpoints' folder made", [&] {
     std::error_code error;
@@ -95,10 +84,10 @@ LocalFolder::LocalFolder(comm::Communicator& world, const fs::path& directory, c
   const std::uint64_t first = first_in(world, path_, comm::broadcast_text(world, new_save_id(), 0, "token"));
   machines_ = std::make_shared<comm::Topology>(world.rank(), comm::gather_records(world, first, "machines"));
   if (leads()) {
-    for (const fs::path& entry : listed(path_.parent_path()))
+    for (const fs::path& entry : entries_of(path_.parent_path()))
       if (entry.filename().string().starts_with(of_folder) && entry != path_) remove_folder(entry);
-    for (const fs::path& entry : listed(path_))
-      if (is_unfinished(entry)) remove_folder(entry);
+    for (const fs::path& entry : entries_of(path_))
+      if (is_leftover(entry.filename().string())) remove_folder(entry);
   }
   comm::gather_records(world, char{}, "local checkpoints' folder tidied");  // before any looks for them
 }
@@ -117,9 +106,9 @@ bool is_newer(const Manifest& one, const Manifest& other) {
 
 std::vector<LocalCheckpoint> LocalFolder::checkpoints() const {
   std::vector<LocalCheckpoint> out;
-  for (const fs::path& entry : listed(path_)) {
+  for (const fs::path& entry : entries_of(path_)) {
     std::error_code absent;
-    if (is_unfinished(entry) || !fs::exists(entry / "manifest.json", absent)) continue;
+    if (is_leftover(entry.filename().string()) || !fs::exists(entry / "manifest.json", absent)) continue;
     try {
       out.push_back(
           {entry, Manifest::from_json(read_file(entry / "manifest.json"), entry / "manifest.json")});
@@ -143,7 +132,7 @@ fs::path LocalFolder::place(const std::string& tag, const std::string& save_id) 
 
 void LocalFolder::remove_others(const fs::path& keep) const {
   if (!leads()) return;
-  for (const fs::path& entry : listed(path_)) {
+  for (const fs::path& entry : entries_of(path_)) {
     if (entry == keep) continue;
     const fs::path aside = entry.string() + ".removed";  // is no checkpoint from here on
     std::error_code error;

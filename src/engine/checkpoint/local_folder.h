@@ -19,6 +19,9 @@ namespace sherd::engine {
 /// local checkpoints bear it, so that another run in the same folder does not take them for its own.
 inline constexpr const char* run_id_file = ".sherd.run";
 
+/// How the names of folders begin in which runs of `save_dir` keep local checkpoints: "sherd-HASH-".
+std::string local_folder_prefix(const std::filesystem::path& save_dir);
+
 /// A whole local checkpoint on this machine: its manifest and, beside it, some of its files.
 struct LocalCheckpoint {
   std::filesystem::path path;

@@ -26,27 +26,6 @@ namespace {
 
 constexpr std::string_view hexadecimal = "0123456789abcdef";
 
-/// Whether `name` is TAG.SAVEID.partial or TAG.SAVEID.removed.
-bool is_leftover(std::string_view name) {
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return false;
-  const std::string_view ending = name.substr(dot), rest = name.substr(0, dot);
-  if (ending != ".partial" && ending != ".removed") return false;
-  const std::size_t id = rest.rfind('.');
-  return id != std::string_view::npos && id > 0 && rest.size() - id == 17 &&
-         rest.find_first_not_of(hexadecimal, id + 1) == std::string_view::npos;
-}
-
-/// The entries of a folder; a folder that cannot be listed is a warning.
-std::vector<fs::path> entries_of(const fs::path& folder) {
-  std::vector<fs::path> out;
-  std::error_code error;
-  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-    out.push_back(at->path());
-  if (error) log_warning("cannot list '", folder.string(), "': ", error.message());
-  return out;
-}
-
 /// The first bytes of a folder's manifest.
 std::string head_of(const fs::path& folder) {
   std::string head(256, '\0');
@@ -80,6 +59,28 @@ std::int64_t ordinal_in(const std::string& head) {
 }
 
 }  // namespace
+
+bool is_save_id(std::string_view text) {
+  return text.size() == 16 && text.find_first_not_of(hexadecimal) == std::string_view::npos;
+}
+
+bool is_leftover(std::string_view name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  const std::string_view ending = name.substr(dot), rest = name.substr(0, dot);
+  if (ending != ".partial" && ending != ".removed") return false;
+  const std::size_t id = rest.rfind('.');
+  return id != std::string_view::npos && id > 0 && is_save_id(rest.substr(id + 1));
+}
+
+std::vector<fs::path> entries_of(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
+    out.push_back(at->path());
+  if (error) log_warning("cannot list '", folder.string(), "': ", error.message());
+  return out;
+}
 
 std::string new_save_id() {
   std::random_device source;

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "base/run_lock.h"
 
@@ -11,6 +13,15 @@ namespace sherd::engine {
 
 /// Names one act of saving: sixteen hexadecimal digits, drawn at random.
 std::string new_save_id();
+/// Whether a text can be such a name.
+bool is_save_id(std::string_view text);
+
+/// The entries of a folder; a folder that cannot be listed is a warning.
+std::vector<std::filesystem::path> entries_of(const std::filesystem::path& folder);
+
+/// Whether `name` is TAG.SAVEID.partial or TAG.SAVEID.removed: what is written or removed, or was when a run
+/// died.
+bool is_leftover(std::string_view name);
 
 /// A folder of checkpoints that this run alone saves in, while the object lives (DIR/.sherd.lock). For rank
 /// 0.

@@ -32,6 +32,14 @@ using Count = std::int64_t;
 /// Threads of a block in element-wise loops.
 inline constexpr unsigned element_threads = 256;
 
+/// Threads of the one block that adds up what the others left.
+inline constexpr unsigned sum_threads = 1024;
+
+/// The least finite value, from where maxima begin: differences with it are -infinity, never NaN.
+template <class C>
+inline constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)
+                                               : static_cast<C>(-0x1.fffffep127);
+
 /// f(a, b) where both types have one compute type. (A function, as GCC 12 takes the wrong branch where a
 /// generic lambda within another asks.)
 template <class Fn, class A, class B>

@@ -6,7 +6,7 @@ namespace {
 
 constexpr unsigned column_lanes = 32, row_lanes = 8;
 /// Threads of a block that takes a row.
-constexpr unsigned row_threads = 256;
+constexpr unsigned fold_threads = 256;
 
 template <class Out>
 __device__ void write_sum(Compute<Out> sum, Compute<Out> factor, Out* to, bool accumulate) {
@@ -78,10 +78,6 @@ __global__ void max_axis_backward_kernel(const S* x, const S* y, const S* dy, Ax
 }
 
 // ---- softmax ----
-
-template <class C>
-constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)
-                                               : static_cast<C>(-0x1.fffffep127);
 
 /// Reads what softmax takes: a row's scores, the least finite value where a column is hidden or -infinity.
 template <class In>
@@ -159,7 +155,7 @@ void sum_as(const Target& target, const Tensor& x, const AxisExtents& axis, doub
             bool accumulate) {
   const auto by = static_cast<Compute<Out>>(factor);
   if (axis.inner == 1) {
-    launch(sum_runs_kernel<S, Out>, blocks_for(axis.outer, 1, target.processors, 16), row_threads, 0,
+    launch(sum_runs_kernel<S, Out>, blocks_for(axis.outer, 1, target.processors, 16), fold_threads, 0,
            target.stream, in<S>(x), axis.outer, axis.extent, by, out<Out>(to), accumulate);
     return;
   }
@@ -215,7 +211,7 @@ void CudaKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y)
       if constexpr (std::is_same_v<In, Out> || std::is_same_v<In, Compute<Out>>) {
         const SoftmaxScores<In> scores{
             in<In>(x), rows, columns, static_cast<Compute<In>>(args.scale), seen, args.causal_rows};
-        launch(softmax_kernel<In, Out>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
+        launch(softmax_kernel<In, Out>, blocks_for(rows, 1, target_.processors, 16), fold_threads, 0,
                target_.stream, scores, args.log, out<Out>(y));
       }
     });
@@ -231,7 +227,7 @@ void CudaKernels::softmax_backward(const Tensor& y, const Tensor& dy, const Soft
       using S = decltype(value);
       using Slope = decltype(slope);
       if constexpr (std::is_same_v<S, Slope> || std::is_same_v<Slope, Compute<S>>)
-        launch(softmax_backward_kernel<S, Slope>, blocks_for(rows, 1, target_.processors, 16), row_threads, 0,
+        launch(softmax_backward_kernel<S, Slope>, blocks_for(rows, 1, target_.processors, 16), fold_threads, 0,
                target_.stream, in<S>(y), in<Slope>(dy), rows, columns, static_cast<Compute<S>>(args.scale),
                args.log, out<S>(dx));
     });

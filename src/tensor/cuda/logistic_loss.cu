@@ -5,9 +5,6 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-/// Threads of the one block that adds up what the others left.
-constexpr unsigned sum_threads = 1024;
-
 /// sums[block] = Σ w·l, and sums[blocks + block] = Σ w, over the block's elements.
 template <class S>
 __global__ void loss_kernel(const S* x, const S* t, const S* w, Count n, double* sums) {

@@ -7,9 +7,7 @@ namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
 /// Threads of a block that takes a row of logits.
-constexpr unsigned row_threads = 512;
-/// Threads of the one block that adds up what the others left.
-constexpr unsigned sum_threads = 1024;
+constexpr unsigned logits_threads = 512;
 
 /// f(elements, index of the first) over the calling thread's part of row[0, n): packs of 16 bytes where the
 /// row is aligned, and single elements before and behind them.
@@ -25,11 +23,6 @@ __device__ void for_row(Row* row, Count n, const Fn& f) {
     f(load_pack<width>(row + head + pack * width), head + pack * width);
   if (threadIdx.x < n - tail) f(load_pack<1>(row + tail + threadIdx.x), tail + threadIdx.x);
 }
-
-/// The least finite value, from where maxima begin: differences with it are -infinity, never NaN.
-template <class C>
-constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)
-                                               : static_cast<C>(-0x1.fffffep127);
 
 template <class C>
 struct SoftmaxSum {
@@ -217,7 +210,7 @@ void CudaKernels::cross_entropy(const Tensor& logits, const Tensor& targets, con
   with_floating(logits.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    launch(cross_entropy_kernel<S>, blocks_for(e.rows, 1, target_.processors, 16), row_threads, 0,
+    launch(cross_entropy_kernel<S>, blocks_for(e.rows, 1, target_.processors, 16), logits_threads, 0,
            target_.stream, in<S>(logits), wanted, out<C>(lse), out<C>(picked), most ? out<C>(most) : nullptr);
   });
 }
@@ -250,7 +243,7 @@ void CudaKernels::cross_entropy_backward(const Tensor& logits, const Tensor& tar
     using S = decltype(type);
     with_compute_type(factor.dtype(), [&](auto number) {
       using F = decltype(number);
-      launch(cross_entropy_backward_kernel<S, F>, blocks_for(e.rows, 1, target_.processors, 16), row_threads,
+      launch(cross_entropy_backward_kernel<S, F>, blocks_for(e.rows, 1, target_.processors, 16), logits_threads,
              0, target_.stream, out<S>(logits), wanted, in<Compute<S>>(lse), in<F>(factor));
     });
   });

@@ -16,7 +16,7 @@ namespace {
 /// The lanes of a block form teams that share the keys out, and the lanes of a team the elements of a head.
 constexpr int stored_threads = 256;
 constexpr int lane_elements = 8;
-constexpr int longest_head = 32 * lane_elements;
+constexpr int longest_cached_head = 32 * lane_elements;
 
 template <class S>
 struct StoredArguments {
@@ -271,7 +271,7 @@ __global__ void __launch_bounds__(stored_threads) merge_chunks_kernel(StoredArgu
   using C = Compute<S>;
   constexpr int warps = stored_threads / 32;
   SHERD_SHARED(C, sums, warps);
-  SHERD_SHARED(C, values, warps * longest_head);
+  SHERD_SHARED(C, values, warps * longest_cached_head);
   const auto head = static_cast<int>(blockIdx.y), thread = static_cast<int>(threadIdx.x);
   const int warp = thread / 32, lane = thread % 32;
   const StoredRow<S> row(a, head / a.group());
@@ -292,11 +292,11 @@ __global__ void __launch_bounds__(stored_threads) merge_chunks_kernel(StoredArgu
   }
   if (lane == 0) sums[warp] = sum;
   SHERD_UNROLL
-  for (int e = 0; e < lane_elements; ++e) values[warp * longest_head + lane + 32 * e] = at[e];
+  for (int e = 0; e < lane_elements; ++e) values[warp * longest_cached_head + lane + 32 * e] = at[e];
   __syncthreads();
   if (thread >= a.dim) return;
   C total = 0, value = 0;
-  for (int w = 0; w < warps; ++w) total += sums[w], value += values[w * longest_head + thread];
+  for (int w = 0; w < warps; ++w) total += sums[w], value += values[w * longest_cached_head + thread];
   a.out[place * a.dim + thread] = narrow<S>(value / total);
 }
 
@@ -339,8 +339,8 @@ void run(const Target& target, unsigned rows, const StoredArguments<S>& a) {
 void CudaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
                                 const Tensor& out) {
   const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
-  require(e.dim <= longest_head, "attend_stored: heads of ", e.dim, " elements are longer than ",
-          longest_head);
+  require(e.dim <= longest_cached_head, "attend_stored: heads of ", e.dim, " elements are longer than ",
+          longest_cached_head);
   if (e.batch == 0 || e.seq == 0) return;
   const StoredChunks cut(e);
   const Count parts = e.batch * e.seq * e.heads * cut.count;

@@ -1,8 +1,6 @@
 #include "engine/checkpoint/local_folder.h"
 
-#include <algorithm>
 #include <fstream>
-#include <tuple>
 #include <utility>
 
 #include "base/error.h"
@@ -100,10 +98,6 @@ int LocalFolder::keeper_of(int rank) const {
   return machines_->deputy((machines_->machine_of(rank) + 1) % machines_->machines(), rank);
 }
 
-bool is_newer(const Manifest& one, const Manifest& other) {
-  return std::tie(one.ordinal, one.global_steps) > std::tie(other.ordinal, other.global_steps);
-}
-
 std::vector<LocalCheckpoint> LocalFolder::checkpoints() const {
   std::vector<LocalCheckpoint> out;
   for (const fs::path& entry : entries_of(path_)) {
@@ -116,9 +110,6 @@ std::vector<LocalCheckpoint> LocalFolder::checkpoints() const {
       log_warning("a local checkpoint cannot be read: ", error.what());
     }
   }
-  std::sort(out.begin(), out.end(), [](const LocalCheckpoint& a, const LocalCheckpoint& b) {
-    return is_newer(a.manifest, b.manifest);
-  });
   return out;
 }
 

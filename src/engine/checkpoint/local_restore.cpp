@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <numeric>
+#include <functional>
+#include <utility>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -30,26 +31,31 @@ struct Candidate {
   std::int64_t ordinal = 0, step = 0;
   std::int32_t rank = -1;  ///< who sees it; -1: nobody
 };
-constexpr std::size_t most_candidates = 4;
 
-/// All that any rank sees, each once, the newest first.
+void put_newest_first(std::vector<Candidate>& those) {
+  std::ranges::stable_sort(those, std::greater{},
+                           [](const Candidate& each) { return std::pair(each.ordinal, each.step); });
+}
+
+/// All that any rank sees, of one rank the newest few, each once, the newest first.
 std::vector<Candidate> gather_candidates(const Distributed& dist, const std::vector<LocalCheckpoint>& here) {
-  std::array<Candidate, most_candidates> mine;
-  for (std::size_t i = 0; i < std::min(here.size(), most_candidates); ++i) {
-    const Manifest& manifest = here[i].manifest;
-    std::copy_n(manifest.save_id.begin(), std::min<std::size_t>(16, manifest.save_id.size()),
-                mine[i].save_id.begin());
-    mine[i].ordinal = manifest.ordinal, mine[i].step = manifest.global_steps, mine[i].rank = dist.rank();
+  constexpr std::size_t most = 4;
+  std::vector<Candidate> mine;
+  for (const LocalCheckpoint& each : here) {
+    Candidate& next = mine.emplace_back();
+    const std::string& id = each.manifest.save_id;
+    std::copy_n(id.begin(), std::min(next.save_id.size(), id.size()), next.save_id.begin());
+    next.ordinal = each.manifest.ordinal, next.step = each.manifest.global_steps, next.rank = dist.rank();
   }
+  put_newest_first(mine);
+  mine.resize(most);
   std::vector<Candidate> out;
   for (const Candidate& each :
        comm::gather_records(dist.world(), std::span<const Candidate>(mine), "local checkpoints"))
     if (each.rank >= 0 &&
         std::none_of(out.begin(), out.end(), [&](const Candidate& c) { return c.save_id == each.save_id; }))
       out.push_back(each);
-  std::stable_sort(out.begin(), out.end(), [](const Candidate& a, const Candidate& b) {
-    return std::pair(a.ordinal, a.step) > std::pair(b.ordinal, b.step);
-  });
+  put_newest_first(out);
   return out;
 }
 

@@ -139,7 +139,6 @@ TEST_F(LocalFailures, ACrashWhileOneIsPublishedLeavesOneThatIsWhole) {
       const engine::LocalFolder folder(engine.dist().world(), machine(engine.dist().rank()), run(), false);
       if (published == 7) {
         ASSERT_EQ(folder.checkpoints().size(), 2u);
-        EXPECT_EQ(folder.checkpoints()[0].manifest.global_steps, 2);
         expect_newest(engine, "new");
         return;
       }

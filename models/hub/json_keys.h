@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "config/model.h"
-#include "config/reader.h"
+#include "config/rows.h"
 
 // Keys of a config.json, each described once, by a row as a configuration's keys are (config/reader.h): how
 // it is read into a model, and what of a model it is written as. Families (models/families) are lists of

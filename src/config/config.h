@@ -6,7 +6,7 @@
 // To change, look at:
 // - add a key: docs/recipes.md, "A configuration key"; the structs are here and in zero.h, model.h, adapter.h
 //   and optimizer.h, the rows in sections/
-// - what a row may say, and the makers of rows: reader.h; which tables there are: sections/tables.h
+// - what a row may say: reader.h; makers of rows: rows.h; which tables there are: sections/tables.h
 // - keys of DeepSpeed, PEFT and AdapterHub that set nothing here: sections/foreign_table.h
 // - how files and overrides are laid over each other, and what is checked across sections: parse.cpp; values
 //   with their place, for errors: value.h; JSON as a tree: json_tree.h

@@ -4,7 +4,7 @@
 
 #include "base/excerpt.h"
 #include "config/machine.h"
-#include "config/reader.h"
+#include "config/rows.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -2,7 +2,7 @@
 
 #include "config/config.h"
 #include "config/published.h"
-#include "config/reader.h"
+#include "config/rows.h"
 
 // This folder holds the tables of keys, a source file for each section or group of keys, with the checks that
 // a row cannot say. A new key is a row of its section's table (../reader.h says how rows are written) and a

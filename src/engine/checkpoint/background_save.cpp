@@ -207,8 +207,8 @@ void BackgroundSave::wait_for(Progress progress) {
   std::unique_lock lock(state.mutex);
   if (state.wait(lock, timeout_seconds_, [&] { return state.ended || state.progress >= progress; })) return;
   try {
-    fail(ErrorKind::io, "checkpoint ", state.act.tag, " in '", state.act.partial.string(),
-         "' did not get on for ", timeout_seconds_,
+    fail(ErrorKind::io, state.act.name(), " in '", state.act.partial.string(), "' did not get on for ",
+         timeout_seconds_,
          " s: the drive is stuck or very slow. Check it, or raise parallel.timeout_seconds");
   } catch (const Error&) {
     state.error = std::current_exception();
@@ -255,8 +255,8 @@ BackgroundSave::~BackgroundSave() {
     state.changed.notify_all();
   }
   if (!wait_until_ended()) {
-    log_warning("leaving the checkpoint '", state.act.partial.string(), "' behind, which did not get on for ",
-                timeout_seconds_, " s");
+    log_warning("leaving ", state.act.name(), " behind in '", state.act.partial.string(),
+                "', which did not get on for ", timeout_seconds_, " s");
     thread_.detach();  // it keeps what it works with
     return;
   }
@@ -265,7 +265,7 @@ BackgroundSave::~BackgroundSave() {
   try {
     std::rethrow_exception(state.error);
   } catch (const std::exception& error) {
-    log_warning("checkpoint ", state.act.tag, " was being written and is given up: ", error.what());
+    log_warning(state.act.name(), " was being written and is given up: ", error.what());
   }
   remove_partial();
 }

@@ -85,6 +85,7 @@ PeerCopies::PeerCopies(const LocalFolder& folder, comm::Communicator& world, dev
     : group_(world.split(0, world.rank())),
       keeper_(folder.machines().machines() > 1 ? folder.keeper_of(world.rank()) : -1) {
   group_->bind(device::make_cpu_device(1));  // files have nothing to wait for on a GPU's stream
+  group_->set_purpose("copies of local checkpoints");
   for (int rank = 0; keeper_ >= 0 && rank < world.size(); ++rank)
     if (folder.keeper_of(rank) == world.rank()) sources_.push_back(rank);
   comm::gather_results(*group_, "buffers of a local checkpoint", [&] {

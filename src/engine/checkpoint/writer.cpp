@@ -76,6 +76,10 @@ void write_tokenizer(const std::filesystem::path& folder, const TokenData* token
   write_files(folder, {{tokenizer_file_of(tokens->tokenizer), tokens->tokenizer_model}}, manifest);
 }
 
+std::string SaveAct::name() const {
+  return cat(write ? "local " : "", "checkpoint ", tag);
+}
+
 std::string SaveAct::complete(std::span<const FileChecksum> sums, std::int64_t ordinal) {
   for (std::size_t of = 0; of < sums.size(); ++of) manifest.files[rank_file(static_cast<int>(of))] = sums[of];
   write_tokenizer(partial, tokens.get(), manifest);

@@ -83,6 +83,8 @@ struct SaveAct {
   std::function<void(SaveAct& act, const std::function<void()>& go_on)> write;
   bool owns_partial = false;  ///< this rank removes `partial` after a failure; rank 0 of the other kind
 
+  /// "checkpoint global_step3", or "local checkpoint global_step3".
+  std::string name() const;
   std::filesystem::path rank_path() const { return partial / rank_file(rank); }
   /// On rank 0: completes the manifest by the checksums of all ranks' files and those that it puts beside
   /// them, and returns it as text.

@@ -43,7 +43,14 @@ TEST_F(LocalCheckpointsTest, KeepsEachRanksFileOnTwoMachinesAndTheOlderOneUntilT
 
 TEST_F(LocalCheckpointsTest, ThreeMachinesKeepTheirOwnAndTheOneBefore) {
   on_machines(
-      3, 3, [&](Engine& engine) { step(engine), save_both(engine, "one", true); }, true);
+      3, 3,
+      [&](Engine& engine) {
+        step(engine), save_both(engine, "one", true);
+        const auto groups = engine.dist().world().flight_recorder()->record().groups;
+        EXPECT_EQ(std::ranges::count(groups, "copies of local checkpoints", &comm::RecordedGroup::purpose),
+                  1);
+      },
+      true);
   for (int m = 0; m < 3; ++m) {
     const std::set<std::string> names = names_in(saved(m, 1));
     EXPECT_TRUE(names.contains(engine::rank_file(m)) && names.contains(engine::rank_file((m + 2) % 3)));

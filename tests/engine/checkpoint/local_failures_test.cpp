@@ -1,4 +1,5 @@
 // Local checkpoints that cannot be made, are cut off or come damaged: the one before stays, and ranks go on.
+#include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/local_machines.h"
 #include "engine/checkpoint/peer_copies.h"
 #include "support/expect_error.h"
@@ -214,6 +215,20 @@ TEST_F(LocalFailures, FrozenParametersAreWrittenAnewWhenWeightsAreLoaded) {
       true);
   fs::remove_all(machine(0));
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "loaded"); });
+}
+
+TEST_F(LocalFailures, ThatAreGivenUpAreToldFromTheRunsCheckpoints) {
+  const auto said_of = [&](bool local) {
+    engine::SaveAct act;
+    act.tag = "global_step3", act.partial = folder_ / "nowhere";
+    if (local) act.write = [](auto&&...) { fail(ErrorKind::io, "no room"); };
+    ::testing::internal::CaptureStderr();
+    engine::BackgroundSave(std::move(act), 5);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string given_up = "checkpoint global_step3 was being written and is given up: ";
+  EXPECT_NE(said_of(true).find(cat("warning: local ", given_up, "no room")), std::string::npos);
+  EXPECT_NE(said_of(false).find(cat("warning: ", given_up, "cannot create")), std::string::npos);
 }
 
 /// A rank that gives up alone, between two exchanges, is not waited for.

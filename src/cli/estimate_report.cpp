@@ -18,6 +18,14 @@ const engine::MemoryReport::TierMemory& memory_of(const engine::MemoryReport& re
   return report.tiers[static_cast<std::size_t>(tier)];
 }
 
+std::string local_row(const EstimateReport& r) {
+  return cat("local checkpoints in ", r.config.training.local_save_dir);
+}
+
+std::uint64_t local_bytes(const engine::Estimate& estimate) {
+  return estimate.local_checkpoints;
+}
+
 std::string heading(const EstimateReport& r) {
   const comm::Grid grid(r.world.ranks, engine::grid_sizes(r.config));
   const int data = grid.size(comm::Axis::data);
@@ -55,6 +63,8 @@ std::string rank_table(const EstimateReport& r) {
   if (r.estimate().exchange > 0)
     rows.push_back({"exchange with other ranks", "", human_bytes(r.estimate().exchange)});
   rows.push_back({"process itself", "", human_bytes(planning::process_itself)});
+  if (const std::uint64_t local = local_bytes(r.estimate()); local > 0)
+    rows.push_back({local_row(r), "", human_bytes(local)});
   return engine::format_table(rows);
 }
 
@@ -85,6 +95,7 @@ std::string world_table(const EstimateReport& r) {
     add(device::name_of(static_cast<Tier>(t)),
         [&](const engine::Estimate& stage) { return memory_of(stage.peaks, t).total_peak; });
   add("resident memory", planning::resident_bytes);
+  add(local_row(r), local_bytes);
   return cat("\n", engine::format_table(rows));
 }
 
@@ -170,10 +181,13 @@ std::string text_of(const EstimateReport& r) {
                   human_bytes(r.estimate().snapshot), " (training.save_async)\n")
             : cat("\ncheckpoints are written while training waits: the copy for doing so beside it, ",
                   human_bytes(r.estimate().snapshot), ", does not fit within device.host_memory_limit\n");
+  if (r.estimate().copy_buffers > 0)
+    moved += cat("\ncopies of local checkpoints travel through ", human_bytes(r.estimate().copy_buffers),
+                 " of host memory\n");
   if (r.estimate().local_checkpoints > 0)
-    moved += cat("\nlocal checkpoints take up to ", human_bytes(r.estimate().local_checkpoints),
-                 " of each rank in ", r.config.training.local_save_dir, ", beside its process",
-                 r.world.machines() > 1 ? ", the copy for another machine included" : "", "\n");
+    moved += cat("\nlocal checkpoints count twice, as the older go when the newer are whole",
+                 r.world.machines() > 1 ? ", with the copies that a rank keeps for another machine" : "",
+                 "; in a folder in memory they come on top of resident memory\n");
   if (const auto local = planning::local_shortfall(r.config, r.stages, r.world, r.machine))
     moved += cat("too little room: ", local->text(), "\n");
   if (!r.estimate().schedule.empty()) moved += cat("\n", r.estimate().schedule, "\n");
@@ -225,7 +239,12 @@ std::string json_of(const EstimateReport& r) {
                                          {"write_bytes", before->io.written}};
   if (r.estimate().snapshot > 0)
     out["snapshot"] = {{"bytes", r.estimate().snapshot}, {"fits", r.estimate().snapshot_fits}};
-  if (r.estimate().local_checkpoints > 0) out["local_checkpoints"] = r.estimate().local_checkpoints;
+  if (r.estimate().local_checkpoints > 0)
+    out["local_checkpoints"] = {
+        {"bytes", r.estimate().local_checkpoints},
+        {"of_machine", planning::most_on_a_machine(planning::by_stage(r.stages, local_bytes), r.world)},
+        {"folder", r.config.training.local_save_dir},
+        {"buffers", r.estimate().copy_buffers}};
   out["stages"] = OrderedJson::array();
   for (const engine::Estimate& stage : r.stages) {
     OrderedJson peaks;

@@ -1,6 +1,7 @@
 // `sherd estimate` and refusals of `sherd train`.
 #include "cli/train_fixture.h"
 #include "comm/memory.h"
+#include "engine/report/report.h"
 
 namespace sherd::cli {
 namespace {
@@ -62,6 +63,43 @@ TEST_F(EstimateProgram, SaysWhatTrainingThenTakes) {
   for (const char* part :
        {"rank 5 of 6", "device parameters", "device optimizer", "machine (2)", "all (6)", "It fits"})
     EXPECT_THAT(table.out, HasSubstr(part));
+}
+
+/// Each size once, whoever tells it.
+TEST_F(EstimateProgram, LocalCheckpointsHaveARowAndNumbersThatAgree) {
+  const std::string local = (folder_ / "local").string();
+  const std::vector<std::string> keys{"--gpus",  "2",
+                                      "--nodes", "2",
+                                      "--set",   "training.local_save_interval=2",
+                                      "--set",   "training.local_save_dir=" + local};
+  std::vector<std::string> as_json = keys;
+  as_json.emplace_back("--json");
+  const Outcome json = sherd(estimate(as_json)), table = sherd(estimate(keys)),
+                without = sherd(estimate({"--gpus", "2", "--nodes", "2"}));
+  ASSERT_EQ(table.code, 0) << table.err;
+  const std::uint64_t bytes = number(json.out, {"local_checkpoints", "bytes"}),
+                      buffers = number(json.out, {"local_checkpoints", "buffers"}),
+                      snapshot = number(json.out, {"snapshot", "bytes"});
+  EXPECT_EQ(number(json.out, {"local_checkpoints", "of_machine"}), 2 * bytes);
+  EXPECT_EQ(buffers, 8u << 20);
+  EXPECT_EQ(number(json.out, {"host", "peak", "checkpoint"}), snapshot + buffers);
+  EXPECT_EQ(bytes, 4 * snapshot) << "its own and a copy, twice";
+  const auto row_of = [&](const std::string& begin) {
+    std::vector<std::string> rows;
+    std::istringstream in(table.out);
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(begin)) rows.push_back(line);
+    return rows;
+  };
+  const auto rows = row_of("local checkpoints in " + local);
+  ASSERT_EQ(rows.size(), 2u) << table.out;
+  EXPECT_THAT(rows[0], HasSubstr(engine::human_bytes(bytes)));
+  EXPECT_THAT(rows[1], ::testing::AllOf(HasSubstr(engine::human_bytes(bytes)),
+                                        HasSubstr(engine::human_bytes(2 * bytes)),
+                                        HasSubstr(engine::human_bytes(4 * bytes))));
+  EXPECT_THAT(table.out, HasSubstr(cat("from a copy in host memory of ", engine::human_bytes(snapshot))));
+  EXPECT_THAT(table.out, HasSubstr(cat("travel through ", engine::human_bytes(buffers), " of host memory")));
+  EXPECT_EQ(count(without.out, "local checkpoints"), 0u);
 }
 
 TEST_F(EstimateProgram, NeedsNoDatasetWhenTheVocabularyIsGiven) {

@@ -133,7 +133,8 @@ void add_local_checkpoints(const config::Config& config, Engine& engine, const D
   out.local_checkpoints = (copied ? 2 : 1) * (once + 2 * twice);
   if (!copied) return;
   out.exchange += comm::host_memory(rank.ranks, rank.local_ranks);
-  add_for_saving(config, 2 * file_chunk, out);  // a chunk that is sent, and one that comes
+  const std::uint64_t buffers = 2 * file_chunk;  // a chunk that is sent, and one that comes
+  if (add_for_saving(config, buffers, out)) out.copy_buffers = buffers;
 }
 
 }  // namespace

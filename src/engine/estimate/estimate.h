@@ -25,6 +25,8 @@ struct Estimate {
   /// Bytes in training.local_save_dir for this rank's file and the copy that it keeps for another, twice: the
   /// older ones go when the newer are whole. 0: there are no local checkpoints.
   std::uint64_t local_checkpoints = 0;
+  /// Bytes of the host tier, among the peaks, of the buffers through which such copies travel.
+  std::uint64_t copy_buffers = 0;
   IoBytes io;  ///< moved to and from NVMe by one optimizer step
   /// Where replicas come to exchange momentum: what steps up to the freeze_step send and move; the fields
   /// above are of steps after it.

@@ -1,6 +1,8 @@
 // Local checkpoints: what machines keep, and what comes back after the loss of some.
 #include "engine/checkpoint/local_machines.h"
 #include "engine/checkpoint/peer_copies.h"
+#include "engine/estimate/estimate.h"
+#include "models/gpt.h"
 
 namespace sherd::test {
 namespace {
@@ -129,6 +131,36 @@ TEST_F(LocalCheckpointsTest, WithFrozenParametersOnNvmeCopiesThemOnce) {
     EXPECT_EQ(inode(1, 3, i % 2), before[static_cast<std::size_t>(i)]) << "what was there needs no copy";
   fs::remove_all(machine(1));
   on_machines(2, 2, [&](Engine& engine) { expect_newest(engine, "three"); });
+}
+
+/// The bytes of tensors in a safetensors file, which is a length, a head and these.
+std::uint64_t tensor_bytes(const fs::path& path) {
+  std::uint64_t head = 0;
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&head), sizeof head);
+  return fs::file_size(path) - sizeof head - head;
+}
+
+TEST_F(LocalCheckpointsTest, TakeWhatTheEstimateTells) {
+  spec_.adapter = R"("type": "lora", "r": 4)";
+  config::Config config = config::parse_text(spec_.config());
+  config.training.save_dir = "run", config.training.local_save_interval = 1;
+  const auto model = [&](const parallel::Layout& layout) {
+    return std::make_shared<models::Gpt>(models::gpt_config(config, 101), layout);
+  };
+  const auto batch = [&](device::Device& device) { return synthetic_batch(device, 1, 24, 101, 0, 0, 0); };
+  std::uint64_t estimated = 0;  // of all ranks, which hold a little more or less than each other
+  for (int rank = 0; rank < 4; ++rank)
+    estimated += engine::estimate(config, model, batch, {.ranks = 4, .local_ranks = 2, .rank = rank})
+                     .local_checkpoints;
+  on_machines(
+      4, 2, [&](Engine& engine) { step(engine), save_both(engine, "one", true); }, true);
+  std::uint64_t once = 0, twice = 0;  // the next one has links to what is frozen
+  for (int rank = 0; rank < 4; ++rank) {
+    once += tensor_bytes(saved(0, 1) / engine::frozen_file(rank));
+    twice += tensor_bytes(saved(0, 1) / engine::rank_file(rank));
+  }
+  EXPECT_GT(once, twice);
+  EXPECT_EQ(estimated, 2 * (once + 2 * twice)) << "on two machines";
 }
 
 TEST_F(LocalCheckpointsTest, TakesTheNewestOfWhatIsWhole) {

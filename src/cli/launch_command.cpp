@@ -70,6 +70,7 @@ void launch_command(const Arguments& arguments) {
       .value("host-list", "LIST", "HOST=RANKS,… in place of a file")
       .value("node", "K", "start the ranks of the K-th host alone, counted from 0, on this machine")
       .value("run", "ID", "tells runs apart that meet at one port", "run")
+      .value("restarted", "N", "with --node: restarts that were, of which ranks are told", "0")
       .flag("follow-input", "end the ranks with standard input, from where a launcher passes on signals");
   if (!line.parse({arguments.begin(), split})) return;
   Launch launch;
@@ -85,6 +86,7 @@ void launch_command(const Arguments& arguments) {
       line.has("min-ranks") ? static_cast<int>(line.integer("min-ranks", 1, launch.ranks)) : launch.ranks;
   launch.backoff_seconds = line.number("backoff");
   launch.restarts = static_cast<int>(line.integer("restarts", 0, 1'000'000));
+  launch.restarted = static_cast<int>(line.integer("restarted", 0, 1'000'000));
   const bool alone = launch.hosts.size() == 1 && is_here(launch.hosts[0].name);
   launch.address = line.text("address");
   const std::string& first = launch.address.empty() ? launch.hosts[0].name : launch.address;

@@ -98,7 +98,8 @@ ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_inpu
                          {"MASTER_ADDR", launch.address},
                          {"MASTER_PORT", std::to_string(launch.port)},
                          // By which launchers that torchrun started are told from those around it.
-                         {"TORCHELASTIC_RUN_ID", launch.run}},
+                         {"TORCHELASTIC_RUN_ID", launch.run},
+                         {"TORCHELASTIC_RESTART_COUNT", std::to_string(launch.restarted)}},
                         ranks_of(hosts) > 1 ? cat("[", rank, "] ") : ""});
     if (!host.is_whole())
       programs.back().environment.emplace_back("CUDA_VISIBLE_DEVICES", visible_gpus(host.slots));
@@ -128,6 +129,7 @@ TryEnd run_hosts(const Launch& launch) {
                                    "--address",      launch.address,
                                    "--port",         cat(launch.port),
                                    "--run",          launch.run,
+                                   "--restarted",    cat(launch.restarted),
                                    "--grace",        cat(launch.grace_seconds),
                                    "--follow-input", "--"};
     words.insert(words.end(), launch.command.begin(), launch.command.end());
@@ -295,8 +297,9 @@ bool all_refuse(const TryEnd& end, int ranks) {
 }
 
 /// A try's own launch: the hosts that take part, where rank 0 listens and under which name they meet.
-Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries) {
+Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries, int restarted) {
   Launch out = launch;
+  out.restarted = restarted;
   out.hosts = std::move(hosts);
   out.run = cat(launch.run, ".", tries);
   const bool alone = out.hosts.size() == 1 && is_here(out.hosts[0].name);
@@ -341,7 +344,7 @@ int supervise(const Launch& launch) {
     std::string failed =
         cat("only ", counted(ranks, "place"), " left, and --min-ranks is ", launch.min_ranks);
     if (ranks >= launch.min_ranks) {
-      const Launch now = try_of(launch, hosts, tries);
+      const Launch now = try_of(launch, hosts, tries, used);
       if (used > 0) say_who_is_there(launch, now);
       const TryEnd end = run_once(now);
       if (end.asked != 0 || end.code == 0) return end.code;

@@ -152,16 +152,16 @@ TEST_F(LaunchProgram, GoesOnFromALocalCheckpoint) {
 
 TEST_F(LaunchProgram, RestartsAreBounded) {
   const std::string tries = (folder_ / "tries").string();
-  const Outcome got =
-      launch({"--ranks", "1", "--restarts", "1"}, shell_line(cat("echo x >> ", tries, "; exit 5")));
+  const Outcome got = launch({"--ranks", "1", "--restarts", "1"},
+                             shell_line(cat("echo x$TORCHELASTIC_RESTART_COUNT >> ", tries, "; exit 5")));
   EXPECT_EQ(got.code, 5);
-  EXPECT_EQ(read_text(tries), "x\nx\n");
+  EXPECT_EQ(read_text(tries), "x0\nx1\n");
   EXPECT_THAT(got.err, HasSubstr("the restart has been used"));
   // A wrong command line would come again.
   const Outcome wrong =
       launch({"--ranks", "1", "--restarts", "1"}, shell_line(cat("echo y >> ", tries, "; exit 2")));
   EXPECT_EQ(wrong.code, 2);
-  EXPECT_EQ(read_text(tries), "x\nx\ny\n");
+  EXPECT_EQ(read_text(tries), "x0\nx1\ny\n");
 }
 
 TEST_F(LaunchProgram, PassesSignalsOnAndLeavesNothing) {
@@ -291,6 +291,7 @@ class Supervisor : public LaunchProgram {
 TEST_F(Supervisor, APlaceThatHasFailedThriceIsLeftOutAndASpareOneStepsIn) {
   // Others end with the code of ranks that miss one.
   const std::string fails =
+      "if [ $TORCHELASTIC_RESTART_COUNT != $TRY ]; then exit 2; fi; "
       "if [ $SHERD_HOST$CUDA_VISIBLE_DEVICES$LOCAL_RANK = a0 ]; then exit 9; fi; "
       "if [ $TRY -lt 3 ]; then sleep 0.3; exit 4; fi";
   const Outcome got = run({"--ranks", "3", "--restarts", "5"}, fails);

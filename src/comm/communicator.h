@@ -219,6 +219,10 @@ Launcher launcher();
 /// cannot be joined: it names what was seen, and which launchers do.
 int launched_ranks();
 
+/// How often the launcher has begun this run again, as it says itself: torchrun and `sherd launch` count
+/// restarts, Slurm counts how often it has requeued the job. 0 where it says nothing.
+int restarts();
+
 /// The ranks that a launcher started, and this one's place among those of its machine, which share its cores
 /// and GPUs.
 struct LaunchedWorld {

@@ -83,6 +83,10 @@ int launched_ranks() {
   return 0;
 }
 
+int restarts() {
+  return number_in({"TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"}, 0);
+}
+
 std::unique_ptr<Communicator> make_mpi_world(const CommOptions& options) {
   return join_mpi_world(options).world;
 }

@@ -384,6 +384,10 @@ std::optional<engine::LoadedCheckpoint> Engine::load_newest_checkpoint(const std
   return checkpoints_->load_newest(directory);
 }
 
+engine::NewestLocal Engine::newest_local_checkpoint() const {
+  return checkpoints_->newest_local();
+}
+
 void Engine::remove_local_checkpoints() {
   checkpoints_->remove_local();
 }

@@ -70,7 +70,8 @@ using ExtraFiles = std::map<std::string, std::string>;
 /// What Engine::load_newest_checkpoint() has loaded.
 struct LoadedCheckpoint {
   ClientState client;
-  bool local = false;  ///< from a local checkpoint, not from one in the run's folder
+  bool local = false;           ///< from a local checkpoint, not from one in the run's folder
+  std::int64_t in_folder = -1;  ///< the step of the newest one in the run's folder; -1: there is none
 };
 
 /// How Engine::save_checkpoint() saves, where a tag is not enough.
@@ -259,6 +260,8 @@ class Engine {
   /// As load_checkpoint(directory), or from a local checkpoint where one is newer, of which other machines
   /// may have a part. Nothing where there is neither. Collective.
   std::optional<engine::LoadedCheckpoint> load_newest_checkpoint(const std::string& directory);
+  /// The newest one that is whole, as all ranks know since the last step began; the same on all.
+  engine::NewestLocal newest_local_checkpoint() const;
   /// Removes all local checkpoints of the run: it has ended well, or saved. Collective.
   void remove_local_checkpoints();
   /// Takes the weights of the whole model from `source` (engine::CheckpointWeights,

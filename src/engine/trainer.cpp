@@ -103,7 +103,10 @@ void Trainer::resume() {
   if (keeps_local() && options_.resume_tag.empty()) {
     const auto loaded = engine_.load_newest_checkpoint(folder);
     if (!loaded && options_.may_begin) return;
-    if (loaded) best_->restore(loaded->client), local = loaded->local;
+    if (loaded) {
+      best_->restore(loaded->client);
+      local = loaded->local, saved_step_ = loaded->in_folder;
+    }
     resumed_ = loaded.has_value();
   }
   if (!resumed_) best_->restore(engine_.load_checkpoint(folder, options_.resume_tag));
@@ -131,7 +134,9 @@ void Trainer::open_outputs() {
     progress_ = std::make_unique<engine::Progress>(STDERR_FILENO, settings().steps, settings().log_interval);
 }
 
-/// The signal that asked a rank to stop; 0 where none was asked.
+/// The signal that asked a rank to stop; 0 where none was asked. Asked when the step is told and saved, so
+/// that a signal in either ends training with this step; the gather of ranks' times, which are told, comes
+/// before.
 int Trainer::stop_signal() {
   std::int32_t signal = engine::StopSignals::received();
   comm::reduce_values(engine_.dist().world(), engine_.device(), std::span(&signal, 1), "stop flag",
@@ -159,16 +164,20 @@ int Trainer::train_steps() {
 /// An error's message with what the program's user can do next, unless another rank has said it.
 std::string Trainer::with_next_step(const std::string& message) const {
   const auto& [resume, tag, validation] = options_.words;
-  if (saving_step_ < 0 || message.find(resume) != std::string::npos) return message;
+  if (message.find(resume) != std::string::npos) return message;
   const std::string& folder = settings().save_dir;
+  const std::int64_t local = engine_.newest_local_checkpoint().step;
   const std::string begun = !engine_.save_under_way()
                                 ? ""
                                 : cat("that of step ", saving_step_, " was being written and may be whole");
-  if (saved_step_ < 0 && begun.empty()) return message;
-  if (saved_step_ < 0)
+  std::string there = local > saved_step_ ? cat("local checkpoint of step ", local) : "";
+  if (saved_step_ >= 0)
+    there += cat(there.empty() ? "" : ", else ", "checkpoint of step ", saved_step_, " in ", folder);
+  if (there.empty() && begun.empty()) return message;
+  if (there.empty())
     return cat(message, "; go on with ", resume, " if there is a checkpoint in ", folder, ": ", begun);
-  return cat(message, "; go on with ", resume, " (checkpoint of step ", saved_step_, " in ", folder,
-             begun.empty() ? "" : "; ", begun, ", or an earlier one with ", tag, ")");
+  return cat(message, "; go on with ", resume, " (", there, begun.empty() ? "" : "; ", begun,
+             saved_step_ < 0 ? "" : cat(", or an earlier one with ", tag), ")");
 }
 
 int Trainer::run() {
@@ -318,7 +327,7 @@ void Trainer::save(bool async) {
 
 /// A save under way is whole once the engine, on all ranks alike, is through with it.
 void Trainer::note_saved() {
-  if (!engine_.save_under_way()) saved_step_ = saving_step_;
+  if (saving_step_ >= 0 && !engine_.save_under_way()) saved_step_ = saving_step_;
 }
 
 engine::StepMetrics Trainer::metrics_of_step() const {
@@ -345,6 +354,7 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   line.io = step_io_;
   line.ranks = watch_->last();
   line.saved_step = saved_step_;
+  line.local = engine_.newest_local_checkpoint();
   return line;
 }
 

@@ -129,8 +129,8 @@ class Trainer {
   bool evaluated_ = false;  ///< after the newest step
   bool resumed_ = false;
   bool local_due_ = false;         ///< a local checkpoint waits for another save
-  std::int64_t saved_step_ = -1;   ///< the newest checkpoint that is whole
-  std::int64_t saving_step_ = -1;  ///< the newest one that was begun
+  std::int64_t saved_step_ = -1;   ///< the newest checkpoint that is whole, but for local ones
+  std::int64_t saving_step_ = -1;  ///< the newest one that this run has begun, or went on from
   std::int64_t first_step_ = 0;
   Totals totals_;
   std::vector<comm::ProcessGroups::AxisTraffic> step_traffic_;

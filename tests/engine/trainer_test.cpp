@@ -259,6 +259,55 @@ TEST_F(TrainerTest, ErrorsNameTheCheckpointToGoOnFrom) {
       [&] { train(save_dir() + R"("steps": 9, "save_interval": 3, "save_async": false)", options); });
 }
 
+/// The files of a local checkpoint but for its manifest, as the machine has them.
+std::uint64_t bytes_of_local(const fs::path& local, std::int64_t step) {
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(local))
+    if (entry.path().parent_path().stem() == cat("global_step", step) &&
+        entry.path().filename() != "manifest.json")
+      bytes += entry.file_size();
+  return bytes;
+}
+
+TEST_F(TrainerTest, ErrorsAndMetricsKnowLocalCheckpoints) {
+  const fs::path local = folder_ / "local";
+  const auto run = [&](int fails_at, const std::string& more, bool resume) {
+    TrainerOptions options{.resume = resume};
+    options.after_step = [fails_at](const engine::StepMetrics& line) {
+      if (line.step == fails_at) fail(ErrorKind::data, "a caller's own error");
+    };
+    return train(cat(save_dir(), R"("steps": 9, "save_async": false, "local_save_interval": 2,
+                                   "local_save_dir": ")",
+                     local.string(), "\"", more),
+                 options);
+  };
+  const std::string go_on = "a caller's own error; go on with TrainerOptions::resume (",
+                    run_dir = (folder_ / "run").string();
+  expect_error(ErrorKind::data, cat(go_on, "local checkpoint of step 2)"), [&] { run(3, "", false); });
+  expect_error(ErrorKind::data,
+               cat(go_on, "local checkpoint of step 4, else checkpoint of step 3 in ", run_dir,
+                   ", or an earlier one with TrainerOptions::resume_tag)"),
+               [&] { run(5, R"(, "save_interval": 3)", true); });
+  const std::uint64_t bytes = bytes_of_local(local, 4);
+  EXPECT_GT(bytes, 0u);
+  expect_error(ErrorKind::data, cat(go_on, "checkpoint of step 6 in ", run_dir, ", or an earlier one"),
+               [&] { run(7, R"(, "save_interval": 3)", true); });
+  fs::remove_all(folder_ / "run" / "global_step6");
+  fs::remove(folder_ / "run" / "latest");
+  testing::write_text(folder_ / "run" / "latest", "global_step3\n");
+  const Ran rest = run(0, R"(, "save_interval": 4)", true);
+  ASSERT_EQ(rest.lines.size(), 5u) << "from the local one of step 4";
+  const auto expect_told = [&](std::size_t line, std::int64_t in_folder, std::int64_t of_local) {
+    EXPECT_EQ(rest.lines[line].saved_step, in_folder) << line;
+    EXPECT_EQ(rest.lines[line].local.step, of_local) << line;
+  };
+  expect_told(0, 3, 4), expect_told(2, 3, 6), expect_told(4, 8, 6);
+  EXPECT_EQ(rest.lines[0].local.bytes, bytes);
+  EXPECT_EQ(rest.lines[0].local.seconds, 0) << "an earlier start made it";
+  EXPECT_GT(rest.lines[2].local.seconds, 0);
+  EXPECT_TRUE(fs::is_empty(local));
+}
+
 TEST_F(TrainerTest, LeavesTheCheckpointsOfAnotherRunAlone) {
   (void)train(save_dir() + R"("steps": 2)");
   expect_error(ErrorKind::config,

@@ -41,6 +41,7 @@ class Checkpoints {
   void claim_local(const std::string& directory, const std::string& local_directory, bool anew);
   bool save_local(const SaveOptions& options);
   std::optional<LoadedCheckpoint> load_newest(const std::string& directory);
+  NewestLocal newest_local() const;
   void remove_local();
   void load_weights(nn::WeightSource& source);
   Comparison compare(const CheckpointReader& reader, const CheckpointReader* before);

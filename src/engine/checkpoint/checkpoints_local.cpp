@@ -68,6 +68,10 @@ bool Checkpoints::save_local(const SaveOptions& options) {
   return true;
 }
 
+NewestLocal Checkpoints::newest_local() const {
+  return local_ ? local_->newest() : NewestLocal{};
+}
+
 void Checkpoints::remove_local() {
   finish();
   if (local_) local_->remove();
@@ -86,16 +90,17 @@ std::optional<LoadedCheckpoint> Checkpoints::load_newest(const std::string& dire
   // As rank 0 sees it.
   struct Seen {
     bool there;
-    std::int64_t ordinal;
+    std::int64_t ordinal, step;
   };
-  const Seen mine{other.has_value(), other ? other->ordinal : 0};
+  const Seen mine{other.has_value(), other ? other->ordinal : 0, other ? other->global_steps : -1};
   const Seen first = comm::gather_records(engine_.dist_->world(), mine, "newest checkpoint")[0];
   Manifest of_files;
   of_files.ordinal = first.ordinal;
   if (const auto folder = local_->open_newest(first.there ? &of_files : nullptr))
-    if (auto client = load_from(*folder, true, failed)) return LoadedCheckpoint{std::move(*client), true};
+    if (auto client = load_from(*folder, true, failed))
+      return LoadedCheckpoint{std::move(*client), true, first.step};
   if (!first.there) return {};
-  return LoadedCheckpoint{*load_from(checkpoint_folder(directory), false, failed), false};
+  return LoadedCheckpoint{*load_from(checkpoint_folder(directory), false, failed), false, first.step};
 }
 
 }  // namespace sherd::engine

@@ -33,9 +33,9 @@ LocalCheckpoints::LocalCheckpoints(const Distributed& dist, const sharding::Shar
 
 /// That of the last local checkpoint here; one of nothing where there is none, or none any more.
 Manifest LocalCheckpoints::manifest_before() const {
-  if (newest_.empty()) return {};
+  if (newest_path_.empty()) return {};
   try {
-    return Manifest::from_json(read_file(newest_ / "manifest.json"), newest_);
+    return Manifest::from_json(read_file(newest_path_ / "manifest.json"), newest_path_);
   } catch (const Error& error) {
     log_warning("a local checkpoint was removed or damaged while the run went on: ", error.what());
     return {};
@@ -56,7 +56,7 @@ void LocalCheckpoints::link_frozen(const SaveAct& act, PeerCopies::Copying& copy
     const auto had = before.files.find(name);
     // The checksum is of the act of saving, too, that wrote the file.
     all = all && had != before.files.end() && had->second == sum &&
-          ::link((newest_ / name).c_str(), (act.partial / name).c_str()) == 0;
+          ::link((newest_path_ / name).c_str(), (act.partial / name).c_str()) == 0;
   }
   if (all) copying.wanted.clear();
 }
@@ -112,10 +112,18 @@ void LocalCheckpoints::publish() {
     publish_folder(saving.partial, saving.place);
     return true;
   });
-  newest_ = saving.place;
+  keep(saving.place, manifest,
+       std::chrono::duration<double>(std::chrono::steady_clock::now() - saving.begun).count());
   saving_.reset();
-  folder_.remove_others(newest_);
-  frozen_.keep(newest_);
+  folder_.remove_others(newest_path_);
+  frozen_.keep(newest_path_);
+}
+
+/// The checkpoint there is the newest from here on.
+void LocalCheckpoints::keep(const fs::path& place, const Manifest& manifest, double seconds) {
+  newest_path_ = place;
+  newest_ = {manifest.global_steps, 0, seconds};
+  for (const auto& [name, sum] : manifest.files) newest_.bytes += sum.bytes;
 }
 
 void LocalCheckpoints::forget_failed() {
@@ -128,7 +136,8 @@ void LocalCheckpoints::remove() {
   comm::gather_records(dist_.world(), char{}, "local checkpoints removed");
   forget_failed();
   frozen_.forget();
-  newest_.clear();
+  newest_path_.clear();
+  newest_ = {};
   folder_.remove();
 }
 

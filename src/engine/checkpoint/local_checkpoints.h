@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "engine/checkpoint/local_folder.h"
 #include "engine/checkpoint/peer_copies.h"
 #include "engine/distributed.h"
+#include "engine/step/step_report.h"
 
 namespace sherd::engine {
 
@@ -23,7 +25,7 @@ namespace sherd::engine {
 /// older goes when all machines have the newer. (As in GEMINI, Wang et al., SOSP 2023, section 4, and
 /// NVIDIA's local checkpoints with replication.)
 ///
-/// One per engine; used on the rank's thread. All but frozen() is collective.
+/// One per engine; used on the rank's thread. All but frozen() and newest() is collective.
 class LocalCheckpoints {
  public:
   /// What it refers to must outlive it. `anew`: the run begins, and does not go on from what it finds.
@@ -43,6 +45,8 @@ class LocalCheckpoints {
   void forget_failed();
   /// Removes all of them, when the run needs them no more.
   void remove();
+  /// As published by this run, or what it went on from.
+  const NewestLocal& newest() const { return newest_; }
 
   // ---- going on ----
   /// The newest of which each file is whole on some machine, if it is newer than `other`; else nothing. The
@@ -60,6 +64,7 @@ class LocalCheckpoints {
     std::shared_ptr<PeerCopies> copies;
     PeerCopies::Copying copying;
     std::filesystem::path partial, place;
+    std::chrono::steady_clock::time_point begun = std::chrono::steady_clock::now();
     std::vector<FileChecksum> sums;  ///< of all ranks' files, once they are written
     SaveAct act;                     ///< what publish() needs of it, then; without the states
   };
@@ -80,6 +85,7 @@ class LocalCheckpoints {
   void make_readable(Opened& opened) const;
   void pass_over(const Opened& opened, const std::string& reason) const;
   void fetch_files(const CheckpointReader& reader, const std::set<std::string>& needed);
+  void keep(const std::filesystem::path& place, const Manifest& manifest, double seconds);
 
   const Distributed& dist_;
   device::Device& device_;
@@ -88,7 +94,8 @@ class LocalCheckpoints {
   LocalFolder folder_;
   std::shared_ptr<PeerCopies> copies_;  ///< null: to be made
   std::shared_ptr<Saving> saving_;
-  std::filesystem::path newest_;  ///< as published or settled by this run; empty: none yet
+  std::filesystem::path newest_path_;  ///< as published or settled by this run; empty: none yet
+  NewestLocal newest_;                 ///< the same one
   std::optional<Opened> opened_;
 };
 

@@ -339,8 +339,8 @@ fs::path LocalCheckpoints::settle() {
     if (opened.partial) publish_folder(opened.path, place);
     return true;
   });
-  newest_ = opened.partial ? place : opened.path;
-  return newest_;
+  keep(opened.partial ? place : opened.path, opened.manifest, 0);
+  return newest_path_;
 }
 
 }  // namespace sherd::engine

@@ -41,7 +41,8 @@ struct StepMetrics {
   std::vector<comm::ProcessGroups::AxisTraffic> axes;  ///< the same by axis of the process grid
   IoBytes io;                                          ///< this rank, this step
   std::vector<RankTimes> ranks;  ///< this step, by rank; empty: not measured (RankWatch)
-  std::int64_t saved_step = -1;  ///< of the newest checkpoint that is whole; -1: none
+  std::int64_t saved_step = -1;  ///< of the newest checkpoint in training.save_dir that is whole; -1: none
+  NewestLocal local;             ///< the newest local checkpoint
 };
 
 /// The work of the routers of a step's layers of experts, in the mean of layers and micro-batches.

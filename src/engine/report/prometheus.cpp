@@ -73,6 +73,7 @@ void PrometheusText::add(const StepMetrics& step) {
 std::string PrometheusText::text() const {
   Families out;
   out.begin("build_info", "gauge", "The program's version.").sample(1, cat("version=\"", version(), '"'));
+  out.counter("restarts_total", "Starts of the run by its launcher before this one.", restarts_);
   if (last_.step == 0) return out.text();
   const auto count = [](auto value) { return static_cast<double>(value); };
   out.gauge("step", "Optimizer steps done.", count(last_.step));
@@ -99,7 +100,16 @@ std::string PrometheusText::text() const {
               "Payload that left rank 0 for other ranks, by axis of the grid.");
   for (const auto& [axis, bytes] : sent_) out.sample(count(bytes), cat("axis=\"", axis, '"'));
   if (last_.saved_step >= 0)
-    out.gauge("checkpoint_step", "Step of the newest whole checkpoint.", count(last_.saved_step));
+    out.gauge("checkpoint_step", "Step of the newest whole checkpoint in training.save_dir.",
+              count(last_.saved_step));
+  if (last_.local.step >= 0) {
+    out.gauge("local_checkpoint_step", "Step of the newest whole local checkpoint.", count(last_.local.step));
+    out.gauge("local_checkpoint_bytes", "Size of all ranks' files of it, each counted once.",
+              count(last_.local.bytes));
+  }
+  if (last_.local.seconds > 0)
+    out.gauge("local_checkpoint_seconds", "Time from its beginning until all machines had it.",
+              last_.local.seconds);
   if (ranks_.empty()) return out.text();
   out.begin("rank_compute_seconds_total", "counter", "Time of a rank's steps that was its own.");
   for (std::size_t r = 0; r < ranks_.size(); ++r) out.sample(ranks_[r].compute, cat("rank=\"", r, '"'));

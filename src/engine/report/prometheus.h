@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/files.h"
+#include "comm/communicator.h"
 #include "engine/report/metrics.h"
 
 namespace sherd::engine {
@@ -22,6 +23,7 @@ class PrometheusText {
   std::string text() const;
 
  private:
+  int restarts_ = comm::restarts();
   StepMetrics last_;
   std::optional<double> val_loss_;  ///< the newest evaluation's
   std::int64_t skipped_ = 0;

@@ -40,6 +40,13 @@ struct IoBytes {
   }
 };
 
+/// The newest whole local checkpoint of a run.
+struct NewestLocal {
+  std::int64_t step = -1;   ///< -1: there is none
+  std::uint64_t bytes = 0;  ///< of all ranks' files, each counted once
+  double seconds = 0;       ///< from its beginning until all machines had it; 0: an earlier start made it
+};
+
 /// How far training has come, as DeepSpeed counts it.
 struct Counters {
   std::int64_t micro_steps = 0, global_steps = 0, global_samples = 0, skipped_steps = 0;

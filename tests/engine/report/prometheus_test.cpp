@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <limits>
 #include <sstream>
 
@@ -88,23 +89,64 @@ TEST(PrometheusText, HasGaugesOfTheNewestStepAndCountersOfAll) {
   metrics.add(first);
   StepMetrics second = step_of(8);
   second.grad_norm = std::numeric_limits<double>::quiet_NaN(), second.loss_scale = HUGE_VAL;
-  second.saved_step = 6, second.mfu = 0.5;
+  second.saved_step = 6, second.mfu = 0.5, second.local = {7, 4096, 1.25};
   metrics.add(second);
   const std::string text = "\n" + metrics.text();
-  for (const char* line :
-       {"sherd_step 8", "sherd_loss 2.5", "sherd_validation_loss 1.5", "sherd_learning_rate 0.125",
-        "sherd_gradient_norm NaN", "sherd_loss_scale +Inf", "sherd_skipped_steps_total 1",
-        "sherd_tokens_total 8000", "sherd_step_seconds 0.25", "sherd_mfu 0.5",
-        "sherd_memory_peak_bytes{tier=\"device\"} 1", "sherd_memory_peak_bytes{tier=\"nvme\"} 3",
-        "sherd_nvme_read_bytes_total 20", "sherd_nvme_written_bytes_total 40",
-        "sherd_communication_bytes_total{axis=\"shard\"} 128", "sherd_checkpoint_step 6",
-        "sherd_rank_compute_seconds_total{rank=\"1\"} 1.5", "sherd_rank_wait_seconds_total{rank=\"0\"} 1"})
+  for (const char* line : {"sherd_step 8",
+                           "sherd_loss 2.5",
+                           "sherd_validation_loss 1.5",
+                           "sherd_learning_rate 0.125",
+                           "sherd_gradient_norm NaN",
+                           "sherd_loss_scale +Inf",
+                           "sherd_skipped_steps_total 1",
+                           "sherd_tokens_total 8000",
+                           "sherd_step_seconds 0.25",
+                           "sherd_mfu 0.5",
+                           "sherd_memory_peak_bytes{tier=\"device\"} 1",
+                           "sherd_memory_peak_bytes{tier=\"nvme\"} 3",
+                           "sherd_nvme_read_bytes_total 20",
+                           "sherd_nvme_written_bytes_total 40",
+                           "sherd_communication_bytes_total{axis=\"shard\"} 128",
+                           "sherd_checkpoint_step 6",
+                           "sherd_local_checkpoint_step 7",
+                           "sherd_local_checkpoint_bytes 4096",
+                           "sherd_local_checkpoint_seconds 1.25",
+                           "sherd_rank_compute_seconds_total{rank=\"1\"} 1.5",
+                           "sherd_rank_wait_seconds_total{rank=\"0\"} 1"})
     EXPECT_THAT(text, HasSubstr(std::string("\n") + line + "\n"));
+}
+
+TEST(PrometheusText, TellsOfCheckpointsWhatThereIs) {
+  PrometheusText metrics;
+  StepMetrics step = step_of(1);
+  metrics.add(step);
+  EXPECT_THAT(metrics.text(), Not(HasSubstr("checkpoint")));
+  step.local = {0, 4096, 0};  // as a run begins that has gone on from it
+  metrics.add(step);
+  EXPECT_THAT(metrics.text(),
+              AllOf(HasSubstr("\nsherd_local_checkpoint_step 0\n"), Not(HasSubstr("checkpoint_seconds")),
+                    Not(HasSubstr("sherd_checkpoint"))));
+}
+
+TEST(PrometheusText, CountsRestartsAsTheLauncherDoes) {
+  struct Variable {
+    Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+    ~Variable() { ::unsetenv(name_); }
+    const char* name_;
+  };
+  const Variable none("TORCHELASTIC_RESTART_COUNT", ""), neither("SLURM_RESTART_COUNT", "");
+  EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 0\n"));
+  const Variable slurm("SLURM_RESTART_COUNT", "4");
+  EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 4\n"));
+  const Variable torchrun("TORCHELASTIC_RESTART_COUNT", "2");
+  EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 2\n"));
 }
 
 TEST(PrometheusText, EverySampleFollowsItsFamilysHelpAndType) {
   PrometheusText metrics;
-  metrics.add(step_of(1));
+  StepMetrics all = step_of(1);
+  all.saved_step = 1, all.local = {1, 1, 1};
+  metrics.add(all);
   std::istringstream lines(metrics.text());
   std::string family, described;
   int families = 0;

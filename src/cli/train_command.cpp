@@ -209,6 +209,7 @@ void train_command(const Arguments& arguments) {
       .value("metrics-port", "P",
              "serve them to Prometheus, at http://127.0.0.1:P/metrics of rank 0's machine")
       .value("metrics-address", "ADDR", "the address of that machine to listen on", "127.0.0.1")
+      .value("metrics-textfile", "F.prom", "keep them in a file for node_exporter's textfile collector")
       .value("plot", "F.svg", "draw the losses when done; needs --metrics")
       .value("trace", "F.json", "write what each rank did when, for ui.perfetto.dev, and report shares of it")
       .flag("resume", "go on from the latest checkpoint in training.save_dir")
@@ -222,12 +223,14 @@ void train_command(const Arguments& arguments) {
     throw UsageError("--plot draws what --metrics wrote: give both");
   if (line.has("metrics-address") && !line.has("metrics-port"))
     throw UsageError("--metrics-address says where --metrics-port listens: give both");
+  if (line.has("metrics-textfile") && !line.text("metrics-textfile").ends_with(".prom"))
+    throw UsageError("--metrics-textfile needs a name that ends in .prom: node_exporter reads no others");
   if (line.has("tag") && !line.has("resume") && !line.has("resume-or-start"))
     throw UsageError("--tag names a checkpoint to --resume from: give both");
   if (line.has("resume") && line.has("resume-or-start"))
     throw UsageError(
         "--resume needs a checkpoint, and --resume-or-start begins without one: give one of them");
-  for (const char* output : {"metrics", "plot", "trace"})
+  for (const char* output : {"metrics", "metrics-textfile", "plot", "trace"})
     for (const std::string& config : line.all("config")) line.require_apart(output, "config", config);
   ConfigFiles files{line.all("config"), line.all("set"), line.has("resume") || line.has("resume-or-start")};
   if (line.has("steps"))
@@ -239,6 +242,7 @@ void train_command(const Arguments& arguments) {
   if (line.has("metrics-port"))
     request.metrics_port = static_cast<int>(line.integer("metrics-port", 1, 65535));
   request.metrics_address = line.text("metrics-address");
+  request.metrics_textfile = line.text("metrics-textfile");
   request.plot = line.text("plot");
   request.trace = line.text("trace");
   request.resume = line.has("resume");

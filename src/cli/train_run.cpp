@@ -38,6 +38,8 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
     server_ = std::make_unique<engine::MetricsServer>(request_.metrics_address, request_.metrics_port);
     log_info("metrics for Prometheus: ", server_->url());
   }
+  if (speaks() && !request_.metrics_textfile.empty())
+    textfile_ = std::make_unique<engine::MetricsFile>(request_.metrics_textfile);
   make_validation_loader();
   trainer_ = std::make_unique<Trainer>(engine(), setup_.loader(), trainer_options());
   if (!trainer_->resumed()) setup_.begin();
@@ -69,7 +71,11 @@ TrainerOptions TrainRun::trainer_options() {
   options.may_begin = request_.resume_or_start;
   options.resume_tag = request_.resume_tag;
   options.metrics_file = request_.metrics;
-  if (server_) options.after_step = [this](const engine::StepMetrics& step) { server_->tell(step); };
+  if (server_ || textfile_)
+    options.after_step = [this](const engine::StepMetrics& step) {
+      if (server_) server_->tell(step);
+      if (textfile_) textfile_->tell(step);
+    };
   options.mfu = [this](double tokens_per_second) { return mfu(tokens_per_second); };
   options.words = {
       .resume = "--resume", .tag = "--tag", .validation = "give data.split a larger second part"};

@@ -23,6 +23,7 @@ struct TrainRequest {
   std::string metrics;   ///< JSONL file; empty: none
   int metrics_port = 0;  ///< of an HTTP server for Prometheus, on rank 0; 0: none
   std::string metrics_address;
+  std::string metrics_textfile;  ///< the same page as a file, of rank 0; empty: none
   std::string plot;              ///< SVG of the losses, drawn at the end; empty: none
   bool resume = false;           ///< from training.save_dir's latest checkpoint
   std::string resume_tag;        ///< another tag
@@ -57,6 +58,7 @@ class TrainRun {
   const TrainRequest& request_;
   std::shared_ptr<const engine::TokenData> data_;
   std::unique_ptr<engine::MetricsServer> server_;  ///< rank 0's; null: not asked for
+  std::unique_ptr<engine::MetricsFile> textfile_;  ///< so too
   std::unique_ptr<engine::Trace> trace_;           ///< null: not asked for
   TrainSetup setup_;
   std::unique_ptr<data::Loader> validation_loader_;

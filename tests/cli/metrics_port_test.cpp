@@ -1,4 +1,5 @@
-// `sherd train --metrics-port`: what a client reads while it trains, and what it is told where it cannot be.
+// `sherd train --metrics-port`, `--metrics-textfile`: what a client reads while it trains, and what it is
+// told where it cannot be.
 #include <nlohmann/json.hpp>
 
 #include "cli/train_fixture.h"
@@ -32,7 +33,8 @@ TEST_F(Train, MetricsArePagesWhileItTrains) {
   }
   std::vector<std::string> endless =
       train({"--ranks", "2", "--steps", "1000000", "--metrics", (folder_ / "m.jsonl").string(),
-             "--metrics-port", std::to_string(port), "--set", "training.log_interval=1000000"});
+             "--metrics-port", std::to_string(port), "--metrics-textfile", (folder_ / "m.prom").string(),
+             "--set", "training.log_interval=1000000"});
   const pid_t child = start(endless, "train.err");
   wait_for("m.jsonl", "\"step\":", 2);
   const std::string text = page(port);
@@ -51,6 +53,8 @@ TEST_F(Train, MetricsArePagesWhileItTrains) {
   waitpid(child, &status, 0);
   EXPECT_EQ(WEXITSTATUS(status), 143);
   EXPECT_EQ(page(port), "");
+  EXPECT_THAT(read_text(folder_ / "m.prom"),
+              HasSubstr(cat("\nsherd_step ", metric("m.jsonl", "step").back())));
   const auto line = nlohmann::json::parse(
       read_text(folder_ / "m.jsonl").substr(0, read_text(folder_ / "m.jsonl").find('\n')));
   EXPECT_EQ(line["ranks"]["compute_ms"].size(), 2u);

@@ -83,6 +83,7 @@ TEST(Program, WrongCommandLinesEndWithTwo) {
   expect_failure({"plot", "--metrics", "m"}, 2, "--output is missing");
   expect_failure({"train", "--config", "c", "--metrics-address", "::1"}, 2, "give both");
   expect_failure({"train", "--config", "c", "--metrics-port", "65536"}, 2, "must be at most 65535");
+  expect_failure({"train", "--config", "c", "--metrics-textfile", "m"}, 2, "needs a name that ends in .prom");
 }
 
 TEST(Program, OtherErrorsEndWithOne) {

@@ -16,7 +16,6 @@
 #include <string_view>
 #include <utility>
 
-#include "base/deadline.h"
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/log.h"
@@ -116,6 +115,34 @@ std::string PrometheusText::text() const {
   out.begin("rank_wait_seconds_total", "counter", "Time of a rank's steps that it waited for other ranks.");
   for (std::size_t r = 0; r < ranks_.size(); ++r) out.sample(ranks_[r].wait, cat("rank=\"", r, '"'));
   return out.text();
+}
+
+// ---- a file ----
+
+MetricsFile::MetricsFile(std::filesystem::path path, double every_seconds)
+    : path_(std::move(path)), every_seconds_(every_seconds), next_(Deadline::after_seconds(every_seconds)) {
+  write_file_atomically(path_, metrics_.text());
+}
+
+MetricsFile::~MetricsFile() {
+  if (is_behind_) write();
+}
+
+void MetricsFile::tell(const StepMetrics& step) {
+  metrics_.add(step);
+  is_behind_ = true;
+  if (next_.passed()) write();
+}
+
+void MetricsFile::write() {
+  next_ = Deadline::after_seconds(every_seconds_);
+  is_behind_ = false;
+  try {
+    write_file_atomically(path_, metrics_.text());
+    failed_ = false;
+  } catch (const Error& error) {
+    if (!std::exchange(failed_, true)) log_warning("metrics are not up to date: ", error.what());
+  }
 }
 
 // ---- HTTP ----

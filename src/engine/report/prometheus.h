@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/files.h"
 #include "comm/communicator.h"
 #include "engine/report/metrics.h"
@@ -33,6 +35,30 @@ class PrometheusText {
     double compute = 0, wait = 0;
   };
   std::vector<Seconds> ranks_;
+};
+
+/// Keeps that text in a file, for node_exporter's textfile collector: with the first step `every_seconds`
+/// after the last time, and at its end, whole or not at all. Once it is there, what fails is a warning.
+class MetricsFile {
+ public:
+  /// Writes it at once, without a step. Throws Error{io}.
+  explicit MetricsFile(std::filesystem::path path, double every_seconds = 5);
+  ~MetricsFile();
+  MetricsFile(const MetricsFile&) = delete;
+  MetricsFile& operator=(const MetricsFile&) = delete;
+
+  /// A step has been made.
+  void tell(const StepMetrics& step);
+
+ private:
+  void write();
+
+  const std::filesystem::path path_;
+  const double every_seconds_;
+  PrometheusText metrics_;
+  Deadline next_;
+  bool is_behind_ = false;  ///< the file lacks a step
+  bool failed_ = false;     ///< the last time
 };
 
 /// Answers GET /metrics over HTTP, on a thread of its own, until it goes. It never holds up who tells it. At

@@ -8,18 +8,23 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <limits>
 #include <sstream>
 
 #include "comm/tcp/socket.h"
 #include "support/expect_error.h"
+#include "support/temp_folder.h"
 
 namespace sherd::engine {
 namespace {
 
 using sherd::testing::expect_error;
+using sherd::testing::read_text;
+using sherd::testing::TempFolder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -140,6 +145,44 @@ TEST(PrometheusText, CountsRestartsAsTheLauncherDoes) {
   EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 4\n"));
   const Variable torchrun("TORCHELASTIC_RESTART_COUNT", "2");
   EXPECT_THAT(PrometheusText().text(), HasSubstr("\nsherd_restarts_total 2\n"));
+}
+
+TEST(MetricsFile, HasAPageThatGrowsOldNoLongerThanAsked) {
+  const TempFolder folder;
+  const auto path = folder / "sherd.prom";
+  const auto text = [&] { return read_text(path); };
+  {
+    MetricsFile often(path, 0);
+    EXPECT_THAT(text(), AllOf(HasSubstr("sherd_build_info"), Not(HasSubstr("sherd_step"))));
+    often.tell(step_of(1));
+    EXPECT_THAT(text(), AllOf(HasSubstr("\nsherd_step 1\n"), HasSubstr("sherd_nvme_read_bytes_total 10\n")));
+    often.tell(step_of(2));
+    EXPECT_THAT(text(), AllOf(HasSubstr("\nsherd_step 2\n"), HasSubstr("sherd_nvme_read_bytes_total 20\n")));
+  }
+  {
+    MetricsFile seldom(path, 3600);
+    seldom.tell(step_of(3)), seldom.tell(step_of(4));
+    EXPECT_THAT(text(), Not(HasSubstr("sherd_step"))) << "of this run, and none yet";
+  }
+  EXPECT_THAT(text(), HasSubstr("\nsherd_step 4\n"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 1) << "no other file";
+}
+
+TEST(MetricsFile, ThatCannotBeWrittenAnyMoreIsOneWarning) {
+  const TempFolder folder;
+  std::filesystem::create_directory(folder / "gone");
+  const auto path = std::filesystem::path(folder / "gone") / "sherd.prom";
+  MetricsFile file(path, 0);
+  std::filesystem::remove_all(folder / "gone");
+  ::testing::internal::CaptureStderr();
+  for (int step = 1; step <= 3; ++step) EXPECT_NO_THROW(file.tell(step_of(step)));
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr(cat("metrics are not up to date: cannot create '", path.string())));
+  EXPECT_EQ(std::count(said.begin(), said.end(), '\n'), 1) << said;
+  std::filesystem::create_directory(folder / "gone");
+  file.tell(step_of(4));
+  EXPECT_THAT(read_text(path), HasSubstr("\nsherd_step 4\n"));
+  expect_error(ErrorKind::io, "none/x.prom", [&] { MetricsFile(folder / "none/x.prom"); });
 }
 
 TEST(PrometheusText, EverySampleFollowsItsFamilysHelpAndType) {

@@ -32,8 +32,7 @@ JsonKeys mixtral_keys() {
                                        "the router reads")});
   for (JsonKey& key : keys)
     if (key.name == "intermediate_size")
-      key = std::move(key).written(
-          [](const Published& p) { return config::node_of(p.model.moe.ffn_hidden_size); });
+      std::move(key).written([](const Published& p) { return config::node_of(p.model.moe.ffn_hidden_size); });
   return keys;
 }
 

@@ -159,6 +159,47 @@ std::string advice(const Value& section, const std::string& name, const std::vec
 
 }  // namespace
 
+Row::Row() = default;
+Row::Row(const Row&) = default;
+Row::Row(Row&&) noexcept = default;
+Row& Row::operator=(const Row&) = default;
+Row& Row::operator=(Row&&) noexcept = default;
+Row::~Row() = default;
+
+void Row::apply(std::string_view deepspeed) {
+  difference = deepspeed;
+}
+void Row::apply(Default rule) {
+  derived = std::move(rule.words);
+}
+void Row::apply(Alias other) {
+  aliases.push_back(std::move(other.name));
+}
+void Row::apply(Instead other) {
+  required = true, instead = std::move(other.name);
+}
+void Row::apply(Idle because) {
+  idle = std::move(because.why);
+}
+void Row::apply(Concerns who) {
+  concerns = who;
+}
+void Row::apply(Auto rule) {
+  auto_rule = rule;
+}
+void Row::apply(Flag flag) {
+  if (flag == Flag::required) required = true;
+  if (flag == Flag::decides_parameters) decides_parameters = true;
+  if (flag == Flag::reads_null) reads_null = true;
+  if (flag == Flag::writes_null) writes_null = true;
+}
+void Row::take(Takes what) {
+  values = std::move(what.words), schema = std::move(what.schema);
+}
+void Row::take_one_of(std::vector<std::string> those) {
+  schema = words(those).schema, choices = std::move(those);
+}
+
 Takes integers(std::int64_t min, std::int64_t max) {
   const bool above = min > std::numeric_limits<std::int64_t>::min();
   const bool below = max < int64_max && max != std::numeric_limits<int>::max();

@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -80,40 +82,65 @@ inline Idle idle(bool (*holds)(const Config&), std::string reason) {
   return {[holds, reason = std::move(reason)](const Config& config) { return holds(config) ? reason : ""; }};
 }
 
+/// What a row has beside its key's description, whatever it is read into. Many files are full of rows: what
+/// is done with all of them is compiled once.
+struct Row : KeyInfo {
+  bool reads_null = false;             ///< false: null means absent
+  bool writes_null = false;            ///< false: null is left out
+  std::optional<Auto> auto_rule = {};  ///< none: the table's
+
+  Row();
+  Row(const Row&);
+  Row(Row&&) noexcept;
+  Row& operator=(const Row&);
+  Row& operator=(Row&&) noexcept;
+  ~Row();
+
+ protected:
+  void apply(std::string_view deepspeed);
+  void apply(Default rule);
+  void apply(Alias other);
+  void apply(Instead other);
+  void apply(Idle because);
+  void apply(Concerns who);
+  void apply(Auto rule);
+  void apply(Flag flag);
+  void take(Takes what);
+  void take_one_of(std::vector<std::string> those);
+};
+
+/// Chained calls give back the row itself, so that a temporary row lives until the whole expression ends.
 template <class T>
-struct Key : KeyInfo {
+struct Key : Row {
   std::function<void(T&, const Value&)> read;
   /// Gives the value in a T, or null where that says nothing. A key without this function is written by
   /// others.
   std::function<Node(const T&, Selection)> write = {};
   std::function<bool(const T&)> matters = {};   ///< false: it has no effect beside the others
   std::function<bool(const T&)> left_out = {};  ///< true: the value is not written
-  bool reads_null = false;                      ///< false: null means absent
-  bool writes_null = false;                     ///< false: null is left out
-  std::optional<Auto> auto_rule = {};           ///< none: the table's
 
   /// Says what the key is, and what else there is to know of it.
   template <class... Tags>
-  Key means(std::string what, Tags... tags) && {
-    meaning = std::move(what);
+  Key&& means(std::string_view what, Tags... tags) && {
+    meaning = what;
     return std::move(*this).with(std::move(tags)...);
   }
   template <class... Tags>
-  Key with(Tags... tags) && {
-    (apply(std::move(tags)), ...);
+  Key&& with(Tags... tags) && {
+    (tag(std::move(tags)), ...);
     return std::move(*this);
   }
-  Key alias(std::string other) && { return std::move(*this).with(also(std::move(other))); }
-  Key takes(Takes what) && {
-    values = std::move(what.words), schema = std::move(what.schema);
+  Key&& alias(std::string_view other) && { return std::move(*this).with(also(std::string(other))); }
+  Key&& takes(Takes what) && {
+    take(std::move(what));
     return std::move(*this);
   }
-  Key one_of(std::vector<std::string> those) && {
-    schema = words(those).schema, choices = std::move(those);
+  Key&& one_of(std::vector<std::string> those) && {
+    take_one_of(std::move(those));
     return std::move(*this);
   }
   /// `more` is called once the value is read: for checks that take more than a range, and what else follows.
-  Key then(std::function<void(T&, const Value&)> more) && {
+  Key&& then(std::function<void(T&, const Value&)> more) && {
     read = [first = std::move(read), more = std::move(more)](T& target, const Value& value) {
       first(target, value);
       more(target, value);
@@ -121,13 +148,13 @@ struct Key : KeyInfo {
     return std::move(*this);
   }
   /// Is written as `as` says; null: not at all.
-  Key written(std::function<Node(const T&)> as) && {
+  Key&& written(std::function<Node(const T&)> as) && {
     write = [as = std::move(as)](const T& source, Selection) { return as(source); };
     return std::move(*this);
   }
   /// `value` in the field means that the key is not given.
   template <class V>
-  Key unset(V value) && {
+  Key&& unset(V value) && {
     write = [first = std::move(write), none = node_of(value)](const T& source, Selection selection) {
       Node node = first(source, selection);
       return node == none ? Node() : node;
@@ -135,13 +162,13 @@ struct Key : KeyInfo {
     return std::move(*this);
   }
   /// Where it does not hold, the key has no effect; the table's `finish` says so.
-  Key where(std::function<bool(const T&)> holds) && {
+  Key&& where(std::function<bool(const T&)> holds) && {
     matters = std::move(holds);
     return std::move(*this);
   }
   /// DeepSpeed's key `same` means this one; the other is set() in its own table.
   template <class U>
-  Key also_as(U T::*field, const SameValue& same) && {
+  Key&& also_as(U T::*field, const SameValue& same) && {
     read = [first = std::move(read), field, same](T& target, const Value& value) {
       T asked;
       first(asked, value);
@@ -151,22 +178,15 @@ struct Key : KeyInfo {
   }
 
  private:
-  void apply(std::string deepspeed) { difference = std::move(deepspeed); }
-  void apply(Default rule) { derived = std::move(rule.words); }
-  void apply(Alias other) { aliases.push_back(std::move(other.name)); }
-  void apply(Instead other) { required = true, instead = std::move(other.name); }
-  void apply(Idle because) { idle = std::move(because.why); }
-  void apply(Concerns who) { concerns = who; }
-  void apply(Auto rule) { auto_rule = rule; }
-  void apply(Flag flag) {
-    if (flag == Flag::required) required = true;
-    if (flag == Flag::decides_parameters) decides_parameters = true;
-    if (flag == Flag::reads_null) reads_null = true;
-    if (flag == Flag::writes_null) writes_null = true;
-    if (flag == Flag::unless_default)
-      left_out = [value = write](const T& source) {
-        return value(source, Selection::told) == value(T(), Selection::told);
-      };
+  template <class Tag>
+  void tag(Tag what) {
+    if constexpr (std::is_same_v<Tag, Flag>) {
+      if (what == Flag::unless_default)
+        left_out = [value = write](const T& source) {
+          return value(source, Selection::told) == value(T(), Selection::told);
+        };
+    }
+    apply(std::move(what));
   }
 };
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -20,20 +21,19 @@ namespace sherd::config {
 
 /// A key that `read` and `write` handle.
 template <class T>
-Key<T> custom(std::string name, std::string example, std::function<void(T&, const Value&)> read,
+Key<T> custom(std::string_view name, std::string_view example, std::function<void(T&, const Value&)> read,
               std::function<Node(const T&)> write = {}) {
   Key<T> key;
-  key.name = std::move(name), key.example = std::move(example), key.read = std::move(read);
+  key.name = name, key.example = example, key.read = std::move(read);
   if (write) key.write = [write = std::move(write)](const T& source, Selection) { return write(source); };
   return key;
 }
 
 /// A field of T that `parse` reads; in an optional nothing stands for a key that is not given.
 template <class T, class F, class Parse>
-Key<T> field_key(std::string name, std::string example, F T::*field, Parse parse) {
+Key<T> field_key(std::string_view name, std::string_view example, F T::*field, Parse parse) {
   return custom<T>(
-      std::move(name), std::move(example),
-      [=](T& target, const Value& value) { target.*field = std::invoke(parse, value); },
+      name, example, [=](T& target, const Value& value) { target.*field = std::invoke(parse, value); },
       [=](const T& source) {
         if constexpr (requires(F f) { f.has_value(); })
           return source.*field ? node_of(*(source.*field)) : Node();
@@ -43,51 +43,49 @@ Key<T> field_key(std::string name, std::string example, F T::*field, Parse parse
 }
 
 template <class T>
-Key<T> boolean(std::string name, bool T::*field) {
+Key<T> boolean(std::string_view name, bool T::*field) {
   const auto defaults = std::make_unique<const T>();
-  return field_key(std::move(name), (*defaults).*field ? "false" : "true", field, &Value::boolean)
+  return field_key(name, (*defaults).*field ? "false" : "true", field, &Value::boolean)
       .takes({"true or false", R"({"type": "boolean"})"});
 }
 
 template <class T, class I>
-Key<T> integer(std::string name, I T::*field, std::string example, std::int64_t min,
+Key<T> integer(std::string_view name, I T::*field, std::string_view example, std::int64_t min,
                std::int64_t max = int64_max) {
   if constexpr (std::integral<I>)
     max = std::cmp_less(std::numeric_limits<I>::max(), max)
               ? static_cast<std::int64_t>(std::numeric_limits<I>::max())
               : max;
-  return field_key(std::move(name), std::move(example), field,
+  return field_key(name, example, field,
                    [=](const Value& value) { return static_cast<I>(value.integer(min, max)); })
       .takes(integers(min, max));
 }
 
 /// F: double, or an optional of it.
 template <class T, class F>
-Key<T> real(std::string name, F T::*field, std::string example, double min = -infinity, double max = infinity,
-            bool open_min = false) {
-  return field_key(std::move(name), std::move(example), field,
-                   [=](const Value& value) { return value.real(min, max, open_min); })
+Key<T> real(std::string_view name, F T::*field, std::string_view example, double min = -infinity,
+            double max = infinity, bool open_min = false) {
+  return field_key(name, example, field, [=](const Value& value) { return value.real(min, max, open_min); })
       .takes(reals(min, max, open_min));
 }
 
 template <class T>
-Key<T> text(std::string name, std::string T::*field, std::string example) {
-  return field_key(std::move(name), std::move(example), field, &Value::text)
-      .takes({"string", R"({"type": "string"})"});
+Key<T> text(std::string_view name, std::string T::*field, std::string_view example) {
+  return field_key(name, example, field, &Value::text).takes({"string", R"({"type": "string"})"});
 }
 
 /// Bytes, as a number or as "8GB".
 template <class T>
-Key<T> bytes(std::string name, std::uint64_t T::*field, std::string example) {
-  return field_key(std::move(name), std::move(example), field, &Value::bytes).takes(byte_sizes());
+Key<T> bytes(std::string_view name, std::uint64_t T::*field, std::string_view example) {
+  return field_key(name, example, field, &Value::bytes).takes(byte_sizes());
 }
 
 /// One of `names`, by its index. `get` gives -1 for none.
 template <class T, class Get, class Set>
-Key<T> word(std::string name, std::vector<std::string> names, std::string example, Get get, Set set,
+Key<T> word(std::string_view name, std::vector<std::string> names, std::string_view example, Get get, Set set,
             Synonyms meant = {}) {
   return custom<T>(
-             std::move(name), std::move(example),
+             name, example,
              [=](T& target, const Value& value) {
                set(target, static_cast<int>(value.choice(names, meant)));
              },
@@ -100,10 +98,10 @@ Key<T> word(std::string name, std::vector<std::string> names, std::string exampl
 
 /// An enum, or an optional of one, whose values are 0, 1, 2, … in the order of `names`.
 template <class T, class E>
-Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std::string example,
+Key<T> choice(std::string_view name, E T::*field, std::vector<std::string> names, std::string_view example,
               Synonyms meant = {}) {
   return word<T>(
-      std::move(name), std::move(names), std::move(example),
+      name, std::move(names), example,
       [field](const T& source) {
         if constexpr (std::is_enum_v<E>)
           return static_cast<int>(source.*field);
@@ -121,9 +119,9 @@ Key<T> choice(std::string name, E T::*field, std::vector<std::string> names, std
 
 /// A section read by `table` into what `access` gives of a T: a functor that takes it const or not.
 template <class T, class U, class Access>
-Key<T> section_at(std::string name, Table<U> table, Access access) {
+Key<T> section_at(std::string_view name, Table<U> table, Access access) {
   const auto shared = std::make_shared<const Table<U>>(std::move(table));
-  Key<T> key = custom<T>(std::move(name), "{}", [shared, access](T& target, const Value& value) {
+  Key<T> key = custom<T>(name, "{}", [shared, access](T& target, const Value& value) {
     read_section(*shared, access(target), value);
   });
   key.write = [shared, access](const T& source, Selection selection) {
@@ -136,23 +134,23 @@ Key<T> section_at(std::string name, Table<U> table, Access access) {
 
 /// A section that is a member of T.
 template <class T, class U>
-Key<T> section(std::string name, U T::*field, Table<U> table) {
+Key<T> section(std::string_view name, U T::*field, Table<U> table) {
   return section_at<T>(
-      std::move(name), std::move(table), [field](auto& whole) -> auto& { return whole.*field; });
+      name, std::move(table), [field](auto& whole) -> auto& { return whole.*field; });
 }
 
 /// A section whose keys set members of T itself.
 template <class T>
-Key<T> section(std::string name, Table<T> table) {
+Key<T> section(std::string_view name, Table<T> table) {
   return section_at<T>(
-      std::move(name), std::move(table), [](auto& whole) -> auto& { return whole; });
+      name, std::move(table), [](auto& whole) -> auto& { return whole; });
 }
 
 /// A section that a T need not have.
 template <class T, class U>
-Key<T> section(std::string name, std::optional<U> T::*field, Table<U> table) {
+Key<T> section(std::string_view name, std::optional<U> T::*field, Table<U> table) {
   const auto shared = std::make_shared<const Table<U>>(std::move(table));
-  Key<T> key = custom<T>(std::move(name), "{}", [shared, field](T& target, const Value& value) {
+  Key<T> key = custom<T>(name, "{}", [shared, field](T& target, const Value& value) {
     U read;
     read_section(*shared, read, value);
     target.*field = std::move(read);
@@ -166,9 +164,9 @@ Key<T> section(std::string name, std::optional<U> T::*field, Table<U> table) {
 
 /// A list of sections.
 template <class T, class U>
-Key<T> list(std::string name, std::vector<U> T::*field, std::string example, Table<U> table) {
+Key<T> list(std::string_view name, std::vector<U> T::*field, std::string_view example, Table<U> table) {
   const auto shared = std::make_shared<const Table<U>>(std::move(table));
-  Key<T> key = custom<T>(std::move(name), std::move(example), [shared, field](T& target, const Value& value) {
+  Key<T> key = custom<T>(name, example, [shared, field](T& target, const Value& value) {
     value.expect(Node::Kind::array);
     (target.*field).clear();
     const std::size_t problems = value.context.problems.size();

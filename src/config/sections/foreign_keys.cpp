@@ -112,7 +112,7 @@ std::vector<std::string> split(const std::string& text, const std::string& separ
 }
 
 void accept(ForeignKey& row, const Form& form) {
-  row = std::move(row).takes(form.takes);
+  std::move(row).takes(form.takes);
   row.effect = Effect::noted, row.example = form.example, row.auto_rule = form.auto_rule;
   row.read = [form, reason = row.reason](Nothing&, const Value& value) {
     form.check(value);

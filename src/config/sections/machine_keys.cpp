@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
-#include <regex>
 
 #include "base/excerpt.h"
 #include "config/machine.h"
@@ -12,14 +12,14 @@ namespace {
 
 /// A rate: above 0.
 template <class T>
-Key<T> rate(std::string name, double T::*field, std::string example) {
-  return real(std::move(name), field, std::move(example), 0, infinity, true);
+Key<T> rate(std::string_view name, double T::*field, std::string_view example) {
+  return real(name, field, example, 0, infinity, true);
 }
 
 /// 0 stands for what another key says.
 template <class T>
-Key<T> rate_or_none(std::string name, double T::*field, std::string example) {
-  return real(std::move(name), field, std::move(example), 0);
+Key<T> rate_or_none(std::string_view name, double T::*field, std::string_view example) {
+  return real(name, field, example, 0);
 }
 
 std::vector<MeasuredProduct> read_measured(const Value& value) {
@@ -214,17 +214,15 @@ Machine parse_machine(std::string_view text, const std::string& name) {
 }
 
 std::string dump(const Machine& machine) {
-  // Lists of numbers go in one line each.
-  static const std::regex numbers(R"(\[[^\[\]{}"]*\])"), space(R"(\s+)");
   const std::string text = written(machine_table(), machine).json(2) + "\n";
   std::string out;
-  auto from = text.begin();
-  for (std::sregex_iterator at(text.begin(), text.end(), numbers), end; at != end; ++at) {
-    out.append(from, text.begin() + at->position());
-    out += std::regex_replace(at->str(), space, "");
-    from = text.begin() + at->position() + at->length();
+  std::size_t numbers_end = 0;  // of a list of numbers: it goes in one line
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '[')
+      if (const std::size_t next = text.find_first_of("[]{}\"", i + 1); text[next] == ']') numbers_end = next;
+    if (i >= numbers_end || !std::isspace(static_cast<unsigned char>(text[i]))) out += text[i];
   }
-  return out.append(from, text.end());
+  return out;
 }
 
 }  // namespace sherd::config

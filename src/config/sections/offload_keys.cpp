@@ -128,8 +128,8 @@ Table<Offload> offload_optimizer_table() {
 }
 
 /// DeepSpeed's switches from before the two sections.
-Key<Zero> deprecated_switch(std::string name, Offload Zero::*field, const std::string& section) {
-  return custom<Zero>(std::move(name), "true",
+Key<Zero> deprecated_switch(std::string_view name, Offload Zero::*field, const std::string& section) {
+  return custom<Zero>(name, "true",
                       [=](Zero& zero, const Value& value) {
                         const bool on = value.boolean();
                         if (on) (zero.*field).device = OffloadDevice::cpu;

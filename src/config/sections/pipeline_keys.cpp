@@ -1,6 +1,6 @@
-#include <regex>
 #include <tuple>
 
+#include "base/pattern.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -37,9 +37,8 @@ std::string partition_of(const Value& value) {
   const std::string& text = value.text();
   if (!text.starts_with(type)) return partitions[value.choice(partitions)];
   try {
-    if (text.size() == type.size()) throw std::regex_error(std::regex_constants::error_brack);
-    std::ignore = std::regex(text.substr(type.size()), std::regex::ECMAScript | std::regex::icase);
-  } catch (const std::regex_error&) {
+    std::ignore = Pattern(text.substr(type.size()));
+  } catch (const Error&) {
     value.error(value.node.brief(),
                 " holds no regular expression after \"type:\"; write one that the classes ",
                 "of parts match, such as \"type:block\"");
@@ -50,7 +49,7 @@ std::string partition_of(const Value& value) {
 /// A key that takes partitions.
 template <class T>
 Key<T> of_partitions(Key<T> key) {
-  key = std::move(key).one_of(partitions);
+  std::move(key).one_of(partitions);
   key.schema =
       R"({"anyOf": [{"enum": ["best", "parameters", "uniform"]}, {"type": "string", "pattern": "^type:"}]})";
   return key;

@@ -54,11 +54,11 @@ Table<Bf16Section> bf16_table() {
 
 /// A section S of DeepSpeed's that becomes fields of the precision.
 template <class S>
-Key<Config> precision_section(std::string name, Table<S> table, S (*get)(const Precision&),
+Key<Config> precision_section(std::string_view name, Table<S> table, S (*get)(const Precision&),
                               void (*put)(Precision&, const S&, const Value&)) {
   const auto shared = std::make_shared<const Table<S>>(std::move(table));
   Key<Config> key = custom<Config>(
-      std::move(name), "{}",
+      name, "{}",
       [=](Config& config, const Value& section) {
         S read;
         read_section(*shared, read, section);

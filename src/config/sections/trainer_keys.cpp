@@ -10,15 +10,12 @@ const std::vector<std::string> precisions = {"fp32", "fp16", "bf16"};
 
 /// Row of an argument that `read` takes; its default is the Trainer's.
 template <class T, class Read>
-Key<Arguments> argument(std::string name, std::optional<T> Arguments::*field, std::string example,
-                        Takes takes, std::string sets, Read read) {
-  Key<Arguments> key =
-      custom<Arguments>(std::move(name), std::move(example),
-                        [=](Arguments& target, const Value& value) { target.*field = read(value); });
+Key<Arguments> argument(std::string_view name, std::optional<T> Arguments::*field, std::string_view example,
+                        Takes takes, std::string_view sets, Read read) {
+  Key<Arguments> key = custom<Arguments>(
+      name, example, [=](Arguments& target, const Value& value) { target.*field = read(value); });
   key.argument = true;
-  return std::move(key)
-      .takes(std::move(takes))
-      .means(std::move(sets), by(cat("`", *(trainer_defaults().*field), "`")));
+  return std::move(key).takes(std::move(takes)).means(sets, by(cat("`", *(trainer_defaults().*field), "`")));
 }
 
 Key<Arguments> number_argument(const char* name, std::optional<double> Arguments::*field, const char* example,

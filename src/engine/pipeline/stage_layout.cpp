@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <regex>
 #include <set>
 #include <typeinfo>
 
+#include "base/pattern.h"
 #include "nn/layers.h"
 #include "sharding/parallel/embedding.h"
 #include "sharding/schedule/schedules.h"
@@ -89,14 +89,14 @@ std::int64_t parameters_of(const std::vector<std::shared_ptr<nn::Module>>& modul
 }
 
 std::vector<std::int64_t> matching_parts(nn::LayeredModel& model, const std::string& pattern) {
-  const std::regex regex(pattern, std::regex::ECMAScript | std::regex::icase);
+  const Pattern wanted(pattern);
   std::vector<std::int64_t> out;
   std::set<std::string> classes;
   for (std::size_t part = 0; part < model.parts(); ++part) {
     const auto& modules = model.modules(part);
     out.push_back(std::any_of(modules.begin(), modules.end(), [&](const auto& module) {
       classes.insert(class_of(*module));
-      return std::regex_search(class_of(*module), regex) || std::regex_search(module->path(), regex);
+      return wanted.is_in(class_of(*module)) || wanted.is_in(module->path());
     }));
   }
   if (std::find(out.begin(), out.end(), 1) != out.end()) return out;

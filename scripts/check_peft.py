@@ -98,7 +98,7 @@ def check_prompt(sherd, name, scratch):
         again(sherd, settings, folder, scratch)
     merged = subprocess.run([sherd, "export", str(scratch / "run"), "--output", str(scratch / "x")],
                             capture_output=True)
-    good &= merged.returncode == 1 and b"no part of the weights" in merged.stderr
+    good &= merged.returncode == 2 and b"no part of the weights" in merged.stderr
     print(f"{name}: {'ok' if good else 'WRONG'}")
     return good
 

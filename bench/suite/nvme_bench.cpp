@@ -40,11 +40,11 @@ class BenchFolder {
 void check_folder(const NvmeBenchOptions& options) {
   std::error_code error;
   if (!fs::is_directory(options.folder, error))
-    fail(ErrorKind::config, "--path: '", options.folder.string(), "' is not a folder",
+    fail(ErrorKind::io, "--path: '", options.folder.string(), "' is not a folder",
          error ? cat(" (", error.message(), ")") : "", ". Give one on the disk that is to be measured");
   const fs::space_info space = fs::space(options.folder, error);
   if (!error && space.available < options.bytes + (1 << 20))
-    fail(ErrorKind::config, engine::human_bytes(options.bytes), " are to be written and ",
+    fail(ErrorKind::io, engine::human_bytes(options.bytes), " are to be written and ",
          engine::human_bytes(space.available), " are free in '", options.folder.string(),
          "'. Choose fewer with --bytes, or another disk with --path");
 }

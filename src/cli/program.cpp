@@ -64,7 +64,7 @@ std::string overview() {
 void call(const Arguments& arguments) {
   if (arguments.empty()) {
     std::fputs(overview().c_str(), stderr);
-    throw Finding{2};
+    throw Finding{wrong_use};
   }
   const std::string& name = arguments[0];
   const auto print = [](const std::string& text) { std::fputs(text.c_str(), stdout); };
@@ -102,14 +102,14 @@ int failed(std::string message, int code) {
 
 /// A configuration may have several problems, a line each.
 int failed(const Error& error) {
-  if (error.kind() == ErrorKind::usage) return failed(error.what(), 2);
+  if (error.kind() == ErrorKind::usage) return failed(error.what(), wrong_use);
   if (error.kind() == ErrorKind::interrupted && engine::StopSignals::received() != 0)
     return failed(error.what(), stopped_by(engine::StopSignals::received()));
   if (error.kind() == ErrorKind::comm) return failed(error.what(), lost_others);
   if (error.kind() != ErrorKind::config) return failed(error.what(), 1);
   std::istringstream lines(error.what());
-  for (std::string line; std::getline(lines, line);) failed(line, 1);
-  return 1;
+  for (std::string line; std::getline(lines, line);) failed(line, wrong_use);
+  return wrong_use;
 }
 
 /// Whether nobody is at the other end of a pipe or terminal.
@@ -151,7 +151,7 @@ int run_program(const Arguments& arguments) {
     require_stack();
     return with_output_written(dispatch(arguments));
   } catch (const UsageError& error) {
-    return failed(error.what(), 2);
+    return failed(error.what(), wrong_use);
   } catch (const Error& error) {
     return failed(error);
   } catch (const std::bad_alloc&) {

@@ -27,6 +27,8 @@ struct Finding {
 constexpr int stopped_by(int signal) {
   return 128 + signal;
 }
+/// The exit code of a wrong command line or configuration: the same command would end so again.
+inline constexpr int wrong_use = 2;
 /// The exit code of `sherd estimate` where the run does not fit.
 inline constexpr int does_not_fit = 3;
 /// The exit code of a rank that ended because others did, or did not come: ErrorKind::comm.
@@ -40,11 +42,11 @@ inline constexpr int does_not_agree = 5;
 /// numbers. Programs started from here have the signals' defaults.
 void prepare_process();
 
-/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line; stopped_by() for a
-/// signal that was waited for; lost_others; 1 for any other error, also where what was printed could not be
-/// written; or a Finding's. A reader of the output that has gone has read what it wanted: that is no error,
-/// here and in training. Every error is printed to stderr, "sherd: error: …": one line, or one for each
-/// problem of a configuration.
+/// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line or configuration, which
+/// would come again; stopped_by() for a signal that was waited for; lost_others; 1 for any other error, also
+/// where what was printed could not be written; or a Finding's. A reader of the output that has gone has read
+/// what it wanted: that is no error, here and in training. Every error is printed to stderr, "sherd: error:
+/// …": one line, or one for each problem of a configuration.
 int run_program(const Arguments& arguments);
 
 // The commands. Each takes what follows its name, and throws UsageError or Error. One file each; listed in

@@ -283,17 +283,20 @@ class Places {
   std::set<std::string> silent_;  ///< hosts that did not answer when they were asked last
 };
 
-/// A wrong command line, a run that does not fit, and a program that cannot be started would come again.
+/// A wrong command line or configuration, a run that does not fit, and a program that cannot be started would
+/// come again.
 bool would_come_again(int code) {
   constexpr int not_executable = 126, not_found = 127;
-  return code == 2 || code == does_not_fit || code == not_executable || code == not_found;
+  return code == wrong_use || code == does_not_fit || code == not_executable || code == not_found;
 }
 
-/// Whether all ranks ended alike with an error of their own, as where a batch cannot be shared out so.
+/// Whether the configuration is wrong for so many ranks, as where a batch cannot be shared out so: all of
+/// them say it, but for some that may have missed one which has ended so already.
 bool all_refuse(const TryEnd& end, int ranks) {
-  return std::ssize(end.failures) == ranks &&
-         std::all_of(end.failures.begin(), end.failures.end(),
-                     [](const RankFailure& f) { return !f.ended_by_us && (f.code == 1 || f.code == 2); });
+  const auto refuses = [](const RankFailure& f) { return !f.ended_by_us && f.code == wrong_use; };
+  const auto misses = [](const RankFailure& f) { return !f.ended_by_us && f.code == lost_others; };
+  return std::ssize(end.failures) == ranks && std::ranges::any_of(end.failures, refuses) &&
+         std::ranges::all_of(end.failures, [&](const RankFailure& f) { return refuses(f) || misses(f); });
 }
 
 /// A try's own launch: the hosts that take part, where rank 0 listens and under which name they meet.

@@ -106,7 +106,7 @@ int train_launched(const TrainRequest& request, const DistributedPtr& dist) {
   check(request);
   if (request.resume_or_start)  // of which parts of the configuration depend
     engine::require_same({{"checkpoint that --resume-or-start finds", request.resume ? "one" : "none"}},
-                         *dist);
+                         *dist, ErrorKind::io);
   const auto data = engine::open_token_data(request.config);
   engine::require_same_setup(request.config, *dist);
   engine::require_same_data(*data, *dist);

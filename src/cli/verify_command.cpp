@@ -172,7 +172,7 @@ Agreement verify_here(const VerifyPlan& plan) {
 Agreement verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
   std::string intervals;  // checkpoints of a run under way may go between two looks
   for (const Replay& replay : plan.replays) intervals += replay.interval.text() + "; ";
-  engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist);
+  engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist, ErrorKind::io);
   if (dist->rank() == 0) print_notes(plan);
   Agreement all = Agreement::equal;
   for (const Replay& replay : plan.replays) {

@@ -136,7 +136,7 @@ class Communicator {
 
   /// Collective, before the first call with tensors of a GPU, and again for another device: this rank's
   /// tensors lie on `device`, which is kept alive. Groups split off later are bound as this one is. Throws
-  /// Error{config} when some ranks have a GPU and others none.
+  /// Error{io} when some ranks have a GPU and others none.
   virtual void bind(const std::shared_ptr<device::Device>& device) = 0;
 
   /// Memory that peers of this group can reach without a copy. Collective: all ranks ask for the same sizes

@@ -52,7 +52,7 @@ struct CudaDeviceOptions {
   bool graphs = false;  ///< run sequences of the compute stream's work that come again as CUDA graphs
 };
 
-/// Throws Error{config} with cuda_status().why_not where there is no such GPU, Error{memory} when it has no
+/// Throws Error{io} with cuda_status().why_not where there is no such GPU, Error{memory} when it has no
 /// room.
 std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions& options);
 

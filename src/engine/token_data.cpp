@@ -46,7 +46,7 @@ std::int64_t vocabulary(const config::Config& config, const TokenData& data) {
   std::int64_t known = data.info ? data.info->vocab_size : 0;
   if (known == 0 && !data.tokenizer.empty()) known = data::make_tokenizer(data.tokenizer)->vocab_size();
   if (asked == 0 && known == 0)
-    fail(ErrorKind::config, "model.vocab_size is not given and ",
+    fail(ErrorKind::io, "model.vocab_size is not given and ",
          data::info_path(config.data->sources.front().path).string(),
          " does not exist to tell it: set model.vocab_size or data.tokenizer, or make the dataset with "
          "`sherd prepare`");

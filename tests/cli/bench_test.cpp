@@ -183,11 +183,11 @@ TEST_F(Bench, WhatTheMachineLacksEndsWithOne) {
   expect_failure({"nvme", "--path", missing}, 1, "'" + missing + "' is not a folder");
   expect_failure({"nvme", "--path", folder_.path().string(), "--bytes", "8000000G"}, 1,
                  "with --bytes, or another disk");
-  expect_failure({"nvme", "--path", folder_.path().string(), "--bytes", "16M", "--block-size", "6000"}, 1,
+  expect_failure({"nvme", "--path", folder_.path().string(), "--bytes", "16M", "--block-size", "6000"}, 2,
                  "4096");
-  expect_failure({"nvme", "--path", folder_.path().string(), "--queue-depth", "9000000000000000000"}, 1,
+  expect_failure({"nvme", "--path", folder_.path().string(), "--queue-depth", "9000000000000000000"}, 2,
                  "1 to 4096");
-  expect_failure({"nvme", "--path", folder_.path().string(), "--backend", "threads", "--threads", "1000"}, 1,
+  expect_failure({"nvme", "--path", folder_.path().string(), "--backend", "threads", "--threads", "1000"}, 2,
                  "1 to 256");
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
   expect_failure({"adam", "--parameters", "100000G"}, 1, "Choose fewer --parameters");

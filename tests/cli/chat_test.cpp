@@ -153,7 +153,7 @@ TEST_F(ChatProgram, SaysWhatDoesNotGoTogether) {
   refused({"--prompt", "one", "--chat-template", "plain"}, 2, "--chat-template goes with --chat");
   refused({"--prompt", "one", "--stop", ""}, 2, "--stop is empty");
   refused({"--chat", "--output", "x"}, 2, "--output goes with --prompts");
-  refused({"--chat", "--chat-template", "chatlm"}, 1, "did you mean 'chatml'?");
+  refused({"--chat", "--chat-template", "chatlm"}, 2, "did you mean 'chatml'?");
   refused({}, 2, "or --chat for a conversation");
   refused({"--prompts", in("talk.jsonl"), "--output", in("talk.jsonl")}, 2,
           "--output names the file of --prompts");
@@ -237,7 +237,7 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   write_text(folder_ / "hf/chat_template.jinja", "{{ '<|user|>' }}");
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("other")}).code, 0);
   const Outcome other = chat({}, "one\n", "other");
-  EXPECT_EQ(other.code, 1);
+  EXPECT_EQ(other.code, 2);
   EXPECT_THAT(other.err, HasSubstr("is none of chatml, llama3, mistral and plain"));
   EXPECT_EQ(chat({"--chat-template", "chatml"}, "one\n", "other").out, "uno\n");
 

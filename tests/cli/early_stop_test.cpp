@@ -84,12 +84,12 @@ TEST_F(EarlyStop, WithoutValidationDataBothAreRefused) {
   for (const auto& [key, name] : {std::pair("training.patience=1", "training.patience"),
                                   std::pair("training.keep_best=true", "training.keep_best")}) {
     const Outcome run = sherd(still({key, "data.split=[1.0,0.0]"}));
-    EXPECT_EQ(run.code, 1);
+    EXPECT_EQ(run.code, 2);
     EXPECT_THAT(run.err,
                 HasSubstr(cat(name, " goes by the validation loss, and there are no validation data")));
   }
   const Outcome run = sherd(train({"--set", "training.patience=1"}));
-  EXPECT_EQ(run.code, 1);
+  EXPECT_EQ(run.code, 2);
   EXPECT_THAT(run.err, HasSubstr("training: patience goes by the validation loss: set eval_interval"));
 }
 

@@ -37,7 +37,7 @@ TEST_F(Train, APatternForNoParameterEndsTheProgramAtOnce) {
   for (const char* command : {"train", "estimate"}) {
     const Outcome got = sherd({command, "--config", config(), "--set",
                                R"(optimizer.groups=[{"match": ["*.bias", "blocks.2.att*"]}])"});
-    EXPECT_EQ(got.code, 1) << command;
+    EXPECT_EQ(got.code, 2) << command;
     EXPECT_THAT(got.err, HasSubstr("optimizer.groups[0]: no parameter of the model matches"));
     EXPECT_THAT(got.err, HasSubstr("blocks.2.att*"));
     EXPECT_EQ(count(got.err, "\n"), 1u) << got.err;

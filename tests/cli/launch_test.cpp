@@ -124,14 +124,14 @@ TEST_F(Launched, ResumesOrStarts) {
     std::vector<std::string> again{"--set", "training.keep_last=1", how};
     if (how == std::string("--steps")) again.emplace_back("7");
     const Outcome among = sherd(train(again));
-    EXPECT_EQ(among.code, 1) << how;
+    EXPECT_EQ(among.code, 2) << how;
     EXPECT_THAT(among.err, HasSubstr("and no file `latest` that names the newest"));
     EXPECT_TRUE(std::filesystem::exists(folder_ / "run/global_step6/manifest.json"));
   }
   EXPECT_EQ(sherd(train({"--resume-or-start", "--tag", "global_step6", "--steps", "7"})).code, 0);
   EXPECT_EQ(sherd(train({"--resume", "--resume-or-start"})).code, 2);
   const Outcome nowhere = sherd(train({"--resume-or-start", "--set", "training.save_dir=\"\""}));
-  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_EQ(nowhere.code, 2);
   EXPECT_THAT(nowhere.err, HasSubstr("--resume-or-start looks into training.save_dir, which is not set"));
 }
 
@@ -172,7 +172,7 @@ TEST_F(Launched, RanksOfDifferentConfigurationsAreRefused) {
   };
   for (const char* key : {"optimizer.params.lr", "training.steps", "parallel.tensor"}) {
     const Outcome got = run(cat(key, key[0] == 'p' ? "=2" : "=5"));
-    EXPECT_EQ(got.code, 1);
+    EXPECT_EQ(got.code, 2);
     EXPECT_EQ(count(got.err, cat("rank 1 was started with another ", key)), 2u) << got.err;
   }
   const Outcome got = run("device.threads_per_rank=1");  // machines may differ

@@ -162,6 +162,10 @@ TEST_F(LaunchProgram, RestartsAreBounded) {
       launch({"--ranks", "1", "--restarts", "1"}, shell_line(cat("echo y >> ", tries, "; exit 2")));
   EXPECT_EQ(wrong.code, 2);
   EXPECT_EQ(read_text(tries), "x0\nx1\ny\n");
+  const Outcome mistyped = launch({"--ranks", "2", "--restarts", "3"},
+                                  program("m.jsonl", {"--resume-or-start", "--set", "gradient_cliping=1"}));
+  EXPECT_EQ(mistyped.code, 2);
+  EXPECT_EQ(count(mistyped.err, "did you mean"), 2u) << "a line of each rank: " << mistyped.err;
 }
 
 TEST_F(LaunchProgram, PassesSignalsOnAndLeavesNothing) {
@@ -239,12 +243,12 @@ TEST_F(LaunchProgram, SaysWhatItCannotDo) {
   refused({"--ranks", "2", "--min-ranks", "1"}, {"true"}, 2, "give --restarts, too");
   refused({"--hosts", (folder_ / "none").string()}, {"true"}, 1, "cannot read the hosts' file");
   write_text(folder_ / "wrong", "a slots=2\nb gpus=4\n");
-  refused({"--hosts", (folder_ / "wrong").string()}, {"true"}, 1, "wrong:2: 'gpus=4' is not understood");
+  refused({"--hosts", (folder_ / "wrong").string()}, {"true"}, 2, "wrong:2: 'gpus=4' is not understood");
   write_text(folder_ / "many", "a slots=99999999999\n");
-  refused({"--hosts", (folder_ / "many").string()}, {"true"}, 1,
+  refused({"--hosts", (folder_ / "many").string()}, {"true"}, 2,
           "many:1: 'slots=99999999999' is not understood");
   write_text(folder_ / "twice", "a slots=2\na slots=4\n");
-  refused({"--hosts", (folder_ / "twice").string()}, {"true"}, 1, "twice:2: a stands there twice");
+  refused({"--hosts", (folder_ / "twice").string()}, {"true"}, 2, "twice:2: a stands there twice");
   refused({"--ranks", "2", "--restarts", "1"}, {"sherd", "train", "--config", "c"}, 2, "--resume-or-start");
   const Outcome missing = launch({"--ranks", "1"}, {"/no/such/program"});
   EXPECT_EQ(missing.code, 127);
@@ -390,11 +394,12 @@ TEST_F(Supervisor, AHostThatDoesNotAnswerIsLeftOutUntilItDoes) {
   EXPECT_THAT(needed.err, HasSubstr("only 2 places left, and --min-ranks is 4"));
 }
 
+/// Some may miss one that has ended before they come so far.
 TEST_F(Supervisor, NumbersOfRanksThatTheProgramRefusesArePassedOver) {
   const std::string down = (folder_ / "down.b").string();
   write_text(folder_ / "hosts", "a slots=3\nb slots=1\n");
   const std::string even = cat("if [ $TRY = 0 ]; then touch ", down,
-                               "; exit 4; fi; if [ $WORLD_SIZE = 3 ]; then exit 1; fi; "
+                               "; exit 4; fi; if [ $WORLD_SIZE = 3 ]; then exit $((LOCAL_RANK ? 4 : 2)); fi; "
                                "if [ $TRY = 2 ]; then exit 9; fi");
   const Outcome got = run({"--restarts", "2", "--min-ranks", "2"}, even);
   ASSERT_EQ(got.code, 0) << got.err;
@@ -402,6 +407,38 @@ TEST_F(Supervisor, NumbersOfRanksThatTheProgramRefusesArePassedOver) {
   for (const int number : {2, 3}) EXPECT_EQ(there(number), (Lines{"a0 2 ", "a1 2 "}));
   EXPECT_THAT(got.err, HasSubstr("restart 2 of 2")) << "it costs no restart";
   EXPECT_THAT(got.err, HasSubstr("the program does not take 3 ranks"));
+}
+
+/// Another error may pass by itself, and need not be one of the configuration, which ends all.
+TEST_F(Supervisor, OnlyAWrongConfigurationRefusesANumberOfRanks) {
+  const std::string down = (folder_ / "down.b").string();
+  const auto with_three = [&](const std::string& does) {
+    return cat("case $TRY in 0) touch ", down, "; exit 4;; 1) ", does, ";; *) exit 0;; esac");
+  };
+  write_text(folder_ / "hosts", "a slots=3\nb slots=1\n");
+  const Outcome other = run({"--restarts", "3", "--min-ranks", "1"}, with_three("exit 1"));
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_EQ(there(2).size(), 3u) << "the same number again";
+  EXPECT_THAT(other.err, HasSubstr("restart 2 of 3"));
+  EXPECT_EQ(count(other.err, "does not take"), 0u) << other.err;
+  std::filesystem::remove(down), std::filesystem::remove(folder_ / "there");
+  const Outcome one = run({"--restarts", "3", "--min-ranks", "1"},
+                          with_three("[ $LOCAL_RANK = 1 ] && exit 2; exec sleep 100"));
+  EXPECT_EQ(one.code, 2) << one.err;
+  EXPECT_TRUE(there(2).empty()) << "one of them cannot speak for all";
+}
+
+TEST_F(Supervisor, PassesOverWhatSherdDoesNotTake) {
+  const std::string down = (folder_ / "down.b").string();
+  write_text(folder_ / "hosts", "a slots=3\nb slots=1\n");
+  const std::string rank =
+      cat("if [ $TRY = 0 ]; then touch ", down, "; exit 4; fi; exec ",
+          joined(train({"--resume-or-start", "--set", "device.threads_per_rank=1", "--steps", "2"})));
+  const std::vector<std::string> options{"--restarts", "1",      "--min-ranks",
+                                         "1",          "--port", std::to_string(20000 + ::getpid() % 9000)};
+  const Outcome got = run(options, rank);
+  EXPECT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err, AllOf(HasSubstr("the program does not take 3 ranks"), HasSubstr("over tcp(2)")));
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ TEST_F(LayoutProgram, TellsOfAllSizesThatDoNotFitAtOnceInTheKeysThatWereGiven) {
       "pipeline.stages x parallel.virtual_stages of at most 4"};
   for (const auto& command : {train({"--ranks", "4"}), {"estimate", "--config", config(), "--ranks", "4"}}) {
     const Outcome refused = sherd(with(command, keys));
-    EXPECT_EQ(refused.code, 1);
+    EXPECT_EQ(refused.code, 2);
     for (const std::string& problem : told) EXPECT_THAT(refused.err, HasSubstr(problem));
     EXPECT_THAT(refused.err, Not(HasSubstr("parallel.tensor")));
   }

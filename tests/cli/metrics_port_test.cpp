@@ -44,7 +44,7 @@ TEST_F(Train, MetricsArePagesWhileItTrains) {
   EXPECT_THAT(text, HasSubstr("\nsherd_rank_wait_seconds_total{rank=\"1\"} "));
   const Outcome second = sherd(train({"--metrics-port", std::to_string(port), "--set",
                                       cat("training.save_dir=", (folder_ / "other").string())}));
-  EXPECT_EQ(second.code, 1);
+  EXPECT_EQ(second.code, 2);
   EXPECT_THAT(second.err, HasSubstr(cat("metrics cannot be served on 127.0.0.1:", port)));
   EXPECT_EQ(count(second.err, "error:"), 1u) << second.err;
   EXPECT_THAT(second.err, ::testing::Not(HasSubstr("step 1/"))) << "before it trains";

@@ -91,7 +91,7 @@ TEST_F(OffloadedTrain, AFolderThatCannotBeUsedIsOneClearLine) {
 TEST_F(OffloadedTrain, BuffersTooSmallAreToldAtTheStart) {
   const Outcome got = sherd(offloaded("small", {"--set", "zero_optimization.offload_param.buffer_size=100",
                                                 "--set", "zero_optimization.offload_param.max_in_cpu=0"}));
-  EXPECT_EQ(got.code, 1);
+  EXPECT_EQ(got.code, 2);
   EXPECT_EQ(count(got.err, "sherd: error:"), 1u) << got.err;
   EXPECT_THAT(got.err, HasSubstr("buffer_size"));
 }

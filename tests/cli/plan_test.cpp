@@ -61,12 +61,12 @@ TEST_F(PlanProgram, KeepsGivenKeysAndSaysWhatIsMissing) {
     EXPECT_EQ(count(outcome.err, "\n"), 1u) << outcome.err;
   };
   refused({"--goal", "speed"}, 2, "unknown goal 'speed'");
-  refused({"--set", "train_batch_size=null"}, 1, "--global-batch");
+  refused({"--set", "train_batch_size=null"}, 2, "--global-batch");
   refused({"--nodes", "0"}, 2, "--nodes");
   refused({"--as-is", "--global-batch", "8"}, 2, "--as-is searches nothing");
-  refused({"--set", "zero_optimization.offload_optimizer.device=cpu"}, 1, "no host.update");
+  refused({"--set", "zero_optimization.offload_optimizer.device=cpu"}, 2, "no host.update");
   write_text(folder_ / "machine.json", R"({"name": "nothing"})");
-  refused({}, 1, "rates");
+  refused({}, 2, "rates");
   std::filesystem::remove(folder_ / "machine.json");
   refused({}, 1, "cannot read the machine");
 }
@@ -81,7 +81,7 @@ TEST_F(PlanProgram, TellsOfGeneration) {
   EXPECT_EQ(lonely.code, 2);
   EXPECT_THAT(lonely.err, HasSubstr("--max-tokens belongs to --generate"));
   const Outcome longer = plan({"--generate", "--prompt-tokens", "16", "--max-tokens", "2"});
-  EXPECT_EQ(longer.code, 1);
+  EXPECT_EQ(longer.code, 2);
   EXPECT_THAT(longer.err, HasSubstr("model.seq_length"));
 }
 

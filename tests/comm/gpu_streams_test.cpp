@@ -99,7 +99,7 @@ TEST(GpuWorker, IsAbandonedWhereACallFailsHalfWay) {
 }
 
 TEST(Bind, RefusesRanksWithoutAGpuAmongOthers) {
-  EXPECT_THAT(error_of(ErrorKind::config,
+  EXPECT_THAT(error_of(ErrorKind::io,
                        [] {
                          run_local(2, CommOptions{}, [](Communicator& comm) {
                            if (comm.rank() == 0)

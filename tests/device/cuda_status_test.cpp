@@ -21,10 +21,10 @@ TEST(CudaStatus, has_gpus_or_a_reason_and_never_both) {
 TEST(CudaStatus, the_reason_is_what_making_a_device_says) {
   const CudaStatus status = cuda_status();
   if (status.usable())
-    sherd::testing::expect_error(ErrorKind::config, "there is no GPU 4096",
+    sherd::testing::expect_error(ErrorKind::io, "there is no GPU 4096",
                                  [] { make_cuda_device({.ordinal = 4096}); });
   else
-    sherd::testing::expect_error(ErrorKind::config, status.why_not, [] { make_cuda_device({}); });
+    sherd::testing::expect_error(ErrorKind::io, status.why_not, [] { make_cuda_device({}); });
 }
 
 TEST(CudaStatus, other_devices_are_no_cuda_devices) {

@@ -16,13 +16,13 @@ inline bool mapped(const std::string& name) {
   return read_text("/proc/self/maps").find(name) != std::string::npos;
 }
 
-/// The text of the Error{config} that `body` must throw.
+/// The text of the Error{io} that `body` must throw.
 template <class Body>
 std::string refusal(const Body& body) {
   try {
     body();
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::config) << error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
     return error.what();
   }
   return "nothing was thrown";

@@ -216,11 +216,11 @@ class Gpu final : public CudaDevice {
 
 std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions& options) {
   const CudaStatus status = cuda_status();
-  if (!status.usable()) fail(ErrorKind::config, "there is no CUDA device: ", status.why_not);
+  if (!status.usable()) fail(ErrorKind::io, "there is no CUDA device: ", status.why_not);
   const auto gpu = std::find_if(status.gpus.begin(), status.gpus.end(),
                                 [&](const CudaGpu& each) { return each.ordinal == options.ordinal; });
   if (gpu == status.gpus.end())
-    fail(ErrorKind::config, "there is no GPU ", options.ordinal, " that this build can use; it can use ",
+    fail(ErrorKind::io, "there is no GPU ", options.ordinal, " that this build can use; it can use ",
          status.gpus.size(), " of those that the driver shows (`sherd info` lists them)");
   return std::make_shared<Gpu>(options, *gpu);
 }

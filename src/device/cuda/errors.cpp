@@ -17,16 +17,16 @@ Advice advice_for(cudaError_t status) {
               "shard further, shrink the micro-batch, or end other programs on this GPU (nvidia-smi)"};
     case cudaErrorInsufficientDriver:
     case cudaErrorSystemDriverMismatch:
-      return {ErrorKind::config, "update the NVIDIA driver, or set device.type to \"cpu\""};
+      return {ErrorKind::io, "update the NVIDIA driver, or set device.type to \"cpu\""};
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
-      return {ErrorKind::config, "see nvidia-smi and CUDA_VISIBLE_DEVICES, or set device.type to \"cpu\""};
+      return {ErrorKind::io, "see nvidia-smi and CUDA_VISIBLE_DEVICES, or set device.type to \"cpu\""};
     case cudaErrorDevicesUnavailable:
-      return {ErrorKind::config,
+      return {ErrorKind::io,
               "the GPU is used exclusively by another program (nvidia-smi); end it or take another GPU"};
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorUnsupportedPtxVersion:
-      return {ErrorKind::config, "configure the build with -DCMAKE_CUDA_ARCHITECTURES for this GPU"};
+      return {ErrorKind::io, "configure the build with -DCMAKE_CUDA_ARCHITECTURES for this GPU"};
     case cudaErrorECCUncorrectable:
     case cudaErrorHardwareStackError:
       return {ErrorKind::io,

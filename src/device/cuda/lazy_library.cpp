@@ -40,12 +40,12 @@ void LazyLibrary::open() {
   void* const library = ::dlopen(from.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) {
     const char* why = ::dlerror();
-    fail(ErrorKind::config, names_.title, " cannot be loaded: ", why ? why : from, "; ", next_step);
+    fail(ErrorKind::io, names_.title, " cannot be loaded: ", why ? why : from, "; ", next_step);
   }
   for (LibraryEntry* entry = entries_; entry; entry = entry->next_) {
     entry->address_ = ::dlsym(library, entry->name_);
     if (!entry->address_)
-      fail(ErrorKind::config, names_.title, " in ", from, " has no function ", entry->name_,
+      fail(ErrorKind::io, names_.title, " in ", from, " has no function ", entry->name_,
            ", so it is not the version that Sherd was built with; ", next_step);
   }
 }

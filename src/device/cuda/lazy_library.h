@@ -37,7 +37,7 @@ class LazyLibrary {
   LazyLibrary& operator=(const LazyLibrary&) = delete;
 
   /// Loads the library and finds all functions that it is declared with; does nothing when that is done.
-  /// Throws Error{config}, after which the next call tries again. Safe from any thread.
+  /// Throws Error{io}, after which the next call tries again. Safe from any thread.
   void load() {
     std::call_once(loaded_, [this] { open(); });
   }
@@ -52,7 +52,7 @@ class LazyLibrary {
   std::once_flag loaded_;
 };
 
-/// A function of a LazyLibrary, called as if it were linked; throws Error{config} where the library cannot be
+/// A function of a LazyLibrary, called as if it were linked; throws Error{io} where the library cannot be
 /// loaded.
 template <class Signature>
 class LazyFunction;

@@ -181,12 +181,15 @@ struct MetricsServer::Connection {
   std::size_t sent = 0;
 };
 
-MetricsServer::MetricsServer(const std::string& address, int port, double connection_seconds)
+MetricsServer::MetricsServer(const std::string& address, int port, double connection_seconds,
+                             double patience_seconds)
     : connection_seconds_(connection_seconds) {
   const sockaddr_storage at = numeric_address(address, port);
-  listener_ = comm::listen_on(at);
+  const Deadline patience = Deadline::after_seconds(patience_seconds);
+  while (!(listener_ = comm::listen_on(at)) && errno == EADDRINUSE && !patience.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
   if (!listener_)
-    fail(ErrorKind::io, "metrics cannot be served on ", comm::text_of(at), ": ", comm::system_reason(),
+    fail(ErrorKind::config, "metrics cannot be served on ", comm::text_of(at), ": ", comm::system_reason(),
          ": give another port (--metrics-port), or address (--metrics-address)");
   url_ = cat("http://", comm::text_of(comm::with_port(at, this->port())), "/metrics");
   wake_ = FileDescriptor(::eventfd(0, EFD_CLOEXEC));

@@ -67,8 +67,10 @@ class MetricsFile {
 class MetricsServer {
  public:
   /// Listens at once. `address`: an IPv4 or IPv6 address, "127.0.0.1", "::1", "0.0.0.0"; `port` 0: any.
-  /// Throws Error{usage} for another address, Error{io} where the port is taken or may not be had.
-  MetricsServer(const std::string& address, int port, double connection_seconds = 5);
+  /// Throws Error{usage} for another address, and Error{config} where the port may not be had, or is still
+  /// taken after `patience_seconds`: what an earlier run has left may need a moment to end.
+  MetricsServer(const std::string& address, int port, double connection_seconds = 5,
+                double patience_seconds = 0);
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;

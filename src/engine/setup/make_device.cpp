@@ -75,7 +75,7 @@ bool takes_gpus(const config::Config& config) {
   if (config.device.type == config::DeviceType::cpu) return false;
   const device::CudaStatus status = device::cuda_status();
   if (!status.usable() && config.device.type == config::DeviceType::cuda)
-    fail(ErrorKind::config, "device.type is \"cuda\", but there is no CUDA device: ", status.why_not,
+    fail(ErrorKind::io, "device.type is \"cuda\", but there is no CUDA device: ", status.why_not,
          "; use \"auto\" or \"cpu\"");
   return status.usable();
 }

@@ -25,7 +25,7 @@ int compute_threads(const config::Config& config, int local_ranks);
 bool meant_for_gpus(const config::Config& config);
 
 /// Whether a run of this configuration takes GPUs here: `device.type` "cuda", or "auto" where there is one.
-/// Throws Error{config} with the reason when "cuda" is asked for and cannot be had.
+/// Throws Error{io} with the reason when "cuda" is asked for and cannot be had.
 bool takes_gpus(const config::Config& config);
 
 /// Why `device.type` "auto" takes no GPU on a machine that has an NVIDIA driver; else empty: without a driver
@@ -33,7 +33,8 @@ bool takes_gpus(const config::Config& config);
 std::string unexpected_lack(const device::CudaStatus& status);
 
 /// This rank's device: a GPU, chosen by the rank's place on its machine and shared where there are fewer GPUs
-/// than ranks, or its share of the cores. Ledger limits are the caller's to set. Throws Error{config}.
+/// than ranks, or its share of the cores. Ledger limits are the caller's to set. Throws Error{config}, and
+/// Error{io} without such a GPU.
 std::shared_ptr<device::Device> make_device(const config::Config& config, const Distributed& dist);
 
 /// The kernels of `device` with what the section `device` chooses for GPUs. The device must outlive them.

@@ -271,15 +271,15 @@ struct Digest {
   bool operator==(const Digest&) const = default;
 };
 
-[[noreturn]] void differs(std::size_t rank, const std::string& what) {
-  fail(ErrorKind::config, "rank ", rank, " was started with another ", what,
+[[noreturn]] void differs(ErrorKind kind, std::size_t rank, const std::string& what) {
+  fail(kind, "rank ", rank, " was started with another ", what,
        " than rank 0: start all ranks with the same ",
        "configuration and data (old files on one of the machines?)");
 }
 
 }  // namespace
 
-void require_same(const Facts& facts, const Distributed& dist) {
+void require_same(const Facts& facts, const Distributed& dist, ErrorKind kind) {
   if (dist.world_size() == 1) return;
   std::string names, values;
   std::vector<std::uint64_t> hashes;
@@ -291,12 +291,12 @@ void require_same(const Facts& facts, const Distributed& dist) {
   const std::vector<Digest> digests = comm::gather_records(dist.world(), mine, "configuration");
   if (std::count(digests.begin(), digests.end(), digests[0]) == dist.world_size()) return;
   for (std::size_t rank = 1; rank < digests.size(); ++rank)
-    if (digests[rank].names != digests[0].names) differs(rank, "set of keys");
+    if (digests[rank].names != digests[0].names) differs(kind, rank, "set of keys");
   const auto all = comm::gather_records(dist.world(), std::span<const std::uint64_t>(hashes),
                                         "values of the configuration");
   for (std::size_t i = hashes.size(); i < all.size(); ++i)
     if (const std::size_t fact = i % hashes.size(); all[i] != all[fact])
-      differs(i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));
+      differs(kind, i / hashes.size(), cat(facts[fact].first, " (here ", facts[fact].second, ")"));
 }
 
 void require_same_setup(const config::Config& config, const Distributed& dist) {

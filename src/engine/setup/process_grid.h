@@ -89,10 +89,11 @@ void require_cut(nn::Module& model, const comm::ProcessGroups& groups, const Dis
 /// Facts that must be alike on all ranks: names, as an error would call them, and values.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-/// Collective: one small all-gather where all is alike. Throws Error{config} on every rank where one has
-/// other facts than rank 0, naming that rank and the first fact: processes that were started one by one train
-/// silently wrong then, or wait for each other until a deadline.
-void require_same(const Facts& facts, const Distributed& dist);
+/// Collective: one small all-gather where all is alike. Throws an Error of this kind on every rank where one
+/// has other facts than rank 0, naming that rank and the first fact: processes that were started one by one
+/// train silently wrong then, or wait for each other until a deadline. `kind`: another than config where
+/// machines may see a shared folder otherwise for a moment.
+void require_same(const Facts& facts, const Distributed& dist, ErrorKind kind = ErrorKind::config);
 
 /// The same of a configuration, but for what machines may differ in: folders, threads, limits.
 void require_same_setup(const config::Config& config, const Distributed& dist);

@@ -17,7 +17,7 @@ using device::SHERD_CUDA::Target;
 class MatmulLibrary;
 class AttentionLibrary;
 
-/// Throws Error{config} where cuBLASLt, which the first product needs, cannot be loaded.
+/// Throws Error{io} where cuBLASLt, which the first product needs, cannot be loaded.
 void load_matmul_library();
 
 /// The errors that a kernel can find in the data that it was given.

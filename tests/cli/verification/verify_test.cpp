@@ -387,7 +387,7 @@ TEST_F(Verify, TakesKeysOfTheMachineAndRefusesThoseOfTheRun) {
     EXPECT_EQ(refused.code, 2) << refused.err;
     EXPECT_THAT(refused.err, HasSubstr(": what is trained is as the run had it ("));
   }
-  EXPECT_EQ(verify({"--ranks", "3"}).code, 1);
+  EXPECT_EQ(verify({"--ranks", "3"}).code, 2);
   EXPECT_EQ(verify({"--step", "1"}).code, 1);
   EXPECT_EQ(verify({"another"}).code, 2);
   EXPECT_THAT(sherd({"verify", folder_.path().string()}).err, HasSubstr("there is no checkpoint in '"));

@@ -276,7 +276,7 @@ void finish_split(Group& group, std::size_t serial) {
 }  // namespace
 
 ncclResult_t ncclGetVersion(int* version) {
-  if (removed) sherd::fail(sherd::ErrorKind::config, "NCCL cannot be loaded");
+  if (removed) sherd::fail(sherd::ErrorKind::io, "NCCL cannot be loaded");
   *version = 22809;
   return ncclSuccess;
 }

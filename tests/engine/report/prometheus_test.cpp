@@ -266,9 +266,19 @@ TEST(MetricsServer, SilentClientsHoldItUpForAWhileOnly) {
 
 TEST(MetricsServer, TakenPortsAndOddAddressesAreErrors) {
   const MetricsServer server("127.0.0.1", 0);
-  expect_error(ErrorKind::io,
+  expect_error(ErrorKind::config,
                cat("metrics cannot be served on 127.0.0.1:", server.port(), ": Address already"),
                [&] { MetricsServer("127.0.0.1", server.port()); });
+  // One that is given up meanwhile is had.
+  auto leaves = std::make_unique<MetricsServer>("127.0.0.1", 0);
+  const int port = leaves->port();
+  {
+    const std::jthread later([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      leaves.reset();
+    });
+    EXPECT_NO_THROW(MetricsServer("127.0.0.1", port, 5, 60));
+  }
   expect_error(ErrorKind::usage, "'example.org' is no address", [&] { MetricsServer("example.org", 0); });
   const MetricsServer six("::1", 0);
   EXPECT_EQ(six.url(), cat("http://[::1]:", six.port(), "/metrics"));

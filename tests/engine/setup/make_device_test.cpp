@@ -14,7 +14,7 @@ using sherd::testing::expect_error;
 TEST(MakeDevice, CudaIsDemandedAndAutoTakesWhatIsThere) {
   EXPECT_FALSE(takes_gpus(device_config("")));
   EXPECT_FALSE(takes_gpus(device_config(R"("type": "cpu")")));
-  expect_error(ErrorKind::config, "there is no CUDA device",
+  expect_error(ErrorKind::io, "there is no CUDA device",
                [] { takes_gpus(device_config(R"("type": "cuda")")); });
 }
 

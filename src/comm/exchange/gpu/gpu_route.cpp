@@ -146,7 +146,7 @@ GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process) 
   }
   if (without.size() == by_rank.size()) return {};
   if (!without.empty())
-    fail(ErrorKind::config, name_ranks(without), without.size() == 1 ? " has" : " have",
+    fail(ErrorKind::io, name_ranks(without), without.size() == 1 ? " has" : " have",
          " no GPU while the others have one: all ranks must run on the same kind of device; set device.type");
   const bool one_card = sharing.size() + 1 == by_rank.size() &&
                         std::all_of(by_rank.begin(), by_rank.end(),

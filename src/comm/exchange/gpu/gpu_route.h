@@ -65,7 +65,7 @@ struct GpuPlan {
   std::string why;  ///< where it is staged: what stands against something faster
 };
 /// How the ranks with these cards exchange tensors: a pure function. `one_process`: they are threads of one.
-/// Throws Error{config} where some have a GPU and others have none.
+/// Throws Error{io} where some have a GPU and others have none.
 GpuPlan plan_gpu_traffic(const std::vector<GpuCard>& by_rank, bool one_process);
 
 /// Collective: the route of a group, chosen by plan_gpu_traffic(). Null where `gpu` is null on all ranks.

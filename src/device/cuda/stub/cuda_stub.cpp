@@ -13,7 +13,7 @@ CudaStatus cuda_status() {
 }
 
 std::shared_ptr<Accelerator> make_cuda_device(const CudaDeviceOptions&) {
-  fail(ErrorKind::config, "there is no CUDA device: ", cuda_status().why_not);
+  fail(ErrorKind::io, "there is no CUDA device: ", cuda_status().why_not);
 }
 
 void push_profiler_range(std::string_view, std::string_view) {}

@@ -118,6 +118,11 @@ class Children {
   Children& operator=(const Children&) = delete;
 
   ChildrenEnd run() {
+    if (options_.started) {
+      std::vector<int> processes;
+      for (const Child& child : children_) processes.push_back(child.process);
+      options_.started(processes);
+    }
     if (options_.most_seconds > 0) begin_to_press(options_.most_seconds);
     while (living() > 0) {
       wait();
@@ -287,12 +292,14 @@ class Children {
     if (found == 0 || (found < 0 && errno == EINTR)) return false;
     child.left = Clock::now();
     close_file(child.input);
-    const int code = found < 0 ? 1 : WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-    if (code != 0) end_.failures.push_back({number_of(child), code, asked_to_end_.has_value()});
+    const bool by_signal = found >= 0 && WIFSIGNALED(status);
+    const int code = found < 0 ? 1 : by_signal ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (code != 0) end_.failures.push_back({number_of(child), code, asked_to_end_.has_value(), by_signal});
     if (code != 0 && end_.code == 0) {
       end_.code = code, end_.failed = child.program->name;
       if (!child.program->signals_by_input && !options_.quiet)  // else it has said so itself
-        std::fprintf(stderr, "sherd launch: %s ended with exit code %d\n", end_.failed.c_str(), code);
+        std::fprintf(stderr, "sherd launch: %s %s\n", end_.failed.c_str(),
+                     ending_of(code, by_signal).c_str());
       begin_to_press(options_.grace_seconds);
     }
     return true;
@@ -349,6 +356,13 @@ class Children {
 };
 
 }  // namespace
+
+std::string ending_of(int code, bool by_signal) {
+  if (!by_signal) return cat("ended with exit code ", code);
+  const int signal = code - 128;
+  const char* name = ::sigabbrev_np(signal);
+  return cat("was killed by signal ", signal, name ? cat(" (SIG", name, ")") : "");
+}
 
 ChildrenEnd run_children(const std::vector<ChildProgram>& programs, const ChildrenOptions& options) {
   return Children(programs, options).run();

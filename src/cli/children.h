@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,7 +24,11 @@ struct ChildFailure {
   std::size_t program = 0;   ///< its number among those that were started
   int code = 0;              ///< its exit code, 128 + its signal's number
   bool ended_by_us = false;  ///< it had been asked to end, as another had failed and the grace was over
+  bool by_signal = false;    ///< a signal ended it, which the code tells: what ends with 137 by itself is not
 };
+
+/// How a program ended, as its code tells: "ended with exit code 3", "was killed by signal 9 (SIGKILL)".
+std::string ending_of(int code, bool by_signal);
 
 /// How programs that ran beside each other ended.
 struct ChildrenEnd {
@@ -44,6 +49,8 @@ struct ChildrenOptions {
   bool follow_input = false;
   bool quiet = false;       ///< says nothing of programs that fail
   double most_seconds = 0;  ///< then those that are left are asked to end; 0: they may go on
+  /// Told the programs' processes once all have been started.
+  std::function<void(const std::vector<int>& processes)> started = nullptr;
 };
 
 /// Starts the programs, each the first of a process group of its own, and passes on what they print, line by

@@ -29,6 +29,7 @@ struct RankFailure {
   int rank = 0;
   int code = 0;
   bool ended_by_us = false;  ///< it was still there when the grace was over
+  bool by_signal = false;    ///< as of a ChildFailure
 
   /// Whether it failed by itself, as far as its code tells: Sherd has one for ranks that miss another.
   bool is_own() const { return !ended_by_us && code != lost_others; }
@@ -37,7 +38,7 @@ struct RankFailure {
 /// How a try ended.
 struct TryEnd {
   int code = 0;
-  std::string failed;  ///< what failed first
+  std::string failed;  ///< what failed first, and how it ended
   int asked = 0;       ///< the signal that this process was asked to end with
   std::vector<RankFailure> failures;
   std::vector<std::string> lost;  ///< hosts that ended without a word on any rank
@@ -81,6 +82,16 @@ std::string visible_gpus(const std::vector<int>& slots) {
   return out;
 }
 
+/// Tells which processes are ranks `first` and on; of hosts where there are several.
+void say_processes(const Launch& launch, const Host& host, int first, const std::vector<int>& processes) {
+  const bool one = processes.size() == 1;
+  std::string line = one ? cat("rank ", first) : cat("ranks ", first, "-", first + std::ssize(processes) - 1);
+  if (launch.hosts.size() > 1) line += " on " + host.name;
+  line += one ? " has pid" : " have pids";
+  for (const int process : processes) line += cat(' ', process);
+  std::fprintf(stderr, "sherd launch: %s\n", line.c_str());
+}
+
 /// The ranks of a host, on this machine.
 ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_input) {
   const std::vector<Host>& hosts = launch.hosts;
@@ -104,7 +115,11 @@ ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_inpu
     if (!host.is_whole())
       programs.back().environment.emplace_back("CUDA_VISIBLE_DEVICES", visible_gpus(host.slots));
   }
-  return run_children(programs, {launch.grace_seconds, follow_input});
+  return run_children(programs, {.grace_seconds = launch.grace_seconds,
+                                 .follow_input = follow_input,
+                                 .started = [&](const std::vector<int>& processes) {
+                                   say_processes(launch, host, first, processes);
+                                 }});
 }
 
 /// Begins the lines by which run_node() tells of a rank.
@@ -113,7 +128,16 @@ constexpr std::string_view report_word = "failed ";
 std::vector<RankFailure> failures_here(const ChildrenEnd& end, int first_rank) {
   std::vector<RankFailure> out;
   for (const ChildFailure& failure : end.failures)
-    out.push_back({first_rank + static_cast<int>(failure.program), failure.code, failure.ended_by_us});
+    out.push_back({first_rank + static_cast<int>(failure.program), failure.code, failure.ended_by_us,
+                   failure.by_signal});
+  return out;
+}
+
+TryEnd try_end_of(const ChildrenEnd& end) {
+  TryEnd out;
+  out.code = end.code, out.asked = end.asked;
+  if (!end.failures.empty())
+    out.failed = cat(end.failed, ' ', ending_of(end.code, end.failures.front().by_signal));
   return out;
 }
 
@@ -140,13 +164,14 @@ TryEnd run_hosts(const Launch& launch) {
     }
     programs.push_back({host.name, std::move(words), {}, "", true});
   }
-  const ChildrenEnd end = run_children(programs, {launch.grace_seconds, false});
-  TryEnd out{end.code, end.failed, end.asked, {}, {}};
+  const ChildrenEnd end = run_children(programs, {.grace_seconds = launch.grace_seconds});
+  TryEnd out = try_end_of(end);
   std::set<std::size_t> told;
   for (const auto& [node, line] : end.reports) {
     RankFailure failure;
     std::istringstream in(line.substr(std::min(line.size(), report_word.size())));
-    if (!line.starts_with(report_word) || !(in >> failure.rank >> failure.code >> failure.ended_by_us))
+    if (!line.starts_with(report_word) ||
+        !(in >> failure.rank >> failure.code >> failure.ended_by_us >> failure.by_signal))
       continue;
     out.failures.push_back(failure);
     told.insert(node);
@@ -162,7 +187,8 @@ TryEnd run_once(const Launch& launch) {
     out = run_hosts(launch);
   } else {
     const ChildrenEnd end = start_ranks(launch, 0, false);
-    out = {end.code, end.failed, end.asked, failures_here(end, 0), {}};
+    out = try_end_of(end);
+    out.failures = failures_here(end, 0);
   }
   // What a rank says of itself tells more than what others miss.
   const auto own = std::find_if(out.failures.begin(), out.failures.end(),
@@ -170,9 +196,10 @@ TryEnd run_once(const Launch& launch) {
   const auto hung = std::find_if(out.failures.begin(), out.failures.end(),
                                  [](const RankFailure& failure) { return failure.ended_by_us; });
   if (own != out.failures.end())
-    out.code = own->code, out.failed = cat("rank ", own->rank);
+    out.code = own->code, out.failed = cat("rank ", own->rank, ' ', ending_of(own->code, own->by_signal));
   else if (hung != out.failures.end() && out.lost.empty())
-    out.failed = cat("rank ", hung->rank, ", which others missed and which had to be ended,");
+    out.failed = cat("rank ", hung->rank, ", which others missed and which had to be ended, ",
+                     ending_of(hung->code, hung->by_signal));
   return out;
 }
 
@@ -323,6 +350,20 @@ void say_who_is_there(const Launch& launch, const Launch& now) {
                  names.c_str());
 }
 
+/// What ranks have printed looks like a failure.
+void say_what_is_refused(int ranks, int next) {
+  std::fprintf(stderr,
+               "sherd launch: the program does not take %s: that is what the errors above say, and no "
+               "failure; it is tried with %d next\n",
+               counted(ranks, "rank").c_str(), next);
+}
+
+void say_it_would_come_again(const Launch& launch, const TryEnd& end) {
+  if (launch.restarts > 0)
+    std::fprintf(stderr, "sherd launch: %s, and would end so again: it is not started again\n",
+                 end.failed.c_str());
+}
+
 }  // namespace
 
 int run_node(const Launch& launch, std::size_t node, bool follow_input) {
@@ -331,8 +372,8 @@ int run_node(const Launch& launch, std::size_t node, bool follow_input) {
       ranks_of({launch.hosts.begin(), launch.hosts.begin() + static_cast<std::ptrdiff_t>(node)});
   if (follow_input)
     for (const RankFailure& failure : failures_here(end, first))
-      std::printf("%c%s%d %d %d\n", report_mark, report_word.data(), failure.rank, failure.code,
-                  failure.ended_by_us);
+      std::printf("%c%s%d %d %d %d\n", report_mark, report_word.data(), failure.rank, failure.code,
+                  failure.ended_by_us, failure.by_signal);
   return end.code;
 }
 
@@ -353,12 +394,15 @@ int supervise(const Launch& launch) {
       if (end.asked != 0 || end.code == 0) return end.code;
       const bool ran = Clock::now() - begin > std::chrono::minutes(1);
       if (!ran && ranks < launch.ranks && all_refuse(end, ranks) && places.refuse(ranks)) {
-        std::fprintf(stderr, "sherd launch: the program does not take %d ranks\n", ranks);
+        say_what_is_refused(ranks, ranks_of(places.choose()));
         continue;
       }
-      if (would_come_again(end.code)) return end.code;
+      if (would_come_again(end.code)) {
+        say_it_would_come_again(launch, end);
+        return end.code;
+      }
       places.count(end, hosts);
-      code = end.code, failed = cat(end.failed, " failed (exit code ", code, ")");
+      code = end.code, failed = end.failed;
     }
     if (used == launch.restarts) {
       if (launch.restarts > 0)

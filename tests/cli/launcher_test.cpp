@@ -13,6 +13,7 @@ namespace sherd::cli {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 
 class LaunchProgram : public Train {
  protected:
@@ -94,6 +95,31 @@ TEST_F(LaunchProgram, StartsRanksOnHosts) {
   const Outcome failed = launch(hosts, shell_line("if [ $RANK = 2 ]; then exit 7; fi"));
   EXPECT_EQ(failed.code, 7) << failed.err;
   EXPECT_THAT(failed.err, HasSubstr("rank 2 on second ended with exit code 7"));
+  EXPECT_THAT(failed.err,
+              AllOf(ContainsRegex("sherd launch: rank 0 on first has pid [0-9]+\n"),
+                    ContainsRegex("sherd launch: ranks 1-2 on second have pids [0-9]+ [0-9]+\n")));
+}
+
+TEST_F(LaunchProgram, TellsWhichProcessesRanksAre) {
+  const Outcome got = launch({"--ranks", "3"}, shell_line("echo $$"));
+  ASSERT_EQ(got.code, 0) << got.err;
+  std::string pids;
+  for (const char* rank : {"[0] ", "[1] ", "[2] "}) {
+    const std::size_t at = got.out.find(rank);
+    ASSERT_NE(at, std::string::npos) << got.out;
+    pids += " " + got.out.substr(at + 4, got.out.find('\n', at) - at - 4);
+  }
+  EXPECT_EQ(got.err, cat("sherd launch: ranks 0-2 have pids", pids, "\n"));
+}
+
+TEST_F(LaunchProgram, TellsASignalFromAnExitCode) {
+  const Outcome killed = launch({"--ranks", "2"}, shell_line("[ $RANK = 0 ] || kill -9 $$"));
+  EXPECT_EQ(killed.code, 137);
+  EXPECT_THAT(killed.err, HasSubstr("sherd launch: rank 1 was killed by signal 9 (SIGKILL)\n"));
+  const Outcome ended = launch({"--ranks", "2"}, shell_line("[ $RANK = 0 ] || exit 137"));
+  EXPECT_EQ(ended.code, 137);
+  EXPECT_THAT(ended.err, HasSubstr("sherd launch: rank 1 ended with exit code 137\n"));
+  EXPECT_EQ(ending_of(128 + SIGRTMIN, true), cat("was killed by signal ", SIGRTMIN));
 }
 
 /// The others find out themselves, or are ended once the grace is over; so are their children.
@@ -165,6 +191,9 @@ TEST_F(LaunchProgram, RestartsAreBounded) {
   const Outcome mistyped = launch({"--ranks", "2", "--restarts", "3"},
                                   program("m.jsonl", {"--resume-or-start", "--set", "gradient_cliping=1"}));
   EXPECT_EQ(mistyped.code, 2);
+  EXPECT_THAT(mistyped.err,
+              ContainsRegex("rank [01] ended with exit code 2, and would end so again: it is not "
+                            "started again\n$"));
   EXPECT_EQ(count(mistyped.err, "did you mean"), 2u) << "a line of each rank: " << mistyped.err;
 }
 
@@ -303,7 +332,8 @@ TEST_F(Supervisor, APlaceThatHasFailedThriceIsLeftOutAndASpareOneStepsIn) {
   for (int number = 0; number < 3; ++number) EXPECT_EQ(there(number), (Lines{"a0 3 ", "a1 3 ", "b0 3 "}));
   EXPECT_EQ(there(3), (Lines{"a0 3 1", "b0 3 ", "b1 3 "})) << "slot 1 of a is its only one now";
   EXPECT_THAT(got.err, HasSubstr("rank 0 on a has failed 3 times: slot 0 of a is left out"));
-  EXPECT_THAT(got.err, HasSubstr("restart 3 of 5"));
+  EXPECT_THAT(got.err, HasSubstr("sherd launch: rank 0 ended with exit code 9: restart 3 of 5"));
+  EXPECT_EQ(count(got.err, "pid"), 8u) << "one line of each host and try: " << got.err;
   EXPECT_EQ(count(got.out, "failed") + count(got.err, "\x02"), 0u) << "what launchers tell each other";
 }
 
@@ -312,7 +342,12 @@ TEST_F(Supervisor, WhereNoneMayBeLeftOutItGoesOnUntilItsRestartsAreUsed) {
   EXPECT_EQ(got.code, 9) << got.err;
   EXPECT_EQ(there(3).size(), 4u);
   EXPECT_EQ(count(got.err, "left out"), 0u);
-  EXPECT_THAT(got.err, HasSubstr("all restarts have been used"));
+  EXPECT_THAT(got.err, HasSubstr("rank 3 ended with exit code 9, and all restarts have been used"));
+  // Also of ranks elsewhere a signal is told as one.
+  const Outcome killed =
+      run({"--restarts", "1"}, "if [ $SHERD_HOST$LOCAL_RANK = b1 ]; then kill -9 $$; fi; exit 4");
+  EXPECT_EQ(killed.code, 137) << killed.err;
+  EXPECT_THAT(killed.err, HasSubstr("rank 3 was killed by signal 9 (SIGKILL): restart 1 of 1"));
   EXPECT_EQ(run({}, "exit 4").code, 4) << "all only miss each other";
 }
 
@@ -376,6 +411,9 @@ TEST_F(Supervisor, ARankThatHangsIsTheOneThatFailed) {
   ASSERT_EQ(got.code, 0) << got.err;
   EXPECT_EQ(there(3), (Lines{"a0 3 ", "b0 3 u,w", "b1 3 u,w"}));
   EXPECT_THAT(got.err, HasSubstr("rank 2 on b has failed 3 times: slot 1 of b is left out"));
+  EXPECT_THAT(got.err,
+              HasSubstr("rank 2, which others missed and which had to be ended, was killed by signal "
+                        "15 (SIGTERM): restart 1 of 4"));
 }
 
 TEST_F(Supervisor, AHostThatDoesNotAnswerIsLeftOutUntilItDoes) {
@@ -406,7 +444,8 @@ TEST_F(Supervisor, NumbersOfRanksThatTheProgramRefusesArePassedOver) {
   EXPECT_EQ(there(1).size(), 3u);
   for (const int number : {2, 3}) EXPECT_EQ(there(number), (Lines{"a0 2 ", "a1 2 "}));
   EXPECT_THAT(got.err, HasSubstr("restart 2 of 2")) << "it costs no restart";
-  EXPECT_THAT(got.err, HasSubstr("the program does not take 3 ranks"));
+  EXPECT_THAT(got.err, HasSubstr("the program does not take 3 ranks: that is what the errors above say, and "
+                                 "no failure; it is tried with 2 next\n"));
 }
 
 /// Another error may pass by itself, and need not be one of the configuration, which ends all.

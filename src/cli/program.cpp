@@ -143,6 +143,7 @@ void prepare_process() {
     action.sa_flags = SA_RESTART | SA_ONSTACK;
     ::sigaction(signal, &action, nullptr);
   }
+  engine::StopSignals::let_inquiries_pass();
 }
 
 int run_program(const Arguments& arguments) {

@@ -33,13 +33,14 @@ inline constexpr int wrong_use = 2;
 inline constexpr int does_not_fit = 3;
 /// The exit code of a rank that ended because others did, or did not come: ErrorKind::comm.
 inline constexpr int lost_others = 4;
-/// The exit code of `sherd verify` where the run is not as it was saved.
+/// The exit code of `sherd verify` where the run is not as it was saved, or not all of that can be checked.
 inline constexpr int does_not_agree = 5;
 
 /// For the start of main(): makes a write that nobody reads (`| head`) or that is beyond the limit of file
-/// sizes (ulimit -f) fail with EPIPE or EFBIG rather than end the program by SIGPIPE or SIGXFSZ, and has
-/// standard streams that were closed read and write nothing, so that no file that is opened gets their
-/// numbers. Programs started from here have the signals' defaults.
+/// sizes (ulimit -f) fail with EPIPE or EFBIG rather than end the program by SIGPIPE or SIGXFSZ, lets a
+/// SIGUSR2 pass that nobody answers yet or any more, and has standard streams that were closed read and write
+/// nothing, so that no file that is opened gets their numbers. Programs started from here have the signals'
+/// defaults.
 void prepare_process();
 
 /// Runs `sherd ARGUMENTS…` and returns its exit code: 0; 2 for a wrong command line or configuration, which

@@ -88,11 +88,15 @@ std::array<struct sigaction, all_taken.size()> before{};
 std::thread& waiting = *new std::thread;  // stays, since exit() may come while it waits
 std::atomic<bool> leaving = false;
 
-/// The signals that are pending for the process and for the calling thread.
+/// The signals that are pending for the process and for the calling thread. Inquiries are answered once
+/// together: an answer takes longer than some take to ask again.
 void take_pending() {
   if (living == 0) return;
   const timespec at_once{};
-  for (int signal; (signal = ::sigtimedwait(&taken, nullptr, &at_once)) > 0;) take(signal);
+  bool asked = false;
+  for (int signal; (signal = ::sigtimedwait(&taken, nullptr, &at_once)) > 0;)
+    signal == inquiry_signal ? static_cast<void>(asked = true) : take_stop(signal);
+  if (asked) answer_inquiry();
 }
 
 void wait_for_signals() {
@@ -133,8 +137,12 @@ void in_child() {
   ::pthread_sigmask(SIG_UNBLOCK, &taken, nullptr);
 }
 
+/// A handler, not SIG_IGN, which programs started from here would inherit.
+extern "C" void on_early_inquiry(int) {}
+
 bool is_taken(int signal, const struct sigaction& now, const sigset_t& blocked) {
-  const bool handled = (now.sa_flags & SA_SIGINFO) || now.sa_handler != SIG_DFL;
+  const bool handled =
+      (now.sa_flags & SA_SIGINFO) || (now.sa_handler != SIG_DFL && now.sa_handler != on_early_inquiry);
   const bool ignored = !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_IGN;
   const bool for_programs = signal == SIGUSR1 || signal == inquiry_signal;
   return !ignored && !(for_programs && handled) && ::sigismember(&blocked, signal) == 0;
@@ -199,6 +207,15 @@ StopSignals::~StopSignals() {
 int StopSignals::received() {
   take_pending();
   return came.load();
+}
+
+void StopSignals::let_inquiries_pass() {
+  struct sigaction action {};
+  ::sigaction(inquiry_signal, nullptr, &action);
+  if ((action.sa_flags & SA_SIGINFO) || action.sa_handler != SIG_DFL) return;
+  action.sa_handler = on_early_inquiry;
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
+  ::sigaction(inquiry_signal, &action, nullptr);
 }
 
 StopSignals::Lifted::Lifted() : mask_(SIG_UNBLOCK, living > 0 ? taken : sigset_t{}) {}

@@ -1,10 +1,13 @@
 // `sherd train` stopped at any moment while other signals come: each time it ends with the signal's code, and
 // what it promises to save is whole and of the last step. SHERD_STOP_ROUNDS sets how often (4 where it is not
 // set, as in CI: by each signal once), SHERD_STOP_SEED when.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <random>
 
+#include "base/files.h"
 #include "base/threads.h"
 #include "cli/train_fixture.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -63,6 +66,67 @@ TEST_F(Stop, AtAnyMomentSavesTheLastStepWhole) {
       EXPECT_NE(entry.path().extension(), ".partial");
     engine::CheckpointReader(engine::checkpoint_folder(folder_ / "run")).verify_all();
   }
+}
+
+/// A program that waits for its configuration, which comes by a pipe.
+class Inquiry : public Train {
+ protected:
+  Inquiry() { EXPECT_EQ(::mkfifo(pipe().c_str(), 0600), 0); }
+  std::string pipe() const { return (folder_ / "pipe").string(); }
+  std::string command() const {
+    return joined(
+        train({pipe(), "--ranks", "2", "--steps", "8", "--metrics", (folder_ / "m.jsonl").string()}));
+  }
+  /// Once the program waits at the other end. It finds a file there when it looks again.
+  FileDescriptor opened() const {
+    FileDescriptor end;
+    for (int turn = 0; turn < 1500 && !end; ++turn) {
+      end = FileDescriptor(::open(pipe().c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+      if (!end) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    write_text(folder_ / "file", "{}");
+    fs::rename(folder_ / "file", pipe());
+    return end;
+  }
+  /// Whether a program treats SIGUSR2 so: "SigIgn", "SigCgt".
+  static bool has(pid_t process, const std::string& what) {
+    std::ifstream in(cat("/proc/", process, "/status"));
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with(what + ":"))
+        return std::stoull(line.substr(what.size() + 1), nullptr, 16) >> (SIGUSR2 - 1) & 1;
+    return false;
+  }
+};
+
+TEST_F(Inquiry, EndsNothingAtAnyMoment) {
+  const pid_t child = start_line(command(), "train.err");
+  FileDescriptor end = opened();
+  ASSERT_TRUE(end);
+  EXPECT_TRUE(has(child, "SigCgt"));
+  int status = 0;
+  for (int turn = 0; turn < 3; ++turn) {
+    kill(child, SIGUSR2);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ASSERT_EQ(waitpid(child, &status, WNOHANG), 0) << "it ended before it had read its configuration";
+  ASSERT_EQ(::write(end.get(), "{}", 2), 2);
+  end = FileDescriptor();
+  for (int turn = 0; waitpid(child, &status, WNOHANG) == 0; ++turn) {
+    kill(child, turn < 10'000 ? SIGUSR2 : SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << read_text(folder_ / "train.err");
+  EXPECT_EQ(metric("m.jsonl", "step").size(), 8u);
+}
+
+TEST_F(Inquiry, ThatIsIgnoredStaysIgnored) {
+  const pid_t child = start_line("sh -c 'trap \"\" USR2; exec \"$@\"' sh " + command(), "train.err");
+  FileDescriptor end = opened();
+  ASSERT_TRUE(end);
+  EXPECT_TRUE(has(child, "SigIgn"));
+  EXPECT_FALSE(has(child, "SigCgt"));
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
 }
 
 }  // namespace

@@ -147,6 +147,43 @@ TEST(StopSignals, AnswerAnInquiryForEachRankAndStopNothing) {
   EXPECT_FALSE(is_blocked(SIGUSR2));
 }
 
+TEST(StopSignals, LetInquiriesPassBeforeAndAfter) {
+  struct sigaction before = action_of(SIGUSR2);
+  std::signal(SIGUSR2, SIG_DFL);
+  StopSignals::let_inquiries_pass();
+  std::raise(SIGUSR2);
+  EXPECT_TRUE(action_of(SIGUSR2).sa_flags & SA_ONSTACK);
+  EXPECT_TRUE(action_of(SIGUSR2).sa_flags & SA_RESTART);
+  std::atomic<int> answers{0};
+  {
+    const StopSignals signals("", [&] { ++answers; });
+    std::raise(SIGUSR2);
+    EXPECT_EQ(StopSignals::received(), 0);
+    EXPECT_EQ(answers, 1);
+  }
+  std::raise(SIGUSR2);
+  std::signal(SIGUSR2, SIG_IGN);
+  StopSignals::let_inquiries_pass();
+  EXPECT_EQ(handler_of(SIGUSR2), SIG_IGN) << "nobody asks";
+  const Handler own = [](int) {};
+  std::signal(SIGUSR2, own);
+  StopSignals::let_inquiries_pass();
+  EXPECT_EQ(handler_of(SIGUSR2), own);
+  ::sigaction(SIGUSR2, &before, nullptr);
+}
+
+TEST(StopSignals, HoldNobodyUpWhereOneAsksFasterThanIsAnswered) {
+  int answers = 0;
+  const StopSignals signals("", [&] {
+    if (++answers < 100) std::raise(SIGUSR2);
+  });
+  std::raise(SIGUSR2);
+  for (const int answered : {1, 2}) {
+    EXPECT_EQ(StopSignals::received(), 0);
+    EXPECT_EQ(answers, answered);
+  }
+}
+
 TEST(StopSignals, LeaveAProgramsOwnHandlerOfInquiries) {
   static std::atomic<int> own{0};
   struct sigaction action {

@@ -26,16 +26,17 @@ struct VerifyRequest {
 /// All that is to be replayed, read before ranks begin.
 struct VerifyPlan {
   engine::RecordedSteps record;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes, unread;
   std::vector<Replay> replays;
 };
 
 /// How far all replays agree.
 enum class Agreement : std::uint8_t {
-  equal,   ///< to the bit
-  near,    ///< to rounding, where bits are not promised
-  apart,   ///< not even so
-  differs  ///< where bits are promised
+  equal,      ///< to the bit
+  near,       ///< to rounding, where bits are not promised
+  unchecked,  ///< so far, and not all could be compared
+  apart,      ///< not even to rounding
+  differs     ///< where bits are promised
 };
 
 bool under_launcher() {
@@ -46,7 +47,9 @@ VerifyPlan plan_of(const VerifyRequest& request) {
   VerifyPlan plan;
   plan.record = engine::RecordedSteps::read(request.run);
   Course course = course_of(request.run, plan.record, request.step);
-  plan.notes = std::move(course.notes);
+  plan.notes = std::move(course.notes), plan.unread = std::move(course.unread);
+  // A run that goes on may have made further steps, whose lines come before their checkpoint.
+  plan.record = engine::RecordedSteps::read(request.run);
   const int ranks = under_launcher() && comm::launched_ranks() > 0 ? comm::launched_ranks() : request.ranks;
   for (const Interval& interval : course.intervals)
     plan.replays.push_back(prepare_replay(interval, plan.record, ranks, request.overrides));
@@ -80,7 +83,23 @@ void print_states(const engine::Comparison& states) {
   for (const std::string& line : states.others) std::printf("  %s\n", line.c_str());
 }
 
-void print_report(const ReplayReport& report) {
+/// "step 5 is", "steps 3, 5 to 7 are"
+std::string steps_are(const std::vector<std::int64_t>& steps) {
+  std::string out;
+  for (std::size_t i = 0, last = 0; i < steps.size(); i = last + 1) {
+    for (last = i; last + 1 < steps.size() && steps[last + 1] == steps[last] + 1;) ++last;
+    out += cat(out.empty() ? "" : ", ", steps[i]);
+    if (last > i) out += cat(last > i + 1 ? " to " : ", ", steps[last]);
+  }
+  return steps.size() == 1 ? cat("step ", out, " is") : cat("steps ", excerpt(out, 300), " are");
+}
+
+void print_report(const Replay& replay, const ReplayReport& report) {
+  if (!report.unread.empty()) {
+    std::printf("%s: cannot be checked: %s\n", replay.interval.text().c_str(), report.unread.c_str());
+    std::fflush(stdout);
+    return;
+  }
   if (!report.data.empty()) std::printf("  %s\n", report.data.c_str());
   if (report.step)
     std::printf("  first step that differs: step %lld: %s was %s and is %s\n",
@@ -89,9 +108,12 @@ void print_report(const ReplayReport& report) {
   else if (report.compared_steps > 0)
     std::printf("  losses and gradient norms of %s agree to the bit\n",
                 counted(report.compared_steps, "step").c_str());
-  if (report.compared_steps < report.steps)
+  if (!report.lost.empty())
+    std::printf("  %s missing in %s, where the run had written what came of it: that cannot be compared\n",
+                steps_are(report.lost).c_str(), engine::steps_file);
+  if (const auto unknown = report.steps - report.compared_steps - std::ssize(report.lost); unknown > 0)
     std::printf("  of %s no losses are recorded in %s: tensors alone are compared\n",
-                counted(report.steps - report.compared_steps, "step").c_str(), engine::steps_file);
+                counted(unknown, "step").c_str(), engine::steps_file);
   print_states(report.states);
   if (!report.missing.empty() && !report.agrees())
     std::printf(
@@ -105,9 +127,11 @@ void print_report(const ReplayReport& report) {
 }
 
 Agreement judge(const Replay& replay, const ReplayReport& report) {
-  if (report.agrees()) return Agreement::equal;
+  const Agreement least = report.is_whole() ? Agreement::equal : Agreement::unchecked;
+  if (!report.unread.empty() || report.agrees()) return least;
   if (report.missing.empty()) return Agreement::differs;
-  return report.agrees_nearly(replay.saved.precision.compute) ? Agreement::near : Agreement::apart;
+  const bool near = report.agrees_nearly(replay.saved.precision.compute);
+  return near ? std::max(least, Agreement::near) : Agreement::apart;
 }
 
 /// Replays an interval on this rank, and returns what rank 0 judges.
@@ -115,12 +139,13 @@ Agreement verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, co
                           const std::shared_ptr<const engine::TokenData>& data) {
   const ReplayReport report = run_replay(dist, replay, plan.record, data);
   const Agreement mine = judge(replay, report);
-  if (dist->rank() == 0) print_report(report);
+  if (dist->rank() == 0) print_report(replay, report);
   return comm::gather_records(dist->world(), mine, "verdict")[0];
 }
 
 void print_notes(const VerifyPlan& plan) {
-  for (const std::string& note : plan.notes) std::printf("%s\n", note.c_str());
+  for (const auto* lines : {&plan.notes, &plan.unread})
+    for (const std::string& line : *lines) std::printf("%s\n", line.c_str());
   if (plan.record.starts.empty())
     std::printf("the folder has no %s: what the run computed on, and its losses, are not known\n",
                 engine::steps_file);
@@ -133,6 +158,8 @@ const char* verdict_of(Agreement agreement) {
     case Agreement::near:
       return "the run agrees to rounding: equal bits are not promised for what was replayed here, as said "
              "above";
+    case Agreement::unchecked:
+      return "what could be checked of the run agrees, and NOT all of it could be, as said above";
     case Agreement::apart:
       return "the run does NOT agree, not even to rounding: equal bits are not promised for what was "
              "replayed "
@@ -147,9 +174,13 @@ void print_verdict(Agreement agreement) {
   std::fflush(stdout);
 }
 
+Agreement before_replays(const VerifyPlan& plan) {
+  return plan.unread.empty() ? Agreement::equal : Agreement::unchecked;
+}
+
 Agreement verify_here(const VerifyPlan& plan) {
   print_notes(plan);
-  Agreement all = Agreement::equal;
+  Agreement all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     engine::takes_gpus(replay.config);  // throws where it needs one and has none
     const auto data = engine::open_token_data(replay.config);
@@ -174,7 +205,7 @@ Agreement verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
   for (const Replay& replay : plan.replays) intervals += replay.interval.text() + "; ";
   engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist, ErrorKind::io);
   if (dist->rank() == 0) print_notes(plan);
-  Agreement all = Agreement::equal;
+  Agreement all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     std::shared_ptr<const engine::TokenData> data;
     comm::gather_results(dist->world(), "data opened", [&] {
@@ -222,12 +253,14 @@ Agreement verify_run(const VerifyRequest& request) {
 }  // namespace
 
 void verify_command(const Arguments& arguments) {
-  CommandLine line("verify",
-                   "Checks a run: trains the steps between its checkpoints again, and compares losses, "
-                   "gradient norms and all that the next checkpoint holds with what was saved, to the bit "
-                   "where docs/guarantees.md promises that. Writes nothing into the run's folder, in which a "
-                   "run may be under way. Ends with exit code 5 where the run does not agree.",
-                   "RUN [--step K] [--ranks N] [--set a.b.c=V]...");
+  CommandLine line(
+      "verify",
+      "Checks a run: trains the steps between its checkpoints again, and compares losses, "
+      "gradient norms and all that the next checkpoint holds with what was saved, to the bit "
+      "where docs/guarantees.md promises that. Writes nothing into the run's folder, in which a "
+      "run may be under way. Ends with exit code 5 where the run does not agree, or not all of it can be "
+      "checked.",
+      "RUN [--step K] [--ranks N] [--set a.b.c=V]...");
   line.list("run", "RUN", "the run's folder, its training.save_dir (or without the option's name)")
       .value("step", "K", "only the steps that end at the checkpoint of step K; by default all there are")
       .value("ranks", "N",
@@ -243,7 +276,7 @@ void verify_command(const Arguments& arguments) {
   if (line.has("step")) request.step = line.integer("step", 1);
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.overrides = line.all("set");
-  if (verify_run(request) >= Agreement::apart) throw Finding{does_not_agree};
+  if (verify_run(request) >= Agreement::unchecked) throw Finding{does_not_agree};
 }
 
 }  // namespace sherd::cli

@@ -17,8 +17,8 @@ struct SavedPoint {
 };
 
 /// The whole checkpoints in a folder, in the order in which they were saved. Those that go while this looks
-/// (training.keep_last) are left out.
-std::vector<SavedPoint> saved_points(const fs::path& folder) {
+/// (training.keep_last) are left out, and so are those that cannot be read, of which `unread` gets a line.
+std::vector<SavedPoint> saved_points(const fs::path& folder, std::vector<std::string>& unread) {
   std::vector<SavedPoint> out;
   for (const fs::path& entry : engine::entries_of(folder)) {
     const fs::path path = entry / "manifest.json";
@@ -27,8 +27,9 @@ std::vector<SavedPoint> saved_points(const fs::path& folder) {
     try {
       const auto manifest = engine::Manifest::from_json(read_file(path), path);
       out.push_back({manifest.ordinal, manifest.global_steps, entry});
-    } catch (const Error&) {
-      if (fs::exists(path, gone)) throw;
+    } catch (const Error& error) {
+      if (fs::exists(path, gone))
+        unread.push_back(cat(entry.filename().string(), " cannot be checked: ", error.what()));
     }
   }
   std::ranges::sort(out, [](const auto& a, const auto& b) {
@@ -63,6 +64,12 @@ std::string names_of(const std::vector<SavedPoint>& points) {
   return excerpt(out, 300);
 }
 
+std::string lines_of(const std::vector<std::string>& unread) {
+  std::string out;
+  for (const std::string& line : unread) out += "; " + line;
+  return out;
+}
+
 }  // namespace
 
 std::string Interval::text() const {
@@ -74,17 +81,18 @@ std::string Interval::text() const {
 Course course_of(const fs::path& folder, const engine::RecordedSteps& record,
                  std::optional<std::int64_t> end) {
   Course out;
-  const std::vector<SavedPoint> points = last_course(saved_points(folder), out.notes);
+  const std::vector<SavedPoint> points = last_course(saved_points(folder, out.unread), out.notes);
   if (points.empty())
     fail(ErrorKind::io, "there is no checkpoint in '", folder.string(),
-         "': name the folder of a run, its training.save_dir");
+         "': name the folder of a run, its training.save_dir", lines_of(out.unread));
   const SavedPoint& first = points.front();
   if (first.ordinal == 1 || (end == first.step && is_of_one_start(record, first.step)))
     out.intervals.push_back({0, first.step, "", first.folder});
   else
-    out.notes.push_back(cat("checkpoints before ", first.folder.filename().string(),
-                            " are not there (training.keep_last removes them): steps up to ", first.step,
-                            " cannot be replayed"));
+    out.notes.push_back(
+        cat("checkpoints before ", first.folder.filename().string(),
+            " are not there (training.keep_last removes them), or cannot be read: steps up to ", first.step,
+            " cannot be replayed"));
   for (std::size_t i = 1; i < points.size(); ++i)
     out.intervals.push_back({points[i - 1].step, points[i].step, points[i - 1].folder, points[i].folder});
   std::erase_if(out.intervals, [&](const Interval& i) { return i.end == i.begin || (end && i.end != *end); });
@@ -92,7 +100,11 @@ Course course_of(const fs::path& folder, const engine::RecordedSteps& record,
     fail(ErrorKind::io, "there is nothing to replay in '", folder.string(), "'",
          end ? cat(" that ends at step ", *end) : "",
          ": it takes a checkpoint and the one before, or the first one of a run; there are ",
-         names_of(points));
+         names_of(points), lines_of(out.unread));
+  if (end) {  // others than the one that is asked for
+    out.notes.insert(out.notes.end(), out.unread.begin(), out.unread.end());
+    out.unread.clear();
+  }
   return out;
 }
 

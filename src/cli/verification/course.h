@@ -22,10 +22,11 @@ struct Interval {
 
 /// The intervals between the checkpoints in a run's folder, the first from initial values where no checkpoint
 /// before it was removed. What a run left behind when it went back to an earlier checkpoint is no part of
-/// them, and a line of `notes`.
+/// them, and a line of `notes`. Nor is a checkpoint whose manifest is damaged: a line of `unread`, and the
+/// intervals before and behind it are one.
 struct Course {
   std::vector<Interval> intervals;
-  std::vector<std::string> notes;
+  std::vector<std::string> notes, unread;
 };
 
 /// The course of the run in `folder`; with `end` the interval alone that ends at this step, also where it is

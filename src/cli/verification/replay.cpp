@@ -55,6 +55,8 @@ class StepJudge {
       const std::optional<std::size_t> start = start_of(replay.manifest, record);
       starts_ = start ? *start + 1 : 0;
     }
+    report_.lost =
+        record.lost(replay.interval.begin, replay.interval.end, starts_.value_or(record.starts.size()));
   }
 
   void see(const engine::StepReport& step) {
@@ -166,6 +168,7 @@ void train_steps(TrainSetup& setup, const Replay& replay, StepJudge& judge) {
     judge.see(step);
     if (!progress) continue;
     engine::ProgressState state;
+    state.title = "verify: ";
     state.step = step.step, state.total_steps = interval.end;
     state.loss = step.loss, state.grad_norm = step.grad_norm;
     state.lr = step.lr.empty() ? 0 : step.lr.front();
@@ -177,13 +180,40 @@ void train_steps(TrainSetup& setup, const Replay& replay, StepJudge& judge) {
   if (progress) progress->finish();
 }
 
+/// Throws where a checkpoint went before it could be read.
+void require_there(const Replay& replay, const Error& error) {
+  for (const fs::path& folder : {replay.interval.from, replay.interval.to}) {
+    std::error_code unknown;
+    if (folder.empty() || fs::exists(folder / "manifest.json", unknown)) continue;
+    fail(ErrorKind::io, "checkpoint ", folder.string(), " was removed before it could be read",
+         replay.saved.training.keep_last > 0 ? " (training.keep_last of a run that goes on)" : "",
+         ": verify again, by --step a newer one, or copy checkpoints away first; ", error.what());
+  }
+}
+
+/// Calls `read`, which reads a checkpoint on all ranks, or on none. False where it cannot be read.
+template <class Read>
+bool can_read(const Replay& replay, ReplayReport& report, const Read& read) {
+  try {
+    read();
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::data) throw;
+    require_there(replay, error);
+    report.unread = error.what();
+    return false;
+  }
+}
+
 ReplayReport replay_steps(const DistributedPtr& dist, const Replay& replay, const RecordedSteps& record,
                           const std::shared_ptr<const engine::TokenData>& data) {
   const Interval& interval = replay.interval;
   ReplayReport report;
   report.data = other_data(replay.manifest.data, *data);
-  const CheckpointReader end = open_checkpoint(*dist, interval.to, true);
-  if (end.manifest().save_id != replay.manifest.save_id)
+  std::optional<CheckpointReader> end;
+  if (!can_read(replay, report, [&] { end.emplace(open_checkpoint(*dist, interval.to, true)); }))
+    return report;
+  if (end->manifest().save_id != replay.manifest.save_id)
     fail(ErrorKind::io, "checkpoint ", interval.to.string(),
          " was saved anew meanwhile, by a run that went back: verify again");
   TrainSetup setup(dist, replay.config, data);
@@ -192,15 +222,19 @@ ReplayReport replay_steps(const DistributedPtr& dist, const Replay& replay, cons
   report.missing = all_missing(replay, record, facts);
   const bool to_rounding = hear_of_others(*dist, report.missing);
   std::optional<CheckpointReader> begin;  // by which ways are measured
-  if (to_rounding && !interval.from.empty()) begin.emplace(open_checkpoint(*dist, interval.from, false));
+  if (to_rounding && !interval.from.empty() &&
+      !can_read(replay, report, [&] { begin.emplace(open_checkpoint(*dist, interval.from, false)); }))
+    return report;
   if (dist->rank() == 0) announce_replay(replay, report, facts);
   if (interval.from.empty())
     setup.begin();
-  else
-    engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
+  else if (!can_read(replay, report, [&] {
+             engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
+           }))
+    return report;
   StepJudge judge(replay, record, report);
   train_steps(setup, replay, judge);
-  report.states = engine.compare_checkpoint(end, begin ? &*begin : nullptr);
+  report.states = engine.compare_checkpoint(*end, begin ? &*begin : nullptr);
   return report;
 }
 
@@ -253,14 +287,7 @@ ReplayReport run_replay(const DistributedPtr& dist, const Replay& replay, const 
   try {
     return replay_steps(dist, replay, record, data);
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::data) throw;
-    for (const fs::path& folder : {replay.interval.from, replay.interval.to}) {
-      std::error_code unknown;
-      if (folder.empty() || fs::exists(folder / "manifest.json", unknown)) continue;
-      fail(ErrorKind::io, "checkpoint ", folder.string(), " was removed before it could be read",
-           replay.saved.training.keep_last > 0 ? " (training.keep_last of a run that goes on)" : "",
-           ": verify again, by --step a newer one, or copy checkpoints away first; ", error.what());
-    }
+    if (error.kind() == ErrorKind::io || error.kind() == ErrorKind::data) require_there(replay, error);
     throw;
   }
 }

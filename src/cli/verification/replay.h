@@ -42,19 +42,25 @@ struct StepDifference {
 struct ReplayReport {
   /// Why bits are not promised to be equal; none: they are.
   std::vector<std::string> missing;
+  std::string unread;  ///< why a checkpoint cannot be read, so that nothing was compared; empty: they can
+  std::vector<std::int64_t> lost;              ///< steps whose lines the record should have
   std::int64_t steps = 0, compared_steps = 0;  ///< replayed; of these, how many the record knows
   std::optional<StepDifference> step;          ///< the first that differs
   std::string data;                            ///< how the dataset differs from that of the run; empty: not
   engine::Comparison states;
   double loss_error = 0, norm_error = 0;  ///< the largest, relative
 
+  /// Whether all of it could be compared.
+  bool is_whole() const { return unread.empty() && lost.empty(); }
   bool agrees() const { return !step && data.empty() && states.agrees(); }
   /// Whether it is as near as runs come to each other that compute the same in another order.
   bool agrees_nearly(DType compute) const;
 };
 
 /// Trains the steps of the interval again and compares them, and what they end with, with what was saved.
-/// Writes nothing into the run's folder. Rank 0 prints what is promised before it begins. Collective.
+/// Writes nothing into the run's folder. Rank 0 prints what is promised before it begins. Collective. A
+/// checkpoint that is damaged is the report's `unread`; for one that was removed meanwhile this throws
+/// Error{io}.
 ReplayReport run_replay(const DistributedPtr& dist, const Replay& replay, const engine::RecordedSteps& record,
                         const std::shared_ptr<const engine::TokenData>& data);
 

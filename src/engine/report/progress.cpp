@@ -70,7 +70,7 @@ constexpr char clear_line[] = "\r\x1b[K";
 
 std::string format_bar(const ProgressState& state, int width, bool unicode) {
   constexpr int shortest_bar = 10, longest_bar = 40;
-  const std::string counter = cat(state.step, '/', state.total_steps);
+  const std::string counter = cat(state.title, state.step, '/', state.total_steps);
   const double share = share_of(state);
   const std::string percent = printed(" %3.0f%%", std::floor(share * 100));
   const int fixed = static_cast<int>(counter.size() + percent.size());
@@ -99,7 +99,8 @@ std::string format_bar(const ProgressState& state, int width, bool unicode) {
 }
 
 std::string format_plain(const ProgressState& state) {
-  std::string line = cat("step ", state.step, '/', state.total_steps, printed("  loss %.5f", state.loss));
+  std::string line =
+      cat(state.title, "step ", state.step, '/', state.total_steps, printed("  loss %.5f", state.loss));
   if (state.val_loss) line += printed("  val_loss %.5f", *state.val_loss);
   for (const auto& [name, value] : state.metrics) line += "  " + name + printed(" %.5f", value);
   line += printed("  lr %.3e", state.lr);

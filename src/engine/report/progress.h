@@ -11,6 +11,7 @@ namespace sherd::engine {
 
 /// The state of a run that the bar and the plain lines show after an optimizer step.
 struct ProgressState {
+  std::string title{};                     ///< begins its lines: "verify: "; ASCII, empty for training
   std::int64_t step = 0, total_steps = 0;  ///< done, and to do in all
   double loss = 0;
   std::optional<double> val_loss;         ///< the latest

@@ -114,4 +114,18 @@ const RecordedSteps::Step* RecordedSteps::find(std::int64_t step) const {
   return found == steps.end() || found->step != step ? nullptr : &*found;
 }
 
+std::vector<std::int64_t> RecordedSteps::lost(std::int64_t begin, std::int64_t end,
+                                              std::size_t first_starts) const {
+  const auto is_behind = [](std::int64_t step) {
+    return [step](const Start& start) { return start.steps_before < step; };
+  };
+  const auto later = starts.begin() + static_cast<std::ptrdiff_t>(first_starts);
+  std::vector<std::int64_t> out;
+  for (std::int64_t step = begin + 1; step <= end; ++step)
+    if (!find(step) && std::any_of(starts.begin(), later, is_behind(step)) &&
+        std::none_of(later, starts.end(), is_behind(step)))
+      out.push_back(step);
+  return out;
+}
+
 }  // namespace sherd::engine

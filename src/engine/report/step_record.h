@@ -73,6 +73,9 @@ struct RecordedSteps {
   static RecordedSteps read(const std::filesystem::path& folder);
   /// Null where it is not recorded.
   const Step* find(std::int64_t step) const;
+  /// The steps from `begin` + 1 to `end` that the first so many starts made, and whose lines are gone: they
+  /// came behind the record's beginning, and no later start went back to replace them.
+  std::vector<std::int64_t> lost(std::int64_t begin, std::int64_t end, std::size_t first_starts) const;
 };
 
 }  // namespace sherd::engine

@@ -83,6 +83,9 @@ TEST(FormatPlain, HasEveryFigure) {
             "0.314  eta 2:31");
   ProgressState state = example();
   state.lrs = {3e-4, 0.5};
+  state.title = "verify: ";
+  EXPECT_THAT(format_plain(state), ::testing::StartsWith("verify: step "));
+  EXPECT_THAT(format_bar(state, 100, false), ::testing::StartsWith("verify: "));
   EXPECT_THAT(format_plain(state), HasSubstr("  lr 3.000e-04  lrs 3.000e-04,5.000e-01  grad_norm"));
 }
 

@@ -82,6 +82,38 @@ TEST(StepRecord, StepsThatRunAgainReplaceThoseThatWere) {
   EXPECT_TRUE(RecordedSteps::read(folder.path()).steps.empty()) << "a run that begins anew";
 }
 
+/// Takes out a line.
+void lose(const TempFolder& folder, int step) {
+  std::string text = read_text(folder / "steps.jsonl");
+  const std::size_t begin = text.find(cat("{\"step\":", step, ",\"loss\""));
+  ASSERT_NE(begin, std::string::npos);
+  text.erase(begin, text.find('\n', begin) + 1 - begin);
+  write_text(folder / "steps.jsonl", text);
+}
+
+TEST(StepRecord, TellsALostLineFromOneThatIsNotThereForGoodReason) {
+  using Steps = std::vector<std::int64_t>;
+  const TempFolder folder;
+  const auto steps = [&](std::int64_t before, int to) {
+    StepRecord record(folder.path(), before, facts);
+    for (std::int64_t step = before + 1; step <= to; ++step) record.write(step_of(step, 1, 1));
+  };
+  EXPECT_EQ(RecordedSteps().lost(0, 9, 0), Steps());
+  steps(4, 8);   // the record begins there
+  steps(6, 10);  // killed behind step 8, and continued from a checkpoint
+  const auto lost = [&](std::int64_t begin, std::int64_t end, std::size_t starts) {
+    return RecordedSteps::read(folder.path()).lost(begin, end, starts);
+  };
+  EXPECT_EQ(lost(0, 10, 2), Steps());
+  for (const int step : {5, 7, 10}) lose(folder, step);
+  EXPECT_EQ(lost(0, 10, 2), (Steps{5, 7, 10}));
+  EXPECT_EQ(lost(5, 9, 2), Steps{7});
+  EXPECT_EQ(lost(10, 12, 2), (Steps{11, 12})) << "the checkpoint of step 12 says that they were made";
+  // Of a checkpoint of the first start: it made steps 7 and on, too, and the second replaced them.
+  EXPECT_EQ(lost(4, 8, 1), Steps{5});
+  EXPECT_EQ(lost(4, 10, 0), Steps()) << "its start is not known";
+}
+
 TEST(StepRecord, NamesALineThatIsNone) {
   const TempFolder folder;
   StepRecord(folder.path(), 0, facts).write(step_of(1, 1, 1));

@@ -1,0 +1,91 @@
+// `sherd verify` of runs of which not all can be compared: lines of the record are lost, checkpoints damaged.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "cli/verification/verified_run.h"
+
+namespace sherd::cli {
+namespace {
+
+using ::testing::ContainsRegex;
+namespace fs = std::filesystem;
+
+using Unchecked = VerifiedRun;
+
+TEST_F(Unchecked, NamesStepsWhoseLinesWereLost) {
+  ASSERT_NO_FATAL_FAILURE(trained("1"));
+  const std::string record = read_text(run() / "steps.jsonl");
+  const auto without = [&](std::initializer_list<int> steps) {
+    std::string lines = record;
+    for (const int step : steps) {
+      const std::size_t begin = lines.find(cat("{\"step\":", step, ",\"loss\""));
+      lines.erase(begin, lines.find('\n', begin) + 1 - begin);
+    }
+    write_text(run() / "steps.jsonl", lines);
+    return verify();
+  };
+  const Outcome some = without({3, 4, 6});
+  EXPECT_EQ(some.code, 5) << some.out;
+  EXPECT_THAT(some.out, HasSubstr("  steps 3, 4 are missing in steps.jsonl, where the run had written what"));
+  EXPECT_THAT(some.out, HasSubstr("  step 6 is missing in steps.jsonl"));
+  EXPECT_THAT(some.out, HasSubstr("  losses and gradient norms of 2 steps agree to the bit\n"));
+  EXPECT_THAT(some.out, HasSubstr("  losses and gradient norms of 1 step agree to the bit\n"));
+  EXPECT_EQ(count(some.out, "tensors and what else is saved agree to the bit"), 3u) << some.out;
+  EXPECT_EQ(count(some.out, "no losses are recorded"), 0u) << some.out;
+  EXPECT_THAT(some.out, HasSubstr("what could be checked of the run agrees, and NOT all of it could be"));
+  EXPECT_EQ(verify({"--step", "2"}).code, 0);
+  // Progress says whose it is.
+  EXPECT_EQ(count(some.err, "step "), 6u) << some.err;
+  EXPECT_EQ(count(some.err, "verify: step "), 6u) << some.err;
+  // A record that was moved away and begins anew is as it should be.
+  fs::remove(run() / "steps.jsonl");
+  ASSERT_EQ(sherd(with(train({"--resume", "--steps", "8"}),
+                       {"training.save_interval=2", "train_micro_batch_size_per_gpu=1"}))
+                .code,
+            0);
+  const Outcome late = verify();
+  EXPECT_EQ(late.code, 0) << late.out;
+  EXPECT_EQ(count(late.out, "of 2 steps no losses are recorded in steps.jsonl"), 3u) << late.out;
+}
+
+TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
+  ASSERT_NO_FATAL_FAILURE(trained("2", {"training.steps=8"}));
+  const auto flip = [&](const std::string& file) {
+    std::string bytes = read_text(run() / "global_step4" / file);
+    bytes[bytes.size() / 2] ^= 1;
+    write_text(run() / "global_step4" / file, bytes);
+  };
+  const std::string file = "rank_00001.safetensors";
+  const auto expect_damage = [&](const std::string& out) {
+    EXPECT_THAT(out, ContainsRegex("\nsteps 3 to 4, from global_step2 to global_step4: cannot be checked: "
+                                   "[^\n]*global_step4/rank_00001.safetensors is damaged"));
+    EXPECT_THAT(out, ContainsRegex("\nsteps 5 to 6, from global_step4 to global_step6: cannot be checked: "
+                                   "[^\n]*global_step4/rank_00001.safetensors is damaged"));
+    EXPECT_EQ(count(out, "tensors and what else is saved agree to the bit"), 2u) << out;
+    EXPECT_EQ(count(out, "and NOT all of it could be"), 1u) << out;
+  };
+  flip(file);
+  const Outcome damaged = verify();
+  EXPECT_EQ(damaged.code, 5) << damaged.out << damaged.err;
+  expect_damage(damaged.out);
+  const Outcome launched = sherd_launched(2, {"verify", run().string()});
+  EXPECT_EQ(count(launched.err, "exit code 5\n"), 2u) << launched.out << launched.err;
+  expect_damage(launched.out);
+  flip(file);
+  // Without its manifest nothing is known of it, and the way to the next one is replayed.
+  flip("manifest.json");
+  const Outcome manifest = verify();
+  EXPECT_EQ(manifest.code, 5) << manifest.out << manifest.err;
+  EXPECT_THAT(manifest.out, ContainsRegex("global_step4 cannot be checked: [^\n]*manifest.json"));
+  EXPECT_THAT(manifest.out, HasSubstr("steps 3 to 6, from global_step2 to global_step6: on "));
+  EXPECT_EQ(count(manifest.out, "tensors and what else is saved agree to the bit"), 3u) << manifest.out;
+  EXPECT_EQ(verify({"--step", "2"}).code, 0);
+  const Outcome itself = verify({"--step", "4"});
+  EXPECT_EQ(itself.code, 1);
+  EXPECT_THAT(itself.err, HasSubstr("; global_step4 cannot be checked: "));
+}
+
+}  // namespace
+}  // namespace sherd::cli

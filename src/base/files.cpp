@@ -105,10 +105,11 @@ void AtomicFile::write_at(std::uint64_t offset, const void* data, std::size_t by
   write_fully(descriptor_, partial_, offset, static_cast<const std::byte*>(data), bytes);
 }
 
-void AtomicFile::commit() {
+void AtomicFile::commit(bool durable) {
   require(descriptor_ >= 0, "'", path_.string(), "' is already complete");
   // An entry that is no file may have nothing to sync.
-  if (::fsync(descriptor_) != 0 && !(in_place_ && (errno == EINVAL || errno == EROFS || errno == ENOTSUP)))
+  if (durable && ::fsync(descriptor_) != 0 &&
+      !(in_place_ && (errno == EINVAL || errno == EROFS || errno == ENOTSUP)))
     fail_errno("sync", partial_, errno);
   // Network file systems report a late failed write here.
   if (::close(std::exchange(descriptor_, -1)) != 0) {
@@ -122,13 +123,13 @@ void AtomicFile::commit() {
     remove_partial();
     fail_errno("rename the finished file to", path_, error);
   }
-  sync_folder(parent_of(path_));
+  if (durable) sync_folder(parent_of(path_));
 }
 
-void write_file_atomically(const fs::path& path, std::string_view content) {
+void write_file_atomically(const fs::path& path, std::string_view content, bool durable) {
   AtomicFile file(path);
   file.write(content.data(), content.size());
-  file.commit();
+  file.commit(durable);
 }
 
 void sync_folder(const fs::path& folder) {

@@ -47,8 +47,9 @@ class AtomicFile {
   /// Writes at the end of what write() wrote so far.
   void write(const void* data, std::size_t bytes);
   void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
-  /// Completes the file. Nothing may be written afterwards.
-  void commit();
+  /// Completes the file. Nothing may be written afterwards. Without `durable` nothing waits for the disk, and
+  /// a power cut may leave what was at `path`, or less.
+  void commit(bool durable = true);
 
   const std::filesystem::path& path() const { return path_; }
 
@@ -63,7 +64,7 @@ class AtomicFile {
 };
 
 /// Writes a whole small file through an AtomicFile.
-void write_file_atomically(const std::filesystem::path& path, std::string_view content);
+void write_file_atomically(const std::filesystem::path& path, std::string_view content, bool durable = true);
 
 /// Syncs a folder's entries, so that names created or renamed in it survive a power cut.
 void sync_folder(const std::filesystem::path& folder);

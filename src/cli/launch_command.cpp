@@ -86,6 +86,8 @@ void launch_command(const Arguments& arguments) {
       line.has("min-ranks") ? static_cast<int>(line.integer("min-ranks", 1, launch.ranks)) : launch.ranks;
   launch.backoff_seconds = line.number("backoff");
   launch.restarts = static_cast<int>(line.integer("restarts", 0, 1'000'000));
+  if (line.has("restarted") && !line.has("node"))
+    throw UsageError("--restarted is for --node, which starts once");
   launch.restarted = static_cast<int>(line.integer("restarted", 0, 1'000'000));
   const bool alone = launch.hosts.size() == 1 && is_here(launch.hosts[0].name);
   launch.address = line.text("address");

@@ -392,12 +392,12 @@ int supervise(const Launch& launch) {
       if (used > 0) say_who_is_there(launch, now);
       const TryEnd end = run_once(now);
       if (end.asked != 0 || end.code == 0) return end.code;
-      const bool ran = Clock::now() - begin > std::chrono::minutes(1);
-      if (!ran && ranks < launch.ranks && all_refuse(end, ranks) && places.refuse(ranks)) {
+      if (ranks < launch.ranks && all_refuse(end, ranks) && places.refuse(ranks)) {
         say_what_is_refused(ranks, ranks_of(places.choose()));
         continue;
       }
-      if (would_come_again(end.code)) {
+      // What is wrong for fewer ranks may be right once the others are there again.
+      if (would_come_again(end.code) && !(end.code == wrong_use && ranks < launch.ranks)) {
         say_it_would_come_again(launch, end);
         return end.code;
       }

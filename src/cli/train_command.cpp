@@ -7,6 +7,7 @@
 #include <cstring>
 #include <exception>
 #include <filesystem>
+#include <map>
 
 #include "base/arena.h"
 #include "base/excerpt.h"
@@ -75,16 +76,20 @@ void check(const TrainRequest& request) {
     fail(ErrorKind::config, "how long to train is not given: set training.steps or --steps N");
   if (request.resume && training.save_dir.empty())
     fail(ErrorKind::config, "--resume reads training.save_dir, which is not set");
-  for (const std::string& output : {request.metrics, request.plot}) {
+  std::map<std::filesystem::path, std::string> options;  // that write there
+  for (const auto& [option, output] : {std::pair{"--metrics", request.metrics},
+                                       {"--metrics-textfile", request.metrics_textfile},
+                                       {"--plot", request.plot},
+                                       {"--trace", request.trace}}) {
     if (output.empty()) continue;
     if (request.config.data && is_of_data(*request.config.data, output))
       fail(ErrorKind::usage, "'", excerpt(output),
            "' belongs to the dataset that is trained on: write to another file");
+    const auto [other, first] = options.emplace(std::filesystem::weakly_canonical(output), option);
+    if (!first)
+      fail(ErrorKind::usage, other->second, " and ", option, " name the same file, '", excerpt(output),
+           "': give each its own");
   }
-  if (!request.plot.empty() &&
-      std::filesystem::weakly_canonical(request.plot) == std::filesystem::weakly_canonical(request.metrics))
-    fail(ErrorKind::usage, "--metrics and --plot name the same file, '", excerpt(request.plot),
-         "': give each its own");
   const auto plot_folder = std::filesystem::path(request.plot).parent_path();
   if (!plot_folder.empty() && !std::filesystem::is_directory(plot_folder))
     fail(ErrorKind::usage, "--plot: the folder '", plot_folder.string(), "' does not exist; create it first");

@@ -35,13 +35,18 @@ TrainRun::TrainRun(DistributedPtr dist, const TrainRequest& request,
       gemm_rate_(gemm_rate),
       better_rate_(std::move(better_rate)) {
   if (speaks() && request_.metrics_port > 0) {
-    // Whoever starts it by hand hears at once of a port that is taken. A launcher may begin again while what
-    // has the port, of the try before on a machine that it lost, is ending.
+    // Whoever starts it by hand hears at once of a port that is taken. Under a launcher what has it may be
+    // ending, of the try before on a machine that was lost; and no run ends for who watches it.
     constexpr double connection_seconds = 5, ranks_end_within = 10;
     const bool launched = comm::launcher() != comm::Launcher::none;
-    server_ = std::make_unique<engine::MetricsServer>(request_.metrics_address, request_.metrics_port,
-                                                      connection_seconds, launched ? ranks_end_within : 0);
-    log_info("metrics for Prometheus: ", server_->url());
+    try {
+      server_ = std::make_unique<engine::MetricsServer>(request_.metrics_address, request_.metrics_port,
+                                                        connection_seconds, launched ? ranks_end_within : 0);
+      log_info("metrics for Prometheus: ", server_->url());
+    } catch (const Error& error) {
+      if (!launched || error.kind() == ErrorKind::usage) throw;
+      log_warning("it trains without a page for Prometheus: ", error.what());
+    }
   }
   if (speaks() && !request_.metrics_textfile.empty())
     textfile_ = std::make_unique<engine::MetricsFile>(request_.metrics_textfile);

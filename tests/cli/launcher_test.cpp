@@ -463,8 +463,8 @@ TEST_F(Supervisor, OnlyAWrongConfigurationRefusesANumberOfRanks) {
   std::filesystem::remove(down), std::filesystem::remove(folder_ / "there");
   const Outcome one = run({"--restarts", "3", "--min-ranks", "1"},
                           with_three("[ $LOCAL_RANK = 1 ] && exit 2; exec sleep 100"));
-  EXPECT_EQ(one.code, 2) << one.err;
-  EXPECT_TRUE(there(2).empty()) << "one of them cannot speak for all";
+  EXPECT_EQ(one.code, 0) << one.err;
+  EXPECT_EQ(there(2).size(), 3u) << "one of them cannot speak for all, and other ranks may come back";
 }
 
 TEST_F(Supervisor, PassesOverWhatSherdDoesNotTake) {

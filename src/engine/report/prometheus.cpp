@@ -138,7 +138,7 @@ void MetricsFile::write() {
   next_ = Deadline::after_seconds(every_seconds_);
   is_behind_ = false;
   try {
-    write_file_atomically(path_, metrics_.text());
+    write_file_atomically(path_, metrics_.text(), false);  // between two steps, for which all ranks wait
     failed_ = false;
   } catch (const Error& error) {
     if (!std::exchange(failed_, true)) log_warning("metrics are not up to date: ", error.what());

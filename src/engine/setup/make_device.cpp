@@ -27,7 +27,7 @@ std::vector<int> own_cores(const config::Config& config, const Distributed& dist
       all.size() < static_cast<std::size_t>(dist.local_size() * threads))
     first = 0;
   else if (static_cast<std::size_t>(dist.local_size() * threads) > all.size())
-    fail(ErrorKind::config, "device.bind_cores: ", counted(dist.local_size(), "rank"), " with ",
+    fail(ErrorKind::io, "device.bind_cores: ", counted(dist.local_size(), "rank"), " with ",
          counted(threads, "thread"), " each need more than the ",
          counted(static_cast<std::int64_t>(all.size()), "core"),
          " here; lower device.threads_per_rank or leave bind_cores off");

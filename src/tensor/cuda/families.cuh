@@ -35,6 +35,9 @@ inline constexpr unsigned element_threads = 256;
 /// Threads of the one block that adds up what the others left.
 inline constexpr unsigned sum_threads = 1024;
 
+/// Threads of a block that adds up columns: across, and along them.
+inline constexpr unsigned column_lanes = 32, row_lanes = 8;
+
 /// The least finite value, from where maxima begin: differences with it are -infinity, never NaN.
 template <class C>
 inline constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)

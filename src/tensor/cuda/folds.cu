@@ -4,7 +4,6 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-constexpr unsigned column_lanes = 32, row_lanes = 8;
 /// Threads of a block that takes a row.
 constexpr unsigned fold_threads = 256;
 

@@ -9,8 +9,6 @@ namespace {
 
 // ---- sums over rows ----
 
-constexpr unsigned row_lanes = 8, column_lanes = 32;
-
 /// parts[blockIdx.y, column] = sum over the block's rows; thread (x, y) takes `width` columns and every
 /// eighth row.
 template <int width, class S>

@@ -52,10 +52,22 @@ std::vector<SavedPoint> last_course(const std::vector<SavedPoint>& points, std::
   return out;
 }
 
-/// Whether all steps up to this one are of one start of the run, from initial values.
-bool is_of_one_start(const engine::RecordedSteps& record, std::int64_t step) {
-  const auto before = [&](const engine::RecordedSteps::Start& start) { return start.steps_before < step; };
-  return std::ranges::count_if(record.starts, before) == 1 && record.starts[0].steps_before == 0;
+/// Whether the record tells that one start of the run made the steps behind `begin`, up to `end`.
+bool is_of_one_start(const engine::RecordedSteps& record, std::int64_t begin, std::int64_t end) {
+  const auto is_before = [&](const auto& start) { return start.steps_before <= begin; };
+  const auto is_between = [&](const auto& start) {
+    return start.steps_before > begin && start.steps_before < end;
+  };
+  return std::ranges::any_of(record.starts, is_before) && std::ranges::none_of(record.starts, is_between);
+}
+
+/// Whether the way from initial values to the first checkpoint can be replayed: it has no other before it, or
+/// only such as cannot be read; or it is asked for.
+bool has_beginning(const SavedPoint& first, const Course& course, const engine::RecordedSteps& record,
+                   std::optional<std::int64_t> end) {
+  const std::int64_t unread = std::ssize(course.unread);
+  const bool asked = end == first.step || (unread > 0 && first.ordinal <= unread + 1);
+  return first.ordinal == 1 || (asked && is_of_one_start(record, 0, first.step));
 }
 
 std::string names_of(const std::vector<SavedPoint>& points) {
@@ -86,15 +98,26 @@ Course course_of(const fs::path& folder, const engine::RecordedSteps& record,
     fail(ErrorKind::io, "there is no checkpoint in '", folder.string(),
          "': name the folder of a run, its training.save_dir", lines_of(out.unread));
   const SavedPoint& first = points.front();
-  if (first.ordinal == 1 || (end == first.step && is_of_one_start(record, first.step)))
+  if (has_beginning(first, out, record, end))
     out.intervals.push_back({0, first.step, "", first.folder});
   else
     out.notes.push_back(
         cat("checkpoints before ", first.folder.filename().string(),
             " are not there (training.keep_last removes them), or cannot be read: steps up to ", first.step,
             " cannot be replayed"));
-  for (std::size_t i = 1; i < points.size(); ++i)
-    out.intervals.push_back({points[i - 1].step, points[i].step, points[i - 1].folder, points[i].folder});
+  const bool some_unread = !out.unread.empty();
+  for (std::size_t i = 1; i < points.size(); ++i) {
+    const SavedPoint &from = points[i - 1], &to = points[i];
+    const Interval interval{from.step, to.step, from.folder, to.folder};
+    if (end && to.step != *end) continue;
+    // Each start trains by a configuration of its own, and the one between may stand in what cannot be read.
+    if (some_unread && to.ordinal > from.ordinal + 1 && !is_of_one_start(record, from.step, to.step))
+      out.unread.push_back(
+          cat(interval.text(), ": cannot be checked: a checkpoint between cannot be read, and ",
+              engine::steps_file, " does not tell that the run went on there by the same configuration"));
+    else
+      out.intervals.push_back(interval);
+  }
   std::erase_if(out.intervals, [&](const Interval& i) { return i.end == i.begin || (end && i.end != *end); });
   if (out.intervals.empty())
     fail(ErrorKind::io, "there is nothing to replay in '", folder.string(), "'",

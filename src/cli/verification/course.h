@@ -22,8 +22,8 @@ struct Interval {
 
 /// The intervals between the checkpoints in a run's folder, the first from initial values where no checkpoint
 /// before it was removed. What a run left behind when it went back to an earlier checkpoint is no part of
-/// them, and a line of `notes`. Nor is a checkpoint whose manifest is damaged: a line of `unread`, and the
-/// intervals before and behind it are one.
+/// them, and a line of `notes`. Nor is a checkpoint whose manifest is damaged: a line of `unread`. The
+/// intervals before and behind it are one where one start of the run made both, else another such line.
 struct Course {
   std::vector<Interval> intervals;
   std::vector<std::string> notes, unread;

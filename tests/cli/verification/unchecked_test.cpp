@@ -12,7 +12,17 @@ namespace {
 using ::testing::ContainsRegex;
 namespace fs = std::filesystem;
 
-using Unchecked = VerifiedRun;
+class Unchecked : public VerifiedRun {
+ protected:
+  /// Changes a bit of the run's file, and returns what was there.
+  std::string damage(const std::string& file) const {
+    const std::string whole = read_text(run() / file);
+    std::string bytes = whole;
+    bytes[bytes.size() / 2] ^= 1;
+    write_text(run() / file, bytes);
+    return whole;
+  }
+};
 
 TEST_F(Unchecked, NamesStepsWhoseLinesWereLost) {
   ASSERT_NO_FATAL_FAILURE(trained("1"));
@@ -85,6 +95,66 @@ TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
   const Outcome itself = verify({"--step", "4"});
   EXPECT_EQ(itself.code, 1);
   EXPECT_THAT(itself.err, HasSubstr("; global_step4 cannot be checked: "));
+}
+
+TEST_F(Unchecked, ReplaysFromTheBeginningWhereTheFirstManifestIsDamaged) {
+  ASSERT_NO_FATAL_FAILURE(trained("1", {"training.steps=4"}));
+  const std::string manifest = damage("global_step2/manifest.json");
+  const Outcome first = verify();
+  EXPECT_EQ(first.code, 5) << first.out << first.err;
+  EXPECT_THAT(first.out, HasSubstr("steps 1 to 4, from the beginning to global_step4: on "));
+  EXPECT_THAT(first.out, HasSubstr("  losses and gradient norms of 4 steps agree to the bit\n"));
+  EXPECT_THAT(first.out, HasSubstr("what could be checked of the run agrees, and NOT all of it could be"));
+  // Where others before were removed, that is not the way from one checkpoint to the next.
+  write_text(run() / "global_step2/manifest.json", manifest);
+  ASSERT_EQ(sherd(with(train({"--resume", "--steps", "8"}),
+                       {"training.save_interval=2", "train_micro_batch_size_per_gpu=1"}))
+                .code,
+            0);
+  fs::remove_all(run() / "global_step2");
+  damage("global_step4/manifest.json");
+  const Outcome removed = verify();
+  EXPECT_EQ(removed.code, 5) << removed.out << removed.err;
+  EXPECT_THAT(removed.out, HasSubstr("checkpoints before global_step6 are not there"));
+  EXPECT_EQ(count(removed.out, ": on "), 1u) << removed.out;
+  // A run whose only checkpoint is damaged.
+  for (const char* step : {"global_step6", "global_step8"}) fs::remove_all(run() / step);
+  const Outcome none = verify();
+  EXPECT_EQ(none.code, 1) << none.out;
+  EXPECT_THAT(none.err, HasSubstr("; global_step4 cannot be checked: "));
+}
+
+TEST_F(Unchecked, DoesNotReplayByTheConfigurationOfALaterStart) {
+  ASSERT_NO_FATAL_FAILURE(trained("1"));
+  ASSERT_EQ(sherd(with(train({"--resume", "--steps", "10"}),
+                       {"training.save_interval=2", "train_micro_batch_size_per_gpu=1",
+                        "optimizer.params.lr=0.01"}))
+                .code,
+            0);
+  const std::string manifest = damage("global_step6/manifest.json");
+  const auto expect_dropped = [&](const Outcome& dropped) {
+    EXPECT_EQ(dropped.code, 5) << dropped.out << dropped.err;
+    EXPECT_THAT(dropped.out,
+                HasSubstr("\nsteps 5 to 8, from global_step4 to global_step8: cannot be checked: a "
+                          "checkpoint between cannot be read, and steps.jsonl does not tell"));
+    EXPECT_EQ(count(dropped.out, ": on "), 3u) << dropped.out;
+    EXPECT_THAT(dropped.out, HasSubstr("what could be checked of the run agrees"));
+  };
+  expect_dropped(verify());
+  const Outcome itself = verify({"--step", "8"});
+  EXPECT_EQ(itself.code, 1) << itself.out;
+  EXPECT_THAT(itself.err, HasSubstr("steps 5 to 8, from global_step4 to global_step8: cannot be checked"));
+  EXPECT_EQ(verify({"--step", "10"}).code, 0);
+  fs::rename(run() / "steps.jsonl", folder_ / "moved");
+  expect_dropped(verify());
+  fs::rename(folder_ / "moved", run() / "steps.jsonl");
+  // The start at step 6 is no matter of where another is damaged: the same start made steps 7 to 10.
+  write_text(run() / "global_step6/manifest.json", manifest);
+  damage("global_step8/manifest.json");
+  const Outcome one = verify();
+  EXPECT_EQ(one.code, 5) << one.out;
+  EXPECT_THAT(one.out, HasSubstr("steps 7 to 10, from global_step6 to global_step10: on "));
+  EXPECT_THAT(one.out, HasSubstr("  losses and gradient norms of 4 steps agree to the bit\n"));
 }
 
 }  // namespace

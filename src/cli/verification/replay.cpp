@@ -133,13 +133,13 @@ void announce_replay(const Replay& replay, const ReplayReport& report, const eng
   std::fflush(stdout);
 }
 
-/// A checkpoint, opened by all ranks so that it can be read also when it is removed later. `verified`: they
-/// compare its files with their sums.
-CheckpointReader open_checkpoint(Distributed& dist, const fs::path& folder, bool verified) {
+/// A checkpoint, opened by all ranks so that it can be read also when it is removed later, of which they have
+/// compared the files with their sums.
+CheckpointReader open_checkpoint(Distributed& dist, const fs::path& folder) {
   std::optional<CheckpointReader> reader;
   comm::gather_results(dist.world(), "checkpoint to compare with", [&] {
     reader.emplace(folder);
-    if (verified) reader->verify_share(dist.rank(), dist.world_size());
+    reader->verify_share(dist.rank(), dist.world_size());
     return true;
   });
   return std::move(*reader);
@@ -191,17 +191,17 @@ void require_there(const Replay& replay, const Error& error) {
   }
 }
 
-/// Calls `read`, which reads a checkpoint on all ranks, or on none. False where it cannot be read.
-template <class Read>
-bool can_read(const Replay& replay, ReplayReport& report, const Read& read) {
+/// Opens one of the interval's checkpoints on all ranks. Where that is damaged, the report says so, and this
+/// returns nothing.
+std::unique_ptr<CheckpointReader> open_whole(Distributed& dist, const Replay& replay, const fs::path& folder,
+                                             ReplayReport& report) {
   try {
-    read();
-    return true;
+    return std::make_unique<CheckpointReader>(open_checkpoint(dist, folder));
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::io && error.kind() != ErrorKind::data) throw;
     require_there(replay, error);
     report.unread = error.what();
-    return false;
+    return nullptr;
   }
 }
 
@@ -210,31 +210,28 @@ ReplayReport replay_steps(const DistributedPtr& dist, const Replay& replay, cons
   const Interval& interval = replay.interval;
   ReplayReport report;
   report.data = other_data(replay.manifest.data, *data);
-  std::optional<CheckpointReader> end;
-  if (!can_read(replay, report, [&] { end.emplace(open_checkpoint(*dist, interval.to, true)); }))
-    return report;
+  const std::unique_ptr<CheckpointReader> end = open_whole(*dist, replay, interval.to, report);
+  if (!end) return report;
   if (end->manifest().save_id != replay.manifest.save_id)
     fail(ErrorKind::io, "checkpoint ", interval.to.string(),
          " was saved anew meanwhile, by a run that went back: verify again");
+  std::unique_ptr<CheckpointReader> begin;
+  // Before it is loaded: what fails then, as on a full nvme_path, is no damage.
+  if (!interval.from.empty() && !(begin = open_whole(*dist, replay, interval.from, report))) return report;
   TrainSetup setup(dist, replay.config, data);
   Engine& engine = setup.engine();
   const engine::RunFacts facts = engine::RunFacts::of(engine);
   report.missing = all_missing(replay, record, facts);
   const bool to_rounding = hear_of_others(*dist, report.missing);
-  std::optional<CheckpointReader> begin;  // by which ways are measured
-  if (to_rounding && !interval.from.empty() &&
-      !can_read(replay, report, [&] { begin.emplace(open_checkpoint(*dist, interval.from, false)); }))
-    return report;
   if (dist->rank() == 0) announce_replay(replay, report, facts);
   if (interval.from.empty())
     setup.begin();
-  else if (!can_read(replay, report, [&] {
-             engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
-           }))
-    return report;
+  else
+    engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
   StepJudge judge(replay, record, report);
   train_steps(setup, replay, judge);
-  report.states = engine.compare_checkpoint(*end, begin ? &*begin : nullptr);
+  // Ways from the beginning of the interval tell how far rounding may lead.
+  report.states = engine.compare_checkpoint(*end, to_rounding ? begin.get() : nullptr);
   return report;
 }
 

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "cli/verification/verified_run.h"
+#include "data/sample_text.h"
 
 namespace sherd::cli {
 namespace {
@@ -155,6 +156,20 @@ TEST_F(Unchecked, DoesNotReplayByTheConfigurationOfALaterStart) {
   EXPECT_EQ(one.code, 5) << one.out;
   EXPECT_THAT(one.out, HasSubstr("steps 7 to 10, from global_step6 to global_step10: on "));
   EXPECT_THAT(one.out, HasSubstr("  losses and gradient norms of 4 steps agree to the bit\n"));
+}
+
+TEST_F(Unchecked, CallsNothingDamageThatIsNone) {
+  ASSERT_NO_FATAL_FAILURE(trained("1"));
+  const std::string other = (folder_ / "other").string();
+  write_text(other + ".txt", data::sample_text(20000, 1));
+  ASSERT_EQ(
+      sherd({"prepare", "--input", other + ".txt", "--tokenizer", "spm-train:320", "--output", other}).code,
+      0);
+  // Files are whole, and what is loaded does not fit to what is here.
+  const Outcome tokens = verify({"--step", "4", "--set", "data.path=" + other});
+  EXPECT_EQ(tokens.code, 1) << tokens.out << tokens.err;
+  EXPECT_THAT(tokens.err, HasSubstr("global_step2 was trained on tokens of "));
+  EXPECT_EQ(count(tokens.out, "cannot be checked"), 0u) << tokens.out;
 }
 
 }  // namespace

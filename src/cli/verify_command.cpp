@@ -39,6 +39,17 @@ enum class Agreement : std::uint8_t {
   differs     ///< where bits are promised
 };
 
+/// What replays have shown so far.
+struct Verdict {
+  Agreement agreement = Agreement::equal;
+  bool compared = false;  ///< any interval
+
+  void add(const Verdict& other) {
+    agreement = std::max(agreement, other.agreement);
+    compared = compared || other.compared;
+  }
+};
+
 bool under_launcher() {
   return comm::launcher() != comm::Launcher::none;
 }
@@ -135,10 +146,10 @@ Agreement judge(const Replay& replay, const ReplayReport& report) {
 }
 
 /// Replays an interval on this rank, and returns what rank 0 judges.
-Agreement verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
-                          const std::shared_ptr<const engine::TokenData>& data) {
+Verdict verify_interval(const DistributedPtr& dist, const VerifyPlan& plan, const Replay& replay,
+                        const std::shared_ptr<const engine::TokenData>& data) {
   const ReplayReport report = run_replay(dist, replay, plan.record, data);
-  const Agreement mine = judge(replay, report);
+  const Verdict mine{judge(replay, report), report.unread.empty()};
   if (dist->rank() == 0) print_report(replay, report);
   return comm::gather_records(dist->world(), mine, "verdict")[0];
 }
@@ -151,15 +162,17 @@ void print_notes(const VerifyPlan& plan) {
                 engine::steps_file);
 }
 
-const char* verdict_of(Agreement agreement) {
-  switch (agreement) {
+const char* text_of(const Verdict& verdict) {
+  switch (verdict.agreement) {
     case Agreement::equal:
       return "the run agrees to the bit";
     case Agreement::near:
       return "the run agrees to rounding: equal bits are not promised for what was replayed here, as said "
              "above";
     case Agreement::unchecked:
-      return "what could be checked of the run agrees, and NOT all of it could be, as said above";
+      return verdict.compared
+                 ? "what could be checked of the run agrees, and NOT all of it could be, as said above"
+                 : "NOTHING of the run could be checked, as said above";
     case Agreement::apart:
       return "the run does NOT agree, not even to rounding: equal bits are not promised for what was "
              "replayed "
@@ -169,43 +182,43 @@ const char* verdict_of(Agreement agreement) {
   }
 }
 
-void print_verdict(Agreement agreement) {
-  std::printf("%s\n", verdict_of(agreement));
+void print_verdict(const Verdict& verdict) {
+  std::printf("%s\n", text_of(verdict));
   std::fflush(stdout);
 }
 
-Agreement before_replays(const VerifyPlan& plan) {
-  return plan.unread.empty() ? Agreement::equal : Agreement::unchecked;
+Verdict before_replays(const VerifyPlan& plan) {
+  return {plan.unread.empty() ? Agreement::equal : Agreement::unchecked};
 }
 
-Agreement verify_here(const VerifyPlan& plan) {
+Verdict verify_here(const VerifyPlan& plan) {
   print_notes(plan);
-  Agreement all = before_replays(plan);
+  Verdict all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     engine::takes_gpus(replay.config);  // throws where it needs one and has none
     const auto data = engine::open_token_data(replay.config);
     planning::require_fit(replay.reparse, data->vocab_size, {replay.ranks, replay.ranks},
                           planning::this_machine(replay.config));
-    Agreement found = Agreement::differs;
+    Verdict found{Agreement::differs};
     launch_ranks(replay.ranks,
                  [&](const DistributedPtr& dist) {
-                   const Agreement agreed = verify_interval(dist, plan, replay, data);
-                   if (dist->rank() == 0) found = agreed;
+                   const Verdict verdict = verify_interval(dist, plan, replay, data);
+                   if (dist->rank() == 0) found = verdict;
                  },
                  {.timeout_seconds = replay.config.parallel.timeout_seconds});
-    all = std::max(all, found);
+    all.add(found);
   }
   print_verdict(all);
   return all;
 }
 
 /// One rank's part under a launcher.
-Agreement verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
+Verdict verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
   std::string intervals;  // checkpoints of a run under way may go between two looks
   for (const Replay& replay : plan.replays) intervals += replay.interval.text() + "; ";
   engine::require_same({{"list of checkpoints in the run's folder", intervals}}, *dist, ErrorKind::io);
   if (dist->rank() == 0) print_notes(plan);
-  Agreement all = before_replays(plan);
+  Verdict all = before_replays(plan);
   for (const Replay& replay : plan.replays) {
     std::shared_ptr<const engine::TokenData> data;
     comm::gather_results(dist->world(), "data opened", [&] {
@@ -221,14 +234,14 @@ Agreement verify_launched(const VerifyPlan& plan, const DistributedPtr& dist) {
                             planning::this_machine(replay.config, sharing));
       return true;
     });
-    all = std::max(all, verify_interval(dist, plan, replay, data));
+    all.add(verify_interval(dist, plan, replay, data));
   }
   if (dist->rank() == 0) print_verdict(all);
   dist->world().barrier({.label = "end of verification", .scalar = true});
   return all;
 }
 
-Agreement verify_run(const VerifyRequest& request) {
+Verdict verify_run(const VerifyRequest& request) {
   if (!under_launcher()) return verify_here(plan_of(request));
   VerifyPlan plan;
   std::exception_ptr unread;  // told to the others, who wait, once they are met
@@ -237,7 +250,7 @@ Agreement verify_run(const VerifyRequest& request) {
   } catch (const Error&) {
     unread = std::current_exception();
   }
-  Agreement all = Agreement::differs;
+  Verdict all{Agreement::differs};
   try {
     launch_ranks(request.ranks, [&](const DistributedPtr& dist) {
       if (unread) std::rethrow_exception(unread);
@@ -276,7 +289,7 @@ void verify_command(const Arguments& arguments) {
   if (line.has("step")) request.step = line.integer("step", 1);
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.overrides = line.all("set");
-  if (verify_run(request) >= Agreement::unchecked) throw Finding{does_not_agree};
+  if (verify_run(request).agreement >= Agreement::unchecked) throw Finding{does_not_agree};
 }
 
 }  // namespace sherd::cli

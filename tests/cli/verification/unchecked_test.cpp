@@ -84,6 +84,11 @@ TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
   const Outcome launched = sherd_launched(2, {"verify", run().string()});
   EXPECT_EQ(count(launched.err, "exit code 5\n"), 2u) << launched.out << launched.err;
   expect_damage(launched.out);
+  // Of one interval alone nothing is compared.
+  const Outcome nothing = verify({"--step", "6"});
+  EXPECT_EQ(nothing.code, 5) << nothing.out << nothing.err;
+  EXPECT_EQ(count(nothing.out, "\nNOTHING of the run could be checked, as said above\n"), 1u) << nothing.out;
+  EXPECT_EQ(count(nothing.out, "agree"), 0u) << nothing.out;
   flip(file);
   // Without its manifest nothing is known of it, and the way to the next one is replayed.
   flip("manifest.json");

@@ -122,7 +122,13 @@ void print_report(const Replay& replay, const ReplayReport& report) {
   if (!report.lost.empty())
     std::printf("  %s missing in %s, where the run had written what came of it: that cannot be compared\n",
                 steps_are(report.lost).c_str(), engine::steps_file);
-  if (const auto unknown = report.steps - report.compared_steps - std::ssize(report.lost); unknown > 0)
+  const auto unknown = report.steps - report.compared_steps - std::ssize(report.lost);
+  if (report.start_lost)
+    std::printf(
+        "  the start of the run that saved %s is missing in %s, which has steps of others: losses "
+        "cannot be compared\n",
+        replay.interval.to.filename().string().c_str(), engine::steps_file);
+  else if (unknown > 0)
     std::printf("  of %s no losses are recorded in %s: tensors alone are compared\n",
                 counted(unknown, "step").c_str(), engine::steps_file);
   print_states(report.states);

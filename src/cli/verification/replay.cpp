@@ -54,6 +54,7 @@ class StepJudge {
     if (replay.manifest.client.contains(engine::start_key)) {
       const std::optional<std::size_t> start = start_of(replay.manifest, record);
       starts_ = start ? *start + 1 : 0;
+      report_.start_lost = !start && knows_a_step(replay.interval);
     }
     report_.lost =
         record.lost(replay.interval.begin, replay.interval.end, starts_.value_or(record.starts.size()));
@@ -75,6 +76,12 @@ class StepJudge {
   }
 
  private:
+  /// A record that was moved away, or that begins later, has none of them.
+  bool knows_a_step(const Interval& interval) const {
+    const auto found =
+        std::ranges::upper_bound(record_.steps, interval.begin, {}, &RecordedSteps::Step::step);
+    return found != record_.steps.end() && found->step <= interval.end;
+  }
   void number(std::int64_t step, const char* what, std::optional<double> recorded, double here,
               double& error) {
     const std::optional<double> now = std::isfinite(here) ? std::optional(here) : std::nullopt;

@@ -43,7 +43,10 @@ struct ReplayReport {
   /// Why bits are not promised to be equal; none: they are.
   std::vector<std::string> missing;
   std::string unread;  ///< why a checkpoint cannot be read, so that nothing was compared; empty: they can
-  std::vector<std::int64_t> lost;              ///< steps whose lines the record should have
+  std::vector<std::int64_t> lost;  ///< steps whose lines the record should have
+  /// The record has steps of the interval, and not the start of the run that saved its end: whose steps they
+  /// are is not known, and they are not compared.
+  bool start_lost = false;
   std::int64_t steps = 0, compared_steps = 0;  ///< replayed; of these, how many the record knows
   std::optional<StepDifference> step;          ///< the first that differs
   std::string data;                            ///< how the dataset differs from that of the run; empty: not
@@ -51,7 +54,7 @@ struct ReplayReport {
   double loss_error = 0, norm_error = 0;  ///< the largest, relative
 
   /// Whether all of it could be compared.
-  bool is_whole() const { return unread.empty() && lost.empty(); }
+  bool is_whole() const { return unread.empty() && lost.empty() && !start_lost; }
   bool agrees() const { return !step && data.empty() && states.agrees(); }
   /// Whether it is as near as runs come to each other that compute the same in another order.
   bool agrees_nearly(DType compute) const;

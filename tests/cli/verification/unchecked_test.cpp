@@ -61,6 +61,30 @@ TEST_F(Unchecked, NamesStepsWhoseLinesWereLost) {
   EXPECT_EQ(count(late.out, "of 2 steps no losses are recorded in steps.jsonl"), 3u) << late.out;
 }
 
+TEST_F(Unchecked, NamesAStartWhoseLineWasLost) {
+  ASSERT_NO_FATAL_FAILURE(trained("1"));
+  ASSERT_EQ(sherd(with(train({"--resume", "--steps", "8"}),
+                       {"training.save_interval=2", "train_micro_batch_size_per_gpu=1"}))
+                .code,
+            0);
+  const std::string record = read_text(run() / "steps.jsonl");
+  EXPECT_EQ(verify().code, 0);
+  std::string lines = record;
+  const std::size_t begin = lines.find("{\"step\":6,\"start\"");
+  ASSERT_NE(begin, std::string::npos) << record;
+  lines.erase(begin, lines.find('\n', begin) + 1 - begin);
+  write_text(run() / "steps.jsonl", lines);
+  const Outcome lost = verify();
+  EXPECT_EQ(lost.code, 5) << lost.out << lost.err;
+  EXPECT_EQ(count(lost.out, "the start of the run that saved "), 1u) << lost.out;
+  EXPECT_THAT(lost.out,
+              HasSubstr("  the start of the run that saved global_step8 is missing in steps.jsonl"));
+  EXPECT_EQ(count(lost.out, "no losses are recorded"), 0u) << lost.out;
+  EXPECT_EQ(count(lost.out, "losses and gradient norms of 2 steps agree to the bit"), 3u) << lost.out;
+  EXPECT_THAT(lost.out, HasSubstr("what could be checked of the run agrees, and NOT all of it could be"));
+  EXPECT_EQ(verify({"--step", "6"}).code, 0);
+}
+
 TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
   ASSERT_NO_FATAL_FAILURE(trained("2", {"training.steps=8"}));
   const auto flip = [&](const std::string& file) {

@@ -295,6 +295,15 @@ bool Trainer::save_is_due() const {
   return best || (settings().save_interval > 0 && engine_.global_steps() % settings().save_interval == 0);
 }
 
+/// What a checkpoint holds of this run beside its states. The record is synced, as the checkpoint will be:
+/// the steps before it are on the disk where it is.
+void Trainer::tell_checkpoint(engine::ClientState& client) {
+  best_->save(client);
+  if (!record_) return;
+  record_->sync();
+  client[engine::start_key] = record_->start();
+}
+
 /// Saves on each machine where that is due, or was while another save was under way.
 void Trainer::save_locally() {
   if (!keeps_local()) return;
@@ -302,8 +311,7 @@ void Trainer::save_locally() {
   if (!local_due_) return;
   engine::SaveOptions options;
   options.async = settings().save_async;
-  best_->save(options.client);
-  if (record_) options.client[engine::start_key] = record_->start();
+  tell_checkpoint(options.client);
   local_due_ = !engine_.save_local_checkpoint(options);
   engine_.groups().reset_traffic();
 }
@@ -317,8 +325,7 @@ void Trainer::save(bool async) {
   options.best = settings().keep_best && evaluated_ && best_->improved();
   options.keep_last = settings().keep_last;
   if (evaluated_) options.client["val_loss"] = engine::exact(*val_loss_);
-  best_->save(options.client);
-  if (record_) options.client[engine::start_key] = record_->start();
+  tell_checkpoint(options.client);
   engine_.save_checkpoint(settings().save_dir, options);
   saving_step_ = engine_.global_steps();
   note_saved();

@@ -102,6 +102,7 @@ class Trainer {
   bool save_is_due() const;
   void save(bool async);
   void save_locally();
+  void tell_checkpoint(engine::ClientState& client);
   void note_saved();
   bool out_of_patience() const;
   engine::StepMetrics metrics_of_step() const;

@@ -2,8 +2,10 @@
 #include "engine/trainer.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 #include <atomic>
 
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +13,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "autograd/ops.h"
 #include "base/threads.h"
@@ -21,6 +25,27 @@
 #include "nn/layers.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
+
+namespace sherd::test {
+namespace {
+
+std::mutex sync_mutex;
+std::function<void(const std::filesystem::path&)> before_sync;  ///< by sync_mutex
+
+}  // namespace
+}  // namespace sherd::test
+
+/// Stands before libc's in this program.
+extern "C" int fsync(int descriptor) {
+  {
+    const std::lock_guard lock(sherd::test::sync_mutex);
+    std::error_code unknown;
+    if (sherd::test::before_sync)
+      sherd::test::before_sync(
+          std::filesystem::read_symlink(sherd::cat("/proc/self/fd/", descriptor), unknown));
+  }
+  return static_cast<int>(::syscall(SYS_fsync, descriptor));
+}
 
 namespace sherd::test {
 namespace {
@@ -110,6 +135,34 @@ class TrainerTest : public ::testing::Test {
   std::shared_ptr<device::Device> host_ = device::make_cpu_device(1);
   TempFolder folder_;
 };
+
+TEST_F(TrainerTest, SyncsTheRecordBeforeACheckpointIsThere) {
+  std::int64_t synced = 0;                                  // lines of the record
+  std::vector<std::pair<std::int64_t, std::int64_t>> seen;  // step of a manifest, and `synced` then
+  {
+    const std::lock_guard lock(sync_mutex);
+    before_sync = [&](const fs::path& path) {
+      if (path == folder_ / "run" / "steps.jsonl") {
+        const std::string text = testing::read_text(path);
+        synced = std::ranges::count(text, '\n');
+      } else if (path.filename().string().starts_with("manifest.json")) {
+        const std::string name = path.parent_path().filename().string();
+        seen.emplace_back(std::stoll(name.substr(name.find("global_step") + 11)), synced);
+      }
+    };
+  }
+  train(save_dir() + cat(R"("steps": 4, "save_interval": 2, "save_async": false, )",
+                         R"("local_save_interval": 1, "local_save_dir": ")", (folder_ / "local").string(),
+                         R"(")"));
+  const std::lock_guard lock(sync_mutex);
+  before_sync = nullptr;
+  std::set<std::int64_t> steps;
+  for (const auto& [step, lines] : seen) {
+    steps.insert(step);
+    EXPECT_EQ(lines, step + 1) << "with the start of the run, at step " << step;
+  }
+  EXPECT_EQ(steps, (std::set<std::int64_t>{1, 2, 3, 4}));
+}
 
 TEST_F(TrainerTest, TrainsEvaluatesAndTells) {
   const fs::path file = folder_ / "metrics.jsonl";

@@ -34,6 +34,11 @@ void AppendFile::write(std::string_view piece) {
   }
 }
 
+void AppendFile::sync() {
+  // A pipe has nothing to sync.
+  if (::fsync(descriptor_) != 0 && errno != EINVAL && errno != EROFS && errno != ENOTSUP) fail_errno("sync");
+}
+
 void AppendFile::fail_errno(const char* action) const {
   fail(ErrorKind::io, "cannot ", action, " ", what_, " '", path_.string(), "': ", std::strerror(errno));
 }

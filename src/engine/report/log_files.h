@@ -24,6 +24,8 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
 
   void write(std::string_view piece);
+  /// Waits until all of it outlives the machine as well.
+  void sync();
 
  private:
   [[noreturn]] void fail_errno(const char* action) const;

@@ -202,4 +202,8 @@ void MetricsWriter::write(const std::string& line) {
   file_->write(line + '\n');
 }
 
+void MetricsWriter::sync() {
+  file_->sync();
+}
+
 }  // namespace sherd::engine

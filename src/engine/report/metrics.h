@@ -78,6 +78,8 @@ class MetricsWriter {
   void write(const StepMetrics& metrics) { write(to_json(metrics)); }
   /// Any JSON object with an integer `step`, without the newline.
   void write(const std::string& line);
+  /// Waits until the lines so far outlive the machine.
+  void sync();
 
  private:
   std::unique_ptr<class AppendFile> file_;

@@ -40,6 +40,8 @@ class StepRecord {
   StepRecord(const std::filesystem::path& folder, std::int64_t steps_before, const RunFacts& facts);
 
   void write(const StepMetrics& step);
+  /// Before a checkpoint is saved: what that holds, the record then tells, whatever becomes of the machine.
+  void sync() { lines_.sync(); }
   /// Names this start of the run. Checkpoints have it among their strings, as start_key.
   const std::string& start() const { return start_; }
 

@@ -83,6 +83,12 @@ TEST_F(Unchecked, NamesAStartWhoseLineWasLost) {
   EXPECT_EQ(count(lost.out, "losses and gradient norms of 2 steps agree to the bit"), 3u) << lost.out;
   EXPECT_THAT(lost.out, HasSubstr("what could be checked of the run agrees, and NOT all of it could be"));
   EXPECT_EQ(verify({"--step", "6"}).code, 0);
+  // A checkpoint that was removed is no damage: what training.keep_best left is replayed over a start.
+  write_text(run() / "steps.jsonl", record);
+  fs::remove_all(run() / "global_step6");
+  const Outcome over = verify();
+  EXPECT_EQ(over.code, 0) << over.out << over.err;
+  EXPECT_THAT(over.out, HasSubstr("steps 5 to 8, from global_step4 to global_step8: on "));
 }
 
 TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
@@ -128,7 +134,7 @@ TEST_F(Unchecked, GoesOnBesideADamagedCheckpoint) {
 }
 
 TEST_F(Unchecked, ReplaysFromTheBeginningWhereTheFirstManifestIsDamaged) {
-  ASSERT_NO_FATAL_FAILURE(trained("1", {"training.steps=4"}));
+  ASSERT_NO_FATAL_FAILURE(trained("1", {"training.steps=8"}));
   const std::string manifest = damage("global_step2/manifest.json");
   const Outcome first = verify();
   EXPECT_EQ(first.code, 5) << first.out << first.err;
@@ -137,10 +143,6 @@ TEST_F(Unchecked, ReplaysFromTheBeginningWhereTheFirstManifestIsDamaged) {
   EXPECT_THAT(first.out, HasSubstr("what could be checked of the run agrees, and NOT all of it could be"));
   // Where others before were removed, that is not the way from one checkpoint to the next.
   write_text(run() / "global_step2/manifest.json", manifest);
-  ASSERT_EQ(sherd(with(train({"--resume", "--steps", "8"}),
-                       {"training.save_interval=2", "train_micro_batch_size_per_gpu=1"}))
-                .code,
-            0);
   fs::remove_all(run() / "global_step2");
   damage("global_step4/manifest.json");
   const Outcome removed = verify();
@@ -178,11 +180,12 @@ TEST_F(Unchecked, DoesNotReplayByTheConfigurationOfALaterStart) {
   fs::rename(run() / "steps.jsonl", folder_ / "moved");
   expect_dropped(verify());
   fs::rename(folder_ / "moved", run() / "steps.jsonl");
-  // The start at step 6 is no matter of where another is damaged: the same start made steps 7 to 10.
+  // The start at step 6 is no matter of others: one start made steps 3 to 6, and one 7 to 10.
   write_text(run() / "global_step6/manifest.json", manifest);
-  damage("global_step8/manifest.json");
+  for (const char* step : {"global_step4", "global_step8"}) damage(cat(step, "/manifest.json"));
   const Outcome one = verify();
   EXPECT_EQ(one.code, 5) << one.out;
+  EXPECT_THAT(one.out, HasSubstr("steps 3 to 6, from global_step2 to global_step6: on "));
   EXPECT_THAT(one.out, HasSubstr("steps 7 to 10, from global_step6 to global_step10: on "));
   EXPECT_THAT(one.out, HasSubstr("  losses and gradient norms of 4 steps agree to the bit\n"));
 }

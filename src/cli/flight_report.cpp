@@ -85,9 +85,9 @@ FlightCall read_call(const Json& json, std::int64_t now_us) {
   return call;
 }
 
-/// When a file was written.
-double seconds_of(const Json& json) {
-  return json.at("wall_us").get<double>() * 1e-6;
+/// "wall_us", when a file was written, or "began_us", when its program began.
+double seconds_of(const Json& json, const char* moment) {
+  return json.at(moment).get<double>() * 1e-6;
 }
 
 void add_flight(Flights& flights, const std::string& path, const Json& json) {
@@ -95,7 +95,7 @@ void add_flight(Flights& flights, const std::string& path, const Json& json) {
     fail(ErrorKind::data, "it is no flight recorder of this version");
   const int rank = json.at("rank");
   flights.world_size = json.at("world_size");
-  const double written = seconds_of(json);
+  const double written = seconds_of(json, "wall_us");
   if (!flights.files.emplace(rank, std::pair(path, written)).second)
     fail(ErrorKind::data, "it is of rank ", rank, ", as is ", flights.files[rank].first);
   flights.reasons[rank] = json.at("reason");
@@ -119,13 +119,22 @@ void add_flight(Flights& flights, const std::string& path, const Json& json) {
   }
 }
 
+/// The newest start of the program, and the newest file of it.
+struct Newest {
+  double began = 0, written = 0;  ///< in seconds
+  int world_size = 0;
+};
+
 /// Why a file is not of what the newest one tells of; empty: it is.
-std::string of_another_time(const Json& json, double newest, int world_size) {
+std::string of_another_time(const Json& json, const Newest& newest) {
   constexpr double answered_within = 2;  // all ranks that still answer a signal
-  if (json.at("world_size") != world_size)
+  if (json.at("world_size") != newest.world_size)
     return cat("of a start with ", json.at("world_size").get<int>(), " ranks");
-  if (json.at("reason") != "SIGUSR2" || newest - seconds_of(json) <= answered_within) return "";
-  return cat("of an earlier signal, ", engine::human_seconds(newest - seconds_of(json)),
+  if (seconds_of(json, "wall_us") < newest.began)
+    return "of an earlier start: nothing has come from there since the newest one";
+  const double before = newest.written - seconds_of(json, "wall_us");
+  if (json.at("reason") != "SIGUSR2" || before <= answered_within) return "";
+  return cat("of an earlier signal, ", engine::human_seconds(before),
              " before the newest file: nothing newer has come from there");
 }
 
@@ -155,18 +164,20 @@ Flights read_flights(const std::vector<std::string>& paths) {
       fail(ErrorKind::data, "'", excerpt(file, 300), "' cannot be read as a flight recorder: ", error.what());
     }
   };
-  std::pair<double, int> newest{0, 0};  // when it was written, and of how many ranks' world
+  Newest newest;
   for (const std::string& file : files)
     reading(file, [&] {
       const std::string text = read_file(file);
       check_json(text);
       all.emplace_back(file, Json::parse(text));
-      newest =
-          std::max(newest, {seconds_of(all.back().second), all.back().second.at("world_size").get<int>()});
+      const Json& json = all.back().second;
+      newest.began = std::max(newest.began, seconds_of(json, "began_us"));
+      if (const double written = seconds_of(json, "wall_us"); written > newest.written)
+        newest.written = written, newest.world_size = json.at("world_size").get<int>();
     });
   for (const auto& [file, json] : all)
     reading(file, [&, &file = file, &json = json] {
-      if (const std::string why = of_another_time(json, newest.first, newest.second); !why.empty())
+      if (const std::string why = of_another_time(json, newest); !why.empty())
         flights.left_out[why].push_back(json.at("rank"));
       else
         add_flight(flights, file, json);

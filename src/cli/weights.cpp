@@ -125,6 +125,10 @@ std::string adapter_section(const std::string& folder) {
 }
 
 config::Config ConfigFiles::parse(const std::vector<std::string>& more) const {
+  for (const std::string& path : paths)
+    if (std::error_code absent; path.find('=') != std::string::npos && !std::filesystem::exists(path, absent))
+      fail(ErrorKind::usage, "there is no file '", excerpt(path),
+           "'; each key that is set has its own --set: --set ", excerpt(path));
   std::vector<std::string> all = overrides;
   all.insert(all.end(), more.begin(), more.end());
   // A run that is resumed needs the folders no more from which it began.

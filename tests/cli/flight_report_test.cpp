@@ -25,16 +25,18 @@ std::string call(int sequence, const std::string& kind, const std::string& label
 class FlightReport : public ::testing::Test {
  protected:
   void write(int rank, int issued, int finished, const std::vector<std::string>& calls, int world = 3,
-             double seconds_ago = 0) {
+             double seconds_ago = 0, double began_ago = 1000, const std::string& reason = "SIGUSR2") {
     std::string text;
     for (const std::string& one : calls) text += (text.empty() ? "" : ",") + one;
     write_text(folder_ / cat("flight_recorder_rank_", rank, ".json"),
                cat(R"({"format":"sherd flight recorder","version":1,"rank":)", rank, R"(,"world_size":)",
-                   world, R"(,"reason":"SIGUSR2","wall_us":)",
-                   1700000000000000 - static_cast<std::int64_t>(seconds_ago * 1e6),
-                   R"(,"steady_us":9000000,"groups":[{"id":"world",)",
+                   world, R"(,"reason":")", reason, R"(","began_us":)", moment(began_ago), R"(,"wall_us":)",
+                   moment(seconds_ago), R"(,"steady_us":9000000,"groups":[{"id":"world",)",
                    R"x("name":"tcp(3)","purpose":"data","ranks":[0,1,2],"issued":)x", issued,
                    R"(,"finished":)", finished, R"(}],"calls":[)", text, "]}"));
+  }
+  static std::int64_t moment(double seconds_ago) {
+    return 1700000000000000 - static_cast<std::int64_t>(seconds_ago * 1e6);
   }
   std::string report() { return flight_report({folder_.path().string()}); }
   TempFolder folder_;
@@ -68,6 +70,17 @@ TEST_F(FlightReport, FilesOfAnotherTimeAreLeftOut) {
   EXPECT_THAT(text, HasSubstr("left out: the file of rank 1, of an earlier signal, 4.5s before the newest"));
   EXPECT_THAT(text, HasSubstr("left out: the file of rank 3, of a start with 4 ranks\n"));
   EXPECT_THAT(text, Not(HasSubstr("behind")));
+}
+
+/// A rank that hangs since the world began again has left what it wrote as another had failed.
+TEST_F(FlightReport, FilesOfAnEarlierStartAreLeftOut) {
+  write(0, 8, 7, {}, 3, 0, 60), write(1, 8, 7, {}, 3, 1, 59.5);
+  write(2, 3, 2, {call(3, "all_reduce", "x", 4, "failed")}, 3, 61, 300, "rank 1 is dead");
+  const std::string text = report();
+  EXPECT_THAT(text, HasSubstr("flight recorders of ranks 0, 1 of 3\nno file of rank 2"));
+  EXPECT_THAT(text,
+              HasSubstr("left out: the file of rank 2, of an earlier start: nothing has come from there"));
+  EXPECT_THAT(text, Not(HasSubstr("is dead")));
 }
 
 TEST_F(FlightReport, TheLastCallOfAllIsThatOfTheRankFurthestBehind) {

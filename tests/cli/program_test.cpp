@@ -84,6 +84,8 @@ TEST(Program, WrongCommandLinesEndWithTwo) {
   expect_failure({"train", "--config", "c", "--metrics-address", "::1"}, 2, "give both");
   expect_failure({"train", "--config", "c", "--metrics-port", "65536"}, 2, "must be at most 65535");
   expect_failure({"train", "--config", "c", "--metrics-textfile", "m"}, 2, "needs a name that ends in .prom");
+  expect_failure({"train", "--config", "c", "--set", "seed=1", "model.seed=2"}, 2,
+                 "its own --set: --set model.seed=2");
 }
 
 TEST(Program, OtherErrorsEndWithOne) {

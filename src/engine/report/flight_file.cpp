@@ -21,6 +21,9 @@ std::int64_t microseconds_of() {
   return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count();
 }
 
+/// When this program began, by which files are told from those of an earlier start.
+const std::int64_t began_us = microseconds_of<std::chrono::system_clock>();
+
 std::string host_name() {
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
@@ -65,6 +68,7 @@ std::string to_json(const comm::FlightRecord& record, const std::string& reason)
                              {"host", host_name()},
                              {"process", ::getpid()},
                              {"reason", reason},
+                             {"began_us", began_us},
                              {"wall_us", microseconds_of<std::chrono::system_clock>()},
                              {"steady_us", microseconds_of<std::chrono::steady_clock>()}};
   auto& groups = out["groups"] = nlohmann::ordered_json::array();

@@ -40,8 +40,8 @@ JsonKeys no_biases(bool attention_written, bool mlp_written) {
   JsonKeys out{only("attention_bias", config::is_false, "the projections of attention have no biases here"),
                only("mlp_bias", config::is_false, "the feed-forward part has no biases here")};
   const auto none = [](const Published&) { return config::node_of(false); };
-  if (attention_written) out[0] = std::move(out[0]).written(none);
-  if (mlp_written) out[1] = std::move(out[1]).written(none);
+  if (attention_written) std::move(out[0]).written(none);
+  if (mlp_written) std::move(out[1]).written(none);
   return out;
 }
 

@@ -162,8 +162,6 @@ std::string advice(const Value& section, const std::string& name, const std::vec
 Row::Row() = default;
 Row::Row(const Row&) = default;
 Row::Row(Row&&) noexcept = default;
-Row& Row::operator=(const Row&) = default;
-Row& Row::operator=(Row&&) noexcept = default;
 Row::~Row() = default;
 
 void Row::apply(std::string_view deepspeed) {

@@ -92,8 +92,7 @@ struct Row : KeyInfo {
   Row();
   Row(const Row&);
   Row(Row&&) noexcept;
-  Row& operator=(const Row&);
-  Row& operator=(Row&&) noexcept;
+  Row& operator=(const Row&) = delete;  // row = std::move(row).means(…) would move a row into itself
   ~Row();
 
  protected:

@@ -250,7 +250,7 @@ TEST_F(OffloadEquality, BoundCoresChangeNothing) {
     train_local(spec);
     FAIL() << "there are not as many cores";
   } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::config) << error.what();
+    EXPECT_EQ(error.kind(), ErrorKind::io) << error.what();
   }
 }
 

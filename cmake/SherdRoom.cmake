@@ -98,8 +98,8 @@ set(SHERD_CUDA_FLAGS -std=c++20  # by name: CMake 3.25 knows no CUDA_STANDARD ab
     -fmad=false -ftz=true -prec-div=true -prec-sqrt=true --expt-relaxed-constexpr
     -Xcompiler=-Wall,-Wextra,-Wshadow=local,-Wno-psabi,-ffp-contract=off)
 
-# sherd_joined_kernels(LIST NAME): LIST's .cu files, in a unity build five as one: half of what nvcc takes for one goes to headers.
-# (CMake's own joins those of CUDA from 3.31 on.)
+# sherd_joined_kernels(LIST NAME): LIST's .cu files, in a unity build five as one: half of what nvcc takes for one goes
+# to headers. (CMake's own joins those of CUDA from 3.31 on.)
 function(sherd_joined_kernels list name)
   if(NOT CMAKE_UNITY_BUILD)
     return()

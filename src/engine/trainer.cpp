@@ -308,7 +308,7 @@ void Trainer::tell_checkpoint(engine::ClientState& client) {
 void Trainer::save_locally() {
   if (!keeps_local()) return;
   local_due_ = local_due_ || engine_.global_steps() % settings().local_save_interval == 0;
-  if (!local_due_) return;
+  if (!local_due_ || engine_.save_under_way()) return;
   engine::SaveOptions options;
   options.async = settings().save_async;
   tell_checkpoint(options.client);

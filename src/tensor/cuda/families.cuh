@@ -41,7 +41,7 @@ inline constexpr unsigned column_lanes = 32, row_lanes = 8;
 /// The least finite value, from where maxima begin: differences with it are -infinity, never NaN.
 template <class C>
 inline constexpr C lowest = std::is_same_v<C, double> ? static_cast<C>(-0x1.fffffffffffffp1023)
-                                               : static_cast<C>(-0x1.fffffep127);
+                                                      : static_cast<C>(-0x1.fffffep127);
 
 /// f(a, b) where both types have one compute type. (A function, as GCC 12 takes the wrong branch where a
 /// generic lambda within another asks.)

@@ -165,7 +165,7 @@ TEST_F(LaunchProgram, GoesOnFromALocalCheckpoint) {
   words.emplace_back("sh");
   const std::vector<std::string> longer{"--set",   "training.local_save_interval=5",
                                         "--set",   "training.local_save_dir=" + local,
-                                        "--steps", "80"};
+                                        "--steps", "240"};
   std::vector<std::string> more = longer;
   more.emplace_back("--resume-or-start");
   for (const std::string& word : program("local.jsonl", more)) words.push_back(word);
@@ -173,7 +173,7 @@ TEST_F(LaunchProgram, GoesOnFromALocalCheckpoint) {
   ASSERT_EQ(got.code, 0) << got.err;
   EXPECT_THAT(got.err, HasSubstr("resumed from a local checkpoint at step "));
   EXPECT_TRUE(std::filesystem::is_empty(local)) << "all is in the run's folder";
-  expect_losses_of_threads("local.jsonl", 2, 80, {"--steps", "80"});
+  expect_losses_of_threads("local.jsonl", 2, 240, {"--steps", "240"});
 }
 
 TEST_F(LaunchProgram, RestartsAreBounded) {

@@ -315,7 +315,51 @@ MergeExtents check_merge_attention(const Tensor& part, const Tensor& part_lse, C
   return e;
 }
 
+namespace {
+
+/// What may become of the sums of a product.
+void check_what_follows(const Matmul& args, const MatmulExtents& e, DType operands) {
+  const Tensor& c = args.c;
+  require(c.shape().rank() >= 1 && rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ",
+          c.shape().str(), " and must hold ", e.m, " rows of ", e.n);
+  if (args.bias)
+    require(args.bias.numel() == e.n && args.bias.dtype() == operands, "matmul: bias is ",
+            name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(operands),
+            " [", e.n, "]");
+  require(args.activation == Activation::none || !args.accumulate,
+          "matmul: an activation cannot follow accumulate");
+  if (args.fold)
+    require(c.dtype() != DType::f64 && !args.bias && !args.pre_activation &&
+                args.activation == Activation::none && is_floating(*args.fold) && *args.fold != DType::f64,
+            "matmul: only a product alone can be folded, rounded to fp32, bf16 or fp16, and none of fp64");
+  if (args.pre_activation)
+    require(args.pre_activation.numel() == e.m * e.n && args.pre_activation.dtype() == c.dtype(),
+            "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ",
+            args.pre_activation.shape().str(), " and must match c, ", name_of(c.dtype()), " ",
+            c.shape().str());
+}
+
+MatmulExtents check_fp8_matmul(const Matmul& args) {
+  const Fp8Matrix &a = args.fp8_a, &b = args.fp8_b;
+  require(!args.a && !args.b && !args.trans_a && !args.trans_b && !args.few_rows && args.c,
+          "matmul: operands in FP8 come alone, as rows of what is summed");
+  check_fp8("matmul", a), check_fp8("matmul", b);
+  require(a.cols == b.cols, "matmul: rows of a, ", a.cols, ", and of b, ", b.cols, ", differ");
+  require(a.rule.format == Fp8Format::e4m3 || b.rule.format == Fp8Format::e4m3,
+          "matmul: one of two operands in FP8 must be E4M3");
+  require(a.rule.scaling != Fp8Scaling::blocks_128x128 || b.rule.scaling != Fp8Scaling::blocks_128x128,
+          "matmul: one of two operands in FP8 must have other blocks than 128 x 128");
+  require(args.c.dtype() == DType::bf16 || args.c.dtype() == DType::f32, "matmul: c is ",
+          name_of(args.c.dtype()), " and must be bf16 or fp32");
+  const MatmulExtents e{.m = a.rows, .n = b.rows, .k = a.cols};
+  check_what_follows(args, e, DType::bf16);
+  return e;
+}
+
+}  // namespace
+
 MatmulExtents check_matmul(const Matmul& args) {
+  if (args.fp8_a || args.fp8_b) return check_fp8_matmul(args);
   const Tensor &a = args.a, &b = args.b, &c = args.c;
   require(a && b && c, "matmul: a, b and c must be defined");
   require(a.shape().rank() >= 1 && b.shape().rank() >= 1 && c.shape().rank() >= 1,
@@ -332,26 +376,10 @@ MatmulExtents check_matmul(const Matmul& args) {
   require(k == e.k, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ",
           b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
           " differ");
-  require(rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ", c.shape().str(), " and must hold ",
-          e.m, " rows of ", e.n);
-  if (args.bias)
-    require(args.bias.numel() == e.n && args.bias.dtype() == a.dtype(), "matmul: bias is ",
-            name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(a.dtype()),
-            " [", e.n, "]");
-  require(args.activation == Activation::none || !args.accumulate,
-          "matmul: an activation cannot follow accumulate");
+  check_what_follows(args, e, a.dtype());
   if (args.few_rows)
     require(args.trans_b && !args.trans_a && !args.accumulate && !args.fold && c.dtype() == a.dtype(),
             "matmul: few rows are multiplied by a transposed b, into their own dtype, and not added");
-  if (args.fold)
-    require(c.dtype() != DType::f64 && !args.bias && !args.pre_activation &&
-                args.activation == Activation::none && is_floating(*args.fold) && *args.fold != DType::f64,
-            "matmul: only a product alone can be folded, rounded to fp32, bf16 or fp16, and none of fp64");
-  if (args.pre_activation)
-    require(args.pre_activation.numel() == e.m * e.n && args.pre_activation.dtype() == c.dtype(),
-            "matmul: pre_activation is ", name_of(args.pre_activation.dtype()), " ",
-            args.pre_activation.shape().str(), " and must match c, ", name_of(c.dtype()), " ",
-            c.shape().str());
   return e;
 }
 

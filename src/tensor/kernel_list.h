@@ -34,6 +34,8 @@ inline constexpr std::array<std::string_view, 11> kernel_families{
   X(fill, movement) X(copy, movement) X(copy_rows, movement) X(copy_strided, movement)                      \
   X(fill_normal, movement) X(fill_uniform, movement) X(dequantize, movement)                                \
   X(matmul, gemm)                                                                                           \
+  X(to_fp8, movement) X(fp8_largest, movement) X(fp8_scales, movement) X(fp8_encode, movement)              \
+  X(fp8_decode, movement)                                                                                   \
   X(sum_rows, reduction) X(sum_axis, reduction) X(max_axis, reduction) X(max_axis_backward, reduction)      \
   X(softmax, reduction) X(softmax_backward, reduction) X(fold, reduction) X(sums_of_squares, reduction)     \
   X(add, elementwise) X(subtract, elementwise) X(multiply, elementwise) X(divide, elementwise)              \

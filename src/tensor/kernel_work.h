@@ -16,6 +16,7 @@ struct KernelWork {
   double bytes = 0;
   /// Products: the result is [rows, columns], sums run over `depth`.
   std::int64_t rows = 0, columns = 0, depth = 0;
+  bool fp8 = false;              ///< a product of operands in FP8
   bool weight_gradient = false;  ///< a product that sums over its operands' rows: aᵀ·b
   /// Attention alone: of all heads the scores that some query sees, and all pairs of queries and keys; the
   /// keys of a sequence. `depth` is a head's width.

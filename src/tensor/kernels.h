@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "tensor/arrays.h"
 #include "tensor/exact_sum.h"
+#include "tensor/fp8.h"
 #include "tensor/rotary.h"
 #include "tensor/routing.h"
 #include "tensor/tensor.h"
@@ -30,6 +31,10 @@ enum class Activation : std::uint8_t {
 /// a: [m,k] or, with trans_a, [k,m]; b: [k,n] or, with trans_b, [n,k]. Leading extents are folded into rows.
 /// a and b share one floating dtype; c may be that dtype or fp32. Sums run in fp32 (fp64 for fp64) and round
 /// once.
+///
+/// Or both are in FP8, in place of a and b: c = act(fp8_a·fp8_bᵀ + bias), for c of bf16 or fp32; what follows
+/// the sum is as for operands in bf16. On processors the product's bits are those of what the codes stand for
+/// in bf16. A GPU needs compute capability 9.0 (8.9 for one scale a tensor); elsewhere Error{config}.
 struct Matmul {
   Tensor a{}, b{}, c{};
   bool trans_a = false, trans_b = false;
@@ -42,6 +47,7 @@ struct Matmul {
   /// bits do not depend on how many there are. They may differ from those without, in the last places. With
   /// trans_b, into c of a's dtype, alone; only processors make use of it.
   bool few_rows = false;
+  Fp8Matrix fp8_a{}, fp8_b{};  ///< [m,k] and [n,k]; without trans_a, trans_b and few_rows
 };
 
 /// The logical positions of the rows of a tensor [batch.., rows, width] that holds a part of a sequence: up
@@ -335,6 +341,23 @@ class Kernels {
   virtual void binary_cross_entropy_backward(const Tensor& logits, const Tensor& targets,
                                              const Tensor& weights, const Tensor& factor,
                                              const Tensor& dx) = 0;
+
+  // ---- FP8 (tensor/fp8.h) ----
+  /// to = x, or xᵀ where `transposed`, in FP8. x: fp32, bf16 or fp16, its leading extents folded into rows.
+  /// lost: int64 [2], or undefined; adds the number of elements that are not finite, and that of those that
+  /// became zero and were not.
+  virtual void to_fp8(const Tensor& x, bool transposed, const Fp8Matrix& to, const Tensor& lost) = 0;
+  // Parts of matrices that ranks share, with one scale a tensor or in blocks of 128 x 128. `values`, or
+  // `codes` (uint8): as many elements as the range has.
+  /// scales = the larger of these and the largest finite magnitude of the range's elements in each block.
+  virtual void fp8_largest(const Tensor& values, const Fp8Range& range, Fp8Rule rule,
+                           const Tensor& scales) = 0;
+  /// Turns the largest magnitude of each block into its scale.
+  virtual void fp8_scales(Fp8Format format, const Tensor& scales) = 0;
+  virtual void fp8_encode(const Tensor& values, const Fp8Range& range, Fp8Rule rule, const Tensor& scales,
+                          const Tensor& codes) = 0;
+  virtual void fp8_decode(const Tensor& codes, const Fp8Range& range, Fp8Rule rule, const Tensor& scales,
+                          const Tensor& values) = 0;
 
   // ---- what sharding and optimizers need ----
   /// out = the values of `blocks`, uint8 as tensor/int8_blocks.h lays them out, rounded once. out: fp32, bf16

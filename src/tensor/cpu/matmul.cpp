@@ -73,11 +73,23 @@ void multiply_few_rows(Device& device, const IsaTable& isa, const Matmul& args, 
   });
 }
 
+/// The same product of operands in bf16.
+Matmul in_bf16(const Matmul& args, Tensor a, Tensor b) {
+  Matmul plain = args;
+  plain.a = std::move(a), plain.b = std::move(b);
+  plain.fp8_a = plain.fp8_b = {};
+  plain.trans_b = true;
+  return plain;
+}
+
 }  // namespace
 
 void CpuKernels::matmul(const Matmul& args) {
   const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
+  if (args.fp8_a)
+    return matmul(
+        in_bf16(args, decode_fp8(device_, isa_, args.fp8_a), decode_fp8(device_, isa_, args.fp8_b)));
   if (args.a.dtype() == DType::f64) return multiply_f64(*this, args, e);
   if (args.few_rows) return multiply_few_rows(device_, isa_, args, e);
   multiply_blocked(device_, isa_, args, e);
@@ -86,6 +98,13 @@ void CpuKernels::matmul(const Matmul& args) {
 std::size_t matmul_workspace(Device& device, const Matmul& args) {
   const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0 || args.few_rows || args.a.dtype() == DType::f64) return 0;
+  if (args.fp8_a) {
+    const auto decoded = [&](const Fp8Matrix& m) {
+      return Tensor::empty(device, {m.rows, m.cols}, DType::bf16, device::Category::workspace);
+    };
+    const Matmul plain = in_bf16(args, decoded(args.fp8_a), decoded(args.fp8_b));
+    return plain.a.bytes() + plain.b.bytes() + matmul_workspace(device, plain);
+  }
   return blocked_workspace(device, isa_table(cpu_isa()), args, e);
 }
 

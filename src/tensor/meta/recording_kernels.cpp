@@ -24,7 +24,10 @@ void RecordingKernels::matmul(const Matmul& args) {
   KernelWork work{.family = KernelFamily::gemm, .rows = e.m, .columns = e.n, .depth = e.k};
   work.weight_gradient = args.trans_a;
   work.flops = 2.0 * static_cast<double>(e.m) * static_cast<double>(e.n) * static_cast<double>(e.k);
-  for (const Tensor& x : {args.a, args.b, args.c, args.bias, args.pre_activation}) add(work, x);
+  work.fp8 = static_cast<bool>(args.fp8_a);
+  for (const Tensor& x : {args.a, args.b, args.c, args.fp8_a.codes, args.fp8_a.scales, args.fp8_b.codes,
+                          args.fp8_b.scales, args.bias, args.pre_activation})
+    add(work, x);
   if (args.accumulate) add(work, args.c);
   tell(work);
   inner_->matmul(args);

@@ -52,6 +52,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
   static void add(KernelWork& work, std::span<const Tensor> all) {
     for (const Tensor& x : all) add(work, x);
   }
+  static void add(KernelWork& work, const Fp8Matrix& x) { add(work, x.codes), add(work, x.scales); }
   template <class Other>
   static void add(KernelWork&, const Other&) {}
   void tell(const KernelWork& work) {

@@ -1,5 +1,6 @@
 #include "tensor/cpu/isa/tables.h"
 #include "tensor/cpu/isa/vec.h"
+#include "tensor/fp8_code.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
@@ -13,6 +14,32 @@ SHERD_INLINE F widen_codes(const std::int8_t* from) {
 SHERD_INLINE F widen_codes(const std::int8_t* from) {
   using Codes = std::int8_t __attribute__((vector_size(lanes)));
   return __builtin_convertvector(__builtin_convertvector(load_as<Codes>(from), I), F);
+}
+#endif
+
+/// Registers for tensor/fp8_code.h.
+struct Fp8Registers {
+  using F = SHERD_ISA::F;
+  using U = SHERD_ISA::U;
+  using I = SHERD_ISA::I;
+  SHERD_INLINE static U bits(F f) { return (U)f; }
+  SHERD_INLINE static F value(U u) { return (F)u; }
+};
+
+using Codes8 = std::uint8_t __attribute__((vector_size(lanes)));
+#if defined(SHERD_ISA_avx512)
+SHERD_INLINE U widen(Codes8 codes) {
+  return (U)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)codes);
+}
+SHERD_INLINE Codes8 narrow_to_bytes(U u) {
+  return (Codes8)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)u);
+}
+#else
+SHERD_INLINE U widen(Codes8 codes) {
+  return __builtin_convertvector(codes, U);
+}
+SHERD_INLINE Codes8 narrow_to_bytes(U u) {
+  return __builtin_convertvector(u, Codes8);
 }
 #endif
 
@@ -84,13 +111,68 @@ struct ConvertLoops {
       for (Count k = 0; k < block; k += lanes) store(to + k, widen_codes(from + k) * all(scale));
     }
   }
+
+  /// body(elements, how many of them) for registers of x, the last one's other lanes being zero.
+  template <class Body>
+  SHERD_INLINE static void for_registers(const void* x, Count n, Body body) {
+    Count i = 0;
+    for (; i + lanes <= n; i += lanes) body(load(in(x) + i), i, Count{lanes});
+    if (i < n) body(load_tail(in(x) + i, n - i), i, n - i);
+  }
+
+  static std::uint32_t largest(const void* x, Count n) {
+    U most{};
+    for_registers(x, n, [&](F f, Count, Count) {
+      const U magnitude = fp8_finite_magnitude<Fp8Registers>(f);
+      most = (I)magnitude > (I)most ? magnitude : most;
+    });
+    std::uint32_t out = 0;
+    for (int k = 0; k < lanes; ++k) out = most[k] > out ? most[k] : out;
+    return out;
+  }
+
+  template <Fp8Format format>
+  static void to_fp8(const void* x, float inverse, std::uint8_t* codes, Count n, Fp8Lost& lost) {
+    U not_finite{}, to_zero{};
+    for_registers(x, n, [&](F f, Count i, Count count) {
+      const U code = fp8_encode<format, Fp8Registers>(f, all(inverse));
+      const U magnitude = (U)f & 0x7fffffffu;
+      not_finite -= (U)((I)magnitude >= 0x7f800000);  // a register's true is -1
+      to_zero -= (U)((magnitude != 0u) & ((code & 0x7fu) == 0u));
+      const Codes8 bytes = narrow_to_bytes(code);
+      __builtin_memcpy(codes + i, &bytes, static_cast<std::size_t>(count));
+    });
+    for (int k = 0; k < lanes; ++k) lost.not_finite += not_finite[k], lost.to_zero += to_zero[k];
+  }
+
+  template <Fp8Format format>
+  static void from_fp8(const std::uint8_t* codes, float scale, void* y, Count n) {
+    const auto values = [&](const std::uint8_t* from) {
+      return fp8_decode<format, Fp8Registers>(widen(load_as<Codes8>(from))) * all(scale);
+    };
+    Count i = 0;
+    for (; i + lanes <= n; i += lanes) store(out(y) + i, values(codes + i));
+    if (i == n) return;
+    std::uint8_t rest[lanes] = {};
+    __builtin_memcpy(rest, codes + i, static_cast<std::size_t>(n - i));
+    store_tail(out(y) + i, values(rest), n - i);
+  }
 };
 
 template <class S>
 constexpr ConvertOps table() {
   using L = ConvertLoops<S>;
-  return {L::load_,    L::store_, L::add_to, L::accumulate, L::blend, L::block_squares, L::squared_difference,
-          L::from_int8};
+  return {L::load_,
+          L::store_,
+          L::add_to,
+          L::accumulate,
+          L::blend,
+          L::block_squares,
+          L::squared_difference,
+          L::from_int8,
+          L::largest,
+          {L::template to_fp8<Fp8Format::e4m3>, L::template to_fp8<Fp8Format::e5m2>},
+          {L::template from_fp8<Fp8Format::e4m3>, L::template from_fp8<Fp8Format::e5m2>}};
 }
 
 }  // namespace

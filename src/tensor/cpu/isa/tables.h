@@ -40,6 +40,11 @@ struct ElementwiseOps {
                  Count half);
 };
 
+/// Elements that are not finite, and that became zero and were not.
+struct Fp8Lost {
+  Count not_finite = 0, to_zero = 0;
+};
+
 /// Conversions to and from fp32 and sums that follow from them.
 struct ConvertOps {
   void (*load)(const void* x, float* out, Count n);
@@ -54,6 +59,13 @@ struct ConvertOps {
   double (*squared_difference)(const void* x, const void* y, Count n);
   /// The values of so many blocks of tensor/int8_blocks.h
   void (*from_int8)(const void* blocks, void* out, Count count);
+
+  // FP8 (tensor/fp8_code.h).
+  /// The bits of the largest finite magnitude.
+  std::uint32_t (*largest)(const void* x, Count n);
+  /// The codes of x·inverse, E4M3's and E5M2's, and how many elements were lost.
+  void (*to_fp8[2])(const void* x, float inverse, std::uint8_t* codes, Count n, Fp8Lost& lost);
+  void (*from_fp8[2])(const std::uint8_t* codes, float scale, void* out, Count n);
 };
 
 /// One row of n elements. `weight` and `bias` may be null (1 and 0), so may the outputs of the gradients.

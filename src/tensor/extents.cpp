@@ -339,6 +339,15 @@ void check_what_follows(const Matmul& args, const MatmulExtents& e, DType operan
             c.shape().str());
 }
 
+/// Whether one product takes operands of these blocks, as cuBLASLt has it.
+bool multiply_together(Fp8Scaling a, Fp8Scaling b) {
+  const auto in_blocks = [](Fp8Scaling s) {
+    return s == Fp8Scaling::blocks_1x128 || s == Fp8Scaling::blocks_128x128;
+  };
+  if (!in_blocks(a) || !in_blocks(b)) return a == b;
+  return a == Fp8Scaling::blocks_1x128 || b == Fp8Scaling::blocks_1x128;
+}
+
 MatmulExtents check_fp8_matmul(const Matmul& args) {
   const Fp8Matrix &a = args.fp8_a, &b = args.fp8_b;
   require(!args.a && !args.b && !args.trans_a && !args.trans_b && !args.few_rows && args.c,
@@ -347,8 +356,9 @@ MatmulExtents check_fp8_matmul(const Matmul& args) {
   require(a.cols == b.cols, "matmul: rows of a, ", a.cols, ", and of b, ", b.cols, ", differ");
   require(a.rule.format == Fp8Format::e4m3 || b.rule.format == Fp8Format::e4m3,
           "matmul: one of two operands in FP8 must be E4M3");
-  require(a.rule.scaling != Fp8Scaling::blocks_128x128 || b.rule.scaling != Fp8Scaling::blocks_128x128,
-          "matmul: one of two operands in FP8 must have other blocks than 128 x 128");
+  require(multiply_together(a.rule.scaling, b.rule.scaling),
+          "matmul: two operands in FP8 have one scale a tensor each, or one a row, or blocks of 1 x 128, of "
+          "which one's may be 128 x 128");
   require(args.c.dtype() == DType::bf16 || args.c.dtype() == DType::f32, "matmul: c is ",
           name_of(args.c.dtype()), " and must be bf16 or fp32");
   const MatmulExtents e{.m = a.rows, .n = b.rows, .k = a.cols};

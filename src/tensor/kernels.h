@@ -343,6 +343,9 @@ class Kernels {
                                              const Tensor& dx) = 0;
 
   // ---- FP8 (tensor/fp8.h) ----
+  /// Throws Error{config} where the device has no products of operands as `recipe` makes them: to be asked
+  /// before a run begins. A meta device does not know for which GPU it stands.
+  virtual void require_fp8(const Fp8Recipe& recipe) const { static_cast<void>(recipe); }
   /// to = x, or xᵀ where `transposed`, in FP8. x: fp32, bf16 or fp16, its leading extents folded into rows.
   /// lost: int64 [2], or undefined; adds the number of elements that are not finite, and that of those that
   /// became zero and were not.

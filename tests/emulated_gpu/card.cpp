@@ -51,6 +51,11 @@ std::size_t capacity() {
   return std::size_t{6} << 30;
 }
 
+int capability() {
+  const char* said = std::getenv("SHERD_EMULATED_GPU_CAPABILITY");
+  return said ? std::atoi(said) : 90;
+}
+
 void* Memory::allocate(std::size_t bytes, Place place, int card) {
   if (place == Place::device && bytes > capacity() - used_[card]) return nullptr;
   constexpr std::size_t alignment = 256, filled = std::size_t{16} << 20;

@@ -51,6 +51,8 @@ class Memory {
 };
 Memory& memory();
 std::size_t capacity();
+/// The cards' compute capability, 90 where SHERD_EMULATED_GPU_CAPABILITY says no other.
+int capability();
 
 // ---- streams ----
 

@@ -1,6 +1,8 @@
 // What Sherd uses of cuBLASLt, on emulated GPUs: plain sums in fp64, whatever the compute type, rounded once
 // to the result's. An algorithm runs only as it was chosen: with its workspace, and on matrices as aligned as
-// the preference said.
+// the preference said. Operands in FP8 are taken as its documentation has them for Ada and Hopper
+// ("cublasLtMatmul", "Narrow Precision Data Types Usage"), on the card that SHERD_EMULATED_GPU_CAPABILITY
+// says.
 #include <cublasLt.h>
 
 #include <cmath>
@@ -29,6 +31,9 @@ struct Operation {
   cudaDataType bias_type = CUDA_R_32F;
   void* aux = nullptr;
   std::int64_t aux_leading = 0;
+  const float *scale_a = nullptr, *scale_b = nullptr;
+  std::int32_t mode_a = 0, mode_b = 0;
+  std::int8_t fast_sums = 0;
 };
 constexpr std::size_t workspace_bytes = 4096;
 
@@ -57,12 +62,33 @@ bool aligned(const void* data, std::uint32_t to) {
   return reinterpret_cast<std::uintptr_t>(data) % to == 0;
 }
 
+bool is_fp8(cudaDataType type) {
+  return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2;
+}
+
 std::size_t width_of(cudaDataType type) {
+  if (is_fp8(type)) return 1;
   return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2;
+}
+
+/// Sign, exponent and mantissa as the format's paper has them.
+double fp8_value(unsigned code, cudaDataType type) {
+  const bool e4m3 = type == CUDA_R_8F_E4M3;
+  const int mantissa_bits = e4m3 ? 3 : 2, bias = e4m3 ? 7 : 15;
+  const int exponent = static_cast<int>((code & 0x7fu) >> mantissa_bits);
+  const int mantissa = static_cast<int>(code & ((1u << mantissa_bits) - 1));
+  const double sign = code & 0x80u ? -1 : 1;
+  if (e4m3 ? (code & 0x7fu) == 0x7f : exponent == 31 && mantissa != 0) return std::nan("");
+  if (!e4m3 && exponent == 31) return sign * INFINITY;
+  const int whole = exponent == 0 ? mantissa : mantissa + (1 << mantissa_bits);
+  return sign * std::ldexp(whole, (exponent == 0 ? 1 : exponent) - bias - mantissa_bits);
 }
 
 double load(const void* data, cudaDataType type, std::int64_t at) {
   switch (type) {
+    case CUDA_R_8F_E4M3:
+    case CUDA_R_8F_E5M2:
+      return fp8_value(static_cast<const unsigned char*>(data)[at], type);
     case CUDA_R_64F:
       return static_cast<const double*>(data)[at];
     case CUDA_R_32F:
@@ -100,6 +126,71 @@ std::vector<double> widened(const void* data, const Layout& layout, bool transpo
   return out;
 }
 
+/// Scales of a matrix in FP8 of so many columns (of the library's, each of `depth` numbers that are summed).
+struct Scales {
+  const float* at;
+  std::int32_t mode;
+  std::int64_t columns, depth;
+
+  std::int64_t across() const { return ((depth + 127) / 128 + 3) / 4 * 4; }
+  std::int64_t count() const {
+    switch (mode) {
+      case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
+        return columns;
+      case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return columns * ((depth + 127) / 128);
+      case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return (columns + 127) / 128 * across();
+      default:
+        return 1;
+    }
+  }
+  double of(std::int64_t column, std::int64_t p) const {
+    switch (mode) {
+      case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
+        return at[column];
+      case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
+        return at[p / 128 * columns + column];
+      case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F:
+        return at[column / 128 * across() + p / 128];
+      default:
+        return at[0];
+    }
+  }
+  /// Multiplies numbers that lie column by column.
+  void apply(std::vector<double>& values) const {
+    memory().require_known(at, static_cast<std::size_t>(count()) * sizeof(float), "scales of a product");
+    for (std::int64_t i = 0; i < columns * depth; ++i)
+      values[static_cast<std::size_t>(i)] *= of(i / depth, i % depth);
+  }
+};
+
+/// Whether the library has a product of these, of which one is in FP8, on this card.
+bool has_fp8_product(const Operation& asked, const Layout& a, const Layout& b, const Layout& d) {
+  const int card = capability();
+  const auto in_sixteens = [](const Layout& x) {
+    return x.rows % 16 == 0 && x.cols % 16 == 0 && x.leading % 16 == 0;
+  };
+  const auto blocks = [](std::int32_t mode) {
+    return mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
+           mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+  };
+  const bool one_scale = asked.mode_a == 0 && asked.mode_b == 0;
+  const bool modes = one_scale ||
+                     (asked.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F &&
+                      asked.mode_b == CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F) ||
+                     (blocks(asked.mode_a) && blocks(asked.mode_b) &&
+                      (asked.mode_a == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
+                       asked.mode_b == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F));
+  return is_fp8(a.type) && is_fp8(b.type) && (a.type == CUDA_R_8F_E4M3 || b.type == CUDA_R_8F_E4M3) &&
+         (d.type == CUDA_R_16BF || d.type == CUDA_R_32F) && asked.trans_a == CUBLAS_OP_T &&
+         asked.trans_b == CUBLAS_OP_N && asked.compute == CUBLAS_COMPUTE_32F && asked.scale == CUDA_R_32F &&
+         in_sixteens(a) && in_sixteens(b) && in_sixteens(d) && modes && asked.scale_a && asked.scale_b &&
+         asked.fast_sums == 0 && (one_scale ? card >= 89 : card == 90) &&
+         (asked.epilogue == CUBLASLT_EPILOGUE_DEFAULT ||
+          (asked.epilogue == CUBLASLT_EPILOGUE_BIAS && asked.bias_type == CUDA_R_16BF));
+}
+
 double gelu(double x) {
   return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }
@@ -117,11 +208,15 @@ struct Product {
       memory().require_known(workspace, workspace_bytes, "a product");
       std::memset(workspace, 0xff, workspace_bytes);
     }
-    const std::vector<double> left = widened(a_data, a, operation.trans_a == CUBLAS_OP_T);
+    std::vector<double> left = widened(a_data, a, operation.trans_a == CUBLAS_OP_T);
     // By columns: the transposed of op(b) by rows.
-    const std::vector<double> right = widened(b_data, b, operation.trans_b != CUBLAS_OP_T);
+    std::vector<double> right = widened(b_data, b, operation.trans_b != CUBLAS_OP_T);
     const auto m = static_cast<std::int64_t>(d.rows), n = static_cast<std::int64_t>(d.cols);
     const auto k = static_cast<std::int64_t>(left.size()) / m;
+    if (is_fp8(a.type)) {
+      Scales{operation.scale_a, operation.mode_a, m, k}.apply(left);
+      Scales{operation.scale_b, operation.mode_b, n, k}.apply(right);
+    }
     memory().require_known(d_data, static_cast<std::size_t>((n - 1) * d.leading + m) * width_of(d.type),
                            "a product");
     for (std::int64_t j = 0; j < n; ++j)
@@ -214,6 +309,16 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
       return take(to.aux, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
       return take(to.aux_leading, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return take(to.scale_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return take(to.scale_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
+      return take(to.mode_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
+      return take(to.mode_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
+      return take(to.fast_sums, value, bytes);
     default:
       return CUBLAS_STATUS_INVALID_VALUE;
   }
@@ -268,6 +373,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, const cublasLtMa
     return CUBLAS_STATUS_NOT_SUPPORTED;
   found[0] = {};
   const Preference& wanted = preference_of(preference);
+  if (is_fp8(left.type) || is_fp8(right.type)) {
+    for (const std::uint32_t alignment :
+         {wanted.alignment_a, wanted.alignment_b, wanted.alignment_c, wanted.alignment_d})
+      if (alignment < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!has_fp8_product(asked, left, right, result)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  } else if (asked.scale_a || asked.scale_b) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   const Choice choice{wanted.most_workspace < workspace_bytes ? 0 : workspace_bytes, wanted.alignment_a,
                       wanted.alignment_b, wanted.alignment_c, wanted.alignment_d};
   std::memcpy(&found[0].algo, &choice, sizeof choice);
@@ -291,6 +404,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
       !aligned(d, choice.alignment_d))
     return CUBLAS_STATUS_INVALID_VALUE;
   const Operation& op = operation_of(operation);
+  if (is_fp8(layout_of(a_layout).type) &&
+      (!aligned(op.scale_a, 16) || !aligned(op.scale_b, 16) || !aligned(op.bias, 16)))
+    return CUBLAS_STATUS_INVALID_VALUE;
   const Product product{op,
                         layout_of(a_layout),
                         layout_of(b_layout),

@@ -205,7 +205,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* out, int card) {
   if (card < 0 || card >= cards()) return told(cudaErrorInvalidDevice);
   *out = {};
   std::strcpy(out->name, "Emulated GPU");
-  out->major = 9;
+  out->major = capability() / 10, out->minor = capability() % 10;
   out->totalGlobalMem = capacity();
   out->multiProcessorCount = 2;
   out->sharedMemPerBlockOptin = simt::shared_limit();

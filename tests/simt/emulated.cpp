@@ -16,8 +16,11 @@ device::SHERD_CUDA::Target target_on(device::Device& device, device::StreamQueue
 
 }  // namespace
 
-std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device, device::StreamQueue* stream) {
-  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(target_on(device, stream));
+std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device, device::StreamQueue* stream,
+                                                       int capability) {
+  auto target = target_on(device, stream);
+  target.capability = capability;
+  return std::make_unique<tensor::SHERD_CUDA::CudaKernels>(target);
 }
 
 void check_emulated_data(tensor::Kernels& kernels) {

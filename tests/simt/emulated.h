@@ -11,9 +11,10 @@
 namespace sherd::test {
 
 /// The CUDA kernels on the emulator, over the memory of a CPU device, which must outlive them; they run at
-/// once, or go to `stream`.
+/// once, or go to `stream`. `capability`: 10 times the major number, and the minor.
 std::unique_ptr<tensor::Kernels> make_emulated_kernels(device::Device& device,
-                                                       device::StreamQueue* stream = nullptr);
+                                                       device::StreamQueue* stream = nullptr,
+                                                       int capability = 90);
 /// Throws what these kernels found wrong with their data, as synchronize() does on a GPU.
 void check_emulated_data(tensor::Kernels& kernels);
 

@@ -54,11 +54,48 @@ void run_product(const Target& target, const Matmul& args, const MatmulExtents& 
                                 args.trans_b ? e.k : 1, args.accumulate});
 }
 
+struct Fp8Numbers {
+  using F = float;
+  using U = std::uint32_t;
+  using I = std::int32_t;
+  static U bits(F f) { return bits_as<U>(f); }
+  static F value(U u) { return bits_as<F>(u); }
+};
+
+/// What the codes stand for, which bf16 holds.
+__global__ void fp8_values_kernel(const std::uint8_t* codes, const float* scales, Fp8Rule rule, Count rows,
+                                  Count cols, bf16* to) {
+  for (Count i = grid_thread(); i < rows * cols; i += grid_threads()) {
+    const Count row = i / cols, col = i % cols, blocks_of_4 = (fp8_blocks(cols) + 3) / 4;
+    const Count place = rule.scaling == Fp8Scaling::rows             ? row
+                        : rule.scaling == Fp8Scaling::blocks_1x128   ? col / 128 * fp8_padded(rows) + row
+                        : rule.scaling == Fp8Scaling::blocks_128x128 ? row / 128 * blocks_of_4 * 4 + col / 128
+                                                                     : 0;
+    const std::uint32_t code = codes[row * fp8_padded(cols) + col];
+    const float value = rule.format == Fp8Format::e4m3 ? fp8_decode<Fp8Format::e4m3, Fp8Numbers>(code)
+                                                       : fp8_decode<Fp8Format::e5m2, Fp8Numbers>(code);
+    to[i] = narrow<bf16>(value * scales[place]);
+  }
+}
+
+void fp8_values(const Target& target, const Fp8Matrix& x, const Tensor& to) {
+  launch(fp8_values_kernel, blocks_for(to.numel(), 256, target.processors), 256, 0, target.stream,
+         in<std::uint8_t>(x.codes), in<float>(x.scales), x.rule, x.rows, x.cols, out<bf16>(to));
+}
+
 }  // namespace
 
 void CudaKernels::matmul(const Matmul& args) {
   const MatmulExtents e = check_matmul(args);
   if (e.m == 0 || e.n == 0) return;
+  if (args.fp8_a) {
+    Matmul plain = args;
+    plain.a = scratch(e.m * e.k, DType::bf16).reshape({e.m, e.k});
+    plain.b = scratch(e.n * e.k, DType::bf16).reshape({e.n, e.k});
+    fp8_values(target_, args.fp8_a, plain.a), fp8_values(target_, args.fp8_b, plain.b);
+    plain.fp8_a = plain.fp8_b = {}, plain.trans_b = true;
+    return matmul(plain);
+  }
   // The bias joins the sum before it rounds.
   const bool wide = args.bias && size_of(args.c.dtype()) == 2;
   const Tensor sums = wide ? scratch(e.m * e.n, DType::f32) : args.c;

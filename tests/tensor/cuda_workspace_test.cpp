@@ -252,5 +252,26 @@ TEST(CudaWorkspaceOfLibraries, ProductsAreBookedAtTheirCeiling) {
   EXPECT_EQ(device->ledger().peak(Tier::device, Category::workspace), cuda::most_matmul_workspace);
 }
 
+TEST(CudaWorkspaceOfLibraries, ProductsInFp8HaveSumsOfTheRowsThatPadThem) {
+  for (const auto& [rows, sums] : {std::pair{64, 0}, std::pair{65, 80 * 16 * 4}}) {
+    const auto device = device::make_meta_gpu(1);
+    const auto kernels = make_kernels(*device);
+    kernels->matmul({.c = Tensor::empty(*device, {rows, 16}, DType::bf16),
+                     .fp8_a = empty_fp8(*device, {}, rows, 5000),
+                     .fp8_b = empty_fp8(*device, {}, 16, 5000)});
+    EXPECT_EQ(device->ledger().peak(Tier::device, Category::workspace),
+              cuda::most_matmul_workspace + static_cast<std::size_t>(sums));
+  }
+}
+
+TEST(CudaWorkspace, OfFp8IsNone) {
+  for (const Fp8Recipe& recipe : fp8_recipes())
+    expect_booked_alike(
+        [&](Kernels& k) {
+          k.to_fp8(some(k, {40, 20}, DType::bf16), true, empty_fp8(k.device(), recipe.input, 20, 40), {});
+        },
+        std::string(recipe.name));
+}
+
 }  // namespace
 }  // namespace sherd::tensor

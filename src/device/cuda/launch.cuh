@@ -74,6 +74,28 @@ __device__ inline float fast_reciprocal(float x) {
   return y;
 }
 
+/// Whether the functions below are there: from compute capability 8.9 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+inline constexpr bool converts_to_fp8 = true;
+#else
+inline constexpr bool converts_to_fp8 = false;
+#endif
+/// Two finite numbers rounded to E4M3, or E5M2, what is too large to the largest; `low` becomes the low byte.
+__device__ inline std::uint32_t to_e4m3_pair(float low, float high) {
+  std::uint16_t codes = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+#endif
+  return codes;
+}
+__device__ inline std::uint32_t to_e5m2_pair(float low, float high) {
+  std::uint16_t codes = 0;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(high), "f"(low));
+#endif
+  return codes;
+}
+
 }  // namespace sherd::device::SHERD_CUDA
 
 #include "device/cuda/device_code.cuh"

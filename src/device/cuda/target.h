@@ -21,6 +21,7 @@ struct Target {
   int processors = 1;             ///< streaming multiprocessors: how many blocks make a full grid
   std::size_t shared_per_block = 48 << 10;  ///< bytes of shared memory that a block may ask for
   int ordinal = 0;                          ///< the GPU's number among those that the driver shows
+  int capability = 90;                      ///< compute capability: 10 times the major number, and the minor
 };
 
 }  // namespace sherd::device::SHERD_CUDA

@@ -10,6 +10,21 @@ Tensor CudaKernels::scratch(std::int64_t elements, DType dtype, device::Tier tie
   return Tensor::empty(target_.device, {elements}, dtype, Category::workspace, tier);
 }
 
+void CudaKernels::require_fp8_scaling(std::string_view what, Fp8Scaling scaling) const {
+  // cuBLASLt's table of scaling modes: one scale a tensor from 8.9 on, the others on Hopper alone.
+  const bool one_scale = scaling == Fp8Scaling::tensor;
+  const int has = target_.capability;
+  if (one_scale ? has >= 89 : has == 90) return;
+  fail(ErrorKind::config, what, " needs a GPU of compute capability ", one_scale ? "8.9 or above" : "9.0",
+       "; this one's is ", has / 10, ".", has % 10, ". ",
+       has >= 89 ? "Set \"fp8.recipe\" to \"current\", which it has" : "Train without \"fp8\" here");
+}
+
+void CudaKernels::require_fp8(const Fp8Recipe& recipe) const {
+  for (const Fp8Rule& rule : {recipe.input, recipe.weight, recipe.gradient})
+    require_fp8_scaling(cat("\"fp8.recipe\": \"", recipe.name, "\""), rule.scaling);
+}
+
 DataErrors::DataErrors(device::Device& device)
     : memory_(
           device.allocate(data_error_kinds * sizeof(DataErrorSlot), Category::workspace, device::Tier::host)),

@@ -52,9 +52,9 @@ class DataErrors {
 /// attention/ and cudnn/): *.cu for own kernels, which also run on the emulator in tests/simt, *.cpp for what
 /// cuBLASLt and cuDNN do.
 ///
-/// Against the CPU's: copies, fills, dropout, fold, sums_of_squares, the fp32 activations and what rounds
-/// once give its bits, random fills as far as the double-precision functions of the two agree; the rest the
-/// same values within rounding, and the same bits from run to run.
+/// Against the CPU's: copies, fills, FP8's codes and scales, dropout, fold, sums_of_squares, the fp32
+/// activations and what rounds once give its bits, random fills as far as the double-precision functions of
+/// the two agree; the rest the same values within rounding, and the same bits from run to run.
 class CudaKernels final : public Kernels {
  public:
   explicit CudaKernels(const Target& target);
@@ -67,6 +67,7 @@ class CudaKernels final : public Kernels {
   /// vocabulary. Does not wait.
   void check_data() { errors_.check(); }
   AttentionRoutes attention_routes() const override { return routes_; }
+  void require_fp8(const Fp8Recipe& recipe) const override;
   /// Keeps a handle as long as the kernels live: check_data()'s registration with the device.
   void watch(std::shared_ptr<void> handle) { watch_ = std::move(handle); }
 
@@ -76,6 +77,8 @@ class CudaKernels final : public Kernels {
   /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at
   /// once.
   Tensor scratch(std::int64_t elements, DType dtype, device::Tier tier = device::Tier::device);
+  /// Throws Error{config} where no product takes operands of these blocks; `what` wants one.
+  void require_fp8_scaling(std::string_view what, Fp8Scaling scaling) const;
   /// Throws Error{data} for a value that To does not have; waits for the kernel.
   template <class To, class From>
   void copy_narrowing(const Tensor& from, const Tensor& to);

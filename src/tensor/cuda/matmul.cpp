@@ -27,6 +27,10 @@
 // A shape's algorithm is what the library's heuristic names first, found once. It is asked for by what all
 // runs of a shape share (never by where the tensors lie), and among algorithms whose sums have one order:
 // those that split the inner extent must add their parts up in a pass of their own, in fp32.
+//
+// Operands in FP8 are as the library has them on Ada and Hopper: its left one transposed and its right one
+// not (both are rows of what is summed), extents in multiples of 16, sums of full accuracy (which it calls
+// slow accumulation). Rows that pad a are multiplied too, into memory that has them.
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -73,13 +77,23 @@ cudaDataType data_type(DType dtype) {
   }
 }
 
-/// All that the choice of an algorithm depends on.
+/// The operands of a product in FP8. `on`: they are.
+struct Fp8Operands {
+  bool on = false;
+  Fp8Format a = Fp8Format::e4m3, b = Fp8Format::e4m3;
+  Fp8Scaling a_scaling = Fp8Scaling::tensor, b_scaling = Fp8Scaling::tensor;
+  auto operator<=>(const Fp8Operands&) const = default;
+};
+
+/// All that the choice of an algorithm depends on. `from`: what the values of operands in FP8 stand for,
+/// bf16.
 struct ProductKey {
   std::int64_t m, n, k;
   DType from, to;
   bool trans_a, trans_b, accumulate, tf32;
   std::uint32_t alignment;  ///< bytes that all matrices are aligned to; 16 but for tensors at odd places
   cublasLtEpilogue_t epilogue;
+  Fp8Operands fp8;
   auto operator<=>(const ProductKey&) const = default;
 };
 
@@ -102,11 +116,42 @@ struct ProductPlan {
   std::size_t workspace = 0;
 };
 
-void lay_out(Layout& layout, DType dtype, std::int64_t rows, std::int64_t cols) {
+/// The types of a and b.
+std::pair<cudaDataType, cudaDataType> operand_types(const ProductKey& key) {
+  const auto type = [&](Fp8Format format) {
+    if (!key.fp8.on) return data_type(key.from);
+    return format == Fp8Format::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2;
+  };
+  return {type(key.fp8.a), type(key.fp8.b)};
+}
+
+void lay_out(Layout& layout, cudaDataType type, std::int64_t rows, std::int64_t cols) {
   // Rows of the library are the contiguous ones.
-  check(cublasLtMatrixLayoutCreate(layout.fresh(), data_type(dtype), static_cast<std::uint64_t>(rows),
+  check(cublasLtMatrixLayoutCreate(layout.fresh(), type, static_cast<std::uint64_t>(rows),
                                    static_cast<std::uint64_t>(cols), rows),
         "describe a matrix");
+}
+
+/// Says how operands in FP8 are scaled; the scales come with each call.
+void describe_scales(cublasLtMatmulDesc_t operation, const Fp8Operands& fp8, const void* somewhere) {
+  set(operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, std::int8_t{0});
+  set(operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, somewhere);
+  set(operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, somewhere);
+  if (fp8.a_scaling == Fp8Scaling::tensor) return;  // as it is without saying so
+  // By number, for headers before 12.9 have no names for them: CUBLASLT_MATMUL_DESC_A_SCALE_MODE and B's;
+  // CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F, _VEC128_32F, _BLK128x128_32F.
+  constexpr auto left_mode = static_cast<cublasLtMatmulDescAttributes_t>(31),
+                 right_mode = static_cast<cublasLtMatmulDescAttributes_t>(32);
+  constexpr std::size_t first_version = 120900;
+  if (cublasLtGetVersion() < first_version)
+    fail(ErrorKind::config, "matmul: products in FP8 with more than one scale a tensor need cuBLASLt 12.9; ",
+         "this one is ", cublasLtGetVersion() / 10000, ".", cublasLtGetVersion() / 100 % 100,
+         ". Install a newer one, or set \"fp8.recipe\" to \"current\"");
+  const auto mode = [](Fp8Scaling scaling) {
+    return std::int32_t{scaling == Fp8Scaling::rows ? 3 : scaling == Fp8Scaling::blocks_1x128 ? 4 : 5};
+  };
+  set(operation, left_mode, mode(fp8.b_scaling));
+  set(operation, right_mode, mode(fp8.a_scaling));
 }
 
 Operation describe(const ProductKey& key) {
@@ -129,6 +174,7 @@ Operation describe(const ProductKey& key) {
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
     set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, somewhere);
   }
+  if (key.fp8.on) describe_scales(operation, key.fp8, somewhere);
   return operation;
 }
 
@@ -146,8 +192,10 @@ Preference preference_for(const ProductKey& key, std::size_t most_workspace) {
 }
 
 std::string name_of_product(const ProductKey& key) {
-  return cat(name_of(key.from), " [", key.m, ", ", key.k, "]", key.trans_a ? "ᵀ" : "", " times [", key.k,
-             ", ", key.n, "]", key.trans_b ? "ᵀ" : "", " into ", name_of(key.to));
+  const auto name = [](Fp8Format format) { return format == Fp8Format::e4m3 ? "E4M3" : "E5M2"; };
+  return cat(key.fp8.on ? cat(name(key.fp8.a), " by ", name(key.fp8.b)) : std::string(name_of(key.from)),
+             " [", key.m, ", ", key.k, "]", key.trans_a ? "ᵀ" : "", " times [", key.k, ", ", key.n, "]",
+             key.trans_b ? "ᵀ" : "", " into ", name_of(key.to));
 }
 
 }  // namespace
@@ -172,6 +220,7 @@ class MatmulLibrary {
   /// Where one product finds its operands.
   struct ProductMemory {
     const void *left, *right;
+    const void *left_scale, *right_scale;  ///< null: not in FP8
     void* result;
     const void* bias;  ///< null: none that the library adds
     void* pre_activation;
@@ -183,6 +232,10 @@ class MatmulLibrary {
     if (places.bias) set(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, places.bias);
     if (places.pre_activation)
       set(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, places.pre_activation);
+    if (places.left_scale) {
+      set(plan.operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, places.left_scale);
+      set(plan.operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, places.right_scale);
+    }
     const double one = 1, zero = 0;
     const float one_f = 1, zero_f = 0;
     const void* alpha = places.wide ? static_cast<const void*>(&one) : &one_f;
@@ -198,9 +251,10 @@ class MatmulLibrary {
  private:
   std::unique_ptr<ProductPlan> make(const ProductKey& key) {
     auto plan = std::make_unique<ProductPlan>(ProductPlan{describe(key), {}, {}, {}});
-    lay_out(plan->left, key.from, key.trans_b ? key.k : key.n, key.trans_b ? key.n : key.k);
-    lay_out(plan->right, key.from, key.trans_a ? key.m : key.k, key.trans_a ? key.k : key.m);
-    lay_out(plan->result, key.to, key.n, key.m);
+    const auto [a, b] = operand_types(key);
+    lay_out(plan->left, b, key.trans_b ? key.k : key.n, key.trans_b ? key.n : key.k);
+    lay_out(plan->right, a, key.trans_a ? key.m : key.k, key.trans_a ? key.k : key.m);
+    lay_out(plan->result, data_type(key.to), key.n, key.m);
     const Preference preference = preference_for(key, most_matmul_workspace);
     cublasLtMatmulHeuristicResult_t found{};
     int count = 0;
@@ -220,38 +274,99 @@ class MatmulLibrary {
 
 namespace {
 
-/// 16, or less where one of the tensors begins at an odd place.
+/// 16, or less where one of the tensors begins at an odd place; those that are not there begin at none.
 std::uint32_t alignment_of(std::initializer_list<const Tensor*> tensors) {
   std::uintptr_t all = 16;
-  for (const Tensor* t : tensors) all |= reinterpret_cast<std::uintptr_t>(t->raw());
+  for (const Tensor* t : tensors)
+    if (*t) all |= reinterpret_cast<std::uintptr_t>(t->raw());
   return 1u << std::countr_zero(all);
 }
 
 /// Which steps of one call the library takes, and where the product goes.
-struct Steps {
-  Tensor result;  ///< pre_activation where it is asked for and comes first
-  /// The sums in fp32, to which a bias is added that the library does not fuse, before they round.
-  Tensor wide;
-  bool fused_bias = false, fused_gelu = false;
-
-  Steps(const Matmul& args, const MatmulExtents& e, const CudaOptions& options) {
-    const DType from = args.a.dtype();
-    // The library's bias has the dtype of its result; in fp64 it has none.
-    fused_bias = args.bias && from == args.c.dtype() && from != DType::f64;
-    fused_gelu = options.fused_gelu && args.activation == Activation::gelu_tanh && size_of(from) == 2 &&
-                 args.c.dtype() == from && (!args.bias || fused_bias) &&
+class Steps {
+ public:
+  Steps(const Matmul& args, const MatmulExtents& e, const CudaOptions& options)
+      : args_(args), e_(e), tf32_(options.tf32) {
+    const DType from = operands();
+    // The library's bias has the dtype of its result, and with operands in FP8 is bf16; in fp64 it has none.
+    fused_bias = args.bias &&
+                 (fp8() ? alignment_of({&args.bias}) == 16 : from == args.c.dtype() && from != DType::f64);
+    fused_gelu = !fp8() && options.fused_gelu && args.activation == Activation::gelu_tanh &&
+                 size_of(from) == 2 && args.c.dtype() == from && (!args.bias || fused_bias) &&
                  (!args.pre_activation || e.n % 8 == 0);
     const bool apart = args.pre_activation && args.activation != Activation::none && !fused_gelu;
     result = apart ? args.pre_activation : args.c;
   }
 
-  const Tensor& sums() const { return wide ? wide : result; }
+  Tensor result;  ///< pre_activation where it is asked for and comes first
+  /// The sums in fp32, before they round: where a bias is added that the library does not fuse, and where the
+  /// result lacks the rows that pad a, or lies at an odd place.
+  Tensor wide;
+  bool fused_bias = false, fused_gelu = false;
 
-  cublasLtEpilogue_t epilogue(const Matmul& args) const {
-    if (!fused_gelu) return fused_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    if (args.pre_activation) return args.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
-    return args.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  bool fp8() const { return static_cast<bool>(args_.fp8_a); }
+  const Tensor& left() const { return fp8() ? args_.fp8_b.codes : args_.b; }
+  const Tensor& right() const { return fp8() ? args_.fp8_a.codes : args_.a; }
+  const Tensor& sums() const { return wide ? wide : result; }
+  /// What a product in FP8 adds to is added to apart from it where it does not go there.
+  bool adds_apart() const { return fp8() && wide && args_.accumulate; }
+
+  /// The plan of the product: what the library does not do beside it is done apart. scratch(n): n fp32
+  /// numbers.
+  template <class Scratch>
+  ProductPlan* choose(MatmulLibrary& library, const Scratch& scratch) {
+    const auto widen = [&] {
+      const std::int64_t rows = fp8() ? fp8_padded(e_.m) : e_.m;
+      wide = scratch(rows * e_.n).reshape({rows, e_.n}).rows(0, e_.m);
+    };
+    if (fp8()) {
+      require(e_.n % fp8_alignment == 0, "matmul: a product in FP8 has ", e_.n,
+              " columns; a GPU needs a multiple of ", fp8_alignment);
+      if (e_.m % fp8_alignment != 0 || alignment_of({&result}) < 16) widen();
+    }
+    ProductPlan* plan = library.find(key());
+    if (!plan && fused_gelu) {
+      fused_gelu = false;
+      if (args_.pre_activation) result = args_.pre_activation;
+      plan = library.find(key());
+    }
+    if (!plan && fused_bias) {
+      fused_bias = false;
+      if (!wide && size_of(result.dtype()) == 2) widen();
+      plan = library.find(key());
+    }
+    require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key()), ", aligned to ",
+            key().alignment, " bytes");
+    return plan;
   }
+
+ private:
+  DType operands() const { return fp8() ? DType::bf16 : args_.a.dtype(); }
+
+  ProductKey key() const {
+    const std::uint32_t alignment =
+        fp8() ? alignment_of({&left(), &right(), &sums(), &args_.fp8_a.scales, &args_.fp8_b.scales})
+              : alignment_of({&left(), &right(), &sums(), &args_.bias, &args_.pre_activation});
+    ProductKey key{e_.m,          e_.n,  e_.k,  operands(), sums().dtype(), args_.trans_a,
+                   args_.trans_b, false, tf32_, alignment,  epilogue(),     {}};
+    key.accumulate = args_.accumulate && !adds_apart();
+    if (!fp8()) return key;
+    key.m = fp8_padded(e_.m), key.k = fp8_padded(e_.k), key.trans_b = true, key.tf32 = false;
+    const Fp8Rule &a = args_.fp8_a.rule, &b = args_.fp8_b.rule;
+    key.fp8 = {true, a.format, b.format, a.scaling, b.scaling};
+    return key;
+  }
+
+  cublasLtEpilogue_t epilogue() const {
+    if (!fused_gelu) return fused_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    if (args_.pre_activation)
+      return args_.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    return args_.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
+  }
+
+  const Matmul& args_;
+  const MatmulExtents& e_;
+  bool tf32_;
 };
 
 }  // namespace
@@ -259,6 +374,8 @@ struct Steps {
 void CudaKernels::matmul(const Matmul& args) {
   require(!args.fold, "matmul: a GPU folds no products");
   const MatmulExtents e = check_matmul(args);
+  for (const Fp8Matrix* x : {&args.fp8_a, &args.fp8_b})
+    if (*x) require_fp8_scaling("matmul: this product in FP8", x->rule.scaling);
   if (e.m == 0 || e.n == 0) return;
   Steps steps(args, e, options);
   if (e.k == 0) {
@@ -266,57 +383,35 @@ void CudaKernels::matmul(const Matmul& args) {
     steps.fused_bias = steps.fused_gelu = false;
   } else {
     if (!matmul_library_) matmul_library_ = std::make_shared<MatmulLibrary>();
-    const auto key_of_product = [&] {
-      const std::uint32_t alignment =
-          alignment_of({&args.a, &args.b, &steps.sums(), args.bias ? &args.bias : &args.a,
-                        args.pre_activation ? &args.pre_activation : &args.a});
-      return ProductKey{e.m,
-                        e.n,
-                        e.k,
-                        args.a.dtype(),
-                        steps.sums().dtype(),
-                        args.trans_a,
-                        args.trans_b,
-                        args.accumulate,
-                        options.tf32,
-                        alignment,
-                        steps.epilogue(args)};
-    };
-    ProductPlan* plan = matmul_library_->find(key_of_product());
-    if (!plan && steps.fused_gelu) {
-      steps.fused_gelu = false;
-      if (args.pre_activation) steps.result = args.pre_activation;
-      plan = matmul_library_->find(key_of_product());
-    }
-    if (!plan && steps.fused_bias) {
-      steps.fused_bias = false;
-      if (size_of(steps.result.dtype()) == 2) steps.wide = scratch(e.m * e.n, DType::f32);
-      plan = matmul_library_->find(key_of_product());
-    }
-    require(plan, "matmul: cuBLASLt has no kernel for ", name_of_product(key_of_product()), ", aligned to ",
-            key_of_product().alignment, " bytes");
-    if (steps.wide && args.accumulate) copy(steps.result, steps.wide);
+    ProductPlan* const plan =
+        steps.choose(*matmul_library_, [&](std::int64_t n) { return scratch(n, DType::f32); });
+    if (steps.wide && args.accumulate && !steps.adds_apart()) copy(steps.result, steps.wide);
     const MatmulLibrary::ProductMemory places{
-        args.b.raw(),
-        args.a.raw(),
+        steps.left().raw(),
+        steps.right().raw(),
+        steps.fp8() ? args.fp8_b.scales.raw() : nullptr,
+        steps.fp8() ? args.fp8_a.scales.raw() : nullptr,
         steps.sums().raw(),
         steps.fused_bias ? args.bias.raw() : nullptr,
         steps.fused_gelu && args.pre_activation ? args.pre_activation.raw() : nullptr,
-        args.accumulate,
-        compute_type(args.a.dtype()) == DType::f64};
+        args.accumulate && !steps.adds_apart(),
+        !steps.fp8() && compute_type(args.a.dtype()) == DType::f64};
     Tensor workspace;  // stream order lets it go before the product has run
     if (plan->workspace)
       workspace = Tensor::empty(target_.device, {static_cast<std::int64_t>(plan->workspace)}, DType::u8,
                                 Category::workspace);
     void* const at = workspace ? workspace.raw() : nullptr;
-    const auto key =
-        device::bytes_of(places.left, places.right, places.result, places.bias, places.pre_activation, at);
+    const auto key = device::bytes_of(places.left, places.right, places.left_scale, places.right_scale,
+                                      places.result, places.bias, places.pre_activation, at);
     target_.stream->call({plan, key, [library = matmul_library_, plan, places, at](void* stream) {
                             library->run(*plan, places, at, static_cast<cudaStream_t>(stream));
                           }});
   }
   if (args.bias && !steps.fused_bias) add_row(target_, steps.sums(), args.bias, steps.sums());
-  if (steps.wide) copy(steps.wide, steps.result);
+  if (steps.adds_apart())
+    copy_rows({steps.wide}, {steps.result}, 1, steps.result.numel(), true);
+  else if (steps.wide)
+    copy(steps.wide, steps.result);
   if (steps.fused_gelu) return;
   if (args.activation != Activation::none)
     activation(args.activation, steps.result, args.c);

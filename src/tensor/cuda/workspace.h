@@ -18,6 +18,12 @@ namespace sherd::tensor::SHERD_CUDA {
 /// a GPU tells; a meta device charges all of it.
 inline constexpr std::size_t most_matmul_workspace = std::size_t{32} << 20;
 
+/// Beside it, sums in fp32 of a product in FP8 whose result lacks the rows by which a is padded.
+inline std::size_t fp8_sums_workspace(const Matmul& args, const MatmulExtents& e) {
+  if (!args.fp8_a || e.m % fp8_alignment == 0 || e.k == 0) return 0;
+  return static_cast<std::size_t>(fp8_padded(e.m) * e.n) * sizeof(float);
+}
+
 /// Rows that one block of sum_rows adds up. A function of the shape alone, so that a sum has one order on
 /// every GPU.
 inline std::int64_t rows_per_part(std::int64_t rows) {

@@ -12,9 +12,9 @@ void MetaKernels::charge(std::size_t workspace, device::Tier tier) {
 }
 
 void MetaKernels::matmul(const Matmul& args) {
-  const std::size_t workspace = cpu::matmul_workspace(device_, args);  // also checks the shapes
-  if (gpu_) return charge(args.c.numel() > 0 ? cuda::most_matmul_workspace : 0);
-  charge(workspace);
+  const MatmulExtents e = check_matmul(args);
+  if (!gpu_) return charge(cpu::matmul_workspace(device_, args));
+  if (args.c.numel() > 0) charge(cuda::most_matmul_workspace + cuda::fp8_sums_workspace(args, e));
 }
 
 void MetaKernels::sum_rows(const Tensor& x, const Tensor& out, bool) {

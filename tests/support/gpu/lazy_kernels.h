@@ -66,7 +66,12 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
   }
   static tensor::Matmul bare(tensor::Matmul args) {
     for (Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) *x = bare(*x);
+    args.fp8_a = bare(args.fp8_a), args.fp8_b = bare(args.fp8_b);
     return args;
+  }
+  static tensor::Fp8Matrix bare(tensor::Fp8Matrix x) {
+    x.codes = bare(x.codes), x.scales = bare(x.scales);
+    return x;
   }
   static tensor::StridedRows bare(const tensor::StridedRows& rows) {
     return {bare(rows.tensor), rows.first, rows.stride};
@@ -124,7 +129,10 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
   static void note(Key& key, const tensor::Matmul& args) {
     for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);
     for (const bool flag : {args.trans_a, args.trans_b, args.accumulate, args.few_rows}) note(key, flag);
-    note(key, args.activation);
+    note(key, args.activation), note(key, args.fp8_a), note(key, args.fp8_b);
+  }
+  static void note(Key& key, const tensor::Fp8Matrix& x) {
+    note(key, x.codes), note(key, x.scales), note(key, x.rule), note(key, x.rows), note(key, x.cols);
   }
 
   /// Random keys are others in every micro-batch.

@@ -187,6 +187,28 @@ inline float fast_reciprocal(float x) {
   return 1.0f / x;
 }
 
+/// PTX's cvt.rn.satfinite to a number of so many mantissa bits: a NaN loses its sign, infinity becomes the
+/// largest number.
+inline std::uint32_t to_fp8_by_hardware(float x, int mantissa, int bias, std::uint32_t largest) {
+  if (std::isnan(x)) return 0x7f;
+  const std::uint32_t sign = std::signbit(x) ? 0x80 : 0;
+  if (std::isinf(x)) return sign | largest;
+  const double size = std::fabs(static_cast<double>(x));
+  int exponent = size > 0 ? std::ilogb(size) : 1 - bias;
+  if (exponent < 1 - bias) exponent = 1 - bias;
+  const double units = std::nearbyint(std::ldexp(size, mantissa - exponent));  // ties to even
+  const auto code =
+      static_cast<std::int64_t>(units) + (static_cast<std::int64_t>(exponent + bias - 1) << mantissa);
+  return sign | (code > largest ? largest : static_cast<std::uint32_t>(code));
+}
+inline constexpr bool converts_to_fp8 = true;
+inline std::uint32_t to_e4m3_pair(float low, float high) {
+  return to_fp8_by_hardware(low, 3, 7, 0x7e) | to_fp8_by_hardware(high, 3, 7, 0x7e) << 8;
+}
+inline std::uint32_t to_e5m2_pair(float low, float high) {
+  return to_fp8_by_hardware(low, 2, 15, 0x7b) | to_fp8_by_hardware(high, 2, 15, 0x7b) << 8;
+}
+
 }  // namespace sherd::device::SHERD_CUDA
 
 #include "device/cuda/device_code.cuh"

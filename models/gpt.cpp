@@ -128,7 +128,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
                           nn::LinearOptions{.bias = false,
                                             .init = init,
                                             .packing = tokens_->weight()->packing,
-                                            .tied = c.tie_embeddings ? tokens_->weight() : nullptr}));
+                                            .tied = c.tie_embeddings ? tokens_->weight() : nullptr,
+                                            .fp8 = false}));
   append_part(positions_ ? std::vector<std::shared_ptr<nn::Module>>{tokens_, positions_, embedding_dropout_}
                          : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});

@@ -148,9 +148,10 @@ ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& l
     : parallel::Moe(c.experts(std::move(pooled)), layout) {
   const config::Moe& e = c.moe;
   const auto gate = [&](std::int64_t outputs, bool bias) {
-    return parallel::on_stream(std::make_shared<nn::Linear>(
-                                   c.hidden_size, outputs, nn::LinearOptions{.bias = bias, .init = c.init()}),
-                               layout);
+    return parallel::on_stream(
+        std::make_shared<nn::Linear>(c.hidden_size, outputs,
+                                     nn::LinearOptions{.bias = bias, .init = c.init(), .fp8 = false}),
+        layout);
   };
   if (e.shared_experts > 0)
     shared_ = add("shared", std::make_shared<FeedForward>(c, e.shared_experts * e.ffn_hidden_size, layout));

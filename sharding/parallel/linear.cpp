@@ -2,13 +2,14 @@
 
 #include <cmath>
 
-#include "autograd/gradients.h"
+#include "autograd/linear_products.h"
 #include "autograd/ops.h"
 #include "sharding/parallel/exchanges.h"
 
 namespace sherd::parallel {
 
 using autograd::GradRef;
+using autograd::LinearProducts;
 using autograd::Saved;
 using nn::Init;
 using nn::ParameterPtr;
@@ -51,7 +52,9 @@ void check_rows(const LayerExchange& exchange, const Shape& x) {
 /// Backward of a column-parallel layer. Keeps the rank's own rows of the input alone.
 struct ColumnBackward {
   LayerExchange exchange;
-  Saved x, w;
+  LinearProducts products;
+  LinearProducts::Input x;
+  Saved w;
   Tensor pre;
   Activation activation;
   GradRef dx, dw, db;
@@ -66,8 +69,7 @@ struct ColumnBackward {
   /// The gradient that this rank's columns give, on its way into the sum.
   Exchange begin_sum(Tape& tape, const Tensor& dy) const {
     if (!dx) return {};
-    Tensor part = tape.empty(dy.shape().with_back(w_shape[1]), dy.dtype());
-    tape.kernels().matmul({.a = dy, .b = w.get(tape), .c = part});
+    const Tensor part = products.input_gradient(tape, dy, w.get(tape));
     const comm::CallOptions call = exchange.call("input gradient", true);
     return exchange.rows_cut ? begin_reduce_scatter(tape.kernels(), *exchange.group, part, row_dim, call)
                              : begin_all_reduce(*exchange.group, part, call);
@@ -79,10 +81,8 @@ struct ColumnBackward {
     Exchange input = begin_input(tape);
     autograd::bias_gradient(tape, db, dy);
     Exchange sum = begin_sum(tape, dy);
-    if (dw) {
-      const Tensor whole = exchange.rows_cut ? input.wait() : x.get(tape);
-      autograd::weight_gradient(tape, dw, w_shape, dy, whole, !exchange.rows_cut && x.is_parameter());
-    }
+    if (dw && exchange.rows_cut) x = LinearProducts::Input(input.wait());
+    products.weight_gradient(tape, dw, w_shape, dy, x);
     x = {};
     if (dx) tape.accumulate(dx, sum.wait());
   }
@@ -98,12 +98,17 @@ Var column_linear(const Var& x, const Var& w, const Var& b, Activation activatio
   if (exchange.rows_cut)
     whole = begin_all_gather(tape.kernels(), *exchange.group, whole, row_dim, exchange.call("input", false))
                 .wait();
-  autograd::LinearOutput made = autograd::linear_output(
-      tape, whole, w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+  const LinearProducts products(w);
+  autograd::LinearOutput made =
+      products.output(tape, whole, w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+  whole = {};
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   autograd::RemakeFn remake = autograd::remake_linear_output(made.pre, activation);
+  // Under sequence parallelism the rank's own rows are kept, in whatever they are exchanged.
+  const auto input = [&] { return exchange.rows_cut ? LinearProducts::Input(x) : products.save(x); };
   ColumnBackward backward{.exchange = exchange,
-                          .x = w.requires_grad() ? Saved(x) : Saved(),
+                          .products = products,
+                          .x = w.requires_grad() ? input() : LinearProducts::Input(),
                           .w = x.requires_grad() ? Saved(w) : Saved(),
                           .pre = std::move(made.pre),
                           .activation = activation,
@@ -117,7 +122,9 @@ Var column_linear(const Var& x, const Var& w, const Var& b, Activation activatio
 /// Backward of a row-parallel layer.
 struct RowBackward {
   LayerExchange exchange;
-  Saved x, w;
+  LinearProducts products;
+  LinearProducts::Input x;
+  Saved w;
   GradRef dx, dw, db;
   Shape x_shape, w_shape;
 
@@ -128,9 +135,9 @@ struct RowBackward {
                              : Exchange();
     autograd::bias_gradient(tape, db, dy);
     if (gathers) dy = whole.wait();
-    if (dw) autograd::weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+    products.weight_gradient(tape, dw, w_shape, dy, x);
     x = {};
-    if (dx) autograd::input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
+    if (dx) products.input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
   }
 };
 
@@ -144,13 +151,16 @@ Var row_linear(const Var& x, const Var& w, const Var& b, const LayerExchange& ex
   Tape& tape = x.tape();
   autograd::check_linear(x.shape(), w.shape());
   check_rows(exchange, x.shape());
-  Tensor out = autograd::linear_output(tape, x.value(), w.value(), {}, Activation::none, false).out;
+  const LinearProducts products(w);
+  Tensor out = products.output(tape, x.value(), w.value(), {}, Activation::none, false).out;
   const comm::CallOptions call = exchange.call("output", false);
   out = exchange.rows_cut ? begin_reduce_scatter(tape.kernels(), *exchange.group, out, row_dim, call).wait()
                           : begin_all_reduce(*exchange.group, out, call).wait();
   if (b.defined()) add_bias(tape, out, b.value());
+  const bool recorded = tape.recording() && w.requires_grad();
   RowBackward backward{.exchange = exchange,
-                       .x = w.requires_grad() ? Saved(x) : Saved(),
+                       .products = products,
+                       .x = recorded ? products.save(x) : LinearProducts::Input(),
                        .w = x.requires_grad() ? Saved(w) : Saved(),
                        .dx = x.grad_ref(),
                        .dw = w.grad_ref(),
@@ -179,6 +189,7 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
   } else {
     set_slice(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
     weight_->packing = options.packing;
+    weight_->in_linear = options.fp8;
   }
   if (!options.bias) return;
   const tensor::Slice bias = tensor_slice(what, {out}, 0, layout, blocks);
@@ -213,6 +224,7 @@ RowLinear::RowLinear(std::int64_t in, std::int64_t out, const Layout& layout, nn
   const tensor::Slice held = tensor_slice(what, {out, in}, 1, layout);
   set_slice(weight_ = declare("weight", held.shape(), options.init.value_or(default_init(in))), held);
   weight_->packing = options.packing;
+  weight_->in_linear = options.fp8;
   if (!options.bias) return;
   bias_ = declare("bias", {out}, options.init ? Init::zeros() : default_init(in), {.decay = false});
   bias_->packing = std::move(options.packing);

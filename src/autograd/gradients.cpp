@@ -33,6 +33,15 @@ void write_folded_grad(Tape& tape, const GradRef& ref, const Shape& shape, DType
     write_kernel_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add) { write(to, add, {}); });
 }
 
+void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, tensor::Matmul product) {
+  write_folded_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add, std::optional<DType> fold) {
+    product.c = to;
+    product.accumulate = add;
+    product.fold = fold;
+    tape.kernels().matmul(product);
+  });
+}
+
 namespace {
 
 /// Gradients by source, into where they are summed or each by itself.

@@ -19,6 +19,9 @@ void write_folded_grad(
     Tape& tape, const GradRef& ref, const Shape& shape, DType dtype,
     const std::function<void(const Tensor& to, bool add, std::optional<DType> fold)>& write);
 
+/// The same of a product, whose c, accumulate and fold are set here.
+void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, tensor::Matmul product);
+
 /// Rows [begin, end) of one source.
 struct SourceRows {
   std::int64_t begin, end;
@@ -39,8 +42,7 @@ void broadcast_gradient(Tape& tape, const GradRef& ref, const Shape& shape, Tens
 /// memory.
 Tensor reuse_or_empty(Tape& tape, const Tensor& dy);
 
-// ---- linear layers: autograd::linear(), and those that exchange tensors between these parts
-// (sharding/parallel/linear.h) ----
+// ---- linear layers, beside their products (autograd/linear_products.h) ----
 
 /// Throws Error{usage} unless a weight [out, in] takes inputs [..., in].
 void check_linear(const Shape& x, const Shape& w);
@@ -49,9 +51,6 @@ void check_linear(const Shape& x, const Shape& w);
 struct LinearOutput {
   Tensor out, pre;
 };
-/// act(x·wᵀ + b); keeps the sum where `recorded` and there is an activation. `b` may be undefined.
-LinearOutput linear_output(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& b,
-                           Activation activation, bool recorded);
 /// Makes the result again from that sum; null without an activation, where there is no cheap way.
 RemakeFn remake_linear_output(const Tensor& pre, Activation activation);
 
@@ -59,11 +58,5 @@ RemakeFn remake_linear_output(const Tensor& pre, Activation activation);
 Tensor pre_activation_gradient(Tape& tape, Activation activation, const Tensor& pre, Tensor dy);
 /// Adds the sum of dy's rows to the bias's gradient.
 void bias_gradient(Tape& tape, const GradRef& db, const Tensor& dy);
-/// Adds dyᵀ·x to the gradient of a weight of shape `w`, now or when weight gradients are computed. `leased`:
-/// x is a parameter, whose lease ends with the block, so now.
-void weight_gradient(Tape& tape, const GradRef& dw, const Shape& w, const Tensor& dy, const Tensor& x,
-                     bool leased);
-/// Adds dy·w to the gradient of an input of shape `x`.
-void input_gradient(Tape& tape, const GradRef& dx, const Shape& x, Tensor dy, const Tensor& w);
 
 }  // namespace sherd::autograd

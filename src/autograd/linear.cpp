@@ -1,24 +1,16 @@
 #include <numeric>
 
 #include "autograd/experts.h"
-#include "autograd/gradients.h"
-#include "autograd/key_cache.h"
+#include "autograd/linear_products.h"
 
 namespace sherd::autograd {
 namespace {
 
-void write_product(Tape& tape, const GradRef& ref, const Shape& shape, DType dtype, tensor::Matmul product) {
-  write_folded_grad(tape, ref, shape, dtype, [&](const Tensor& to, bool add, std::optional<DType> fold) {
-    product.c = to;
-    product.accumulate = add;
-    product.fold = fold;
-    tape.kernels().matmul(product);
-  });
-}
-
 /// The values that a linear layer's backward reads. Only what some wanted gradient needs is kept.
 struct LinearBackward {
-  Saved x, w;
+  LinearProducts products;
+  LinearProducts::Input x;
+  Saved w;
   Tensor pre;  // the sum before the activation
   Activation activation;
   GradRef dx, dw, db;
@@ -30,31 +22,16 @@ struct LinearBackward {
     pre = {};
     if (sources.empty()) {
       bias_gradient(tape, db, dy);
-      if (dw) weight_gradient(tape, dw, w_shape, dy, x.get(tape), x.is_parameter());
+      products.weight_gradient(tape, dw, w_shape, dy, x);
     } else {
-      by_source(tape, dy);
+      write_by_source(tape, db, Shape{dy.shape().back()}, dy.dtype(), sources, false,
+                      [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType>) {
+                        tape.kernels().sum_rows(dy.rows(rows.begin, rows.end), to, add);
+                      });
+      products.weight_gradient_by_source(tape, dw, w_shape, dy, x, sources);
     }
     x = {};  // the input goes before its gradient comes
-    if (dx) input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape));
-  }
-
-  void by_source(Tape& tape, const Tensor& dy) const {
-    write_by_source(tape, db, Shape{dy.shape().back()}, dy.dtype(), sources, false,
-                    [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType>) {
-                      tape.kernels().sum_rows(dy.rows(rows.begin, rows.end), to, add);
-                    });
-    if (!dw) return;
-    tape.weight_gradient(dw, [dw = dw, shape = w_shape, dy, input = x.get(tape), sources = sources](Tape& t) {
-      write_by_source(t, dw, shape, dy.dtype(), sources, true,
-                      [&](const SourceRows& rows, const Tensor& to, bool add, std::optional<DType> fold) {
-                        t.kernels().matmul({.a = dy.rows(rows.begin, rows.end),
-                                            .b = input.rows(rows.begin, rows.end),
-                                            .c = to,
-                                            .trans_a = true,
-                                            .accumulate = add,
-                                            .fold = fold});
-                      });
-    });
+    if (dx) products.input_gradient(tape, dx, x_shape, std::move(dy), w.get(tape), sources);
   }
 };
 
@@ -63,22 +40,6 @@ struct LinearBackward {
 void check_linear(const Shape& x, const Shape& w) {
   require(w.rank() == 2 && x.rank() >= 1 && x.back() == w[1], "linear: the weight ", w.str(),
           " does not take inputs of shape ", x.str());
-}
-
-LinearOutput linear_output(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& b,
-                           Activation activation, bool recorded) {
-  LinearOutput made;
-  made.out = tape.empty(x.shape().with_back(w.shape()[0]), x.dtype());
-  if (recorded && activation != Activation::none) made.pre = tape.empty(made.out.shape(), x.dtype());
-  tape.kernels().matmul({.a = x,
-                         .b = w,
-                         .c = made.out,
-                         .trans_b = true,
-                         .bias = b,
-                         .activation = activation,
-                         .pre_activation = made.pre,
-                         .few_rows = tape.key_cache && tape.key_cache->one_row_each()});
-  return made;
 }
 
 RemakeFn remake_linear_output(const Tensor& pre, Activation activation) {
@@ -103,24 +64,6 @@ void bias_gradient(Tape& tape, const GradRef& db, const Tensor& dy) {
                       [&](const Tensor& to, bool add) { tape.kernels().sum_rows(dy, to, add); });
 }
 
-void weight_gradient(Tape& tape, const GradRef& dw, const Shape& w, const Tensor& dy, const Tensor& x,
-                     bool leased) {
-  if (!dw) return;
-  const auto compute = [dw, w, dy, x](Tape& t) {
-    write_product(t, dw, w, dy.dtype(), {.a = dy, .b = x, .trans_a = true});
-  };
-  if (leased)
-    compute(tape);
-  else
-    tape.weight_gradient(dw, compute);
-}
-
-void input_gradient(Tape& tape, const GradRef& dx, const Shape& x, Tensor dy, const Tensor& w) {
-  if (!dx) return;
-  const DType dtype = dy.dtype();
-  write_product(tape, dx, x, dtype, {.a = std::move(dy), .b = w});
-}
-
 namespace {
 
 Var record_linear(const Var& x, const Var& w, const Var& b, Activation activation,
@@ -128,11 +71,16 @@ Var record_linear(const Var& x, const Var& w, const Var& b, Activation activatio
   Tape& tape = x.tape();
   check_linear(x.shape(), w.shape());
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
-  LinearOutput made = linear_output(tape, x.value(), w.value(),
-                                    b.defined() && adds_bias ? b.value() : Tensor(), activation, recorded);
+  const LinearProducts products(w);
+  LinearOutput made =
+      products.output(tape, x.value(), w.value(), b.defined() && adds_bias ? b.value() : Tensor(), activation,
+                      recorded, sources);
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   RemakeFn remake = remake_linear_output(made.pre, activation);
-  LinearBackward backward{.x = w.requires_grad() ? Saved(x) : Saved(),
+  // What several sources give is turned source by source.
+  const auto input = [&] { return sources.empty() ? products.save(x) : LinearProducts::Input(x); };
+  LinearBackward backward{.products = products,
+                          .x = w.requires_grad() ? input() : LinearProducts::Input(),
                           .w = x.requires_grad() ? Saved(w) : Saved(),
                           .pre = std::move(made.pre),
                           .activation = activation,

@@ -1,7 +1,7 @@
 #include "autograd/ops.h"
 
-#include "autograd/gradients.h"
 #include "autograd/key_cache.h"
+#include "autograd/linear_products.h"
 
 namespace sherd::autograd {
 
@@ -14,11 +14,12 @@ Var linear_onto(const Var& y, const Var& x, const Var& w) {
   if (tape.key_cache) return add(y, linear(x, w));
   Tensor out = y.value();
   tape.kernels().matmul({.a = x.value(), .b = w.value(), .c = out, .trans_b = true, .accumulate = true});
-  auto backward = [kx = w.requires_grad() ? Saved(x) : Saved(), kw = x.requires_grad() ? Saved(w) : Saved(),
-                   dy_ref = y.grad_ref(), dx = x.grad_ref(), dw = w.grad_ref(), x_shape = x.shape(),
-                   w_shape = w.shape()](Tape& t, Tensor dy) mutable {
-    if (dw) weight_gradient(t, dw, w_shape, dy, kx.get(t), kx.is_parameter());
-    if (dx) input_gradient(t, dx, x_shape, dy, kw.get(t));
+  const LinearProducts products;  // an adapter's, which are small: not in FP8
+  auto backward = [products, kx = w.requires_grad() ? LinearProducts::Input(x) : LinearProducts::Input(),
+                   kw = x.requires_grad() ? Saved(w) : Saved(), dy_ref = y.grad_ref(), dx = x.grad_ref(),
+                   dw = w.grad_ref(), x_shape = x.shape(), w_shape = w.shape()](Tape& t, Tensor dy) mutable {
+    products.weight_gradient(t, dw, w_shape, dy, kx);
+    if (dx) products.input_gradient(t, dx, x_shape, dy, kw.get(t));
     if (dy_ref) t.accumulate(dy_ref, std::move(dy));
   };
   return tape.record(std::move(out), {y, x, w}, std::move(backward));

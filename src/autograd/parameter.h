@@ -44,6 +44,8 @@ struct Packing {
   bool published_as_one = false;
 };
 
+struct Fp8Layer;  // autograd/linear_products.h
+
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
@@ -64,6 +66,10 @@ struct Parameter {
   bool partial_gradient = false;
 
   Packing packing;
+
+  /// The weight of a linear layer whose products may run in FP8: neither a head's nor a router's.
+  bool in_linear = false;
+  std::shared_ptr<const Fp8Layer> fp8;  ///< its layer's products do; null: they do not
 
   bool is_table = false;  ///< rows that tokens or positions look up
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank

@@ -5,6 +5,7 @@
 // To change, look at:
 // - add an operation: docs/recipes.md, "An operation, a layer"; elementwise.cpp is the shortest
 // - recompute, and what backward keeps: Saved, tape.cpp
+// - products of linear layers and their gradients, in FP8 too: linear_products.h
 // - gradients of what repeats: broadcast_gradient(), gradients.cpp; gradients by source rank (experts):
 //   write_by_source() beside it
 // - what generation keeps of texts, positions of texts that go on: key_cache.h, asked by attention(),
@@ -76,6 +77,12 @@ class Var {
   DType dtype() const { return value().dtype(); }
   Tape& tape() const;
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
+  /// The parameter that it is; null where it is none.
+  ParameterPtr parameter() const { return state_ ? state_->parameter : nullptr; }
+  /// Saving it costs no memory: a lease has it, it can be made again, or somebody keeps its storage.
+  bool kept_by_others() const {
+    return state_ && (state_->parameter || state_->remake || !state_->value.storage().unique());
+  }
   /// Where this value's gradient goes; null when none is wanted.
   GradRef grad_ref() const { return state_ ? state_->slot : nullptr; }
   /// Lets go of the value, where only its gradient is still wanted.

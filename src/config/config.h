@@ -204,13 +204,14 @@ struct Monitor {
 };
 
 /// One validated configuration: DeepSpeed's keys with the meaning that DeepSpeed 0.19 gives them, and Sherd's
-/// sections `model`, `data`, `training`, `parallel` and `device`. A plain value; every field has its
+/// sections `fp8`, `model`, `data`, `training`, `parallel` and `device`. A plain value; every field has its
 /// effective value, except the batch, which needs the number of ranks (resolve_batch).
 struct Config {
   Batch batch;
   Optimizer optimizer;
   Scheduler scheduler;
   Precision precision;
+  Fp8 fp8;
   /// Largest global L2 norm of the gradients; ≤ 0: off (default as DeepSpeed 0.19).
   double gradient_clipping = 1.0;
   Zero zero;

@@ -289,4 +289,20 @@ struct Precision {
   bool operator==(const Precision&) const = default;
 };
 
+/// The recipes of FP8, in the order of tensor::fp8_recipes(), which says what they are.
+enum class Fp8RecipeName : std::uint8_t { current, blockwise, rowwise };
+
+/// Section `fp8`: products of linear layers, and of experts, in FP8 (docs/fp8.md). The head, tables, routers,
+/// gates and adapters never are.
+struct Fp8 {
+  bool enabled = false;  ///< beside bf16
+  Fp8RecipeName recipe = Fp8RecipeName::blockwise;
+  /// Shell patterns (fnmatch(3)) of full names of weights, or of their modules, whose products stay in bf16.
+  std::vector<std::string> exclude;
+  /// Ranks that share parameters out (stage 3) gather the weights of such products in FP8; not with rowwise.
+  bool gather = true;
+  bool gathers() const { return enabled && gather && recipe != Fp8RecipeName::rowwise; }
+  bool operator==(const Fp8&) const = default;
+};
+
 }  // namespace sherd::config

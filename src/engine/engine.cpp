@@ -12,6 +12,7 @@
 #include "engine/report/flight_file.h"
 #include "engine/report/report.h"
 #include "engine/report/trace.h"
+#include "engine/setup/fp8_layers.h"
 #include "engine/setup/process_grid.h"
 #include "engine/setup/resources.h"
 #include "engine/step/executor.h"
@@ -34,6 +35,7 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
                                                    std::move(groups));
   lay_out();
   const engine::GroupOf group_of = make_optimizer();
+  fp8_ = std::make_unique<engine::Fp8Layers>(*model_, config_.fp8, resources_->kernels());
   shard();
   choose_schedule();
   const std::int64_t blocks = engine::choose_blocks(*model_, config_.training, stages_);
@@ -88,6 +90,7 @@ void Engine::describe(const engine::GroupOf& group_of, std::int64_t blocks) cons
     lines.push_back(
         describe_schedule(*schedule_, config_, *model_, groups().group(comm::Axis::shard).size()));
     lines.push_back(describe_partial_recompute(config_, blocks, *schedule_));
+    lines.push_back(fp8_->describe());
   }
   if (config_.dump_state) lines.push_back(cat("configuration: ", config::dump(config_)));
   for (const std::string& line : lines)

@@ -51,6 +51,7 @@ class CheckpointReader;
 class Checkpoints;
 struct Comparison;
 class Executor;
+class Fp8Layers;
 class Resources;
 class InstructionObserver;
 class StepUpdate;
@@ -210,6 +211,8 @@ class Engine {
   /// Records training from here on, on this thread (engine/report/trace.h), in place of another observer;
   /// null: no more. Must outlive its use.
   void set_trace(engine::Trace* trace);
+  /// The layers whose products run in FP8.
+  engine::Fp8Layers& fp8() const { return *fp8_; }
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
@@ -314,6 +317,7 @@ class Engine {
   std::unique_ptr<engine::Resources> resources_;  ///< go after all that uses them
   std::shared_ptr<nn::Model> model_;
   engine::StageLayout stages_;
+  std::unique_ptr<engine::Fp8Layers> fp8_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
   std::unique_ptr<sharding::ShardedModel> sharded_;

@@ -19,6 +19,7 @@
 #include "engine/report/progress.h"
 #include "engine/report/report.h"
 #include "engine/report/step_record.h"
+#include "engine/setup/fp8_layers.h"
 #include "engine/stop_signals.h"
 #include "sharding/parallel/experts/moe.h"
 
@@ -353,6 +354,12 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   line.tokens_per_s = units_per_s_;
   line.mfu = mfu_;
   line.experts = step_routing_;
+  if (engine_.fp8().enabled()) {
+    const engine::Fp8Layers::Lost lost = engine_.fp8().take_lost();
+    line.fp8 = {
+        static_cast<double>(lost.to_zero) / static_cast<double>(std::max<std::int64_t>(1, lost.elements)),
+        lost.not_finite};
+  }
   const device::Ledger& ledger = engine_.device().ledger();
   line.mem = {ledger.peak(device::Tier::device), ledger.peak(device::Tier::host),
               ledger.peak(device::Tier::nvme)};

@@ -17,6 +17,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, LinearOptions options) : activ
   } else {
     weight_ = declare("weight", {out, in}, options.init.value_or(Init::uniform(-bound, bound)));
     weight_->packing = options.packing;
+    weight_->in_linear = options.fp8;
   }
   if (!options.bias) return;
   bias_ =

@@ -14,6 +14,8 @@
 //   block_product(), cpu/gemm_tiles.cpp; register tiles: cpu/isa/gemm_tiles.h
 // - products of few rows, which read weights at memory's speed: Matmul::few_rows, cpu/isa/few_rows.cpp
 // - how shapes repeat, and folds along an axis: arrays.h, cpu/folds.cpp
+// - FP8: the numbers, fp8_code.h; matrices and recipes, fp8.h; who multiplies them: linear_products.h in
+//   src/autograd
 // - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in 8 bits: int8_blocks.h
 // - files of tensors: safetensors_folder.h
 

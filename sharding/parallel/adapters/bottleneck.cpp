@@ -11,7 +11,8 @@ Bottlenecks::Bottlenecks(const BottleneckOptions& options, const Layout& layout)
   const auto network = [&](BlockPart part, const char* name, bool there) {
     if (!there) return;
     const auto linear = [&](std::int64_t in, std::int64_t out, nn::Init init) {
-      return on_stream(std::make_shared<nn::Linear>(in, out, nn::LinearOptions{.init = init}), layout);
+      return on_stream(std::make_shared<nn::Linear>(in, out, nn::LinearOptions{.init = init, .fp8 = false}),
+                       layout);
     };
     Network& to = networks_[static_cast<std::size_t>(part)];
     to.down = add(cat(name, "_down"), linear(options.width, options.size, nn::Init::normal(0, 0.02)));

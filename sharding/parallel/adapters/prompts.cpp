@@ -29,7 +29,9 @@ PromptEncoder::PromptEncoder(const PromptOptions& options, std::int64_t hidden, 
   const std::int64_t widths[] = {options.width, hidden, hidden, options.width};
   for (int i = 0; i < 3; ++i)
     mlp_.push_back(
-        add(cat("mlp_", 2 * i), on_stream(std::make_shared<nn::Linear>(widths[i], widths[i + 1]), layout)));
+        add(cat("mlp_", 2 * i),
+            on_stream(std::make_shared<nn::Linear>(widths[i], widths[i + 1], nn::LinearOptions{.fp8 = false}),
+                      layout)));
 }
 
 Var PromptEncoder::table(Tape& tape) {

@@ -121,9 +121,9 @@ std::int64_t expert_capacity(const MoeOptions& options, std::int64_t tokens) {
 
 Moe::Moe(const MoeOptions& options, const Layout& layout) : options_(options), layout_(layout) {
   check(options);
-  router_ =
-      add("router", std::make_shared<nn::Linear>(options.hidden, options.experts,
-                                                 nn::LinearOptions{.bias = false, .init = options.init}));
+  router_ = add("router", std::make_shared<nn::Linear>(
+                              options.hidden, options.experts,
+                              nn::LinearOptions{.bias = false, .init = options.init, .fp8 = false}));
   experts_ = add("experts", std::make_shared<Experts>(options, layout));
   if (options.pooled) layer_ = options.pooled->add_layer();
   if (options.bias_update > 0) bias_.resize(static_cast<std::size_t>(options.experts));

@@ -6,21 +6,6 @@
 namespace sherd::config {
 namespace {
 
-void read_match(OptimizerGroup& group, const Value& value) {
-  const bool list = value.node.is(Node::Kind::array);
-  if (!list && !value.node.is(Node::Kind::string))
-    value.error("must be a pattern of parameter names such as \"*.bias\", or a list of them, not ",
-                value.node.brief());
-  if (list && value.node.items.empty()) value.error("needs at least one pattern, such as \"*.bias\"");
-  const auto add = [&](const Value& pattern) {
-    if (pattern.text().empty())
-      pattern.error("must be a pattern of parameter names such as \"*.bias\", not \"\"");
-    group.match.push_back(pattern.text());
-  };
-  if (!list) return add(value);
-  for (std::size_t i = 0; i < value.node.items.size(); ++i) add(value.item(i));
-}
-
 /// Keys that a reader may well expect in a group.
 void check_names(const Value& group, const Table<OptimizerGroup>& table) {
   for (const auto& [name, node] : group.node.members) {
@@ -56,16 +41,22 @@ OptimizerGroup read_group(const Optimizer& section, const Value& value) {
 }
 
 Table<OptimizerGroup> make_group_table(OptimizerType type) {
-  Table<OptimizerGroup> table{
-      Auto::needs_caller,
-      {custom<OptimizerGroup>("match", "", read_match, [](const auto& group) { return list_of(group.match); })
-           .takes({"string, or list of strings", R"({"type": ["string", "array"]})"})
-           .means("patterns of full parameter names", Auto::is_a_value, required),
-       custom<OptimizerGroup>(
-           "type", "", [](OptimizerGroup&, const Value&) {},
-           [](const auto& group) { return node_of(name_of(group.type)); })
-           .one_of(optimizer_names())
-           .means("the rule of updates; default: the section's")}};
+  Table<OptimizerGroup> table{Auto::needs_caller,
+                              {custom<OptimizerGroup>(
+                                   "match", "",
+                                   [](auto& group, const Value& value) {
+                                     group.match = read_patterns(value, "\"*.bias\"");
+                                     if (group.match.empty())
+                                       value.error("needs at least one pattern, such as \"*.bias\"");
+                                   },
+                                   [](const auto& group) { return list_of(group.match); })
+                                   .takes({"string, or list of strings", R"({"type": ["string", "array"]})"})
+                                   .means("patterns of full parameter names", Auto::is_a_value, required),
+                               custom<OptimizerGroup>(
+                                   "type", "", [](OptimizerGroup&, const Value&) {},
+                                   [](const auto& group) { return node_of(name_of(group.type)); })
+                                   .one_of(optimizer_names())
+                                   .means("the rule of updates; default: the section's")}};
   for (const Key<OptimizerRule>& key : optimizer_params(type).keys)
     table.keys.push_back(lifted<OptimizerGroup>(
         key, [](auto& group) -> auto& { return group; }));
@@ -73,6 +64,22 @@ Table<OptimizerGroup> make_group_table(OptimizerType type) {
 }
 
 }  // namespace
+
+std::vector<std::string> read_patterns(const Value& value, const char* example) {
+  const bool list = value.node.is(Node::Kind::array);
+  if (!list && !value.node.is(Node::Kind::string))
+    value.error("must be a pattern of parameter names such as ", example, ", or a list of them, not ",
+                value.node.brief());
+  std::vector<std::string> out;
+  const auto add = [&](const Value& pattern) {
+    if (pattern.text().empty())
+      pattern.error("must be a pattern of parameter names such as ", example, ", not \"\"");
+    out.push_back(pattern.text());
+  };
+  if (!list) add(value);
+  for (std::size_t i = 0; list && i < value.node.items.size(); ++i) add(value.item(i));
+  return out;
+}
 
 const Table<OptimizerGroup>& group_table(OptimizerType type) {
   static const std::vector<Table<OptimizerGroup>> all = [] {

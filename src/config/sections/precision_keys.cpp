@@ -117,6 +117,36 @@ Table<Precision> data_types_table() {
   return table;
 }
 
+Table<Fp8> fp8_table() {
+  return {
+      Auto::to_default,
+      {boolean("enabled", &Fp8::enabled)
+           .means("run the products of linear layers and experts in FP8, what is left in bf16; needs `bf16` "
+                  "([more](fp8.md))"),
+       choice("recipe", &Fp8::recipe, {"current", "blockwise", "rowwise"}, "\"current\"")
+           .means(
+               "who shares a scale: a tensor, with gradients in E5M2; blocks of 128 numbers, of weights 128 "
+               "x 128; or a row"),
+       custom<Fp8>(
+           "exclude", "[\"blocks.0.*\"]",
+           [](Fp8& fp8, const Value& value) { fp8.exclude = read_patterns(value, "\"blocks.0.*\""); },
+           [](const Fp8& fp8) { return list_of(fp8.exclude); })
+           .takes({"string, or list of strings",
+                   R"({"type": ["string", "array"], "items": {"type": "string"}})"})
+           .means("patterns of full names of weights whose products stay in bf16 (`*` matches dots too); "
+                  "`sherd train --fp8-report` tells which layers lose"),
+       boolean("gather", &Fp8::gather)
+           .means(
+               "at ZeRO stage 3 gather the weights of these products in FP8, in half the bytes and with the "
+               "same results",
+               idle([](const Config& config) {
+                 return config.fp8.enabled && config.fp8.gather && config.fp8.recipe == Fp8RecipeName::rowwise
+                            ? "no effect with the recipe rowwise: a weight and its transpose have other "
+                              "numbers"
+                            : "";
+               }))}};
+}
+
 }  // namespace
 
 std::vector<Key<Config>> precision_keys() {
@@ -133,6 +163,7 @@ std::vector<Key<Config>> precision_keys() {
               },
               put_bf16)
               .with(also("bfloat16")),
+          section("fp8", &Config::fp8, fp8_table()).with(unless_default),
           section("data_types", &Config::precision, data_types_table()),
           inside(&Config::precision,
                  dtype_key("communication_data_type", "\"bf16\"", &Precision::communication_data_type))
@@ -142,6 +173,11 @@ std::vector<Key<Config>> precision_keys() {
 
 void check_precision(const Config& config, const Given& given) {
   const Precision& precision = config.precision;
+  if (const auto fp8 = given.find("fp8");
+      fp8 != given.end() && config.fp8.enabled && precision.compute != DType::bf16)
+    fail(ErrorKind::config, fp8->second->place.str(),
+         ": fp8.enabled: what is not in FP8 is computed in bf16, and this ", "run computes in ",
+         name_of(precision.compute), "; add \"bf16\": {\"enabled\": true}");
   if (!given.contains("data_types")) return;
   const Node& section = *given.at("data_types");
   const DType accumulate = precision.gradient_dtype();

@@ -14,7 +14,7 @@ namespace sherd::config {
 
 Key<Config> optimizer_key();                         // optimizer_keys.cpp
 Key<Config> scheduler_key();                         // scheduler_keys.cpp
-std::vector<Key<Config>> precision_keys();           // precision_keys.cpp: fp16, bf16, data_types, …
+std::vector<Key<Config>> precision_keys();           // precision_keys.cpp: fp16, bf16, fp8, data_types, …
 Key<Config> zero_key();                              // zero_keys.cpp
 std::vector<Key<Zero>> offload_keys();               // offload_keys.cpp: those of zero_optimization
 std::vector<Key<Config>> tier_keys();                // offload_keys.cpp: aio, activation_checkpointing
@@ -96,6 +96,8 @@ std::string known_optimizers();
 OptimizerType read_optimizer_type(const Value& type);
 /// `params` of an optimizer of that type.
 const Table<OptimizerRule>& optimizer_params(OptimizerType type);
+/// Patterns of parameter names: one, or a list, which may be empty. optimizer_groups.cpp
+std::vector<std::string> read_patterns(const Value& value, const char* example);
 /// The keys of a group of that type: `match`, `type`, and those of the type's `params`. optimizer_groups.cpp
 const Table<OptimizerGroup>& group_table(OptimizerType type);
 /// Notes the keys that are not in `given` and whose default is not DeepSpeed's; `params`: path of the

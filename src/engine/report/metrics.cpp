@@ -163,6 +163,12 @@ std::string to_json(const StepMetrics& m) {
   line.add("tokens_per_s", m.tokens_per_s);
   line.add("mfu", m.mfu.value_or(unknown));
   add_experts(line, m.experts, routing_means(m));
+  if (m.fp8) {
+    line.open("fp8");
+    line.add("to_zero", m.fp8->to_zero);
+    line.add("not_finite", m.fp8->not_finite);
+    line.close();
+  }
   line.open("mem");
   line.add("device_peak", m.mem.device_peak);
   line.add("host_peak", m.mem.host_peak);

@@ -39,6 +39,8 @@ std::vector<Scalar> scalars_of(const StepMetrics& m, bool fp16) {
   add("step_ms", m.step_ms);
   add("tokens_per_s", m.tokens_per_s);
   if (m.mfu) add("mfu", *m.mfu);
+  if (m.fp8)
+    add("fp8_to_zero", m.fp8->to_zero), add("fp8_not_finite", static_cast<double>(m.fp8->not_finite));
   if (m.experts.empty()) return out;
   const RoutingMeans means = routing_means(m);
   add("moe_balance_loss", means.balance);

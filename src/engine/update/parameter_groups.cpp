@@ -64,10 +64,9 @@ std::size_t distance(const std::string& pattern, const std::string& name) {
   return row.back();
 }
 
-using Names = std::vector<std::string>;
+}  // namespace
 
-/// The two parameters that a pattern comes nearest to.
-std::string near(const std::string& pattern, const Names& names) {
+std::string near_names(const std::string& pattern, const std::vector<std::string>& names) {
   std::vector<std::pair<std::size_t, std::size_t>> order;
   for (std::size_t i = 0; i < names.size(); ++i) order.emplace_back(distance(pattern, names[i]), i);
   std::sort(order.begin(), order.end());
@@ -77,13 +76,17 @@ std::string near(const std::string& pattern, const Names& names) {
   return out;
 }
 
+namespace {
+
+using Names = std::vector<std::string>;
+
 /// Throws where the group of that number has patterns, or all of itself, for nothing.
 void check_group(const config::OptimizerGroup& group, std::size_t number, const Names& names, bool empty) {
   for (const std::string& pattern : group.match) {
     const auto is_match = [&](const std::string& name) { return matches(pattern, name); };
     if (std::none_of(names.begin(), names.end(), is_match))
       fail(ErrorKind::config, "optimizer.groups[", number, "]: no parameter of the model matches '",
-           excerpt(pattern), "'; is ", near(pattern, names), " meant?");
+           excerpt(pattern), "'; is ", near_names(pattern, names), " meant?");
   }
   if (empty)
     fail(ErrorKind::config, "optimizer.groups[", number, "]: earlier groups have all parameters that match '",

@@ -34,6 +34,8 @@ std::vector<std::pair<std::string, nn::ParameterPtr>> named_once(const nn::Modul
 /// Whether a pattern of the group matches the name.
 bool in_group(const config::OptimizerGroup& group, const std::string& name);
 bool matches(const std::string& pattern, const std::string& name);
+/// The two names that a pattern comes nearest to: "'a' or 'b'".
+std::string near_names(const std::string& pattern, const std::vector<std::string>& names);
 /// A pattern that matches this name alone.
 std::string literally(const std::string& name);
 

@@ -18,6 +18,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
 
   Device& device() override { return inner_->device(); }
   bool folds_gradients() const override { return inner_->folds_gradients(); }
+  void require_fp8(const Fp8Recipe& recipe) const override { inner_->require_fp8(recipe); }
 
   template <class Kernel, class... Args>
   void forward(KernelFamily family, Kernel kernel, Args&... args) {

@@ -124,7 +124,9 @@ void Pass::abandon() {
 void Pass::enter(const char* direction, const Units& units) {
   tape_.device().end_sequence();
   Running& block = running_.emplace_back(direction, units.front()->name());
-  for (Unit* unit : units) block.leases.push_back(unit->gather());
+  // Products of texts that go on are not in FP8, so their weights are not either.
+  const bool exact = tape_.key_cache != nullptr;
+  for (Unit* unit : units) block.leases.push_back(unit->gather(exact));
 }
 
 /// Backward comes to units on demand in the reverse order, so that it is known which are next.

@@ -29,6 +29,7 @@ struct SegmentKey {
   RankGroups groups;
   int rule = 0;       ///< which of ShardingOptions::rules updates them
   bool int8 = false;  ///< stay as they are, in 8-bit blocks (tensor/int8_blocks.h); the full ones come and go
+  bool fp8 = false;   ///< are gathered in FP8 (units/fp8_weights.h)
   bool operator==(const SegmentKey&) const = default;
 };
 
@@ -45,6 +46,7 @@ class Segment {
   const SegmentKey& key() const { return key_; }
   const RankGroups& groups() const { return key_.groups; }
   device::Device& device() const { return kernels_.device(); }
+  tensor::Kernels& kernels() const { return kernels_; }
   const SegmentLayout& layout() const { return layout_; }
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.

@@ -23,6 +23,7 @@ ShardingOptions make_sharding_options(const config::Config& config) {
   options.reduce_bucket = config.zero.reduce_bucket_size;
   options.gather_bucket = config.zero.allgather_bucket_size;
   options.overlap = config.zero.overlap_comm;
+  options.gather_in_fp8 = config.fp8.gathers();
   options.reduction = config.parallel.reduction;
   options.optimizer_offload_ratio = config.zero.offload_optimizer.ratio;
   options.parameters_in_host = config.zero.offload_param.max_in_cpu;
@@ -198,6 +199,8 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
     key.int8 = parameter->int8 && !parameter->trainable;
     key.persistent = persistent_.contains(parameter.get());
+    key.fp8 = options_.gather_in_fp8 && parameter->fp8 && !key.int8 && !key.persistent &&
+              options_.placements.parameters.spread == Spread::sharded && key.groups.shards() > 1;
     if (key.persistent) persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
     if (same == segments.end()) same = segments.insert(segments.end(), {key, {}});
@@ -317,6 +320,7 @@ void ShardedModel::publish(Segment& segment) {
 void ShardedModel::end_step() {
   for (Publisher& publisher : publishers_) publisher.finish();
   gradients_.clear();
+  residency_.forget_scales(true);
 }
 
 void ShardedModel::end_changes(std::span<Unit* const> units) {
@@ -325,7 +329,7 @@ void ShardedModel::end_changes(std::span<Unit* const> units) {
 }
 
 Unit::Lease ShardedModel::gather(const autograd::Parameter& parameter) {
-  return unit_of(parameter).gather();
+  return unit_of(parameter).gather(true);
 }
 
 }  // namespace sherd::sharding

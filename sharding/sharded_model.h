@@ -63,6 +63,7 @@ struct ShardingOptions {
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;  ///< per all-gather of updated parameters
   bool overlap = false;
+  bool gather_in_fp8 = false;  ///< weights of products in FP8 (autograd::Parameter::fp8), where sharded
   /// Native: by the backend's own collectives where it has them, and one rank accumulates where backward
   /// writes.
   Reduction reduction = Reduction::ordered;
@@ -159,6 +160,8 @@ class ShardedModel {
   void end_changes(std::span<Unit* const> units);
   bool changes() const { return residency_.changes(); }
   void abandon_changes() noexcept { residency_.abandon_changes(); }
+  /// All parameters have other values than before, frozen ones too: they were loaded. Collective.
+  void values_changed() { residency_.forget_scales(false); }
 
   /// Lets go of what passes or a step that an exception ended have left: leases of blocks, gathered
   /// parameters that later steps outdate, gradients and updates that were not sent yet. Nothing otherwise.
@@ -166,8 +169,9 @@ class ShardedModel {
 
   /// Whether this rank's stage of the pipeline has the parameter: all of them do without stages.
   bool has(const ParameterPtr& parameter) const { return elsewhere_.count(parameter.get()) == 0; }
-  /// Full parameters of the unit that stores `parameter`; collective where sharded. Throws Error{usage} for
-  /// one that only other stages of a pipeline have.
+  /// Full parameters of the unit that stores `parameter`, exact ones also where passes gather in FP8;
+  /// collective where sharded. Throws Error{usage} for one that only other stages of a pipeline have, and for
+  /// one that a pass has gathered in FP8 and still holds.
   Unit::Lease gather(const autograd::Parameter& parameter);
 
   ResidencyStats& residency_stats() { return residency_.stats(); }

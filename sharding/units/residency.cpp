@@ -33,7 +33,13 @@ void Residency::forget_reads() {
     if (memory.reader) memory.reader->forget();
 }
 
+void Residency::forget_scales(bool trained) {
+  for (const auto& unit : units_)
+    if (!trained || unit->trainable()) unit->forget_scales();
+}
+
 void Residency::begin_changes() {
+  forget_scales(true);
   for (const auto& unit : units_) {
     unit->outdated_ = unit->trainable();
     unit->touched_ = false;
@@ -187,13 +193,13 @@ const ResidencyStep* Residency::advance(const UseEvent& event) {
   return nullptr;
 }
 
-void Residency::gather(Unit& unit, bool ahead) {
+void Residency::gather(Unit& unit, bool ahead, bool exact) {
   const std::int64_t elements = unit.gathered_elements();
   // Gathers under way may hold every buffer; all ranks started the same ones, so they end without our help.
   for (const GroupMemory& memory : memories_)
     if (memory.reader && !memory.reader->can_take(unit))
       for (const auto& other : units_) other->settle();
-  unit.start_gather(memories_, ahead);
+  unit.start_gather(memories_, ahead, exact);
   if (elements == 0) return;
   ++stats_.gathers;
   if (ahead) ++stats_.prefetched;
@@ -206,7 +212,7 @@ void Residency::drop(Unit& unit) {
   unit.drop();
 }
 
-void Residency::acquired(Unit& unit) {
+void Residency::acquired(Unit& unit, bool exact) {
   if (unit.outdated_ && finish_changes_) finish_changes_();
   const ResidencyStep* step = unit.on_demand() ? nullptr : advance({unit.index(), true});
   if (step) {
@@ -215,8 +221,9 @@ void Residency::acquired(Unit& unit) {
       ++stats_.evicted;
     }
   }
+  if (exact && !unit.exact_ && unit.presence_ != Unit::Presence::absent) drop(unit);
   if (unit.presence_ == Unit::Presence::absent)
-    gather(unit, false);
+    gather(unit, false, exact);
   else if (unit.presence_ == Unit::Presence::resident && unit.gathered_elements() > 0)
     ++stats_.reused;
   if (unit.presence_ == Unit::Presence::under_way) {

@@ -83,6 +83,9 @@ class Residency {
   /// Whether any unit's change has not ended.
   bool changes() const;
   void abandon_changes() noexcept;
+  /// Parameters, with `trained` those that train, have other values than before: scales with which they are
+  /// gathered in FP8 are agreed on anew. At the same point on all ranks.
+  void forget_scales(bool trained);
 
   ResidencyStats& stats() { return stats_; }
 
@@ -95,11 +98,11 @@ class Residency {
     bool complete = false;
   };
 
-  void acquired(Unit& unit);
+  void acquired(Unit& unit, bool exact);
   void gather_announced(const Unit& leased);
   void released(Unit& unit);
   const ResidencyStep* advance(const UseEvent& event);
-  void gather(Unit& unit, bool ahead);
+  void gather(Unit& unit, bool ahead, bool exact = false);
   void drop(Unit& unit);
   GroupMemory& memory_of(comm::Communicator& group);
   void forget_reads();

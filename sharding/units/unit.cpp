@@ -24,8 +24,12 @@ std::vector<const Segment*> Unit::stored_segments(const comm::Communicator& grou
   return stored;
 }
 
-void Unit::hold() {
-  if (leases_ == 0) residency_.acquired(*this);
+void Unit::hold(bool exact) {
+  require(
+      !exact || exact_ || leases_ == 0 || fp8_.empty(), "the weights of '", name_,
+      "' are in use as they were gathered in FP8: ask for exact ones outside of passes, or set fp8.gather to "
+      "false");
+  if (leases_ == 0) residency_.acquired(*this, exact);
   ++leases_;
 }
 
@@ -33,8 +37,21 @@ void Unit::end_lease() {
   if (--leases_ == 0) residency_.released(*this);
 }
 
-void Unit::start_gather(std::deque<GroupMemory>& memories, bool async) {
+Tensor Unit::on_device(const Segment& segment, const Tensor& shard) const {
+  device::Device& device = segment.device();
+  if (!device.has_own_memory() || segment.parameters().tier() == device::Tier::device) return shard;
+  Tensor here = Tensor::empty(device, shard.shape(), shard.dtype(), device::Category::communication);
+  segment.kernels().copy(shard, here);
+  return here;
+}
+
+void Unit::start_gather(std::deque<GroupMemory>& memories, bool async, bool exact) {
   gathered_.assign(segments_.size(), nullptr);
+  const auto is_fp8 = [](const auto& segment) { return segment->key().fp8; };
+  if (fp8_.empty() && std::any_of(segments_.begin(), segments_.end(), is_fp8))
+    for (const auto& segment : segments_)
+      fp8_.push_back(segment->key().fp8 ? std::make_unique<Fp8Weights>(*segment) : nullptr);
+  exact_ = exact || fp8_.empty();
   for (GroupMemory& memory : memories) {
     Gathering gathering;
     if (memory.reader) gathering.staged = memory.reader->take(*this);
@@ -44,8 +61,15 @@ void Unit::start_gather(std::deque<GroupMemory>& memories, bool async) {
       const Segment& segment = *segments_[i];
       if (!segment.parameters_sharded() || segment.groups().shard != &memory.group) continue;
       const StateBuffer& own = segment.parameters();
-      gathered_[i] = memory.pool.take(segment.stored(segment.layout().padded()), own.dtype());
-      pieces.push_back({own.stored() ? gathering.staged.shards[next++] : own.tensor(), *gathered_[i]});
+      Tensor shard = own.stored() ? gathering.staged.shards[next++] : own.tensor();
+      if (in_fp8(i)) {
+        const auto codes =
+            gathering.codes.emplace_back(memory.pool.take(segment.layout().shard(), DType::u8));
+        fp8_[i]->encode(on_device(segment, shard), *codes);
+        shard = *codes;
+      }
+      gathered_[i] = memory.pool.take(segment.stored(segment.layout().padded()), shard.dtype());
+      pieces.push_back({shard, *gathered_[i]});
     }
     if (pieces.empty()) continue;
     gathering.work =
@@ -64,10 +88,13 @@ void Unit::finish_gather() {
   settle();
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = *segments_[i];
-    if (segment.key().int8) {
+    if (segment.key().int8 || in_fp8(i)) {
       ExchangePool& pool = residency_.pool(*segment.groups().shard);
       const auto full = pool.take(segment.layout().padded(), segment.compute_dtype());
-      segment.dequantize(gathered_[i] ? *gathered_[i] : segment.parameters().tensor(), *full);
+      if (segment.key().int8)
+        segment.dequantize(gathered_[i] ? *gathered_[i] : segment.parameters().tensor(), *full);
+      else
+        fp8_[i]->decode(*gathered_[i], *full);
       gathered_[i] = full;
     }
     segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segment.parameters().tensor());
@@ -80,6 +107,11 @@ void Unit::drop() {
   for (const auto& segment : segments_) segment->detach_values();
   gathered_.clear();
   presence_ = Presence::absent;
+}
+
+void Unit::forget_scales() {
+  for (const auto& weights : fp8_)
+    if (weights) weights->forget();
 }
 
 }  // namespace sherd::sharding

@@ -13,6 +13,7 @@
 // - parameters that come from NVMe: parameter_reader.cpp, through offload/store.h; new ones that an update
 //   hands over to the next forward: ParameterReader::hand_over(), Residency::begin_changes()
 // - updated shards that become full parameters where these are replicated: publisher.cpp
+// - weights that are gathered in FP8: fp8_weights.h
 // - weights that do not train, as a save beside training reads them: frozen.h
 
 #include <deque>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "sharding/segment.h"
+#include "sharding/units/fp8_weights.h"
 #include "sharding/units/parameter_reader.h"
 
 namespace sherd::sharding {
@@ -40,7 +42,7 @@ class Unit {
   class Lease {
    public:
     Lease() = default;
-    explicit Lease(Unit& unit) : unit_(&unit) { unit.hold(); }
+    Lease(Unit& unit, bool exact) : unit_(&unit) { unit.hold(exact); }
     Lease(Lease&& other) noexcept : unit_(std::exchange(other.unit_, nullptr)) {}
     Lease& operator=(Lease&& other) noexcept {
       std::swap(unit_, other.unit_);
@@ -69,8 +71,9 @@ class Unit {
   /// Segments whose parameters live on NVMe, of those sharded over `group`.
   std::vector<const Segment*> stored_segments(const comm::Communicator& group) const;
 
-  /// The one door to the full parameters.
-  Lease gather() { return Lease(*this); }
+  /// The one door to the full parameters. `exact`: never those that were gathered in FP8; throws Error{usage}
+  /// where somebody holds these.
+  Lease gather(bool exact = false) { return {*this, exact}; }
   bool leased() const { return leases_ > 0; }
   /// An update is going to change its parameters, or does so: nobody may gather them before its end, at the
   /// same point of the program on all ranks.
@@ -85,13 +88,17 @@ class Unit {
   friend class Lease;
   enum class Presence : std::uint8_t { absent, under_way, resident };
 
-  void hold();
+  void hold(bool exact);
   void end_lease();
-  void start_gather(std::deque<GroupMemory>& memories, bool async);
+  bool in_fp8(std::size_t segment) const { return fp8_.size() > segment && fp8_[segment] && !exact_; }
+  /// The values of a segment's shard, on the device.
+  Tensor on_device(const Segment& segment, const Tensor& shard) const;
+  void start_gather(std::deque<GroupMemory>& memories, bool async, bool exact);
   /// Waits until the gather no longer needs what was read for it.
   void settle();
   void finish_gather();
   void drop();
+  void forget_scales();
 
   int index_;
   std::string name_;
@@ -102,11 +109,14 @@ class Unit {
   Presence presence_ = Presence::absent;
   bool outdated_ = false, touched_ = false;
   int segments_to_change_ = 0;
+  bool exact_ = false;                            ///< what is gathered, or under way, is not in FP8
+  std::vector<std::unique_ptr<Fp8Weights>> fp8_;  ///< by segment; null where it is not gathered so
   /// By segment; null where its parameters are not sharded.
   std::vector<std::shared_ptr<const Tensor>> gathered_;
   /// One group's part of a gather under way, and what was read for it.
   struct Gathering {
     ParameterReader::Staged staged;
+    std::vector<std::shared_ptr<const Tensor>> codes;  ///< in FP8, of this rank's shards
     comm::Work work;
   };
   std::vector<Gathering> gathering_;

@@ -217,6 +217,8 @@ void train_command(const Arguments& arguments) {
       .value("metrics-textfile", "F.prom", "keep them in a file for node_exporter's textfile collector")
       .value("plot", "F.svg", "draw the losses when done; needs --metrics")
       .value("trace", "F.json", "write what each rank did when, for ui.perfetto.dev, and report shares of it")
+      .value("fp8-report", "N",
+             "train nothing: tell on N micro-batches what FP8 costs each layer, and which to exclude")
       .flag("resume", "go on from the latest checkpoint in training.save_dir")
       .flag("resume-or-start",
             "as --resume where there is a checkpoint, else begin: one command for every start")
@@ -241,6 +243,13 @@ void train_command(const Arguments& arguments) {
   if (line.has("steps"))
     files.overrides.push_back("training.steps=" + std::to_string(line.integer("steps", 1)));
   TrainRequest request;
+  if (line.has("fp8-report")) {
+    request.fp8_report = line.integer("fp8-report", 1, 1000);
+    for (const char* output : {"metrics", "metrics-port", "metrics-textfile", "plot", "trace"})
+      if (line.has(output))
+        throw UsageError(cat("--", output, " tells of training, and --fp8-report does not train"));
+    files.overrides.insert(files.overrides.end(), {"fp8.enabled=true", "fp8.gather=false"});
+  }
   request.reparse = [files](const std::vector<std::string>& more) { return files.parse(more); };
   if (line.has("ranks")) request.ranks = static_cast<int>(line.integer("ranks", 1, 1024));
   request.metrics = line.text("metrics");

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "comm/gather.h"
 #include "device/accelerator.h"
+#include "engine/report/fp8_report.h"
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 #include "models/gpt.h"
@@ -102,7 +103,24 @@ std::optional<double> TrainRun::mfu(double tokens_per_second) {
   return reached / gemm_rate_;
 }
 
+/// Takes the micro-batches that training would.
+void TrainRun::report_fp8() {
+  std::vector<tensor::Batch> batches;
+  for (std::int64_t i = 0; i < request_.fp8_report; ++i) {
+    tensor::Batch& batch = batches.emplace_back(setup_.loader().next());
+    // The loader uses its memory again.
+    for (auto& [name, values] : batch) {
+      const tensor::Tensor copy = tensor::Tensor::empty(engine().device(), values.shape(), values.dtype());
+      engine().kernels().copy(values, copy);
+      values = copy;
+    }
+  }
+  const engine::Fp8Report report = engine::measure_fp8(engine(), batches);
+  if (speaks()) std::printf("\n%s", engine::fp8_table(report, {}).c_str());
+}
+
 int TrainRun::run() {
+  if (request_.fp8_report > 0) return report_fp8(), 0;
   const int signal = trainer_->run();
   report();
   report_trace();

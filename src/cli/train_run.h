@@ -25,6 +25,7 @@ struct TrainRequest {
   std::string metrics_address;
   std::string metrics_textfile;  ///< the same page as a file, of rank 0; empty: none
   std::string plot;              ///< SVG of the losses, drawn at the end; empty: none
+  std::int64_t fp8_report = 0;   ///< micro-batches on which FP8 is measured in place of training; 0: trains
   bool resume = false;           ///< from training.save_dir's latest checkpoint
   std::string resume_tag;        ///< another tag
   bool resume_or_start = false;  ///< `resume` where there is a checkpoint; train() finds out
@@ -53,6 +54,7 @@ class TrainRun {
   std::optional<double> mfu(double tokens_per_second);
   void report() const;
   void report_trace();
+  void report_fp8();
 
   DistributedPtr dist_;
   const TrainRequest& request_;

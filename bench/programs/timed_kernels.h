@@ -20,6 +20,7 @@ class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
 
   tensor::Device& device() override { return inner_.device(); }
   bool folds_gradients() const override { return inner_.folds_gradients(); }
+  void require_fp8(const tensor::Fp8Recipe& recipe) const override { inner_.require_fp8(recipe); }
   void matmul(const tensor::Matmul& m) override {
     const std::int64_t depth = m.trans_a ? m.a.shape().rows() : m.a.shape().back();
     gemm_flops_ += 2.0 * static_cast<double>(m.c.numel()) * static_cast<double>(depth);

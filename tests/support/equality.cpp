@@ -34,6 +34,7 @@ std::string RunSpec::config() const {
       : dtype == "fp16" ? cat(R"("fp16": {"enabled": true, "initial_scale_power": 8, "loss_scale_window": )",
                               loss_scale_window, "},")
                         : "";
+  if (!fp8.empty()) precision += R"("fp8": {"enabled": true, )" + fp8 + "},";
   if (!accumulate_in.empty())
     precision += R"("data_types": {"grad_accum_dtype": ")" + accumulate_in + R"("},)";
   if (!communicate_in.empty()) precision += R"("communication_data_type": ")" + communicate_in + R"(",)";

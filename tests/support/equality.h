@@ -25,6 +25,7 @@ struct RunSpec {
   std::string dtype = "bf16";  ///< fp32, bf16 or fp16
   std::string accumulate_in;   ///< data_types.grad_accum_dtype; empty: its default
   std::string communicate_in;  ///< communication_data_type; empty: its default
+  std::string fp8;             ///< keys of section fp8 beside `enabled`; empty: no FP8
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
   int tensor = 1, context = 1;
   int expert = 1;   ///< parallel.expert

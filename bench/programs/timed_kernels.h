@@ -22,7 +22,7 @@ class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
   bool folds_gradients() const override { return inner_.folds_gradients(); }
   void require_fp8(const tensor::Fp8Recipe& recipe) const override { inner_.require_fp8(recipe); }
   void matmul(const tensor::Matmul& m) override {
-    const std::int64_t depth = m.trans_a ? m.a.shape().rows() : m.a.shape().back();
+    const std::int64_t depth = m.fp8_a ? m.fp8_a.cols : m.trans_a ? m.a.shape().rows() : m.a.shape().back();
     gemm_flops_ += 2.0 * static_cast<double>(m.c.numel()) * static_cast<double>(depth);
     forward(tensor::KernelFamily::gemm, &tensor::Kernels::matmul, m);
   }

@@ -33,6 +33,7 @@ struct Shape {
   std::string moe;  ///< keys of model.moe
   int expert = 1;
   std::string adapter;  ///< keys of training.adapter
+  std::string fp8;      ///< fp8.recipe
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
@@ -41,6 +42,7 @@ struct Shape {
     };
     return cat(
         "{", dtype == "fp32" ? "" : cat("\"", dtype, R"(": {"enabled": true},)"),
+        fp8.empty() ? "" : cat(R"("fp8": {"enabled": true, "recipe": ")", fp8, "\"},"),
         R"("train_micro_batch_size_per_gpu": )", estimated_rows, R"(, "gradient_accumulation_steps": )",
         accumulation, R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}, "groups": )", groups,
         R"(}, "zero_optimization": {"stage": )", stage, R"(, "stage3_param_persistence_threshold": )",
@@ -286,6 +288,22 @@ std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
 }
 
 /// Frozen weights cost nothing but themselves, wherever they lie.
+/// The traffic is exact: that of scales, too.
+TEST(EstimateOfFp8, IsWhatARunBooks) {
+  Shape blocks;
+  blocks.fp8 = "blockwise", blocks.stage = 3, blocks.ranks = 2, blocks.llama = true;
+  expect_alike(blocks);
+  blocks.param = blocks.optimizer = "cpu", blocks.recompute = "selective";
+  expect_alike(blocks);
+  Shape current;
+  current.fp8 = "current", current.stage = 2, current.accumulation = 2;
+  expect_alike(current);
+  Shape experts;
+  experts.fp8 = "current", experts.stage = 3, experts.ranks = 4, experts.expert = 2;
+  experts.moe = R"("experts": 4, "top_k": 2, "ffn_hidden_size": 64)";
+  expect_alike(experts);
+}
+
 TEST(EstimateOfAdapters, IsWhatARunBooks) {
   const std::string lora = R"("type": "lora", "rank": 8, "targets": "all-linear", "dropout": 0.1)";
   for (const auto& [stage, param, recompute] :

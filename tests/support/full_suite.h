@@ -18,34 +18,40 @@ inline bool full_suite() {
 /// Combinations of parameters with that many values each, as indices, in which every two values of two
 /// parameters meet: greedily the one with the most new pairs, so the same on every machine.
 inline std::set<std::vector<int>> pairwise(const std::vector<int>& values) {
-  std::vector<std::vector<int>> all{{}};
-  for (const int count : values) {
-    std::vector<std::vector<int>> longer;
-    for (const std::vector<int>& start : all)
-      for (int value = 0; value < count; ++value) longer.push_back(start), longer.back().push_back(value);
-    all = std::move(longer);
-  }
-  using Pair = std::pair<std::pair<std::size_t, int>, std::pair<std::size_t, int>>;
-  std::set<Pair> seen;
-  const auto pairs_of = [](const std::vector<int>& combination) {
-    std::vector<Pair> pairs;
-    for (std::size_t a = 0; a < combination.size(); ++a)
+  std::vector<std::size_t> starts;  // each parameter's values are numbered from here
+  std::size_t count = 0;
+  for (const int of_this : values) starts.push_back(count), count += static_cast<std::size_t>(of_this);
+  std::vector<char> seen(count * count);
+  // Calls take(pair) with the place in `seen` of each pair. Tests are not optimised, and every program that
+  // holds a matrix looks for its part when it starts: hence no sets of pairs.
+  const auto each_pair = [&](const std::vector<int>& combination, const auto& take) {
+    for (std::size_t a = 0; a < combination.size(); ++a) {
+      const std::size_t row = (starts[a] + static_cast<std::size_t>(combination[a])) * count;
       for (std::size_t b = a + 1; b < combination.size(); ++b)
-        pairs.push_back({{a, combination[a]}, {b, combination[b]}});
-    return pairs;
+        take(row + starts[b] + static_cast<std::size_t>(combination[b]));
+    }
+  };
+  // The combination that follows, the last parameter's values first; false behind the last one.
+  const auto next = [&](std::vector<int>& combination) {
+    for (std::size_t place = values.size(); place-- > 0;) {
+      if (++combination[place] < values[place]) return true;
+      combination[place] = 0;
+    }
+    return false;
   };
   std::set<std::vector<int>> chosen;
+  std::size_t bound = values.size() * values.size();  // none has more new pairs than the one before had
   while (true) {
-    const std::vector<int>* best = nullptr;
+    std::vector<int> best, combination(values.size());
     std::size_t most = 0;
-    for (const std::vector<int>& combination : all) {
+    do {
       std::size_t fresh = 0;
-      for (const Pair& pair : pairs_of(combination)) fresh += !seen.contains(pair);
-      if (fresh > most) best = &combination, most = fresh;
-    }
-    if (!best) return chosen;
-    chosen.insert(*best);
-    for (const Pair& pair : pairs_of(*best)) seen.insert(pair);
+      each_pair(combination, [&](std::size_t pair) { fresh += seen[pair] == 0; });
+      if (fresh > most) best = combination, most = fresh;
+    } while (most < bound && next(combination));
+    if (most == 0) return chosen;
+    chosen.insert(best), bound = most;
+    each_pair(best, [&](std::size_t pair) { seen[pair] = 1; });
   }
 }
 

@@ -20,10 +20,13 @@ std::atomic<bool> wanted = true;
 
 }  // namespace
 
+/// Four bytes have a cell; or two halves have one each once one of them has been accessed without the other.
 struct RaceCheck::Page {
   std::uintptr_t number = 0;
   std::uint64_t launch = 0;
-  Word words[page_bytes / word_bytes];
+  bool split[page_bytes / word_bytes];
+  Cell cells[page_bytes / word_bytes];   ///< of words, or of first halves
+  Cell second[page_bytes / word_bytes];  ///< of second halves, where split
 };
 
 RaceCheck::RaceCheck() = default;
@@ -75,24 +78,35 @@ void RaceCheck::pass_warp_barrier(std::size_t warp_index, unsigned mask) {
   }
 }
 
-RaceCheck::Page& RaceCheck::page_at(std::uintptr_t number) {
+RaceCheck::Page& RaceCheck::fresh_page_at(std::uintptr_t number) {
   Page*& recent = recent_[number % std::size(recent_)];
   if (!recent || recent->number != number) {
     std::unique_ptr<Page>& page = pages_[number];
-    if (!page) page = std::make_unique<Page>(), page->number = number;
+    if (!page) page.reset(new Page), page->number = number, page->launch = 0;
     recent = page.get();
   }
   if (recent->launch != launch_) {
-    std::memset(static_cast<void*>(recent->words), 0, sizeof recent->words);
+    std::memset(static_cast<void*>(recent->cells), 0, sizeof recent->cells);
+    std::memset(recent->split, 0, sizeof recent->split);
     recent->launch = launch_;
   }
   return *recent;
 }
 
+inline RaceCheck::Page& RaceCheck::page_at(std::uintptr_t number) {
+  Page* recent = recent_[number % std::size(recent_)];
+  if (recent && recent->number == number && recent->launch == launch_) [[likely]]
+    return *recent;
+  return fresh_page_at(number);
+}
+
 void RaceCheck::forget(const void* memory, std::size_t bytes) {
   const auto first = reinterpret_cast<std::uintptr_t>(memory);
-  for (std::uintptr_t at = first; at < first + bytes; at += word_bytes)
-    page_at(at / page_bytes).words[at % page_bytes / word_bytes] = {};
+  for (std::uintptr_t at = first; at < first + bytes; at += word_bytes) {
+    Page& page = page_at(at / page_bytes);
+    const std::uintptr_t word = at % page_bytes / word_bytes;
+    page.cells[word] = {}, page.split[word] = false;
+  }
 }
 
 std::string RaceCheck::end_launch() {
@@ -100,8 +114,9 @@ std::string RaceCheck::end_launch() {
   return std::exchange(found_, {});
 }
 
-bool RaceCheck::precedes(const Access& earlier) const {
-  // Compared as whole numbers: nearly all time goes here.
+// Accesses are compared as whole numbers, and what nearly all of them need stands in access(): nearly all
+// time goes here.
+inline bool RaceCheck::precedes(const Access& earlier) const {
   const auto bits = [](const Access& access) { return std::bit_cast<std::uint64_t>(access); };
   const std::uint64_t differs = bits(earlier) ^ bits(now_);
   if (differs & bits({.block = 0xfffff})) return false;
@@ -119,27 +134,34 @@ void RaceCheck::access(const void* memory, std::size_t bytes, bool write, bool a
     Page& page = page_at(at / page_bytes);
     const std::uintptr_t page_end = std::min(first + bytes, (at / page_bytes + 1) * page_bytes);
     while (at < page_end) {
-      const std::uintptr_t end = std::min(page_end, (at / word_bytes + 1) * word_bytes);
-      touch(page.words[at % page_bytes / word_bytes], at % word_bytes, end - at, write, memory, code);
+      const std::uintptr_t end = std::min(page_end, (at / word_bytes + 1) * word_bytes),
+                           word = at % page_bytes / word_bytes, from = at % word_bytes, of_word = end - at;
+      if (of_word < word_bytes && !page.split[word])
+        page.second[word] = page.cells[word], page.split[word] = true;
+      if (from < half_bytes) touch(page.cells[word], write, memory, code);
+      if (page.split[word] && from + of_word > half_bytes) touch(page.second[word], write, memory, code);
       at = end;
     }
   }
 }
 
-void RaceCheck::touch(Word& word, std::uintptr_t from, std::uintptr_t bytes, bool write, const void* memory,
-                      const void* code) {
-  const bool whole = bytes == word_bytes;
-  if (!whole && !word.split) word.second = word.first, word.split = true;
-  if (from < half_bytes) touch(word.first, write, memory, code);
-  if (word.split && from + bytes > half_bytes) touch(word.second, write, memory, code);
+inline void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* code) {
+  const auto bits = [](const Access& access) { return std::bit_cast<std::uint64_t>(access); };
+  // Once more what was read since the last write.
+  if (!write && (bits(cell.others[0]) == bits(now_) || bits(cell.others[1]) == bits(now_))) return;
+  const std::uint64_t any = bits(cell.write) | bits(cell.others[0]) | bits(cell.others[1]) | bits(now_);
+  if (any & bits({.atomic = 1})) return touch_atomically(cell, write, memory, code);
+  if (cell.write.there && !precedes(cell.write)) report(cell.write, true, write, memory, code);
+  if (write) {
+    for (const Access& other : cell.others)
+      if (other.there && !precedes(other)) report(other, false, write, memory, code);
+    cell = {.write = now_, .others = {}};
+    return;
+  }
+  note_other(cell);
 }
 
-void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* code) {
-  const auto is_now = [&](const Access& earlier) {
-    return std::bit_cast<std::uint64_t>(earlier) == std::bit_cast<std::uint64_t>(now_);
-  };
-  // Once more what was read since the last write.
-  if (!write && (is_now(cell.others[0]) || is_now(cell.others[1]))) return;
+void RaceCheck::touch_atomically(Cell& cell, bool write, const void* memory, const void* code) {
   if (collides(cell.write)) report(cell.write, true, write, memory, code);
   for (const Access& other : cell.others)
     if ((write || other.atomic) && collides(other)) report(other, other.atomic, write, memory, code);
@@ -149,6 +171,10 @@ void RaceCheck::touch(Cell& cell, bool write, const void* memory, const void* co
       if (!now_.atomic || precedes(other)) other = {};
     return;
   }
+  note_other(cell);
+}
+
+inline void RaceCheck::note_other(Cell& cell) {
   for (Access& other : cell.others)
     if (!other.there || precedes(other)) {
       other = now_;

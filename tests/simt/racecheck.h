@@ -57,25 +57,21 @@ class RaceCheck {
   struct Cell {
     Access write, others[2];
   };
-  /// Four bytes, or two halves once one of them has been accessed without the other.
-  struct Word {
-    Cell first, second;
-    bool split;
-  };
   struct Page;
   /// The order among a warp's lanes: known[l][j] is the latest epoch of j that precedes l's present.
   struct Warp {
     std::uint16_t known[32][32], epoch[32];
   };
 
-  bool precedes(const Access& earlier) const;
+  inline bool precedes(const Access& earlier) const;
   bool collides(const Access& earlier) const {
     return earlier.there && !(earlier.atomic && now_.atomic) && !precedes(earlier);
   }
-  Page& page_at(std::uintptr_t number);
-  void touch(Word& word, std::uintptr_t from, std::uintptr_t bytes, bool write, const void* memory,
-             const void* code);
-  void touch(Cell& cell, bool write, const void* memory, const void* code);
+  inline Page& page_at(std::uintptr_t number);
+  Page& fresh_page_at(std::uintptr_t number);
+  inline void touch(Cell& cell, bool write, const void* memory, const void* code);
+  void touch_atomically(Cell& cell, bool write, const void* memory, const void* code);
+  inline void note_other(Cell& cell);
   void report(const Access& earlier, bool earlier_wrote, bool write, const void* memory, const void* code);
 
   std::unordered_map<std::uintptr_t, std::unique_ptr<Page>> pages_;

@@ -476,8 +476,10 @@ void note_atomic(void* memory, std::size_t bytes) {
   this_block().races.access(memory, bytes, true, true, __builtin_return_address(0));
 }
 void check_alignment(const void* memory, std::size_t alignment) {
-  require(reinterpret_cast<std::uintptr_t>(memory) % alignment == 0, "simt: an access of ", alignment,
-          " bytes at once to ", memory, ", which is not aligned to that");
+  if ((reinterpret_cast<std::uintptr_t>(memory) & (alignment - 1)) == 0) [[likely]]  // of a power of two
+    return;
+  fail(ErrorKind::usage, "simt: an access of ", alignment, " bytes at once to ", memory,
+       ", which is not aligned to that");
 }
 
 }  // namespace sherd::simt

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -39,9 +40,13 @@ struct StoredCase {
   Attention geometry() const {
     return {.heads = heads, .kv_heads = kv_heads, .window = window, .scale = scale, .key = {}};
   }
-  Values input(std::size_t call, DType dtype) const {
-    return normals_in(dtype, std::ssize(calls[call].rows) * calls[call].seq * width(), 7 + call);
+  const Values& input(std::size_t call, DType dtype) const {
+    Values& made = inputs_[{call, dtype}];
+    if (made.empty())
+      made = normals_in(dtype, std::ssize(calls[call].rows) * calls[call].seq * width(), 7 + call);
+    return made;
   }
+  mutable std::map<std::pair<std::size_t, DType>, Values> inputs_{};  // each machine asks for them
 };
 
 std::vector<StoredCase> stored_cases() {
@@ -87,7 +92,7 @@ Values stored_expected(const StoredCase& c, std::size_t call, DType dtype) {
       values = keys;  // by text, position
   Values out;
   for (std::size_t k = 0; k <= call; ++k) {
-    const Values qkv = c.input(k, dtype);
+    const Values& qkv = c.input(k, dtype);
     const StoredCall& now = c.calls[k];
     out.assign(now.rows.size() * static_cast<std::size_t>(now.seq * c.heads * c.dim), 0);
     for (std::size_t b = 0; b < now.rows.size(); ++b)

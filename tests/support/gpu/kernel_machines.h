@@ -194,9 +194,12 @@ inline double rounded(double value, DType dtype) {
 }
 
 inline std::vector<double> normals(std::int64_t n, std::uint64_t stream, double scale = 1) {
-  std::vector<double> out(static_cast<std::size_t>(n));
-  for (std::size_t i = 0; i < out.size(); ++i)
-    out[i] = scale * static_cast<double>(normal_at({11, stream}, i));
+  std::vector<double> out;
+  out.reserve(static_cast<std::size_t>(n) + 3);
+  for (std::uint64_t block = 0; std::ssize(out) < n; ++block)
+    for (const float value : normal_block({11, stream}, block))
+      out.push_back(scale * static_cast<double>(value));
+  out.resize(static_cast<std::size_t>(n));
   return out;
 }
 

@@ -320,8 +320,8 @@ namespace {
 /// What may become of the sums of a product.
 void check_what_follows(const Matmul& args, const MatmulExtents& e, DType operands) {
   const Tensor& c = args.c;
-  require(c.shape().rank() >= 1 && rows_of(c) == e.m && c.shape().back() == e.n, "matmul: c is ",
-          c.shape().str(), " and must hold ", e.m, " rows of ", e.n);
+  if (c.shape().rank() < 1 || rows_of(c) != e.m || c.shape().back() != e.n) [[unlikely]]
+    fail(ErrorKind::usage, "matmul: c is ", c.shape().str(), " and must hold ", e.m, " rows of ", e.n);
   if (args.bias)
     require(args.bias.numel() == e.n && args.bias.dtype() == operands, "matmul: bias is ",
             name_of(args.bias.dtype()), " ", args.bias.shape().str(), " and must be ", name_of(operands),
@@ -383,9 +383,11 @@ MatmulExtents check_matmul(const Matmul& args) {
   e.k = args.trans_a ? rows_of(a) : a.shape().back();
   e.n = args.trans_b ? rows_of(b) : b.shape().back();
   const Count k = args.trans_b ? b.shape().back() : rows_of(b);
-  require(k == e.k, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ",
-          b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
-          " differ");
+  // Texts of shapes are made for errors alone: products of a few rows take hardly longer.
+  if (k != e.k) [[unlikely]]
+    fail(ErrorKind::usage, "matmul: a is ", a.shape().str(), args.trans_a ? " transposed" : "", " and b ",
+         b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
+         " differ");
   check_what_follows(args, e, a.dtype());
   if (args.few_rows)
     require(args.trans_b && !args.trans_a && !args.accumulate && !args.fold && c.dtype() == a.dtype(),

@@ -61,7 +61,8 @@ Tensor Tensor::view_of(device::Storage storage, std::size_t byte_offset, const S
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
-  require(shape.numel() == numel_, "cannot view ", shape_.str(), " as ", shape.str());
+  if (shape.numel() != numel_) [[unlikely]]  // without it texts of shapes would be made in each call
+    fail(ErrorKind::usage, "cannot view ", shape_.str(), " as ", shape.str());
   Tensor out = *this;
   out.shape_ = shape;
   return out;
@@ -78,8 +79,8 @@ Tensor Tensor::range(std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::rows(std::int64_t begin, std::int64_t end) const {
-  require(shape_.rank() >= 1 && 0 <= begin && begin <= end && end <= shape_[0], "rows [", begin, ", ", end,
-          ") of ", shape_.str());
+  if (shape_.rank() < 1 || begin < 0 || begin > end || end > shape_[0]) [[unlikely]]
+    fail(ErrorKind::usage, "rows [", begin, ", ", end, ") of ", shape_.str());
   const std::int64_t row = shape_[0] == 0 ? 0 : numel_ / shape_[0];
   std::vector<std::int64_t> dims(shape_.dims().begin(), shape_.dims().end());
   dims[0] = end - begin;

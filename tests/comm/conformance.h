@@ -3,8 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <chrono>
-#include <cstring>
+#include <cstdint>
 #include <functional>
 #include <ostream>
 #include <string>
@@ -154,13 +155,23 @@ Wide<T> reference_fold(int ranks, std::int64_t i, DType rounding, const Wide<T>*
   return sum;
 }
 
-/// Compares raw bytes; reports the first difference once.
+/// The bits of an element, as a number.
+template <class T>
+auto bits_of(T value) {
+  using std::conditional_t;
+  using Bits = conditional_t<sizeof(T) == 8, std::uint64_t,
+                             conditional_t<sizeof(T) == 4, std::uint32_t,
+                                           conditional_t<sizeof(T) == 2, std::uint16_t, std::uint8_t>>>;
+  return std::bit_cast<Bits>(value);
+}
+
+/// Compares bits; reports the first difference once.
 template <class T, class Expected>
 void expect_bits(const Tensor& x, const Expected& expected, const std::string& what) {
   const T* data = x.data<T>();
   for (std::int64_t i = 0; i < x.numel(); ++i) {
     const T want = expected(i);
-    if (std::memcmp(&data[i], &want, sizeof want) == 0) continue;
+    if (bits_of(data[i]) == bits_of(want)) continue;
     ADD_FAILURE() << what << ": element " << i << " of " << x.numel() << " is "
                   << static_cast<double>(Wide<T>(data[i])) << ", not " << static_cast<double>(Wide<T>(want));
     return;

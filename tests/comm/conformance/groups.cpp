@@ -1,5 +1,6 @@
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <thread>
 
 #include "tests/comm/conformance.h"

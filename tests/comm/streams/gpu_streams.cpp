@@ -1,6 +1,7 @@
 #include "tests/comm/streams/gpu_streams.h"
 
 #include <algorithm>
+#include <cstring>
 #include <thread>
 
 namespace sherd::comm::streams {

@@ -111,8 +111,11 @@ TEST_P(AttentionGraph, IsOneThatCudnnRecognisesAndCompiles) {
         EXPECT_GT(found.planned, 0) << what << ", heads " << h.heads << "/" << h.kv_heads << " of " << h.dim
                                     << ", causal " << causal;
       };
-      for (const cudnnDataType_t type : {CUDNN_DATA_BFLOAT16, CUDNN_DATA_HALF})
+      for (const cudnnDataType_t type : {CUDNN_DATA_BFLOAT16, CUDNN_DATA_HALF}) {
+        // In part each shape in both types, one on each GPU.
+        if (!test::full_suite() && (type == CUDNN_DATA_HALF) != ((h.batch + GetParam()) % 2 == 0)) continue;
         expect_planned(forward_graph(slice, type, causal), "forward");
+      }
       EXPECT_LE(workspace, 256) << "forward";
       expect_planned(backward_graph(slice, CUDNN_DATA_BFLOAT16, causal, true), "repeatable backward");
       EXPECT_LE(workspace, booked(true)) << "heads " << h.heads << "/" << h.kv_heads << " of " << h.dim;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/cuda.h"
+#include "support/full_suite.h"
 #include "support/gpu/gpu.h"
 #include "tensor/kernels.h"
 
@@ -15,7 +16,7 @@ namespace {
 
 using device::Accelerator;
 
-constexpr std::int64_t rows = 32, inner = 48, cols = 64, batch = 2, seq = 16, heads = 2, dim = 8;
+constexpr std::int64_t rows = 32, inner = 48, cols = 64, batch = 2, seq = 16, heads = 1, dim = 8;
 
 /// The operands of the works below, two of each, on one device.
 struct Operands {
@@ -57,6 +58,11 @@ struct Variant {
   double factor = 0.5;
   RandomKey key{3, 4};
   Documents documents{0, 5, 16, 32};
+
+  /// Whether the first product, which gelu may be fused with, is another.
+  bool changes_product() const {
+    return a || b || c || bias || before || !biased || activation != Activation::gelu_tanh;
+  }
 };
 void PrintTo(const Variant& variant, std::ostream* out) {
   *out << variant.name;
@@ -124,11 +130,14 @@ class ChangedSequence : public ::testing::TestWithParam<Variant> {};
 
 TEST_P(ChangedSequence, RunsAsItIs) {
   SHERD_NEEDS_GPU();
+  const Variant first{};
+  Variant other{};
+  GetParam().change(other);
   for (const bool fused_gelu : {false, true}) {
+    // In part what is behind the product changes behind one of both.
+    const bool part = test::on_emulated_gpu() && !test::full_suite();
+    if (part && fused_gelu && !other.changes_product()) continue;
     Machine graphs(true, fused_gelu), plain(false, fused_gelu);
-    const Variant first{};
-    Variant other{};
-    GetParam().change(other);
     for (const Variant* each :
          std::vector<const Variant*>{&first, &first, &first, &other, &first, &other, &other, &first}) {
       graphs.run(*each);

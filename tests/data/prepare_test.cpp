@@ -179,12 +179,14 @@ TEST_F(Preparing, RefusesJsonThatIsNotInLines) {
 }
 
 TEST_F(Preparing, RefusesJsonOfAnySize) {
-  std::string items, lines, numbers, words;
-  while (numbers.size() < (5u << 18)) {
-    items += "{\"text\": \"caf\xc3\xa9, 1.5\", \"n\": -12.5e3, \"ok\": true},\n";
-    lines += "{\"text\": \"caf\xc3\xa9\"}\n";
-    numbers += "1, 2, 3, ", words += "caf\xc3\xa9 word ";
-  }
+  const auto many = [](const std::string& one) {  // more of it than a block
+    std::string out;
+    while (out.size() < (5u << 18)) out += one;
+    return out;
+  };
+  const std::string items = many("{\"text\": \"caf\xc3\xa9, 1.5\", \"n\": -12.5e3, \"ok\": true},\n"),
+                    lines = many("{\"text\": \"caf\xc3\xa9\"}\n"), numbers = many("1, 2, 3, "),
+                    words = many("caf\xc3\xa9 word ");
   for (std::size_t shift = 0; shift < 60; ++shift)  // the first block ends anywhere in an item
     expect_error(ErrorKind::data, "is a JSON array",
                  [&] { prepared("[" + std::string(shift, ' ') + items, DocumentRule::blank); });

@@ -129,7 +129,7 @@ TEST(StepStates, LeaveTheBitsAsTheyAreOverDataAndExpertRanks) {
                            R"(, "aux_loss_type": "hf", "aux_loss": 0.1, "z_loss": 1e-3)"}) {
     RunSpec spec = base();
     spec.dtype = "bf16", spec.steps = 4, spec.moe += more;
-    const std::vector<std::byte> want = train_local(spec).bits();
+    const auto want = train_local(spec).bits();
     for (const auto& [ranks, expert, stage] : {std::tuple{2, 1, 3}, {2, 2, 2}, {4, 2, 3}, {4, 4, 2}}) {
       spec.ranks = ranks, spec.accumulation = 4 / ranks, spec.expert = expert, spec.stage = stage;
       EXPECT_TRUE(train_local(spec).bits() == want) << more << ' ' << ranks << ' ' << expert << ' ' << stage;

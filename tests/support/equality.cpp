@@ -96,10 +96,10 @@ std::string RunSpec::stages_keys() const {
   return out;
 }
 
-std::vector<std::byte> RunResult::bits() const {
-  std::vector<std::byte> out;
+std::vector<unsigned char> RunResult::bits() const {
+  std::vector<unsigned char> out;
   const auto put = [&](const void* data, std::size_t bytes) {
-    const auto* from = static_cast<const std::byte*>(data);
+    const auto* from = static_cast<const unsigned char*>(data);
     out.insert(out.end(), from, from + bytes);
   };
   put(losses.data(), losses.size() * sizeof(double));

@@ -38,7 +38,7 @@ struct RunSpec {
   std::string partition;       ///< parallel.partition_method; empty: its default
   long micro_batch_group = 0;  ///< 0: its default
   long recompute_blocks = -1, recompute_micro_batches = -1;
-  int steps = 30;
+  int steps = 12;
   int accumulation = 1;
   long bucket = 500'000'000;
   long prefetch = 0;
@@ -140,8 +140,9 @@ struct RunResult {
   std::vector<device::GraphCounts> graphs;  ///< after each step, on GPUs
   tensor::AttentionRoutes attention{};      ///< of the last engine
 
-  /// Losses, norms, loss scales and weights as raw bytes: what must be the same.
-  std::vector<std::byte> bits() const;
+  /// Losses, norms, loss scales and weights as raw bytes: what must be the same. No std::byte, which == would
+  /// compare one by one.
+  std::vector<unsigned char> bits() const;
 };
 
 /// Tokens as a function of step, micro-batch and rank alone. `prompt`: the virtual tokens that stand in place

@@ -50,14 +50,14 @@ inline std::string processes_command(const Processes& how, const RunSpec& spec, 
 }
 
 /// The bits of a run on the ranks of a launcher.
-inline std::vector<std::byte> run_processes(const Processes& how, const RunSpec& spec,
-                                            const testing::TempFolder& folder) {
+inline std::vector<unsigned char> run_processes(const Processes& how, const RunSpec& spec,
+                                                const testing::TempFolder& folder) {
   const std::string output = (folder / "bits").string();
   const std::string command = processes_command(how, spec, output, folder);
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
   std::ifstream in(output, std::ios::binary);
   std::vector<char> bytes{std::istreambuf_iterator<char>(in), {}};
-  const auto* begin = reinterpret_cast<const std::byte*>(bytes.data());
+  const auto* begin = reinterpret_cast<const unsigned char*>(bytes.data());
   return {begin, begin + bytes.size()};
 }
 

@@ -178,7 +178,7 @@ TEST_F(OffloadEquality, SixteenBitMomentsDoNotDependOnWhereTheyLive) {
 
 TEST_F(OffloadEquality, HalfPrecisionWithItsLossScale) {
   RunSpec spec = base(3, 2, "fp16");
-  spec.loss_scale_window = 1;  // doubles until gradients overflow
+  spec.loss_scale_window = 1, spec.steps = 30;  // doubles until gradients overflow
   const RunResult plain = train_local(spec);
   EXPECT_GT(plain.skipped, 0);
   spec.offload_param = spec.offload_optimizer = "nvme";

@@ -34,8 +34,11 @@ INSTANTIATE_TEST_SUITE_P(All, OneBit, ::testing::Values("OneBitAdam", "OneBitLam
 
 TEST_P(OneBit, StagesAndTiersGiveTheSameBits) {
   const TempFolder folder;
-  const RunResult expected = train_local(run_at(1));
+  RunSpec threads = run_at(1);
+  const RunResult expected = train_local(threads);
   ASSERT_NE(expected.losses.back(), expected.losses.front());
+  threads.threads = 2;
+  const RunResult by_threads = train_local(threads);
   for (const int stage : {1, 2, 3})
     for (const std::string tier : {"none", "cpu", "nvme"}) {
       RunSpec spec = run_at(stage);
@@ -43,10 +46,7 @@ TEST_P(OneBit, StagesAndTiersGiveTheSameBits) {
       EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << "stage " << stage << ", " << tier;
       spec.threads = 2, spec.bucket = 2000, spec.overlap = true;
       if (stage == 3) spec.offload_param = tier;
-      RunSpec threads = run_at(1);
-      threads.threads = 2;
-      EXPECT_TRUE(train_local(spec).bits() == train_local(threads).bits())
-          << "stage " << stage << ", " << tier;
+      EXPECT_TRUE(train_local(spec).bits() == by_threads.bits()) << "stage " << stage << ", " << tier;
     }
 }
 
@@ -65,15 +65,16 @@ TEST_P(OneBit, EachRankMayBeAReplica) {
 }
 
 TEST_P(OneBit, ResumesToTheBitBeforeAndAfterItFreezes) {
-  for (const int shard_size : {1, 2, 4})
+  for (const int shard_size : {1, 2, 4}) {
+    RunSpec spec = run_at(2);
+    spec.shard_size = shard_size;
+    const RunResult whole = train_local(spec);
     for (const int step : {3, 4, 7}) {
       const TempFolder folder;
-      RunSpec spec = run_at(2);
-      spec.shard_size = shard_size;
-      const RunResult whole = train_local(spec);
       spec.directory = folder.path().string(), spec.resume_at = step;
       EXPECT_TRUE(train_local(spec).bits() == whole.bits()) << "after step " << step;
     }
+  }
 }
 
 /// Resumed with a freeze_step that the checkpoint is past, a run freezes at once, as if that had been its

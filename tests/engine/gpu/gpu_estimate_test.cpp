@@ -24,7 +24,7 @@ const MemoryReport::TierMemory& book(const MemoryReport& report, Tier tier) {
 TEST(GpuEstimate, is_what_a_run_books) {
   SHERD_NEEDS_GPU();
   const bool small = on_emulated_gpu();
-  const std::int64_t rows = 2, seq = small ? 64 : 256, hidden = small ? 128 : 512, layers = small ? 3 : 8;
+  const std::int64_t rows = 2, seq = small ? 32 : 256, hidden = small ? 64 : 512, layers = small ? 2 : 8;
   const sherd::testing::TempFolder folder;
   for (const char* optimizer : {"none", "cpu", "nvme"}) {
     SCOPED_TRACE(optimizer);

@@ -27,6 +27,7 @@ RunSpec fp8_spec(const std::string& recipe, int ranks, int stage) {
   spec.layers = 2;
   spec.hidden = 144;  // more than one block of 128, and a part of one
   spec.llama = true;
+  spec.tied = false;  // layered passes sum a tied table's gradients in another order
   return spec;
 }
 
@@ -136,10 +137,9 @@ TEST(Fp8, WeightsTravelInAByteAndInputsAreKeptInOne) {
   const Counted bf16 = counted_run(plain);
   ASSERT_GT(on.weights, 0);
   EXPECT_EQ(off.gathered, bf16.gathered);
-  // Forward and backward gather each weight, but for the last block's, which stay; of two ranks each sends
-  // and gets a half.
+  // Forward and backward gather each weight; of two ranks each sends a half.
   const auto saved = static_cast<double>(off.gathered - on.gathered);
-  EXPECT_NEAR(saved / static_cast<double>(on.weights), 0.75, 0.01);
+  EXPECT_NEAR(saved / static_cast<double>(on.weights), 1, 0.01);
   EXPECT_EQ(on.activations, off.activations);
   EXPECT_LT(on.activations, bf16.activations);
 }

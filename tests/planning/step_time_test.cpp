@@ -52,6 +52,10 @@ TEST(Price, ShallowAndOddProductsAreSlower) {
   rates.products[0].efficiency = 0.8, rates.products[0].half_depth = 256;
   EXPECT_DOUBLE_EQ(seconds_of(product(8192, 8192, 256), rates),
                    product(8192, 8192, 256).flops / (peak * 0.8 / 2));
+  KernelWork in_fp8 = product(8192, 8192, 512);
+  in_fp8.fp8 = true, rates.products[0].fp8 = 2;
+  EXPECT_DOUBLE_EQ(seconds_of(in_fp8, rates), in_fp8.flops / (2 * peak * 0.8 / 2))
+      << "tiles begin and end in the same time";
   rates.products[0].half_depth = 0;
   rates.units = 100;  // of tiles of 128 × 128
   EXPECT_NEAR(seconds_of(product(1280, 1280, 4096), rates), product(1280, 1280, 4096).flops / (0.8 * peak),

@@ -21,6 +21,26 @@ Tensor of(Kernels& kernels, const Shape& shape, DType dtype = DType::bf16) {
   return Tensor::empty(kernels.device(), shape, dtype);
 }
 
+TEST(RecordingKernels, TellOfProductsInFp8) {
+  const auto work = work_of([](Kernels& k) {
+    const Fp8Rule rule{Fp8Format::e4m3, Fp8Scaling::tensor};
+    const Fp8Matrix a = empty_fp8(k.device(), rule, 32, 48), b = empty_fp8(k.device(), rule, 16, 48);
+    k.to_fp8(of(k, {32, 48}), false, a, {});
+    k.matmul({.c = of(k, {32, 16}, DType::f32), .fp8_a = a, .fp8_b = b});
+  });
+  ASSERT_EQ(work.size(), 2u);
+  EXPECT_EQ(work[0].family, KernelFamily::movement);
+  EXPECT_EQ(work[0].bytes, 2 * 32 * 48 + 32 * 48 + 4) << "the values, their codes and a scale";
+  EXPECT_EQ(work[1], (KernelWork{.family = KernelFamily::gemm,
+                                 .dtype = DType::bf16,
+                                 .flops = 2.0 * 32 * 16 * 48,
+                                 .bytes = 32 * 48 + 4 + 16 * 48 + 4 + 4 * 32 * 16,
+                                 .rows = 32,
+                                 .columns = 16,
+                                 .depth = 48,
+                                 .fp8 = true}));
+}
+
 TEST(RecordingKernels, TellTheExtentsOfProducts) {
   const auto work = work_of([](Kernels& k) {
     k.matmul({.a = of(k, {6, 10}), .b = of(k, {4, 10}), .c = of(k, {6, 4}), .trans_b = true});

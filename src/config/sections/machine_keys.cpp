@@ -71,6 +71,8 @@ Table<ProductRates> product_table() {
                .means("share of the peak that large products reach"),
            rate_or_none("half_depth", &T::half_depth, "128")
                .means("depth at which a product reaches half of that"),
+           real("fp8", &T::fp8, "2", 0, infinity, true)
+               .means("rate of products in FP8 over this type's, by the data sheet"),
            custom<T>(
                "measured", "[[1024, 768, 3072, 1e12]]",
                [](T& rates, const Value& value) { rates.measured = read_measured(value); }, write_measured)

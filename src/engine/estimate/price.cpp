@@ -53,8 +53,8 @@ double measured_rate(const KernelWork& work, const std::vector<config::MeasuredP
 double product_rate(const KernelWork& work, const DeviceRates& rates) {
   const ProductRates& products = products_of(work.dtype, rates);
   if (!products.measured.empty()) return measured_rate(work, products.measured);
-  const double depth = static_cast<double>(work.depth);
-  return products.peak * products.efficiency * depth / (depth + products.half_depth) *
+  const double depth = static_cast<double>(work.depth), faster = work.fp8 ? products.fp8 : 1;
+  return products.peak * faster * products.efficiency * depth / (depth + faster * products.half_depth) *
          share_of_units(work, rates);
 }
 

@@ -29,6 +29,7 @@ void RecordingKernels::matmul(const Matmul& args) {
                           args.fp8_b.scales, args.bias, args.pre_activation})
     add(work, x);
   if (args.accumulate) add(work, args.c);
+  if (work.fp8) work.dtype = DType::bf16;  // beside whose rate theirs is told
   tell(work);
   inner_->matmul(args);
 }

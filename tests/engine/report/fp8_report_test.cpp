@@ -24,7 +24,7 @@ Fp8Report reported(
     const std::string& keys, int ranks,
     const std::function<void(sharding::Segment&, std::size_t slot, std::vector<float>&)>& change) {
   const config::Config config = config::parse_text(
-      R"({"bf16": {"enabled": true}, "fp8": {"enabled": true, "gather": false, )" + keys +
+      R"({"bf16": {"enabled": true}, "fp8": {)" + keys +
       R"(}, "train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
           "zero_optimization": {"stage": 2}, "model": {"type": "gpt2", "vocab_size": 101, "seq_length": 32,
           "hidden_size": 64, "num_layers": 2, "num_heads": 4, "dropout": 0}, "device": {"threads_per_rank": 1}})");
@@ -35,9 +35,10 @@ Fp8Report reported(
       for (const auto& segment : unit->segments())
         for (std::size_t slot = 0; change && slot < segment->layout().parameters().size(); ++slot) {
           const auto& parameter = segment->layout().parameters()[slot];
-          std::vector<float> values(static_cast<std::size_t>(parameter->numel()));
-          for (std::size_t i = 0; i < values.size(); ++i)
-            values[i] = static_cast<float>(parameter->value.data<bf16>()[i]);
+          const tensor::Tensor masters =
+              tensor::Tensor::empty(engine.device(), {parameter->numel()}, DType::f32);
+          segment->read_masters(segment->layout().offset(slot), masters);
+          std::vector<float> values(masters.data<float>(), masters.data<float>() + masters.numel());
           change(*segment, slot, values);
           segment->write_values(segment->layout().offset(slot),
                                 tensor::Tensor::of<float>(engine.device(), {parameter->numel()}, values));
@@ -56,7 +57,8 @@ Fp8Report reported(
 /// of two by the root of both squares.
 TEST(Fp8Report, ErrorsOfRandomNumbersAreThoseOfTheFormats) {
   for (const auto& [recipe, gradient] : {std::pair{"current", 0.052}, {"blockwise", 0.026}}) {
-    const Fp8Report report = reported(cat(R"("recipe": ")", recipe, '"'), 2, nullptr);
+    const Fp8Report report =
+        reported(cat(R"("enabled": true, "gather": false, "recipe": ")", recipe, '"'), 2, nullptr);
     ASSERT_EQ(report.layers.size(), 8U);
     for (const auto& layer : report.layers) {
       EXPECT_NEAR(layer.output, std::hypot(0.026, 0.026), 0.008) << layer.layer;
@@ -73,11 +75,12 @@ TEST(Fp8Report, ErrorsOfRandomNumbersAreThoseOfTheFormats) {
 
 TEST(Fp8Report, ALayerThatLosesIsNamedAndExcludingItHelps) {
   const std::string lost = "blocks.1.attention.qkv";
-  const Fp8Report report =
-      reported(R"("recipe": "current")", 1, [&](sharding::Segment& segment, std::size_t slot, auto& values) {
-        if (segment.layout().parameters()[slot]->name != lost + ".weight") return;
-        for (float& value : values) value *= 1e4f;
-      });
+  const Fp8Report report = reported(R"("enabled": true, "gather": false, "recipe": "current")", 1,
+                                    [&](sharding::Segment& segment, std::size_t slot, auto& values) {
+                                      if (segment.layout().parameters()[slot]->name != lost + ".weight")
+                                        return;
+                                      for (float& value : values) value *= 1e4f;
+                                    });
   ASSERT_FALSE(report.exclude.empty());
   EXPECT_EQ(report.exclude.front(), lost);
   const std::string table = engine::fp8_table(report, {});
@@ -86,8 +89,8 @@ TEST(Fp8Report, ALayerThatLosesIsNamedAndExcludingItHelps) {
 }
 
 TEST(Fp8Report, ItAsksForExactWeights) {
-  expect_error(ErrorKind::config, "fp8.gather false",
-               [] { (void)reported(R"("recipe": "current", "enabled": false)", 1, nullptr); });
+  for (const char* keys : {R"("enabled": false)", R"("enabled": true)"})
+    expect_error(ErrorKind::config, "fp8.gather false", [&] { (void)reported(keys, 1, nullptr); });
 }
 
 }  // namespace

@@ -135,6 +135,10 @@ void Engine::set_gradient_accumulation_boundary(bool boundary) {
   executor_->set_boundary(boundary);
 }
 
+void Engine::drop_step() {
+  executor_->reset();
+}
+
 bool Engine::is_gradient_accumulation_boundary() const {
   return executor_->is_boundary();
 }

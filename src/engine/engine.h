@@ -189,6 +189,8 @@ class Engine {
   /// before forward.
   void set_gradient_accumulation_boundary(bool boundary);
   bool is_gradient_accumulation_boundary() const;
+  /// Forgets the micro-batches of a step that has not ended, as if they had not been.
+  void drop_step();
 
   // ---- counters, as DeepSpeed's ----
   const engine::Counters& counters() const;

@@ -29,6 +29,12 @@ std::string reported_layer(const autograd::Parameter& weight) {
   return name;
 }
 
+double squares(tensor::Kernels& kernels, const Tensor& x) {
+  tensor::ExactSum sum;
+  kernels.sum_of_squares(x, sum);
+  return sum.value();
+}
+
 /// Runs the model with some of its layers in FP8.
 class Fp8Probe {
  public:
@@ -59,7 +65,6 @@ class Fp8Probe {
 
   /// Relative errors by layer and kind of product, over all ranks. Runs backward.
   std::vector<std::array<double, 3>> errors() {
-    put([](std::size_t) { return true; });
     sums_.assign(6 * names_.size(), 0);
     std::map<const autograd::Parameter*, std::size_t> numbers;
     for (std::size_t i = 0; i < layers_.size(); ++i)
@@ -69,12 +74,8 @@ class Fp8Probe {
       add(tape, 6 * numbers.at(&weight) + 2 * static_cast<std::size_t>(kind), std::move(fp8),
           std::move(plain));
     });
-    engine_.train();
-    engine_.set_gradient_accumulation_boundary(false);
-    for (const tensor::Batch& batch : batches_) {
-      engine_.backward(engine_.forward(batch));
-      engine_.step();
-    }
+    run([](std::size_t) { return true; });
+    engine_.drop_step();
     engine_.fp8().set_compare(nullptr);
     comm::reduce_values(engine_.dist().world(), engine_.device(), std::span(sums_), "errors of FP8");
     std::vector<std::array<double, 3>> out(names_.size());
@@ -83,7 +84,50 @@ class Fp8Probe {
     return out;
   }
 
+  /// The gradients that others are compared with.
+  void keep_gradients_in_bf16() {
+    run([](std::size_t) { return false; });
+    for (const sharding::Segment* segment : engine_.sharded().trainable_segments())
+      kept_.push_back(copy_of(*segment));
+    engine_.drop_step();
+  }
+  /// How far all of them are from those, over all ranks, with those layers in FP8 for which `in_fp8` holds.
+  template <class Which>
+  double gradient_change(const Which& in_fp8) {
+    run(in_fp8);
+    std::array<double, 2> sums{};
+    std::size_t next = 0;
+    for (const sharding::Segment* segment : engine_.sharded().trainable_segments()) {
+      const Tensor& before = kept_[next++];
+      const Tensor change = copy_of(*segment);
+      engine_.kernels().subtract(change, before, change);
+      sums[0] += squares(engine_.kernels(), change), sums[1] += squares(engine_.kernels(), before);
+    }
+    engine_.drop_step();
+    comm::reduce_values(engine_.dist().world(), engine_.device(), std::span<double>(sums), "gradients in FP8");
+    return std::sqrt(sums[0] / sums[1]);
+  }
+
  private:
+  /// All micro-batches forward and backward.
+  template <class Which>
+  void run(const Which& in_fp8) {
+    put(in_fp8);
+    engine_.train();
+    engine_.set_gradient_accumulation_boundary(false);
+    for (const tensor::Batch& batch : batches_) {
+      engine_.backward(engine_.forward(batch));
+      engine_.step();
+    }
+  }
+
+  Tensor copy_of(const sharding::Segment& segment) {
+    const Tensor& from = segment.gradients().tensor();
+    Tensor to = Tensor::empty(engine_.device(), {from.numel()}, from.dtype(), device::Category::workspace);
+    engine_.kernels().copy(from, to);
+    return to;
+  }
+
   template <class Which>
   void put(const Which& in_fp8) {
     for (std::size_t i = 0; i < layers_.size(); ++i)
@@ -97,11 +141,7 @@ class Fp8Probe {
     plain.c = tape.empty(fp8.c.shape(), DType::f32);
     kernels.matmul(fp8), kernels.matmul(plain);
     kernels.subtract(fp8.c, plain.c, fp8.c);
-    for (const Tensor& x : {fp8.c, plain.c}) {
-      tensor::ExactSum sum;
-      kernels.sum_of_squares(x, sum);
-      sums_[at++] += sum.value();
-    }
+    sums_[at] += squares(kernels, fp8.c), sums_[at + 1] += squares(kernels, plain.c);
   }
 
   Engine& engine_;
@@ -110,15 +150,16 @@ class Fp8Probe {
   std::vector<std::vector<nn::ParameterPtr>> layers_;
   std::shared_ptr<const autograd::Fp8Layer> settings_;
   std::vector<double> sums_;
+  std::vector<Tensor> kept_;
 };
 
 }  // namespace
 
-double Fp8LayerErrors::largest() const {
-  double out = 0;
-  for (const double error : {output, input_gradient, weight_gradient})
-    if (!(error <= out)) out = std::isnan(error) ? out : error;
-  return out;
+bool Fp8Bounds::hold(const Fp8LayerErrors& layer) const {
+  // A layer that never ran has no errors, which are NaN.
+  const auto within = [this](double e) { return std::isnan(e) || e <= error; };
+  return within(layer.output) && within(layer.input_gradient) && within(layer.weight_gradient) &&
+         layer.gradient <= gradient && layer.loss <= loss;
 }
 
 Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches, const Fp8Bounds& bounds) {
@@ -131,10 +172,13 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
   Fp8Report out;
   out.loss_in_bf16 = probe.loss([](std::size_t) { return false; });
   out.loss_in_fp8 = probe.loss([](std::size_t) { return true; });
-  for (std::size_t i = 0; i < probe.names().size(); ++i)
-    out.layers.push_back({.layer = probe.names()[i], .loss = std::abs(probe.loss([&](std::size_t k) {
-                                                       return k == i;
-                                                     }) - out.loss_in_bf16)});
+  probe.keep_gradients_in_bf16();
+  for (std::size_t i = 0; i < probe.names().size(); ++i) {
+    const auto alone = [i](std::size_t k) { return k == i; };
+    out.layers.push_back({.layer = probe.names()[i],
+                          .gradient = probe.gradient_change(alone),
+                          .loss = std::abs(probe.loss(alone) - out.loss_in_bf16)});
+  }
   const std::vector<std::array<double, 3>> errors = probe.errors();
   for (std::size_t i = 0; i < errors.size(); ++i) {
     const auto& [output, input_gradient, weight_gradient] = errors[i];
@@ -143,8 +187,7 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
   }
 
   std::vector<bool> excluded;
-  for (const Fp8LayerErrors& layer : out.layers)
-    excluded.push_back(!(layer.largest() <= bounds.error) || !(layer.loss <= bounds.loss));
+  for (const Fp8LayerErrors& layer : out.layers) excluded.push_back(!bounds.hold(layer));
   const auto loss_with_excluded = [&] { return probe.loss([&](std::size_t i) { return !excluded[i]; }); };
   out.loss_with_excluded = loss_with_excluded();
   while (!(std::abs(out.loss_with_excluded - out.loss_in_bf16) <= bounds.loss)) {
@@ -163,20 +206,21 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
 
 std::string fp8_table(const Fp8Report& report, const Fp8Bounds& bounds) {
   std::vector<std::vector<std::string>> rows{
-      {"layer in FP8", "output", "input gradient", "weight gradient", "loss, alone", ""}};
+      {"layer in FP8", "output", "input gradient", "weight gradient", "all gradients", "loss", ""}};
   const auto share = [](double error) { return std::isnan(error) ? "-" : printed("%.2f %%", 100 * error); };
   const auto is_excluded = [&](const std::string& layer) {
     return std::find(report.exclude.begin(), report.exclude.end(), layer) != report.exclude.end();
   };
   for (const Fp8LayerErrors& layer : report.layers)
     rows.push_back({layer.layer, share(layer.output), share(layer.input_gradient),
-                    share(layer.weight_gradient), printed("%.5f", layer.loss),
+                    share(layer.weight_gradient), share(layer.gradient), printed("%.5f", layer.loss),
                     is_excluded(layer.layer) ? "loses" : ""});
   std::string out = format_table(rows);
   out += cat("\nloss ", printed("%.5f", report.loss_in_bf16), " in bf16, ",
              printed("%.5f", report.loss_in_fp8), " with all of them in FP8");
   if (report.exclude.empty())
-    return out + cat("\nno layer loses more than ", printed("%g", 100 * bounds.error), " % of a product or ",
+    return out + cat("\nno layer loses more than ", printed("%g", 100 * bounds.error), " % of a product, ",
+                     printed("%g", 100 * bounds.gradient), " % of all gradients or ",
                      printed("%g", bounds.loss), " nats: nothing is to be excluded\n");
   std::string list;
   for (const std::string& layer : report.exclude) list += cat(list.empty() ? "\"" : ", \"", layer, '"');

@@ -14,14 +14,17 @@ struct Fp8LayerErrors {
   /// ‖in FP8 − in bf16‖ / ‖in bf16‖ of its products, from the same operands: its outputs, and the gradients
   /// of its inputs and of its weight. NaN where one never ran.
   double output = 0, input_gradient = 0, weight_gradient = 0;
-  double loss = 0;  ///< how far the loss moves where this layer alone is in FP8, in nats
-  /// The largest of the three errors; a NaN if one is infinite.
-  double largest() const;
+  // Where this layer alone is in FP8:
+  double gradient = 0;  ///< ‖change of all gradients‖ / ‖all gradients‖
+  double loss = 0;      ///< how far the loss moves, in nats
 };
 
 struct Fp8Bounds {
-  double error = 0.1;  ///< of a layer's products
-  double loss = 0.01;  ///< nats: of one layer alone, and of all that are left in FP8 together
+  double error = 0.1;      ///< of a layer's products
+  double gradient = 0.15;  ///< of all gradients, by one layer
+  double loss = 0.01;      ///< nats: of one layer alone, and of all that are left in FP8 together
+
+  bool hold(const Fp8LayerErrors& layer) const;
 };
 
 struct Fp8Report {
@@ -34,7 +37,7 @@ struct Fp8Report {
 };
 
 /// Runs `batches` (micro-batches of this rank, as many on all) forward and backward, in FP8 and in bf16, and
-/// changes no weight; what was accumulated is of no use after. The engine trains with fp8.enabled, without
+/// changes no weight. Begins where no step has. The engine trains with fp8.enabled, without
 /// fp8.gather, whose weights are not exact, and without a pipeline: else Error{config}. Collective.
 Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
                       const Fp8Bounds& bounds = {});

@@ -73,7 +73,9 @@ TEST(Fp8Report, ErrorsOfRandomNumbersAreThoseOfTheFormats) {
   }
 }
 
-TEST(Fp8Report, ALayerThatLosesIsNamedAndExcludingItHelps) {
+/// Attention whose scores are huge takes the largest alone, and small errors decide which that is: of its own
+/// product, and of all before it. What comes behind loses nothing.
+TEST(Fp8Report, ALayerThatLosesIsTheLastThatIsNamed) {
   const std::string lost = "blocks.1.attention.qkv";
   const Fp8Report report = reported(R"("enabled": true, "gather": false, "recipe": "current")", 1,
                                     [&](sharding::Segment& segment, std::size_t slot, auto& values) {
@@ -81,11 +83,14 @@ TEST(Fp8Report, ALayerThatLosesIsNamedAndExcludingItHelps) {
                                         return;
                                       for (float& value : values) value *= 1e4f;
                                     });
-  ASSERT_FALSE(report.exclude.empty());
-  EXPECT_EQ(report.exclude.front(), lost);
   const std::string table = engine::fp8_table(report, {});
-  EXPECT_NE(table.find("\"exclude\": [\"" + lost + "\""), std::string::npos) << table;
-  EXPECT_LE(std::abs(report.loss_with_excluded - report.loss_in_bf16), 0.01) << table;
+  ASSERT_FALSE(report.exclude.empty()) << table;
+  EXPECT_EQ(report.exclude.back(), lost) << table;
+  EXPECT_NE(table.find("\"" + lost + "\"]"), std::string::npos) << table;
+  for (const auto& layer : report.layers) {
+    const bool behind = layer.layer > lost;
+    EXPECT_EQ(layer.gradient > 0.5, !behind) << layer.layer;
+  }
 }
 
 TEST(Fp8Report, ItAsksForExactWeights) {

@@ -41,6 +41,7 @@ inline std::string base_for(const std::string& path) {
       {"training.lr_scheduler_type", R"({"training": {"steps": 100, "learning_rate": 1e-3}})"},
       {"fp16", R"({"fp16": {"enabled": false}})"},
       {"bf16", R"({"bf16": {"enabled": false}})"},
+      {"fp8", R"({"bf16": {"enabled": true}})"},
       {"zero_optimization", R"({"zero_optimization": {"stage": 3}})"},
       {"model.moe.top_groups",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,

@@ -426,5 +426,21 @@ TEST(ConfigFiles, EveryFileLoads) {
     EXPECT_EQ(parse_files({cat(configs, "gpt2_small_zero", stage, ".json")}).zero.stage, stage);
 }
 
+TEST(Fp8, StandsBesideBf16) {
+  const std::string bf16 = R"({"bf16": {"enabled": true}, "fp8": {"enabled": true)";
+  const Config config = parse_text(bf16 + R"(, "recipe": "rowwise", "exclude": "head*"}})");
+  EXPECT_EQ(config.fp8.recipe, Fp8RecipeName::rowwise);
+  EXPECT_EQ(config.fp8.exclude, std::vector<std::string>{"head*"});
+  EXPECT_FALSE(config.fp8.gathers()) << "a row's scale is no column's";
+  EXPECT_TRUE(parse_text(bf16 + "}}").fp8.gathers());
+  EXPECT_FALSE(parse_text(bf16 + R"(, "gather": false}})").fp8.gathers());
+  EXPECT_THAT(parse_text(bf16 + R"(, "recipe": "rowwise", "gather": true}})").notes,
+              ::testing::Contains(::testing::HasSubstr("fp8.gather: no effect with the recipe rowwise")));
+  EXPECT_THAT(error_of(R"({"fp8": {"enabled": true}})"), ::testing::HasSubstr("add \"bf16\""));
+  EXPECT_THAT(error_of(bf16 + R"(, "recipe": "delayed"}})"), ::testing::HasSubstr("blockwise"));
+  EXPECT_THAT(error_of(bf16 + R"(, "exclude": [""]}})"), ::testing::HasSubstr("must be a pattern"));
+  EXPECT_EQ(error_of(R"({"fp8": {"enabled": false}})"), "");
+}
+
 }  // namespace
 }  // namespace sherd::config

@@ -139,7 +139,7 @@ Table<Fp8> fp8_table() {
            .means(
                "at ZeRO stage 3 gather the weights of these products in FP8, in half the bytes and with the "
                "same results",
-               idle([](const Config& config) {
+               Concerns::run, idle([](const Config& config) {
                  return config.fp8.enabled && config.fp8.gather && config.fp8.recipe == Fp8RecipeName::rowwise
                             ? "no effect with the recipe rowwise: a weight and its transpose have other "
                               "numbers"

@@ -183,7 +183,7 @@ Config parse_text(std::string_view text, const std::string& name, const std::vec
 
 bool Config::operator==(const Config& other) const {
   const auto tie = [](const Config& c) {
-    return std::tie(c.batch, c.optimizer, c.scheduler, c.precision, c.gradient_clipping, c.zero, c.aio,
+    return std::tie(c.batch, c.optimizer, c.scheduler, c.precision, c.fp8, c.gradient_clipping, c.zero, c.aio,
                     c.steps_per_print, c.wall_clock_breakdown, c.memory_breakdown, c.dump_state,
                     c.tensorboard, c.csv_monitor, c.log_level, c.model, c.data, c.training, c.parallel,
                     c.device);

@@ -64,6 +64,7 @@ ShardedModel::ShardedModel(std::shared_ptr<nn::Module> model, const ShardingOpti
                  {options.placements.communication, options.reduce_bucket, options.overlap, options.reduction,
                   !has_parts({0, parts()}) || shares_out_experts(*model_)}) {
   model_->assign_names();
+  if (options_.claimed) options_.claimed();
   find_own_parameters();
   build_units();
   find_lowest_parts();

@@ -63,6 +63,8 @@ struct ShardingOptions {
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;  ///< per all-gather of updated parameters
   bool overlap = false;
+  /// Called once the model is this one's alone, before its parameters are stored; may be empty.
+  std::function<void()> claimed = nullptr;
   bool gather_in_fp8 = false;  ///< weights of products in FP8 (autograd::Parameter::fp8), where sharded
   /// Native: by the backend's own collectives where it has them, and one rank accumulates where backward
   /// writes.

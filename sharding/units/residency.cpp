@@ -34,8 +34,7 @@ void Residency::forget_reads() {
 }
 
 void Residency::forget_scales(bool trained) {
-  for (const auto& unit : units_)
-    if (!trained || unit->trainable()) unit->forget_scales();
+  for (const auto& unit : units_) unit->forget_scales(trained);
 }
 
 void Residency::begin_changes() {
@@ -85,7 +84,7 @@ void Residency::end_changes(std::span<Unit* const> units) {
     if (unit->outdated_)
       put_off_.push_back(unit);
     else if (following_ && unit->presence_ == Unit::Presence::absent)
-      gather(*unit, true);
+      gather(*unit, true, exact_);
   }
 }
 
@@ -154,7 +153,7 @@ void Residency::gather_announced(const Unit& leased) {
     announced_.pop_front();
   if (announced_.empty() || announced_.front()->outdated_ || limits_.prefetch_bucket == 0) return;
   Unit& next = *announced_.front();
-  if (stats_.live + next.gathered_elements() <= limits_.max_live) gather(next, true);
+  if (stats_.live + next.gathered_elements() <= limits_.max_live) gather(next, true, exact_);
 }
 
 void Residency::end() {
@@ -213,6 +212,7 @@ void Residency::drop(Unit& unit) {
 }
 
 void Residency::acquired(Unit& unit, bool exact) {
+  exact_ = exact;
   if (unit.outdated_ && finish_changes_) finish_changes_();
   const ResidencyStep* step = unit.on_demand() ? nullptr : advance({unit.index(), true});
   if (step) {
@@ -238,7 +238,7 @@ void Residency::acquired(Unit& unit, bool exact) {
     if (coming.outdated_)
       put_off_.push_back(&coming);
     else if (coming.presence_ == Unit::Presence::absent)
-      gather(coming, true);
+      gather(coming, true, exact);
   }
 }
 

@@ -120,6 +120,7 @@ class Residency {
   std::vector<UseEvent> recorded_;
   std::function<void()> finish_changes_;
   std::vector<Unit*> put_off_;   ///< gathers ahead that wait for the end of changes
+  bool exact_ = false;           ///< the last lease asked for exact parameters: so will those to come
   std::deque<Unit*> announced_;  ///< units on demand that are going to be leased
   ResidencyStats stats_;
 };

@@ -66,6 +66,8 @@ void Unit::start_gather(std::deque<GroupMemory>& memories, bool async, bool exac
         const auto codes =
             gathering.codes.emplace_back(memory.pool.take(segment.layout().shard(), DType::u8));
         fp8_[i]->encode(on_device(segment, shard), *codes);
+        // Codes may travel while a GPU still copies what they are made of.
+        if (own.stored() && segment.device().has_own_memory()) gathering.copied = segment.device().record();
         shard = *codes;
       }
       gathered_[i] = memory.pool.take(segment.stored(segment.layout().padded()), shard.dtype());
@@ -80,7 +82,11 @@ void Unit::start_gather(std::deque<GroupMemory>& memories, bool async, bool exac
 }
 
 void Unit::settle() {
-  for (Gathering& gathering : gathering_) gathering.work.wait();
+  for (Gathering& gathering : gathering_) {
+    gathering.work.wait();
+    if (gathering.copied)
+      gathering.copied.wait(segments_.front()->device().deadline(), "parameters on their way to the device");
+  }
   gathering_.clear();
 }
 
@@ -109,9 +115,9 @@ void Unit::drop() {
   presence_ = Presence::absent;
 }
 
-void Unit::forget_scales() {
-  for (const auto& weights : fp8_)
-    if (weights) weights->forget();
+void Unit::forget_scales(bool trained) {
+  for (std::size_t i = 0; i < fp8_.size(); ++i)
+    if (fp8_[i] && (!trained || segments_[i]->key().trainable)) fp8_[i]->forget();
 }
 
 }  // namespace sherd::sharding

@@ -98,7 +98,7 @@ class Unit {
   void settle();
   void finish_gather();
   void drop();
-  void forget_scales();
+  void forget_scales(bool trained);
 
   int index_;
   std::string name_;
@@ -117,6 +117,7 @@ class Unit {
   struct Gathering {
     ParameterReader::Staged staged;
     std::vector<std::shared_ptr<const Tensor>> codes;  ///< in FP8, of this rank's shards
+    device::Event copied;                              ///< what was read for codes has left `staged`
     comm::Work work;
   };
   std::vector<Gathering> gathering_;

@@ -71,6 +71,7 @@ Var record_linear(const Var& x, const Var& w, const Var& b, Activation activatio
   Tape& tape = x.tape();
   check_linear(x.shape(), w.shape());
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
+  if (sources.size() == 1) sources.clear();
   const LinearProducts products(w);
   LinearOutput made =
       products.output(tape, x.value(), w.value(), b.defined() && adds_bias ? b.value() : Tensor(), activation,

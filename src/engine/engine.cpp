@@ -64,6 +64,7 @@ engine::GroupOf Engine::make_optimizer() {
 void Engine::shard() {
   sharding::ShardingOptions options = optimizer_->sharding_options(config_);
   options.parts = stages_.all_own();
+  options.claimed = [this] { fp8_->adopt(); };
   options.expert_rank = groups().grid().coordinate(comm::Axis::expert, dist_->rank());
   const bool ordered = config_.parallel.reduction == Reduction::ordered;
   sharded_ = std::make_unique<sharding::ShardedModel>(
@@ -131,7 +132,7 @@ const StepReport& Engine::last_step() const {
   return executor_->report();
 }
 
-void Engine::set_gradient_accumulation_boundary(bool boundary) {
+void Engine::set_gradient_accumulation_boundary(std::optional<bool> boundary) {
   executor_->set_boundary(boundary);
 }
 

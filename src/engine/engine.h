@@ -186,8 +186,8 @@ class Engine {
 
   // ---- accumulation ----
   /// Overrules the count until it is called again: is the coming micro-batch the last before an update? Call
-  /// before forward.
-  void set_gradient_accumulation_boundary(bool boundary);
+  /// before forward. Nothing: the count decides again.
+  void set_gradient_accumulation_boundary(std::optional<bool> boundary);
   bool is_gradient_accumulation_boundary() const;
   /// Forgets the micro-batches of a step that has not ended, as if they had not been.
   void drop_step();

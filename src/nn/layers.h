@@ -15,7 +15,7 @@ struct LinearOptions {
   std::optional<Init> init{};   ///< the weight's first values; by default uniform in ±1/√in
   autograd::Packing packing{};  ///< how the weight's outputs, and the bias's, are packed
   ParameterPtr tied{};          ///< use this weight, shape [out, in], of another module
-  bool fp8 = true;              ///< its products may run in FP8, unless it is tied; heads and gates say no
+  bool fp8 = true;              ///< its products may run in FP8; a tied weight's as where it is declared
 };
 
 /// act(x·weightᵀ + bias). Parameters: "weight" [out, in]; "bias" [out], zero at first unless `init` is left

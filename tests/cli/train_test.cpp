@@ -41,6 +41,33 @@ TEST_F(Train, TrainsSavesAndReports) {
   EXPECT_EQ(alone.out, text.out);
 }
 
+TEST_F(Train, TellsWhatFp8CostsAndTrainsInIt) {
+  const std::vector<std::string> fp8 = {"--set", "bf16.enabled=true", "--set", "model.hidden_size=32"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), fp8.begin(), fp8.end());
+    return sherd(train(more));
+  };
+  const Outcome report = with({"--fp8-report", "1", "--ranks", "2"});
+  EXPECT_EQ(report.code, 0) << report.err;
+  EXPECT_THAT(report.out, HasSubstr("layer in FP8"));
+  EXPECT_THAT(report.out, HasSubstr("blocks.0.attention.qkv"));
+  EXPECT_THAT(report.out, HasSubstr("nats"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run" / "latest"));
+  const Outcome both = with({"--fp8-report", "1", "--metrics", (folder_ / "m.jsonl").string()});
+  EXPECT_EQ(both.code, 2);
+  EXPECT_THAT(both.err, HasSubstr("--fp8-report does not train"));
+
+  const Outcome got = with({"--steps", "2", "--set", "fp8.enabled=true", "--set",
+                            "fp8.exclude=blocks.0.mlp.up", "--metrics", (folder_ / "m.jsonl").string()});
+  EXPECT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.out, HasSubstr("in bf16 as fp8.exclude says: blocks.0.mlp.up"));
+  EXPECT_EQ(metric("m.jsonl", "not_finite"), (std::vector<std::string>{"0", "0"}));
+  const Outcome wrong =
+      with({"--steps", "1", "--set", "fp8.enabled=true", "--set", "fp8.exclude=blocks.0.mlp.upp"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("is 'blocks.0.mlp.up'"));
+}
+
 /// A run on the processor neither is linked to CUDA's libraries nor loads them, nor looks for a driver.
 TEST_F(Train, LoadsNoLibraryOfGpusForTheProcessor) {
   if (!device::cuda_status().built) GTEST_SKIP() << "this build has no CUDA";

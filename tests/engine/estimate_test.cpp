@@ -287,7 +287,6 @@ std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
 }
 
-/// Frozen weights cost nothing but themselves, wherever they lie.
 /// The traffic is exact: that of scales, too.
 TEST(EstimateOfFp8, IsWhatARunBooks) {
   Shape blocks;
@@ -304,6 +303,7 @@ TEST(EstimateOfFp8, IsWhatARunBooks) {
   expect_alike(experts);
 }
 
+/// Frozen weights cost nothing but themselves, wherever they lie.
 TEST(EstimateOfAdapters, IsWhatARunBooks) {
   const std::string lora = R"("type": "lora", "rank": 8, "targets": "all-linear", "dropout": 0.1)";
   for (const auto& [stage, param, recompute] :

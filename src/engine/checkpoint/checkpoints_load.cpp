@@ -192,7 +192,6 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
     return true;
   });
   publish_all(engine_.sharded());
-  engine_.sharded().values_changed();
   engine_.update_->restored();
   restore_step_states(*engine_.model_, source.step_states());
 }
@@ -247,7 +246,6 @@ std::optional<ClientState> Checkpoints::load_from(const std::filesystem::path& f
   const std::filesystem::path kept = local ? local_->settle() : reader.folder();
   if (std::ranges::all_of(found, std::identity())) frozen.keep(kept);
   publish_all(engine_.sharded());
-  engine_.sharded().values_changed();
   restore_counters(reader);
   for (const std::string& line : restore_step_states(*engine_.model_, reader.manifest().step_states))
     if (engine_.dist_->rank() == 0) log_warning("resuming ", reader.folder().string(), ": ", line);

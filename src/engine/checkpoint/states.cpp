@@ -184,6 +184,7 @@ void publish_all(sharding::ShardedModel& model) {
   for (const auto& unit : model.units())
     for (const auto& segment : unit->segments()) model.publish(*segment);
   model.end_step();
+  model.values_changed();
 }
 
 void load_weights(nn::WeightSource& source, sharding::ShardedModel& model, tensor::Kernels& kernels) {

@@ -50,6 +50,7 @@ class Fp8Probe {
   }
   ~Fp8Probe() {
     engine_.fp8().set_compare(nullptr);
+    engine_.set_gradient_accumulation_boundary({});
     put([](std::size_t) { return true; });
   }
 
@@ -87,6 +88,7 @@ class Fp8Probe {
   /// The gradients that others are compared with.
   void keep_gradients_in_bf16() {
     run([](std::size_t) { return false; });
+    engine_.sharded().finish_gradients();
     for (const sharding::Segment* segment : engine_.sharded().trainable_segments())
       kept_.push_back(copy_of(*segment));
     engine_.drop_step();
@@ -95,6 +97,7 @@ class Fp8Probe {
   template <class Which>
   double gradient_change(const Which& in_fp8) {
     run(in_fp8);
+    engine_.sharded().finish_gradients();
     std::array<double, 2> sums{};
     std::size_t next = 0;
     for (const sharding::Segment* segment : engine_.sharded().trainable_segments()) {
@@ -104,7 +107,8 @@ class Fp8Probe {
       sums[0] += squares(engine_.kernels(), change), sums[1] += squares(engine_.kernels(), before);
     }
     engine_.drop_step();
-    comm::reduce_values(engine_.dist().world(), engine_.device(), std::span<double>(sums), "gradients in FP8");
+    comm::reduce_values(engine_.dist().world(), engine_.device(), std::span<double>(sums),
+                        "gradients in FP8");
     return std::sqrt(sums[0] / sums[1]);
   }
 
@@ -166,8 +170,10 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
   const config::Config& config = engine.config();
   if (!engine.fp8().enabled() || config.fp8.gathers())
     fail(ErrorKind::config, "what FP8 costs is measured with fp8.enabled true and fp8.gather false");
-  if (config.parallel.pipeline > 1)
-    fail(ErrorKind::config, "what FP8 costs is measured without a pipeline: set parallel.pipeline to 1");
+  if (engine.schedule() != config::Schedule::accumulate)
+    fail(ErrorKind::config,
+         "what FP8 costs is measured one micro-batch after the other: set parallel.pipeline to 1 and "
+         "parallel.schedule to \"accumulate\"");
   Fp8Probe probe(engine, batches);
   Fp8Report out;
   out.loss_in_bf16 = probe.loss([](std::size_t) { return false; });

@@ -56,14 +56,19 @@ Fp8Layers::Fp8Layers(const nn::Module& model, const config::Fp8& fp8, tensor::Ke
     } else if (!even) {
       odd_.push_back(layer);
     } else {
-      parameter->fp8 = layer_;
       weights_.push_back(parameter);
     }
   }
 }
 
+void Fp8Layers::adopt() {
+  for (const nn::ParameterPtr& weight : weights_) weight->fp8 = layer_;
+  adopted_ = true;
+}
+
 Fp8Layers::~Fp8Layers() {
-  for (const nn::ParameterPtr& weight : weights_) weight->fp8 = nullptr;
+  for (const nn::ParameterPtr& weight : weights_)
+    if (adopted_) weight->fp8 = nullptr;
 }
 
 std::string Fp8Layers::describe() const {

@@ -14,10 +14,12 @@ namespace sherd::engine {
 /// The linear layers of this rank's model whose products run in FP8, and what they lose.
 class Fp8Layers {
  public:
-  /// Sets Parameter::fp8 of the weights of linear layers (Parameter::in_linear) that `fp8` does not exclude
-  /// and whose features, on this rank, are multiples of 16, as GPUs need them. Throws Error{config} for a
-  /// pattern that matches none, and on a GPU that has no such products.
+  /// Finds the weights of linear layers (Parameter::in_linear) that `fp8` does not exclude and whose
+  /// features, on this rank, are multiples of 16, as GPUs need them. Throws Error{config} for a pattern that
+  /// matches none, and on a GPU that has no such products.
   Fp8Layers(const nn::Module& model, const config::Fp8& fp8, tensor::Kernels& kernels);
+  /// Sets their Parameter::fp8, once the model is this engine's, until this goes.
+  void adopt();
   ~Fp8Layers();
   Fp8Layers(const Fp8Layers&) = delete;
   Fp8Layers& operator=(const Fp8Layers&) = delete;
@@ -45,6 +47,7 @@ class Fp8Layers {
   std::shared_ptr<autograd::Fp8Layer> layer_;
   std::vector<nn::ParameterPtr> weights_;
   std::vector<std::string> excluded_, odd_;
+  bool adopted_ = false;
 };
 
 }  // namespace sherd::engine

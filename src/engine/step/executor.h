@@ -73,7 +73,7 @@ class Executor {
 
   // ---- accumulation ----
   /// As Engine::set_gradient_accumulation_boundary().
-  void set_boundary(bool boundary) { boundary_ = boundary; }
+  void set_boundary(std::optional<bool> boundary) { boundary_ = boundary; }
   bool is_boundary() const;
   /// The caller has said where a step ends, or has begun one by forward(): only that can end it.
   bool by_micro_batches() const { return boundary_ || accumulated_ > 0; }

@@ -322,7 +322,8 @@ class Steps {
     if (fp8()) {
       require(e_.n % fp8_alignment == 0, "matmul: a product in FP8 has ", e_.n,
               " columns; a GPU needs a multiple of ", fp8_alignment);
-      if (e_.m % fp8_alignment != 0 || alignment_of({&result}) < 16) widen();
+      const bool bias_apart = args_.bias && !fused_bias && size_of(result.dtype()) == 2;
+      if (e_.m % fp8_alignment != 0 || alignment_of({&result}) < 16 || bias_apart) widen();
     }
     ProductPlan* plan = library.find(key());
     if (!plan && fused_gelu) {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "engine/setup/fp8_layers.h"
 #include "sharding/parallel/experts/moe.h"
@@ -103,11 +104,43 @@ TEST_P(Fp8Equality, CutModelsAgreeToRounding) {
     EXPECT_NEAR(cut.losses[i], one.losses[i], 2e-3);
     EXPECT_NEAR(cut.norms[i], one.norms[i], 2e-2 * one.norms[i]);
     EXPECT_EQ(piped.losses[i], one.losses[i]);
+    EXPECT_NEAR(piped.norms[i], one.norms[i], 1e-12 * one.norms[i]);
   }
+}
+
+/// Frozen weights travel in FP8 too, with scales that stay.
+TEST_P(Fp8Equality, OfAdaptersAndReplicas) {
+  RunSpec s = fp8_spec(GetParam(), 2, 2);
+  s.hidden = 64, s.adapter = R"("type": "lora", "rank": 4, "targets": "all-linear")";
+  const RunResult expected = train_local(s);
+  s.stage = 3;
+  expect_fp8_bits(s, expected, "LoRA at stage 3");
+  s.adapter.clear();
+  s.ranks = 4, s.accumulation = 1, s.shard_size = 2, s.stage = 2;
+  const RunResult replicas = train_local(s);
+  s.stage = 3;
+  expect_fp8_bits(s, replicas, "replicas of 2 ranks at stage 3");
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Equality, ::testing::Values("current", "blockwise", "rowwise"),
                          [](const auto& info) { return info.param; });
+
+/// What the processor reads of a weight: not what products do, between steps and where passes gather in FP8.
+TEST(Fp8, WhoeverReadsWeightsGetsThemExactly) {
+  RunSpec spec = fp8_spec("blockwise", 2, 3);
+  spec.steps = 2;
+  std::map<std::string, std::vector<std::byte>> read;
+  spec.at_end = [&](Engine& engine) {
+    for (const auto& weight : engine.fp8().weights()) {
+      const auto lease = engine.sharded().gather(*weight);
+      const auto* bytes = weight->value.raw();
+      if (engine.dist().rank() == 0) read[weight->name] = {bytes, bytes + weight->value.bytes()};
+    }
+  };
+  const RunResult run = train_local(spec);
+  ASSERT_EQ(read.size(), 8U);
+  for (const auto& [name, bytes] : read) EXPECT_TRUE(bytes == run.parameters.at(name)) << name;
+}
 
 struct Counted {
   std::uint64_t gathered = 0, activations = 0;

@@ -146,6 +146,28 @@ TEST_F(GpuTraining, has_the_same_bits_at_every_stage_on_several_ranks) {
   }
 }
 
+/// Also where a drive's buffers hold what a GPU makes codes of.
+TEST_F(GpuTraining, has_the_same_bits_in_fp8_and_follows_the_processor) {
+  RunSpec spec = on_gpu();
+  spec.fp8 = R"("recipe": "blockwise")";
+  spec.ranks = 2, spec.stage = 2, spec.dropout = 0, spec.tied = false, spec.rows = 2;
+  spec.steps = 2;
+  const RunResult expected = train_local(spec);
+  RunSpec cpu = spec;
+  cpu.device = "cpu";
+  const RunResult here = train_local(cpu);
+  for (std::size_t i = 0; i < here.losses.size(); ++i)
+    EXPECT_NEAR(expected.losses[i], here.losses[i], 5e-3 * here.losses[i]) << "step " << i;
+  spec.stage = 3;
+  EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << "gathered in FP8";
+  spec.graphs = true;
+  EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << "by graphs";
+  spec.graphs = false, spec.prefetch = 20'000;
+  spec.nvme_path = folder.path(), spec.offload_param = spec.offload_optimizer = "nvme";
+  spec.offload_param_extra = R"(, "max_in_cpu": 0, "buffer_count": 2)";
+  EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << "on NVMe";
+}
+
 /// The GPU packs momentum that lies there, and updates; the processor what is in its memory or on NVMe.
 TEST_F(GpuTraining, replicas_exchange_momentum_wherever_it_lies) {
   for (const std::string type : {"OneBitAdam", "OneBitLamb"}) {

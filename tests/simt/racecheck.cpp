@@ -125,6 +125,10 @@ inline bool RaceCheck::precedes(const Access& earlier) const {
   return warps_[now_.thread / 32].known[now_.thread % 32][earlier.thread % 32] >= earlier.lane_epoch;
 }
 
+inline bool RaceCheck::collides(const Access& earlier) const {
+  return earlier.there && !(earlier.atomic && now_.atomic) && !precedes(earlier);
+}
+
 void RaceCheck::access(const void* memory, std::size_t bytes, bool write, bool atomic, const void* code) {
   const auto first = reinterpret_cast<std::uintptr_t>(memory);
   if (bytes < half_bytes || (first >= stack_ && first < stack_end_)) return;

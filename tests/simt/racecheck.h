@@ -64,9 +64,7 @@ class RaceCheck {
   };
 
   inline bool precedes(const Access& earlier) const;
-  bool collides(const Access& earlier) const {
-    return earlier.there && !(earlier.atomic && now_.atomic) && !precedes(earlier);
-  }
+  inline bool collides(const Access& earlier) const;
   inline Page& page_at(std::uintptr_t number);
   Page& fresh_page_at(std::uintptr_t number);
   inline void touch(Cell& cell, bool write, const void* memory, const void* code);

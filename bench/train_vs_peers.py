@@ -10,7 +10,8 @@ AdamW. Everybody keeps running for all rounds; each turn makes as many optimizer
 an idle device to an idle device. Contenders:
   sherd                the configuration as it is; `sherd-offload` with optimizer states in host memory, updated by the
                        processor; `sherd-fast-attention` with attention's gradient that sums atomically;
-                       `sherd-graphs` with CUDA graphs
+                       `sherd-graphs` with CUDA graphs; `sherd-fp8` with products in FP8, `sherd-fp8-current` with one
+                       scale a tensor
   eager, compiled      PyTorch with SDPA and fused AdamW in pure bf16 (weights and moments); `autocast`,
                        `autocast-compiled` with fp32 weights, as Sherd's masters are
   fsdp, fsdp-offload, deepspeed, deepspeed-offload     a world of one rank
@@ -28,7 +29,8 @@ from contenders import CORES, HERE, Contender, alternate, median_of_ratios, medi
 from gpt_configs import as_options, load, override, pytorch_options
 
 OURS = {"sherd": [], "sherd-offload": ["zero_optimization.offload_optimizer.device=cpu"],
-        "sherd-fast-attention": ["device.deterministic_attention=false"], "sherd-graphs": ["device.cuda_graphs=true"]}
+        "sherd-fast-attention": ["device.deterministic_attention=false"], "sherd-graphs": ["device.cuda_graphs=true"],
+        "sherd-fp8": ["fp8.enabled=true"], "sherd-fp8-current": ["fp8.enabled=true", "fp8.recipe=current"]}
 PEERS = {"eager": ["--mode", "bf16"], "compiled": ["--mode", "bf16", "--compile"],
          "autocast": ["--mode", "autocast"], "autocast-compiled": ["--mode", "autocast", "--compile"],
          "fsdp": ["--sharding", "fsdp"], "fsdp-offload": ["--sharding", "fsdp", "--offload"],

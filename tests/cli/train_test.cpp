@@ -60,7 +60,7 @@ TEST_F(Train, TellsWhatFp8CostsAndTrainsInIt) {
   const Outcome got = with({"--steps", "2", "--set", "fp8.enabled=true", "--set",
                             "fp8.exclude=blocks.0.mlp.up", "--metrics", (folder_ / "m.jsonl").string()});
   EXPECT_EQ(got.code, 0) << got.err;
-  EXPECT_THAT(got.out, HasSubstr("in bf16 as fp8.exclude says: blocks.0.mlp.up"));
+  EXPECT_THAT(got.err, HasSubstr("in bf16 as fp8.exclude says: blocks.0.mlp.up"));
   EXPECT_EQ(metric("m.jsonl", "not_finite"), (std::vector<std::string>{"0", "0"}));
   const Outcome wrong =
       with({"--steps", "1", "--set", "fp8.enabled=true", "--set", "fp8.exclude=blocks.0.mlp.upp"});

@@ -119,7 +119,16 @@ std::vector<double> numbers(std::int64_t count, std::uint32_t seed, bool wild) {
 
 /// Every code, scale and count of what the machine made of x.
 void expect_quantised(Machine& m, const Tensor& x, bool transposed, Fp8Rule rule) {
-  const std::vector<double> values = values_of(m.host(x));
+  const Tensor given = m.host(x);
+  const std::vector<double> values = values_of(given);
+  // By its bits: this thread may take subnormal numbers for zeros.
+  const auto is_zero = [&](std::int64_t i) {
+    const auto width = static_cast<std::int64_t>(size_of(given.dtype()));
+    const auto* from = reinterpret_cast<const unsigned char*>(given.raw()) + i * width;
+    unsigned bits = from[width - 1] & 0x7fu;
+    for (std::int64_t k = 0; k + 1 < width; ++k) bits |= from[k];
+    return bits == 0;
+  };
   const std::int64_t in_rows = x.shape().rows(), in_cols = x.shape().back();
   const std::int64_t rows = transposed ? in_cols : in_rows, cols = transposed ? in_rows : in_cols;
   const auto at = [&](std::int64_t r, std::int64_t c) {
@@ -150,7 +159,7 @@ void expect_quantised(Machine& m, const Tensor& x, bool transposed, Fp8Rule rule
       ASSERT_EQ(code & 0x7f, want & 0x7f) << x_rc << " over " << scale << " on " << m.name();
       if ((want & 0x7f) != 0x7f) ASSERT_EQ(code, want) << x_rc << " on " << m.name();
       not_finite += !std::isfinite(x_rc);
-      to_zero += x_rc != 0 && (want & 0x7f) == 0;
+      to_zero += !is_zero(transposed ? c * in_cols + r : r * in_cols + c) && (want & 0x7f) == 0;
     }
   EXPECT_EQ(got.lost[0], not_finite) << m.name();
   EXPECT_EQ(got.lost[1], to_zero) << m.name();
@@ -416,8 +425,9 @@ TEST(Fp8, OnProcessorsProductsHaveTheBitsOfThoseInBf16) {
 }
 
 TEST(Fp8, WrongArgumentsAreRefused) {
-  const auto machine = one_of_each();
-  Machine& m = *machine.front();
+  const auto machines = one_of_each();
+  if (machines.empty()) GTEST_SKIP() << "no GPU";
+  Machine& m = *machines.front();
   const Fp8Rule scalar{Fp8Format::e4m3, Fp8Scaling::tensor}, gradient{Fp8Format::e5m2, Fp8Scaling::tensor},
       squares{Fp8Format::e4m3, Fp8Scaling::blocks_128x128};
   const auto matrix = [&](Fp8Rule rule, std::int64_t rows, std::int64_t cols) {

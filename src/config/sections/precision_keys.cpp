@@ -177,7 +177,8 @@ void check_precision(const Config& config, const Given& given) {
       fp8 != given.end() && config.fp8.enabled && precision.compute != DType::bf16)
     fail(ErrorKind::config, fp8->second->place.str(),
          ": fp8.enabled: what is not in FP8 is computed in bf16, and this ", "run computes in ",
-         name_of(precision.compute), "; add \"bf16\": {\"enabled\": true}");
+         name_of(precision.compute), "; add \"bf16\": {\"enabled\": true}",
+         precision.compute == DType::f16 ? " in place of fp16" : "");
   if (!given.contains("data_types")) return;
   const Node& section = *given.at("data_types");
   const DType accumulate = precision.gradient_dtype();

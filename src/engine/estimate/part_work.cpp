@@ -72,6 +72,8 @@ void count_parameters(const nn::LayeredModel& model, int expert_rank, std::vecto
                               : parameter->expert_rank >= 0 ? parts[i].experts
                                                             : parts[i].trained;
         count += parameter->numel();
+        if (parameter->fp8)
+          (parameter->expert_rank >= 0 ? parts[i].experts_in_fp8 : parts[i].in_fp8) += parameter->numel();
       }
 }
 

@@ -17,7 +17,8 @@ struct PartWork {
   std::vector<Work> backward;  ///< with what is computed again
   /// Elements of the parameters that this rank computes with, frozen ones and experts' apart.
   std::int64_t trained = 0, frozen = 0, experts = 0;
-  bool tied = false;         ///< some of them are an earlier part's too, and counted there
+  std::int64_t in_fp8 = 0, experts_in_fp8 = 0;  ///< of them those of products in FP8
+  bool tied = false;                            ///< some of them are an earlier part's too, and counted there
   std::uint64_t saved = 0;   ///< bytes of activations on the device that forward leaves for backward
   std::uint64_t output = 0;  ///< bytes that go to the next part
 };

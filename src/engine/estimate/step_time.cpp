@@ -109,14 +109,15 @@ class Step {
     out.backward = price(part.backward, machine_, rates_);
     out.weights = price(part.backward, machine_, rates_, Counted::weight_gradients);
     out.input = price(part.backward, machine_, rates_, Counted::others);
-    add_states(out, part.trained, part.frozen, comm::Axis::shard, comm::Axis::replica);
-    add_states(out, part.experts, 0, comm::Axis::expert_shard, comm::Axis::expert_replica);
+    add_states(out, part.trained, part.frozen, part.in_fp8, comm::Axis::shard, comm::Axis::replica);
+    add_states(out, part.experts, 0, part.experts_in_fp8, comm::Axis::expert_shard,
+               comm::Axis::expert_replica);
     out.output = call(Collective::send, comm::Axis::pipeline, static_cast<double>(part.output));
     return out;
   }
 
-  void add_states(PartTime& out, std::int64_t trained, std::int64_t frozen, comm::Axis shard,
-                  comm::Axis replica) const {
+  void add_states(PartTime& out, std::int64_t trained, std::int64_t frozen, std::int64_t in_fp8,
+                  comm::Axis shard, comm::Axis replica) const {
     if (trained + frozen == 0) return;
     const double shards = size(shard);
     const double parameters =
@@ -124,7 +125,8 @@ class Step {
     const double gradients =
         static_cast<double>(trained) * static_cast<double>(size_of(placement_.communication));
     if (placement_.parameters.spread == Spread::sharded)
-      out.gather += call(Collective::all_gather, shard, parameters) +
+      out.gather += call(Collective::all_gather, shard,
+                         parameters - (config_.fp8.gathers() ? static_cast<double>(in_fp8) : 0)) +
                     fetched(parameters / shards, placement_.parameters.tier);
     else if (placement_.masters.spread == Spread::sharded)
       out.publish += call(Collective::all_gather, shard, parameters);

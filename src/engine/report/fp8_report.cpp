@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/excerpt.h"
+#include "base/log.h"
 #include "comm/gather.h"
 #include "engine/report/report.h"
 #include "engine/setup/fp8_layers.h"
@@ -175,6 +176,9 @@ Fp8Report measure_fp8(Engine& engine, const std::vector<tensor::Batch>& batches,
          "what FP8 costs is measured one micro-batch after the other: set parallel.pipeline to 1 and "
          "parallel.schedule to \"accumulate\"");
   Fp8Probe probe(engine, batches);
+  if (engine.dist().rank() == 0)
+    log_info("measuring ", counted(std::ssize(probe.names()), "layer"), ": of each, passes over ",
+             std::ssize(batches), " x 3 micro-batches of this rank");
   Fp8Report out;
   out.loss_in_bf16 = probe.loss([](std::size_t) { return false; });
   out.loss_in_fp8 = probe.loss([](std::size_t) { return true; });

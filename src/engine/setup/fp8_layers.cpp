@@ -16,10 +16,10 @@ std::string layer_of(const std::string& weight) {
 }
 
 std::string some_of(const std::vector<std::string>& names) {
+  constexpr std::size_t most = 12;
   std::string out;
-  for (std::size_t i = 0; i < std::min<std::size_t>(3, names.size()); ++i)
-    out += cat(i > 0 ? ", " : "", names[i]);
-  return names.size() > 3 ? cat(out, ", …") : out;
+  for (std::size_t i = 0; i < std::min(most, names.size()); ++i) out += cat(i > 0 ? ", " : "", names[i]);
+  return names.size() > most ? cat(out, " and ", names.size() - most, " more") : out;
 }
 
 }  // namespace
@@ -62,6 +62,13 @@ Fp8Layers::Fp8Layers(const nn::Module& model, const config::Fp8& fp8, tensor::Ke
 }
 
 void Fp8Layers::adopt() {
+  if (enabled() && weights_.empty())
+    fail(ErrorKind::config, "fp8.enabled, but no linear layer of the model can run in FP8",
+         excluded_.empty() ? "" : ": fp8.exclude names them",
+         odd_.empty() ? ""
+                      : cat("; on this rank features are no multiples of ", tensor::fp8_alignment, " (",
+                            some_of(odd_), ")"),
+         "; set fp8.enabled to false");
   for (const nn::ParameterPtr& weight : weights_) weight->fp8 = layer_;
   adopted_ = true;
 }
@@ -77,7 +84,8 @@ std::string Fp8Layers::describe() const {
                         " run in FP8, recipe ", recipe_);
   if (!excluded_.empty()) out += cat("; in bf16 as fp8.exclude says: ", some_of(excluded_));
   if (!odd_.empty())
-    out += cat("; in bf16 as features are no multiples of ", tensor::fp8_alignment, ": ", some_of(odd_));
+    out += cat("; in bf16 as features, on this rank, are no multiples of ", tensor::fp8_alignment, ": ",
+               some_of(odd_));
   return out;
 }
 

@@ -18,7 +18,8 @@ class Fp8Layers {
   /// features, on this rank, are multiples of 16, as GPUs need them. Throws Error{config} for a pattern that
   /// matches none, and on a GPU that has no such products.
   Fp8Layers(const nn::Module& model, const config::Fp8& fp8, tensor::Kernels& kernels);
-  /// Sets their Parameter::fp8, once the model is this engine's, until this goes.
+  /// Sets their Parameter::fp8, once the model is this engine's, until this goes. Throws Error{config} where
+  /// there are none.
   void adopt();
   ~Fp8Layers();
   Fp8Layers(const Fp8Layers&) = delete;

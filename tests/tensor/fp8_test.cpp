@@ -157,7 +157,9 @@ void expect_quantised(Machine& m, const Tensor& x, bool transposed, Fp8Rule rule
       const float scale = got.scales[static_cast<std::size_t>(place_of(rule.scaling, rows, cols, r, c))];
       const int want = nearest_code(rule.format, x_rc / scale);
       ASSERT_EQ(code & 0x7f, want & 0x7f) << x_rc << " over " << scale << " on " << m.name();
-      if ((want & 0x7f) != 0x7f) ASSERT_EQ(code, want) << x_rc << " on " << m.name();
+      if ((want & 0x7f) != 0x7f) {
+        ASSERT_EQ(code, want) << x_rc << " on " << m.name();
+      }
       not_finite += !std::isfinite(x_rc);
       to_zero += !is_zero(transposed ? c * in_cols + r : r * in_cols + c) && (want & 0x7f) == 0;
     }
@@ -313,9 +315,10 @@ TEST(Fp8, PartsWithAgreedScalesAreThoseOfTheWhole) {
         const int code = own.data<std::uint8_t>()[i];
         ASSERT_EQ(code, of_whole.data<std::uint8_t>()[r * cols + c]) << m.name() << " element " << i;
         const float scale = m.host(scales).data<float>()[place_of(scaling, rows, cols, r, c)];
-        if (i % 61 == 0)
+        if (i % 61 == 0) {
           ASSERT_EQ(static_cast<float>(back.data<bf16>()[i]), number_of(rule.format, code) * scale)
               << m.name();
+        }
       }
       // What came back becomes the same numbers again, though blocks whose largest was rounded down may have
       // smaller scales.

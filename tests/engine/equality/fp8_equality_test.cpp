@@ -108,6 +108,15 @@ TEST_P(Fp8Equality, CutModelsAgreeToRounding) {
   }
 }
 
+/// Steps after which nothing of a weight is in the range that it had.
+TEST(Fp8, ScalesFollowTheWeights) {
+  RunSpec s = fp8_spec("blockwise", 2, 2);
+  s.optimizer = R"("type": "AdamW", "params": {"lr": 2, "weight_decay": 0})";
+  const RunResult expected = train_local(s);
+  s.stage = 3;
+  expect_fp8_bits(s, expected, "weights that grow");
+}
+
 /// Frozen weights travel in FP8 too, with scales that stay.
 TEST_P(Fp8Equality, OfAdaptersAndReplicas) {
   RunSpec s = fp8_spec(GetParam(), 2, 2);

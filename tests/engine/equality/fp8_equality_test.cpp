@@ -152,7 +152,7 @@ TEST_P(Fp8Equality, OfAdaptersAndReplicas) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, Fp8Equality, ::testing::Values("current", "blockwise", "rowwise"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& test) { return test.param; });
 
 /// What the processor reads of a weight: not what products do, between steps and where passes gather in FP8.
 TEST(Fp8, WhoeverReadsWeightsGetsThemExactly) {

@@ -33,10 +33,6 @@ struct Fp8Rule {
 struct Fp8Recipe {
   std::string_view name;
   Fp8Rule input, weight, gradient;
-  /// A weight and its transpose have the same numbers, whichever was quantised.
-  bool transposes() const {
-    return weight.scaling == Fp8Scaling::tensor || weight.scaling == Fp8Scaling::blocks_128x128;
-  }
 };
 /// "current" (one scale a tensor, gradients in E5M2), "rowwise", "blockwise" (DeepSeek-V3's report, 2024,
 /// §3.3.2).

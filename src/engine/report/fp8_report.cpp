@@ -20,9 +20,8 @@ using tensor::Tensor;
 
 /// The layer that a weight counts to: one for all experts of a block.
 std::string reported_layer(const autograd::Parameter& weight) {
-  std::string name = weight.name;
-  constexpr std::string_view end = ".weight", experts = ".experts.";
-  if (name.ends_with(end)) name.resize(name.size() - end.size());
+  std::string name = layer_of(weight.name);
+  constexpr std::string_view experts = ".experts.";
   if (const auto at = name.find(experts); at != std::string::npos) {
     const auto number = at + experts.size();
     name.replace(number, name.find('.', number) - number, "*");

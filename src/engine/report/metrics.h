@@ -34,8 +34,8 @@ struct StepMetrics {
   std::optional<double> mfu;
   /// All ranks' together, in this step, by the path of each layer of experts; empty: the model has none.
   std::vector<std::pair<std::string, parallel::RoutingTotals>> experts;
-  /// Of what products in FP8 quantised on this rank, in this step: the share that became zero and was not,
-  /// and how many were infinite or NaN; not set: there are none.
+  /// Of what products in FP8 quantised on this rank since the step before, evaluations included: the share
+  /// that became zero and was not, and how many were infinite or NaN; not set: there are none.
   struct Fp8 {
     double to_zero = 0;
     std::int64_t not_finite = 0;

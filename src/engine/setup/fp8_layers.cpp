@@ -7,13 +7,13 @@
 #include "engine/update/parameter_groups.h"
 
 namespace sherd::engine {
-namespace {
 
-/// A layer's name: its weight's, without "weight".
 std::string layer_of(const std::string& weight) {
   constexpr std::string_view end = ".weight";
   return weight.ends_with(end) ? weight.substr(0, weight.size() - end.size()) : weight;
 }
+
+namespace {
 
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t most = 12;

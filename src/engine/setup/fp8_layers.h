@@ -11,6 +11,9 @@
 
 namespace sherd::engine {
 
+/// A linear layer's name: its weight's, without ".weight".
+std::string layer_of(const std::string& weight);
+
 /// The linear layers of this rank's model whose products run in FP8, and what they lose.
 class Fp8Layers {
  public:

@@ -91,18 +91,23 @@ TEST_P(Fp8Equality, OfExpertsToo) {
   expect_fp8_bits(spec(4, 2), expected, "experts of 2 ranks, in replicas");
 }
 
-/// Tensor and pipeline ranks cut what scales are found for: the same numbers but for what underflows.
+/// Tensor (with sequence parallelism), context and pipeline ranks cut what scales are found for: the same
+/// numbers but for what underflows.
 TEST_P(Fp8Equality, CutModelsAgreeToRounding) {
   RunSpec s = fp8_spec(GetParam(), 1, 1);
   s.hidden = 64;
   const RunResult one = train_local(s);
   s.accumulation = 4, s.ranks = 2, s.tensor = 2;
   const RunResult cut = train_local(s);
-  s.tensor = 1, s.pipeline = 2;
+  s.tensor = 1, s.context = 2;
+  const RunResult in_parts = train_local(s);
+  s.context = 1, s.pipeline = 2;
   const RunResult piped = train_local(s);
   for (std::size_t i = 0; i < one.losses.size(); ++i) {
     EXPECT_NEAR(cut.losses[i], one.losses[i], 2e-3);
     EXPECT_NEAR(cut.norms[i], one.norms[i], 2e-2 * one.norms[i]);
+    EXPECT_NEAR(in_parts.losses[i], one.losses[i], 2e-3);
+    EXPECT_NEAR(in_parts.norms[i], one.norms[i], 2e-2 * one.norms[i]);
     EXPECT_EQ(piped.losses[i], one.losses[i]);
     EXPECT_NEAR(piped.norms[i], one.norms[i], 1e-12 * one.norms[i]);
   }

@@ -138,6 +138,14 @@ TEST_P(Int8Base, TrainsAsBesideTheValuesOfItsBlocks) {
     }
   }
   EXPECT_GT(linear, 6);
+
+  if (GetParam().dtype == "fp32") return;
+  s.fp8 = plain.fp8 = R"("recipe": "blockwise")";
+  const std::vector<double> in_bf16 = losses[0];
+  losses[0].clear(), losses[1].clear();
+  run(s, 0), run(plain, 1);
+  EXPECT_EQ(losses[0], losses[1]) << "with products in FP8";
+  EXPECT_NE(losses[0], in_bf16);
 }
 
 /// Every tier holds what the formula says of the linear layers' weights, and the full ones go with their

@@ -8,6 +8,8 @@
 #include <map>
 
 #include "engine/setup/fp8_layers.h"
+#include "models/gpt.h"
+#include "models/inference/generate.h"
 #include "sharding/parallel/experts/moe.h"
 #include "support/equality.h"
 #include "support/temp_folder.h"
@@ -149,6 +151,10 @@ TEST_P(Fp8Equality, OfAdaptersAndReplicas) {
   const RunResult expected = train_local(s);
   s.stage = 3;
   expect_fp8_bits(s, expected, "LoRA at stage 3");
+  s.adapter += R"(, "base_dtype": "int8")", s.stage = 2;
+  const RunResult in_8_bits = train_local(s);
+  s.stage = 3;
+  expect_fp8_bits(s, in_8_bits, "LoRA beside a base in 8 bits at stage 3");
   s.adapter.clear();
   s.ranks = 4, s.accumulation = 1, s.shard_size = 2, s.stage = 2;
   const RunResult replicas = train_local(s);
@@ -174,6 +180,36 @@ TEST(Fp8, WhoeverReadsWeightsGetsThemExactly) {
   const RunResult run = train_local(spec);
   ASSERT_EQ(read.size(), 8U);
   for (const auto& [name, bytes] : read) EXPECT_TRUE(bytes == run.parameters.at(name)) << name;
+}
+
+/// Texts between steps are those of a run that has no FP8, and leave the steps as they were.
+TEST(Fp8, TextsAreContinuedInBf16) {
+  const TempFolder folder;
+  std::vector<std::int32_t> texts[2];
+  RunSpec spec = fp8_spec("blockwise", 2, 3);
+  const RunResult expected = train_local(spec);
+  const auto continued = [&](Engine& engine, bool fp8) {
+    engine.evaluate([&](autograd::Tape& tape) {
+      auto& model = dynamic_cast<models::Gpt&>(engine.module());
+      const std::vector<std::int32_t> prompt = {3, 1, 4, 1, 5};
+      auto text = models::generate(model, tape, prompt, 60, {.temperature = 1, .key = {2, 7}});
+      if (engine.dist().rank() == 0) texts[fp8 ? 1 : 0] = std::move(text);
+    });
+  };
+  spec.between_steps = [&](Engine& engine) {
+    if (engine.global_steps() != 2) return;
+    engine.save_checkpoint(folder.path().string(), "here");
+    continued(engine, true);
+  };
+  expect_fp8_bits(spec, expected, "with texts between steps");
+  spec.fp8.clear();
+  launch_ranks(2, [&](DistributedPtr dist) {
+    const auto engine = make_engine(std::move(dist), spec);
+    engine->load_checkpoint(folder.path().string(), "here");
+    continued(*engine, false);
+  });
+  EXPECT_EQ(texts[0].size(), 60U);
+  EXPECT_EQ(texts[0], texts[1]);
 }
 
 struct Counted {

@@ -139,7 +139,7 @@ void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layou
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
-  if (gated_) wide = autograd::swiglu(wide);
+  if (gated_) wide = autograd::glu(wide);
   return (*down_)(tape, wide);
 }
 

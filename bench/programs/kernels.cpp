@@ -58,8 +58,9 @@ class KernelCases {
     }
     r_.measure({"tanh", {x}, {y}, [&] { k_.tanh(x, y); }}, dtype);
     r_.measure({"relu", {x}, {y}, [&] { k_.relu(x, y); }}, dtype);
-    r_.measure({"swiglu", {x}, {narrow}, [&] { k_.swiglu(x, narrow); }}, dtype);
-    r_.measure({"swiglu_backward", {x, narrow}, {y}, [&] { k_.swiglu_backward(x, narrow, y); }}, dtype);
+    r_.measure({"glu", {x}, {narrow}, [&] { k_.glu(Glu::swiglu, x, narrow); }}, dtype);
+    r_.measure({"glu_backward", {x, narrow}, {y}, [&] { k_.glu_backward(Glu::swiglu, x, narrow, y); }},
+               dtype);
     const Tensor h = r_.make({tokens_, width_}, dtype), r = r_.make({tokens_, width_}, dtype),
                  o = r_.make({tokens_, width_}, dtype);
     r_.measure({"dropout_residual", {h, r}, {o}, [&] { k_.dropout(h, r, 0.1f, key, o); }}, dtype);

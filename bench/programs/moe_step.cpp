@@ -41,7 +41,7 @@ class Dense : public nn::Layer {
  protected:
   autograd::Var forward(autograd::Tape& tape, const autograd::Var& x) override {
     const autograd::Var wide = (*up_)(tape, x);
-    return (*down_)(tape, gated_ ? autograd::swiglu(wide) : wide);
+    return (*down_)(tape, gated_ ? autograd::glu(wide) : wide);
   }
 
  private:

@@ -146,9 +146,9 @@ Var from_result(const Var& x, void (tensor::Kernels::*forward)(const Tensor& x, 
   });
 }
 
-Tensor make_swiglu(Tape& tape, const Tensor& x) {
+Tensor make_glu(Tape& tape, tensor::Glu kind, const Tensor& x) {
   Tensor out = tape.empty(x.shape().with_back(x.shape().back() / 2), x.dtype());
-  tape.kernels().swiglu(x, out);
+  tape.kernels().glu(kind, x, out);
   return out;
 }
 
@@ -162,18 +162,18 @@ Var relu(const Var& x) {
   return from_result(x, &tensor::Kernels::relu, &tensor::Kernels::relu_backward);
 }
 
-Var swiglu(const Var& x) {
+Var glu(const Var& x, tensor::Glu kind) {
   Tape& tape = x.tape();
-  require(x.shape().rank() >= 1 && x.shape().back() % 2 == 0, "swiglu: the last extent of ", x.shape().str(),
+  require(x.shape().rank() >= 1 && x.shape().back() % 2 == 0, "glu: the last extent of ", x.shape().str(),
           " must be even, gate and up side by side");
-  auto backward = [kept = Saved(x), dx = x.grad_ref()](Tape& t, const Tensor& dy) {
+  auto backward = [kept = Saved(x), dx = x.grad_ref(), kind](Tape& t, const Tensor& dy) {
     const Tensor input = kept.get(t);
     Tensor grad = t.empty(input.shape(), input.dtype());
-    t.kernels().swiglu_backward(input, dy, grad);
+    t.kernels().glu_backward(kind, input, dy, grad);
     t.accumulate(dx, std::move(grad));
   };
-  return tape.record(make_swiglu(tape, x.value()), {x}, std::move(backward),
-                     [kept = Saved(x)](Tape& t) { return make_swiglu(t, kept.get(t)); });
+  return tape.record(make_glu(tape, kind, x.value()), {x}, std::move(backward),
+                     [kept = Saved(x), kind](Tape& t) { return make_glu(t, kind, kept.get(t)); });
 }
 
 }  // namespace sherd::autograd

@@ -49,7 +49,7 @@ struct Normed {
 };
 
 Normed run(Tape& tape, const Tensor& qkv, const std::array<Tensor, 2>& gains,
-           const tensor::Attention& geometry, double eps) {
+           const tensor::Attention& geometry, double eps, double shift) {
   Normed result{tape.empty(qkv.shape(), qkv.dtype()), {}};
   const DType compute = tensor::compute_type(qkv.dtype());
   for (const HeadKind kind : {queries, keys}) {
@@ -57,7 +57,7 @@ Normed run(Tape& tape, const Tensor& qkv, const std::array<Tensor, 2>& gains,
     const Tensor heads = take_heads(tape, at, qkv);
     result.rstd[kind] = tape.empty({heads.shape().rows()}, compute);
     const Tensor normed = tape.empty(heads.shape(), heads.dtype());
-    tape.kernels().rms_norm(heads, gains[kind], eps, normed, result.rstd[kind]);
+    tape.kernels().rms_norm(heads, gains[kind], eps, normed, result.rstd[kind], shift);
     copy_heads(tape, at, result.out, normed, false);
   }
   copy_values(tape, geometry, qkv, result.out);
@@ -71,6 +71,7 @@ struct Backward {
   GradRef dqkv;
   std::array<GradRef, 2> dgains;
   tensor::Attention geometry;
+  double shift;
 
   void operator()(Tape& tape, const Tensor& dy) const {
     const Tensor input = qkv.get(tape);
@@ -80,7 +81,7 @@ struct Backward {
       const Tensor x = take_heads(tape, at, input), dheads = take_heads(tape, at, dy);
       const Tensor dx = tape.empty(x.shape(), x.dtype()), gain = gains[kind].get(tape);
       const auto differentiate = [&](const Tensor& dgain, bool add) {
-        tape.kernels().rms_norm_backward(x, gain, rstd[kind], dheads, dx, dgain, add);
+        tape.kernels().rms_norm_backward(x, gain, rstd[kind], dheads, dx, dgain, add, false, shift);
       };
       if (dgains[kind])
         write_kernel_grad(tape, dgains[kind], gain.shape(), gain.dtype(), differentiate);
@@ -96,7 +97,7 @@ struct Backward {
 }  // namespace
 
 Var head_norm(const Var& qkv, const Var& query_gain, const Var& key_gain, const tensor::Attention& geometry,
-              double eps) {
+              double eps, double shift) {
   const Shape& shape = qkv.shape();
   const std::int64_t parts = geometry.heads + 2 * geometry.kv_heads;
   require(shape.rank() >= 1 && shape.back() % parts == 0, "head_norm: packed qkv of shape ", shape.str(),
@@ -105,16 +106,17 @@ Var head_norm(const Var& qkv, const Var& query_gain, const Var& key_gain, const 
     require(gain->shape() == Shape{shape.back() / parts}, "head_norm: a gain of shape ", gain->shape().str(),
             " for heads of ", shape.back() / parts, " elements");
   Tape& tape = qkv.tape();
-  Normed made = run(tape, qkv.value(), {query_gain.value(), key_gain.value()}, geometry, eps);
+  Normed made = run(tape, qkv.value(), {query_gain.value(), key_gain.value()}, geometry, eps, shift);
   Backward backward{qkv,
                     {query_gain, key_gain},
                     made.rstd,
                     qkv.grad_ref(),
                     {query_gain.grad_ref(), key_gain.grad_ref()},
-                    geometry};
-  auto remake = [kept = Saved(qkv), gains = std::array{Saved(query_gain), Saved(key_gain)}, geometry,
-                 eps](Tape& t) {
-    return run(t, kept.get(t), {gains[0].get(t), gains[1].get(t)}, geometry, eps).out;
+                    geometry,
+                    shift};
+  auto remake = [kept = Saved(qkv), gains = std::array{Saved(query_gain), Saved(key_gain)}, geometry, eps,
+                 shift](Tape& t) {
+    return run(t, kept.get(t), {gains[0].get(t), gains[1].get(t)}, geometry, eps, shift).out;
   };
   return tape.record(std::move(made.out), {qkv, query_gain, key_gain}, std::move(backward),
                      std::move(remake));

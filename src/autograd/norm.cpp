@@ -52,12 +52,13 @@ struct RmsNormBackward {
   Saved x, weight;
   Tensor rstd;
   GradRef dx, dweight;
+  double shift;
 
   void operator()(Tape& tape, const Tensor& dy) const {
     const Tensor input = x.get(tape), scale = weight.get(tape);
     InputGradient grad(tape, dx, input);
     const auto run = [&](const Tensor& dw, bool add) {
-      tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad.to, dw, add, grad.onto);
+      tape.kernels().rms_norm_backward(input, scale, rstd, dy, grad.to, dw, add, grad.onto, shift);
     };
     if (dweight)
       write_kernel_grad(tape, dweight, scale.shape(), scale.dtype(), run);
@@ -91,17 +92,17 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
   return tape.record(std::move(out), {x, weight, bias}, std::move(backward), std::move(remake));
 }
 
-Var rms_norm(const Var& x, const Var& weight, double eps) {
+Var rms_norm(const Var& x, const Var& weight, double eps, double shift) {
   check("rms_norm", x, weight);
   Tape& tape = x.tape();
   Tensor out = tape.empty(x.shape(), x.dtype());
   Tensor rstd = row_statistic(tape, out);
-  tape.kernels().rms_norm(x.value(), weight.value(), eps, out, rstd);
-  RmsNormBackward backward{x, weight, rstd, x.grad_ref(), weight.grad_ref()};
-  auto remake = [x = Saved(x), weight = Saved(weight), eps](Tape& t) {
+  tape.kernels().rms_norm(x.value(), weight.value(), eps, out, rstd, shift);
+  RmsNormBackward backward{x, weight, rstd, x.grad_ref(), weight.grad_ref(), shift};
+  auto remake = [x = Saved(x), weight = Saved(weight), eps, shift](Tape& t) {
     const Tensor input = x.get(t);
     Tensor again = t.empty(input.shape(), input.dtype());
-    t.kernels().rms_norm(input, weight.get(t), eps, again, row_statistic(t, input));
+    t.kernels().rms_norm(input, weight.get(t), eps, again, row_statistic(t, input), shift);
     return again;
   };
   return tape.record(std::move(out), {x, weight}, std::move(backward), std::move(remake));

@@ -62,9 +62,9 @@ Var exp(const Var& x);
 Var log(const Var& x);
 Var tanh(const Var& x);
 Var relu(const Var& x);
-/// silu(gate)·up for x = [gate | up] along the last extent (Shazeer 2020, "GLU variants improve
-/// transformer"). x: [..., 2f]; the result: [..., f]. Selective recompute makes it again from x.
-Var swiglu(const Var& x);
+/// act(gate)·up for x = [gate | up] along the last extent (tensor::Glu). x: [..., 2f]; the result: [..., f].
+/// Selective recompute makes it again from x.
+Var glu(const Var& x, tensor::Glu kind = tensor::Glu::swiglu);
 
 // ---- folds along an axis, or of all elements (folds.cpp) ----
 // Sums are formed in fp32 or wider (fp64 for fp64), in an order that the shape alone decides, and round once.
@@ -121,13 +121,14 @@ Var scale_columns(const Var& x, const Var& f);
 /// (x - mean)/√(variance + eps)·weight + bias over the last extent (Ba et al. 2016). x: [..., h]; weight,
 /// bias: [h]. Row statistics are kept for backward; selective recompute makes the result again from x.
 Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps = 1e-5);
-/// x/√(mean(x²) + eps)·weight over the last extent (Zhang and Sennrich 2019). Kept and made again likewise.
-Var rms_norm(const Var& x, const Var& weight, double eps = 1e-5);
+/// x/√(mean(x²) + eps)·(weight + shift) over the last extent (Zhang and Sennrich 2019; with a shift of 1
+/// Gemma's). Kept and made again likewise.
+Var rms_norm(const Var& x, const Var& weight, double eps = 1e-5, double shift = 0);
 /// rms_norm of each query head and each key head of packed qkv (tensor::Attention), with one gain for all
 /// query heads and one for all key heads; values pass. qkv: [..., (heads + 2·kv_heads)·head_dim]; gains:
 /// [head_dim]. Kept and made again likewise (Qwen3).
 Var head_norm(const Var& qkv, const Var& query_gain, const Var& key_gain, const tensor::Attention& geometry,
-              double eps = 1e-5);
+              double eps = 1e-5, double shift = 0);
 
 // ---- embeddings (embedding.cpp) ----
 

@@ -39,7 +39,7 @@ Var Tanh::forward(Tape&, const Var& x) {
   return autograd::tanh(x);
 }
 Var Swiglu::forward(Tape&, const Var& x) {
-  return autograd::swiglu(x);
+  return autograd::glu(x);
 }
 
 LayerNorm::LayerNorm(std::int64_t width, double eps)
@@ -51,11 +51,13 @@ Var LayerNorm::forward(Tape& tape, const Var& x) {
   return autograd::layer_norm(x, tape.parameter(weight_), tape.parameter(bias_), eps_);
 }
 
-RmsNorm::RmsNorm(std::int64_t width, double eps)
-    : eps_(eps), weight_(declare("weight", {width}, Init::ones(), {.decay = false})) {}
+RmsNorm::RmsNorm(std::int64_t width, double eps, double shift)
+    : eps_(eps),
+      shift_(shift),
+      weight_(declare("weight", {width}, Init::constant(1 - shift), {.decay = false})) {}
 
 Var RmsNorm::forward(Tape& tape, const Var& x) {
-  return autograd::rms_norm(x, tape.parameter(weight_), eps_);
+  return autograd::rms_norm(x, tape.parameter(weight_), eps_, shift_);
 }
 
 Embedding::Embedding(std::int64_t rows, std::int64_t width, Init init)

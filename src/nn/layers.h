@@ -76,10 +76,11 @@ class LayerNorm : public Layer {
   ParameterPtr weight_, bias_;
 };
 
-/// autograd::rms_norm with parameter "weight" (ones), [width], without weight decay.
+/// autograd::rms_norm with parameter "weight", [width], without weight decay; it begins so that weight +
+/// shift is 1.
 class RmsNorm : public Layer {
  public:
-  explicit RmsNorm(std::int64_t width, double eps = 1e-5);
+  explicit RmsNorm(std::int64_t width, double eps = 1e-5, double shift = 0);
 
   const ParameterPtr& weight() const { return weight_; }
 
@@ -87,7 +88,7 @@ class RmsNorm : public Layer {
   Var forward(Tape& tape, const Var& x) override;
 
  private:
-  double eps_;
+  double eps_, shift_;
   ParameterPtr weight_;
 };
 

@@ -67,7 +67,7 @@ std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out) {
   return out.numel() / int8_block;
 }
 
-std::int64_t require_swiglu(const char* kernel, const Tensor& x, const Tensor& y) {
+std::int64_t require_glu(const char* kernel, const Tensor& x, const Tensor& y) {
   require_floating(kernel, "x", x);
   require(y.defined() && y.dtype() == x.dtype(), kernel, ": the tensors must share one dtype");
   require(x.shape().rank() >= 1 && x.shape() == y.shape().with_back(2 * y.shape().back()), kernel, ": ",

@@ -85,7 +85,7 @@ std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out);
 /// The arguments of copy(): as many elements, and no fraction lost.
 void require_copyable(const Tensor& from, const Tensor& to);
 /// x: [rows, 2f] = [gate | up] against y: [rows, f]. Returns f.
-std::int64_t require_swiglu(const char* kernel, const Tensor& x, const Tensor& y);
+std::int64_t require_glu(const char* kernel, const Tensor& x, const Tensor& y);
 /// The probability is in [0, 1). An element is kept when uniform_at() >= p, that is when its word's upper 24
 /// bits are at least what this returns.
 std::uint32_t keep_threshold(const char* kernel, float p);

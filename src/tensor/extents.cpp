@@ -165,8 +165,11 @@ RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const R
   const Count width = qkv.shape().back(), head = geometry.head_dim(width);
   require(head * (heads + 2 * groups) == width && head % 2 == 0, "rotary: a width of ", width,
           " does not hold ", heads, " query and ", groups, " key and value heads of an even size");
+  const Count turned = rotary_size(rotary, head);
+  require(turned > 0 && turned % 2 == 0, "rotary: ", turned, " of a head's ", head,
+          " elements turn, which must be an even number of them");
   (void)position_ranges("rotary", geometry.positions, qkv.shape()[-2]);
-  return {qkv.shape().rows(), qkv.shape()[-2], head};
+  return {qkv.shape().rows(), qkv.shape()[-2], head, turned};
 }
 
 LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const Tensor& targets,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -59,26 +60,51 @@ void check_copy_rows(const StridedRows& from, const StridedRows& to, std::int64_
 void check_add_scaled(const Tensor& from, const Tensor& factor, const Tensor& to);
 void check_quotient(const Tensor& a, const Tensor& b, const Tensor& out);
 
-/// The heads of packed projections that rotary turns, and their size.
+/// The heads of packed projections, their size, and how many of their elements, the first ones, turn.
 struct RotaryExtents {
-  std::int64_t rows, seq, head;
+  std::int64_t rows, seq, head, turned;
 };
 RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
                            const Tensor& out);
 
-/// Cosines and sines of positions·frequencies, as they were last asked for: [seq, half] in the compute type,
-/// for as many positions as grown_angles() says.
+/// Cosines and sines of positions·frequencies: [seq, half] in the compute type.
 struct RotaryAngles {
   std::int64_t seq = 0, half = 0;
   Rotary rotary;
   Tensor cosine, sine;
 };
 
-/// Positions for which a table of angles that holds `held` should grow, to hold `positions`: a text that
-/// grows token by token must not make it anew each time.
-constexpr std::int64_t grown_angles(std::int64_t held, std::int64_t positions) {
-  return positions > 2 * held ? positions : 2 * held;
-}
+/// The tables of angles that were asked for last, as kinds of layers may have other positions each. One that
+/// is too short is made anew, for twice as many positions at least: a text that grows token by token must not
+/// make it anew each time.
+class RotaryTables {
+ public:
+  /// `write` fills a table that was made.
+  template <class Write>
+  const RotaryAngles& of(Device& device, std::int64_t seq, std::int64_t half, const Rotary& rotary,
+                         DType compute, const Write& write) {
+    const auto is_it = [&](const RotaryAngles& table) {
+      return table.half == half && table.rotary == rotary && table.cosine.dtype() == compute;
+    };
+    const auto found = std::find_if(tables_.begin(), tables_.end(), is_it);
+    if (found != tables_.end()) {
+      if (found->seq >= seq) return *found;
+      seq = std::max(seq, 2 * found->seq);
+      tables_.erase(found);
+    }
+    if (tables_.size() == most) tables_.erase(tables_.begin());
+    const auto empty = [&] {
+      return Tensor::empty(device, {seq, half}, compute, device::Category::workspace);
+    };
+    tables_.push_back({seq, half, rotary, empty(), empty()});
+    write(tables_.back());
+    return tables_.back();
+  }
+
+ private:
+  static constexpr std::size_t most = 4;
+  std::vector<RotaryAngles> tables_;  ///< in the order in which they were made
+};
 
 /// Logits of `rows` rows of `columns`, for the ids from `first` on of `ids`; the first `valid` columns take
 /// part.

@@ -41,8 +41,8 @@ inline constexpr std::array<std::string_view, 11> kernel_families{
   X(add, elementwise) X(subtract, elementwise) X(multiply, elementwise) X(divide, elementwise)              \
   X(scale, elementwise) X(add_scaled, elementwise)                                                          \
   X(activation, activation) X(activation_backward, activation) X(tanh, activation)                          \
-  X(tanh_backward, activation) X(relu, activation) X(relu_backward, activation) X(swiglu, activation)       \
-  X(swiglu_backward, activation)                                                                            \
+  X(tanh_backward, activation) X(relu, activation) X(relu_backward, activation) X(glu, activation)          \
+  X(glu_backward, activation)                                                                               \
   X(dropout, dropout) X(dropout_backward, dropout)                                                          \
   X(layer_norm, norm) X(layer_norm_backward, norm) X(rms_norm, norm) X(rms_norm_backward, norm)             \
   X(embedding, embedding) X(embedding_backward, embedding) X(add_positions, embedding)                      \

@@ -25,6 +25,14 @@ enum class Activation : std::uint8_t {
   log         ///< the natural logarithm; NaN below 0
 };
 
+/// What a gated linear unit does with its gate: act(gate)·up (Shazeer 2020, "GLU variants improve
+/// transformer").
+enum class Glu : std::uint8_t {
+  swiglu,      ///< silu(gate) = gate·sigmoid(gate)
+  geglu_tanh,  ///< Activation::gelu_tanh
+  geglu_erf    ///< Activation::gelu_erf
+};
+
 /// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`. The activation applies to the sum
 /// after it was rounded to c's dtype, so that act(pre_activation) made again later has the same bits.
 ///
@@ -207,9 +215,9 @@ class Kernels {
   virtual void tanh_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
   virtual void relu(const Tensor& x, const Tensor& out) = 0;
   virtual void relu_backward(const Tensor& y, const Tensor& dy, const Tensor& dx) = 0;
-  /// x: [rows, 2f] = [gate | up]; out[rows, f] = silu(gate)·up
-  virtual void swiglu(const Tensor& x, const Tensor& out) = 0;
-  virtual void swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) = 0;
+  /// x: [rows, 2f] = [gate | up]; out[rows, f] = act(gate)·up
+  virtual void glu(Glu kind, const Tensor& x, const Tensor& out) = 0;
+  virtual void glu_backward(Glu kind, const Tensor& x, const Tensor& dy, const Tensor& dx) = 0;
   /// out = residual + keep(x)/(1-p); element i is kept when uniform_at(key, first + i) >= p. `residual` may
   /// be undefined (0).
   virtual void dropout(const Tensor& x, const Tensor& residual, float p, RandomElements random,
@@ -227,11 +235,12 @@ class Kernels {
                                    const Tensor& rstd, const Tensor& dy, const Tensor& dx,
                                    const Tensor& dweight, const Tensor& dbias, bool accumulate,
                                    bool onto_dx = false) = 0;
+  /// The gain is weight + shift, added in the compute type.
   virtual void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                        const Tensor& rstd) = 0;
+                        const Tensor& rstd, double shift = 0) = 0;
   virtual void rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd, const Tensor& dy,
                                  const Tensor& dx, const Tensor& dweight, bool accumulate,
-                                 bool onto_dx = false) = 0;
+                                 bool onto_dx = false, double shift = 0) = 0;
 
   // ---- embeddings and positions ----
   /// ids: int32 [rows]; table: [vocab, width], whose row 0 is that of id slice.first; out: [rows, width]. Ids
@@ -250,9 +259,10 @@ class Kernels {
   /// dtable[positions.at(s),:] (+)= sum over b of dy[b,s,:]; other rows are zeroed when not accumulating
   virtual void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                       const Positions& positions = {}) = 0;
-  /// Rotates the query and key heads of packed qkv (Attention's layout), half-split pairing (i, i + d/2) as
-  /// in Llama/NeoX, by position·rotary_frequency(i) of geometry.positions, and multiplies them by
-  /// attention_scale(). `transposed` rotates back and multiplies (the gradient). out may be qkv.
+  /// Rotates the first d = rotary_size() elements of the query and key heads of packed qkv (Attention's
+  /// layout), half-split pairing (i, i + d/2) as in Llama/NeoX, by position·rotary_frequency(i) of
+  /// geometry.positions, and multiplies them by attention_scale(); the others pass. `transposed` rotates back
+  /// and multiplies (the gradient). out may be qkv.
   virtual void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
                       const Tensor& out) = 0;
 

@@ -7,6 +7,8 @@ namespace sherd::tensor {
 void check(const Rotary& r) {
   constexpr const char* name = "rotary";
   require(r.base > 0, name, ": the base must be positive, not ", r.base);
+  require(r.share > 0 && r.share <= 1, name, ": the share of a head that turns must be in (0, 1], not ",
+          r.share);
   require(r.attention_factor >= 0, name, ": attention_factor must not be negative, as ", r.attention_factor);
   if (r.scaling == RotaryScaling::none) return;
   require(r.factor > 0, name, ": the factor must be positive, not ", r.factor);

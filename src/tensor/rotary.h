@@ -20,6 +20,7 @@ namespace sherd::tensor {
 /// `rope_scaling` with the same values, in double instead of fp32.
 struct Rotary {
   double base = 10000;  ///< `rope_theta`; above 0, with yarn above 1
+  double share = 1;     ///< of a head's elements, the first ones, that turn (`partial_rotary_factor`); (0, 1]
   RotaryScaling scaling = RotaryScaling::none;
   double factor = 1;  ///< above 0; not with none
   /// llama3: wave lengths above original_positions/low_freq_factor are divided, those below
@@ -33,6 +34,11 @@ struct Rotary {
 
   bool operator==(const Rotary&) const = default;
 };
+
+/// The elements of a head that turn: transformers' int(head·share).
+constexpr std::int64_t rotary_size(const Rotary& r, std::int64_t head) {
+  return static_cast<std::int64_t>(static_cast<double>(head) * r.share);
+}
 
 /// Throws Error{usage} that names the value which makes no angles.
 void check(const Rotary& rotary);

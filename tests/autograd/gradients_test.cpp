@@ -74,7 +74,8 @@ TEST_F(Gradients, Elementwise) {
   check(one(), [](Tape&, const Vars& in) { return gelu(in[0]); });
   check(one(), [](Tape&, const Vars& in) { return activation(in[0], Activation::gelu_erf); });
   check(one(), [](Tape&, const Vars& in) { return tanh(in[0]); });
-  check({normal({3, 2, 10}, 1)}, [](Tape&, const Vars& in) { return swiglu(in[0]); });
+  for (const tensor::Glu kind : {tensor::Glu::swiglu, tensor::Glu::geglu_tanh, tensor::Glu::geglu_erf})
+    check({normal({3, 2, 10}, 1)}, [=](Tape&, const Vars& in) { return glu(in[0], kind); });
 }
 
 TEST_F(Gradients, ReluAwayFromItsKink) {
@@ -114,8 +115,9 @@ TEST_F(Gradients, Norms) {
     if (width > 1)
       check({normal({2, 3, width}, 1), normal({width}, 2), normal({width}, 3)},
             [](Tape&, const Vars& in) { return layer_norm(in[0], in[1], in[2]); });
-    check({normal({2, 3, width}, 1), normal({width}, 2)},
-          [](Tape&, const Vars& in) { return rms_norm(in[0], in[1], 1e-2); });
+    for (const double shift : {0, 1})
+      check({normal({2, 3, width}, 1), normal({width}, 2)},
+            [=](Tape&, const Vars& in) { return rms_norm(in[0], in[1], 1e-2, shift); });
   }
 }
 
@@ -125,7 +127,9 @@ TEST_F(Gradients, NormsOfHeads) {
     geometry.heads = heads, geometry.kv_heads = kv_heads;
     const std::int64_t width = (heads + 2 * kv_heads) * 6;
     check({normal({2, 3, width}, 1), normal({6}, 2), normal({6}, 3)},
-          [&](Tape&, const Vars& in) { return head_norm(in[0], in[1], in[2], geometry, 1e-2); });
+          [&, heads = heads](Tape&, const Vars& in) {
+            return head_norm(in[0], in[1], in[2], geometry, 1e-2, heads == 3);
+          });
   }
 }
 

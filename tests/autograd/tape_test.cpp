@@ -352,7 +352,7 @@ TEST_F(TapeTest, ShapesThatDoNotFitAreNamed) {
   expect_error(ErrorKind::usage, "[4, 6]", [&] { linear(x, w); });
   expect_error(ErrorKind::usage, "[2, 3, 5]", [&] { add(x, w); });
   expect_error(ErrorKind::usage, "matmul", [&] { matmul(w, w); });
-  expect_error(ErrorKind::usage, "even", [&] { swiglu(x); });
+  expect_error(ErrorKind::usage, "even", [&] { glu(x); });
   expect_error(ErrorKind::usage, "layer_norm", [&] { layer_norm(x, w, w); });
   expect_error(ErrorKind::usage, "int32", [&] { embedding(w.value(), w); });
   expect_error(ErrorKind::usage, "positions", [&] { add_positions(x, w); });

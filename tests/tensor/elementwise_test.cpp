@@ -11,6 +11,7 @@ namespace sherd::test {
 namespace {
 
 using tensor::Activation;
+using tensor::Glu;
 using tensor::Kernels;
 
 double cdf(double x) {
@@ -160,36 +161,53 @@ TEST_P(Elementwise, agrees_with_double_arithmetic_and_across_machines) {
   }
 }
 
-TEST_P(Elementwise, swiglu_forward_and_backward) {
-  const DType dtype = GetParam();
-  for (const Shape& shape : {Shape{1, 1}, Shape{3, 5}, Shape{2, 2, 48}, Shape{70, 517}, Shape{0, 4}}) {
-    const std::int64_t rows = shape.rows(), f = shape.back();
-    const std::vector<double> x = inputs(dtype, 2 * rows * f, 1), dy = normals_in(dtype, rows * f, 2);
-    on_every_machine(
-        [&](Machine& m) {
-          const Shape wide = shape.with_back(2 * f);
-          Tensor in = m.of(wide, dtype, x), y = m.empty(shape, dtype), dx = m.empty(wide, dtype);
-          m.kernels.swiglu(in, y);
-          m.kernels.swiglu_backward(in, m.of(shape, dtype, dy), dx);
-          return std::vector<Tensor>{y, dx};
-        },
-        [&](const std::vector<Tensor>& got) {
-          std::vector<double> y(dy.size()), dx(x.size());
-          for (std::int64_t r = 0; r < rows; ++r)
-            for (std::int64_t i = 0; i < f; ++i) {
-              const auto gate_at = static_cast<std::size_t>(2 * r * f + i),
-                         up_at = gate_at + static_cast<std::size_t>(f);
-              const auto out_at = static_cast<std::size_t>(r * f + i);
-              const double gate = x[gate_at], up = x[up_at], s = logistic(gate);
-              y[out_at] = gate * s * up;
-              dx[up_at] = dy[out_at] * gate * s;
-              dx[gate_at] = dy[out_at] * up * (s + gate * s * (1 - s));
-            }
-          expect_close(values_of(got[0]), y, dtype, 8, 0, "swiglu");
-          expect_close(values_of(got[1]), dx, dtype, 8, 64, "swiglu_backward");
-        });
-    if (HasFatalFailure()) return;
+/// act(u) and its slope, of the definitions.
+std::pair<double, double> gate_of(Glu kind, double u) {
+  if (kind == Glu::swiglu) {
+    const double s = logistic(u);
+    return {u * s, s + u * s * (1 - s)};
   }
+  if (kind == Glu::geglu_erf) {
+    const double cdf = 0.5 * std::erfc(-u / std::sqrt(2.0));
+    return {u * cdf, cdf + u * std::exp(-u * u / 2) / std::sqrt(2 * std::numbers::pi)};
+  }
+  const double a = std::sqrt(2 / std::numbers::pi), inner = a * (u + 0.044715 * u * u * u),
+               cdf = 1 / (1 + std::exp(-2 * inner));
+  return {u * cdf, cdf + u * 2 * cdf * (1 - cdf) * a * (1 + 3 * 0.044715 * u * u)};
+}
+
+TEST_P(Elementwise, glu_forward_and_backward) {
+  const DType dtype = GetParam();
+  for (const Glu kind : {Glu::swiglu, Glu::geglu_tanh, Glu::geglu_erf})
+    for (const Shape& shape : {Shape{1, 1}, Shape{3, 5}, Shape{2, 2, 48}, Shape{70, 517}, Shape{0, 4}}) {
+      if (kind != Glu::swiglu && shape.rows() == 70) continue;
+      const std::int64_t rows = shape.rows(), f = shape.back();
+      const std::vector<double> x = inputs(dtype, 2 * rows * f, 1), dy = normals_in(dtype, rows * f, 2);
+      on_every_machine(
+          [&](Machine& m) {
+            const Shape wide = shape.with_back(2 * f);
+            Tensor in = m.of(wide, dtype, x), y = m.empty(shape, dtype), dx = m.empty(wide, dtype);
+            m.kernels.glu(kind, in, y);
+            m.kernels.glu_backward(kind, in, m.of(shape, dtype, dy), dx);
+            return std::vector<Tensor>{y, dx};
+          },
+          [&](const std::vector<Tensor>& got) {
+            std::vector<double> y(dy.size()), dx(x.size());
+            for (std::int64_t r = 0; r < rows; ++r)
+              for (std::int64_t i = 0; i < f; ++i) {
+                const auto gate_at = static_cast<std::size_t>(2 * r * f + i),
+                           up_at = gate_at + static_cast<std::size_t>(f);
+                const auto out_at = static_cast<std::size_t>(r * f + i);
+                const auto [value, slope] = gate_of(kind, x[gate_at]);
+                y[out_at] = value * x[up_at];
+                dx[up_at] = dy[out_at] * value;
+                dx[gate_at] = dy[out_at] * x[up_at] * slope;
+              }
+            expect_close(values_of(got[0]), y, dtype, 8, kind == Glu::swiglu ? 0 : 16, "glu");
+            expect_close(values_of(got[1]), dx, dtype, 8, 64, "glu_backward");
+          });
+      if (HasFatalFailure()) return;
+    }
 }
 
 TEST(ElementwiseSpecials, not_a_number_passes_through_and_infinities_saturate) {
@@ -250,7 +268,7 @@ TEST(ElementwiseErrors, name_the_kernel_and_what_differs) {
   expect_error(ErrorKind::usage, "multiply: dtypes differ: bf16 and fp32",
                [&] { m.kernels.multiply(a, c, a); });
   expect_error(ErrorKind::usage, "tanh: an argument is not defined", [&] { m.kernels.tanh({}, a); });
-  expect_error(ErrorKind::usage, "swiglu: [2, 3] does not hold", [&] { m.kernels.swiglu(a, a); });
+  expect_error(ErrorKind::usage, "glu: [2, 3] does not hold", [&] { m.kernels.glu(Glu::swiglu, a, a); });
   expect_error(ErrorKind::usage, "must be floating, not int32", [&] {
     const Tensor ids = m.empty({2}, DType::i32);
     m.kernels.relu(ids, ids);

@@ -81,8 +81,10 @@ TEST_P(Norm, forward_and_backward_agree_with_double_arithmetic_and_across_machin
   const bool layer = centre;
   const DType type = dtype, compute = dtype == DType::f64 ? DType::f64 : DType::f32;
   const double eps = 1e-5;
-  for (const Shape& shape : {Shape{1, 1}, Shape{3, 2, 5}, Shape{70, 33}, Shape{300, 130}, Shape{0, 8}}) {
+  for (const Shape& shape :
+       {Shape{1, 1}, Shape{3, 2, 5}, Shape{6, 64}, Shape{70, 33}, Shape{300, 130}, Shape{0, 8}}) {
     const std::int64_t width = shape.back(), rows = shape.rows();
+    const double shift = !layer && (width == 64 || width == 5) ? 1 : 0;
     std::vector<double> x = normals_in(type, rows * width, 1, 2), w = normals_in(type, width, 2),
                         b = normals_in(type, width, 3), dy = normals_in(type, rows * width, 4);
     for (double& value : x) value = rounded(value + 3, type);
@@ -101,25 +103,26 @@ TEST_P(Norm, forward_and_backward_agree_with_double_arithmetic_and_across_machin
             m.kernels.layer_norm_backward(tx, tw, mean, rstd, tdy, {}, dw_wide, {}, false);
             m.kernels.layer_norm_backward(tx, tw, mean, rstd, tdy, {}, dw_sum, {}, true);
           } else {
-            m.kernels.rms_norm(tx, tw, eps, y, rstd);
-            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, dx, dw, false);
-            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, {}, dw_wide, false);
-            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, {}, dw_sum, true);
+            m.kernels.rms_norm(tx, tw, eps, y, rstd, shift);
+            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, dx, dw, false, false, shift);
+            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, {}, dw_wide, false, false, shift);
+            m.kernels.rms_norm_backward(tx, tw, rstd, tdy, {}, dw_sum, true, false, shift);
             m.kernels.fill(db, 0);
           }
           return std::vector<Tensor>{y, mean, rstd, dx, dw, db, dw_wide, dw_sum};
         },
         [&](const std::vector<Tensor>& got) {
-          std::vector<double> y(x.size()), mean, rstd;
+          std::vector<double> y(x.size()), mean, rstd, gain(w);
+          for (double& g : gain) g += shift;
           for (std::int64_t r = 0; r < rows; ++r) {
             const Row row = statistics(x.data() + r * width, width, eps, layer);
             mean.push_back(row.mean), rstd.push_back(row.rstd);
             for (std::int64_t i = 0; i < width; ++i) {
               const auto at = static_cast<std::size_t>(r * width + i), column = static_cast<std::size_t>(i);
-              y[at] = (x[at] - row.mean) * row.rstd * w[column] + (layer ? b[column] : 0);
+              y[at] = (x[at] - row.mean) * row.rstd * gain[column] + (layer ? b[column] : 0);
             }
           }
-          Gradients want = jacobian_gradients(x, w, dy, width, eps, layer);
+          Gradients want = jacobian_gradients(x, gain, dy, width, eps, layer);
           if (!layer) std::fill(want.dbias.begin(), want.dbias.end(), 0);
           // A row of one element has no spread: its x̂ is the rounding error of its mean times 1/√eps.
           const double spread = width == 1 ? 2000 : 20, terms = static_cast<double>(rows);

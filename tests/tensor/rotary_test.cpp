@@ -15,8 +15,13 @@ INSTANTIATE_TEST_SUITE_P(All, Rotary, ::testing::ValuesIn(floating_dtypes),
 
 TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
   const DType dtype = GetParam();
-  for (const auto& [batch, seq, heads, kv_heads, d] :
-       {std::tuple{1, 1, 1, 1, 2}, {2, 5, 4, 2, 6}, {3, 20, 6, 1, 64}, {1, 33, 2, 2, 40}}) {
+  for (const auto& [batch, seq, heads, kv_heads, d, turned] : {std::tuple{1, 1, 1, 1, 2, 2},
+                                                               {2, 5, 4, 2, 6, 6},
+                                                               {3, 20, 6, 1, 64, 64},
+                                                               {1, 33, 2, 2, 40, 40},
+                                                               {2, 5, 4, 2, 10, 4},
+                                                               {1, 9, 2, 1, 64, 16}}) {
+    const tensor::Rotary rotary{.share = static_cast<double>(turned) / d};
     const std::int64_t width = (heads + 2 * kv_heads) * d;
     const std::vector<double> x = normals_in(dtype, batch * seq * width, 1);
     Attention geometry;
@@ -25,19 +30,20 @@ TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
         [&, batch = batch, seq = seq](Machine& m) {
           const Shape shape{batch, seq, width};
           Tensor out = m.empty(shape, dtype), in_place = m.of(shape, dtype, x), back = m.empty(shape, dtype);
-          m.kernels.rotary(in_place, geometry, {}, false, out);
-          m.kernels.rotary(in_place, geometry, {}, false, in_place);
-          m.kernels.rotary(out, geometry, {}, true, back);
+          m.kernels.rotary(in_place, geometry, rotary, false, out);
+          m.kernels.rotary(in_place, geometry, rotary, false, in_place);
+          m.kernels.rotary(out, geometry, rotary, true, back);
           return std::vector<Tensor>{out, in_place, back};
         },
-        [&, seq = seq, d = d, per_group = heads / kv_heads + 2](const std::vector<Tensor>& got) {
+        [&, seq = seq, d = d, turned = turned,
+         per_group = heads / kv_heads + 2](const std::vector<Tensor>& got) {
           std::vector<double> want(x);
-          const std::int64_t half = d / 2;
+          const std::int64_t half = turned / 2;
           for (std::int64_t h = 0; h < static_cast<std::int64_t>(x.size()) / d; ++h) {
             if (h % per_group == per_group - 1) continue;  // every group's last head is its values
             const auto position = static_cast<double>(h / (width / d) % seq);
             for (std::int64_t i = 0; i < half; ++i) {
-              const double angle = position * std::pow(10000.0, -2.0 * static_cast<double>(i) / d);
+              const double angle = position * std::pow(10000.0, -2.0 * static_cast<double>(i) / turned);
               const auto a = static_cast<std::size_t>(h * d + i), b = a + static_cast<std::size_t>(half);
               want[a] = x[a] * std::cos(angle) - x[b] * std::sin(angle);
               want[b] = x[b] * std::cos(angle) + x[a] * std::sin(angle);

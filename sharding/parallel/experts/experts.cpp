@@ -42,6 +42,7 @@ class Experts::Expert : public nn::Module {
  public:
   Expert(const ExpertOptions& o, const Layout& layout, int expert_rank)
       : gated_(o.gated),
+        glu_(o.glu),
         activation_(o.gated ? tensor::Activation::none : o.activation),
         adds_bias_(layout.tensor_rank() == 0),
         up_{add("up", std::make_shared<ColumnLinear>(
@@ -72,7 +73,7 @@ class Experts::Expert : public nn::Module {
   Var operator()(Tape& tape, const Var& x, const Counts& sources) const {
     tape.enter(scope());
     Var wide = up_(tape, x, activation_, sources, true);
-    if (gated_) wide = autograd::swiglu(wide);
+    if (gated_) wide = autograd::glu(wide, glu_);
     Var out = down_(tape, wide, tensor::Activation::none, sources, adds_bias_);
     out.pin();
     tape.leave(scope());
@@ -87,6 +88,7 @@ class Experts::Expert : public nn::Module {
   }
 
   bool gated_;
+  tensor::Glu glu_;
   tensor::Activation activation_;
   bool adds_bias_;  ///< the one of the tensor ranks whose part of the sum has it
   Projection<ColumnLinear> up_;

@@ -20,7 +20,8 @@ using autograd::Var;
 struct ExpertOptions {
   std::int64_t hidden = 0, ffn_hidden = 0;  ///< widths of the stream, and within an expert
   std::int64_t experts = 0;
-  bool gated = false;                                             ///< SwiGLU experts: "up" is [gate; up]
+  bool gated = false;                                             ///< "up" is [gate; up]
+  tensor::Glu glu = tensor::Glu::swiglu;                          ///< for experts that are gated
   tensor::Activation activation = tensor::Activation::gelu_tanh;  ///< for experts that are not gated
   bool bias = false;
   nn::Init init = nn::Init::normal(0, 0.02), output_init = nn::Init::normal(0, 0.02);

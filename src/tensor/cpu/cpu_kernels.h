@@ -21,11 +21,9 @@ class CpuKernels final : public Kernels {
   SHERD_KERNELS(SHERD_DECLARE_KERNEL)
 
  private:
-  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
-
   Device& device_;
   const IsaTable& isa_;
-  RotaryAngles angles_;
+  RotaryTables angles_;
 };
 
 // Bytes of Category::workspace that the CPU kernels hold at most during one call, with every thread of the

@@ -177,39 +177,60 @@ void CpuKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor& 
   elementwise("relu_backward", device_, isa_, &ElementwiseOps::relu_backward, f64, dx, y, dy);
 }
 
-void CpuKernels::swiglu(const Tensor& x, const Tensor& out) {
-  const Count width = require_swiglu("swiglu", x, out), rows = out.shape().rows();
+namespace {
+
+/// A function of a gate, and its slope.
+struct GateF64 {
+  double value, slope;
+};
+GateF64 gate_f64(Glu kind, double u) {
+  switch (kind) {
+    case Glu::swiglu:
+      return {u * logistic(u), logistic(u) + u * logistic_slope(u)};
+    case Glu::geglu_tanh:
+      return {gelu_tanh_f64(u), gelu_tanh_slope(u)};
+    case Glu::geglu_erf:
+      return {u * normal_cdf(u), normal_cdf(u) + u * normal_density(u)};
+  }
+  return {};
+}
+
+}  // namespace
+
+void CpuKernels::glu(Glu kind, const Tensor& x, const Tensor& out) {
+  const Count width = require_glu("glu", x, out), rows = out.shape().rows();
   if (out.numel() == 0) return;
   for_items(device_, rows, row_grain(2 * width), [&](Count row) {
     if (x.dtype() != DType::f64) {
-      isa_.elementwise[storage_index(x)].swiglu(at(x, 2 * row * width), at(x, (2 * row + 1) * width),
-                                                at(out, row * width), width);
+      isa_.elementwise[storage_index(x)].glu[static_cast<int>(kind)](
+          at(x, 2 * row * width), at(x, (2 * row + 1) * width), at(out, row * width), width);
       return;
     }
     const double* gate = x.data<double>() + 2 * row * width;
     double* y = out.data<double>() + row * width;
-    for (Count i = 0; i < width; ++i) y[i] = gate[i] * logistic(gate[i]) * gate[width + i];
+    for (Count i = 0; i < width; ++i) y[i] = gate_f64(kind, gate[i]).value * gate[width + i];
   });
 }
 
-void CpuKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  const Count width = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
-  require_alike("swiglu_backward", dx, {&x});
+void CpuKernels::glu_backward(Glu kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
+  const Count width = require_glu("glu_backward", x, dy), rows = dy.shape().rows();
+  require_alike("glu_backward", dx, {&x});
   if (dy.numel() == 0) return;
   for_items(device_, rows, row_grain(2 * width), [&](Count row) {
     const Count gate_at = 2 * row * width, up_at = gate_at + width;
     if (x.dtype() != DType::f64) {
-      isa_.elementwise[storage_index(x)].swiglu_backward(at(x, gate_at), at(x, up_at), at(dy, row * width),
-                                                         at(dx, gate_at), at(dx, up_at), width);
+      isa_.elementwise[storage_index(x)].glu_backward[static_cast<int>(kind)](
+          at(x, gate_at), at(x, up_at), at(dy, row * width), at(dx, gate_at), at(dx, up_at), width);
       return;
     }
     const double* in = x.data<double>();
     const double* grad = dy.data<double>() + row * width;
     double* to = dx.data<double>();
     for (Count i = 0; i < width; ++i) {
-      const double gate = in[gate_at + i], up = in[up_at + i], s = logistic(gate);
-      to[gate_at + i] = grad[i] * up * (s + gate * s * (1 - s));
-      to[up_at + i] = grad[i] * gate * s;
+      const GateF64 act = gate_f64(kind, in[gate_at + i]);
+      const double up = in[up_at + i];
+      to[gate_at + i] = grad[i] * up * act.slope;
+      to[up_at + i] = grad[i] * act.value;
     }
   });
 }

@@ -83,11 +83,9 @@ class CudaKernels final : public Kernels {
   template <class To, class From>
   void copy_narrowing(const Tensor& from, const Tensor& to);
 
-  const RotaryAngles& rotary_angles(std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute);
-
   Target target_;
   DataErrors errors_;
-  RotaryAngles angles_;
+  RotaryTables angles_;
   std::shared_ptr<MatmulLibrary> matmul_library_;  // made by the first call that needs it
   std::shared_ptr<AttentionLibrary> attention_library_;
   AttentionRoutes routes_;

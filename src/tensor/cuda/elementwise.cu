@@ -36,28 +36,54 @@ struct GeluTanh {
   }
 };
 template <class S>
-struct GeluTanhBackward {
+struct GeluErf {
+  __device__ auto operator()(auto u) const { return u * normal<S>(u).cdf; }
+};
+template <class S>
+struct Silu {
+  __device__ auto operator()(auto u) const { return u * sigmoid<S>(u).value; }
+};
+
+/// A function of a gate, and its slope.
+template <class C>
+struct GateValue {
+  C value, slope;
+};
+template <class S>
+struct SiluGate {
   template <class C>
-  __device__ C operator()(C u, C g) const {
+  __device__ GateValue<C> operator()(C u) const {
+    const SigmoidValue<C> s = sigmoid<S>(u);
+    return {u * s.value, s.value + u * s.slope};
+  }
+};
+template <class S>
+struct GeluTanhGate {
+  template <class C>
+  __device__ GateValue<C> operator()(C u) const {
     const C square = u * u;
     const SigmoidValue<C> s = sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (square * u)));
     const C inner = C{2} * gelu_a<C> + (C{6} * gelu_a<C> * gelu_b<C>)*square;
     // For large |u| the slope is 0 while inner may overflow to infinity.
     const C bend = s.slope == C{0} ? C{0} : u * s.slope * inner;
-    return g * (s.value + bend);
+    return {u * s.value, s.value + bend};
   }
 };
 template <class S>
-struct GeluErf {
-  __device__ auto operator()(auto u) const { return u * normal<S>(u).cdf; }
+struct GeluErfGate {
+  template <class C>
+  __device__ GateValue<C> operator()(C u) const {
+    const NormalValue<C> d = normal<S>(u);
+    return {u * d.cdf, d.cdf + u * d.density};
+  }
+};
+template <class S>
+struct GeluTanhBackward {
+  __device__ auto operator()(auto u, auto g) const { return g * GeluTanhGate<S>{}(u).slope; }
 };
 template <class S>
 struct GeluErfBackward {
-  template <class C>
-  __device__ C operator()(C u, C g) const {
-    const NormalValue<C> d = normal<S>(u);
-    return g * (d.cdf + u * d.density);
-  }
+  __device__ auto operator()(auto u, auto g) const { return g * GeluErfGate<S>{}(u).slope; }
 };
 template <class S>
 struct SigmoidOf {
@@ -152,9 +178,9 @@ void arithmetic(const char* name, const Target& target, const Op& op, const Tens
   });
 }
 
-/// y[row] = silu(gate[row])·up[row]; a block takes one row after the other.
-template <int width, class S>
-__global__ void swiglu_kernel(Count rows, Count f, const S* x, S* y) {
+/// y[row] = act(gate[row])·up[row]; a block takes one row after the other.
+template <int width, class Act, class S>
+__global__ void glu_kernel(Count rows, Count f, const S* x, S* y) {
   using C = Compute<S>;
   for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
     const S* gates = x + 2 * row * f;
@@ -163,15 +189,15 @@ __global__ void swiglu_kernel(Count rows, Count f, const S* x, S* y) {
       Pack<S, width> to;
       for (int k = 0; k < width; ++k) {
         const C g = widen(gate.at[k]);
-        to.at[k] = narrow<S>(g * sigmoid<S>(g).value * widen(up.at[k]));
+        to.at[k] = narrow<S>(Act{}(g)*widen(up.at[k]));
       }
       store_pack(y + row * f + i, to);
     }
   }
 }
 
-template <int width, class S>
-__global__ void swiglu_backward_kernel(Count rows, Count f, const S* x, const S* dy, S* dx) {
+template <int width, class Act, class S>
+__global__ void glu_backward_kernel(Count rows, Count f, const S* x, const S* dy, S* dx) {
   using C = Compute<S>;
   for (Count row = blockIdx.x; row < rows; row += gridDim.x) {
     const S* gates = x + 2 * row * f;
@@ -182,9 +208,9 @@ __global__ void swiglu_backward_kernel(Count rows, Count f, const S* x, const S*
       Pack<S, width> to_gate, to_up;
       for (int k = 0; k < width; ++k) {
         const C g = widen(gate.at[k]), d = widen(grad.at[k]);
-        const SigmoidValue<C> s = sigmoid<S>(g);
-        to_up.at[k] = narrow<S>(d * (g * s.value));
-        to_gate.at[k] = narrow<S>(d * widen(up.at[k]) * (s.value + g * s.slope));
+        const GateValue<C> act = Act{}(g);
+        to_up.at[k] = narrow<S>(d * act.value);
+        to_gate.at[k] = narrow<S>(d * widen(up.at[k]) * act.slope);
       }
       store_pack(to + i, to_gate);
       store_pack(to + f + i, to_up);
@@ -277,30 +303,52 @@ void CudaKernels::relu_backward(const Tensor& y, const Tensor& dy, const Tensor&
   elementwise("relu_backward", target_, ReluBackward{}, dx, y, dy);
 }
 
-void CudaKernels::swiglu(const Tensor& x, const Tensor& out) {
-  const Count f = require_swiglu("swiglu", x, out), rows = out.shape().rows();
+void CudaKernels::glu(Glu kind, const Tensor& x, const Tensor& out) {
+  const Count f = require_glu("glu", x, out), rows = out.shape().rows();
   if (out.numel() == 0) return;
   with_floating(x.dtype(), [&](auto type) {
     using S = decltype(type);
     constexpr int width = pack_width<S>;
     const bool packs = f % width == 0 && aligned_for_packs(x.raw(), out.raw());
     const RowGrid grid(target_, rows, packs ? f / width : f);
-    launch(packs ? swiglu_kernel<width, S> : swiglu_kernel<1, S>, grid.blocks, grid.threads, 0,
-           target_.stream, rows, f, in<S>(x), SHERD_CUDA::out<S>(out));
+    const auto run = [&](auto act) {
+      using Act = decltype(act);
+      launch(packs ? glu_kernel<width, Act, S> : glu_kernel<1, Act, S>, grid.blocks, grid.threads, 0,
+             target_.stream, rows, f, in<S>(x), SHERD_CUDA::out<S>(out));
+    };
+    switch (kind) {
+      case Glu::swiglu:
+        return run(Silu<S>{});
+      case Glu::geglu_tanh:
+        return run(GeluTanh<S>{});
+      case Glu::geglu_erf:
+        return run(GeluErf<S>{});
+    }
   });
 }
 
-void CudaKernels::swiglu_backward(const Tensor& x, const Tensor& dy, const Tensor& dx) {
-  const Count f = require_swiglu("swiglu_backward", x, dy), rows = dy.shape().rows();
-  require_alike("swiglu_backward", dx, {&x});
+void CudaKernels::glu_backward(Glu kind, const Tensor& x, const Tensor& dy, const Tensor& dx) {
+  const Count f = require_glu("glu_backward", x, dy), rows = dy.shape().rows();
+  require_alike("glu_backward", dx, {&x});
   if (dy.numel() == 0) return;
   with_floating(x.dtype(), [&](auto type) {
     using S = decltype(type);
     constexpr int width = pack_width<S>;
     const bool packs = f % width == 0 && aligned_for_packs(x.raw(), dy.raw(), dx.raw());
     const RowGrid grid(target_, rows, packs ? f / width : f);
-    launch(packs ? swiglu_backward_kernel<width, S> : swiglu_backward_kernel<1, S>, grid.blocks, grid.threads,
-           0, target_.stream, rows, f, in<S>(x), in<S>(dy), out<S>(dx));
+    const auto run = [&](auto act) {
+      using Act = decltype(act);
+      launch(packs ? glu_backward_kernel<width, Act, S> : glu_backward_kernel<1, Act, S>, grid.blocks,
+             grid.threads, 0, target_.stream, rows, f, in<S>(x), in<S>(dy), out<S>(dx));
+    };
+    switch (kind) {
+      case Glu::swiglu:
+        return run(SiluGate<S>{});
+      case Glu::geglu_tanh:
+        return run(GeluTanhGate<S>{});
+      case Glu::geglu_erf:
+        return run(GeluErfGate<S>{});
+    }
   });
 }
 

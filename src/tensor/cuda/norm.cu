@@ -100,7 +100,7 @@ struct NormArguments {
   const S *x, *weight, *bias;
   S* y;
   Compute<S>*mean, *rstd;
-  Compute<S> eps;
+  Compute<S> eps, shift;
   Count rows, n;
 };
 
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(most_threads) norm_kernel(NormArguments<S> a) 
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         C value = (widen(x.at[k]) - mean) * rstd;
-        if (a.weight) value = value * widen(weight.at[k]);
+        if (a.weight) value = value * (widen(weight.at[k]) + a.shift);
         if (a.bias) value = value + widen(bias.at[k]);
         y.at[k] = narrow<S>(value);
       }
@@ -158,6 +158,7 @@ struct NormBackwardArguments {
   bool onto_dx;
   Compute<S>*weight_sums, *bias_sums;  ///< [groups, n] where asked for
   Count rows, n, group;
+  Compute<S> shift;
   Compute<S> scale = Compute<S>{1} / static_cast<Compute<S>>(n);
 
   Count groups() const { return (rows + group - 1) / group; }
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
-        const C g = a.weight ? d * widen(weight.at[k]) : d;
+        const C g = a.weight ? d * (widen(weight.at[k]) + a.shift) : d;
         if constexpr (centre) sum += g;
         product += g * normal;
         if constexpr (fits) {
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(most_backward_threads, backward_blocks<S>)
       SHERD_UNROLL
       for (int k = 0; k < width; ++k) {
         const C normal = (widen(from.at[k]) - mean) * rstd, d = widen(pack.at[k]);
-        const C g = a.weight ? d * widen(weight.at[k]) : d;
+        const C g = a.weight ? d * (widen(weight.at[k]) + a.shift) : d;
         dx.at[k] = narrow<S>((g - average - normal * slope) * rstd);
       }
       if (a.onto_dx) {
@@ -321,21 +322,21 @@ void norm_backward(const Target& target, NormBackwardArguments<S> a, const Tenso
 
 template <bool centre>
 void any_norm(const Target& target, const Tensor& x, const Tensor& weight, const Tensor& bias, double eps,
-              const Tensor& y, const Tensor& mean, const Tensor& rstd) {
+              double shift, const Tensor& y, const Tensor& mean, const Tensor& rstd) {
   if (x.numel() == 0) return;
   with_floating(x.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
     norm_forward<S, centre>(target, {in<S>(x), in_or_null<S>(weight), in_or_null<S>(bias), out<S>(y),
                                      mean ? out<C>(mean) : nullptr, out<C>(rstd), static_cast<C>(eps),
-                                     x.shape().rows(), x.shape().back()});
+                                     static_cast<C>(shift), x.shape().rows(), x.shape().back()});
   });
 }
 
 template <bool centre>
 void any_norm_backward(const Target& target, const Tensor& x, const Tensor& weight, const Tensor& mean,
                        const Tensor& rstd, const Tensor& dy, const Tensor& dx, const Tensor& dweight,
-                       const Tensor& dbias, bool accumulate, bool onto_dx) {
+                       const Tensor& dbias, bool accumulate, bool onto_dx, double shift) {
   const Count rows = x.shape().rows(), width = x.shape().back(), group = rows_per_group(rows);
   const Count parts = (dweight ? 1 : 0) + (dbias ? 1 : 0);
   if (width == 0 || (parts == 0 && !dx)) return;
@@ -346,10 +347,11 @@ void any_norm_backward(const Target& target, const Tensor& x, const Tensor& weig
   with_floating(x.dtype(), [&](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
-    norm_backward<S, centre>(target,
-                             {in<S>(x), in_or_null<S>(weight), in<S>(dy), in_or_null<C>(mean), in<C>(rstd),
-                              dx ? out<S>(dx) : nullptr, onto_dx, nullptr, nullptr, rows, width, group},
-                             sums, dweight, dbias, accumulate);
+    norm_backward<S, centre>(
+        target,
+        {in<S>(x), in_or_null<S>(weight), in<S>(dy), in_or_null<C>(mean), in<C>(rstd),
+         dx ? out<S>(dx) : nullptr, onto_dx, nullptr, nullptr, rows, width, group, static_cast<C>(shift)},
+        sums, dweight, dbias, accumulate);
   });
 }
 
@@ -360,7 +362,7 @@ void CudaKernels::layer_norm(const Tensor& x, const Tensor& weight, const Tensor
   check_norm("layer_norm", x, weight, bias, rstd);
   require_alike("layer_norm", y, {&x});
   require_vector("layer_norm", "mean", mean, x.shape().rows(), compute_type(x.dtype()));
-  any_norm<true>(target_, x, weight, bias, eps, y, mean, rstd);
+  any_norm<true>(target_, x, weight, bias, eps, 0, y, mean, rstd);
 }
 
 void CudaKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& mean,
@@ -370,21 +372,21 @@ void CudaKernels::layer_norm_backward(const Tensor& x, const Tensor& weight, con
   constexpr const char* name = "layer_norm_backward";
   check_norm_backward(name, x, weight, rstd, dy, dx, dweight, dbias);
   require_vector(name, "mean", mean, x.shape().rows(), compute_type(x.dtype()));
-  any_norm_backward<true>(target_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx);
+  any_norm_backward<true>(target_, x, weight, mean, rstd, dy, dx, dweight, dbias, accumulate, onto_dx, 0);
 }
 
 void CudaKernels::rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y,
-                           const Tensor& rstd) {
+                           const Tensor& rstd, double shift) {
   check_norm("rms_norm", x, weight, {}, rstd);
   require_alike("rms_norm", y, {&x});
-  any_norm<false>(target_, x, weight, {}, eps, y, {}, rstd);
+  any_norm<false>(target_, x, weight, {}, eps, shift, y, {}, rstd);
 }
 
 void CudaKernels::rms_norm_backward(const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                     const Tensor& dy, const Tensor& dx, const Tensor& dweight,
-                                    bool accumulate, bool onto_dx) {
+                                    bool accumulate, bool onto_dx, double shift) {
   check_norm_backward("rms_norm_backward", x, weight, rstd, dy, dx, dweight, {});
-  any_norm_backward<false>(target_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate, onto_dx);
+  any_norm_backward<false>(target_, x, weight, {}, rstd, dy, dx, dweight, {}, accumulate, onto_dx, shift);
 }
 
 }  // namespace sherd::tensor::SHERD_CUDA

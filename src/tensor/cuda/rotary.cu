@@ -21,25 +21,27 @@ struct RotaryArguments {
   S* y;
   const Compute<S>*cosine, *sine;
   Compute<S> direction;
-  Count rows, seq, half;
+  Count rows, seq, half, head;
   Positions positions;
   int heads, per_group;  ///< heads of all kinds in a row, and in a group, whose last one holds values
 };
 
-/// A block takes one row after the other; a thread `width` pairs (i, i + half) of a head.
+/// A block takes one row after the other; a thread `width` pairs (i, i + half) of a head. Behind the pairs
+/// that turn follow those of elements that only pass.
 template <int width, class S>
 __global__ void rotary_kernel(RotaryArguments<S> a) {
   using C = Compute<S>;
-  const Count packs = a.half / width;  // per half a head
+  const Count turned = a.half / width, packs = a.head / 2 / width;  // per half a head
   for (Count row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const Count angles = a.positions.at(row % a.seq) * a.half;
     for (Count item = threadIdx.x; item < a.heads * packs; item += blockDim.x) {
-      const Count head = item / packs, i = (item - head * packs) * width;
-      const Count at = (row * a.heads + head) * 2 * a.half + i;
-      const bool values = static_cast<int>(head) % a.per_group == a.per_group - 1;
-      if (values && a.x == a.y) continue;
-      Pack<S, width> u = load_pack<width>(a.x + at), v = load_pack<width>(a.x + at + a.half);
-      if (!values) {
+      const Count head = item / packs, pack = item - head * packs, begin = (row * a.heads + head) * a.head;
+      const bool values = static_cast<int>(head) % a.per_group == a.per_group - 1, turns = pack < turned;
+      if ((values || !turns) && a.x == a.y) continue;
+      const Count i = pack * width, at = begin + (turns ? i : a.half + i),
+                  other = turns ? at + a.half : at + a.head / 2 - a.half;
+      Pack<S, width> u = load_pack<width>(a.x + at), v = load_pack<width>(a.x + other);
+      if (!values && turns) {
         const C *cosine = a.cosine + angles + i, *sine = a.sine + angles + i;
         SHERD_UNROLL
         for (int k = 0; k < width; ++k) {
@@ -49,38 +51,28 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
         }
       }
       store_pack(a.y + at, u);
-      store_pack(a.y + at + a.half, v);
+      store_pack(a.y + other, v);
     }
   }
 }
 
 }  // namespace
 
-const RotaryAngles& CudaKernels::rotary_angles(Count seq, Count half, const Rotary& rotary, DType compute) {
-  if (angles_.cosine && angles_.half == half && angles_.rotary == rotary &&
-      angles_.cosine.dtype() == compute) {
-    if (angles_.seq >= seq) return angles_;
-    seq = grown_angles(angles_.seq, seq);
-  }
-  angles_ = {};
-  RotaryAngles made{seq, half, rotary,
-                    Tensor::empty(target_.device, {seq, half}, compute, Category::workspace),
-                    Tensor::empty(target_.device, {seq, half}, compute, Category::workspace)};
-  with_compute_type(compute, [&](auto type) {
-    using C = decltype(type);
-    launch(angles_kernel<C>, blocks_for(seq * half, element_threads, target_.processors), element_threads, 0,
-           target_.stream, seq, half, rotary, out<C>(made.cosine), out<C>(made.sine));
-  });
-  return angles_ = std::move(made);
-}
-
 void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,
                          const Tensor& out) {
-  const auto [rows, seq, head] = check_rotary(qkv, geometry, rotary, out);
+  const auto [rows, seq, head, turned] = check_rotary(qkv, geometry, rotary, out);
   if (qkv.numel() == 0) return;
-  const RotaryAngles& angles =
-      rotary_angles(geometry.positions.end(seq), head / 2, rotary, compute_type(qkv.dtype()));
-  with_floating(qkv.dtype(), [&, rows = rows, seq = seq, half = head / 2](auto type) {
+  const auto write = [&](const RotaryAngles& made) {
+    with_compute_type(made.cosine.dtype(), [&](auto type) {
+      using C = decltype(type);
+      launch(angles_kernel<C>, blocks_for(made.seq * made.half, element_threads, target_.processors),
+             element_threads, 0, target_.stream, made.seq, made.half, made.rotary,
+             SHERD_CUDA::out<C>(made.cosine), SHERD_CUDA::out<C>(made.sine));
+    });
+  };
+  const RotaryAngles& angles = angles_.of(target_.device, geometry.positions.end(seq), turned / 2, rotary,
+                                          compute_type(qkv.dtype()), write);
+  with_floating(qkv.dtype(), [&, rows = rows, seq = seq, head = head, half = turned / 2](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
     constexpr int width = pack_width<S>;
@@ -92,11 +84,13 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
                                   rows,
                                   seq,
                                   half,
+                                  head,
                                   geometry.positions,
                                   geometry.heads + 2 * geometry.kv_heads,
                                   geometry.heads / geometry.kv_heads + 2};
-    const bool packs = half % width == 0 && aligned_for_packs(qkv.raw(), out.raw());
-    const Count items = args.heads * (packs ? half / width : half);
+    // Both halves of what turns, and of what passes, are whole packs.
+    const bool packs = half % width == 0 && head / 2 % width == 0 && aligned_for_packs(qkv.raw(), out.raw());
+    const Count items = args.heads * (packs ? head / 2 / width : head / 2);
     const auto threads =
         static_cast<unsigned>(items >= element_threads ? element_threads : (items + 31) / 32 * 32);
     launch(packs ? rotary_kernel<width, S> : rotary_kernel<1, S>, blocks_for(rows, 1, target_.processors, 32),

@@ -33,23 +33,15 @@ void MetaKernels::layer_norm_backward(const Tensor& x, const Tensor&, const Tens
 }
 
 void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&,
-                                    const Tensor&, const Tensor& dweight, bool, bool) {
+                                    const Tensor&, const Tensor& dweight, bool, bool, double) {
   charge(gpu_ ? cuda::norm_backward_workspace(x, dweight, {}) : cpu::norm_backward_workspace(x, dweight, {}));
 }
 
 void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
                          const Tensor&) {
-  const std::int64_t seq = geometry.positions.end(qkv.shape()[-2]),
-                     half = geometry.head_dim(qkv.shape().back()) / 2;
-  const DType compute = compute_type(qkv.dtype());
-  if (angles_ && angles_.shape()[1] >= seq && angles_.shape()[2] == half && rotary_ == rotary &&
-      angles_.dtype() == compute)
-    return;
-  const bool grows = angles_ && angles_.shape()[2] == half && rotary_ == rotary && angles_.dtype() == compute;
-  const std::int64_t rows = grows ? grown_angles(angles_.shape()[1], seq) : seq;
-  angles_ = {};
-  angles_ = Tensor::empty(device_, {2, rows, half}, compute, Category::workspace);  // cosines and sines
-  rotary_ = rotary;
+  const std::int64_t turned = rotary_size(rotary, geometry.head_dim(qkv.shape().back()));
+  angles_.of(device_, geometry.positions.end(qkv.shape()[-2]), turned / 2, rotary, compute_type(qkv.dtype()),
+             [](const RotaryAngles&) {});
 }
 
 void MetaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) {

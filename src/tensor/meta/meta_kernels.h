@@ -1,5 +1,6 @@
 #pragma once
 
+#include "tensor/extents.h"
 #include "tensor/kernel_list.h"
 #include "tensor/kernels.h"
 
@@ -26,7 +27,7 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
   void layer_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                            const Tensor&, const Tensor& dweight, const Tensor& dbias, bool, bool) override;
   void rms_norm_backward(const Tensor& x, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                         const Tensor& dweight, bool, bool) override;
+                         const Tensor& dweight, bool, bool, double) override;
   void embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool, const VocabSlice&,
                           std::optional<DType>) override;
   void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
@@ -47,9 +48,8 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
 
   Device& device_;
   CudaOptions options_;
-  bool gpu_;       ///< the device stands for a GPU
-  Tensor angles_;  ///< table of the last rotary geometry, which kernels keep
-  Rotary rotary_;  ///< the rotary positions of angles_
+  bool gpu_;  ///< the device stands for a GPU
+  RotaryTables angles_;
 };
 
 }  // namespace sherd::tensor::meta

@@ -50,7 +50,7 @@ class Mlp : public nn::Layer {
  protected:
   Var forward(Tape& tape, const Var& x) override {
     Var h = (*up_)(tape, norm_ ? (*norm_)(tape, x) : x);
-    if (shaped_.gated) h = autograd::swiglu(h);
+    if (shaped_.gated) h = autograd::glu(h);
     if (shaped_.between) h = shaped_.between(h);
     return (*down_)(tape, h);
   }

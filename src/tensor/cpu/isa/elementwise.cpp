@@ -41,26 +41,45 @@ template <class S>
 SHERD_INLINE F gelu_tanh(F u) {
   return u * sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value;
 }
-template <class S>
-SHERD_INLINE F gelu_tanh_backward(F u, F g) {
-  const F square = u * u;
-  const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
-  const F inner = 2.0f * gelu_a + (6.0f * gelu_a * gelu_b) * square;
-  // For large |u| the slope is 0 while inner may overflow to infinity.
-  const F bend = s.slope == 0.0f ? F{} : u * s.slope * inner;
-  return g * (s.value + bend);
-}
-SHERD_INLINE F gelu_erf_backward(F u, F g) {
-  const Normal d = normal(u);
-  return g * (d.cdf + u * d.density);
-}
 
+/// A function of a gate, and its slope.
+struct Gate {
+  F value, slope;
+};
 template <class S>
-void swiglu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n) {
+struct Silu {
+  SHERD_INLINE static F value(F u) { return u * sigmoid<S>(u).value; }
+  SHERD_INLINE static Gate both(F u) {
+    const Sigmoid s = sigmoid<S>(u);
+    return {u * s.value, s.value + u * s.slope};
+  }
+};
+template <class S>
+struct GeluTanh {
+  SHERD_INLINE static F value(F u) { return gelu_tanh<S>(u); }
+  SHERD_INLINE static Gate both(F u) {
+    const F square = u * u;
+    const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
+    const F inner = 2.0f * gelu_a + (6.0f * gelu_a * gelu_b) * square;
+    // For large |u| the slope is 0 while inner may overflow to infinity.
+    const F bend = s.slope == 0.0f ? F{} : u * s.slope * inner;
+    return {u * s.value, s.value + bend};
+  }
+};
+struct GeluErf {
+  SHERD_INLINE static F value(F u) { return u * normal(u).cdf; }
+  SHERD_INLINE static Gate both(F u) {
+    const Normal d = normal(u);
+    return {u * d.cdf, d.cdf + u * d.density};
+  }
+};
+
+template <class S, class Act>
+void glu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n) {
   const auto step = [](F g, F u, F d, F& d_gate, F& d_up) {
-    const Sigmoid s = sigmoid<S>(g);
-    d_up = d * (g * s.value);
-    d_gate = d * u * (s.value + g * s.slope);
+    const Gate act = Act::both(g);
+    d_up = d * act.value;
+    d_gate = d * u * act.slope;
   };
   F d_gate, d_up;
   Count i = 0;
@@ -112,22 +131,24 @@ constexpr ElementwiseOps table() {
           .scale = scale<S>,
           .scaled_difference = scaled_difference<S>,
           .gelu_tanh = unary<S>([](F u) { return gelu_tanh<S>(u); }),
-          .gelu_erf = unary<S>([](F u) { return u * normal(u).cdf; }),
+          .gelu_erf = unary<S>([](F u) { return GeluErf::value(u); }),
           .sigmoid = unary<S>([](F u) { return sigmoid<S>(u).value; }),
           .exp = unary<S>([](F u) { return exp_anywhere<S>(u); }),
           .log = unary<S>([](F u) { return log(u); }),
           .tanh = unary<S>([](F u) { return tanh(u); }),
           // A NaN passes through: only numbers below zero are cut.
           .relu = unary<S>([](F u) { return u < 0.0f ? F{} : u; }),
-          .gelu_tanh_backward = binary<S>([](F u, F g) { return gelu_tanh_backward<S>(u, g); }),
-          .gelu_erf_backward = binary<S>([](F u, F g) { return gelu_erf_backward(u, g); }),
+          .gelu_tanh_backward = binary<S>([](F u, F g) { return g * GeluTanh<S>::both(u).slope; }),
+          .gelu_erf_backward = binary<S>([](F u, F g) { return g * GeluErf::both(u).slope; }),
           .sigmoid_backward = binary<S>([](F u, F g) { return g * sigmoid<S>(u).slope; }),
           .exp_backward = binary<S>([](F u, F g) { return g * exp_anywhere<S>(u); }),
           .log_backward = binary<S>([](F u, F g) { return g / u; }),
           .tanh_backward = binary<S>([](F v, F g) { return g * (1.0f - v * v); }),
           .relu_backward = binary<S>([](F v, F g) { return v > 0.0f ? g : F{}; }),
-          .swiglu = binary<S>([](F g, F u) { return g * sigmoid<S>(g).value * u; }),
-          .swiglu_backward = swiglu_backward<S>,
+          .glu = {binary<S>([](F g, F u) { return Silu<S>::value(g) * u; }),
+                  binary<S>([](F g, F u) { return GeluTanh<S>::value(g) * u; }),
+                  binary<S>([](F g, F u) { return GeluErf::value(g) * u; })},
+          .glu_backward = {glu_backward<S, Silu<S>>, glu_backward<S, GeluTanh<S>>, glu_backward<S, GeluErf>},
           .logistic_loss = binary<S>(
               [](F u, F v) { return (u < 0.0f ? F{} : u) - u * v + log_of_1_plus(exp_for<S>(-abs(u))); }),
           .logistic_slope = binary<S>([](F u, F v) { return sigmoid<S>(u).value - v; }),

@@ -85,19 +85,20 @@ struct NormLoops {
     }
   }
 
-  static void rms_norm(const void* x, const void* weight, float eps, void* y, float* rstd_out, Count n) {
+  static void rms_norm(const void* x, const void* weight, float shift, float eps, void* y, float* rstd_out,
+                       Count n) {
     Sum32<S> squares;
     for_each_32([&](int p, I, F u) { squares.part[p] += u * u; }, n, in(x));
     const float rstd = inverse_root(squares.total() / static_cast<float>(n) + eps);
     if (weight)
-      map([=](F u, F w) { return u * rstd * w; }, n, out(y), in(x), in(weight));
+      map([=](F u, F w) { return u * rstd * (w + shift); }, n, out(y), in(x), in(weight));
     else
       map([=](F u) { return u * rstd; }, n, out(y), in(x));
     *rstd_out = rstd;
   }
 
-  static void rms_norm_backward(const void* x, const void* weight, float rstd, const void* dy, void* dx,
-                                bool onto_dx, float* dweight, Count n) {
+  static void rms_norm_backward(const void* x, const void* weight, float shift, float rstd, const void* dy,
+                                void* dx, bool onto_dx, float* dweight, Count n) {
     if (dweight)
       map([=](F s, F u, F g) { return s + g * (u * rstd); }, n, dweight, static_cast<const float*>(dweight),
           in(x), in(dy));
@@ -105,11 +106,11 @@ struct NormLoops {
     Sum32<S> product;
     const float scale = 1.0f / static_cast<float>(n);
     if (weight) {
-      for_each_32([&](int p, I, F u, F g, F w) { product.part[p] += g * w * (u * rstd); }, n, in(x), in(dy),
-                  in(weight));
+      for_each_32([&](int p, I, F u, F g, F w) { product.part[p] += g * (w + shift) * (u * rstd); }, n, in(x),
+                  in(dy), in(weight));
       const float slope = product.total() * scale;
-      write([=](F u, F g, F w) { return (g * w - u * rstd * slope) * rstd; }, n, out(dx), onto_dx, in(x),
-            in(dy), in(weight));
+      write([=](F u, F g, F w) { return (g * (w + shift) - u * rstd * slope) * rstd; }, n, out(dx), onto_dx,
+            in(x), in(dy), in(weight));
     } else {
       for_each_32([&](int p, I, F u, F g) { product.part[p] += g * (u * rstd); }, n, in(x), in(dy));
       const float slope = product.total() * scale;

@@ -30,8 +30,9 @@ struct ElementwiseOps {
   /// From x and dy.
   Binary *gelu_tanh_backward, *gelu_erf_backward, *sigmoid_backward, *exp_backward, *log_backward;
   Binary *tanh_backward, *relu_backward;  ///< from y and dy
-  Binary* swiglu;                         ///< from gate and up
-  void (*swiglu_backward)(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
+  /// From gate and up, by tensor::Glu.
+  Binary* glu[3];
+  void (*glu_backward[3])(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
   /// max(x, 0) - x·t + log(1 + e^-|x|), and its derivative by x, sigmoid(x) - t, from x and t.
   Binary *logistic_loss, *logistic_slope;
   /// Rotates one head of 2·half elements, pairs (i, i + half), by direction (1 or -1) times the angles behind
@@ -75,9 +76,9 @@ struct NormOps {
   /// Adds dy·x̂ to dweight[n] and dy to dbias[n], and with `onto_dx` the rounded gradient of x to dx[n].
   void (*layer_norm_backward)(const void* x, const void* weight, float mean, float rstd, const void* dy,
                               void* dx, bool onto_dx, float* dweight, float* dbias, Count n);
-  void (*rms_norm)(const void* x, const void* weight, float eps, void* y, float* rstd, Count n);
-  void (*rms_norm_backward)(const void* x, const void* weight, float rstd, const void* dy, void* dx,
-                            bool onto_dx, float* dweight, Count n);
+  void (*rms_norm)(const void* x, const void* weight, float shift, float eps, void* y, float* rstd, Count n);
+  void (*rms_norm_backward)(const void* x, const void* weight, float shift, float rstd, const void* dy,
+                            void* dx, bool onto_dx, float* dweight, Count n);
 };
 
 struct SoftmaxOps {

@@ -1,6 +1,7 @@
 #include "models/gpt.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -55,6 +56,14 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
+/// Published models round the root to the embeddings' dtype.
+double embedding_factor(const GptConfig& c, DType dtype) {
+  double root = c.scale_embeddings ? std::sqrt(static_cast<double>(c.hidden_size)) : 1;
+  if (dtype == DType::bf16) root = static_cast<float>(bf16(static_cast<float>(root)));
+  if (dtype == DType::f16) root = static_cast<float>(f16(static_cast<float>(root)));
+  return root * c.embedding_multiplier;
+}
+
 /// The last row that counts of each sequence of x [sequences, rows, width].
 Tensor last_rows(Tape& tape, const Tensor& x) {
   const std::int64_t rows = x.shape()[1], width = x.shape()[2];
@@ -84,7 +93,7 @@ struct KeepDtypes {
 
 /// Says what parallel layers would say of their own sizes, in the configuration's words.
 void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& problems) {
-  problems.attempt([&] { (void)parallel::rank_heads(c.attention(), layout); });
+  problems.attempt([&] { (void)parallel::rank_heads(c.attention(0), layout); });
   const int ranks = layout.tensor_size();
   const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
   if (c.ffn_hidden_size % ranks != 0)
@@ -161,6 +170,7 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
+  if (const double factor = embedding_factor(config_, x.dtype()); factor != 1) x = autograd::scale(x, factor);
   if (positions_ && tape.documents)
     x = positions_->add_rows(
         tape, x,
@@ -170,6 +180,11 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   else if (positions_)
     x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
   return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
+}
+
+Var Gpt::normed(Tape& tape, const Var& x) {
+  const Var out = (*norm_)(tape, x);
+  return config_.logits_scaling == 1 ? out : autograd::scale(out, 1 / config_.logits_scaling);
 }
 
 Var Gpt::scores(Tape& tape, const Tensor& tokens, const std::function<Var(const Var& x)>& head) {
@@ -182,7 +197,7 @@ Var Gpt::scores(Tape& tape, const Tensor& tokens, const std::function<Var(const 
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   return scores(tape, tokens, [&](const Var& x) {
-    const Var own = (*head_)(tape, (*norm_)(tape, x));
+    const Var own = (*head_)(tape, normed(tape, x));
     return parallel::gather_sequence(parallel::gather(own, 2, layout_.tensor), layout_);
   });
 }
@@ -200,7 +215,7 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   require_whole_texts();
   const auto head = [&](const Var& x) {
     const Var rows = tape.input(last_rows(tape, x.value()));
-    const Var own = autograd::linear((*norm_)(tape, rows), tape.parameter(head_->weight()));
+    const Var own = autograd::linear(normed(tape, rows), tape.parameter(head_->weight()));
     return parallel::gather(own, 1, layout_.tensor);
   };
   return scores(tape, tokens, head).value();
@@ -214,7 +229,7 @@ Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, c
     const Tensor& all = x.value();
     const std::int64_t width = all.shape().back(), n = rows.numel();
     const Var picked = autograd::take_rows(tape.input(all.reshape({all.numel() / width, width})), rows);
-    const Var sequence = tape.input((*norm_)(tape, picked).value().reshape({1, n, width}));
+    const Var sequence = tape.input(normed(tape, picked).value().reshape({1, n, width}));
     return tape.input(parallel::vocab_scores(sequence, tape.parameter(head_->weight()),
                                              labels.reshape({1, n}), config_.vocab_size, layout_));
   };
@@ -234,7 +249,7 @@ Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
-  return parallel::vocab_cross_entropy((*norm_)(tape, x), tape.parameter(head_->weight()),
+  return parallel::vocab_cross_entropy(normed(tape, x), tape.parameter(head_->weight()),
                                        parallel::inner_part(tape.kernels(), labels, layout_),
                                        config_.vocab_size, layout_);
 }

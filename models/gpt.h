@@ -69,6 +69,8 @@ class Gpt : public nn::LayeredModel {
   void require_whole_texts() const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
+  /// What the head multiplies: the last norm, divided as scores are (logits_scaling).
+  Var normed(Tape& tape, const Var& x);
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);

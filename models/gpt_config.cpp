@@ -43,33 +43,48 @@ std::vector<std::int32_t> GptConfig::prompt() const {
   return out;
 }
 
-tensor::Attention GptConfig::attention() const {
+tensor::Attention GptConfig::attention(std::int64_t layer) const {
   tensor::Attention out;
   out.heads = static_cast<int>(num_heads);
   out.kv_heads = static_cast<int>(num_kv_heads);
   out.dropout = static_cast<float>(attention_dropout);
-  out.window = sliding_window;
+  out.window = window(layer);
+  out.scale = static_cast<float>(attention_multiplier);
   return out;
 }
 
-tensor::Rotary GptConfig::rotary() const {
-  const config::RopeScaling& r = rope_scaling;
-  return {.base = rotary_base,
-          .scaling = r.type,
-          .factor = r.factor,
-          .low_freq_factor = r.low_freq_factor,
-          .high_freq_factor = r.high_freq_factor,
-          .beta_fast = r.beta_fast,
-          .beta_slow = r.beta_slow,
-          .truncate = r.truncate,
-          .original_positions = r.original_max_positions,
-          .attention_factor = r.attention_factor};
+std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
+  if (!rotates(layer)) return std::nullopt;
+  const bool own = sliding_rope && slides(layer);
+  const config::RopeScaling& r = own ? sliding_rope->rope_scaling : rope_scaling;
+  return tensor::Rotary{.base = own ? sliding_rope->rotary_base : rotary_base,
+                        .share = partial_rotary_factor,
+                        .scaling = r.type,
+                        .factor = r.factor,
+                        .low_freq_factor = r.low_freq_factor,
+                        .high_freq_factor = r.high_freq_factor,
+                        .beta_fast = r.beta_fast,
+                        .beta_slow = r.beta_slow,
+                        .truncate = r.truncate,
+                        .original_positions = r.original_max_positions,
+                        .attention_factor = r.attention_factor};
 }
 
 tensor::Activation GptConfig::fused_activation() const {
   if (gated()) return tensor::Activation::none;
   return activation == config::FfnActivation::gelu ? tensor::Activation::gelu_erf
                                                    : tensor::Activation::gelu_tanh;
+}
+
+tensor::Glu GptConfig::glu() const {
+  switch (activation) {
+    case config::FfnActivation::geglu_tanh:
+      return tensor::Glu::geglu_tanh;
+    case config::FfnActivation::geglu:
+      return tensor::Glu::geglu_erf;
+    default:
+      return tensor::Glu::swiglu;
+  }
 }
 
 autograd::Init GptConfig::output_init() const {
@@ -89,7 +104,7 @@ parallel::MoeOptions GptConfig::experts(std::shared_ptr<parallel::PooledChoices>
   out.pooled = std::move(pooled);
   out.capacity_factor = moe.capacity_factor, out.drop = moe.drop;
   out.jitter = moe.jitter, out.bias_update = moe.bias_update;
-  out.gated = gated(), out.activation = fused_activation();
+  out.gated = gated(), out.glu = glu(), out.activation = fused_activation();
   out.bias = bias;
   out.init = init(), out.output_init = output_init();
   return out;
@@ -131,7 +146,8 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
       with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
   const std::int64_t tables = rows * hidden * (c.tie_embeddings ? 1 : 2) +
                               (c.position == config::PositionType::learned ? c.max_positions * hidden : 0);
-  return tables + c.num_layers * (weights + biases + head_gains + 2 * norm_size) + networks + norm_size;
+  return tables + c.num_layers * (weights + biases + head_gains + c.block_norms() * norm_size) + networks +
+         norm_size;
 }
 
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
@@ -153,13 +169,15 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
                               gates + feed_forward_weights(c, e.use_residual ? c.ffn_hidden_size : 0));
   // Scores and their product with the values: one multiply-add each per pair of positions and column.
   // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average.
-  const double s = static_cast<double>(seq), w = static_cast<double>(c.sliding_window);
-  const bool window = c.sliding_window > 0 && c.sliding_window < seq;
-  const double causal = window ? w - w * w / (2 * s) : 0.5 * s;
-  const double pairs = convention == AttentionFlops::causal_half ? causal : window ? 2 * causal : s;
-  const double blocks =
-      static_cast<double>(c.num_layers) * (2.0 * products + 2.0 * 2.0 * pairs * attention_width) +
-      2.0 * networks;
+  const double s = static_cast<double>(seq);
+  double pairs = 0;
+  for (std::int64_t layer = 0; layer < c.num_layers; ++layer) {
+    const bool window = c.slides(layer) && c.sliding_window < seq;
+    const double w = static_cast<double>(c.sliding_window), causal = window ? w - w * w / (2 * s) : 0.5 * s;
+    pairs += convention == AttentionFlops::causal_half ? causal : window ? 2 * causal : s;
+  }
+  const double blocks = static_cast<double>(c.num_layers) * 2.0 * products +
+                        2.0 * 2.0 * pairs * attention_width + 2.0 * networks;
   const double head = 2.0 * h * static_cast<double>(c.vocab_size);
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;

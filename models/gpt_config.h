@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -35,10 +36,15 @@ struct GptConfig : config::Model {
   std::int64_t num_parameters(bool padding = true) const;
 
   // The parts of a resolved model, in the words of the rooms below.
-  tensor::Attention attention() const;
-  tensor::Rotary rotary() const;
+  tensor::Attention attention(std::int64_t layer) const;
+  /// Nothing where the layer has no rotary positions.
+  std::optional<tensor::Rotary> rotary(std::int64_t layer) const;
   /// The function that the feed-forward part's first product ends with; none where it has a gate.
   tensor::Activation fused_activation() const;
+  /// The unit of a feed-forward part that has a gate.
+  tensor::Glu glu() const;
+  /// What is added to the gains of norms.
+  double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }
   /// Weights that project back onto the residual stream start smaller, so that the stream's variance does not
   /// grow with depth (Radford et al. 2019).

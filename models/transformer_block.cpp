@@ -71,17 +71,18 @@ std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layo
 std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::Layout& layout) {
   std::shared_ptr<nn::Layer> norm;
   if (config.norm == Norm::rmsnorm)
-    norm = std::make_shared<nn::RmsNorm>(config.hidden_size, config.norm_epsilon);
+    norm = std::make_shared<nn::RmsNorm>(config.hidden_size, config.norm_epsilon, config.norm_shift());
   else
     norm = std::make_shared<nn::LayerNorm>(config.hidden_size, config.norm_epsilon);
   return parallel::on_stream(std::move(norm), layout);
 }
 
-SelfAttention::SelfAttention(const GptConfig& c, const parallel::Layout& layout)
+SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const parallel::Layout& layout)
     : layout_(layout),
-      geometry_(c.attention()),
-      rotary_(c.position == PositionType::rotary ? std::optional(c.rotary()) : std::nullopt),
+      geometry_(c.attention(layer)),
+      rotary_(c.rotary(layer)),
       norm_eps_(c.norm_epsilon),
+      norm_shift_(c.norm_shift()),
       qkv_(add("qkv", std::make_shared<parallel::ColumnLinear>(
                           c.hidden_size, c.qkv_width(), layout,
                           nn::LinearOptions{
@@ -96,8 +97,8 @@ SelfAttention::SelfAttention(const GptConfig& c, const parallel::Layout& layout)
   projection_->set_adapter(
       make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout));
   if (!c.qk_norm) return;
-  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon));
-  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon));
+  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon, c.norm_shift()));
+  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon, c.norm_shift()));
   // Tensor ranks have other heads each.
   for (const auto& norm : {query_norm_, key_norm_})
     norm->weight()->partial_gradient = layout.tensor_size() > 1;
@@ -110,13 +111,14 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
   if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
   if (query_norm_)
     qkv = autograd::head_norm(qkv, tape.parameter(query_norm_->weight()), tape.parameter(key_norm_->weight()),
-                              geometry, norm_eps_);
+                              geometry, norm_eps_, norm_shift_);
   if (rotary_) qkv = autograd::rotary(qkv, geometry, *rotary_);
   return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
 }
 
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
     : gated_(c.gated()),
+      glu_(c.glu()),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
                         c.hidden_size, gated_ ? 2 * width : width, layout,
                         nn::LinearOptions{.bias = c.bias,
@@ -139,7 +141,7 @@ void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layou
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
-  if (gated_) wide = autograd::glu(wide);
+  if (gated_) wide = autograd::glu(wide, glu_);
   return (*down_)(tape, wide);
 }
 
@@ -172,18 +174,26 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
 
 TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
-    : layout_(layout),
-      norm_1_(add("norm_1", make_norm(c, layout))),
-      norm_2_(nullptr),
-      attention_(add("attention", std::make_shared<SelfAttention>(c, layout))),
-      attention_dropout_(
-          add("attention_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)))) {
-  norm_2_ = add("norm_2", make_norm(c, layout));
+    : layout_(layout), multiplier_(c.residual_multiplier) {
+  const bool before = c.norm_placement != config::NormPlacement::post,
+             behind = c.norm_placement != config::NormPlacement::pre;
+  const auto norm = [&](const char* name, bool there) {
+    return there ? add(name, make_norm(c, layout)) : nullptr;
+  };
+  const auto dropout = [&](const char* name) {
+    return add(name, std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
+  };
+  norm_1_ = norm("norm_1", before);
+  attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));
+  post_norm_1_ = norm("post_norm_1", behind);
+  attention_dropout_ = dropout("attention_dropout");
+  norm_2_ = norm("norm_2", before);
   if (c.moe.in(index))
     mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
   else
     mlp_ = add("mlp", dense_part(c, layout));
-  mlp_dropout_ = add("mlp_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
+  post_norm_2_ = norm("post_norm_2", behind);
+  mlp_dropout_ = dropout("mlp_dropout");
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));
 }
 
@@ -197,9 +207,15 @@ Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, 
 
 Var TransformerBlock::forward(Tape& tape, const Var& x) {
   using BlockPart = parallel::Bottlenecks::BlockPart;
+  const auto part = [&](nn::Layer& layer, const std::shared_ptr<nn::Layer>& norm,
+                        const std::shared_ptr<nn::Layer>& post_norm, const Var& in) {
+    Var out = layer(tape, norm ? (*norm)(tape, in) : in);
+    if (post_norm) out = (*post_norm)(tape, out);
+    return multiplier_ == 1 ? out : autograd::scale(out, multiplier_);
+  };
   const Var middle =
-      joined(tape, BlockPart::attention, x, (*attention_)(tape, (*norm_1_)(tape, x)), *attention_dropout_);
-  return joined(tape, BlockPart::mlp, middle, (*mlp_)(tape, (*norm_2_)(tape, middle)), *mlp_dropout_);
+      joined(tape, BlockPart::attention, x, part(*attention_, norm_1_, post_norm_1_, x), *attention_dropout_);
+  return joined(tape, BlockPart::mlp, middle, part(*mlp_, norm_2_, post_norm_2_, middle), *mlp_dropout_);
 }
 
 }  // namespace sherd::models

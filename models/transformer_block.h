@@ -18,8 +18,8 @@ using autograd::Var;
 /// Tensor ranks have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
-  /// `config` must be resolved.
-  SelfAttention(const GptConfig& config, const parallel::Layout& layout);
+  /// `config` must be resolved; `layer`: the index of its block, as what blocks see may differ.
+  SelfAttention(const GptConfig& config, std::int64_t layer, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -28,7 +28,7 @@ class SelfAttention : public nn::Layer {
   parallel::Layout layout_;
   tensor::Attention geometry_;
   std::optional<tensor::Rotary> rotary_;
-  double norm_eps_;
+  double norm_eps_, norm_shift_;
   std::shared_ptr<parallel::ColumnLinear> qkv_;
   std::shared_ptr<parallel::RowLinear> projection_;
   std::shared_ptr<nn::Dropout> dropout_;
@@ -47,6 +47,7 @@ class FeedForward : public nn::Layer {
 
  private:
   bool gated_;
+  tensor::Glu glu_;
   std::shared_ptr<parallel::ColumnLinear> up_;
   std::shared_ptr<parallel::RowLinear> down_;
 };
@@ -67,9 +68,10 @@ class ExpertsAndShared : public parallel::Moe {
   std::shared_ptr<nn::Linear> shared_gate_, coefficient_;
 };
 
-/// One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x)). Parts: "norm_1", "attention",
-/// "attention_dropout", "norm_2", "mlp", "mlp_dropout", and "adapter", bottlenecks behind these. x and the
-/// result: this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
+/// One decoder block: x + attention(x), then x + mlp(x), where norms stand before these, behind them, or on
+/// both sides (config::NormPlacement). Parts: "norm_1", "attention", "post_norm_1", "attention_dropout",
+/// "norm_2", "mlp", "post_norm_2", "mlp_dropout", and "adapter", bottlenecks behind these. x and the result:
+/// this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
   /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptConfig::experts() takes
@@ -86,7 +88,8 @@ class TransformerBlock : public nn::Layer {
              nn::Dropout& dropout);
 
   parallel::Layout layout_;
-  std::shared_ptr<nn::Layer> norm_1_, norm_2_;
+  double multiplier_;                                                       ///< of what parts add
+  std::shared_ptr<nn::Layer> norm_1_, norm_2_, post_norm_1_, post_norm_2_;  ///< null: none there
   std::shared_ptr<SelfAttention> attention_;
   std::shared_ptr<nn::Layer> mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;

@@ -8,8 +8,9 @@ labels that are not -100; of families with experts the balance loss too, where o
 and `grad.NAME` for every weight, in fp32, computed in double.
 
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
-size than hidden/heads with norms of queries and keys, a sliding window shorter than the sequence, rope scaling
-`linear`, `llama3` and `yarn`, in the older and the newer form of config.json, shards, bf16 and fp16 files.
+size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
+embeddings and multipliers, layers without rotary positions, positions of part of a head in pairs of neighbours, a sliding window shorter than the sequence, in all layers or
+in some, rope scaling `linear`, `llama3` and `yarn`, in the older and the newer form of config.json, shards, bf16 and fp16 files.
 
 Needs torch, transformers and safetensors; nothing that Sherd builds, tests or runs needs this file.
 Usage: make_hugging_face_reference.py [OUTPUT_FOLDER]
@@ -49,7 +50,8 @@ FAMILIES = {
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
                          "original_max_position_embeddings": 8}), {}),
     "qwen3": (transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
-        **LLAMA, head_dim=6, rope_parameters={"rope_type": "default", "rope_theta": 1e6}), {}),
+        **LLAMA, head_dim=6, use_sliding_window=True, sliding_window=5, max_window_layers=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}), {}),
     "mixtral": (transformers.MixtralForCausalLM, transformers.MixtralConfig(
         **LLAMA, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, output_router_logits=True,
         router_aux_loss_coef=0.02, rope_parameters=DEFAULT_ROPE), {}),
@@ -58,9 +60,23 @@ FAMILIES = {
         mlp_only_layers=[0], rope_parameters=DEFAULT_ROPE), {}),
     "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config(
         **LLAMA, sliding_window=5, rope_parameters=DEFAULT_ROPE, pad_token_id=None), {}),
+    "gemma3_text": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(
+        **LLAMA, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"sliding_attention": dict(DEFAULT_ROPE),
+                         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}}), {}),
+    "granite": (transformers.GraniteForCausalLM, transformers.GraniteConfig(
+        **LLAMA, embedding_multiplier=3.0, residual_multiplier=0.22, attention_multiplier=0.3, logits_scaling=4.0,
+        rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "smollm3": (transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config(
+        **LLAMA, no_rope_layer_interval=2, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 2e6}), {}),
+    "glm4": (transformers.Glm4ForCausalLM, transformers.Glm4Config(
+        **LLAMA, head_dim=8, pad_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}), {}),
 }
 # As transformers 4 wrote config.json.
-OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3")
+OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")
 
 
 def made(kind, config, seed):
@@ -71,7 +87,8 @@ def made(kind, config, seed):
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape)
             scale = 0.4 if name.endswith("mlp.gate.weight") else 0.05 if name.endswith("bias") else 0.15
-            p.copy_(1 + 0.1 * noise if is_gain(name) else scale * noise)
+            gain = 0 if config.model_type.startswith("gemma") else 1  # which multiply by 1 + weight
+            p.copy_(gain + 0.1 * noise if is_gain(name) else scale * noise)
     return model
 
 
@@ -92,12 +109,18 @@ def in_double(model):
     wide = copy.deepcopy(model).double()
     if not hasattr(wide, "model"):
         return wide  # learned positions
+    rotary, parameters = wide.model.rotary_emb, model.config.rope_parameters
+    nested = "rope_type" not in parameters  # a section for each type of layers
     with InDouble():
-        rotary = wide.model.rotary_emb
-        kind = model.config.rope_parameters["rope_type"]
-        rotary.inv_freq, rotary.attention_scaling = \
-            rotary.compute_default_rope_parameters(model.config) if kind == "default" else \
-            transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"))
+        for layer_type in parameters if nested else (None,):
+            kind = (parameters[layer_type] if nested else parameters)["rope_type"]
+            options = {"layer_type": layer_type} if nested else {}
+            frequencies, scaling = \
+                rotary.compute_default_rope_parameters(model.config, **options) if kind == "default" else \
+                transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), **options)
+            prefix = f"{layer_type}_" if nested else ""
+            setattr(rotary, prefix + "inv_freq", frequencies)
+            setattr(rotary, prefix + "attention_scaling", scaling)
     return wide
 
 

@@ -21,6 +21,7 @@ struct TensorNames {
   std::string tokens = "embed_tokens", positions = "", norm = "norm", blocks = "layers";
   // In a block.
   std::string norm_1 = "input_layernorm", norm_2 = "post_attention_layernorm";
+  std::string post_norm_1 = "", post_norm_2 = "";  ///< behind the parts
   std::vector<std::string> qkv{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", projection = "self_attn.o_proj";
   std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
@@ -29,7 +30,8 @@ struct TensorNames {
   // In an expert.
   std::vector<std::string> expert_up{"gate_proj", "up_proj"};
   std::string expert_down = "down_proj";
-  bool transposed = false;  ///< matrices of the blocks are [in, out]
+  bool transposed = false;   ///< matrices of the blocks are [in, out]
+  bool interleaved = false;  ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
 };
 
 /// One family.
@@ -43,8 +45,15 @@ struct Family {
   TensorNames names = {};
   std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
-  bool window = true;    ///< its class has sliding windows
-  bool experts = false;  ///< its blocks have experts
+  bool window = true;                 ///< its class has sliding windows
+  bool layer_types = false;           ///< in some layers, as a list says
+  bool sliding_rope = false;          ///< which have rotary positions of their own
+  bool no_rope = false;               ///< or none in some layers
+  bool partial_rotary = false;        ///< which turn a part of a head
+  bool attention_multiplier = false;  ///< a factor of scores
+  bool qkv_bias = false;              ///< projections to queries, keys and values with a bias, or without
+  bool multipliers = false;  ///< and of embeddings, of what blocks add, and of the vocabulary's scores
+  bool experts = false;      ///< its blocks have experts
   /// The first thing of such a model that the class does not have, beside what config::defaults_of()
   /// and the flags above say; null: nothing more.
   std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
@@ -62,12 +71,14 @@ struct ClassSizes {
   std::int64_t vocabulary, hidden, ffn, layers, heads, kv_heads, positions;
 };
 void set_sizes(config::Model& model, const ClassSizes& sizes);
+/// SiLU, as hidden_act.
+JsonKey silu();
 /// Sizes, activation, norm and attention's dropout.
-JsonKeys decoder_sizes();
+JsonKeys decoder_sizes(JsonKey activation = silu());
 /// attention_bias and mlp_bias, which must be false; `written`: which of them such a file has.
 JsonKeys no_biases(bool attention_written, bool mlp_written);
-/// sliding_window, in all layers or, by layer_types, in none.
-JsonKeys window_keys();
+/// sliding_window; `listed`: and layer_types, by which layers have it.
+JsonKeys window_keys(bool listed = false);
 /// The keys of experts that all such classes have; `count`: what the number of experts is called.
 JsonKeys experts_keys(std::string count, std::string other_count);
 /// The first thing of the experts that no class of transformers has.

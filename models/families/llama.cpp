@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "base/excerpt.h"
 #include "models/families/family.h"
 
@@ -6,6 +8,7 @@ namespace sherd::models {
 
 using M = config::Model;
 using E = config::Moe;
+using config::LayerType;
 using config::Node;
 using config::Value;
 
@@ -16,7 +19,13 @@ void set_sizes(M& model, const ClassSizes& sizes) {
   model.norm_epsilon = model.norm == config::Norm::layernorm ? 1e-5 : 1e-6;
 }
 
-JsonKeys decoder_sizes() {
+JsonKey silu() {
+  return activation("hidden_act",
+                    {{"silu", config::FfnActivation::swiglu}, {"swish", config::FfnActivation::swiglu}},
+                    "\"silu\" is");
+}
+
+JsonKeys decoder_sizes(JsonKey activation) {
   // Null is num_attention_heads, whatever the class has where the key is absent.
   const auto kv_heads = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_heads);
@@ -29,9 +38,7 @@ JsonKeys decoder_sizes() {
           in_file(config::field_key("num_key_value_heads", "", &M::num_kv_heads, kv_heads))
               .with(config::null_too),
           whole("head_dim", &M::head_dim, 1, config::most_hidden),
-          activation("hidden_act",
-                     {{"silu", config::FfnActivation::swiglu}, {"swish", config::FfnActivation::swiglu}},
-                     "\"silu\" is"),
+          std::move(activation),
           positive("rms_norm_eps", &M::norm_epsilon),
           share("attention_dropout", &M::attention_dropout)};
 }
@@ -45,18 +52,27 @@ JsonKeys no_biases(bool attention_written, bool mlp_written) {
   return out;
 }
 
-JsonKeys window_keys() {
+JsonKeys window_keys(bool listed) {
   const auto window = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
   };
   const auto read_types = [](Published& published, const Value& value) {
     value.expect(Node::Kind::array);
     for (const Node& item : value.node.items) {
-      const std::string& type = Value{item, value.path, value.context}.text();
-      if (type != "full_attention" && type != "sliding_attention")
-        value.error("\"", excerpt(type), "\" is not supported");
-      published.layer_types.push_back(type);
+      const std::string& name = Value{item, value.path, value.context}.text();
+      const auto known = {LayerType::full_attention, LayerType::sliding_attention};
+      const auto* type = std::find_if(known.begin(), known.end(),
+                                      [&](LayerType each) { return config::name_of(each) == name; });
+      if (type == known.end()) value.error("\"", excerpt(name), "\" is not supported");
+      published.layer_types.push_back(*type);
     }
+  };
+  const auto written_types = [](const Published& p) {
+    std::vector<std::string> names;
+    for (std::int64_t i = 0; i < p.model.num_layers; ++i)
+      names.emplace_back(
+          config::name_of(p.model.slides(i) ? LayerType::sliding_attention : LayerType::full_attention));
+    return config::list_of(names);
   };
   const auto written = [](const Published& p) {
     return p.model.sliding_window > 0 ? config::node_of(p.model.sliding_window) : Node();
@@ -64,7 +80,8 @@ JsonKeys window_keys() {
   return {config::field_key("sliding_window", "", &Published::window, window)
               .written(written)
               .with(config::null_too, config::or_null),
-          config::custom<Published>("layer_types", "", read_types)};
+          listed ? config::custom<Published>("layer_types", "", read_types, written_types)
+                 : config::custom<Published>("layer_types", "", read_types)};
 }
 
 JsonKeys experts_keys(std::string count, std::string other_count) {

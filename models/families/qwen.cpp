@@ -12,10 +12,10 @@ using config::Node;
 using config::Value;
 
 /// The keys that all three have. `qkv_bias` and `qk_norm`: what the class has.
-JsonKeys common(bool qkv_bias, bool qk_norm) {
+JsonKeys common(bool qkv_bias, bool qk_norm, bool layer_types) {
   const auto is = [](bool value) { return value ? is_true : config::is_false; };
   return joined(
-      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(),
+      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(layer_types),
       JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
                only("qkv_bias", is(qkv_bias), "the family decides"),
                flag("use_sliding_window", &Published::use_sliding_window).written([](const Published& p) {
@@ -29,8 +29,10 @@ JsonKey max_window_layers() {
 }
 
 JsonKeys dense_keys(bool qkv_bias, bool qk_norm) {
-  return joined(common(qkv_bias, qk_norm), JsonKeys{max_window_layers().written([](const Published& p) {
-                  return config::node_of(p.model.sliding_window > 0 ? 0 : p.model.num_layers);
+  return joined(common(qkv_bias, qk_norm, true), JsonKeys{max_window_layers().written([](const Published& p) {
+                  std::int64_t full = 0;
+                  while (full < p.model.num_layers && !p.model.slides(full)) ++full;
+                  return config::node_of(full);
                 })});
 }
 
@@ -59,7 +61,8 @@ JsonKey mlp_only_layers() {
 
 JsonKeys moe_keys() {
   JsonKeys keys = joined(
-      common(false, true), JsonKeys{max_window_layers()}, experts_keys("num_experts", "num_local_experts"),
+      common(false, true, false), JsonKeys{max_window_layers()},
+      experts_keys("num_experts", "num_local_experts"),
       JsonKeys{
           whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
           whole("decoder_sparse_step", &E::every, 1, config::most_layers),
@@ -85,14 +88,16 @@ Family qwen2() {
   return {.name = "qwen2",
           .architecture = "Qwen2ForCausalLM",
           .class_defaults = dense_defaults,
-          .keys = dense_keys(true, false)};
+          .keys = dense_keys(true, false),
+          .layer_types = true};
 }
 
 Family qwen3() {
   return {.name = "qwen3",
           .architecture = "Qwen3ForCausalLM",
           .class_defaults = [](Published& p) { dense_defaults(p), p.model.head_dim = 128; },
-          .keys = dense_keys(false, true)};
+          .keys = dense_keys(false, true),
+          .layer_types = true};
 }
 
 Family qwen3_moe() {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/excerpt.h"
@@ -10,6 +11,7 @@
 namespace sherd::models {
 namespace {
 
+using config::LayerType;
 using config::Model;
 using config::ModelType;
 using config::Node;
@@ -41,17 +43,59 @@ Published class_defaults(const Family& family) {
   return out;
 }
 
-/// A model sees everything in all of its layers, or in none of them.
-void settle_window(Published& p, const Value& file) {
+/// Which layers have the window: by the list, by the class's pattern, or by the number of those before them
+/// that have none.
+void settle_window(Published& p, const Value& file, const Family& family) {
+  const std::int64_t layers = p.model.num_layers, named = std::ssize(p.layer_types);
+  if (named > 0 && named != layers)
+    refuse(file, "layer_types names ", counted(named, "layer"), " of ", layers);
   if (!p.use_sliding_window) p.window = 0;
-  const std::int64_t layers = p.model.num_layers;
-  std::int64_t cut = p.use_sliding_window ? std::max<std::int64_t>(0, layers - p.first_full_layers) : layers;
-  if (!p.layer_types.empty())
-    cut = std::count(p.layer_types.begin(), p.layer_types.end(), "sliding_attention");
-  if (p.window > 0 && cut != 0 && cut != layers)
+  const std::vector<LayerType> pattern = std::exchange(p.model.layer_types, {});  // of the class
+  std::vector<LayerType> types = p.layer_types;
+  for (std::int64_t i = 0; i < layers && named == 0; ++i)
+    types.push_back(!pattern.empty()          ? pattern[static_cast<std::size_t>(i) % pattern.size()]
+                    : i < p.first_full_layers ? LayerType::full_attention
+                                              : LayerType::sliding_attention);
+  const std::int64_t cut = std::count(types.begin(), types.end(), LayerType::sliding_attention);
+  if (p.window > 0 && cut != 0 && cut != layers && !family.layer_types)
     refuse(file, "sliding_window in ", cut, " of ", layers,
-           " layers is not supported: all of them, or none, can have one");
+           " layers is not supported: the class has it in all of them or in none");
   p.model.sliding_window = cut > 0 ? p.window : 0;
+  if (p.model.sliding_window > 0) p.model.layer_types = std::move(types);
+}
+
+config::RopeScaling scaling_of(const PublishedRope& rope, const Model& m) {
+  config::RopeScaling out = rope.scaling;
+  if (rope.original_missing) out.original_max_positions = m.max_positions;
+  return out;
+}
+
+/// Sections go before the keys beside them.
+void settle_rope(Published& p, const Value& file, const Family& family) {
+  Model& m = p.model;
+  if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
+  if (p.rope.theta > 0) m.rotary_base = p.rope.theta;
+  m.rope_scaling = scaling_of(p.rope, m);
+  for (const double share : {p.partial_rotary_factor, p.rope.share})
+    if (share > 0) m.partial_rotary_factor = share;
+  if (m.partial_rotary_factor != 1 && !family.partial_rotary)
+    refuse(file, "partial_rotary_factor ", m.partial_rotary_factor,
+           " is not supported: the class turns all of a head");
+  if (!family.sliding_rope) {
+    if (p.sliding)
+      refuse(file, "rope_parameters.sliding_attention is not supported: all layers have the same positions");
+    return;
+  }
+  if (p.sliding && p.sliding->share > 0 && p.sliding->share != m.partial_rotary_factor)
+    refuse(file, "rope_parameters.sliding_attention.partial_rotary_factor ", p.sliding->share,
+           " is not supported: it must be the other layers' ", m.partial_rotary_factor);
+  config::SlidingRope own{p.sliding_theta > 0 ? p.sliding_theta : m.rotary_base, {}};
+  if (p.sliding) own.rope_scaling = scaling_of(*p.sliding, m);
+  if (p.sliding && p.sliding->theta > 0) own.rotary_base = p.sliding->theta;
+  if (own == config::SlidingRope{m.rotary_base, m.rope_scaling})
+    m.sliding_rope.reset();
+  else
+    m.sliding_rope = own;
 }
 
 void settle_experts(Published& p, const config::Given& given, const Value& file) {
@@ -70,13 +114,12 @@ void settle_experts(Published& p, const config::Given& given, const Value& file)
         "is true; model.moe.aux_loss sets it");
 }
 
-void settle(Published& p, const config::Given& given, const Value& file) {
+void settle(Published& p, const config::Given& given, const Value& file, const Family& family) {
   Model& m = p.model;
   m.seq_length = m.max_positions;
-  if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
-  if (p.inner_theta > 0) m.rotary_base = p.inner_theta;
-  if (p.original_missing) m.rope_scaling.original_max_positions = m.max_positions;
-  settle_window(p, file);
+  settle_window(p, file, family);
+  settle_rope(p, file, family);
+  if (p.listed_no_rope_interval) m.no_rope_layer_interval = *p.listed_no_rope_interval;
   settle_experts(p, given, file);
   if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
     refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
@@ -95,11 +138,26 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   };
   if (m.norm != has.norm) return cat("model.norm \"", config::name_of(m.norm), "\"");
   if (m.position != has.position) return cat("model.position \"", config::name_of(m.position), "\"");
-  if (m.gated() != has.gated()) return cat("model.activation \"", config::name_of(m.activation), "\"");
+  if (m.gated() != has.gated() || (m.gated() && m.activation != has.activation))
+    return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.bias != has.bias) return said("bias", m.bias);
-  if (m.has_qkv_bias() != has.has_qkv_bias()) return said("qkv_bias", m.qkv_bias);
+  if (m.has_qkv_bias() != has.has_qkv_bias() && !family.qkv_bias) return said("qkv_bias", m.qkv_bias);
   if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
   if (m.sliding_window > 0 && !family.window) return "model.sliding_window";
+  if (!m.layer_types.empty() && !family.layer_types) return "model.layer_types";
+  if (m.sliding_window > 0 && m.sliding_rope && !family.sliding_rope) return "model.sliding_rope";
+  if (m.norm_unit_offset != has.norm_unit_offset) return said("norm_unit_offset", m.norm_unit_offset);
+  if (m.norm_placement != has.norm_placement)
+    return cat("model.norm_placement \"", config::name_of(m.norm_placement), "\"");
+  if (m.scale_embeddings != has.scale_embeddings) return said("scale_embeddings", m.scale_embeddings);
+  if (m.partial_rotary_factor != 1 && !family.partial_rotary) return "model.partial_rotary_factor";
+  if (m.attention_multiplier != 0 && !family.attention_multiplier) return "model.attention_multiplier";
+  if (!family.multipliers) {
+    if (m.embedding_multiplier != 1) return "model.embedding_multiplier";
+    if (m.residual_multiplier != 1) return "model.residual_multiplier";
+    if (m.logits_scaling != 1) return "model.logits_scaling";
+  }
+  if (m.no_rope_layer_interval != 0 && !family.no_rope) return "model.no_rope_layer_interval";
   if ((m.moe.experts > 0) != family.experts)
     return m.moe.experts > 0 ? "model.moe" : "a model without model.moe";
   return family.lacks ? family.lacks(m) : std::nullopt;
@@ -120,7 +178,7 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
     const Family& family = family_in(file);
     const config::Table<Published> table{.keys = joined(common_keys(), family.keys)};
     Published published = class_defaults(family);
-    settle(published, config::read_section(table, published, file), file);
+    settle(published, config::read_section(table, published, file), file, family);
     out.model = published.model;
     out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
   });
@@ -153,9 +211,10 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
                               : config::parse_tree(original, "config.json");
   const bool newer_rope = out.find("rope_parameters") != nullptr;
   // Keys that mean the same as some that follow.
-  static const std::set<std::string> others{"rope_theta",  "rope_scaling", "rope_parameters",
-                                            "layer_types", "num_experts",  "num_local_experts",
-                                            "dtype",       "torch_dtype",  "quantization_config"};
+  static const std::set<std::string> others{"rope_theta",           "rope_scaling",       "rope_parameters",
+                                            "rope_local_base_freq", "no_rope_layers",     "layer_types",
+                                            "num_experts",          "num_local_experts",  "dtype",
+                                            "torch_dtype",          "quantization_config"};
   std::erase_if(out.members, [](const auto& member) { return others.contains(member.first); });
   const auto put = [&](const std::string& name, Node value) {
     if (Node* there = out.find(name))

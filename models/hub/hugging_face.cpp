@@ -59,12 +59,28 @@ PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::s
   }
   std::int64_t row = 0;
   const auto append = [&](int part, std::int64_t first_head, std::int64_t count) {
-    out.rows.push_back({row, count * d, one ? 0 : part, starts[part] + first_head * d});
+    const int tensor = one ? 0 : part;
+    const std::int64_t from = starts[part] + first_head * d;
+    if (part < 2 && family_->names.interleaved)
+      for (std::int64_t h = 0; h < count; ++h) append_pairs(out.rows, row + h * d, tensor, from + h * d);
+    else
+      out.rows.push_back({row, count * d, tensor, from});
     row += count * d;
   };
   for (std::int64_t g = 0; g < c.num_kv_heads; ++g)
     append(0, g * each, each), append(1, g, 1), append(2, g, 1);
   return out;
+}
+
+/// The rows of a head whose elements 2i and 2i + 1 turn together: here these are i and i + half.
+void HuggingFaceLayout::append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row,
+                                     int tensor, std::int64_t from) const {
+  const std::int64_t d = config_.head_dim,
+                     turned = tensor::rotary_size({.share = config_.partial_rotary_factor}, d),
+                     half = turned / 2;
+  for (std::int64_t i = 0; i < turned; ++i)
+    rows.push_back({row + i, 1, tensor, from + (i < half ? 2 * i : 2 * (i - half) + 1)});
+  if (turned < d) rows.push_back({row + turned, d - turned, tensor, from + turned});
 }
 
 /// The weight `part` of a layer of experts: "router", "experts.3.up" or "experts.3.down".
@@ -104,8 +120,11 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   if (matrix && c.moe.experts > 0 && part.starts_with("mlp."))
     if (auto found = of_experts(at, part.substr(std::strlen("mlp.")))) return found;
   if (!matrix && !c.bias) return std::nullopt;
-  if (part == "norm_1") return stacked({at + names().norm_1 + "." + kind}, c.hidden_size, 0);
-  if (part == "norm_2") return stacked({at + names().norm_2 + "." + kind}, c.hidden_size, 0);
+  for (const auto& [own, name] : {std::pair("norm_1", &TensorNames::norm_1),
+                                  {"norm_2", &TensorNames::norm_2},
+                                  {"post_norm_1", &TensorNames::post_norm_1},
+                                  {"post_norm_2", &TensorNames::post_norm_2}})
+    if (part == own) return stacked({at + names().*name + "." + kind}, c.hidden_size, 0);
   if (part == "attention.projection")
     return linear({names().projection}, c.hidden_size, c.num_heads * c.head_dim);
   if (part == "mlp.up") return linear(names().up, (c.gated() ? 2 : 1) * c.ffn_hidden_size, c.hidden_size);

@@ -53,6 +53,8 @@ class HuggingFaceLayout {
   std::string at_block(const std::string& block) const;
   std::optional<PublishedParameter> of_block(const std::string& layer, const std::string& part,
                                              const std::string& kind) const;
+  void append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row, int tensor,
+                    std::int64_t from) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
   std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part) const;
 

@@ -73,23 +73,25 @@ std::optional<Node> taken(Node& section, const char* name) {
 }
 
 /// Takes out the keys that stand beside those of model.rope_scaling.
-void take_others(Published& published, Node& rope, const Value& section) {
+void take_others(PublishedRope& to, Node& rope, const Value& section) {
   const auto value = [&](const Node& node, const char* name) {
     return Value{node, section.path + "." + name, section.context};
   };
   taken(rope, "finetuned");
   if (const auto base = taken(rope, "rope_theta"))
-    published.inner_theta = value(*base, "rope_theta").real(1, config::infinity, true);
+    to.theta = value(*base, "rope_theta").real(1, config::infinity, true);
+  if (const auto share = taken(rope, "partial_rotary_factor"))
+    to.share = value(*share, "partial_rotary_factor").real(0, 1, true);
+  Published unused;
   const std::string scores = "attention_factor says by how much scores grow";
-  const JsonKey refused[] = {
-      only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated"),
-      only("mscale", config::never, scores), only("mscale_all_dim", config::never, scores)};
+  const JsonKey refused[] = {only("mscale", config::never, scores),
+                             only("mscale_all_dim", config::never, scores)};
   for (const JsonKey& key : refused)
     if (const auto node = taken(rope, key.name.c_str()))
-      section.context.attempt([&] { key.read(published, value(*node, key.name.c_str())); });
+      section.context.attempt([&] { key.read(unused, value(*node, key.name.c_str())); });
 }
 
-void read_rope_scaling(Published& published, const Value& given) {
+PublishedRope read_rope(const Value& given) {
   given.expect(Node::Kind::object);
   Node rope = given.node;
   const Node *old = rope.find("type"), *type = rope.find("rope_type");
@@ -102,20 +104,44 @@ void read_rope_scaling(Published& published, const Value& given) {
   if (old && type && type->is(Node::Kind::string) && old->is_text(type->text)) taken(rope, "type");
   kind = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
   const std::size_t problems = given.context.problems.size();
-  published.original_missing =
-      kind && kind->is_text("llama3") && !rope.find("original_max_position_embeddings");
-  if (published.original_missing) {  // transformers takes max_position_embeddings, which may come later
+  PublishedRope out;
+  out.original_missing = kind && kind->is_text("llama3") && !rope.find("original_max_position_embeddings");
+  if (out.original_missing) {  // transformers takes max_position_embeddings, which may come later
     Node later = *kind;
     later.kind = Node::Kind::integer, later.integer = 1, later.number = 1;
     rope.members.emplace_back("original_max_position_embeddings", std::move(later));
   }
-  take_others(published, rope, given);
+  take_others(out, rope, given);
   const bool empty = std::all_of(rope.members.begin(), rope.members.end(),
                                  [](const auto& member) { return member.second.is(Node::Kind::null); });
-  RopeScaling scaling;
-  if (!empty) config::read_rope(scaling, {rope, given.path, given.context});
+  if (!empty) config::read_rope(out.scaling, {rope, given.path, given.context});
   if (given.context.problems.size() > problems) throw config::Reported{};
-  if (!empty) published.model.rope_scaling = scaling;
+  return out;
+}
+
+constexpr const char *full_layers = "full_attention", *sliding_layers = "sliding_attention";
+
+/// One section for all layers, or one for each of their types.
+void read_rope_section(Published& published, const Value& given) {
+  given.expect(Node::Kind::object);
+  const Node *full = given.node.find(full_layers), *sliding = given.node.find(sliding_layers);
+  if (!full && !sliding) return void(published.rope = read_rope(given));
+  for (const auto& [name, node] : given.node.members)
+    if (name != full_layers && name != sliding_layers)
+      given.error(excerpt(name), " stands beside sections for types of layers");
+  const auto there = [](const Node* node) { return node && !node->is(Node::Kind::null); };
+  if (there(full)) published.rope = read_rope(given.at(full_layers));
+  if (there(sliding)) published.sliding = read_rope(given.at(sliding_layers));
+}
+
+/// rope_parameters of the layers without a window, or of those with one.
+Node written_parameters(const Published& p, bool partial, bool sliding) {
+  const config::Model& m = p.model;
+  const bool own = sliding && m.sliding_rope;
+  Node out = config::written_rope(own ? m.sliding_rope->rope_scaling : m.rope_scaling);
+  out.members.emplace_back("rope_theta", config::node_of(own ? m.sliding_rope->rotary_base : m.rotary_base));
+  if (partial) out.members.emplace_back("partial_rotary_factor", config::node_of(m.partial_rotary_factor));
+  return out;
 }
 
 }  // namespace
@@ -146,21 +172,34 @@ JsonKeys common_keys() {
 }
 
 /// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
-JsonKeys rope_keys() {
+JsonKeys rope_keys(bool partial, bool sliding) {
   const auto theta = [](const Published& p) { return config::node_of(p.model.rotary_base); };
   const auto scaling = [](const Published& p) {
     const RopeScaling& rope = p.model.rope_scaling;
     return rope.type == RotaryScaling::none ? Node() : config::written_rope(rope);
   };
-  const auto parameters = [](const Published& p) {
-    Node out = config::written_rope(p.model.rope_scaling);
-    out.members.emplace_back("rope_theta", config::node_of(p.model.rotary_base));
-    return out;
+  const auto parameters = [=](const Published& p) {
+    Node full = written_parameters(p, partial, false);
+    if (!sliding) return full;
+    return config::node_of(std::vector<std::pair<std::string, Node>>{
+        {full_layers, std::move(full)}, {sliding_layers, written_parameters(p, partial, true)}});
   };
-  return {config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true).written(theta),
-          config::custom<Published>("rope_scaling", "", read_rope_scaling, scaling).with(config::or_null),
-          config::custom<Published>("rope_parameters", "", read_rope_scaling, parameters),
-          only("partial_rotary_factor", config::equals_number(1), "all of a head is rotated")};
+  const auto local = [](const Published& p) {
+    return config::node_of(p.model.sliding_rope ? p.model.sliding_rope->rotary_base : p.model.rotary_base);
+  };
+  const auto share = [](const Published& p) { return config::node_of(p.model.partial_rotary_factor); };
+  JsonKeys out{
+      config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true).written(theta),
+      config::custom<Published>("rope_scaling", "", read_rope_section, scaling).with(config::or_null),
+      config::custom<Published>("rope_parameters", "", read_rope_section, parameters)};
+  JsonKey factor =
+      in_file(config::real("partial_rotary_factor", &Published::partial_rotary_factor, "", 0, 1, true));
+  out.push_back(partial ? std::move(factor).written(share) : std::move(factor));
+  if (sliding)
+    out.push_back(
+        config::real("rope_local_base_freq", &Published::sliding_theta, "", 1, config::infinity, true)
+            .written(local));
+  return out;
 }
 
 }  // namespace sherd::models

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,18 +16,28 @@
 // them.
 namespace sherd::models {
 
+/// Rotary positions as one section of a config.json has them.
+struct PublishedRope {
+  double theta = 0;  ///< 0: absent
+  double share = 0;  ///< partial_rotary_factor; 0: absent
+  config::RopeScaling scaling;
+  bool original_missing = false;  ///< it does not say which positions it scales
+};
+
 /// A model as it is read from a config.json. The fields beside the model are keys of which several of the
 /// model's fields are made; they begin as in families that do not have the key.
 struct Published {
   config::Model model;
   std::string dtype, torch_dtype;
-  double rope_theta = 0;          ///< 0: absent
-  double inner_theta = 0;         ///< in rope_parameters, which goes before; 0: absent
-  bool original_missing = false;  ///< rope_scaling does not say which positions it scales
+  double rope_theta = 0, partial_rotary_factor = 0;  ///< beside the sections; 0: absent
+  PublishedRope rope;                                ///< in rope_scaling or rope_parameters, which go before
+  double sliding_theta = 0;                          ///< of the layers with a window; 0: as the others'
+  std::optional<PublishedRope> sliding;              ///< nothing: no section is for them alone
+  std::optional<std::int64_t> listed_no_rope_interval;  ///< as a list says, which goes before the key
   bool use_sliding_window = true;
   std::int64_t window = 0;
-  std::int64_t first_full_layers = 0;    ///< layers at the start that see everything
-  std::vector<std::string> layer_types;  ///< empty: absent
+  std::int64_t first_full_layers = 0;          ///< layers at the start that see everything
+  std::vector<config::LayerType> layer_types;  ///< empty: absent
   bool router_losses = false;
   double router_loss = 0.001;
 };
@@ -85,6 +96,8 @@ bool is_true(const config::Value& value);
 /// Keys that all families have, most of which say nothing about the model's numbers.
 JsonKeys common_keys();
 /// The keys of rotary positions in both their forms: rope_theta and rope_scaling, and rope_parameters.
-JsonKeys rope_keys();
+/// `partial`: the class has partial_rotary_factor; `sliding`: and positions of their own for layers with a
+/// window.
+JsonKeys rope_keys(bool partial = false, bool sliding = false);
 
 }  // namespace sherd::models

@@ -38,7 +38,8 @@ KeyDefaults::KeyDefaults() {
     std::vector<std::string>& assignments = type.empty() ? needed : of_section[typed_section(key.path)];
     if (key.required) assignments.push_back(cat(without_type(key.path), "=", key.example));
   }
-  needed.push_back("model.rope_scaling.rope_type=\"yarn\"");
+  for (const char* rope : {"model.rope_scaling", "model.sliding_rope.rope_scaling"})
+    needed.push_back(cat(rope, ".rope_type=\"yarn\""));
   plain_ = values(needed);
   for (const std::string& type : types) {
     std::vector<std::string> assignments = needed;

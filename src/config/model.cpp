@@ -25,6 +25,30 @@ Model with_qk_norm(Model m) {
   return m;
 }
 
+/// Gemma 3's: GeGLU, norms on both sides, whose gains are 1 + their weights, tied and scaled embeddings, and
+/// a window in five of six layers where one is set.
+Model gemma() {
+  Model m = with_qk_norm(decoder());
+  m.activation = FfnActivation::geglu_tanh, m.norm_placement = NormPlacement::sandwich;
+  m.norm_unit_offset = m.scale_embeddings = m.tie_embeddings = true;
+  m.rotary_base = 1e6, m.sliding_rope = SlidingRope();
+  m.layer_types.assign(6, LayerType::sliding_attention);
+  m.layer_types.back() = LayerType::full_attention;
+  return m;
+}
+
+Model smollm() {
+  Model m = decoder();
+  m.tie_embeddings = true, m.no_rope_layer_interval = 4, m.rotary_base = 2e6;
+  return m;
+}
+
+Model glm() {
+  Model m = with_qkv_bias(decoder());
+  m.norm_placement = NormPlacement::sandwich, m.partial_rotary_factor = 0.5;
+  return m;
+}
+
 /// GPT-2's style, which a Model has without being told.
 Model gpt2() {
   Model m;
@@ -49,7 +73,11 @@ const std::vector<FamilyDefaults>& families() {
                                      {"qwen3", with_qk_norm(decoder())},
                                      {"mixtral", decoder()},
                                      {"qwen3_moe", with_qk_norm(decoder())},
-                                     {"phi3", decoder()}};
+                                     {"phi3", decoder()},
+                                     {"granite", decoder()},
+                                     {"smollm3", smollm()},
+                                     {"gemma3_text", gemma()},
+                                     {"glm4", glm()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
@@ -79,6 +107,7 @@ void check_bounds(const Model& m) {
         {"head_dim", m.head_dim, 0, most_hidden},
         {"ffn_hidden_size", m.ffn_hidden_size, 0, most_ffn_hidden},
         {"sliding_window", m.sliding_window, 0, most_positions},
+        {"no_rope_layer_interval", m.no_rope_layer_interval, 0, most_layers},
         {"moe.experts", m.moe.experts, 0, most_experts},
         {"moe.ffn_hidden_size", m.moe.ffn_hidden_size, 0, most_ffn_hidden},
         {"moe.every", m.moe.every, 1, most_layers},
@@ -92,10 +121,47 @@ void check_bounds(const Model& m) {
   expect(m.norm_epsilon > 0, "norm_epsilon ", m.norm_epsilon, " must be positive");
   expect(m.init_std > 0, "init_std ", m.init_std, " must be positive");
   expect(m.rotary_base > 1, "rotary_base ", m.rotary_base, " must be above 1");
+  expect(m.partial_rotary_factor > 0 && m.partial_rotary_factor <= 1, "partial_rotary_factor ",
+         m.partial_rotary_factor, " must be in (0, 1]");
+  expect(m.embedding_multiplier != 0 && m.residual_multiplier != 0,
+         "embedding_multiplier and residual_multiplier must not be 0");
+  expect(m.attention_multiplier >= 0, "attention_multiplier ", m.attention_multiplier,
+         " must not be negative");
+  expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
+  expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
+  if (m.sliding_rope)
+    expect(m.sliding_rope->rotary_base > 1, "sliding_rope.rotary_base ", m.sliding_rope->rotary_base,
+           " must be above 1");
 }
 
 std::int64_t default_ffn(const Model& m) {
   return defaults_of(m.type).gated() ? (8 * m.hidden_size / 3 + 63) / 64 * 64 : 4 * m.hidden_size;
+}
+
+/// Keeps of the layers' types the shortest pattern that says the same.
+void settle_layers(Model& m) {
+  const bool by_type = m.layer_types == defaults_of(m.type).layer_types;
+  if (m.sliding_window == 0 && by_type) m.layer_types.clear();
+  expect(by_type || std::ssize(m.layer_types) <= m.num_layers, "layer_types names ",
+         counted(std::ssize(m.layer_types), "layer"), " of ", m.num_layers);
+  const bool sliding =
+      std::count(m.layer_types.begin(), m.layer_types.end(), LayerType::sliding_attention) > 0;
+  expect(!sliding || m.sliding_window > 0,
+         "layer_types has layers with sliding_attention: set sliding_window, the tokens that they see");
+  if (!m.layer_types.empty() && !sliding) m.sliding_window = 0;
+  std::vector<LayerType> all;
+  for (std::int64_t i = 0; i < m.num_layers && !m.layer_types.empty(); ++i)
+    all.push_back(m.slides(i) ? LayerType::sliding_attention : LayerType::full_attention);
+  std::size_t length = 1;
+  const auto repeats = [&] {
+    for (std::size_t i = length; i < all.size(); ++i)
+      if (all[i] != all[i - length]) return false;
+    return true;
+  };
+  while (!repeats()) ++length;
+  if (length == 1) all.clear();
+  all.resize(std::min(length, all.size()));
+  m.layer_types = std::move(all);
 }
 
 void check_experts(const Model& m) {
@@ -141,8 +207,10 @@ Model resolved(Model m) {
   if (!own_head) m.head_dim = m.hidden_size / m.num_heads;
   if (m.ffn_hidden_size == 0) m.ffn_hidden_size = default_ffn(m);
   if (m.moe.experts > 0 && m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
-  if (m.rope_scaling.type == RotaryScaling::yarn && m.rope_scaling.original_max_positions == 0)
-    m.rope_scaling.original_max_positions = m.max_positions;
+  settle_layers(m);
+  for (RopeScaling* rope : {&m.rope_scaling, m.sliding_rope ? &m.sliding_rope->rope_scaling : nullptr})
+    if (rope && rope->type == RotaryScaling::yarn && rope->original_max_positions == 0)
+      rope->original_max_positions = m.max_positions;
   expect(m.num_heads % m.num_kv_heads == 0, "num_heads ", m.num_heads, " is not a multiple of num_kv_heads ",
          m.num_kv_heads);
   expect(m.head_dim <= most_ffn_hidden / m.num_heads, "num_heads ", m.num_heads, " x head_dim ", m.head_dim,
@@ -152,6 +220,10 @@ Model resolved(Model m) {
   expect(m.position != PositionType::rotary || m.head_dim % 2 == 0,
          "rotary positions need an even head size, not ",
          own_head ? "head_dim = " : "hidden_size/num_heads = ", m.head_dim);
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.partial_rotary_factor);
+  expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0), "partial_rotary_factor ",
+         m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
+         " elements, which must be an even number of them");
   check_experts(m);
   return m;
 }

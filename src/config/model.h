@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,12 @@ namespace sherd::config {
 enum class ModelType : std::uint8_t {};
 enum class PositionType : std::uint8_t { learned, rotary };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
-enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu };
+/// The last three have a gate (tensor::Glu).
+enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, geglu };
+/// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), or x + norm(f(norm(x))) (Gemma 2).
+enum class NormPlacement : std::uint8_t { pre, post, sandwich };
+/// What a layer's queries see: all tokens before them, or those of a window.
+enum class LayerType : std::uint8_t { full_attention, sliding_attention };
 
 /// The largest that a model may be along each axis. Far above what anyone trains, and such that no count of
 /// elements overflows and nothing that is held per layer grows large.
@@ -35,6 +41,14 @@ struct RopeScaling {
   /// Positions that the model was first trained on; llama3: required, yarn: default max_positions.
   std::int64_t original_max_positions = 0;
   bool operator==(const RopeScaling&) const = default;
+};
+
+/// Section `model.sliding_rope`: the rotary positions of layers with a window, where they are not the
+/// others'.
+struct SlidingRope {
+  double rotary_base = 10000;  ///< > 1
+  RopeScaling rope_scaling;
+  bool operator==(const SlidingRope&) const = default;
 };
 
 /// Section `model.moe`: experts in place of the feed-forward part of some blocks.
@@ -91,17 +105,30 @@ struct Model {
   std::int64_t ffn_hidden_size = 0;
   PositionType position = PositionType::learned;  ///< by type
   double rotary_base = 10000;                     ///< > 1; rotary only
+  double partial_rotary_factor = 1;               ///< (0, 1]; of a head's elements, the first ones, that turn
   RopeScaling rope_scaling;                       ///< rotary only
+  std::optional<SlidingRope> sliding_rope;        ///< nothing: as in the other layers
+  /// Every so many layers one has no rotary positions (NoPE), the last of them; 0: all have.
+  std::int64_t no_rope_layer_interval = 0;
   std::int64_t sliding_window = 0;  ///< tokens that a query sees, itself among them; 0: all before it
+  /// Which layers have the window: a pattern that repeats. Empty: all of them, where there is a window.
+  std::vector<LayerType> layer_types;
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   Norm norm = Norm::layernorm;                          ///< by type
   double norm_epsilon = 1e-5;                           ///< > 0
+  bool norm_unit_offset = false;                        ///< RMSNorm multiplies by 1 + its weight; by type
+  NormPlacement norm_placement = NormPlacement::pre;    ///< by type
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)
-  double dropout = 0;            ///< dropout of what blocks add to the residual stream, [0, 1); by type
-  double attention_dropout = 0;  ///< dropout of attention weights; default `dropout`
-  double embedding_dropout = 0;  ///< dropout of the embeddings' sum; default `dropout`
-  bool tie_embeddings = true;    ///< the output projection is the embedding; by type
-  bool bias = true;              ///< linear layers have a bias; by type
+  double dropout = 0;               ///< dropout of what blocks add to the residual stream, [0, 1); by type
+  double attention_dropout = 0;     ///< dropout of attention weights; default `dropout`
+  double embedding_dropout = 0;     ///< dropout of the embeddings' sum; default `dropout`
+  bool scale_embeddings = false;    ///< times √hidden_size, in the dtype of the model; by type
+  double embedding_multiplier = 1;  ///< of the embeddings, ≠ 0
+  double residual_multiplier = 1;   ///< of what blocks add to the residual stream, ≠ 0
+  double attention_multiplier = 0;  ///< of queries times keys, > 0; 0: 1/√head_dim
+  double logits_scaling = 1;        ///< that the scores of the vocabulary are divided by, > 0
+  bool tie_embeddings = true;       ///< the output projection is the embedding; by type
+  bool bias = true;                 ///< linear layers have a bias; by type
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
@@ -116,7 +143,22 @@ struct Model {
   std::int64_t padded_vocab() const { return padded_vocab(vocab_size); }
   /// Rows of the packed projection to queries, keys and values.
   std::int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
-  bool gated() const { return activation == FfnActivation::swiglu; }
+  bool gated() const { return activation >= FfnActivation::swiglu; }
+  /// The norms of a block that work on the stream's width.
+  int block_norms() const { return norm_placement == NormPlacement::sandwich ? 4 : 2; }
+  /// Whether the layer of that index sees a window alone.
+  bool slides(std::int64_t layer) const {
+    const auto at = static_cast<std::size_t>(layer);
+    return sliding_window > 0 &&
+           (layer_types.empty() || layer_types[at % layer_types.size()] == LayerType::sliding_attention);
+  }
+  /// The tokens that the layer's queries see; 0: all before them.
+  std::int64_t window(std::int64_t layer) const { return slides(layer) ? sliding_window : 0; }
+  /// Whether the layer has rotary positions.
+  bool rotates(std::int64_t layer) const {
+    return position == PositionType::rotary &&
+           (no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0);
+  }
   bool has_qkv_bias() const { return bias || qkv_bias; }
   bool operator==(const Model&) const = default;
 };
@@ -129,8 +171,9 @@ ModelType family_named(std::string_view name);
 const Model& defaults_of(ModelType type);
 
 /// The model with what 0 stands for filled in: max_positions, num_kv_heads, head_dim, ffn_hidden_size, those
-/// of `moe` and of yarn. Throws Error{config} naming the first key that does not fit the others, or is beyond
-/// the bounds above; vocab_size may be 0.
+/// of `moe` and of yarn; and with the shortest layer_types that say the same of its layers. Throws
+/// Error{config} naming the first key that does not fit the others, or is beyond the bounds above; vocab_size
+/// may be 0.
 Model resolved(Model model);
 
 /// A `model` section alone, {"model": {…}}, as text that the parser reads to the same.
@@ -140,6 +183,8 @@ std::string_view name_of(ModelType type);            ///< "gpt2", "llama", …
 std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "llama3", "yarn"
 std::string_view name_of(PositionType type);         ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
-std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu"
+std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
+std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich"
+std::string_view name_of(LayerType type);            ///< "full_attention", "sliding_attention"
 
 }  // namespace sherd::config

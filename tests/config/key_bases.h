@@ -12,6 +12,17 @@ inline const char* const llama3 =
     "num_heads": 4, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
     "original_max_position_embeddings": 16}}})";
 
+inline const char* const sliding_llama3 =
+    R"(, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
+       "original_max_position_embeddings": 16})";
+
+/// A model whose layers with a window have positions of their own, scaled as the keys say.
+inline std::string sliding(const std::string& scaling) {
+  return R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
+      "sliding_window": 4, "sliding_rope": {"rotary_base": 3e4)" +
+         scaling + "}}}";
+}
+
 inline const char* const adapted =
     R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
     "training": {"adapter": {"type": "lora"}}})";
@@ -49,11 +60,20 @@ inline std::string base_for(const std::string& path) {
       {"model.moe",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
            "moe": {"experts": 6}}})"},
+      {"model.layer_types", sliding("")},
+      {"model.sliding_rope.rope_scaling.low_freq", sliding(sliding_llama3)},
+      {"model.sliding_rope.rope_scaling.high_freq", sliding(sliding_llama3)},
+      {"model.sliding_rope.rope_scaling",
+       sliding(
+           R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16})")},
+      {"model.sliding_rope", sliding("")},
       {"model.rope_scaling.low_freq", llama3},
       {"model.rope_scaling.high_freq", llama3},
       {"model.rope_scaling",
        R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
            "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16}}})"},
+      {"model.norm_unit_offset",
+       R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "norm": "rmsnorm"}})"},
       {"model.position",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})"},
       {"model",

@@ -43,7 +43,8 @@ Values values_of(const std::string& type_path, const std::vector<std::string>& m
   for (const KeyInfo& key : known_keys())
     if (key.required && (type_of(key.path).empty() || key.path.starts_with(type_path + "].")))
       given.push_back(plain(key.path) + "=" + key.example);
-  given.push_back("model.rope_scaling.rope_type=\"yarn\"");
+  for (const char* rope : {"model.rope_scaling", "model.sliding_rope.rope_scaling"})
+    given.push_back(cat(rope, ".rope_type=\"yarn\""));
   if (!type_path.empty())
     given.push_back(type_path.substr(0, type_path.find('[')) + ".type=\"" + type_of(type_path + "]") + "\"");
   given.insert(given.end(), more.begin(), more.end());

@@ -102,7 +102,8 @@ TEST(KnownKeys, NullMeansAbsent) {
       if (key.path.ends_with(".type") || key.path == "data.path" || key.path == "data.sources" ||
           key.path.find(".cycle_m") != std::string::npos || key.path.ends_with("total_num_steps") ||
           (key.path.starts_with("model.") && key.path.ends_with("s")) || key.path == "model.seq_length" ||
-          key.path.starts_with("model.rope_scaling.") || key.path == "model.hidden_size" ||
+          key.path.starts_with("model.rope_scaling.") ||
+          key.path.starts_with("model.sliding_rope.rope_scaling.") || key.path == "model.hidden_size" ||
           key.path.ends_with("warmup_max_lr"))
         continue;  // required keys, and the one for which null is a value
       ASSERT_NO_THROW(config = config_with(key, "null"));

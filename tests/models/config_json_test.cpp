@@ -178,25 +178,38 @@ TEST(HuggingFaceConfig, TheInnerRotaryBaseGoesBefore) {
   EXPECT_EQ(early.rope_scaling.original_max_positions, 4096);
 }
 
-TEST(HuggingFaceConfig, AWindowIsInAllLayersOrInNone) {
+TEST(HuggingFaceConfig, LayersWithAWindowAreListedOrFollowThoseWithout) {
   const auto qwen = [](const std::string& more) {
     return cat(R"({"model_type": "qwen2", "num_hidden_layers": 4, "sliding_window": 64, )", more, "}");
   };
-  EXPECT_EQ(read(qwen(R"("use_sliding_window": false)")).model.sliding_window, 0);
-  EXPECT_EQ(
-      read(qwen(R"("use_sliding_window": false, "layer_types": ["sliding_attention", "sliding_attention",
-                      "sliding_attention", "sliding_attention"])"))
-          .model.sliding_window,
-      0);
-  EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 4)")).model.sliding_window, 0);
-  EXPECT_EQ(read(qwen(R"("use_sliding_window": true, "max_window_layers": 0)")).model.sliding_window, 64);
-  EXPECT_THAT(error_in(qwen(R"("use_sliding_window": true, "max_window_layers": 2)")),
-              HasSubstr("sliding_window in 2 of 4 layers"));
-  EXPECT_THAT(
-      error_in(qwen(
-          R"("use_sliding_window": true, "layer_types": ["full_attention", "sliding_attention", "full_attention",
-                               "full_attention"])")),
-      HasSubstr("sliding_window in 1 of 4 layers"));
+  const auto windows = [&](const std::string& more) {
+    const Model model = read(qwen(more)).model;
+    std::vector<std::int64_t> out;
+    for (std::int64_t i = 0; i < 4; ++i) out.push_back(model.window(i));
+    return out;
+  };
+  const std::vector<std::int64_t> none(4), all(4, 64);
+  const std::string listed = R"("layer_types": ["full_attention", "sliding_attention", "full_attention",
+                                                "sliding_attention"])";
+  EXPECT_EQ(windows(R"("use_sliding_window": false)"), none);
+  EXPECT_EQ(windows(R"("use_sliding_window": false, )" + listed), none);
+  EXPECT_EQ(windows(R"("use_sliding_window": true, "max_window_layers": 4)"), none);
+  EXPECT_EQ(windows(R"("use_sliding_window": true, "max_window_layers": 0)"), all);
+  EXPECT_EQ(windows(R"("use_sliding_window": true, "max_window_layers": 3)"),
+            (std::vector<std::int64_t>{0, 0, 0, 64}));
+  const std::string mixed = qwen(R"("use_sliding_window": true, )" + listed);
+  EXPECT_EQ(windows(R"("use_sliding_window": true, )" + listed), (std::vector<std::int64_t>{0, 64, 0, 64}));
+  EXPECT_EQ(read(mixed).model.layer_types.size(), 2U) << "the shortest pattern";
+  EXPECT_EQ(config::parse_text(config::section_of(read(mixed).model)).model, read(mixed).model);
+  const std::string written = to_hugging_face(read(mixed).model, 10, "float32");
+  EXPECT_EQ(read(written).model.layer_types, read(mixed).model.layer_types);
+  EXPECT_THAT(written, HasSubstr("\"max_window_layers\": 1"));
+  EXPECT_THAT(error_in(qwen(R"("use_sliding_window": true, "layer_types": ["full_attention"])")),
+              HasSubstr("layer_types names 1 layer of 4"));
+  EXPECT_THAT(error_in(qwen(R"("layer_types": ["linear_attention"])")),
+              HasSubstr("\"linear_attention\" is not supported"));
+  EXPECT_THAT(error_in(cat(R"({"model_type": "mistral", "num_hidden_layers": 4, )", listed, "}")),
+              HasSubstr("sliding_window in 2 of 4 layers is not supported"));
 }
 
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {

@@ -40,8 +40,8 @@ GptConfig residual() {
 }
 
 TEST_F(GptTest, CountsMatchWhatIsDeclared) {
-  for (const GptConfig& o :
-       {test::tiny_gpt2(), test::tiny_llama(), test::gpt2_small(), gated(), residual()}) {
+  for (const GptConfig& o : {test::tiny_gpt2(), test::tiny_llama(), test::tiny_gemma(),
+                             test::tiny_post_norms(), test::gpt2_small(), gated(), residual()}) {
     Gpt model(o);
     std::int64_t declared = 0;
     for (const auto& p : model.parameters()) declared += p->numel();

@@ -43,6 +43,14 @@ std::vector<CachedFamily> cached_families() {
           {"one key-value head", llama_with([](GptConfig& o) { o.num_kv_heads = 1; })},
           {"window", llama_with([](GptConfig& o) { o.sliding_window = 5; })},
           {"window of one", llama_with([](GptConfig& o) { o.sliding_window = 1; })},
+          {"layers of two kinds", llama_with([](GptConfig& o) {
+             o.num_layers = 3, o.sliding_window = 5, o.no_rope_layer_interval = 2;
+             o.layer_types = {config::LayerType::sliding_attention, config::LayerType::full_attention,
+                              config::LayerType::sliding_attention};
+             o.sliding_rope = config::SlidingRope{50, {}}, o.partial_rotary_factor = 0.4;
+             o.norm_placement = config::NormPlacement::sandwich, o.norm_unit_offset = true;
+             o.scale_embeddings = true, o.attention_multiplier = 0.3, o.logits_scaling = 4;
+           })},
           {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},
           {"llama3", scaled(RotaryScaling::llama3)},

@@ -29,7 +29,8 @@ struct RunSpec {
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
   int tensor = 1, context = 1;
   int expert = 1;   ///< parallel.expert
-  std::string moe;  ///< keys of model.moe; empty: no experts
+  std::string moe;    ///< keys of model.moe; empty: no experts
+  std::string model;  ///< more keys of section model, ", \"qk_norm\": true"
   bool sequence_parallel = true;
   std::string context_method = "ring";
   std::string reduction;  ///< parallel.reduction; empty: its default

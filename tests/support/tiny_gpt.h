@@ -30,6 +30,30 @@ inline models::GptConfig tiny_llama() {
   return o;
 }
 
+/// Gemma 3's style with everything else that a block may have: layers of two kinds with positions of their
+/// own, one in three without any, positions of part of a head, and multipliers.
+inline models::GptConfig tiny_gemma() {
+  using config::LayerType;
+  models::GptConfig o = models::GptConfig::of_family("gemma3_text");
+  o.vocab_size = 11, o.pad_vocab_to_multiple_of = 4, o.seq_length = 9, o.hidden_size = 6, o.num_layers = 3,
+  o.num_heads = 2, o.num_kv_heads = 1;
+  o.head_dim = 4, o.ffn_hidden_size = 10, o.init_std = 0.3, o.norm_epsilon = 1e-3;
+  o.sliding_window = 3, o.layer_types = {LayerType::sliding_attention, LayerType::full_attention};
+  o.rotary_base = 50, o.sliding_rope = config::SlidingRope{20, {RotaryScaling::linear, 2}};
+  o.no_rope_layer_interval = 3, o.partial_rotary_factor = 0.5;
+  o.embedding_multiplier = 1.5, o.residual_multiplier = 0.7, o.attention_multiplier = 0.4;
+  o.logits_scaling = 2;
+  return o;
+}
+
+/// OLMo 2's norms, behind the parts alone.
+inline models::GptConfig tiny_post_norms() {
+  models::GptConfig o = tiny_llama();
+  o.norm_placement = config::NormPlacement::post, o.activation = config::FfnActivation::geglu;
+  o.norm_epsilon = 0.1;  // what parts make is small, and differences must see its norm's slope
+  return o;
+}
+
 inline models::GptConfig with_dropout(models::GptConfig o) {
   o.embedding_dropout = 0.1f, o.attention_dropout = 0.2f, o.dropout = 0.3f;
   return o;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "config/sections/tables.h"
 
 // Section `model`.
@@ -8,7 +10,9 @@ namespace {
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn"};
 const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
-const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu"};
+const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention"};
+const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"};
+const std::vector<std::string> placement_names = {"pre", "post", "sandwich"};
 
 std::string type_of(const RopeScaling& rope) {
   return cat("rope_type \"", name_of(rope.type), "\"");
@@ -26,11 +30,47 @@ bool is_learned(const Config& config) {
 }
 constexpr const char* learned = "no effect with learned positions";
 
+std::string why_no_window(const Config& config) {
+  if (is_learned(config)) return learned;
+  return config.model->sliding_window > 0 ? "" : "no effect without model.sliding_window";
+}
+
 std::string why_all_seen(const Config& config) {
   const Model& model = *config.model;
   return model.sliding_window < model.seq_length
              ? ""
              : cat("no effect: sequences have ", model.seq_length, " tokens");
+}
+
+/// The pattern of layers' types.
+Key<Model> layer_types_key() {
+  const auto read = [](Model& model, const Value& value) {
+    const auto is_text = [](const Node& item) { return item.is(Node::Kind::string); };
+    const auto& items = value.node.items;
+    if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), is_text))
+      value.error("must be a list of types of layers, not ", value.node.brief());
+    model.layer_types.clear();
+    for (std::size_t i = 0; i < items.size(); ++i)
+      model.layer_types.push_back(static_cast<LayerType>(value.item(i).choice(layer_type_names)));
+  };
+  const auto write = [](const Model& model) {
+    std::vector<std::string> names;
+    for (const LayerType type : model.layer_types) names.emplace_back(name_of(type));
+    return list_of(names);
+  };
+  return custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write)
+      .takes({"list of types of layers, " + words(layer_type_names).words,
+              R"({"type": "array", "items": )" + words(layer_type_names).schema + "}"});
+}
+
+const Table<SlidingRope>& sliding_rope_table() {
+  using T = SlidingRope;
+  static const Table<SlidingRope> table{
+      Auto::is_a_value,
+      {real("rotary_base", &T::rotary_base, "2e4", 1, infinity, true)
+           .means("of the positions of layers with a window, where they are not the others'"),
+       section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default)}};
+  return table;
 }
 
 /// How large the model is.
@@ -71,22 +111,52 @@ std::vector<Key<Model>> block_keys() {
           .means("rotary needs an even head size", shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
           .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
+      real("partial_rotary_factor", &T::partial_rotary_factor, "0.5", 0, 1, true)
+          .means("share of a head's elements, the first ones, that rotary positions turn",
+                 idle(is_learned, learned)),
       integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
           .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
                  "0: all",
                  idle(why_all_seen)),
+      layer_types_key()
+          .with(unless_default)
+          .means("which layers have the window: a pattern that repeats over them. `[]`: all; gemma3_text: "
+                 "five of "
+                 "six, where there is a window"),
+      integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
+          .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
+                 idle(is_learned, learned)),
       boolean("qk_norm", &T::qk_norm)
           .means("RMSNorm of each query and key head, before rotary positions", shapes),
       choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
       real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
+      boolean("norm_unit_offset", &T::norm_unit_offset)
+          .means("RMSNorm multiplies by 1 + its weight, which begins as 0 (Gemma)", shapes),
+      choice("norm_placement", &T::norm_placement, placement_names, "\"sandwich\"")
+          .means("norms of a block before its parts, behind them (OLMo 2), or on both sides (Gemma)", shapes),
       choice("activation", &T::activation, activation_names, "\"swiglu\"")
-          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation, swiglu has a gate", shapes),
+          .means(
+              "of the MLP; gelu is x·Φ(x), gelu_tanh its approximation; swiglu, geglu and geglu_tanh have a "
+              "gate",
+              shapes),
       real("dropout", &T::dropout, "0.2", 0, 0.99)
           .means("share dropped of what blocks add to the residual stream"),
       real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
           .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
           .means("of the embeddings' sum", by("`dropout`")),
+      boolean("scale_embeddings", &T::scale_embeddings)
+          .means("embeddings are multiplied by √`hidden_size` (Gemma)", shapes),
+      real("embedding_multiplier", &T::embedding_multiplier, "12", -infinity, infinity)
+          .means("of the embeddings (Granite)"),
+      real("residual_multiplier", &T::residual_multiplier, "0.22", -infinity, infinity)
+          .means("of what blocks add to the residual stream (Granite)"),
+      real("attention_multiplier", &T::attention_multiplier, "0.0625", 0, infinity, true)
+          .unset(0.0)
+          .means("of queries times keys (Granite; Gemma's `query_pre_attn_scalar` to the power of -1/2)",
+                 by("1/√`head_dim`")),
+      real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
+          .means("that the vocabulary's scores are divided by (Granite)"),
       boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
       boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
       boolean("qkv_bias", &T::qkv_bias)
@@ -95,6 +165,8 @@ std::vector<Key<Model>> block_keys() {
           .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream",
                  Concerns::run),
       section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
+      section("sliding_rope", &T::sliding_rope, sliding_rope_table())
+          .with(unless_default, idle(why_no_window)),
       section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 
@@ -234,6 +306,12 @@ std::string_view name_of(Norm norm) {
 }
 std::string_view name_of(FfnActivation activation) {
   return activation_names[static_cast<std::size_t>(activation)];
+}
+std::string_view name_of(NormPlacement placement) {
+  return placement_names[static_cast<std::size_t>(placement)];
+}
+std::string_view name_of(LayerType type) {
+  return layer_type_names[static_cast<std::size_t>(type)];
 }
 
 }  // namespace sherd::config

@@ -1,0 +1,86 @@
+#include <cmath>
+
+#include "models/families/family.h"
+
+// Gemma 3, its models of text alone (270M and 1B; the others' text part has the same blocks).
+namespace sherd::models {
+namespace {
+
+using M = config::Model;
+using config::LayerType;
+using config::Node;
+using config::Value;
+
+/// Of each so many layers the last sees everything, where layer_types does not say it.
+void set_pattern(Published& p, std::int64_t every) {
+  p.model.layer_types.assign(static_cast<std::size_t>(every), LayerType::sliding_attention);
+  p.model.layer_types.back() = LayerType::full_attention;
+}
+
+JsonKey pattern_key(const char* name) {
+  return config::custom<Published>(name, "", [](Published& p, const Value& value) {
+    set_pattern(p, value.integer(1, config::most_layers));
+  });
+}
+
+/// Scores are multiplied by this to the power of -1/2: a whole number in these files.
+JsonKey score_scalar() {
+  const auto read = [](Published& p, const Value& value) {
+    p.model.attention_multiplier = 1 / std::sqrt(value.real(0, config::infinity, true));
+  };
+  const auto write = [](const Published& p) {
+    const double m = p.model.attention_multiplier;
+    return config::node_of(m == 0 ? p.model.head_dim : std::llround(1 / (m * m)));
+  };
+  return config::custom<Published>("query_pre_attn_scalar", "", read, write);
+}
+
+std::optional<std::string> gemma_lacks(const M& m) {
+  const double m2 = m.attention_multiplier * m.attention_multiplier;
+  if (m2 > 0 && std::abs(1 / m2 - std::round(1 / m2)) > 1e-9 / m2)
+    return "model.attention_multiplier that is no whole number to the power of -1/2";
+  if (m.sliding_rope && m.sliding_rope->rope_scaling.type != RotaryScaling::none)
+    return "model.sliding_rope.rope_scaling";
+  return std::nullopt;
+}
+
+JsonKeys gemma_keys() {
+  using config::FfnActivation;
+  const auto never_capped = [](const char* name) {
+    return only(name, config::never, "scores are not capped in Gemma 3");
+  };
+  return joined(
+      decoder_sizes(activation(
+          "hidden_activation",
+          {{"gelu_pytorch_tanh", FfnActivation::geglu_tanh}, {"gelu_tanh", FfnActivation::geglu_tanh}},
+          "\"gelu_pytorch_tanh\" is")),
+      no_biases(true, false), rope_keys(false, true), window_keys(true),
+      JsonKeys{score_scalar(), pattern_key("sliding_window_pattern"), pattern_key("_sliding_window_pattern"),
+               never_capped("final_logit_softcapping"), never_capped("attn_logit_softcapping"),
+               only("use_bidirectional_attention", config::is_false, "tokens see those before them"),
+               idle("cache_implementation")});
+}
+
+}  // namespace
+
+Family gemma3() {
+  return {.name = "gemma3_text",
+          .architecture = "Gemma3ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {262208, 2304, 9216, 26, 8, 4, 131072});
+                p.model.head_dim = 256, p.model.attention_multiplier = 1.0 / 16;
+                p.rope_theta = 1e6, p.sliding_theta = 1e4, p.window = 4096;
+                set_pattern(p, 6);
+              },
+          .keys = gemma_keys(),
+          .names = {.norm_2 = "pre_feedforward_layernorm",
+                    .post_norm_1 = "post_attention_layernorm",
+                    .post_norm_2 = "post_feedforward_layernorm"},
+          .layer_types = true,
+          .sliding_rope = true,
+          .attention_multiplier = true,
+          .lacks = gemma_lacks};
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,73 @@
+// A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides with
+// gains of 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none. The same
+// bits wherever states lie, whatever is recomputed and however many ranks train (docs/guarantees.md, "Equal
+// to the bit"); what each block computes, tests/models holds to transformers.
+#include <gtest/gtest.h>
+
+#include "support/equality.h"
+#include "support/temp_folder.h"
+
+namespace sherd::test {
+using sherd::testing::TempFolder;
+
+namespace {
+
+RunSpec spec_of_blocks(int ranks, int stage) {
+  RunSpec spec;
+  spec.llama = true, spec.tied = false;  // layered passes sum a tied table's gradients in another order
+  spec.model =
+      R"(, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7, "rotary_base": 5e5,
+          "sliding_rope": {"rotary_base": 1e4}, "no_rope_layer_interval": 3, "partial_rotary_factor": 0.5,
+          "norm_placement": "sandwich", "norm_unit_offset": true, "qk_norm": true,
+          "activation": "geglu_tanh", "scale_embeddings": true, "embedding_multiplier": 0.5,
+          "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2)";
+  spec.ranks = ranks, spec.stage = stage, spec.accumulation = 4 / ranks;
+  spec.accumulate_in = "fp32";
+  spec.steps = 4;
+  return spec;
+}
+
+TEST(BlocksEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
+  const RunResult expected = train_local(spec_of_blocks(1, 2));
+  ASSERT_NE(expected.losses.front(), expected.losses.back());
+  const auto expect_bits = [&](const RunSpec& spec, const char* what) {
+    EXPECT_TRUE(train_local(spec).bits() == expected.bits()) << what;
+  };
+  RunSpec s = spec_of_blocks(4, 3);
+  s.bucket = 3000, s.overlap = true, s.prefetch = 1'000'000;
+  expect_bits(s, "4 ranks, stage 3, prefetched");
+  s = spec_of_blocks(2, 2);
+  s.recompute = "full";
+  expect_bits(s, "2 ranks, full recompute");
+  const TempFolder folder;
+  s = spec_of_blocks(2, 3);
+  s.nvme_path = folder.path().string(), s.offload_param = s.offload_optimizer = "nvme";
+  s.offload_param_extra = R"(, "max_in_cpu": 0)";
+  s.recompute = "selective";
+  expect_bits(s, "2 ranks, everything on NVMe, selective recompute");
+  s = spec_of_blocks(2, 3);
+  s.schedule = "layered", s.resume_at = 2, s.directory = folder.path().string();
+  expect_bits(s, "2 ranks, layered, resumed");
+  s = spec_of_blocks(1, 2);
+  s.lazy = true;
+  expect_bits(s, "a late device");
+}
+
+TEST(BlocksEquality, CutModelsAgreeToRounding) {
+  RunSpec s = spec_of_blocks(1, 1);
+  s.dtype = "fp32", s.accumulate_in.clear();
+  const RunResult one = train_local(s);
+  s.accumulation = 4, s.ranks = 2;
+  for (int* axis : {&s.tensor, &s.context, &s.pipeline}) {
+    *axis = 2;
+    const RunResult cut = train_local(s);
+    *axis = 1;
+    for (std::size_t i = 0; i < one.losses.size(); ++i) {
+      EXPECT_NEAR(cut.losses[i], one.losses[i], 2e-5) << "step " << i;
+      EXPECT_NEAR(cut.norms[i], one.norms[i], 1e-4 * one.norms[i]) << "step " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

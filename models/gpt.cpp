@@ -1,7 +1,6 @@
 #include "models/gpt.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -56,14 +55,6 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
-/// Published models round the root to the embeddings' dtype.
-double embedding_factor(const GptConfig& c, DType dtype) {
-  double root = c.scale_embeddings ? std::sqrt(static_cast<double>(c.hidden_size)) : 1;
-  if (dtype == DType::bf16) root = static_cast<float>(bf16(static_cast<float>(root)));
-  if (dtype == DType::f16) root = static_cast<float>(f16(static_cast<float>(root)));
-  return root * c.embedding_multiplier;
-}
-
 /// The last row that counts of each sequence of x [sequences, rows, width].
 Tensor last_rows(Tape& tape, const Tensor& x) {
   const std::int64_t rows = x.shape()[1], width = x.shape()[2];
@@ -96,6 +87,9 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   problems.attempt([&] { (void)parallel::rank_heads(c.attention(0), layout); });
   const int ranks = layout.tensor_size();
   const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
+  if (c.qk_norm && c.qk_norm_all_heads && ranks > 1)
+    problems.add(
+        cat("one norm of all heads", over, ": leave parallel.tensor at 1 with model.qk_norm_all_heads"));
   if (c.ffn_hidden_size % ranks != 0)
     problems.add(cat("a feed-forward width of ", c.ffn_hidden_size, over,
                      ": make model.ffn_hidden_size a multiple of ", ranks));
@@ -170,7 +164,7 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
-  if (const double factor = embedding_factor(config_, x.dtype()); factor != 1) x = autograd::scale(x, factor);
+  if (const double factor = config_.embedding_factor(x.dtype()); factor != 1) x = autograd::scale(x, factor);
   if (positions_ && tape.documents)
     x = positions_->add_rows(
         tape, x,

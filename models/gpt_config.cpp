@@ -67,6 +67,10 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
                         .beta_slow = r.beta_slow,
                         .truncate = r.truncate,
                         .original_positions = r.original_max_positions,
+                        .query_beta = llama_4_scaling_beta,
+                        .query_positions = llama_4_scaling_beta == 0      ? 0
+                                           : r.original_max_positions > 0 ? r.original_max_positions
+                                                                          : max_positions,
                         .attention_factor = r.attention_factor};
 }
 
@@ -74,6 +78,13 @@ tensor::Activation GptConfig::fused_activation() const {
   if (gated()) return tensor::Activation::none;
   return activation == config::FfnActivation::gelu ? tensor::Activation::gelu_erf
                                                    : tensor::Activation::gelu_tanh;
+}
+
+double GptConfig::embedding_factor(DType dtype) const {
+  auto root = static_cast<float>(scale_embeddings ? std::sqrt(static_cast<double>(hidden_size)) : 1);
+  if (dtype == DType::bf16) root = static_cast<float>(bf16(root));
+  if (dtype == DType::f16) root = static_cast<float>(f16(root));
+  return static_cast<double>(root) * embedding_multiplier;
 }
 
 tensor::Glu GptConfig::glu() const {
@@ -132,7 +143,9 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   const std::int64_t norm_size = c.norm == config::Norm::layernorm ? 2 * hidden : hidden;
   const std::int64_t weights = hidden * (c.qkv_width() + c.num_heads * c.head_dim);
   const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() : 0) + (c.bias ? hidden : 0);
-  const std::int64_t head_gains = c.qk_norm ? 2 * c.head_dim : 0;
+  const std::int64_t head_gains = !c.qk_norm            ? 0
+                                  : c.qk_norm_all_heads ? (c.num_heads + c.num_kv_heads) * c.head_dim
+                                                        : 2 * c.head_dim;
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);
   };

@@ -97,8 +97,11 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
   projection_->set_adapter(
       make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout));
   if (!c.qk_norm) return;
-  query_norm_ = add("q_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon, c.norm_shift()));
-  key_norm_ = add("k_norm", std::make_shared<nn::RmsNorm>(c.head_dim, c.norm_epsilon, c.norm_shift()));
+  const auto norm = [&](const char* name, std::int64_t heads) {
+    return add(name, std::make_shared<nn::RmsNorm>(c.head_dim * (c.qk_norm_all_heads ? heads : 1),
+                                                   c.norm_epsilon, c.norm_shift()));
+  };
+  query_norm_ = norm("q_norm", c.num_heads), key_norm_ = norm("k_norm", c.num_kv_heads);
   // Tensor ranks have other heads each.
   for (const auto& norm : {query_norm_, key_norm_})
     norm->weight()->partial_gradient = layout.tensor_size() > 1;

@@ -74,6 +74,19 @@ FAMILIES = {
     "glm4": (transformers.Glm4ForCausalLM, transformers.Glm4Config(
         **LLAMA, head_dim=8, pad_token_id=None, eos_token_id=None,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}), {}),
+    "ministral3": (transformers.Ministral3ForCausalLM, transformers.Ministral3Config(
+        **LLAMA, head_dim=6, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 6.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "original_max_position_embeddings": 4, "beta_fast": 32.0, "beta_slow": 1.0,
+                         "llama_4_scaling_beta": 0.3}), {}),
+    "olmo2": (transformers.Olmo2ForCausalLM, transformers.Olmo2Config(
+        **LLAMA, pad_token_id=None, bos_token_id=None, eos_token_id=None, rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "olmo3": (transformers.Olmo3ForCausalLM, transformers.Olmo3Config(
+        **LLAMA, pad_token_id=None, bos_token_id=None, eos_token_id=None, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"],
+        rope_parameters={"sliding_attention": dict(DEFAULT_ROPE),
+                         "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 6.0,
+                                            "original_max_position_embeddings": 4}}), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")

@@ -4,11 +4,12 @@
 namespace sherd::models {
 
 Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma3(), granite(),
-    smollm3(), glm4();
+    smollm3(), glm4(), ministral3(), olmo2(), olmo3();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2(),      llama(), mistral(), qwen2(),   qwen3(),  mixtral(),
-                                       qwen3_moe(), phi3(),  granite(), smollm3(), gemma3(), glm4()};
+  static const std::vector<Family> all{gpt2(),    llama(),     mistral(),    qwen2(),   qwen3(),
+                                       mixtral(), qwen3_moe(), phi3(),       granite(), smollm3(),
+                                       gemma3(),  glm4(),      ministral3(), olmo2(),   olmo3()};
   return all;
 }
 

@@ -50,6 +50,7 @@ struct Family {
   bool sliding_rope = false;          ///< which have rotary positions of their own
   bool no_rope = false;               ///< or none in some layers
   bool partial_rotary = false;        ///< which turn a part of a head
+  bool query_scaling = false;         ///< which multiply queries by a factor of their position
   bool attention_multiplier = false;  ///< a factor of scores
   bool qkv_bias = false;              ///< projections to queries, keys and values with a bias, or without
   bool multipliers = false;  ///< and of embeddings, of what blocks add, and of the vocabulary's scores

@@ -54,7 +54,7 @@ JsonKeys gemma_keys() {
           "hidden_activation",
           {{"gelu_pytorch_tanh", FfnActivation::geglu_tanh}, {"gelu_tanh", FfnActivation::geglu_tanh}},
           "\"gelu_pytorch_tanh\" is")),
-      no_biases(true, false), rope_keys(false, true), window_keys(true),
+      no_biases(true, false), rope_keys({.sliding = true, .local_base = true}), window_keys(true),
       JsonKeys{score_scalar(), pattern_key("sliding_window_pattern"), pattern_key("_sliding_window_pattern"),
                never_capped("final_logit_softcapping"), never_capped("attn_logit_softcapping"),
                only("use_bidirectional_attention", config::is_false, "tokens see those before them"),

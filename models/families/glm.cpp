@@ -13,7 +13,7 @@ Family glm4() {
                 set_sizes(p.model, {151552, 4096, 13696, 40, 32, 2, 131072});
                 p.model.head_dim = 128, p.model.norm_epsilon = 1.5625e-7;
               },
-          .keys = joined(decoder_sizes(), rope_keys(true),
+          .keys = joined(decoder_sizes(), rope_keys({.partial = true}),
                          JsonKeys{flag("attention_bias", &M::qkv_bias).written([](const Published& p) {
                            return config::node_of(p.model.qkv_bias);
                          })}),

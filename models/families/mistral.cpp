@@ -1,6 +1,6 @@
 #include "models/families/family.h"
 
-// Mistral and Mixtral.
+// Mistral, Ministral 3 and Mixtral.
 namespace sherd::models {
 
 using M = config::Model;
@@ -14,6 +14,27 @@ Family mistral() {
                 p.window = 4096;
               },
           .keys = joined(decoder_sizes(), no_biases(false, false), rope_keys(), window_keys())};
+}
+
+Family ministral3() {
+  return {.name = "ministral3",
+          .architecture = "Ministral3ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {131072, 4096, 14336, 34, 32, 8, 262144});
+                p.model.head_dim = 128, p.model.norm_epsilon = 1e-5;
+                p.rope.theta = 1e6, p.rope.query_beta = 0.1;
+                p.rope.scaling.type = RotaryScaling::yarn, p.rope.scaling.factor = 16;
+                p.rope.scaling.attention_factor = 1, p.rope.scaling.original_max_positions = 16384;
+              },
+          .keys = joined(decoder_sizes(), no_biases(false, false), rope_keys({.query_scaling = true}),
+                         window_keys()),
+          .query_scaling = true,
+          .lacks = [](const M& m) -> std::optional<std::string> {
+            if (m.llama_4_scaling_beta > 0 && m.rope_scaling.original_max_positions == 0)
+              return "model.llama_4_scaling_beta without the first length of model.rope_scaling";
+            return std::nullopt;
+          }};
 }
 
 namespace {

@@ -21,7 +21,7 @@ Family phi3() {
                               idle("pad_token_id")
                                   .written([](const Published&) { return config::Node(); })
                                   .with(config::or_null)},
-                     no_biases(false, false), rope_keys(true), window_keys()),
+                     no_biases(false, false), rope_keys({.partial = true}), window_keys()),
       .names = {.qkv = {"self_attn.qkv_proj"}, .up = {"mlp.gate_up_proj"}},
       .lora_targets = {"qkv_proj"},
       .ia3_targets = {"qkv_proj", "down_proj"},

@@ -81,6 +81,10 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   if (m.partial_rotary_factor != 1 && !family.partial_rotary)
     refuse(file, "partial_rotary_factor ", m.partial_rotary_factor,
            " is not supported: the class turns all of a head");
+  m.llama_4_scaling_beta = p.rope.query_beta.value_or(0);
+  if (m.llama_4_scaling_beta > 0 && !family.query_scaling)
+    refuse(file, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
+           " is not supported: the class does not scale its queries");
   if (!family.sliding_rope) {
     if (p.sliding)
       refuse(file, "rope_parameters.sliding_attention is not supported: all layers have the same positions");
@@ -143,6 +147,8 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.bias != has.bias) return said("bias", m.bias);
   if (m.has_qkv_bias() != has.has_qkv_bias() && !family.qkv_bias) return said("qkv_bias", m.qkv_bias);
   if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
+  if (m.qk_norm && m.qk_norm_all_heads != has.qk_norm_all_heads)
+    return said("qk_norm_all_heads", m.qk_norm_all_heads);
   if (m.sliding_window > 0 && !family.window) return "model.sliding_window";
   if (!m.layer_types.empty() && !family.layer_types) return "model.layer_types";
   if (m.sliding_window > 0 && m.sliding_rope && !family.sliding_rope) return "model.sliding_rope";
@@ -151,6 +157,7 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     return cat("model.norm_placement \"", config::name_of(m.norm_placement), "\"");
   if (m.scale_embeddings != has.scale_embeddings) return said("scale_embeddings", m.scale_embeddings);
   if (m.partial_rotary_factor != 1 && !family.partial_rotary) return "model.partial_rotary_factor";
+  if (m.llama_4_scaling_beta != 0 && !family.query_scaling) return "model.llama_4_scaling_beta";
   if (m.attention_multiplier != 0 && !family.attention_multiplier) return "model.attention_multiplier";
   if (!family.multipliers) {
     if (m.embedding_multiplier != 1) return "model.embedding_multiplier";
@@ -163,6 +170,18 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   return family.lacks ? family.lacks(m) : std::nullopt;
 }
 
+/// The part that reads text of a model that reads pictures too, whose class keeps it in text_config; else the
+/// whole.
+Node text_part(Node tree, bool& is_part) {
+  const Node* text = tree.find("text_config");
+  is_part = text && text->is(Node::Kind::object) && text->find("model_type");
+  if (!is_part) return tree;
+  Node out = *text;
+  for (const char* name : {"dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"})
+    if (const Node* outer = tree.find(name); outer && !out.find(name)) out.members.emplace_back(name, *outer);
+  return out;
+}
+
 }  // namespace
 
 PublishedModel from_hugging_face(std::string_view text, const std::string& name) {
@@ -171,6 +190,10 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
       "Sherd does not know whether the model depends on it; where it does not, take it out of the file";
   Node tree = config::parse_tree(text, name);
   config::drop_notes(tree);
+  bool is_part = false;
+  tree = text_part(std::move(tree), is_part);
+  if (is_part)
+    context.note("text_config", "the model's part for text is taken, without those for pictures and sound");
   const Value file{tree, "", context};
   PublishedModel out;
   context.attempt([&] {
@@ -209,6 +232,8 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   const Family& family = family_of(published_as(model));
   Node out = original.empty() ? config::node_of(std::vector<std::pair<std::string, Node>>{})
                               : config::parse_tree(original, "config.json");
+  bool is_part = false;
+  out = text_part(std::move(out), is_part);
   const bool newer_rope = out.find("rope_parameters") != nullptr;
   // Keys that mean the same as some that follow.
   static const std::set<std::string> others{"rope_theta",           "rope_scaling",       "rope_parameters",
@@ -229,7 +254,8 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   published.model = model;
   for (const JsonKey& key : family.keys) {
     const bool stays = key.effect == config::Effect::noted && out.find(key.name);
-    if (!key.write || stays || (key.name == "rope_parameters" && !newer_rope)) continue;
+    if (!key.write || stays || (key.name == "rope_parameters" && !newer_rope && !family.query_scaling))
+      continue;
     if (Node value = key.write(published, config::Selection::told);
         !value.is(Node::Kind::null) || key.writes_null)
       put(key.name, std::move(value));

@@ -116,7 +116,11 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
     return stacked(tensors, rows, matrix ? columns : 0, family_->names.transposed);
   };
   if (matrix && c.qk_norm && (part == "attention.q_norm" || part == "attention.k_norm"))
-    return linear({part.ends_with("q_norm") ? names().q_norm : names().k_norm}, c.head_dim, 0);
+    return linear({part.ends_with("q_norm") ? names().q_norm : names().k_norm},
+                  c.head_dim * (!c.qk_norm_all_heads       ? 1
+                                : part.ends_with("q_norm") ? c.num_heads
+                                                           : c.num_kv_heads),
+                  0);
   if (matrix && c.moe.experts > 0 && part.starts_with("mlp."))
     if (auto found = of_experts(at, part.substr(std::strlen("mlp.")))) return found;
   if (!matrix && !c.bias) return std::nullopt;

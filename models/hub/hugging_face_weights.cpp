@@ -50,16 +50,23 @@ HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFace
                                        const std::string& stem)
     : files_(std::move(folder), stem), layout_(std::move(layout)) {
   const std::vector<std::string> names = files_.names();
-  prefixed_ = std::any_of(names.begin(), names.end(),
-                          [&](const std::string& name) { return name.starts_with(layout_.prefix()); });
+  const auto any_with = [&](const std::string& prefix) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return name.starts_with(prefix); });
+  };
+  for (const char* part : {"language_model.", "model.language_model."})
+    if (any_with(part)) text_part_ = part;
+  prefixed_ = any_with(layout_.prefix());
   // A tied table may be stored as the head alone.
   const std::string own = layout_.published("tokens.weight").tensors[0].name;
-  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(head_name)) table_is_head_ = own;
+  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(found_as(head_name))) table_is_head_ = own;
 }
 
 std::string HuggingFaceWeights::found_as(const std::string& name) const {
-  if (name == table_is_head_) return head_name;
+  if (!table_is_head_.empty() && name == table_is_head_) return found_as(head_name);
   const std::string& prefix = layout_.prefix();
+  if (text_part_ == "language_model.") return text_part_ + name;
+  if (!text_part_.empty()) return name.starts_with(prefix) ? text_part_ + name.substr(prefix.size()) : name;
   return !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
 }
 
@@ -105,10 +112,12 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
-  const std::string head = head_name, table = found_as(layout_.published("tokens.weight").tensors[0].name);
+  const std::string head = found_as(head_name),
+                    table = found_as(layout_.published("tokens.weight").tensors[0].name);
   const bool tied = !expected.contains(head) && files_.find(head) && files_.find(table);
   for (const std::string& name : files_.names())
-    if (!expected.contains(name) && !is_buffer(name, *files_.find(name)) && !(tied && name == head))
+    if (!expected.contains(name) && name.starts_with(text_part_) && !is_buffer(name, *files_.find(name)) &&
+        !(tied && name == head))
       unexpected.push_back(name);
   std::string problems;
   list(problems, "missing are", missing);

@@ -34,6 +34,7 @@ class HuggingFaceWeights : public nn::WeightSource {
 
   tensor::SafetensorsFolder files_;
   HuggingFaceLayout layout_;
+  std::string text_part_;  ///< what begins names of the part for text, where files have others too
   bool prefixed_ = false;
   std::string table_is_head_;    ///< the published table's name, where the files have the head in its place
   std::vector<std::byte> part_;  ///< as the file has it

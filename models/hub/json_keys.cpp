@@ -1,6 +1,7 @@
 #include "models/hub/json_keys.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "base/excerpt.h"
@@ -82,13 +83,20 @@ void take_others(PublishedRope& to, Node& rope, const Value& section) {
     to.theta = value(*base, "rope_theta").real(1, config::infinity, true);
   if (const auto share = taken(rope, "partial_rotary_factor"))
     to.share = value(*share, "partial_rotary_factor").real(0, 1, true);
-  Published unused;
-  const std::string scores = "attention_factor says by how much scores grow";
-  const JsonKey refused[] = {only("mscale", config::never, scores),
-                             only("mscale_all_dim", config::never, scores)};
-  for (const JsonKey& key : refused)
-    if (const auto node = taken(rope, key.name.c_str()))
-      section.context.attempt([&] { key.read(unused, value(*node, key.name.c_str())); });
+  if (const auto beta = taken(rope, "llama_4_scaling_beta"))
+    to.query_beta = value(*beta, "llama_4_scaling_beta").real(0);
+  taken(rope, "max_position_embeddings");  // the model's own, once more
+  // Yarn's factor of scores as a quotient, which attention_factor goes before.
+  const auto scale = [&](const char* name) {
+    const auto node = taken(rope, name);
+    return node ? value(*node, name).real(0) : 0.0;
+  };
+  const double mscale = scale("mscale"), of_all = scale("mscale_all_dim");
+  const Node *factor = rope.find("factor"), *given = rope.find("attention_factor");
+  if (mscale > 0 && of_all > 0 && factor && !(given && !given->is(Node::Kind::null))) {
+    const double s = value(*factor, "factor").real(1);
+    to.attention_factor = (0.1 * mscale * std::log(s) + 1) / (0.1 * of_all * std::log(s) + 1);
+  }
 }
 
 PublishedRope read_rope(const Value& given) {
@@ -115,6 +123,7 @@ PublishedRope read_rope(const Value& given) {
   const bool empty = std::all_of(rope.members.begin(), rope.members.end(),
                                  [](const auto& member) { return member.second.is(Node::Kind::null); });
   if (!empty) config::read_rope(out.scaling, {rope, given.path, given.context});
+  if (out.attention_factor > 0) out.scaling.attention_factor = out.attention_factor;
   if (given.context.problems.size() > problems) throw config::Reported{};
   return out;
 }
@@ -135,12 +144,15 @@ void read_rope_section(Published& published, const Value& given) {
 }
 
 /// rope_parameters of the layers without a window, or of those with one.
-Node written_parameters(const Published& p, bool partial, bool sliding) {
+Node written_parameters(const Published& p, const RopeKeys& has, bool sliding) {
   const config::Model& m = p.model;
   const bool own = sliding && m.sliding_rope;
   Node out = config::written_rope(own ? m.sliding_rope->rope_scaling : m.rope_scaling);
   out.members.emplace_back("rope_theta", config::node_of(own ? m.sliding_rope->rotary_base : m.rotary_base));
-  if (partial) out.members.emplace_back("partial_rotary_factor", config::node_of(m.partial_rotary_factor));
+  if (has.partial)
+    out.members.emplace_back("partial_rotary_factor", config::node_of(m.partial_rotary_factor));
+  if (has.query_scaling)
+    out.members.emplace_back("llama_4_scaling_beta", config::node_of(m.llama_4_scaling_beta));
   return out;
 }
 
@@ -158,7 +170,7 @@ JsonKeys common_keys() {
                      "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
                 only("use_mrope", config::is_false, "positions are those of text"),
                 only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),
-                only("text_config", config::never, "the model reads text alone here")};
+                only("text_config", config::never, "it does not say its model_type")};
   for (const auto& [name, member] :
        {std::pair("dtype", &Published::dtype), std::pair("torch_dtype", &Published::torch_dtype)})
     keys.push_back(config::custom<Published>(name, "", [member](Published& published, const Value& value) {
@@ -172,30 +184,31 @@ JsonKeys common_keys() {
 }
 
 /// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
-JsonKeys rope_keys(bool partial, bool sliding) {
+JsonKeys rope_keys(RopeKeys has) {
   const auto theta = [](const Published& p) { return config::node_of(p.model.rotary_base); };
   const auto scaling = [](const Published& p) {
     const RopeScaling& rope = p.model.rope_scaling;
     return rope.type == RotaryScaling::none ? Node() : config::written_rope(rope);
   };
   const auto parameters = [=](const Published& p) {
-    Node full = written_parameters(p, partial, false);
-    if (!sliding) return full;
+    Node full = written_parameters(p, has, false);
+    if (!has.sliding) return full;
     return config::node_of(std::vector<std::pair<std::string, Node>>{
-        {full_layers, std::move(full)}, {sliding_layers, written_parameters(p, partial, true)}});
+        {full_layers, std::move(full)}, {sliding_layers, written_parameters(p, has, true)}});
   };
   const auto local = [](const Published& p) {
     return config::node_of(p.model.sliding_rope ? p.model.sliding_rope->rotary_base : p.model.rotary_base);
   };
   const auto share = [](const Published& p) { return config::node_of(p.model.partial_rotary_factor); };
-  JsonKeys out{
-      config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true).written(theta),
-      config::custom<Published>("rope_scaling", "", read_rope_section, scaling).with(config::or_null),
-      config::custom<Published>("rope_parameters", "", read_rope_section, parameters)};
+  JsonKeys out{in_file(config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true)),
+               config::custom<Published>("rope_scaling", "", read_rope_section).with(config::or_null),
+               config::custom<Published>("rope_parameters", "", read_rope_section, parameters)};
+  if (!has.query_scaling)  // which the older form cannot say
+    std::move(out[0]).written(theta), std::move(out[1]).written(scaling);
   JsonKey factor =
       in_file(config::real("partial_rotary_factor", &Published::partial_rotary_factor, "", 0, 1, true));
-  out.push_back(partial ? std::move(factor).written(share) : std::move(factor));
-  if (sliding)
+  out.push_back(has.partial ? std::move(factor).written(share) : std::move(factor));
+  if (has.local_base)
     out.push_back(
         config::real("rope_local_base_freq", &Published::sliding_theta, "", 1, config::infinity, true)
             .written(local));

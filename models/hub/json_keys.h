@@ -18,9 +18,11 @@ namespace sherd::models {
 
 /// Rotary positions as one section of a config.json has them.
 struct PublishedRope {
-  double theta = 0;  ///< 0: absent
-  double share = 0;  ///< partial_rotary_factor; 0: absent
+  double theta = 0;                  ///< 0: absent
+  double share = 0;                  ///< partial_rotary_factor; 0: absent
+  std::optional<double> query_beta;  ///< llama_4_scaling_beta
   config::RopeScaling scaling;
+  double attention_factor = 0;    ///< as two other keys say it; 0: they are absent
   bool original_missing = false;  ///< it does not say which positions it scales
 };
 
@@ -96,8 +98,12 @@ bool is_true(const config::Value& value);
 /// Keys that all families have, most of which say nothing about the model's numbers.
 JsonKeys common_keys();
 /// The keys of rotary positions in both their forms: rope_theta and rope_scaling, and rope_parameters.
-/// `partial`: the class has partial_rotary_factor; `sliding`: and positions of their own for layers with a
-/// window.
-JsonKeys rope_keys(bool partial = false, bool sliding = false);
+struct RopeKeys {
+  bool partial = false;        ///< the class has partial_rotary_factor
+  bool sliding = false;        ///< positions of their own for layers with a window
+  bool local_base = false;     ///< whose base the older form has, as rope_local_base_freq
+  bool query_scaling = false;  ///< llama_4_scaling_beta, in rope_parameters alone
+};
+JsonKeys rope_keys(RopeKeys has = {});
 
 }  // namespace sherd::models

@@ -30,9 +30,10 @@ void copy_heads(Tape& tape, const HeadColumns& at, const Tensor& packed, const T
                            packed.shape().rows() * at.groups, at.width());
 }
 
-/// [rows, dim], a row for each head of a token.
-Tensor take_heads(Tape& tape, const HeadColumns& at, const Tensor& packed) {
-  Tensor heads = tape.empty({packed.shape().rows() * at.groups * at.count, at.dim}, packed.dtype());
+/// The heads of a kind in rows of `width`: one for each head of a token, or one for all of a token's.
+Tensor take_heads(Tape& tape, const HeadColumns& at, const Tensor& packed, std::int64_t width) {
+  const std::int64_t elements = packed.shape().rows() * at.groups * at.width();
+  Tensor heads = tape.empty({elements / width, width}, packed.dtype());
   copy_heads(tape, at, packed, heads, true);
   return heads;
 }
@@ -54,7 +55,7 @@ Normed run(Tape& tape, const Tensor& qkv, const std::array<Tensor, 2>& gains,
   const DType compute = tensor::compute_type(qkv.dtype());
   for (const HeadKind kind : {queries, keys}) {
     const HeadColumns at = columns_of(geometry, qkv.shape().back(), kind);
-    const Tensor heads = take_heads(tape, at, qkv);
+    const Tensor heads = take_heads(tape, at, qkv, gains[kind].numel());
     result.rstd[kind] = tape.empty({heads.shape().rows()}, compute);
     const Tensor normed = tape.empty(heads.shape(), heads.dtype());
     tape.kernels().rms_norm(heads, gains[kind], eps, normed, result.rstd[kind], shift);
@@ -78,8 +79,9 @@ struct Backward {
     Tensor grad = tape.empty(input.shape(), input.dtype());
     for (const HeadKind kind : {queries, keys}) {
       const HeadColumns at = columns_of(geometry, input.shape().back(), kind);
-      const Tensor x = take_heads(tape, at, input), dheads = take_heads(tape, at, dy);
-      const Tensor dx = tape.empty(x.shape(), x.dtype()), gain = gains[kind].get(tape);
+      const Tensor gain = gains[kind].get(tape), x = take_heads(tape, at, input, gain.numel()),
+                   dheads = take_heads(tape, at, dy, gain.numel());
+      const Tensor dx = tape.empty(x.shape(), x.dtype());
       const auto differentiate = [&](const Tensor& dgain, bool add) {
         tape.kernels().rms_norm_backward(x, gain, rstd[kind], dheads, dx, dgain, add, false, shift);
       };
@@ -102,9 +104,10 @@ Var head_norm(const Var& qkv, const Var& query_gain, const Var& key_gain, const 
   const std::int64_t parts = geometry.heads + 2 * geometry.kv_heads;
   require(shape.rank() >= 1 && shape.back() % parts == 0, "head_norm: packed qkv of shape ", shape.str(),
           " is not that of ", parts, " heads");
-  for (const Var* gain : {&query_gain, &key_gain})
-    require(gain->shape() == Shape{shape.back() / parts}, "head_norm: a gain of shape ", gain->shape().str(),
-            " for heads of ", shape.back() / parts, " elements");
+  const std::int64_t dim = shape.back() / parts;
+  for (const auto& [gain, heads] : {std::pair(&query_gain, geometry.heads), {&key_gain, geometry.kv_heads}})
+    require(gain->shape() == Shape{dim} || gain->shape() == Shape{heads * dim}, "head_norm: a gain of shape ",
+            gain->shape().str(), " for ", heads, " heads of ", dim, " elements");
   Tape& tape = qkv.tape();
   Normed made = run(tape, qkv.value(), {query_gain.value(), key_gain.value()}, geometry, eps, shift);
   Backward backward{qkv,

@@ -126,7 +126,8 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps = 1e
 Var rms_norm(const Var& x, const Var& weight, double eps = 1e-5, double shift = 0);
 /// rms_norm of each query head and each key head of packed qkv (tensor::Attention), with one gain for all
 /// query heads and one for all key heads; values pass. qkv: [..., (heads + 2·kv_heads)·head_dim]; gains:
-/// [head_dim]. Kept and made again likewise (Qwen3).
+/// [head_dim] (Qwen3), or [heads·head_dim] and [kv_heads·head_dim], where a token's query heads have one norm
+/// together, and its key heads (OLMo 2). Kept and made again likewise.
 Var head_norm(const Var& qkv, const Var& query_gain, const Var& key_gain, const tensor::Attention& geometry,
               double eps = 1e-5, double shift = 0);
 

@@ -37,6 +37,12 @@ Model gemma() {
   return m;
 }
 
+Model olmo() {
+  Model m = with_qk_norm(decoder());
+  m.qk_norm_all_heads = true, m.norm_placement = NormPlacement::post;
+  return m;
+}
+
 Model smollm() {
   Model m = decoder();
   m.tie_embeddings = true, m.no_rope_layer_interval = 4, m.rotary_base = 2e6;
@@ -77,7 +83,10 @@ const std::vector<FamilyDefaults>& families() {
                                      {"granite", decoder()},
                                      {"smollm3", smollm()},
                                      {"gemma3_text", gemma()},
-                                     {"glm4", glm()}};
+                                     {"glm4", glm()},
+                                     {"ministral3", decoder()},
+                                     {"olmo2", olmo()},
+                                     {"olmo3", olmo()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
@@ -123,6 +132,10 @@ void check_bounds(const Model& m) {
   expect(m.rotary_base > 1, "rotary_base ", m.rotary_base, " must be above 1");
   expect(m.partial_rotary_factor > 0 && m.partial_rotary_factor <= 1, "partial_rotary_factor ",
          m.partial_rotary_factor, " must be in (0, 1]");
+  expect(m.llama_4_scaling_beta >= 0, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
+         " must not be negative");
+  expect(m.llama_4_scaling_beta == 0 || m.partial_rotary_factor == 1,
+         "llama_4_scaling_beta is for positions that turn the whole head");
   expect(m.embedding_multiplier != 0 && m.residual_multiplier != 0,
          "embedding_multiplier and residual_multiplier must not be 0");
   expect(m.attention_multiplier >= 0, "attention_multiplier ", m.attention_multiplier,

@@ -110,12 +110,17 @@ struct Model {
   std::optional<SlidingRope> sliding_rope;        ///< nothing: as in the other layers
   /// Every so many layers one has no rotary positions (NoPE), the last of them; 0: all have.
   std::int64_t no_rope_layer_interval = 0;
+  /// Queries at position p are multiplied by 1 + β·ln(1 + ⌊p/n⌋), n being the positions that the model was
+  /// first trained on (rope_scaling.original_max_positions, else max_positions). 0: they are not.
+  double llama_4_scaling_beta = 0;
   std::int64_t sliding_window = 0;  ///< tokens that a query sees, itself among them; 0: all before it
   /// Which layers have the window: a pattern that repeats. Empty: all of them, where there is a window.
   std::vector<LayerType> layer_types;
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
-  Norm norm = Norm::layernorm;                          ///< by type
-  double norm_epsilon = 1e-5;                           ///< > 0
+  bool qk_norm_all_heads =
+      false;                    ///< one norm of all query heads, one of all key heads; with qk_norm; by type
+  Norm norm = Norm::layernorm;  ///< by type
+  double norm_epsilon = 1e-5;   ///< > 0
   bool norm_unit_offset = false;                        ///< RMSNorm multiplies by 1 + its weight; by type
   NormPlacement norm_placement = NormPlacement::pre;    ///< by type
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)

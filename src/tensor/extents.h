@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tensor/kernels.h"
@@ -67,7 +68,8 @@ struct RotaryExtents {
 RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary,
                            const Tensor& out);
 
-/// Cosines and sines of positions·frequencies: [seq, half] in the compute type.
+/// Cosines and sines of positions·frequencies, times attention_scale() and query_scale(): [seq, half] in the
+/// compute type.
 struct RotaryAngles {
   std::int64_t seq = 0, half = 0;
   Rotary rotary;
@@ -79,10 +81,21 @@ struct RotaryAngles {
 /// make it anew each time.
 class RotaryTables {
  public:
-  /// `write` fills a table that was made.
+  /// The tables for queries and for keys, which are one where nothing is only the queries'. `write` fills one
+  /// that was made.
   template <class Write>
-  const RotaryAngles& of(Device& device, std::int64_t seq, std::int64_t half, const Rotary& rotary,
-                         DType compute, const Write& write) {
+  std::pair<RotaryAngles, RotaryAngles> of_both(Device& device, std::int64_t seq, std::int64_t half,
+                                                const Rotary& rotary, DType compute, const Write& write) {
+    Rotary keys = rotary;
+    keys.query_beta = 0, keys.query_positions = 0;
+    RotaryAngles queries = of(device, seq, half, rotary, compute, write);
+    return {queries, keys == rotary ? queries : of(device, seq, half, keys, compute, write)};
+  }
+
+ private:
+  template <class Write>
+  RotaryAngles of(Device& device, std::int64_t seq, std::int64_t half, const Rotary& rotary, DType compute,
+                  const Write& write) {
     const auto is_it = [&](const RotaryAngles& table) {
       return table.half == half && table.rotary == rotary && table.cosine.dtype() == compute;
     };
@@ -101,7 +114,6 @@ class RotaryTables {
     return tables_.back();
   }
 
- private:
   static constexpr std::size_t most = 4;
   std::vector<RotaryAngles> tables_;  ///< in the order in which they were made
 };

@@ -9,6 +9,8 @@ void check(const Rotary& r) {
   require(r.base > 0, name, ": the base must be positive, not ", r.base);
   require(r.share > 0 && r.share <= 1, name, ": the share of a head that turns must be in (0, 1], not ",
           r.share);
+  require(r.query_beta == 0 || (r.query_positions > 0 && r.share == 1), name,
+          ": query_beta needs query_positions, and a whole head that turns");
   require(r.attention_factor >= 0, name, ": attention_factor must not be negative, as ", r.attention_factor);
   if (r.scaling == RotaryScaling::none) return;
   require(r.factor > 0, name, ": the factor must be positive, not ", r.factor);

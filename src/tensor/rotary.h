@@ -30,7 +30,11 @@ struct Rotary {
   double beta_fast = 32, beta_slow = 1;
   bool truncate = true;                 ///< yarn: the ramp begins and ends at whole pairs
   std::int64_t original_positions = 0;  ///< `original_max_position_embeddings`; llama3 and yarn
-  double attention_factor = 0;  ///< 0: with yarn 0.1·ln(factor) + 1, or 1 up to a factor of 1; else 1
+  /// Queries at position p are multiplied by 1 + query_beta·ln(1 + ⌊p/query_positions⌋) (Llama 4's and
+  /// Ministral 3's `llama_4_scaling_beta`). Not where only a share of a head turns.
+  double query_beta = 0;
+  std::int64_t query_positions = 0;  ///< above 0 where query_beta is not 0
+  double attention_factor = 0;       ///< 0: with yarn 0.1·ln(factor) + 1, or 1 up to a factor of 1; else 1
 
   bool operator==(const Rotary&) const = default;
 };
@@ -47,6 +51,12 @@ void check(const Rotary& rotary);
 SHERD_ROTARY double attention_scale(const Rotary& r) {
   if (r.attention_factor != 0) return r.attention_factor;
   return r.scaling == RotaryScaling::yarn && r.factor > 1 ? 0.1 * std::log(r.factor) + 1 : 1;
+}
+
+/// The factor of queries at a position.
+SHERD_ROTARY double query_scale(const Rotary& r, std::int64_t position) {
+  if (r.query_beta == 0) return 1;
+  return 1 + r.query_beta * std::log(1 + static_cast<double>(position / r.query_positions));
 }
 
 /// The share of pair i that yarn divides: 0 for pairs that turn more than beta_fast times within the original

@@ -133,6 +133,13 @@ TEST_F(Gradients, NormsOfHeads) {
   }
 }
 
+TEST_F(Gradients, NormsOfAllHeadsTogether) {
+  Attention geometry;
+  geometry.heads = 4, geometry.kv_heads = 2;
+  check({normal({2, 3, 8 * 6}, 1), normal({24}, 2), normal({12}, 3)},
+        [&](Tape&, const Vars& in) { return head_norm(in[0], in[1], in[2], geometry, 1e-2); });
+}
+
 TEST_F(Gradients, Embeddings) {
   const Tensor ids =
       Tensor::of<std::int32_t>(*cpu_.device, {2, 4}, std::vector<std::int32_t>{3, 0, 3, 1, 4, 3, 0, 0});

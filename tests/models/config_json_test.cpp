@@ -212,6 +212,40 @@ TEST(HuggingFaceConfig, LayersWithAWindowAreListedOrFollowThoseWithout) {
               HasSubstr("sliding_window in 2 of 4 layers is not supported"));
 }
 
+/// Yarn's factor of scores, from both of its keys, and not from one of them.
+TEST(HuggingFaceConfig, MscaleIsAFactorOfScores) {
+  const auto factor = [](const std::string& more) {
+    return read(
+               cat(R"({"model_type": "llama", "max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn",
+        "factor": 4, "original_max_position_embeddings": 16)",
+                   more, "}}"))
+        .model.rope_scaling.attention_factor;
+  };
+  EXPECT_EQ(factor(R"(, "mscale": 1)"), 0);
+  EXPECT_NEAR(factor(R"(, "mscale": 1, "mscale_all_dim": 0.5)"),
+              (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-15);
+  EXPECT_EQ(factor(R"(, "mscale": 1, "mscale_all_dim": 0.5, "attention_factor": 1.5)"), 1.5);
+}
+
+/// Published as a class that reads pictures too.
+TEST(HuggingFaceConfig, ThePartForTextIsTaken) {
+  const PublishedModel whole =
+      read(R"({"model_type": "gemma3", "torch_dtype": "bfloat16", "vision_config": {},
+      "mm_tokens_per_image": 256, "text_config": {"model_type": "gemma3_text", "hidden_size": 64,
+      "num_attention_heads": 4, "num_hidden_layers": 7, "sliding_window": 16}})");
+  EXPECT_EQ(whole.model.type, family_named("gemma3_text"));
+  EXPECT_EQ(whole.dtype, "bfloat16");
+  EXPECT_THAT(whole.notes, Contains(StartsWith("text_config")));
+  for (const std::int64_t layer : {0, 4, 6})
+    EXPECT_EQ(whole.model.window(layer), 16) << "the class's pattern";
+  EXPECT_EQ(whole.model.window(5), 0);
+  EXPECT_THAT(error_in(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"},
+                           "quantization_config": {"bits": 4}})"),
+              HasSubstr("before it was quantised"));
+  EXPECT_THAT(error_in(R"({"model_type": "llama", "text_config": {"hidden_size": 4}})"),
+              HasSubstr("it does not say its model_type"));
+}
+
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
   const std::pair<const char*, const char*> refused[] = {
       {R"({"hidden_size": 4})", "model_type is absent"},
@@ -226,8 +260,13 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64})",
        "shared_expert_intermediate_size"},
       {R"({"model_type": "qwen2", "use_mrope": true})", "use_mrope"},
-      {R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 4, "mscale": 1}})",
-       "mscale"},
+      {R"({"model_type": "llama", "rope_parameters": {"rope_type": "yarn", "factor": 4,
+           "llama_4_scaling_beta": 0.1}})",
+       "llama_4_scaling_beta 0.1 is not supported"},
+      {R"({"model_type": "llama", "rope_parameters": {"sliding_attention": {"rope_type": "default"}}})",
+       "all layers have the same positions"},
+      {R"({"model_type": "gemma3_text", "final_logit_softcapping": 30.0})", "scores are not capped"},
+      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 1]})", "one in each 2"},
       {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
       {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "before it was quantised"},
       {R"({"model_type": "llama", "logit_scale": 2})", "unknown key \"logit_scale\""},

@@ -49,6 +49,13 @@ TEST_F(GptTest, CountsMatchWhatIsDeclared) {
   }
 }
 
+TEST_F(GptTest, TheRootThatScalesEmbeddingsIsRoundedToTheirDtype) {
+  const GptConfig o = test::tiny_gemma();  // of width 6, with a multiplier of 1.5 beside
+  EXPECT_EQ(o.embedding_factor(DType::f32), 1.5 * std::sqrt(6.0f));
+  EXPECT_EQ(o.embedding_factor(DType::bf16), 1.5 * 2.453125);
+  EXPECT_EQ(test::tiny_llama().embedding_factor(DType::bf16), 1);
+}
+
 TEST_F(GptTest, NamesTiesAndDecay) {
   Gpt model(test::tiny_gpt2());
   model.assign_names();

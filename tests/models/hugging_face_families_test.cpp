@@ -215,7 +215,7 @@ TEST_P(Family, ExportGivesTheFilesBack) {
 INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
                                            "mixtral", "qwen3_moe", "phi3", "gemma3_text", "granite",
-                                           "smollm3", "glm4"),
+                                           "smollm3", "glm4", "ministral3", "olmo2", "olmo3"),
                          [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
@@ -234,6 +234,29 @@ TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
     all["lm_head.weight"] = all["model.embed_tokens.weight"];
   });
   EXPECT_NO_THROW(llama.open());
+}
+
+/// As classes that read pictures too have them, by the names of transformers 4's files and of 5's.
+TEST(HuggingFaceFolder, ThePartForTextIsFound) {
+  for (const std::string part : {"language_model.model.", "model.language_model."}) {
+    Copy copy("glm4");
+    copy.rewrite([&](Copy::Dict& all) {
+      Copy::Dict renamed;
+      for (auto& [name, host] : all) {
+        const bool head = name == "lm_head.weight";
+        renamed[!head            ? part + name.substr(std::strlen("model."))
+                : part[0] == 'l' ? "language_model." + name
+                                 : name] = host;
+      }
+      renamed["vision_tower.patch.weight"] = {{2}, DType::f32, std::vector<std::byte>(8)};
+      all = std::move(renamed);
+    });
+    EXPECT_NO_THROW(copy.open()) << part;
+    copy.rewrite([&](Copy::Dict& all) {
+      all[part + "layers.0.self_attn.sinks"] = {{2}, DType::f32, std::vector<std::byte>(8)};
+    });
+    expect_error(ErrorKind::data, "layers.0.self_attn.sinks", [&] { copy.open(); });
+  }
 }
 
 /// The two may have different types, as of runs that kept the table in fp32.

@@ -58,6 +58,41 @@ TEST_P(Rotary, turns_query_and_key_heads_by_their_position_and_leaves_values) {
   }
 }
 
+/// Queries grow with their position, keys do not.
+TEST_P(Rotary, scales_queries_by_their_position) {
+  const DType dtype = GetParam();
+  const tensor::Rotary rotary{.query_beta = 0.3, .query_positions = 4};
+  constexpr std::int64_t seq = 11, d = 8, half = d / 2, first = 3;
+  Attention geometry;  // two query heads, a key head and a value head
+  geometry.heads = 2, geometry.kv_heads = 1, geometry.positions.first = first;
+  const std::vector<double> x = normals_in(dtype, seq * 4 * d, 1);
+  on_every_machine(
+      [&](Machine& m) {
+        const Tensor in = m.of({1, seq, 4 * d}, dtype, x), out = m.empty(in.shape(), dtype),
+                     back = m.empty(in.shape(), dtype);
+        m.kernels.rotary(in, geometry, rotary, false, out);
+        m.kernels.rotary(in, geometry, rotary, true, back);
+        return std::vector<Tensor>{out, back};
+      },
+      [&](const std::vector<Tensor>& got) {
+        std::vector<double> want(x), want_back(x);
+        for (std::int64_t h = 0; h < seq * 4; ++h) {
+          if (h % 4 == 3) continue;  // values
+          const auto position = static_cast<double>(first + h / 4);
+          const double scale = h % 4 == 2 ? 1 : 1 + 0.3 * std::log(1 + std::floor(position / 4));
+          for (std::int64_t i = 0; i < half; ++i) {
+            const double angle = position * std::pow(10000.0, -2.0 * static_cast<double>(i) / d);
+            const auto a = static_cast<std::size_t>(h * d + i), b = a + half;
+            const double c = scale * std::cos(angle), s = scale * std::sin(angle);
+            want[a] = x[a] * c - x[b] * s, want[b] = x[b] * c + x[a] * s;
+            want_back[a] = x[a] * c + x[b] * s, want_back[b] = x[b] * c - x[a] * s;
+          }
+        }
+        expect_close(values_of(got[0]), want, dtype, 2, 16, "scaled queries");
+        expect_close(values_of(got[1]), want_back, dtype, 2, 16, "their gradients");
+      });
+}
+
 TEST_P(Rotary, of_a_part_of_a_sequence_gives_the_bits_of_the_whole) {
   const DType dtype = GetParam();
   using tensor::Positions;
@@ -186,6 +221,7 @@ TEST(RotaryErrors, name_what_makes_no_angles) {
     testing::expect_error(ErrorKind::usage, text, [&] { tensor::check(rotary); });
   };
   refuses({.base = 0}, "the base must be positive, not 0");
+  refuses({.query_beta = 0.1}, "query_beta needs query_positions");
   refuses({.attention_factor = -1}, "attention_factor must not be negative, as -1");
   refuses({.scaling = RotaryScaling::linear, .factor = 0}, "the factor must be positive, not 0");
   for (const RotaryScaling scaling : {RotaryScaling::llama3, RotaryScaling::yarn})

@@ -30,6 +30,10 @@ bool is_learned(const Config& config) {
 }
 constexpr const char* learned = "no effect with learned positions";
 
+bool has_no_qk_norm(const Config& config) {
+  return !config.model->qk_norm;
+}
+
 std::string why_no_window(const Config& config) {
   if (is_learned(config)) return learned;
   return config.model->sliding_window > 0 ? "" : "no effect without model.sliding_window";
@@ -126,8 +130,16 @@ std::vector<Key<Model>> block_keys() {
       integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
           .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
                  idle(is_learned, learned)),
+      real("llama_4_scaling_beta", &T::llama_4_scaling_beta, "0.1", 0, infinity)
+          .means("β: rotary positions multiply queries at position p by 1 + β · ln(1 + ⌊p / n⌋), n being "
+                 "`rope_scaling`'s `original_max_position_embeddings` or else `max_positions` (Ministral 3)",
+                 idle(is_learned, learned)),
       boolean("qk_norm", &T::qk_norm)
           .means("RMSNorm of each query and key head, before rotary positions", shapes),
+      boolean("qk_norm_all_heads", &T::qk_norm_all_heads)
+          .means("with `qk_norm`: one norm of all query heads of a token together, and one of its key heads "
+                 "(OLMo 2); not over tensor ranks",
+                 shapes, idle(has_no_qk_norm, "no effect without model.qk_norm")),
       choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
       real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
       boolean("norm_unit_offset", &T::norm_unit_offset)

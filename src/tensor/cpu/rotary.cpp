@@ -24,8 +24,9 @@ void write_angles(Device& device, const RotaryAngles& to) {
       for (Count i = begin * to.half; i < (begin + count) * to.half; ++i) {
         const double angle =
             static_cast<double>(i / to.half) * rotary_frequency(to.rotary, i % to.half, to.half);
-        to.cosine.data<T>()[i] = static_cast<T>(std::cos(angle) * scale);
-        to.sine.data<T>()[i] = static_cast<T>(std::sin(angle) * scale);
+        const double factor = scale * query_scale(to.rotary, i / to.half);
+        to.cosine.data<T>()[i] = static_cast<T>(std::cos(angle) * factor);
+        to.sine.data<T>()[i] = static_cast<T>(std::sin(angle) * factor);
       }
     });
   });
@@ -40,30 +41,32 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rota
   const Count heads = geometry.heads, groups = geometry.kv_heads, width = qkv.shape().back();
   const Count half = turned / 2, per_group = heads / groups + 2;
   const double direction = transposed ? -1 : 1;
-  const RotaryAngles& angles =
-      angles_.of(device_, geometry.positions.end(seq), half, rotary, compute_type(qkv.dtype()),
-                 [&](const RotaryAngles& made) { write_angles(device_, made); });
+  const auto tables =
+      angles_.of_both(device_, geometry.positions.end(seq), half, rotary, compute_type(qkv.dtype()),
+                      [&](const RotaryAngles& made) { write_angles(device_, made); });
   const auto pass = [&](Count from, Count count) {
     if (count > 0 && out.raw() != qkv.raw())
       std::memcpy(at(out, from), at(qkv, from), static_cast<std::size_t>(count) * size_of(qkv.dtype()));
   };
+  const auto turn = [&](const RotaryAngles& angles, Count angle, Count from) {
+    if (qkv.dtype() == DType::f64)
+      return rotate_f64(qkv.data<double>() + from, angles.cosine.data<double>() + angle,
+                        angles.sine.data<double>() + angle, direction, out.data<double>() + from, half);
+    isa_.elementwise[storage_index(qkv)].rotate(at(qkv, from), angles.cosine.data<float>() + angle,
+                                                angles.sine.data<float>() + angle,
+                                                static_cast<float>(direction), at(out, from), half);
+  };
   in_chunks(device_, rows, row_grain(width),
-            [&, head = head, seq = seq, turned = turned](Count begin, Count count) {
+            [&, seq = seq, head = head, turned = turned](Count begin, Count count) {
               for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
-                const Count row = h / (heads + 2 * groups), from = h * head;
-                const Count angle = geometry.positions.at(row % seq) * half;
-                if (h % (heads + 2 * groups) % per_group == per_group - 1) {  // the value head
-                  pass(from, head);
+                const Count row = h / (heads + 2 * groups), in_group = h % (heads + 2 * groups) % per_group;
+                if (in_group == per_group - 1) {  // the value head
+                  pass(h * head, head);
                   continue;
                 }
-                pass(from + turned, head - turned);
-                if (qkv.dtype() == DType::f64)
-                  rotate_f64(qkv.data<double>() + from, angles.cosine.data<double>() + angle,
-                             angles.sine.data<double>() + angle, direction, out.data<double>() + from, half);
-                else
-                  isa_.elementwise[storage_index(qkv)].rotate(
-                      at(qkv, from), angles.cosine.data<float>() + angle, angles.sine.data<float>() + angle,
-                      static_cast<float>(direction), at(out, from), half);
+                pass(h * head + turned, head - turned);
+                turn(in_group == per_group - 2 ? tables.second : tables.first,
+                     geometry.positions.at(row % seq) * half, h * head);
               }
             });
 }

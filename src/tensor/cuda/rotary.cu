@@ -4,14 +4,15 @@
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-/// Cosine and sine of position·frequency(i), times the scale; computed in double and rounded once.
+/// Cosine and sine of position·frequency(i), times the scales; computed in double and rounded once.
 template <class C>
 __global__ void angles_kernel(Count seq, Count half, Rotary rotary, C* cosine, C* sine) {
   const double scale = attention_scale(rotary);
   for (Count at = grid_thread(); at < seq * half; at += grid_threads()) {
     const double angle = static_cast<double>(at / half) * rotary_frequency(rotary, at % half, half);
-    cosine[at] = static_cast<C>(::cos(angle) * scale);
-    sine[at] = static_cast<C>(::sin(angle) * scale);
+    const double factor = scale * query_scale(rotary, at / half);
+    cosine[at] = static_cast<C>(::cos(angle) * factor);
+    sine[at] = static_cast<C>(::sin(angle) * factor);
   }
 }
 
@@ -19,7 +20,7 @@ template <class S>
 struct RotaryArguments {
   const S* x;
   S* y;
-  const Compute<S>*cosine, *sine;
+  const Compute<S>*cosine, *sine, *key_cosine, *key_sine;
   Compute<S> direction;
   Count rows, seq, half, head;
   Positions positions;
@@ -36,13 +37,16 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
     const Count angles = a.positions.at(row % a.seq) * a.half;
     for (Count item = threadIdx.x; item < a.heads * packs; item += blockDim.x) {
       const Count head = item / packs, pack = item - head * packs, begin = (row * a.heads + head) * a.head;
-      const bool values = static_cast<int>(head) % a.per_group == a.per_group - 1, turns = pack < turned;
+      const int in_group = static_cast<int>(head) % a.per_group;
+      const bool values = in_group == a.per_group - 1, keys = in_group == a.per_group - 2,
+                 turns = pack < turned;
       if ((values || !turns) && a.x == a.y) continue;
       const Count i = pack * width, at = begin + (turns ? i : a.half + i),
                   other = turns ? at + a.half : at + a.head / 2 - a.half;
       Pack<S, width> u = load_pack<width>(a.x + at), v = load_pack<width>(a.x + other);
       if (!values && turns) {
-        const C *cosine = a.cosine + angles + i, *sine = a.sine + angles + i;
+        const C *cosine = (keys ? a.key_cosine : a.cosine) + angles + i,
+                *sine = (keys ? a.key_sine : a.sine) + angles + i;
         SHERD_UNROLL
         for (int k = 0; k < width; ++k) {
           const C x = widen(u.at[k]), y = widen(v.at[k]), s = sine[k] * a.direction;
@@ -70,16 +74,18 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
              SHERD_CUDA::out<C>(made.cosine), SHERD_CUDA::out<C>(made.sine));
     });
   };
-  const RotaryAngles& angles = angles_.of(target_.device, geometry.positions.end(seq), turned / 2, rotary,
-                                          compute_type(qkv.dtype()), write);
+  const auto tables = angles_.of_both(target_.device, geometry.positions.end(seq), turned / 2, rotary,
+                                      compute_type(qkv.dtype()), write);
   with_floating(qkv.dtype(), [&, rows = rows, seq = seq, head = head, half = turned / 2](auto type) {
     using S = decltype(type);
     using C = Compute<S>;
     constexpr int width = pack_width<S>;
     const RotaryArguments<S> args{in<S>(qkv),
                                   SHERD_CUDA::out<S>(out),
-                                  in<C>(angles.cosine),
-                                  in<C>(angles.sine),
+                                  in<C>(tables.first.cosine),
+                                  in<C>(tables.first.sine),
+                                  in<C>(tables.second.cosine),
+                                  in<C>(tables.second.sine),
                                   transposed ? C{-1} : C{1},
                                   rows,
                                   seq,

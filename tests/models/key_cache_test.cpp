@@ -51,6 +51,11 @@ std::vector<CachedFamily> cached_families() {
              o.norm_placement = config::NormPlacement::sandwich, o.norm_unit_offset = true;
              o.scale_embeddings = true, o.attention_multiplier = 0.3, o.logits_scaling = 4;
            })},
+          {"queries that grow", llama_with([](GptConfig& o) {
+             o.rope_scaling = {.type = RotaryScaling::yarn, .factor = 4, .original_max_positions = 8};
+             o.llama_4_scaling_beta = 0.3, o.qk_norm = o.qk_norm_all_heads = true;
+             o.norm_placement = config::NormPlacement::post;
+           })},
           {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},
           {"llama3", scaled(RotaryScaling::llama3)},

@@ -57,6 +57,10 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
   if (!rotates(layer)) return std::nullopt;
   const bool own = sliding_rope && slides(layer);
   const config::RopeScaling& r = own ? sliding_rope->rope_scaling : rope_scaling;
+  tensor::PairFactors factors;
+  if (r.type == RotaryScaling::longrope)
+    factors.values = std::make_shared<const std::vector<double>>(
+        seq_length > r.original_max_positions ? r.long_factor : r.short_factor);
   return tensor::Rotary{.base = own ? sliding_rope->rotary_base : rotary_base,
                         .share = partial_rotary_factor,
                         .scaling = r.type,
@@ -67,6 +71,7 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
                         .beta_slow = r.beta_slow,
                         .truncate = r.truncate,
                         .original_positions = r.original_max_positions,
+                        .factors = std::move(factors),
                         .query_beta = llama_4_scaling_beta,
                         .query_positions = llama_4_scaling_beta == 0      ? 0
                                            : r.original_max_positions > 0 ? r.original_max_positions

@@ -60,6 +60,10 @@ FAMILIES = {
         mlp_only_layers=[0], rope_parameters=DEFAULT_ROPE), {}),
     "phi3": (transformers.Phi3ForCausalLM, transformers.Phi3Config(
         **LLAMA, sliding_window=5, rope_parameters=DEFAULT_ROPE, pad_token_id=None), {}),
+    "phi3_long": (transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        **LLAMA, pad_token_id=None, partial_rotary_factor=1.0, original_max_position_embeddings=8,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5],
+                         "long_factor": [1.25, 4.0], "original_max_position_embeddings": 8}), {}),
     "gemma3_text": (transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(
         **LLAMA, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"],
         query_pre_attn_scalar=16, bos_token_id=None, eos_token_id=None,
@@ -131,6 +135,10 @@ def in_double(model):
             frequencies, scaling = \
                 rotary.compute_default_rope_parameters(model.config, **options) if kind == "default" else \
                 transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](model.config, torch.device("cpu"), **options)
+            if kind == "longrope":  # of sequences longer than the first length, as these are
+                frequencies, scaling = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](
+                    model.config, torch.device("cpu"), seq_len=12)
+                rotary.long_inv_freq = frequencies
             prefix = f"{layer_type}_" if nested else ""
             setattr(rotary, prefix + "inv_freq", frequencies)
             setattr(rotary, prefix + "attention_scaling", scaling)

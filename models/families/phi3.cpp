@@ -1,31 +1,50 @@
 #include "models/families/family.h"
 
-// Phi-3 without LongRoPE (Phi-3-mini-4k, Phi-3-medium-4k), and Phi-4: Llama with fused projections.
+// Phi-3 and Phi-4: Llama with fused projections, longer models with LongRoPE.
 namespace sherd::models {
+namespace {
 
 using M = config::Model;
 
+/// The first length of LongRoPE, which in this class goes before what rope_scaling says.
+JsonKey first_positions() {
+  const auto write = [](const Published& p) {
+    const std::int64_t first = p.model.rope_scaling.original_max_positions;
+    return config::node_of(first > 0 ? first : p.model.max_positions);
+  };
+  return whole("original_max_position_embeddings", &Published::first_positions, 1, config::most_positions)
+      .written(write);
+}
+
+std::optional<std::string> phi3_lacks(const M& m) {
+  const RotaryScaling type = m.rope_scaling.type;
+  if (type == RotaryScaling::none || type == RotaryScaling::longrope) return std::nullopt;
+  return cat("model.rope_scaling of type \"", config::name_of(type), '"');
+}
+
+}  // namespace
+
 Family phi3() {
-  return {
-      .name = "phi3",
-      .architecture = "Phi3ForCausalLM",
-      .class_defaults =
-          [](Published& p) {
-            set_sizes(p.model, {32064, 3072, 8192, 32, 32, 0, 4096});
-            p.model.norm_epsilon = 1e-5;
-          },
-      .keys = joined(decoder_sizes(),
-                     JsonKeys{share("resid_pdrop", &M::dropout), share("embd_pdrop", &M::embedding_dropout),
-                              idle("original_max_position_embeddings"),  // LongRoPE's
-                              // By default the class has 32000, which a smaller vocabulary does not have.
-                              idle("pad_token_id")
-                                  .written([](const Published&) { return config::Node(); })
-                                  .with(config::or_null)},
-                     no_biases(false, false), rope_keys({.partial = true}), window_keys()),
-      .names = {.qkv = {"self_attn.qkv_proj"}, .up = {"mlp.gate_up_proj"}},
-      .lora_targets = {"qkv_proj"},
-      .ia3_targets = {"qkv_proj", "down_proj"},
-      .partial_rotary = true};
+  return {.name = "phi3",
+          .architecture = "Phi3ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {32064, 3072, 8192, 32, 32, 0, 4096});
+                p.model.norm_epsilon = 1e-5, p.first_positions = 4096;
+              },
+          .keys = joined(decoder_sizes(),
+                         JsonKeys{share("resid_pdrop", &M::dropout),
+                                  share("embd_pdrop", &M::embedding_dropout), first_positions(),
+                                  // By default the class has 32000, which a smaller vocabulary does not have.
+                                  idle("pad_token_id")
+                                      .written([](const Published&) { return config::Node(); })
+                                      .with(config::or_null)},
+                         no_biases(false, false), rope_keys({.partial = true}), window_keys()),
+          .names = {.qkv = {"self_attn.qkv_proj"}, .up = {"mlp.gate_up_proj"}},
+          .lora_targets = {"qkv_proj"},
+          .ia3_targets = {"qkv_proj", "down_proj"},
+          .partial_rotary = true,
+          .lacks = phi3_lacks};
 }
 
 }  // namespace sherd::models

@@ -64,8 +64,13 @@ void settle_window(Published& p, const Value& file, const Family& family) {
   if (p.model.sliding_window > 0) p.model.layer_types = std::move(types);
 }
 
-config::RopeScaling scaling_of(const PublishedRope& rope, const Model& m) {
+config::RopeScaling scaling_of(const PublishedRope& rope, const Published& p) {
   config::RopeScaling out = rope.scaling;
+  const Model& m = p.model;
+  if (out.type == RotaryScaling::longrope && p.first_positions > 0) {
+    out.original_max_positions = p.first_positions;
+    return out;
+  }
   if (rope.original_missing) out.original_max_positions = m.max_positions;
   return out;
 }
@@ -75,7 +80,7 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   Model& m = p.model;
   if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
   if (p.rope.theta > 0) m.rotary_base = p.rope.theta;
-  m.rope_scaling = scaling_of(p.rope, m);
+  m.rope_scaling = scaling_of(p.rope, p);
   for (const double share : {p.partial_rotary_factor, p.rope.share})
     if (share > 0) m.partial_rotary_factor = share;
   if (m.partial_rotary_factor != 1 && !family.partial_rotary)
@@ -94,7 +99,7 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
     refuse(file, "rope_parameters.sliding_attention.partial_rotary_factor ", p.sliding->share,
            " is not supported: it must be the other layers' ", m.partial_rotary_factor);
   config::SlidingRope own{p.sliding_theta > 0 ? p.sliding_theta : m.rotary_base, {}};
-  if (p.sliding) own.rope_scaling = scaling_of(*p.sliding, m);
+  if (p.sliding) own.rope_scaling = scaling_of(*p.sliding, p);
   if (p.sliding && p.sliding->theta > 0) own.rotary_base = p.sliding->theta;
   if (own == config::SlidingRope{m.rotary_base, m.rope_scaling})
     m.sliding_rope.reset();

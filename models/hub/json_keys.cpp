@@ -104,16 +104,16 @@ PublishedRope read_rope(const Value& given) {
   Node rope = given.node;
   const Node *old = rope.find("type"), *type = rope.find("rope_type");
   const Node* kind = type ? type : old;
-  if (kind && (kind->is_text("longrope") || kind->is_text("su")))
-    given.error("LongRoPE (", kind->brief(),
-                ") is not supported: it scales each pair of a head by a factor of "
-                "its own; take a model of the family without it");
   // Some files say "type" and "rope_type" alike.
   if (old && type && type->is(Node::Kind::string) && old->is_text(type->text)) taken(rope, "type");
   kind = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
   const std::size_t problems = given.context.problems.size();
   PublishedRope out;
-  out.original_missing = kind && kind->is_text("llama3") && !rope.find("original_max_position_embeddings");
+  if (kind && kind->is_text("su"))  // Phi-3's first name for it
+    for (auto& [name, node] : rope.members)
+      if (node.is_text("su")) node.text = "longrope";
+  out.original_missing = kind && (kind->is_text("llama3") || kind->is_text("longrope")) &&
+                         !rope.find("original_max_position_embeddings");
   if (out.original_missing) {  // transformers takes max_position_embeddings, which may come later
     Node later = *kind;
     later.kind = Node::Kind::integer, later.integer = 1, later.number = 1;

@@ -33,8 +33,9 @@ struct Published {
   std::string dtype, torch_dtype;
   double rope_theta = 0, partial_rotary_factor = 0;  ///< beside the sections; 0: absent
   PublishedRope rope;                                ///< in rope_scaling or rope_parameters, which go before
-  double sliding_theta = 0;                          ///< of the layers with a window; 0: as the others'
-  std::optional<PublishedRope> sliding;              ///< nothing: no section is for them alone
+  std::int64_t first_positions = 0;      ///< original_max_position_embeddings beside longrope's; 0: absent
+  double sliding_theta = 0;              ///< of the layers with a window; 0: as the others'
+  std::optional<PublishedRope> sliding;  ///< nothing: no section is for them alone
   std::optional<std::int64_t> listed_no_rope_interval;  ///< as a list says, which goes before the key
   bool use_sliding_window = true;
   std::int64_t window = 0;

@@ -35,10 +35,12 @@ enum class ContextMethod : std::uint8_t {
 /// How frequencies of rotary positions are changed for sequences longer than those that a model was trained
 /// with: `rope_type` in Hugging Face's configurations.
 enum class RotaryScaling : std::uint8_t {
-  none,    ///< "default"
-  linear,  ///< all divided by `factor` (position interpolation, Chen et al. 2023)
-  llama3,  ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
-  yarn     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
+  none,     ///< "default"
+  linear,   ///< all divided by `factor` (position interpolation, Chen et al. 2023)
+  llama3,   ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
+  yarn,     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
+  longrope  ///< each divided by a factor of its own, for long sequences by others (LongRoPE, Ding et al.
+            ///< 2024)
 };
 
 /// How a router turns logits into scores: `model.moe.router`.

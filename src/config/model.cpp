@@ -1,6 +1,7 @@
 #include "config/model.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
@@ -151,6 +152,24 @@ std::int64_t default_ffn(const Model& m) {
   return defaults_of(m.type).gated() ? (8 * m.hidden_size / 3 + 63) / 64 * 64 : 4 * m.hidden_size;
 }
 
+void settle_rope(RopeScaling& rope, const Model& m) {
+  if (rope.type == RotaryScaling::yarn && rope.original_max_positions == 0)
+    rope.original_max_positions = m.max_positions;
+  if (rope.type != RotaryScaling::longrope) return;
+  const double first = static_cast<double>(rope.original_max_positions);
+  expect(first > 1, "longrope needs original_max_position_embeddings");
+  const auto pairs = static_cast<std::size_t>(static_cast<double>(m.head_dim) * m.partial_rotary_factor) / 2;
+  for (const std::vector<double>* factors : {&rope.short_factor, &rope.long_factor}) {
+    expect(factors->size() == pairs, "longrope has ", counted(std::ssize(*factors), "factor"), " for ", pairs,
+           " pairs of a head that turn");
+    for (const double factor : *factors)
+      expect(factor > 0, "longrope's factors must be positive, not ", factor);
+  }
+  const double longer = rope.factor > 1 ? rope.factor : static_cast<double>(m.max_positions) / first;
+  if (rope.attention_factor == 0)
+    rope.attention_factor = longer <= 1 ? 1 : std::sqrt(1 + std::log(longer) / std::log(first));
+}
+
 /// Keeps of the layers' types the shortest pattern that says the same.
 void settle_layers(Model& m) {
   const bool by_type = m.layer_types == defaults_of(m.type).layer_types;
@@ -222,8 +241,7 @@ Model resolved(Model m) {
   if (m.moe.experts > 0 && m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
   settle_layers(m);
   for (RopeScaling* rope : {&m.rope_scaling, m.sliding_rope ? &m.sliding_rope->rope_scaling : nullptr})
-    if (rope && rope->type == RotaryScaling::yarn && rope->original_max_positions == 0)
-      rope->original_max_positions = m.max_positions;
+    if (rope) settle_rope(*rope, m);
   expect(m.num_heads % m.num_kv_heads == 0, "num_heads ", m.num_heads, " is not a multiple of num_kv_heads ",
          m.num_kv_heads);
   expect(m.head_dim <= most_ffn_hidden / m.num_heads, "num_heads ", m.num_heads, " x head_dim ", m.head_dim,

@@ -33,12 +33,18 @@ inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ff
 /// Keys and meanings are those of transformers' rope_parameters.
 struct RopeScaling {
   RotaryScaling type = RotaryScaling::none;  ///< key "rope_type", required; none: there is no such section
-  double factor = 1;                         ///< ≥ 1, required
+  double factor = 1;                         ///< ≥ 1, required but with longrope
   double low_freq_factor = 1, high_freq_factor = 4;  ///< > 0; llama3
   double beta_fast = 32, beta_slow = 1;              ///< > 0; yarn
-  double attention_factor = 0;  ///< > 0; yarn: of the scores' square root; default 0.1·ln(factor) + 1
-  bool truncate = true;         ///< yarn: the bounds of its ramp are whole numbers
-  /// Positions that the model was first trained on; llama3: required, yarn: default max_positions.
+  /// > 0; of the scores' square root; yarn: default 0.1·ln(factor) + 1; longrope: √(1 + ln(s)/ln(n)), where s
+  /// is the factor, by default max_positions over n, the original positions
+  double attention_factor = 0;
+  bool truncate = true;  ///< yarn: the bounds of its ramp are whole numbers
+  /// By which longrope divides the frequency of each pair of a head that turns: where seq_length is
+  /// at most the original positions, and where it is more.
+  std::vector<double> short_factor, long_factor;
+  /// Positions that the model was first trained on; llama3 and longrope: required, yarn: default
+  /// max_positions.
   std::int64_t original_max_positions = 0;
   bool operator==(const RopeScaling&) const = default;
 };

@@ -260,7 +260,7 @@ class Kernels {
   virtual void add_positions_backward(const Tensor& dy, const Tensor& dtable, bool accumulate,
                                       const Positions& positions = {}) = 0;
   /// Rotates the first d = rotary_size() elements of the query and key heads of packed qkv (Attention's
-  /// layout), half-split pairing (i, i + d/2) as in Llama/NeoX, by position·rotary_frequency(i) of
+  /// layout), half-split pairing (i, i + d/2) as in Llama/NeoX, by position·rotary_frequencies()[i] of
   /// geometry.positions, and multiplies them by attention_scale(); the others pass. `transposed` rotates back
   /// and multiplies (the gradient). out may be qkv.
   virtual void rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool transposed,

@@ -12,6 +12,10 @@ inline const char* const llama3 =
     "num_heads": 4, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
     "original_max_position_embeddings": 16}}})";
 
+inline const char* const longrope =
+    R"("rope_scaling": {"rope_type": "longrope", "original_max_position_embeddings": 4,
+       "short_factor": [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1], "long_factor": [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2]})";
+
 inline const char* const sliding_llama3 =
     R"(, "rope_scaling": {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1, "high_freq_factor": 4,
        "original_max_position_embeddings": 16})";
@@ -22,6 +26,11 @@ inline std::string sliding(const std::string& scaling) {
       "sliding_window": 4, "sliding_rope": {"rotary_base": 3e4)" +
          scaling + "}}}";
 }
+
+inline const std::string with_longrope =
+    std::string(
+        R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, )") +
+    longrope + "}}";
 
 inline const char* const adapted =
     R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
@@ -61,12 +70,16 @@ inline std::string base_for(const std::string& path) {
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
            "moe": {"experts": 6}}})"},
       {"model.layer_types", sliding("")},
+      {"model.sliding_rope.rope_scaling.short_factor", sliding(std::string(", ") + longrope)},
+      {"model.sliding_rope.rope_scaling.long_factor", sliding(std::string(", ") + longrope)},
       {"model.sliding_rope.rope_scaling.low_freq", sliding(sliding_llama3)},
       {"model.sliding_rope.rope_scaling.high_freq", sliding(sliding_llama3)},
       {"model.sliding_rope.rope_scaling",
        sliding(
            R"(, "rope_scaling": {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 16})")},
       {"model.sliding_rope", sliding("")},
+      {"model.rope_scaling.short_factor", with_longrope},
+      {"model.rope_scaling.long_factor", with_longrope},
       {"model.rope_scaling.low_freq", llama3},
       {"model.rope_scaling.high_freq", llama3},
       {"model.rope_scaling",

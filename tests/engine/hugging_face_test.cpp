@@ -149,7 +149,7 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
   for (const char* family : families)
     for (const HuggingFaceSetting& setting : hugging_face_settings)
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
-  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3"})
+  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

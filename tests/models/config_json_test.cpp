@@ -227,6 +227,29 @@ TEST(HuggingFaceConfig, MscaleIsAFactorOfScores) {
   EXPECT_EQ(factor(R"(, "mscale": 1, "mscale_all_dim": 0.5, "attention_factor": 1.5)"), 1.5);
 }
 
+/// Phi-3's first length stands beside rope_scaling, in files of its first days under another name.
+TEST(HuggingFaceConfig, LongRopeIsReadAndWritten) {
+  const auto text = [](const std::string& type) {
+    return cat(
+        R"({"model_type": "phi3", "hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 2048, "rope_scaling": {"type": ")",
+        type, R"(", "short_factor": [1, 1.5], "long_factor": [2, 64]}})");
+  };
+  const Model m = read(text("longrope")).model;
+  EXPECT_EQ(m.rope_scaling.type, RotaryScaling::longrope);
+  EXPECT_EQ(m.rope_scaling.original_max_positions, 2048);
+  EXPECT_EQ(m.rope_scaling.long_factor, (std::vector<double>{2, 64}));
+  EXPECT_NEAR(m.rope_scaling.attention_factor, std::sqrt(1 + std::log(64) / std::log(2048)), 1e-15);
+  EXPECT_EQ(read(text("su")).model, m);
+  EXPECT_EQ(config::parse_text(config::section_of(m)).model, m);
+  const std::string written = to_hugging_face(m, 32064, "float32");
+  EXPECT_EQ(read(written).model, m);
+  EXPECT_THAT(written, HasSubstr("\"original_max_position_embeddings\": 2048"));
+  Model other = m;
+  other.rope_scaling = {.type = RotaryScaling::linear, .factor = 2};
+  EXPECT_EQ(published_as(other), family_named("llama")) << "which the class has not";
+}
+
 /// Published as a class that reads pictures too.
 TEST(HuggingFaceConfig, ThePartForTextIsTaken) {
   const PublishedModel whole =
@@ -254,8 +277,9 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias"},
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
       {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
-      {R"({"model_type": "llama", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
-       "LongRoPE (\"longrope\") is not supported"},
+      {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
+       "longrope has 1 factor for 48 pairs"},
+      {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [2]}})", "short_factor"},
       {R"({"model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8}})", "low_freq_factor"},
       {R"({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64})",
        "shared_expert_intermediate_size"},

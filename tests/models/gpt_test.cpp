@@ -56,6 +56,23 @@ TEST_F(GptTest, TheRootThatScalesEmbeddingsIsRoundedToTheirDtype) {
   EXPECT_EQ(test::tiny_llama().embedding_factor(DType::bf16), 1);
 }
 
+TEST_F(GptTest, LongRopeGoesByTheLengthOfSequences) {
+  GptConfig o = test::tiny_gemma();
+  o.layer_types.clear(), o.sliding_window = 0, o.max_positions = 16;
+  o.rope_scaling = {
+      .type = RotaryScaling::longrope, .short_factor = {2}, .long_factor = {3}, .original_max_positions = 8};
+  const auto factor = [&](std::int64_t seq) {
+    o.seq_length = seq;
+    const tensor::Rotary rotary = *o.resolved().rotary(0);
+    EXPECT_NEAR(attention_scale(rotary), std::sqrt(1 + std::log(2) / std::log(8)), 1e-15);
+    return rotary_frequencies(rotary, 1)[0];
+  };
+  EXPECT_EQ(factor(8), 1.0 / 2);
+  EXPECT_EQ(factor(9), 1.0 / 3);
+  o.rope_scaling.long_factor = {3, 4};
+  testing::expect_error(ErrorKind::config, "longrope has 2 factors for 1 pairs", [&] { o.resolved(); });
+}
+
 TEST_F(GptTest, NamesTiesAndDecay) {
   Gpt model(test::tiny_gpt2());
   model.assign_names();

@@ -214,8 +214,8 @@ TEST_P(Family, ExportGivesTheFilesBack) {
 
 INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
-                                           "mixtral", "qwen3_moe", "phi3", "gemma3_text", "granite",
-                                           "smollm3", "glm4", "ministral3", "olmo2", "olmo3"),
+                                           "mixtral", "qwen3_moe", "phi3", "phi3_long", "gemma3_text",
+                                           "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3"),
                          [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {

@@ -136,10 +136,9 @@ TEST(RotaryAngles, are_scaled_as_transformers_scales_them) {
     EXPECT_NEAR(attention_scale(want.rotary), want.scale, 1e-15);
     const auto half = static_cast<std::int64_t>(want.frequencies.size());
     ASSERT_EQ(2 * half, want.head);
-    for (std::int64_t i = 0; i < half; ++i) {
-      const double frequency = want.frequencies[static_cast<std::size_t>(i)];
-      EXPECT_NEAR(rotary_frequency(want.rotary, i, half), frequency, 2e-6 * frequency) << "pair " << i;
-    }
+    const std::vector<double> got = rotary_frequencies(want.rotary, half);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_NEAR(got[i], want.frequencies[i], 2e-6 * want.frequencies[i]) << "pair " << i;
   }
 }
 
@@ -221,6 +220,10 @@ TEST(RotaryErrors, name_what_makes_no_angles) {
     testing::expect_error(ErrorKind::usage, text, [&] { tensor::check(rotary); });
   };
   refuses({.base = 0}, "the base must be positive, not 0");
+  refuses({.scaling = RotaryScaling::longrope}, "longrope needs a factor for each pair");
+  refuses({.scaling = RotaryScaling::longrope,
+           .factors = {std::make_shared<std::vector<double>>(std::vector{1.0, 0.0})}},
+          "longrope's factors must be positive, not 0");
   refuses({.query_beta = 0.1}, "query_beta needs query_positions");
   refuses({.attention_factor = -1}, "attention_factor must not be negative, as -1");
   refuses({.scaling = RotaryScaling::linear, .factor = 0}, "the factor must be positive, not 0");
@@ -233,6 +236,12 @@ TEST(RotaryErrors, name_what_makes_no_angles) {
   refuses({.base = 1, .scaling = RotaryScaling::yarn, .original_positions = 8}, "a base above 1");
   Machine m(CpuIsa::portable, 1);
   const Tensor x = m.empty({1, 2, 12}, DType::f32);
+  testing::expect_error(ErrorKind::usage, "longrope has 1 factors for the 2 pairs", [&] {
+    m.kernels.rotary(
+        x, {},
+        {.scaling = RotaryScaling::longrope, .factors = {std::make_shared<std::vector<double>>(1, 2.0)}},
+        false, x);
+  });
   testing::expect_error(ErrorKind::usage, "the base must be positive, not -1",
                         [&] { m.kernels.rotary(x, {}, {.base = -1}, false, x); });
 }

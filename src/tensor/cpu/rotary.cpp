@@ -18,15 +18,17 @@ void rotate_f64(const double* x, const double* cosine, const double* sine, doubl
 
 void write_angles(Device& device, const RotaryAngles& to) {
   const double scale = attention_scale(to.rotary);
+  const std::vector<double> frequencies = rotary_frequencies(to.rotary, to.half);
   with_compute_type(to.cosine.dtype(), [&](auto type) {
     using T = decltype(type);
     in_chunks(device, to.seq, row_grain(16 * to.half), [&](Count begin, Count count) {
-      for (Count i = begin * to.half; i < (begin + count) * to.half; ++i) {
-        const double angle =
-            static_cast<double>(i / to.half) * rotary_frequency(to.rotary, i % to.half, to.half);
-        const double factor = scale * query_scale(to.rotary, i / to.half);
-        to.cosine.data<T>()[i] = static_cast<T>(std::cos(angle) * factor);
-        to.sine.data<T>()[i] = static_cast<T>(std::sin(angle) * factor);
+      for (Count p = begin; p < begin + count; ++p) {
+        const double factor = scale * query_scale(to.rotary.query_beta, to.rotary.query_positions, p);
+        for (Count i = 0; i < to.half; ++i) {
+          const double angle = static_cast<double>(p) * frequencies[static_cast<std::size_t>(i)];
+          to.cosine.data<T>()[p * to.half + i] = static_cast<T>(std::cos(angle) * factor);
+          to.sine.data<T>()[p * to.half + i] = static_cast<T>(std::sin(angle) * factor);
+        }
       }
     });
   });

@@ -1,18 +1,45 @@
+#include <algorithm>
+#include <vector>
+
 #include "tensor/cuda/families.cuh"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
 
-/// Cosine and sine of position·frequency(i), times the scales; computed in double and rounded once.
+/// The frequencies of so many pairs of a head, an argument of a kernel.
+struct Frequencies {
+  static constexpr Count most = 128;
+  double at[most];
+};
+
+/// Cosine and sine of position·frequency, times the scales, of pairs [first, first + count); computed in
+/// double and rounded once.
 template <class C>
-__global__ void angles_kernel(Count seq, Count half, Rotary rotary, C* cosine, C* sine) {
-  const double scale = attention_scale(rotary);
-  for (Count at = grid_thread(); at < seq * half; at += grid_threads()) {
-    const double angle = static_cast<double>(at / half) * rotary_frequency(rotary, at % half, half);
-    const double factor = scale * query_scale(rotary, at / half);
+__global__ void angles_kernel(Count seq, Count half, Count first, Count count, Frequencies frequencies,
+                              double scale, double query_beta, Count query_positions, C* cosine, C* sine) {
+  for (Count item = grid_thread(); item < seq * count; item += grid_threads()) {
+    const Count position = item / count, i = item % count, at = position * half + first + i;
+    const double angle = static_cast<double>(position) * frequencies.at[i];
+    const double factor = scale * query_scale(query_beta, query_positions, position);
     cosine[at] = static_cast<C>(::cos(angle) * factor);
     sine[at] = static_cast<C>(::sin(angle) * factor);
+  }
+}
+
+void write_angles(const Target& target, const RotaryAngles& to) {
+  const std::vector<double> all = rotary_frequencies(to.rotary, to.half);
+  for (Count first = 0; first < to.half; first += Frequencies::most) {
+    const Count count = std::min(Frequencies::most, to.half - first);
+    Frequencies some{};
+    std::copy_n(all.begin() + first, count, some.at);
+    with_compute_type(to.cosine.dtype(), [&](auto type) {
+      using C = decltype(type);
+      launch(angles_kernel<C>, blocks_for(to.seq * count, element_threads, target.processors),
+             element_threads, 0, target.stream, to.seq, to.half, first, count, some,
+             attention_scale(to.rotary), to.rotary.query_beta, Count{to.rotary.query_positions},
+             out<C>(to.cosine), out<C>(to.sine));
+    });
   }
 }
 
@@ -66,16 +93,9 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
                          const Tensor& out) {
   const auto [rows, seq, head, turned] = check_rotary(qkv, geometry, rotary, out);
   if (qkv.numel() == 0) return;
-  const auto write = [&](const RotaryAngles& made) {
-    with_compute_type(made.cosine.dtype(), [&](auto type) {
-      using C = decltype(type);
-      launch(angles_kernel<C>, blocks_for(made.seq * made.half, element_threads, target_.processors),
-             element_threads, 0, target_.stream, made.seq, made.half, made.rotary,
-             SHERD_CUDA::out<C>(made.cosine), SHERD_CUDA::out<C>(made.sine));
-    });
-  };
   const auto tables = angles_.of_both(target_.device, geometry.positions.end(seq), turned / 2, rotary,
-                                      compute_type(qkv.dtype()), write);
+                                      compute_type(qkv.dtype()),
+                                      [&](const RotaryAngles& made) { write_angles(target_, made); });
   with_floating(qkv.dtype(), [&, rows = rows, seq = seq, head = head, half = turned / 2](auto type) {
     using S = decltype(type);
     using C = Compute<S>;

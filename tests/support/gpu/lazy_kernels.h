@@ -120,6 +120,14 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
     if (geometry.documents)
       for (const std::int64_t bound : *geometry.documents) note(key, bound);
   }
+  static void note(Key& key, const tensor::Rotary& r) {
+    note(key, r.base), note(key, r.share), note(key, r.scaling), note(key, r.factor);
+    note(key, r.low_freq_factor), note(key, r.high_freq_factor), note(key, r.beta_fast);
+    note(key, r.beta_slow), note(key, r.truncate), note(key, r.original_positions);
+    note(key, r.query_beta), note(key, r.query_positions), note(key, r.attention_factor);
+    if (r.factors.values)
+      for (const double factor : *r.factors.values) note(key, factor);
+  }
   static void note(Key& key, const tensor::KeyStore& store) {
     note(key, store.keys), note(key, store.values), note(key, store.places);
   }

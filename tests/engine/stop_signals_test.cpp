@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 #include <optional>
 #include <thread>
@@ -320,22 +321,21 @@ TEST(StopSignals, BeginInAChildWhateverAnotherThreadIsAt) {
   std::thread other([&] {
     while (!enough) const StopSignals signals;
   });
-  int ended = 0;
+  int ended = 0, status = 0;
   for (int i = 0; i < 100; ++i) {
     const pid_t child = ::fork();
     if (child == 0) {
-      ::alarm(5);
+      ::alarm(20);
       { const StopSignals signals; }
       ::_exit(0);
     }
-    int status = 0;
     ::waitpid(child, &status, 0);
     if (WIFEXITED(status)) ++ended;
     if (ended <= i) break;
   }
   enough = true;
   other.join();
-  EXPECT_EQ(ended, 100);
+  EXPECT_EQ(ended, 100) << "the last child ended by " << ::strsignal(WTERMSIG(status));
 }
 
 TEST(StopSignals, LetAProgramAndAChildEndWithoutThem) {

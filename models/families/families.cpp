@@ -13,6 +13,20 @@ const std::vector<Family>& families() {
   return all;
 }
 
+std::vector<OptionalPart> optional_parts(const config::Model& m) {
+  const config::Model plain;
+  return {{"sliding_window", m.sliding_window > 0},
+          {"layer_types", !m.layer_types.empty()},
+          {"sliding_rope", m.sliding_window > 0 && m.sliding_rope},
+          {"no_rope_layer_interval", m.no_rope_layer_interval != 0},
+          {"partial_rotary_factor", m.partial_rotary_factor != plain.partial_rotary_factor},
+          {"llama_4_scaling_beta", m.llama_4_scaling_beta != 0},
+          {"attention_multiplier", m.attention_multiplier != 0},
+          {"embedding_multiplier", m.embedding_multiplier != plain.embedding_multiplier},
+          {"residual_multiplier", m.residual_multiplier != plain.residual_multiplier},
+          {"logits_scaling", m.logits_scaling != plain.logits_scaling}};
+}
+
 const Family& family_of(config::ModelType type) {
   for (const Family& family : families())
     if (family.name == config::name_of(type)) return family;

@@ -5,8 +5,10 @@
 // defaults in src/config/model.cpp, which say which norm, positions, activation and biases it has. Nothing
 // else in the project knows families.
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/hub/json_keys.h"
@@ -45,20 +47,20 @@ struct Family {
   TensorNames names = {};
   std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
-  bool window = true;                 ///< its class has sliding windows
-  bool layer_types = false;           ///< in some layers, as a list says
-  bool sliding_rope = false;          ///< which have rotary positions of their own
-  bool no_rope = false;               ///< or none in some layers
-  bool partial_rotary = false;        ///< which turn a part of a head
-  bool query_scaling = false;         ///< which multiply queries by a factor of their position
-  bool attention_multiplier = false;  ///< a factor of scores
-  bool qkv_bias = false;              ///< projections to queries, keys and values with a bias, or without
-  bool multipliers = false;  ///< and of embeddings, of what blocks add, and of the vocabulary's scores
-  bool experts = false;      ///< its blocks have experts
+  /// Keys of section `model` that its class has and not all classes have, of those in optional_parts().
+  std::vector<std::string_view> has{"sliding_window"};
+  bool can(std::string_view key) const { return std::find(has.begin(), has.end(), key) != has.end(); }
   /// The first thing of such a model that the class does not have, beside what config::defaults_of()
-  /// and the flags above say; null: nothing more.
+  /// and the list above say; null: nothing more.
   std::optional<std::string> (*lacks)(const config::Model&) = nullptr;
 };
+
+/// A part of a model that only some classes have, and whether the model has it.
+struct OptionalPart {
+  std::string_view key;  ///< of section `model`
+  bool there;
+};
+std::vector<OptionalPart> optional_parts(const config::Model& model);
 
 /// All families, in the order in which they are tried for a model whose own family cannot say it.
 const std::vector<Family>& families();

@@ -77,9 +77,7 @@ Family gemma3() {
           .names = {.norm_2 = "pre_feedforward_layernorm",
                     .post_norm_1 = "post_attention_layernorm",
                     .post_norm_2 = "post_feedforward_layernorm"},
-          .layer_types = true,
-          .sliding_rope = true,
-          .attention_multiplier = true,
+          .has = {"sliding_window", "layer_types", "sliding_rope", "attention_multiplier"},
           .lacks = gemma_lacks};
 }
 

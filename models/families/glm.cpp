@@ -23,9 +23,7 @@ Family glm4() {
                     .up = {"mlp.gate_up_proj"},
                     .interleaved = true},
           .ia3_targets = {"k_proj", "v_proj", "down_proj"},
-          .window = false,
-          .partial_rotary = true,
-          .qkv_bias = true};
+          .has = {"partial_rotary_factor", "qkv_bias"}};
 }
 
 }  // namespace sherd::models

@@ -65,7 +65,7 @@ Family gpt2() {
           .names = names(),
           .lora_targets = {"c_attn"},
           .ia3_targets = {"c_attn", "mlp.c_proj"},
-          .window = false,
+          .has = {},
           .lacks = gpt2_lacks};
 }
 

@@ -28,9 +28,7 @@ Family granite() {
                               any("residual_multiplier", &M::residual_multiplier),
                               positive("attention_multiplier", &M::attention_multiplier).written(of_scores),
                               positive("logits_scaling", &M::logits_scaling)}),
-      .window = false,
-      .attention_multiplier = true,
-      .multipliers = true};
+      .has = {"attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"}};
 }
 
 }  // namespace sherd::models

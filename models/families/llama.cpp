@@ -128,7 +128,7 @@ Family llama() {
                                        "the family has none; where transformers passes it over, take it out "
                                        "of the file"),
                                   std::move(layer_types)}),
-          .window = false};
+          .has = {}};
 }
 
 }  // namespace sherd::models

@@ -29,7 +29,7 @@ Family ministral3() {
               },
           .keys = joined(decoder_sizes(), no_biases(false, false), rope_keys({.query_scaling = true}),
                          window_keys()),
-          .query_scaling = true,
+          .has = {"sliding_window", "llama_4_scaling_beta"},
           .lacks = [](const M& m) -> std::optional<std::string> {
             if (m.llama_4_scaling_beta > 0 && m.rope_scaling.original_max_positions == 0)
               return "model.llama_4_scaling_beta without the first length of model.rope_scaling";
@@ -75,7 +75,7 @@ Family mixtral() {
                     .expert_up = {"w1", "w3"},
                     .expert_down = "w2"},
           .ia3_targets = {"k_proj", "v_proj"},
-          .experts = true,
+          .has = {"sliding_window", "moe"},
           .lacks = mistral_lacks};
 }
 

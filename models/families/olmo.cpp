@@ -37,7 +37,7 @@ Family olmo2() {
           .class_defaults = olmo_sizes,
           .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys()),
           .names = olmo_names(),
-          .window = false};
+          .has = {}};
 }
 
 Family olmo3() {
@@ -54,8 +54,7 @@ Family olmo3() {
       .keys =
           joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}), window_keys(true)),
       .names = olmo_names(),
-      .layer_types = true,
-      .sliding_rope = true,
+      .has = {"sliding_window", "layer_types", "sliding_rope"},
       .lacks = olmo3_lacks};
 }
 

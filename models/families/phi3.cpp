@@ -43,7 +43,7 @@ Family phi3() {
           .names = {.qkv = {"self_attn.qkv_proj"}, .up = {"mlp.gate_up_proj"}},
           .lora_targets = {"qkv_proj"},
           .ia3_targets = {"qkv_proj", "down_proj"},
-          .partial_rotary = true,
+          .has = {"sliding_window", "partial_rotary_factor"},
           .lacks = phi3_lacks};
 }
 

@@ -89,7 +89,7 @@ Family qwen2() {
           .architecture = "Qwen2ForCausalLM",
           .class_defaults = dense_defaults,
           .keys = dense_keys(true, false),
-          .layer_types = true};
+          .has = {"sliding_window", "layer_types"}};
 }
 
 Family qwen3() {
@@ -97,7 +97,7 @@ Family qwen3() {
           .architecture = "Qwen3ForCausalLM",
           .class_defaults = [](Published& p) { dense_defaults(p), p.model.head_dim = 128; },
           .keys = dense_keys(false, true),
-          .layer_types = true};
+          .has = {"sliding_window", "layer_types"}};
 }
 
 Family qwen3_moe() {
@@ -112,7 +112,7 @@ Family qwen3_moe() {
               },
           .keys = moe_keys(),
           .ia3_targets = {"k_proj", "v_proj"},
-          .experts = true,
+          .has = {"sliding_window", "moe"},
           .lacks = lacks_experts};
 }
 

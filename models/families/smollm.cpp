@@ -56,8 +56,7 @@ Family smollm3() {
                                   only("use_sliding_window", config::is_false,
                                        "layers with a window are not supported in this family"),
                                   idle("max_window_layers")}),
-          .window = false,
-          .no_rope = true};
+          .has = {"no_rope_layer_interval"}};
 }
 
 }  // namespace sherd::models

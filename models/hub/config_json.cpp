@@ -57,7 +57,7 @@ void settle_window(Published& p, const Value& file, const Family& family) {
                     : i < p.first_full_layers ? LayerType::full_attention
                                               : LayerType::sliding_attention);
   const std::int64_t cut = std::count(types.begin(), types.end(), LayerType::sliding_attention);
-  if (p.window > 0 && cut != 0 && cut != layers && !family.layer_types)
+  if (p.window > 0 && cut != 0 && cut != layers && !family.can("layer_types"))
     refuse(file, "sliding_window in ", cut, " of ", layers,
            " layers is not supported: the class has it in all of them or in none");
   p.model.sliding_window = cut > 0 ? p.window : 0;
@@ -83,14 +83,14 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   m.rope_scaling = scaling_of(p.rope, p);
   for (const double share : {p.partial_rotary_factor, p.rope.share})
     if (share > 0) m.partial_rotary_factor = share;
-  if (m.partial_rotary_factor != 1 && !family.partial_rotary)
+  if (m.partial_rotary_factor != 1 && !family.can("partial_rotary_factor"))
     refuse(file, "partial_rotary_factor ", m.partial_rotary_factor,
            " is not supported: the class turns all of a head");
   m.llama_4_scaling_beta = p.rope.query_beta.value_or(0);
-  if (m.llama_4_scaling_beta > 0 && !family.query_scaling)
+  if (m.llama_4_scaling_beta > 0 && !family.can("llama_4_scaling_beta"))
     refuse(file, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
            " is not supported: the class does not scale its queries");
-  if (!family.sliding_rope) {
+  if (!family.can("sliding_rope")) {
     if (p.sliding)
       refuse(file, "rope_parameters.sliding_attention is not supported: all layers have the same positions");
     return;
@@ -150,27 +150,17 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.gated() != has.gated() || (m.gated() && m.activation != has.activation))
     return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.bias != has.bias) return said("bias", m.bias);
-  if (m.has_qkv_bias() != has.has_qkv_bias() && !family.qkv_bias) return said("qkv_bias", m.qkv_bias);
+  if (m.has_qkv_bias() != has.has_qkv_bias() && !family.can("qkv_bias")) return said("qkv_bias", m.qkv_bias);
   if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
   if (m.qk_norm && m.qk_norm_all_heads != has.qk_norm_all_heads)
     return said("qk_norm_all_heads", m.qk_norm_all_heads);
-  if (m.sliding_window > 0 && !family.window) return "model.sliding_window";
-  if (!m.layer_types.empty() && !family.layer_types) return "model.layer_types";
-  if (m.sliding_window > 0 && m.sliding_rope && !family.sliding_rope) return "model.sliding_rope";
   if (m.norm_unit_offset != has.norm_unit_offset) return said("norm_unit_offset", m.norm_unit_offset);
   if (m.norm_placement != has.norm_placement)
     return cat("model.norm_placement \"", config::name_of(m.norm_placement), "\"");
   if (m.scale_embeddings != has.scale_embeddings) return said("scale_embeddings", m.scale_embeddings);
-  if (m.partial_rotary_factor != 1 && !family.partial_rotary) return "model.partial_rotary_factor";
-  if (m.llama_4_scaling_beta != 0 && !family.query_scaling) return "model.llama_4_scaling_beta";
-  if (m.attention_multiplier != 0 && !family.attention_multiplier) return "model.attention_multiplier";
-  if (!family.multipliers) {
-    if (m.embedding_multiplier != 1) return "model.embedding_multiplier";
-    if (m.residual_multiplier != 1) return "model.residual_multiplier";
-    if (m.logits_scaling != 1) return "model.logits_scaling";
-  }
-  if (m.no_rope_layer_interval != 0 && !family.no_rope) return "model.no_rope_layer_interval";
-  if ((m.moe.experts > 0) != family.experts)
+  for (const OptionalPart& part : optional_parts(m))
+    if (part.there && !family.can(part.key)) return cat("model.", part.key);
+  if ((m.moe.experts > 0) != family.can("moe"))
     return m.moe.experts > 0 ? "model.moe" : "a model without model.moe";
   return family.lacks ? family.lacks(m) : std::nullopt;
 }
@@ -224,7 +214,7 @@ ModelType published_as(const Model& model) {
     if (!missing) return type;
     // Families that are something else altogether are passed over in silence.
     const bool near =
-        config::defaults_of(type).norm == model.norm && family.experts == (model.moe.experts > 0);
+        config::defaults_of(type).norm == model.norm && family.can("moe") == (model.moe.experts > 0);
     if (near) reasons += cat(reasons.empty() ? "" : ", ", family.name, " not with ", *missing);
   }
   fail(ErrorKind::config, "no family that Hugging Face's transformers knows can be this model: ",
@@ -259,7 +249,8 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   published.model = model;
   for (const JsonKey& key : family.keys) {
     const bool stays = key.effect == config::Effect::noted && out.find(key.name);
-    if (!key.write || stays || (key.name == "rope_parameters" && !newer_rope && !family.query_scaling))
+    if (!key.write || stays ||
+        (key.name == "rope_parameters" && !newer_rope && !family.can("llama_4_scaling_beta")))
       continue;
     if (Node value = key.write(published, config::Selection::told);
         !value.is(Node::Kind::null) || key.writes_null)

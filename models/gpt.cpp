@@ -87,7 +87,7 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   problems.attempt([&] { (void)parallel::rank_heads(c.attention(0), layout); });
   const int ranks = layout.tensor_size();
   const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
-  if (c.qk_norm && c.qk_norm_all_heads && ranks > 1)
+  if (c.norms_all_heads() && ranks > 1)
     problems.add(
         cat("one norm of all heads", over, ": leave parallel.tensor at 1 with model.qk_norm_all_heads"));
   if (c.ffn_hidden_size % ranks != 0)
@@ -112,6 +112,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   const autograd::Init init = c.init();
   tokens_ = add("tokens", std::make_shared<parallel::VocabEmbedding>(c.padded_vocab(), c.hidden_size, layout,
                                                                      init, c.vocab_size));
+  if (c.scale_embeddings) tokens_->set_scale([c](DType dtype) { return c.embedding_root(dtype); });
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
   if (c.position == config::PositionType::learned)
     positions_ =
@@ -163,8 +164,14 @@ void Gpt::check_tokens(const Tensor& tokens) const {
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
+  if (const std::optional<tensor::Rotary> rotary = config_.rotary(0);
+      tape.documents && rotary && rotary->query_beta > 0 && tokens.shape()[1] > rotary->query_positions)
+    fail(ErrorKind::config,
+         "queries grow with their position in a row (model.llama_4_scaling_beta), not in a ",
+         "document of it: with several documents in a row leave model.seq_length at ",
+         rotary->query_positions, " at most");
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
-  if (const double factor = config_.embedding_factor(x.dtype()); factor != 1) x = autograd::scale(x, factor);
+  if (config_.embedding_multiplier != 1) x = autograd::scale(x, config_.embedding_multiplier);
   if (positions_ && tape.documents)
     x = positions_->add_rows(
         tape, x,

@@ -85,11 +85,11 @@ tensor::Activation GptConfig::fused_activation() const {
                                                    : tensor::Activation::gelu_tanh;
 }
 
-double GptConfig::embedding_factor(DType dtype) const {
+double GptConfig::embedding_root(DType dtype) const {
   auto root = static_cast<float>(scale_embeddings ? std::sqrt(static_cast<double>(hidden_size)) : 1);
   if (dtype == DType::bf16) root = static_cast<float>(bf16(root));
   if (dtype == DType::f16) root = static_cast<float>(f16(root));
-  return static_cast<double>(root) * embedding_multiplier;
+  return root;
 }
 
 tensor::Glu GptConfig::glu() const {

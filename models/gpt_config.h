@@ -43,8 +43,9 @@ struct GptConfig : config::Model {
   tensor::Activation fused_activation() const;
   /// The unit of a feed-forward part that has a gate.
   tensor::Glu glu() const;
-  /// The factor of embeddings of that dtype, to which published models round the root of the width.
-  double embedding_factor(DType dtype) const;
+  /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;
+  /// prompts stand beside them without it.
+  double embedding_root(DType dtype) const;
   /// What is added to the gains of norms.
   double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }

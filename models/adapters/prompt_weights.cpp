@@ -117,7 +117,9 @@ std::vector<float> VocabularyPrompt::make() {
   for (const std::size_t i : order) {
     const std::vector<float> row =
         read_source("tokens.weight", {config_.padded_vocab(), width}, ids_[i] * width, width);
-    std::copy(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(i) * width);
+    const auto factor = static_cast<float>(config_.embedding_root(DType::f32));  // as tokens enter the model
+    std::transform(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(i) * width,
+                   [&](float value) { return factor * value; });
   }
   return out;
 }

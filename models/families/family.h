@@ -80,8 +80,12 @@ JsonKey silu();
 JsonKeys decoder_sizes(JsonKey activation = silu());
 /// attention_bias and mlp_bias, which must be false; `written`: which of them such a file has.
 JsonKeys no_biases(bool attention_written, bool mlp_written);
-/// sliding_window; `listed`: and layer_types, by which layers have it.
-JsonKeys window_keys(bool listed = false);
+struct WindowKeys {
+  bool listed = false;  ///< layer_types says which layers have it
+  bool always = false;  ///< the class needs one, also where no layer has it
+};
+/// sliding_window, and layer_types.
+JsonKeys window_keys(WindowKeys has = {});
 /// The keys of experts that all such classes have; `count`: what the number of experts is called.
 JsonKeys experts_keys(std::string count, std::string other_count);
 /// The first thing of the experts that no class of transformers has.

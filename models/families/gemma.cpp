@@ -39,8 +39,6 @@ std::optional<std::string> gemma_lacks(const M& m) {
   const double m2 = m.attention_multiplier * m.attention_multiplier;
   if (m2 > 0 && std::abs(1 / m2 - std::round(1 / m2)) > 1e-9 / m2)
     return "model.attention_multiplier that is no whole number to the power of -1/2";
-  if (m.sliding_rope && m.sliding_rope->rope_scaling.type != RotaryScaling::none)
-    return "model.sliding_rope.rope_scaling";
   return std::nullopt;
 }
 
@@ -54,7 +52,8 @@ JsonKeys gemma_keys() {
           "hidden_activation",
           {{"gelu_pytorch_tanh", FfnActivation::geglu_tanh}, {"gelu_tanh", FfnActivation::geglu_tanh}},
           "\"gelu_pytorch_tanh\" is")),
-      no_biases(true, false), rope_keys({.sliding = true, .local_base = true}), window_keys(true),
+      no_biases(true, false), rope_keys({.sliding = true, .local_base = true}),
+      window_keys({.listed = true, .always = true}),
       JsonKeys{score_scalar(), pattern_key("sliding_window_pattern"), pattern_key("_sliding_window_pattern"),
                never_capped("final_logit_softcapping"), never_capped("attn_logit_softcapping"),
                only("use_bidirectional_attention", config::is_false, "tokens see those before them"),

@@ -52,7 +52,7 @@ JsonKeys no_biases(bool attention_written, bool mlp_written) {
   return out;
 }
 
-JsonKeys window_keys(bool listed) {
+JsonKeys window_keys(WindowKeys has) {
   const auto window = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
   };
@@ -74,14 +74,15 @@ JsonKeys window_keys(bool listed) {
           config::name_of(p.model.slides(i) ? LayerType::sliding_attention : LayerType::full_attention));
     return config::list_of(names);
   };
-  const auto written = [](const Published& p) {
-    return p.model.sliding_window > 0 ? config::node_of(p.model.sliding_window) : Node();
+  const auto written = [has](const Published& p) {
+    if (p.model.sliding_window > 0) return config::node_of(p.model.sliding_window);
+    return has.always ? config::node_of(p.model.max_positions) : Node();
   };
   return {config::field_key("sliding_window", "", &Published::window, window)
               .written(written)
               .with(config::null_too, config::or_null),
-          listed ? config::custom<Published>("layer_types", "", read_types, written_types)
-                 : config::custom<Published>("layer_types", "", read_types)};
+          has.listed ? config::custom<Published>("layer_types", "", read_types, written_types)
+                     : config::custom<Published>("layer_types", "", read_types)};
 }
 
 JsonKeys experts_keys(std::string count, std::string other_count) {

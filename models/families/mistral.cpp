@@ -31,8 +31,8 @@ Family ministral3() {
                          window_keys()),
           .has = {"sliding_window", "llama_4_scaling_beta"},
           .lacks = [](const M& m) -> std::optional<std::string> {
-            if (m.llama_4_scaling_beta > 0 && m.rope_scaling.original_max_positions == 0)
-              return "model.llama_4_scaling_beta without the first length of model.rope_scaling";
+            if (m.rope_scaling.original_max_positions == 0)  // which the class always reads
+              return "a model.rope_scaling without original_max_position_embeddings";
             return std::nullopt;
           }};
 }

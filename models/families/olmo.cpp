@@ -19,16 +19,6 @@ void olmo_sizes(Published& p) {
   p.model.norm_epsilon = 1e-5;
 }
 
-/// The older form of positions, in which models are exported that came from none, has one base for all
-/// layers.
-std::optional<std::string> olmo3_lacks(const M& m) {
-  if (m.sliding_window == 0) return "a model without model.sliding_window";
-  if (!m.sliding_rope) return std::nullopt;
-  if (m.sliding_rope->rotary_base != m.rotary_base) return "model.sliding_rope.rotary_base of its own";
-  if (m.sliding_rope->rope_scaling.type != RotaryScaling::none) return "model.sliding_rope.rope_scaling";
-  return std::nullopt;
-}
-
 }  // namespace
 
 Family olmo2() {
@@ -48,14 +38,13 @@ Family olmo3() {
           [](Published& p) {
             using enum config::LayerType;
             olmo_sizes(p);
-            p.rope_theta = 5e5, p.window = 4096;
+            p.rope_theta = p.sliding_theta = 5e5, p.window = 4096;
             p.model.layer_types = {sliding_attention, sliding_attention, sliding_attention, full_attention};
           },
-      .keys =
-          joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}), window_keys(true)),
+      .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}),
+                     window_keys({.listed = true, .always = true})),
       .names = olmo_names(),
-      .has = {"sliding_window", "layer_types", "sliding_rope"},
-      .lacks = olmo3_lacks};
+      .has = {"sliding_window", "layer_types", "sliding_rope"}};
 }
 
 }  // namespace sherd::models

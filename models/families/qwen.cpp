@@ -15,7 +15,7 @@ using config::Value;
 JsonKeys common(bool qkv_bias, bool qk_norm, bool layer_types) {
   const auto is = [](bool value) { return value ? is_true : config::is_false; };
   return joined(
-      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys(layer_types),
+      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys({.listed = layer_types}),
       JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
                only("qkv_bias", is(qkv_bias), "the family decides"),
                flag("use_sliding_window", &Published::use_sliding_window).written([](const Published& p) {

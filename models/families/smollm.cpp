@@ -19,10 +19,10 @@ JsonKey no_rope_layers() {
       if (none && interval == 0) interval = layers;
       if (none != (interval > 0 && layers % interval == 0))
         value.error(
-            "is not supported: layers without rotary positions must follow each other evenly, one in each ",
-            interval);
+            "is not supported: layers without rotary positions must be each n-th one, as in [1, 1, 0, 1, 1, "
+            "0]");
     }
-    p.listed_no_rope_interval = interval;
+    p.listed_no_rope_interval = interval, p.no_rope_layers = layers;
   };
   const auto write = [](const Published& p) {
     std::vector<std::int64_t> out;
@@ -49,7 +49,7 @@ Family smollm3() {
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {128256, 2048, 11008, 36, 16, 4, 32768});
-                p.rope_theta = 2e6;
+                p.rope_theta = 2e6, p.use_sliding_window = false;
               },
           .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(), window_keys(),
                          JsonKeys{no_rope_layers(), interval_key(),

@@ -49,6 +49,10 @@ void settle_window(Published& p, const Value& file, const Family& family) {
   const std::int64_t layers = p.model.num_layers, named = std::ssize(p.layer_types);
   if (named > 0 && named != layers)
     refuse(file, "layer_types names ", counted(named, "layer"), " of ", layers);
+  const auto sliding = std::count(p.layer_types.begin(), p.layer_types.end(), LayerType::sliding_attention);
+  if (p.use_sliding_window && p.window == 0 && sliding > 0 && family.can("layer_types"))
+    refuse(file, "layer_types has ", counted(sliding, "layer"),
+           " with sliding_attention, and sliding_window does not say what they see");
   if (!p.use_sliding_window) p.window = 0;
   const std::vector<LayerType> pattern = std::exchange(p.model.layer_types, {});  // of the class
   std::vector<LayerType> types = p.layer_types;
@@ -75,12 +79,18 @@ config::RopeScaling scaling_of(const PublishedRope& rope, const Published& p) {
   return out;
 }
 
-/// Sections go before the keys beside them.
+/// Sections go before the keys beside them, and rope_scaling before rope_parameters, as in transformers 5.
 void settle_rope(Published& p, const Value& file, const Family& family) {
   Model& m = p.model;
+  if (p.older_rope) p.rope = *p.older_rope;
   if (p.rope_theta > 0) m.rotary_base = p.rope_theta;
   if (p.rope.theta > 0) m.rotary_base = p.rope.theta;
   m.rope_scaling = scaling_of(p.rope, p);
+  if (m.rope_scaling.type == RotaryScaling::longrope)
+    file.context.note("rope_scaling",
+                      cat("LongRoPE's factors for long sequences are taken where model.seq_length is beyond ",
+                          m.rope_scaling.original_max_positions,
+                          ", as it is unless you set it: it begins as max_position_embeddings"));
   for (const double share : {p.partial_rotary_factor, p.rope.share})
     if (share > 0) m.partial_rotary_factor = share;
   if (m.partial_rotary_factor != 1 && !family.can("partial_rotary_factor"))
@@ -101,7 +111,7 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   config::SlidingRope own{p.sliding_theta > 0 ? p.sliding_theta : m.rotary_base, {}};
   if (p.sliding) own.rope_scaling = scaling_of(*p.sliding, p);
   if (p.sliding && p.sliding->theta > 0) own.rotary_base = p.sliding->theta;
-  if (own == config::SlidingRope{m.rotary_base, m.rope_scaling})
+  if (own == config::SlidingRope{m.rotary_base, m.rope_scaling} && !config::defaults_of(m.type).sliding_rope)
     m.sliding_rope.reset();
   else
     m.sliding_rope = own;
@@ -128,7 +138,11 @@ void settle(Published& p, const config::Given& given, const Value& file, const F
   m.seq_length = m.max_positions;
   settle_window(p, file, family);
   settle_rope(p, file, family);
-  if (p.listed_no_rope_interval) m.no_rope_layer_interval = *p.listed_no_rope_interval;
+  if (p.listed_no_rope_interval) {
+    if (p.no_rope_layers < m.num_layers)
+      refuse(file, "no_rope_layers names ", counted(p.no_rope_layers, "layer"), " of ", m.num_layers);
+    m.no_rope_layer_interval = *p.listed_no_rope_interval;
+  }
   settle_experts(p, given, file);
   if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
     refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
@@ -173,7 +187,10 @@ Node text_part(Node tree, bool& is_part) {
   if (!is_part) return tree;
   Node out = *text;
   for (const char* name : {"dtype", "torch_dtype", "tie_word_embeddings", "quantization_config"})
-    if (const Node* outer = tree.find(name); outer && !out.find(name)) out.members.emplace_back(name, *outer);
+    if (const Node* outer = tree.find(name)) {  // which goes before the part's own
+      std::erase_if(out.members, [&](const auto& member) { return member.first == name; });
+      out.members.emplace_back(name, *outer);
+    }
   return out;
 }
 
@@ -229,7 +246,9 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
                               : config::parse_tree(original, "config.json");
   bool is_part = false;
   out = text_part(std::move(out), is_part);
-  const bool newer_rope = out.find("rope_parameters") != nullptr;
+  // transformers 4 knows the older form alone, which cannot say all.
+  const bool older_rope =
+      !out.find("rope_parameters") && !family.can("llama_4_scaling_beta") && !family.can("sliding_rope");
   // Keys that mean the same as some that follow.
   static const std::set<std::string> others{"rope_theta",           "rope_scaling",       "rope_parameters",
                                             "rope_local_base_freq", "no_rope_layers",     "layer_types",
@@ -249,9 +268,7 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   published.model = model;
   for (const JsonKey& key : family.keys) {
     const bool stays = key.effect == config::Effect::noted && out.find(key.name);
-    if (!key.write || stays ||
-        (key.name == "rope_parameters" && !newer_rope && !family.can("llama_4_scaling_beta")))
-      continue;
+    if (!key.write || stays || (key.name == "rope_parameters" && older_rope)) continue;
     if (Node value = key.write(published, config::Selection::told);
         !value.is(Node::Kind::null) || key.writes_null)
       put(key.name, std::move(value));

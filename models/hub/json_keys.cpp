@@ -123,7 +123,8 @@ PublishedRope read_rope(const Value& given) {
   const bool empty = std::all_of(rope.members.begin(), rope.members.end(),
                                  [](const auto& member) { return member.second.is(Node::Kind::null); });
   if (!empty) config::read_rope(out.scaling, {rope, given.path, given.context});
-  if (out.attention_factor > 0) out.scaling.attention_factor = out.attention_factor;
+  if (out.attention_factor > 0 && out.scaling.type == RotaryScaling::yarn)
+    out.scaling.attention_factor = out.attention_factor;
   if (given.context.problems.size() > problems) throw config::Reported{};
   return out;
 }
@@ -141,6 +142,15 @@ void read_rope_section(Published& published, const Value& given) {
   const auto there = [](const Node* node) { return node && !node->is(Node::Kind::null); };
   if (there(full)) published.rope = read_rope(given.at(full_layers));
   if (there(sliding)) published.sliding = read_rope(given.at(sliding_layers));
+}
+
+/// The older form, of the layers without a window where there are layers with one.
+void read_older_section(Published& published, const Value& given) {
+  Published read;
+  read_rope_section(read, given);
+  if (read.sliding) published.sliding = read.sliding;
+  const bool empty = given.node.members.empty();  // as if it were not there
+  if (!empty) published.older_rope = read.rope;
 }
 
 /// rope_parameters of the layers without a window, or of those with one.
@@ -183,7 +193,7 @@ JsonKeys common_keys() {
   return keys;
 }
 
-/// transformers 4 knows the older form alone, 5 both, of which the newer goes before: both say the same.
+/// transformers 4 knows the older form alone, 5 both: both say the same.
 JsonKeys rope_keys(RopeKeys has) {
   const auto theta = [](const Published& p) { return config::node_of(p.model.rotary_base); };
   const auto scaling = [](const Published& p) {
@@ -201,7 +211,7 @@ JsonKeys rope_keys(RopeKeys has) {
   };
   const auto share = [](const Published& p) { return config::node_of(p.model.partial_rotary_factor); };
   JsonKeys out{in_file(config::real("rope_theta", &Published::rope_theta, "", 1, config::infinity, true)),
-               config::custom<Published>("rope_scaling", "", read_rope_section).with(config::or_null),
+               config::custom<Published>("rope_scaling", "", read_older_section).with(config::or_null),
                config::custom<Published>("rope_parameters", "", read_rope_section, parameters)};
   if (!has.query_scaling)  // which the older form cannot say
     std::move(out[0]).written(theta), std::move(out[1]).written(scaling);

@@ -32,10 +32,12 @@ struct Published {
   config::Model model;
   std::string dtype, torch_dtype;
   double rope_theta = 0, partial_rotary_factor = 0;  ///< beside the sections; 0: absent
-  PublishedRope rope;                                ///< in rope_scaling or rope_parameters, which go before
+  PublishedRope rope;                                ///< in rope_parameters, which go before
+  std::optional<PublishedRope> older_rope;           ///< in rope_scaling, which goes before both
   std::int64_t first_positions = 0;      ///< original_max_position_embeddings beside longrope's; 0: absent
   double sliding_theta = 0;              ///< of the layers with a window; 0: as the others'
   std::optional<PublishedRope> sliding;  ///< nothing: no section is for them alone
+  std::int64_t no_rope_layers = 0;       ///< that a list names
   std::optional<std::int64_t> listed_no_rope_interval;  ///< as a list says, which goes before the key
   bool use_sliding_window = true;
   std::int64_t window = 0;

@@ -28,8 +28,9 @@ Var VocabEmbedding::operator()(Tape& tape, const tensor::Tensor& ids) {
   return run(tape, {}, [this, ids](Tape& t, const std::vector<Var>&) {
     const Var found = autograd::embedding(ids, t.parameter(weight_), held_);
     const std::string label = path().empty() ? "vocabulary-parallel embedding" : path();
-    const Var x = layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
-                                        : all_reduce(found, layout_.tensor, label);
+    Var x = layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
+                                  : all_reduce(found, layout_.tensor, label);
+    if (const double factor = scale_ ? scale_(x.dtype()) : 1; factor != 1) x = autograd::scale(x, factor);
     return adapter_ ? adapter_->add_to(t, x, stream_part(t.kernels(), ids, layout_)) : x;
   });
 }

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <utility>
+
 #include "nn/module.h"
 #include "sharding/parallel/adapters/prompts.h"
 #include "sharding/parallel/layout.h"
@@ -25,6 +29,8 @@ class VocabEmbedding : public nn::Module {
   Var operator()(Tape& tape, const tensor::Tensor& ids);
   /// Has `prompts` stand behind the table, as its part "adapter": their ids are then in the vocabulary, too.
   void set_adapter(std::shared_ptr<Prompts> prompts);
+  /// Has the table's vectors multiplied, by a factor for their dtype; prompts are not.
+  void set_scale(std::function<double(DType)> scale) { scale_ = std::move(scale); }
   const nn::ParameterPtr& weight() const { return weight_; }
 
  private:
@@ -32,6 +38,7 @@ class VocabEmbedding : public nn::Module {
   nn::ParameterPtr weight_;
   tensor::VocabSlice held_;
   std::shared_ptr<Prompts> adapter_;
+  std::function<double(DType)> scale_;  ///< null: none
 };
 
 }  // namespace sherd::parallel

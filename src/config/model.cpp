@@ -44,6 +44,14 @@ Model olmo() {
   return m;
 }
 
+Model olmo3() {
+  Model m = olmo();
+  m.rotary_base = 5e5;
+  m.layer_types.assign(4, LayerType::sliding_attention);
+  m.layer_types.back() = LayerType::full_attention;
+  return m;
+}
+
 Model smollm() {
   Model m = decoder();
   m.tie_embeddings = true, m.no_rope_layer_interval = 4, m.rotary_base = 2e6;
@@ -87,7 +95,7 @@ const std::vector<FamilyDefaults>& families() {
                                      {"glm4", glm()},
                                      {"ministral3", decoder()},
                                      {"olmo2", olmo()},
-                                     {"olmo3", olmo()}};
+                                     {"olmo3", olmo3()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
@@ -136,7 +144,7 @@ void check_bounds(const Model& m) {
   expect(m.llama_4_scaling_beta >= 0, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
          " must not be negative");
   expect(m.llama_4_scaling_beta == 0 || m.partial_rotary_factor == 1,
-         "llama_4_scaling_beta is for positions that turn the whole head");
+         "llama_4_scaling_beta is for positions that turn the whole head: set partial_rotary_factor to 1");
   expect(m.embedding_multiplier != 0 && m.residual_multiplier != 0,
          "embedding_multiplier and residual_multiplier must not be 0");
   expect(m.attention_multiplier >= 0, "attention_multiplier ", m.attention_multiplier,
@@ -161,7 +169,7 @@ void settle_rope(RopeScaling& rope, const Model& m) {
   const auto pairs = static_cast<std::size_t>(static_cast<double>(m.head_dim) * m.partial_rotary_factor) / 2;
   for (const std::vector<double>* factors : {&rope.short_factor, &rope.long_factor}) {
     expect(factors->size() == pairs, "longrope has ", counted(std::ssize(*factors), "factor"), " for ", pairs,
-           " pairs of a head that turn");
+           " pairs of a head that turn: give one for each");
     for (const double factor : *factors)
       expect(factor > 0, "longrope's factors must be positive, not ", factor);
   }
@@ -175,7 +183,7 @@ void settle_layers(Model& m) {
   const bool by_type = m.layer_types == defaults_of(m.type).layer_types;
   if (m.sliding_window == 0 && by_type) m.layer_types.clear();
   expect(by_type || std::ssize(m.layer_types) <= m.num_layers, "layer_types names ",
-         counted(std::ssize(m.layer_types), "layer"), " of ", m.num_layers);
+         counted(std::ssize(m.layer_types), "layer"), " of ", m.num_layers, ": give a shorter pattern");
   const bool sliding =
       std::count(m.layer_types.begin(), m.layer_types.end(), LayerType::sliding_attention) > 0;
   expect(!sliding || m.sliding_window > 0,

@@ -155,6 +155,7 @@ struct Model {
   /// Rows of the packed projection to queries, keys and values.
   std::int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   bool gated() const { return activation >= FfnActivation::swiglu; }
+  bool norms_all_heads() const { return qk_norm && qk_norm_all_heads; }
   /// The norms of a block that work on the stream's width.
   int block_norms() const { return norm_placement == NormPlacement::sandwich ? 4 : 2; }
   /// Whether the layer of that index sees a window alone.

@@ -1,6 +1,7 @@
 #include "planning/model_work.h"
 
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "engine/pipeline/stage_layout.h"
@@ -15,17 +16,28 @@ using engine::ModelWork;
 using engine::PartWork;
 using models::GptConfig;
 
-/// The fewest blocks among which every kind of block of the model is: with experts and without.
+/// What of a block's work goes by its index: experts, what its queries see, and rotary positions.
+using Kind = std::tuple<bool, bool, bool>;
+Kind kind_of(const config::Model& shape, std::int64_t block) {
+  return {shape.moe.in(block), shape.slides(block), shape.rotates(block)};
+}
+
+/// The fewest blocks among which every kind of block of the model is.
 std::int64_t blocks_of_all_kinds(const GptConfig& shape) {
-  std::set<bool> kinds;
+  std::set<Kind> kinds;
   std::int64_t most = 0;
   for (std::int64_t i = 0; i < shape.num_layers; ++i)
-    if (kinds.insert(shape.moe.in(i)).second) most = i + 1;
+    if (kinds.insert(kind_of(shape, i)).second) most = i + 1;
   return most;
 }
 
 std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabulary, std::int64_t blocks) {
-  config.model->num_layers = blocks;
+  config::Model& model = *config.model;
+  std::vector<config::LayerType> types;
+  for (std::int64_t i = 0; i < blocks && model.sliding_window > 0; ++i)
+    types.push_back(model.slides(i) ? config::LayerType::sliding_attention
+                                    : config::LayerType::full_attention);
+  model.num_layers = blocks, model.layer_types = std::move(types);
   config.training.recompute_blocks = -1;
   const GptConfig shape = models::gpt_config(config, vocabulary);
   const std::int64_t rows = config.batch.micro_batch_size;
@@ -115,7 +127,7 @@ ModelWork GptWork::record(const config::Config& config) const {
   std::vector<std::int64_t> seen(static_cast<std::size_t>(config.parallel.pipeline));
   for (std::int64_t i = 0; i < layers; ++i) {
     std::int64_t like = 0;
-    while (shape.moe.in(like) != shape.moe.in(i)) ++like;
+    while (kind_of(shape, like) != kind_of(shape, i)) ++like;
     const bool keeps =
         some_blocks && seen[static_cast<std::size_t>(stages[out.parts.size()])]++ >= recomputed;
     out.parts.push_back(before + static_cast<std::size_t>(like) + (keeps ? kept : 0));

@@ -225,6 +225,79 @@ TEST(HuggingFaceConfig, MscaleIsAFactorOfScores) {
   EXPECT_NEAR(factor(R"(, "mscale": 1, "mscale_all_dim": 0.5)"),
               (0.1 * std::log(4) + 1) / (0.05 * std::log(4) + 1), 1e-15);
   EXPECT_EQ(factor(R"(, "mscale": 1, "mscale_all_dim": 0.5, "attention_factor": 1.5)"), 1.5);
+  EXPECT_EQ(
+      read(R"({"model_type": "llama", "rope_parameters": {"rope_type": "linear", "factor": 4, "mscale": 1,
+                     "mscale_all_dim": 0.5}})")
+          .model.rope_scaling.attention_factor,
+      0)
+      << "of yarn alone";
+}
+
+/// What transformers makes of them: of a file without all keys, and of one that came from none.
+TEST(HuggingFaceConfig, ClassesGetWhatTheyNeed) {
+  const auto model = [](const std::string& keys) {
+    return *config::parse_text(cat(R"({"model": {"seq_length": 32, "hidden_size": 16, "num_layers": 12,
+        "num_heads": 4, "vocab_size": 10)",
+                                   keys, "}}"))
+                .model;
+  };
+  // Their masks have a window, also where no layer uses it.
+  const Model gemma = model(R"(, "type": "gemma3_text")");
+  EXPECT_EQ(gemma.window(0), 0);
+  EXPECT_THAT(to_hugging_face(gemma, 10, "float32"), HasSubstr("\"sliding_window\": 32"));
+  EXPECT_EQ(read(to_hugging_face(gemma, 10, "float32")).model.window(0), 0);
+  // Positions of layers with a window are told by themselves: the older form has a base of its own there.
+  const Model olmo = model(R"(, "type": "olmo3", "sliding_window": 8, "rotary_base": 2e4)");
+  EXPECT_EQ(olmo.window(2), 8);
+  EXPECT_EQ(olmo.window(3), 0);
+  const std::string text = to_hugging_face(olmo, 10, "float32");
+  EXPECT_THAT(text, HasSubstr("\"sliding_attention\": {"));
+  EXPECT_EQ(read(text).model, olmo);
+  EXPECT_EQ(read(R"({"model_type": "olmo3", "rope_theta": 2e4})").model.sliding_rope->rotary_base, 5e5);
+  // Queries are divided by a length that must be there.
+  EXPECT_EQ(published_as(model(R"(, "type": "ministral3")")), family_named("llama"));
+  EXPECT_EQ(read(R"({"model_type": "smollm3", "sliding_window": 16})").model.sliding_window, 0);
+  EXPECT_THAT(error_in(R"({"model_type": "smollm3", "no_rope_layers": [1, 0]})"),
+              HasSubstr("no_rope_layers names 2 layers of 36"));
+  EXPECT_THAT(error_in(R"({"model_type": "olmo3", "sliding_window": null, "num_hidden_layers": 1,
+                           "layer_types": ["sliding_attention"]})"),
+              HasSubstr("layer_types has 1 layer with sliding_attention"));
+  EXPECT_EQ(
+      read(R"({"model_type": "phi3", "full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": false})")
+          .model.type,
+      family_named("phi3"));
+}
+
+/// What a type has by default is no answer to a model that has it not.
+TEST(HuggingFaceConfig, SectionsOfGemmaSayWhatItHas) {
+  const auto again = [](const Model& model) { return *config::parse_text(config::section_of(model)).model; };
+  const auto gemma = [](const std::string& keys) {
+    return *config::parse_text(cat(R"({"model": {"type": "gemma3_text", "seq_length": 32, "hidden_size": 16,
+        "num_layers": 12, "num_heads": 4, "sliding_window": 8)",
+                                   keys, "}}"))
+                .model;
+  };
+  for (const char* keys : {"", R"(, "layer_types": [])", R"(, "layer_types": ["full_attention"])",
+                           R"(, "sliding_rope": {"rotary_base": 1e6})"})
+    EXPECT_EQ(again(gemma(keys)), gemma(keys)) << keys;
+  EXPECT_EQ(gemma("").window(5), 0);
+  EXPECT_EQ(gemma(R"(, "layer_types": [])").window(5), 8);
+  const Model one_base =
+      read(R"({"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e6})").model;
+  EXPECT_EQ(again(one_base), one_base);
+}
+
+/// The older form goes before, as in transformers 5.
+TEST(HuggingFaceConfig, RopeScalingGoesBeforeRopeParameters) {
+  for (const char* text :
+       {R"({"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2},
+                               "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}})",
+        R"({"model_type": "llama", "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+                               "rope_scaling": {"rope_type": "linear", "factor": 2}})"}) {
+    const Model m = read(text).model;
+    EXPECT_EQ(m.rope_scaling.type, RotaryScaling::linear);
+    EXPECT_EQ(m.rotary_base, 10000);
+  }
 }
 
 /// Phi-3's first length stands beside rope_scaling, in files of its first days under another name.
@@ -245,6 +318,7 @@ TEST(HuggingFaceConfig, LongRopeIsReadAndWritten) {
   const std::string written = to_hugging_face(m, 32064, "float32");
   EXPECT_EQ(read(written).model, m);
   EXPECT_THAT(written, HasSubstr("\"original_max_position_embeddings\": 2048"));
+  EXPECT_THAT(written, Not(HasSubstr("\"attention_factor\""))) << "which transformers 4 does not take";
   Model other = m;
   other.rope_scaling = {.type = RotaryScaling::linear, .factor = 2};
   EXPECT_EQ(published_as(other), family_named("llama")) << "which the class has not";
@@ -265,6 +339,13 @@ TEST(HuggingFaceConfig, ThePartForTextIsTaken) {
   EXPECT_THAT(error_in(R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"},
                            "quantization_config": {"bits": 4}})"),
               HasSubstr("before it was quantised"));
+  const auto tied = [](const char* outer) {
+    return read(cat(R"({"model_type": "mistral3", "tie_word_embeddings": )", outer,
+                    R"(, "text_config": {"model_type": "mistral", "tie_word_embeddings": false}})"))
+        .model.tie_embeddings;
+  };
+  EXPECT_TRUE(tied("true")) << "the outer key goes before";
+  EXPECT_FALSE(tied("false"));
   EXPECT_THAT(error_in(R"({"model_type": "llama", "text_config": {"hidden_size": 4}})"),
               HasSubstr("it does not say its model_type"));
 }
@@ -290,7 +371,7 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "llama", "rope_parameters": {"sliding_attention": {"rope_type": "default"}}})",
        "all layers have the same positions"},
       {R"({"model_type": "gemma3_text", "final_logit_softcapping": 30.0})", "scores are not capped"},
-      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 1]})", "one in each 2"},
+      {R"({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 1]})", "must be each n-th one"},
       {R"({"model_type": "llama", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
       {R"({"model_type": "llama", "quantization_config": {"bits": 4}})", "before it was quantised"},
       {R"({"model_type": "llama", "logit_scale": 2})", "unknown key \"logit_scale\""},

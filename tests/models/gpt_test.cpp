@@ -50,10 +50,10 @@ TEST_F(GptTest, CountsMatchWhatIsDeclared) {
 }
 
 TEST_F(GptTest, TheRootThatScalesEmbeddingsIsRoundedToTheirDtype) {
-  const GptConfig o = test::tiny_gemma();  // of width 6, with a multiplier of 1.5 beside
-  EXPECT_EQ(o.embedding_factor(DType::f32), 1.5 * std::sqrt(6.0f));
-  EXPECT_EQ(o.embedding_factor(DType::bf16), 1.5 * 2.453125);
-  EXPECT_EQ(test::tiny_llama().embedding_factor(DType::bf16), 1);
+  const GptConfig o = test::tiny_gemma();  // of width 6
+  EXPECT_EQ(o.embedding_root(DType::f32), std::sqrt(6.0f));
+  EXPECT_EQ(o.embedding_root(DType::bf16), 2.453125);
+  EXPECT_EQ(test::tiny_llama().embedding_root(DType::bf16), 1);
 }
 
 TEST_F(GptTest, LongRopeGoesByTheLengthOfSequences) {
@@ -71,6 +71,23 @@ TEST_F(GptTest, LongRopeGoesByTheLengthOfSequences) {
   EXPECT_EQ(factor(9), 1.0 / 3);
   o.rope_scaling.long_factor = {3, 4};
   testing::expect_error(ErrorKind::config, "longrope has 2 factors for 1 pairs", [&] { o.resolved(); });
+}
+
+TEST_F(GptTest, QueriesThatGrowWithTheRowKnowNoDocuments) {
+  GptConfig o = test::tiny_llama();
+  o.rope_scaling = {.type = RotaryScaling::yarn, .factor = 4, .original_max_positions = 4};
+  o.llama_4_scaling_beta = 0.1;
+  Gpt model(o);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  autograd::Tape tape(*cpu_.kernels);
+  const auto run = [&](std::int64_t rows) {
+    const tensor::Tensor ids = cpu_.ids({1, rows}, 3, 10);
+    const auto bounds = tensor::Tensor::of<std::int32_t>(
+        *cpu_.device, {3}, std::vector<std::int32_t>{0, 2, static_cast<std::int32_t>(rows)});
+    model(tape, {{"tokens", ids}, {"labels", ids}, {"documents", bounds}, {"positions", ids}});
+  };
+  EXPECT_NO_THROW(run(4));
+  expect_error(ErrorKind::config, "leave model.seq_length at 4 at most", [&] { run(8); });
 }
 
 TEST_F(GptTest, NamesTiesAndDecay) {

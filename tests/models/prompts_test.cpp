@@ -6,6 +6,7 @@
 #include "models/adapters/prompt_weights.h"
 #include "support/hugging_face/prompt_reference.h"
 #include "support/temp_folder.h"
+#include "support/tiny_gpt.h"
 
 namespace sherd::models {
 namespace {
@@ -134,6 +135,34 @@ TEST_P(Prompt, BeginsAsRowsOfTheTable) {
 INSTANTIATE_TEST_SUITE_P(All, Prompt,
                          ::testing::Values("gpt2_prompt", "llama_prompt", "gpt2_ptuning", "llama_ptuning"),
                          [](const auto& test) { return test.param; });
+
+/// A prompt stands beside scaled embeddings: begun as rows of the table, it computes as the text that they
+/// are.
+TEST(Prompts, StandBesideScaledEmbeddings) {
+  test::Cpu cpu(1);
+  GptConfig plain = test::tiny_gemma();
+  plain.sliding_window = 0, plain.layer_types.clear(), plain.sliding_rope.reset();
+  const GptConfig options = test::with_prompt(plain);
+  Gpt base(plain), model(options);
+  const PlainParameters table(*cpu.kernels, base, DType::f32), prompted(*cpu.kernels, model, DType::f32);
+  for (const auto& p : table.all()) cpu.kernels->copy(p->value, prompted.find(p->name)->value);
+  const Values rows = cpu.values(table.find("tokens.weight")->value);
+  const Tensor& prompt = prompted.find(prompt_parameter)->value;
+  const auto width = static_cast<std::size_t>(plain.hidden_size);
+  const std::vector<std::int32_t> ids{7, 3};
+  for (std::size_t i = 0; i < 2 * width; ++i)
+    prompt.data<float>()[i] =
+        static_cast<float>(options.embedding_root(DType::f32) *
+                           rows[static_cast<std::size_t>(ids[i / width]) * width + i % width]);
+  const auto logits = [&](Gpt& of, std::vector<std::int32_t> text) {
+    autograd::Tape tape(*cpu.kernels);
+    autograd::Tape::NoGrad pause(tape);
+    return cpu.values(
+        of.logits(tape, Tensor::of<std::int32_t>(*cpu.device, {1, std::ssize(text)}, text)).value());
+  };
+  const std::vector<std::int32_t> virtual_ids = options.prompt();
+  EXPECT_EQ(logits(model, {virtual_ids[0], virtual_ids[1], 5, 2}), logits(base, {7, 3, 5, 2}));
+}
 
 TEST(Prompts, ATextIsRepeatedOrCut) {
   EXPECT_EQ(repeated({7, 3}, 5), (std::vector<std::int32_t>{7, 3, 7, 3, 7}));

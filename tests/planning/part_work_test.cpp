@@ -161,6 +161,22 @@ TEST(PartWork, ExpertsExchangeTokens) {
   EXPECT_EQ(model.parts[2], model.parts[6]);
 }
 
+/// Layers with a window, without one, and without rotary positions are blocks of their own kinds.
+TEST(PartWork, LayersOfSeveralTypesAreSeveralKinds) {
+  GptWork work(V);
+  const engine::ModelWork& model = work.of(config_of(
+      "{}", cat(R"(, "position": "rotary", "sliding_window": )", s / 8,
+                R"(, "layer_types": ["sliding_attention", "full_attention"], "no_rope_layer_interval": 4)")));
+  ASSERT_EQ(model.parts.size(), layers + 2u);
+  EXPECT_EQ(model.parts[1], model.parts[3]);
+  EXPECT_NE(model.parts[1], model.parts[2]);
+  EXPECT_NE(model.parts[2], model.parts[4]) << "the fourth has no rotary positions";
+  EXPECT_LT(flops(model.part(1).forward, KernelFamily::attention),
+            0.3 * flops(model.part(2).forward, KernelFamily::attention));
+  EXPECT_EQ(flops(model.part(4).forward, KernelFamily::attention),
+            flops(model.part(2).forward, KernelFamily::attention));
+}
+
 TEST(PartWork, WhatIsRecordedOnceIsKept) {
   GptWork work(V);
   const engine::ModelWork* first = &work.of(config_of());

@@ -69,7 +69,7 @@ std::string why_no_window(const Config& config) {
 
 std::string why_all_seen(const Config& config) {
   const Model& model = *config.model;
-  return model.sliding_window < model.seq_length
+  return model.sliding_window < model.seq_length || model.sliding_rope
              ? ""
              : cat("no effect: sequences have ", model.seq_length, " tokens");
 }
@@ -90,9 +90,14 @@ Key<Model> layer_types_key() {
     for (const LayerType type : model.layer_types) names.emplace_back(name_of(type));
     return list_of(names);
   };
-  return custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write)
-      .takes({"list of types of layers, " + words(layer_type_names).words,
-              R"({"type": "array", "items": )" + words(layer_type_names).schema + "}"});
+  Key<Model> key = custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write);
+  // What a type has by default comes again where it is left out.
+  key.left_out = [](const Model& model) {
+    return model.sliding_window == 0 ||
+           (model.layer_types.empty() && defaults_of(model.type).layer_types.empty());
+  };
+  return std::move(key).takes({"list of types of layers, " + words(layer_type_names).words,
+                               R"({"type": "array", "items": )" + words(layer_type_names).schema + "}"});
 }
 
 const Table<SlidingRope>& sliding_rope_table() {
@@ -100,7 +105,9 @@ const Table<SlidingRope>& sliding_rope_table() {
   static const Table<SlidingRope> table{
       Auto::is_a_value,
       {real("rotary_base", &T::rotary_base, "2e4", 1, infinity, true)
-           .means("of the positions of layers with a window, where they are not the others'"),
+           .means("of the positions of layers with a window, where they are not the others'; gemma3_text has "
+                  "this "
+                  "section by default"),
        section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default)}};
   return table;
 }
@@ -150,11 +157,9 @@ std::vector<Key<Model>> block_keys() {
           .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
                  "0: all",
                  idle(why_all_seen)),
-      layer_types_key()
-          .with(unless_default)
-          .means("which layers have the window: a pattern that repeats over them. `[]`: all; gemma3_text: "
-                 "five of "
-                 "six, where there is a window"),
+      layer_types_key().means(
+          "which layers have the window: a pattern that repeats over them. `[]`: all. gemma3_text and olmo3 "
+          "have patterns of their own, where there is a window"),
       integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
           .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
                  idle(is_learned, learned)),

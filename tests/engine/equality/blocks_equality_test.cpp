@@ -1,7 +1,7 @@
-// A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides with
-// gains of 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none. The same
-// bits wherever states lie, whatever is recomputed and however many ranks train (docs/guarantees.md, "Equal
-// to the bit"); what each block computes, tests/models holds to transformers.
+// A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides, gains of
+// 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none. Equal wherever
+// states lie, whatever is recomputed, however many ranks train; docs/guarantees.md, "Equal to the bit". What
+// each block computes, tests/models holds to transformers.
 #include <gtest/gtest.h>
 
 #include "support/equality.h"

@@ -35,9 +35,9 @@ class Kill : public Train {
                   "device.threads_per_rank=1"});
   }
   /// Two ranks: threads of one process, or processes of which a launcher tells nothing but their places.
-  std::string line(bool launched_ranks, bool on_nvme, bool resumed) const {
+  std::string line(bool launched_ranks, bool on_nvme) const {
     std::vector<std::string> arguments = run_of("m.jsonl");
-    if (resumed) arguments.push_back("--resume");
+    for (const std::string& option : resuming()) arguments.push_back(option);
     if (on_nvme)
       arguments.insert(arguments.end(),
                        {"--set", "zero_optimization.offload_optimizer.device=nvme", "--set",
@@ -71,6 +71,15 @@ class Kill : public Train {
     reader.verify_all();
   }
   bool saved() const { return fs::exists(folder_ / "run" / "latest"); }
+  /// How a run goes on from what is there: one that was killed between its first checkpoint and the file that
+  /// names it is told that checkpoint.
+  std::vector<std::string> resuming() const {
+    if (saved()) return {"--resume"};
+    if (fs::exists(folder_ / "run"))
+      for (const std::string& name : names())
+        if (fs::exists(folder_ / "run" / name / "manifest.json")) return {"--resume", "--tag", name};
+    return {};
+  }
   std::set<std::string> names() const {
     std::set<std::string> out;
     for (const auto& entry : fs::directory_iterator(folder_ / "run")) out.insert(entry.path().filename());
@@ -95,7 +104,7 @@ class Kill : public Train {
   int run_and_kill(const Attempt& attempt) {
     for (const int rank : {0, 1}) fs::remove(folder_ / cat("pid", rank));
     left_ = fs::exists(folder_ / "run") ? names() : std::set<std::string>();
-    const pid_t child = start_line(line(attempt.launched_ranks, attempt.on_nvme, saved()), "kill.err");
+    const pid_t child = start_line(line(attempt.launched_ranks, attempt.on_nvme), "kill.err");
     std::this_thread::sleep_for(std::chrono::milliseconds(attempt.milliseconds));
     if (attempt.saving) {
       for (int looked = 0; !saving() && looked < 20'000; ++looked)
@@ -202,7 +211,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameRun) {
 
   auto last = run_of("m.jsonl");
   last.insert(last.end(), {"--ranks", "2"});
-  if (saved()) last.push_back("--resume");
+  for (const std::string& option : resuming()) last.push_back(option);
   const Outcome ended = sherd(last);
   ASSERT_EQ(ended.code, 0) << ended.err;
   expect_same(expected, true);

@@ -164,12 +164,12 @@ void Gpt::check_tokens(const Tensor& tokens) const {
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
-  if (const std::optional<tensor::Rotary> rotary = config_.rotary(0);
-      tape.documents && rotary && rotary->query_beta > 0 && tokens.shape()[1] > rotary->query_positions)
+  if (tape.documents && config_.llama_4_scaling_beta > 0 && tokens.shape()[1] > config_.query_positions())
     fail(ErrorKind::config,
-         "queries grow with their position in a row (model.llama_4_scaling_beta), not in a ",
-         "document of it: with several documents in a row leave model.seq_length at ",
-         rotary->query_positions, " at most");
+         "queries grow with their position in a row (model.llama_4_scaling_beta), not in a document of it: "
+         "with "
+         "several documents in a row leave model.seq_length at ",
+         config_.query_positions(), " at most");
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (config_.embedding_multiplier != 1) x = autograd::scale(x, config_.embedding_multiplier);
   if (positions_ && tape.documents)

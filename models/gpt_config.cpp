@@ -73,9 +73,7 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
                         .original_positions = r.original_max_positions,
                         .factors = std::move(factors),
                         .query_beta = llama_4_scaling_beta,
-                        .query_positions = llama_4_scaling_beta == 0      ? 0
-                                           : r.original_max_positions > 0 ? r.original_max_positions
-                                                                          : max_positions,
+                        .query_positions = llama_4_scaling_beta == 0 ? 0 : query_positions(),
                         .attention_factor = r.attention_factor};
 }
 

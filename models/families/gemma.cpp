@@ -69,8 +69,7 @@ Family gemma3() {
               [](Published& p) {
                 set_sizes(p.model, {262208, 2304, 9216, 26, 8, 4, 131072});
                 p.model.head_dim = 256, p.model.attention_multiplier = 1.0 / 16;
-                p.rope_theta = 1e6, p.sliding_theta = 1e4, p.window = 4096;
-                set_pattern(p, 6);
+                p.sliding_theta = p.model.sliding_rope->rotary_base, p.window = 4096;
               },
           .keys = gemma_keys(),
           .names = {.norm_2 = "pre_feedforward_layernorm",

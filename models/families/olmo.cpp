@@ -31,20 +31,17 @@ Family olmo2() {
 }
 
 Family olmo3() {
-  return {
-      .name = "olmo3",
-      .architecture = "Olmo3ForCausalLM",
-      .class_defaults =
-          [](Published& p) {
-            using enum config::LayerType;
-            olmo_sizes(p);
-            p.rope_theta = p.sliding_theta = 5e5, p.window = 4096;
-            p.model.layer_types = {sliding_attention, sliding_attention, sliding_attention, full_attention};
-          },
-      .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}),
-                     window_keys({.listed = true, .always = true})),
-      .names = olmo_names(),
-      .has = {"sliding_window", "layer_types", "sliding_rope"}};
+  return {.name = "olmo3",
+          .architecture = "Olmo3ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                olmo_sizes(p);
+                p.sliding_theta = p.model.rotary_base, p.window = 4096;
+              },
+          .keys = joined(decoder_sizes(), no_biases(true, false), rope_keys({.sliding = true}),
+                         window_keys({.listed = true, .always = true})),
+          .names = olmo_names(),
+          .has = {"sliding_window", "layer_types", "sliding_rope"}};
 }
 
 }  // namespace sherd::models

@@ -49,7 +49,7 @@ Family smollm3() {
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {128256, 2048, 11008, 36, 16, 4, 32768});
-                p.rope_theta = 2e6, p.use_sliding_window = false;
+                p.use_sliding_window = false;
               },
           .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(), window_keys(),
                          JsonKeys{no_rope_layers(), interval_key(),

@@ -73,6 +73,12 @@ std::optional<Node> taken(Node& section, const char* name) {
   return out;
 }
 
+/// The type of scaling, by either of its names; null: none is told.
+const Node* kind_of(const Node& rope) {
+  const Node* type = rope.find("rope_type");
+  return type ? type : rope.find("type");
+}
+
 /// Takes out the keys that stand beside those of model.rope_scaling.
 void take_others(PublishedRope& to, Node& rope, const Value& section) {
   const auto value = [&](const Node& node, const char* name) {
@@ -92,10 +98,14 @@ void take_others(PublishedRope& to, Node& rope, const Value& section) {
     return node ? value(*node, name).real(0) : 0.0;
   };
   const double mscale = scale("mscale"), of_all = scale("mscale_all_dim");
-  const Node *factor = rope.find("factor"), *given = rope.find("attention_factor");
-  if (mscale > 0 && of_all > 0 && factor && !(given && !given->is(Node::Kind::null))) {
-    const double s = value(*factor, "factor").real(1);
-    to.attention_factor = (0.1 * mscale * std::log(s) + 1) / (0.1 * of_all * std::log(s) + 1);
+  const auto own = taken(rope, "attention_factor");
+  const Node *factor = rope.find("factor"), *kind = kind_of(rope);
+  if (own) {
+    rope.members.emplace_back("attention_factor", *own);
+  } else if (mscale > 0 && of_all > 0 && factor && kind && kind->is_text("yarn")) {
+    const double s = std::log(value(*factor, "factor").real(1));
+    rope.members.emplace_back("attention_factor",
+                              config::node_of((0.1 * mscale * s + 1) / (0.1 * of_all * s + 1)));
   }
 }
 
@@ -103,10 +113,9 @@ PublishedRope read_rope(const Value& given) {
   given.expect(Node::Kind::object);
   Node rope = given.node;
   const Node *old = rope.find("type"), *type = rope.find("rope_type");
-  const Node* kind = type ? type : old;
   // Some files say "type" and "rope_type" alike.
   if (old && type && type->is(Node::Kind::string) && old->is_text(type->text)) taken(rope, "type");
-  kind = rope.find("rope_type") ? rope.find("rope_type") : rope.find("type");
+  const Node* kind = kind_of(rope);
   const std::size_t problems = given.context.problems.size();
   PublishedRope out;
   if (kind && kind->is_text("su"))  // Phi-3's first name for it
@@ -123,8 +132,6 @@ PublishedRope read_rope(const Value& given) {
   const bool empty = std::all_of(rope.members.begin(), rope.members.end(),
                                  [](const auto& member) { return member.second.is(Node::Kind::null); });
   if (!empty) config::read_rope(out.scaling, {rope, given.path, given.context});
-  if (out.attention_factor > 0 && out.scaling.type == RotaryScaling::yarn)
-    out.scaling.attention_factor = out.attention_factor;
   if (given.context.problems.size() > problems) throw config::Reported{};
   return out;
 }

@@ -22,7 +22,6 @@ struct PublishedRope {
   double share = 0;                  ///< partial_rotary_factor; 0: absent
   std::optional<double> query_beta;  ///< llama_4_scaling_beta
   config::RopeScaling scaling;
-  double attention_factor = 0;    ///< as two other keys say it; 0: they are absent
   bool original_missing = false;  ///< it does not say which positions it scales
 };
 

@@ -155,6 +155,11 @@ struct Model {
   /// Rows of the packed projection to queries, keys and values.
   std::int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   bool gated() const { return activation >= FfnActivation::swiglu; }
+  /// Positions after which queries grow a step, with llama_4_scaling_beta.
+  std::int64_t query_positions() const {
+    const std::int64_t first = rope_scaling.original_max_positions;
+    return first > 0 ? first : max_positions;
+  }
   bool norms_all_heads() const { return qk_norm && qk_norm_all_heads; }
   /// The norms of a block that work on the stream's width.
   int block_norms() const { return norm_placement == NormPlacement::sandwich ? 4 : 2; }

@@ -65,8 +65,8 @@ std::string RunSpec::config() const {
          R"("model": {"type": ")" + (llama ? "llama" : "gpt2") + R"(", "vocab_size": 101, "seq_length": )" +
          str(seq) + R"(, "hidden_size": )" + str(hidden) + R"(, "num_layers": )" + str(layers) +
          R"(, "num_heads": 4, "num_kv_heads": )" + str(shared_heads) + R"(, "dropout": )" + str(dropout) +
-         R"(, "tie_embeddings": )" + flag(tied) + (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + model + "}," +
-         R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
+         R"(, "tie_embeddings": )" + flag(tied) + (moe.empty() ? "" : R"(, "moe": {)" + moe + "}") + model +
+         "}," + R"("training": {"steps": )" + str(steps) + R"(, "seed": 7, "recompute": ")" + recompute +
          (split_masters ? "\"" : R"(", "split_masters": false)") +
          (recompute_blocks >= 0 ? cat(R"(, "recompute_blocks": )", recompute_blocks) : "") +
          (recompute_micro_batches >= 0 ? cat(R"(, "recompute_micro_batches": )", recompute_micro_batches)

@@ -28,7 +28,7 @@ struct RunSpec {
   std::string fp8;             ///< keys of section fp8 beside `enabled`; empty: no FP8
   int shard_size = 0;          ///< parallel.shard_size; 0: all ranks
   int tensor = 1, context = 1;
-  int expert = 1;   ///< parallel.expert
+  int expert = 1;     ///< parallel.expert
   std::string moe;    ///< keys of model.moe; empty: no experts
   std::string model;  ///< more keys of section model, ", \"qk_norm\": true"
   bool sequence_parallel = true;

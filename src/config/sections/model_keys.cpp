@@ -105,9 +105,8 @@ const Table<SlidingRope>& sliding_rope_table() {
   static const Table<SlidingRope> table{
       Auto::is_a_value,
       {real("rotary_base", &T::rotary_base, "2e4", 1, infinity, true)
-           .means("of the positions of layers with a window, where they are not the others'; gemma3_text has "
-                  "this "
-                  "section by default"),
+           .means("of the positions of layers with a window, where they are not the others'; gemma3_text "
+                  "has this section by default"),
        section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default)}};
   return table;
 }

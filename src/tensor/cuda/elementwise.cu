@@ -22,29 +22,12 @@ struct ScaleOp {
   __device__ C operator()(C x) const { return x * factor; }
 };
 
-// ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class C>
 constexpr C gelu_a = static_cast<C>(0.79788456080286535588);  // √(2/π)
 template <class C>
 constexpr C gelu_b = static_cast<C>(0.044715);
 
-template <class S>
-struct GeluTanh {
-  template <class C>
-  __device__ C operator()(C u) const {
-    return u * sigmoid<S>(C{2} * gelu_a<C> * (u + gelu_b<C> * (u * u * u))).value;
-  }
-};
-template <class S>
-struct GeluErf {
-  __device__ auto operator()(auto u) const { return u * normal<S>(u).cdf; }
-};
-template <class S>
-struct Silu {
-  __device__ auto operator()(auto u) const { return u * sigmoid<S>(u).value; }
-};
-
-/// A function of a gate, and its slope.
+/// An activation and its slope; what a kernel does not use of it is not computed.
 template <class C>
 struct GateValue {
   C value, slope;
@@ -57,6 +40,7 @@ struct SiluGate {
     return {u * s.value, s.value + u * s.slope};
   }
 };
+// ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
 struct GeluTanhGate {
   template <class C>
@@ -77,14 +61,22 @@ struct GeluErfGate {
     return {u * d.cdf, d.cdf + u * d.density};
   }
 };
-template <class S>
-struct GeluTanhBackward {
-  __device__ auto operator()(auto u, auto g) const { return g * GeluTanhGate<S>{}(u).slope; }
+template <class Gate>
+struct ValueOf {
+  __device__ auto operator()(auto u) const { return Gate{}(u).value; }
+};
+template <class Gate>
+struct SlopeOf {
+  __device__ auto operator()(auto u, auto g) const { return g * Gate{}(u).slope; }
 };
 template <class S>
-struct GeluErfBackward {
-  __device__ auto operator()(auto u, auto g) const { return g * GeluErfGate<S>{}(u).slope; }
-};
+using GeluTanh = ValueOf<GeluTanhGate<S>>;
+template <class S>
+using GeluErf = ValueOf<GeluErfGate<S>>;
+template <class S>
+using GeluTanhBackward = SlopeOf<GeluTanhGate<S>>;
+template <class S>
+using GeluErfBackward = SlopeOf<GeluErfGate<S>>;
 template <class S>
 struct SigmoidOf {
   __device__ auto operator()(auto u) const { return sigmoid<S>(u).value; }
@@ -188,8 +180,8 @@ __global__ void glu_kernel(Count rows, Count f, const S* x, S* y) {
       const Pack<S, width> gate = load_pack<width>(gates + i), up = load_pack<width>(gates + f + i);
       Pack<S, width> to;
       for (int k = 0; k < width; ++k) {
-        const C g = widen(gate.at[k]);
-        to.at[k] = narrow<S>(Act{}(g)*widen(up.at[k]));
+        const GateValue<C> act = Act{}(widen(gate.at[k]));
+        to.at[k] = narrow<S>(act.value * widen(up.at[k]));
       }
       store_pack(y + row * f + i, to);
     }
@@ -318,11 +310,11 @@ void CudaKernels::glu(Glu kind, const Tensor& x, const Tensor& out) {
     };
     switch (kind) {
       case Glu::swiglu:
-        return run(Silu<S>{});
+        return run(SiluGate<S>{});
       case Glu::geglu_tanh:
-        return run(GeluTanh<S>{});
+        return run(GeluTanhGate<S>{});
       case Glu::geglu_erf:
-        return run(GeluErf<S>{});
+        return run(GeluErfGate<S>{});
     }
   });
 }

@@ -40,8 +40,8 @@ void MetaKernels::rms_norm_backward(const Tensor& x, const Tensor&, const Tensor
 void MetaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rotary& rotary, bool,
                          const Tensor&) {
   const std::int64_t turned = rotary_size(rotary, geometry.head_dim(qkv.shape().back()));
-  angles_.of_both(device_, geometry.positions.end(qkv.shape()[-2]), turned / 2, rotary, compute_type(qkv.dtype()),
-             [](const RotaryAngles&) {});
+  angles_.of_both(device_, geometry.positions.end(qkv.shape()[-2]), turned / 2, rotary,
+                  compute_type(qkv.dtype()), [](const RotaryAngles&) {});
 }
 
 void MetaKernels::attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) {

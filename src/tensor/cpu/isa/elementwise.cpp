@@ -36,27 +36,20 @@ void scaled_difference(const void* x, const void* y, float factor, void* dx, Cou
   map([factor](F u, F v) { return (u - v) * factor; }, n, out<S>(dx), in<S>(x), in<S>(y));
 }
 
-// ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
-template <class S>
-SHERD_INLINE F gelu_tanh(F u) {
-  return u * sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (u * u * u))).value;
-}
-
-/// A function of a gate, and its slope.
+/// An activation and its slope; what a loop does not use of it is not computed.
 struct Gate {
   F value, slope;
 };
 template <class S>
 struct Silu {
-  SHERD_INLINE static F value(F u) { return u * sigmoid<S>(u).value; }
   SHERD_INLINE static Gate both(F u) {
     const Sigmoid s = sigmoid<S>(u);
     return {u * s.value, s.value + u * s.slope};
   }
 };
+// ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
 struct GeluTanh {
-  SHERD_INLINE static F value(F u) { return gelu_tanh<S>(u); }
   SHERD_INLINE static Gate both(F u) {
     const F square = u * u;
     const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
@@ -67,7 +60,6 @@ struct GeluTanh {
   }
 };
 struct GeluErf {
-  SHERD_INLINE static F value(F u) { return u * normal(u).cdf; }
   SHERD_INLINE static Gate both(F u) {
     const Normal d = normal(u);
     return {u * d.cdf, d.cdf + u * d.density};
@@ -130,8 +122,8 @@ constexpr ElementwiseOps table() {
           .divide = binary<S>([](F u, F v) { return u / v; }),
           .scale = scale<S>,
           .scaled_difference = scaled_difference<S>,
-          .gelu_tanh = unary<S>([](F u) { return gelu_tanh<S>(u); }),
-          .gelu_erf = unary<S>([](F u) { return GeluErf::value(u); }),
+          .gelu_tanh = unary<S>([](F u) { return GeluTanh<S>::both(u).value; }),
+          .gelu_erf = unary<S>([](F u) { return GeluErf::both(u).value; }),
           .sigmoid = unary<S>([](F u) { return sigmoid<S>(u).value; }),
           .exp = unary<S>([](F u) { return exp_anywhere<S>(u); }),
           .log = unary<S>([](F u) { return log(u); }),
@@ -145,9 +137,9 @@ constexpr ElementwiseOps table() {
           .log_backward = binary<S>([](F u, F g) { return g / u; }),
           .tanh_backward = binary<S>([](F v, F g) { return g * (1.0f - v * v); }),
           .relu_backward = binary<S>([](F v, F g) { return v > 0.0f ? g : F{}; }),
-          .glu = {binary<S>([](F g, F u) { return Silu<S>::value(g) * u; }),
-                  binary<S>([](F g, F u) { return GeluTanh<S>::value(g) * u; }),
-                  binary<S>([](F g, F u) { return GeluErf::value(g) * u; })},
+          .glu = {binary<S>([](F g, F u) { return Silu<S>::both(g).value * u; }),
+                  binary<S>([](F g, F u) { return GeluTanh<S>::both(g).value * u; }),
+                  binary<S>([](F g, F u) { return GeluErf::both(g).value * u; })},
           .glu_backward = {glu_backward<S, Silu<S>>, glu_backward<S, GeluTanh<S>>, glu_backward<S, GeluErf>},
           .logistic_loss = binary<S>(
               [](F u, F v) { return (u < 0.0f ? F{} : u) - u * v + log_of_1_plus(exp_for<S>(-abs(u))); }),

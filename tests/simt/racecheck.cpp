@@ -40,10 +40,10 @@ RaceCheck* RaceCheck::current() {
   return watching;
 }
 
-void RaceCheck::begin_launch() {
+void RaceCheck::begin_launch(bool watch) {
   if (pages_.size() > most_pages) pages_.clear(), std::fill(std::begin(recent_), std::end(recent_), nullptr);
   ++launch_, found_.clear();
-  watching = wanted ? this : nullptr;
+  watching = watch && wanted ? this : nullptr;
 }
 
 void RaceCheck::begin_block(std::uint64_t block, std::size_t threads) {

@@ -31,7 +31,8 @@ class RaceCheck {
   /// The calling host thread's check while a kernel runs on it; else null.
   static RaceCheck* current();
 
-  void begin_launch();
+  /// Without `watch` nothing is looked at until the launch ends.
+  void begin_launch(bool watch);
   void begin_block(std::uint64_t block, std::size_t threads);
   /// From now on `thread` of the block runs, on a stack that nobody else reads.
   void run_thread(std::size_t thread, const void* stack, std::size_t stack_bytes);

@@ -27,7 +27,8 @@ struct Index3 {
 /// The order in which blocks, and threads between two barriers, run. A kernel without data races does not see
 /// it.
 enum class Order : std::uint8_t { ascending, descending };
-/// For the kernels that the calling host thread runs from now on.
+/// For the kernels that the calling host thread runs from now on. Races are looked for in ascending order
+/// alone.
 void set_order(Order order);
 /// Bytes of shared memory that a block may have, for the same kernels.
 inline constexpr std::size_t hopper_shared = 227 << 10, small_card_shared = 99 << 10;

@@ -52,7 +52,7 @@ def prepared(program, spec, texts):
 
 def differences(program, path, tok, texts):
     """Pairs of a text and both sides' ids."""
-    end = next(t for t in ("<|endoftext|>", "<|end_of_text|>", "</s>") if tok.token_to_id(t) is not None)
+    end = next(t for t in ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]") if tok.token_to_id(t) is not None)
     end_id = tok.token_to_id(end)
     texts = [text for text in texts if text]
     found = prepared(program, f"hf:{path}?eod={end}&bos=", texts)
@@ -135,7 +135,8 @@ def check(program, path, megabytes, seed):
         print("   ", line)
     texts = [text for text in mixtures(random.Random(seed), megabytes)]
     wrong = differences(program, path, tok, texts)
-    wrong = [w for w in wrong if not any(ord(c) in set(points) for c in w[0])]
+    different = set(points)
+    wrong = [w for w in wrong if not any(ord(c) in different for c in w[0])]
     print(f"{path.name}: of {len(texts)} texts, {sum(len(t.encode()) for t in texts) / 1e6:.1f} MB, {len(wrong)} give other ids")
     for text, want, got in wrong[:5]:
         print("   ", repr(text[:300]), want[:40], got[:40])

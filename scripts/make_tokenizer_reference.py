@@ -178,12 +178,34 @@ def variety(texts):
     return tok
 
 
+BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def bert(texts, size=900, lowercase=True):
+    tok = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=20))
+    tok.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tok.pre_tokenizer = pre_tokenizers.BertPreTokenizer() if lowercase else pre_tokenizers.Whitespace()
+    tok.decoder = decoders.WordPiece()
+    tok.train_from_iterator(texts, trainers.WordPieceTrainer(
+        vocab_size=size, limit_alphabet=300, special_tokens=BERT_SPECIALS, show_progress=False))
+    # The trainer leaves the limit out.
+    state = json.loads(tok.to_str())
+    state["model"]["max_input_chars_per_word"] = 20
+    tok = Tokenizer.from_str(json.dumps(state))
+    ids = {name: tok.token_to_id(name) for name in BERT_SPECIALS}
+    tok.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])) if lowercase else \
+        processors.TemplateProcessing(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[
+            ("[CLS]", ids["[CLS]"]), ("[SEP]", ids["[SEP]"])])
+    return tok
+
+
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent / "tests/data/tokenizers")
     folder.mkdir(parents=True, exist_ok=True)
     texts = corpus()
     made = {"gpt2": gpt2(texts), "llama3": llama3(texts), "qwen": qwen(texts), "llama2": llama2(False, texts),
-            "mistral": llama2(True, texts), "variety": variety(texts)}
+            "mistral": llama2(True, texts), "variety": variety(texts), "bert": bert(texts),
+            "bert_cased": bert(texts, lowercase=False)}
     raw_texts = hard_texts()
     (folder / "texts.txt").write_text("".join(f"{raw.hex() or '-'}\n" for raw in raw_texts))
     for name, tok in made.items():

@@ -70,7 +70,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     for (const std::int32_t id : ids) {
       require(id >= 0 && id < vocab_size(), "token ", id, " is outside the vocabulary of ", vocab_size(),
               " of ", spec_);
-      if (id == end_of_document_ || model_.IsControl(id)) continue;
+      if (is_special(id)) continue;
       if (model_.IsUnknown(id))
         text += replacement;
       else if (byte_values_[static_cast<std::size_t>(id)] >= 0)
@@ -92,6 +92,9 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
   std::string token(std::int32_t id) const override {
     return id >= 0 && id < pieces_ ? model_.IdToPiece(id) : std::string();
+  }
+  bool is_special(std::int32_t id) const override {
+    return id == end_of_document_ || (id < pieces_ && model_.IsControl(id));
   }
   bool lossless() const override { return lossless_; }
   const std::string& spec() const override { return spec_; }

@@ -48,6 +48,7 @@ std::string train_sentencepiece(const TrainTokenizer& request, const LineSource&
       {"character_coverage", "0.9999"},
       {"max_sentence_length", "65536"},
       {"minloglevel", "3"},
+      {"control_symbols", request.mask ? "<mask>" : ""},
   };
   Lines iterator(lines);
   if (iterator.done()) fail(ErrorKind::data, "there is no text to train a tokenizer on");

@@ -40,6 +40,7 @@ class ByteTokenizer final : public Tokenizer {
   std::int32_t end_of_document() const override { return 256; }
   std::optional<std::int32_t> token_id(std::string_view) const override { return std::nullopt; }
   std::string token(std::int32_t) const override { return {}; }
+  bool is_special(std::int32_t id) const override { return id == 256; }
   bool lossless() const override { return true; }
   const std::string& spec() const override { return spec_; }
 
@@ -146,7 +147,6 @@ bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
   if (!spec.starts_with(train_prefix)) return false;
   const std::string rest = spec.substr(train_prefix.size());
   const std::string number = rest.substr(0, rest.find(':'));
-  const std::string algorithm = number.size() < rest.size() ? rest.substr(number.size() + 1) : "unigram";
   std::int64_t vocab = 0;
   const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), vocab);
   if (error != std::errc() || end != number.data() + number.size())
@@ -155,11 +155,19 @@ bool parse_train_spec(const std::string& spec, TrainTokenizer& request) {
   if (vocab < 300 || vocab > 1'000'000)
     fail(ErrorKind::config, "tokenizer '", excerpt(spec),
          "': the vocabulary must have 300 to 1000000 ids (256 of them are ", "bytes)");
-  if (algorithm != "unigram" && algorithm != "bpe")
-    fail(ErrorKind::config, "tokenizer '", excerpt(spec), "': there is no algorithm '", excerpt(algorithm),
-         "'; give unigram or bpe");
-  request.vocab_size = vocab;
-  request.bpe = algorithm == "bpe";
+  request = {.vocab_size = vocab};
+  for (std::size_t at = number.size(); at < rest.size();) {
+    const std::size_t next = std::min(rest.find(':', at + 1), rest.size());
+    const std::string word = rest.substr(at + 1, next - at - 1);
+    if (word != "unigram" && word != "bpe" && word != "mask")
+      fail(ErrorKind::config, "tokenizer '", excerpt(spec), "': there is no algorithm '", excerpt(word),
+           "'; give unigram or bpe, and mask for a token <mask>");
+    if (word == "mask")
+      request.mask = true;
+    else
+      request.bpe = word == "bpe";
+    at = next;
+  }
   return true;
 }
 

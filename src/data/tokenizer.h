@@ -49,6 +49,8 @@ class Tokenizer {
   virtual std::optional<std::int32_t> token_id(std::string_view token) const = 0;
   /// How the vocabulary writes a token; empty where it does not, or has no such id.
   virtual std::string token(std::int32_t id) const = 0;
+  /// Whether a token stands for nothing in decoded text: the end of a document, a control token.
+  virtual bool is_special(std::int32_t id) const = 0;
 
   /// True when every byte of a text survives encoding. SentencePiece models that normalise text or lack byte
   /// pieces are not lossless.
@@ -95,11 +97,12 @@ std::string with_model_file(const std::string& spec, const std::string& path);
 /// "byte", "spm" or "hf".
 std::string kind_of_tokenizer(const std::string& spec);
 
-/// A request to train a SentencePiece model: "spm-train:VOCAB", "spm-train:VOCAB:unigram" or
-/// "spm-train:VOCAB:bpe".
+/// A request to train a SentencePiece model: "spm-train:VOCAB", behind which ":unigram" or ":bpe", and
+/// ":mask" may stand.
 struct TrainTokenizer {
   std::int64_t vocab_size = 8000;
-  bool bpe = false;  ///< else unigram
+  bool bpe = false;   ///< else unigram
+  bool mask = false;  ///< one of the ids is <mask>, a token that no text has
 };
 
 /// Parses "spm-train:…"; false when `spec` is of another kind. Throws Error{config} for a bad number or

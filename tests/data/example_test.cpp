@@ -153,6 +153,7 @@ class Pairs final : public Tokenizer {
     return token == "<|im_end|>" ? std::optional(301) : std::nullopt;
   }
   std::string token(std::int32_t) const override { return {}; }
+  bool is_special(std::int32_t id) const override { return id == 256; }
   bool lossless() const override { return true; }
   const std::string& spec() const override { return spec_; }
 

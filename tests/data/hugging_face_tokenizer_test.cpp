@@ -114,7 +114,8 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTokenizer,
                                            Sample{"llama3", "<|end_of_text|>", "<|begin_of_text|>"},
                                            Sample{"qwen", "<|endoftext|>", ""},
                                            Sample{"llama2", "</s>", "<s>"}, Sample{"mistral", "</s>", "<s>"},
-                                           Sample{"variety", "</s>", ""}),
+                                           Sample{"variety", "</s>", ""}, Sample{"bert", "[SEP]", "[CLS]"},
+                                           Sample{"bert_cased", "[SEP]", "[CLS]"}),
                          [](const auto& sample) { return std::string(sample.param.name); });
 
 TEST(HuggingFaceSpec, NamesOptionsThatAreNone) {
@@ -258,15 +259,14 @@ TEST(HuggingFaceRefusals, NameWhatIsNotSupported) {
   EXPECT_EQ(make_tokenizer(spec, small_file(""))->encode("abxa"), (std::vector<std::int32_t>{2, 0}));
   const Refused cases[] = {
       {"key 'colour'", R"(, "colour": 1)", ""},
-      {"normalizer is of the type 'BertNormalizer'", R"(, "normalizer": {"type": "BertNormalizer"})", ""},
-      {"pre_tokenizer.pretokenizers[0] is of the type 'Whitespace'",
-       R"(, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}]})", ""},
+      {"normalizer is of the type 'Precompiled'", R"(, "normalizer": {"type": "Precompiled"})", ""},
+      {"pre_tokenizer.pretokenizers[0] is of the type 'UnicodeScripts'",
+       R"(, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}]})", ""},
       {"pretokenizers[1] comes behind ByteLevel",
        R"(, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}, {"type": "Digits"}]})",
        ""},
-      {"decoder is of the type 'WordPiece'", R"(, "decoder": {"type": "WordPiece"})", ""},
-      {"post_processor is of the type 'BertProcessing'", R"(, "post_processor": {"type": "BertProcessing"})",
-       ""},
+      {"decoder is of the type 'CTC'", R"(, "decoder": {"type": "CTC"})", ""},
+      {"post_processor has no 'cls'", R"(, "post_processor": {"type": "BertProcessing"})", ""},
       {"behavior is 'Sideways'",
        R"(, "pre_tokenizer": {"type": "Split", "pattern": {"String": "a"}, "behavior": "Sideways"})", ""},
       {"prepend_scheme is 'last'",
@@ -282,7 +282,7 @@ TEST(HuggingFaceRefusals, NameWhatIsNotSupported) {
     expect_error(ErrorKind::data, what, [&] { make_tokenizer(spec, bytes); });
   };
   refuse("is no JSON", "{");
-  refuse("'Unigram', and BPE alone", R"({"model": {"type": "Unigram", "vocab": []}})");
+  refuse("'Unigram', and BPE and WordPiece", R"({"model": {"type": "Unigram", "vocab": []}})");
   refuse("'ac' is not in", R"({"model": {"vocab": {"a": 0, "c": 1}, "merges": ["a c"]}})");
   refuse("no pair of tokens", R"({"model": {"vocab": {"a": 0}, "merges": ["a a a"]}})");
   refuse("the id 5, and the tokenizers package gives it 1",

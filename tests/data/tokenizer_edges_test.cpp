@@ -101,8 +101,8 @@ TEST(TokenizerEdges, TellOfAPrefixSpaceThatTheFileDoesNotHave) {
 
 TEST(TokenizerEdges, NameTheTypeOfAStepThatIsNotSupported) {
   const json file{{"model", {{"type", "BPE"}, {"vocab", {{"e", 0}}}, {"merges", json::array()}}},
-                  {"normalizer", {{"type", "BertNormalizer"}, {"clean_text", true}}}};
-  expect_error(ErrorKind::data, "is of the type 'BertNormalizer'",
+                  {"normalizer", {{"type", "Precompiled"}, {"precompiled_charsmap", ""}}}};
+  expect_error(ErrorKind::data, "is of the type 'Precompiled'",
                [&] { make_tokenizer("hf:x?eod=e", file.dump()); });
 }
 

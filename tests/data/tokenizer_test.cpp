@@ -142,6 +142,18 @@ TEST_P(SentencePiece, DoesNotDependOnWhatCameBefore) {
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, SentencePiece, ::testing::Values("unigram", "bpe"));
 
+TEST(SentencePieceTraining, MakesATokenForMasksWhereAsked) {
+  const std::string text = sample_text(20000);
+  for (const char* how : {":mask", ":bpe:mask"}) {
+    const auto masked = make_sentencepiece(train(cat("spm-train:500", how), text), "x");
+    ASSERT_TRUE(masked->token_id("<mask>")) << how;
+    EXPECT_TRUE(masked->is_special(*masked->token_id("<mask>")));
+    EXPECT_EQ(masked->vocab_size(), 500);
+    for (const std::int32_t id : masked->encode("a <mask> b")) EXPECT_NE(id, *masked->token_id("<mask>"));
+  }
+  EXPECT_FALSE(make_sentencepiece(train("spm-train:500", text), "x")->token_id("<mask>"));
+}
+
 TEST(SentencePieceTraining, SaysWhyItCannot) {
   expect_error(ErrorKind::data, "vocabulary of 20000", [] { train("spm-train:20000", sample_text(20000)); });
   expect_error(ErrorKind::data, "no text to train", [] { train("spm-train:500", ""); });

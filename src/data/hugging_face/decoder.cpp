@@ -59,6 +59,29 @@ std::string without_marks(const DecoderStep& step, const std::string& token, boo
   return out.append(token, done);
 }
 
+/// A token behind others, or the first one. (transformers' clean_up_tokenization.)
+std::string word_part(const DecoderStep& step, std::string token, bool first) {
+  if (!first && token.starts_with(step.content))
+    token.erase(0, step.content.size());
+  else if (!first)
+    token.insert(0, 1, ' ');
+  if (!step.cleanup) return token;
+  for (const auto& [from, to] : {std::pair<std::string_view, std::string_view>{" .", "."},
+                                 {" ?", "?"},
+                                 {" !", "!"},
+                                 {" ,", ","},
+                                 {" ' ", "'"},
+                                 {" n't", "n't"},
+                                 {" 'm", "'m"},
+                                 {" do not", " don't"},
+                                 {" 's", "'s"},
+                                 {" 've", "'ve"},
+                                 {" 're", "'re"}})
+    for (std::size_t at = 0; (at = token.find(from, at)) != std::string::npos; at += to.size())
+      token.replace(at, from.size(), to);
+  return token;
+}
+
 std::string joined(const std::vector<std::string>& tokens) {
   return std::accumulate(tokens.begin(), tokens.end(), std::string());
 }
@@ -78,6 +101,7 @@ std::string Decoder::decode(std::vector<std::string> tokens) const {
       if (step.kind == DecoderKind::byte_fallback) token = fallback_bytes(token);
       if (step.kind == DecoderKind::replace) token = replaced(step, token, space);
       if (step.kind == DecoderKind::strip) token = stripped(step, token);
+      if (step.kind == DecoderKind::word_piece) token = word_part(step, std::move(token), i == 0);
       if (step.kind == DecoderKind::metaspace) token = without_marks(step, token, i == 0);
     }
   }

@@ -51,9 +51,35 @@ bool replace(const NormalizerStep& step, std::string_view text, std::string& out
   return changed;
 }
 
-bool lower(std::string_view text, std::string& out) {
-  for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(utf8_length(rest)))
-    append_lower(first_character(rest), out);
+/// BERT's ideographs, which are not all that Unicode has.
+bool is_bert_cjk(char32_t c) {
+  return (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0x3400 && c <= 0x4DBF) || (c >= 0x20000 && c <= 0x2A6DF) ||
+         (c >= 0x2A700 && c <= 0x2B73F) || (c >= 0x2B740 && c <= 0x2B81F) || (c >= 0x2B920 && c <= 0x2CEAF) ||
+         (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
+}
+
+/// One character by one of the steps that look at nothing else.
+void append_changed(NormalizerKind kind, std::string_view character, std::string& out) {
+  const char32_t c = first_character(character);
+  if (kind == NormalizerKind::lowercase) return append_lower(c, out);
+  if (kind == NormalizerKind::strip_accents && is_nonspacing_mark(c)) return;
+  if (kind == NormalizerKind::clean) {
+    const bool kept = c == '\t' || c == '\n' || c == '\r';
+    if (c == 0xFFFD || (!kept && is_control(c))) return;
+    if (kept || is_space(c)) return out.push_back(' ');
+  }
+  const bool apart = kind == NormalizerKind::space_cjk && is_bert_cjk(c);
+  if (apart) out.push_back(' ');
+  out.append(character);
+  if (apart) out.push_back(' ');
+}
+
+bool by_characters(NormalizerKind kind, std::string_view text, std::string& out) {
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view character = rest.substr(0, utf8_length(rest));
+    append_changed(kind, character, out);
+    rest.remove_prefix(character.size());
+  }
   return true;
 }
 
@@ -88,9 +114,12 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
       if (of_first > 0) of_first += step.content.size();
       return true;
     case NormalizerKind::lowercase:
-      lower(text.substr(0, of_first), out);
+    case NormalizerKind::strip_accents:
+    case NormalizerKind::clean:
+    case NormalizerKind::space_cjk:
+      by_characters(step.kind, text.substr(0, of_first), out);
       of_first = out.size();
-      return out.clear(), lower(text, out);
+      return out.clear(), by_characters(step.kind, text, out);
     case NormalizerKind::strip:
       out = stripped(step, text, goes_on);
       if (step.left && !goes_on) {

@@ -14,7 +14,19 @@
 
 namespace sherd::data {
 
-enum class NormalizerKind { nfc, nfd, nfkc, nfkd, replace, prepend, lowercase, strip };
+enum class NormalizerKind {
+  nfc,
+  nfd,
+  nfkc,
+  nfkd,
+  replace,
+  prepend,
+  lowercase,
+  strip,
+  strip_accents,  ///< nonspacing marks go
+  clean,          ///< BERT's: control characters go, white space becomes spaces
+  space_cjk       ///< BERT's: spaces around each Chinese character
+};
 struct NormalizerStep {
   NormalizerKind kind = NormalizerKind::nfc;
   std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
@@ -97,13 +109,15 @@ class PreTokenizer {
   std::vector<PreTokenizerStep> steps_;
 };
 
-enum class DecoderKind { byte_level, replace, byte_fallback, fuse, strip, metaspace };
+enum class DecoderKind { byte_level, replace, byte_fallback, fuse, strip, metaspace, word_piece };
 struct DecoderStep {
   DecoderKind kind = DecoderKind::fuse;
   std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
-  std::string content = {};  ///< replace: the text that comes; strip: the character; metaspace: the mark
+  /// replace: the text that comes; strip: the character; metaspace: the mark; word_piece: the prefix.
+  std::string content = {};
   std::size_t start = 0, stop = 0;  ///< strip: at most so many at the ends of a token
   bool prefix = false;              ///< metaspace: marks of the first token stand for nothing
+  bool cleanup = false;             ///< word_piece: no space before punctuation
 };
 
 /// Tokens as they are written in the vocabulary, turned into text step by step. Bytes of byte_level and

@@ -27,7 +27,7 @@ struct EncodeSpace {
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(TokenizerFile file, const HuggingFaceSpec& spec)
-      : bpe_(file.model),
+      : model_(file.word_piece ? make_word_piece(file.model, *file.word_piece) : make_bpe(file.model)),
         normalizer_(std::move(file.normalizer)),
         added_(std::move(file.added), &normalizer_),
         pre_tokenizer_(std::move(file.pre_tokenizer)),
@@ -59,9 +59,8 @@ class HuggingFaceTokenizer final : public Tokenizer {
       require(id >= 0 && id < vocab_size(), "token ", id, " is outside the vocabulary of ", vocab_size(),
               " of ", spec_);
       const AddedToken* added = added_.of_id(id);
-      std::string token = added ? added_.written(*added) : std::string(bpe_.vocabulary().token(id));
-      if (id != end_ && id != begin_ && !token.empty() && !added_.is_special(token))
-        tokens.push_back(std::move(token));
+      std::string token = added ? added_.written(*added) : std::string(model_->vocabulary().token(id));
+      if (!token.empty() && !is_special(id)) tokens.push_back(std::move(token));
     }
     if (decoder_) return decoder_->decode(std::move(tokens));
     std::string text;
@@ -69,16 +68,21 @@ class HuggingFaceTokenizer final : public Tokenizer {
     return text;
   }
 
-  std::int64_t vocab_size() const override { return std::max(bpe_.vocabulary().end(), added_.end()); }
+  std::int64_t vocab_size() const override { return std::max(model_->vocabulary().end(), added_.end()); }
   std::int32_t end_of_document() const override { return end_; }
   std::optional<std::int32_t> begin_of_document() const override { return begin_; }
   std::optional<std::int32_t> token_id(std::string_view token) const override {
     const AddedToken* added = added_.named(token);
-    return added ? std::optional(added->id) : bpe_.vocabulary().id(token);
+    return added ? std::optional(added->id) : model_->vocabulary().id(token);
   }
   std::string token(std::int32_t id) const override {
     const AddedToken* added = added_.of_id(id);
-    return added ? added->content : std::string(bpe_.vocabulary().token(id));
+    return added ? added->content : std::string(model_->vocabulary().token(id));
+  }
+  bool is_special(std::int32_t id) const override {
+    const AddedToken* added = added_.of_id(id);
+    return id == end_ || id == begin_ ||
+           added_.is_special(added ? added_.written(*added) : std::string(model_->vocabulary().token(id)));
   }
   bool lossless() const override { return false; }  // bytes that are no UTF-8 become U+FFFD
   const std::string& spec() const override { return spec_; }
@@ -114,10 +118,10 @@ class HuggingFaceTokenizer final : public Tokenizer {
 
   void encode_pieces(const PreToken& piece, EncodeSpace& space, std::vector<std::int32_t>& ids) const {
     pre_tokenizer_.split(piece, space.pieces);
-    for (const PreToken& part : space.pieces.pieces) bpe_.encode(part.text, space.words, ids);
+    for (const PreToken& part : space.pieces.pieces) model_->encode(part.text, space.words, ids);
   }
 
-  Bpe bpe_;
+  std::unique_ptr<const WordModel> model_;
   Normalizer normalizer_;
   AddedTokens added_;
   PreTokenizer pre_tokenizer_;
@@ -151,14 +155,15 @@ void complete(HuggingFaceSpec& spec, const TokenizerFile& file) {
   if (ends.prefix_space) tell_of_prefix_space(*ends.prefix_space, file);
   if (!spec.begin) spec.begin = ends.without_begin ? "" : file.begin;
   if (spec.end) return;
-  spec.end = ends.end;
+  spec.end = ends.end.empty() && !ends.end_id ? file.end : ends.end;
   if (ends.end_id) spec.end = file.token_of(*ends.end_id);
   if (spec.end->empty())
     fail(ErrorKind::config, "'", spec.path, "': ",
          ends.end_id
              ? cat("eos_token_id beside it is ", *ends.end_id, ", which no token has")
              : std::string("no tokenizer_config.json, generation_config.json or config.json beside it says "
-                           "which token ends a document (eos_token, or a number as eos_token_id)"),
+                           "which token ends a document (eos_token, or a number as eos_token_id), nor does a "
+                           "post-processor"),
          "; give it as hf:", spec.path, "?eod=TOKEN");
 }
 

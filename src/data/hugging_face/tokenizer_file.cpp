@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/excerpt.h"
 #include "base/utf8.h"
+#include "data/hugging_face/unicode.h"
 
 namespace sherd::data {
 namespace {
@@ -88,25 +89,44 @@ std::shared_ptr<const Pattern> pattern_of(const Fields& step) {
   return Pattern::literal(text);
 }
 
-NormalizerStep normalizer_step(const json& step, const std::string& type, const std::string& where) {
+using NormalizerSteps = std::vector<NormalizerStep>;
+
+NormalizerSteps bert_normalizer(const Fields& fields) {
+  const bool lowers = fields.flag("lowercase", true);
+  NormalizerSteps out;
+  if (fields.flag("clean_text", true)) out.push_back({NormalizerKind::clean});
+  if (fields.flag("handle_chinese_chars", true)) out.push_back({NormalizerKind::space_cjk});
+  if (fields.flag("strip_accents", lowers))
+    out.insert(out.end(), {{NormalizerKind::nfd}, {NormalizerKind::strip_accents}});
+  if (lowers) out.push_back({NormalizerKind::lowercase});
+  return out;
+}
+
+NormalizerSteps normalizer_steps(const json& step, const std::string& type, const std::string& where) {
   using Kind = NormalizerKind;
+  if (type == "BertNormalizer")
+    return bert_normalizer(
+        Fields(step, where, {"clean_text", "handle_chinese_chars", "strip_accents", "lowercase"}));
   if (type == "Replace") {
     const Fields fields(step, where, {"pattern", "content"});
-    return {Kind::replace, pattern_of(fields), fields.text("content")};
+    return {{Kind::replace, pattern_of(fields), fields.text("content")}};
   }
-  if (type == "Prepend") return {Kind::prepend, nullptr, Fields(step, where, {"prepend"}).text("prepend")};
+  if (type == "Prepend") return {{Kind::prepend, nullptr, Fields(step, where, {"prepend"}).text("prepend")}};
   if (type == "Strip") {
     const Fields fields(step, where, {"strip_left", "strip_right"});
-    return {Kind::strip, nullptr, "", fields.flag("strip_left", false), fields.flag("strip_right", false)};
+    return {{Kind::strip, nullptr, "", fields.flag("strip_left", false), fields.flag("strip_right", false)}};
   }
   for (const auto& [name, kind] :
        {std::pair{"NFC", Kind::nfc}, std::pair{"NFD", Kind::nfd}, std::pair{"NFKC", Kind::nfkc},
-        std::pair{"NFKD", Kind::nfkd}, std::pair{"Lowercase", Kind::lowercase}})
+        std::pair{"NFKD", Kind::nfkd}, std::pair{"Lowercase", Kind::lowercase},
+        std::pair{"StripAccents", Kind::strip_accents}})
     if (type == name) {
       const Fields none(step, where, {});
-      return {kind};
+      return {{kind}};
     }
-  refuse(where, type, "Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase and Strip");
+  refuse(
+      where, type,
+      "Sequence, NFC, NFD, NFKC, NFKD, Replace, Prepend, Lowercase, Strip, StripAccents and BertNormalizer");
 }
 
 SplitBehavior behavior_of(const Fields& step) {
@@ -135,9 +155,27 @@ PreTokenizerStep metaspace_step(const json& step, const std::string& where) {
   return out;
 }
 
+PreTokenizerStep without_spaces() {
+  return {.pattern = Pattern::expression("\\s+"), .behavior = SplitBehavior::removed};
+}
+
+PreTokenizerStep punctuation() {
+  return {.pattern = Pattern::expression(without_late_punctuation() + "[\\p{P}$+<=>^`|~\u166D\U000111C9]")};
+}
+
 PreTokenizerStep pre_tokenizer_step(const json& step, const std::string& type, const std::string& where) {
   PreTokenizerStep out;
   if (type == "Metaspace") return metaspace_step(step, where);
+  if (type == "Whitespace" || type == "WhitespaceSplit") {
+    const Fields none(step, where, {});
+    if (type == "WhitespaceSplit") return without_spaces();
+    const std::string word =
+        "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}\u200C\u200D\u24B6-\u24E9\U0001F130-\U0001F149\U0001F150-\U0001F169"
+        "\U0001F170-\U0001F189";  // as is_word(): PCRE2's own \\w has other numbers
+    return {.pattern = Pattern::expression("[" + word + "]+|[^\\s" + word + "]+"),
+            .behavior = SplitBehavior::removed,
+            .invert = true};
+  }
   if (type == "Split") {
     const Fields fields(step, where, {"pattern", "behavior", "invert"});
     out.pattern = pattern_of(fields);
@@ -153,10 +191,12 @@ PreTokenizerStep pre_tokenizer_step(const json& step, const std::string& type, c
     if (!Fields(step, where, {"individual_digits"}).flag("individual_digits", false))
       out.behavior = SplitBehavior::contiguous;
   } else if (type == "Punctuation") {
-    out.pattern = Pattern::expression("[\\p{P}$+<=>^`|~]");
+    out = punctuation();
     out.behavior = behavior_of(Fields(step, where, {"behavior"}));
   } else {
-    refuse(where, type, "Sequence, Split, ByteLevel, Metaspace, Digits and Punctuation");
+    refuse(where, type,
+           "Sequence, Split, ByteLevel, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and "
+           "BertPreTokenizer");
   }
   return out;
 }
@@ -183,6 +223,12 @@ DecoderStep decoder_step(const json& step, const std::string& type, const std::s
     out.prefix = same.prepend != PreTokenizerStep::Prepend::never;
     return out;
   }
+  if (type == "WordPiece") {
+    const Fields fields(step, where, {"prefix", "cleanup"});
+    out = {Kind::word_piece, nullptr, fields.text("prefix", "##")};
+    out.cleanup = fields.flag("cleanup", true);
+    return out;
+  }
   for (const auto& [name, kind] :
        {std::pair{"ByteLevel", Kind::byte_level}, std::pair{"ByteFallback", Kind::byte_fallback},
         std::pair{"Fuse", Kind::fuse}})
@@ -190,7 +236,7 @@ DecoderStep decoder_step(const json& step, const std::string& type, const std::s
       const Fields known(step, where, {"add_prefix_space", "trim_offsets", "use_regex"});
       return {kind};
     }
-  refuse(where, type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip and Metaspace");
+  refuse(where, type, "Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace and WordPiece");
 }
 
 /// The one id of a token in a TemplateProcessing's own table.
@@ -206,21 +252,50 @@ std::int64_t id_of_special(const Fields& step, const std::string& token) {
   return ids.front().get<std::int64_t>();
 }
 
-/// The token in front of a text, and the id that the step itself gives it; an empty one: nothing.
-std::pair<std::string, std::int64_t> begin_of(const json& step, const std::string& type,
-                                              const std::string& where) {
+/// A token at an end of a text, and the id that the step itself gives it; an empty one: nothing.
+struct EndToken {
+  std::string token;
+  std::int64_t id = 0;
+};
+struct EndTokens {
+  EndToken begin, end;
+};
+
+/// [CLS] and [SEP], as pairs of a token and its id.
+EndTokens bert_ends(const Fields& step) {
+  const auto token = [&](const char* key) {
+    const json& pair = step.list(key);
+    if (pair.size() != 2 || !pair[0].is_string() || !pair[1].is_number_integer())
+      fail(ErrorKind::data, step.where(), ".", key, " is no token and its id");
+    return EndToken{pair[0].get<std::string>(), pair[1].get<std::int64_t>()};
+  };
+  return {token("cls"), token("sep")};
+}
+
+EndTokens ends_of(const json& step, const std::string& type, const std::string& where) {
   if (type == "ByteLevel") return {};  // it changes offsets alone
-  if (type != "TemplateProcessing") refuse(where, type, "Sequence, ByteLevel and TemplateProcessing");
+  if (type == "BertProcessing" || type == "RobertaProcessing")
+    return bert_ends(Fields(step, where, {"cls", "sep", "trim_offsets", "add_prefix_space"}));
+  if (type != "TemplateProcessing")
+    refuse(where, type, "Sequence, ByteLevel, TemplateProcessing, BertProcessing and RobertaProcessing");
   const Fields fields(step, where, {"single", "pair", "special_tokens"});
-  std::string begin;
+  std::vector<std::string> before, behind;
+  bool text = false;
   for (const json& part : fields.list("single")) {
-    if (part.is_object() && part.contains("Sequence"))
-      return {begin, begin.empty() ? 0 : id_of_special(fields, begin)};
+    if (part.is_object() && part.contains("Sequence")) {
+      text = true;
+      continue;
+    }
     const Fields token(part, where + ".single", {"SpecialToken"});
-    if (!begin.empty()) fail(ErrorKind::data, where, " puts more than one token in front of a text");
-    begin = Fields(token.value("SpecialToken"), where + ".single", {"id", "type_id"}).text("id");
+    (text ? behind : before)
+        .push_back(Fields(token.value("SpecialToken"), where + ".single", {"id", "type_id"}).text("id"));
   }
-  fail(ErrorKind::data, where, ".single has no place for the text");
+  if (!text) fail(ErrorKind::data, where, ".single has no place for the text");
+  if (before.size() > 1) fail(ErrorKind::data, where, " puts more than one token in front of a text");
+  EndTokens out;
+  if (!before.empty()) out.begin = {before[0], id_of_special(fields, before[0])};
+  if (behind.size() == 1) out.end = {behind[0], id_of_special(fields, behind[0])};
+  return out;
 }
 
 std::pair<std::string, std::string> merge_of(const json& merge) {
@@ -243,12 +318,16 @@ std::int32_t checked_id(std::int64_t id, const std::string& token) {
   return static_cast<std::int32_t>(id);
 }
 
-BpeParts model_of(const json& model) {
-  const bool named = model.is_object() && model.contains("type");
-  const std::string type = named ? type_of(model, "model") : "BPE";
-  if (type != "BPE")
-    fail(ErrorKind::data, "model is of the type '", excerpt(type),
-         "', and BPE alone is read; where the model came with a SentencePiece file, give spm:MODEL");
+void read_vocabulary(const Fields& model, BpeParts& out) {
+  if (!model.value("vocab").is_object()) fail(ErrorKind::data, "model.vocab is no object");
+  for (const auto& [token, id] : model.value("vocab").items()) {
+    if (!id.is_number_integer())
+      fail(ErrorKind::data, "model.vocab: '", excerpt(token), "' has no integer id");
+    out.vocabulary.emplace_back(token, checked_id(id.get<std::int64_t>(), token));
+  }
+}
+
+BpeParts bpe_of(const json& model) {
   const Fields fields(model, "model",
                       {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                        "byte_fallback", "ignore_merges", "vocab", "merges"});
@@ -262,14 +341,28 @@ BpeParts model_of(const json& model) {
   out.fuse_unknown = fields.flag("fuse_unk", false);
   out.byte_fallback = fields.flag("byte_fallback", false);
   out.ignore_merges = fields.flag("ignore_merges", false);
-  if (!fields.value("vocab").is_object()) fail(ErrorKind::data, "model.vocab is no object");
-  for (const auto& [token, id] : fields.value("vocab").items()) {
-    if (!id.is_number_integer())
-      fail(ErrorKind::data, "model.vocab: '", excerpt(token), "' has no integer id");
-    out.vocabulary.emplace_back(token, checked_id(id.get<std::int64_t>(), token));
-  }
+  read_vocabulary(fields, out);
   for (const json& merge : fields.list("merges")) out.merges.push_back(merge_of(merge));
   return out;
+}
+
+void read_model(const json& model, TokenizerFile& out) {
+  const bool named = model.is_object() && model.contains("type");
+  // Older files do not name the type; those of WordPiece have no merges.
+  const std::string type = named                                           ? type_of(model, "model")
+                           : model.is_object() && model.contains("merges") ? "BPE"
+                                                                           : "WordPiece";
+  if (type == "BPE") return void(out.model = bpe_of(model));
+  if (type != "WordPiece")
+    fail(ErrorKind::data, "model is of the type '", excerpt(type),
+         "', and BPE and WordPiece are read; where the model came with a SentencePiece file, give spm:MODEL");
+  const Fields fields(model, "model",
+                      {"unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
+  out.word_piece = {
+      fields.text("continuing_subword_prefix", "##"),
+      fields.has("max_input_chars_per_word") ? fields.integer("max_input_chars_per_word") : 100};
+  out.model.unknown = fields.text("unk_token", "[UNK]");
+  read_vocabulary(fields, out.model);
 }
 
 AddedToken added_token(const json& token, const std::string& where) {
@@ -303,6 +396,11 @@ void check_ids(const TokenizerFile& file) {
 void read_pre_tokenizer(const Fields& root, TokenizerFile& out) {
   const auto add = [&](const json& step, const std::string& type, const std::string& where) {
     if (out.model.byte_level) fail(ErrorKind::data, where, " comes behind ByteLevel, which must be last");
+    if (type == "BertPreTokenizer") {
+      const Fields none(step, where, {});
+      out.pre_tokenizer.push_back(without_spaces()), out.pre_tokenizer.push_back(punctuation());
+      return;
+    }
     out.pre_tokenizer.push_back(pre_tokenizer_step(step, type, where));
     out.model.byte_level = type == "ByteLevel";
   };
@@ -317,7 +415,7 @@ TokenizerFile tokenizer_file_of(const json& object) {
   if (root.text("version", "1.0") != "1.0")
     fail(ErrorKind::data, "the file is of version '", excerpt(root.text("version")), "', and 1.0 is read");
   TokenizerFile out;
-  out.model = model_of(root.value("model"));
+  read_model(root.value("model"), out);
   if (root.has("added_tokens")) {
     std::size_t index = 0;
     for (const json& each : root.list("added_tokens"))
@@ -327,8 +425,9 @@ TokenizerFile tokenizer_file_of(const json& object) {
   }
   check_ids(out);
   if (root.has("normalizer"))
-    each_step(root.value("normalizer"), "normalizer", "normalizers",
-              [&](const auto&... step) { out.normalizer.push_back(normalizer_step(step...)); });
+    each_step(root.value("normalizer"), "normalizer", "normalizers", [&](const auto&... step) {
+      for (NormalizerStep& each : normalizer_steps(step...)) out.normalizer.push_back(std::move(each));
+    });
   read_pre_tokenizer(root, out);
   if (root.has("decoder")) {
     out.decoder.emplace();
@@ -337,13 +436,17 @@ TokenizerFile tokenizer_file_of(const json& object) {
   }
   if (root.has("post_processor"))
     each_step(root.value("post_processor"), "post_processor", "processors", [&](const auto&... step) {
-      const auto [begin, id] = begin_of(step...);
-      if (begin.empty()) return;
+      const auto [begin, end] = ends_of(step...);
       // The step's table counts, as files that were trained anew have another there than the vocabulary.
-      out.begin = out.token_of(id);
-      if (out.begin.empty())
-        fail(ErrorKind::data, "post_processor puts '", excerpt(begin), "' with the id ", id,
-             " in front of a text, which no token has");
+      const auto known = [&](const EndToken& at, const char* place) {
+        const std::string token = out.token_of(at.id);
+        if (token.empty())
+          fail(ErrorKind::data, "post_processor puts '", excerpt(at.token), "' with the id ", at.id, place,
+               " a text, which no token has");
+        return token;
+      };
+      if (!begin.token.empty()) out.begin = known(begin, " in front of");
+      if (!end.token.empty()) out.end = known(end, " behind");
     });
   return out;
 }

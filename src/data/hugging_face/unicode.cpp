@@ -129,6 +129,40 @@ bool is_space(char32_t character) {
   return u_isUWhiteSpace(static_cast<UChar32>(character)) != 0;
 }
 
+namespace {
+
+bool is_late(UChar32 character) {
+  UVersionInfo age;
+  u_charAge(character, age);
+  return age[0] > 8;
+}
+
+}  // namespace
+
+bool is_nonspacing_mark(char32_t character) {
+  const auto c = static_cast<UChar32>(character);
+  // Characters that were of another category, or are today.
+  if (c == 0x1734) return true;
+  if (c == 0x1885 || c == 0x1886 || c == 0xA9BD || c == 0x111C9) return false;
+  return u_charType(c) == U_NON_SPACING_MARK && !is_late(c);
+}
+
+bool is_control(char32_t character) {
+  const auto c = static_cast<UChar32>(character);
+  constexpr std::uint32_t categories = U_GC_CC_MASK | U_GC_CF_MASK | U_GC_CO_MASK | U_GC_CS_MASK;
+  return (U_GET_GC_MASK(c) & categories) != 0 && !is_late(c);
+}
+
+std::string without_late_punctuation() {
+  static const std::string expression = [] {
+    std::string out = "(?![";
+    for (UChar32 c = 0; c <= UCHAR_MAX_VALUE; ++c)
+      if ((U_GET_GC_MASK(c) & U_GC_P_MASK) != 0 && is_late(c)) append_utf8(static_cast<char32_t>(c), out);
+    return out + "])";
+  }();
+  return expression;
+}
+
 bool is_word(char32_t character) {
   const auto c = static_cast<UChar32>(character);
   constexpr std::uint32_t categories = U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK;

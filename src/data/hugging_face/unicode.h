@@ -28,6 +28,13 @@ inline bool is_python_space(char32_t character) {
 std::string_view without_python_space_behind(std::string_view text);
 /// The characters of \w: Alphabetic, M, Nd, Pc and Join_Control (Unicode Technical Standard 18, annex C).
 bool is_word(char32_t character);
+// What the tokenizers package asks of characters by a table of Unicode 8, which has no later ones.
+/// Mn.
+bool is_nonspacing_mark(char32_t character);
+/// Cc, Cf, Co and Cs.
+bool is_control(char32_t character);
+/// An expression to stand in front of one for P, which keeps out what came after Unicode 8.
+std::string without_late_punctuation();
 /// One character in lower case; U+0130 alone becomes two, which are appended.
 void append_lower(char32_t character, std::string& text);
 

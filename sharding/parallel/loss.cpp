@@ -51,8 +51,9 @@ struct Head {
   }
 };
 
-Head checked(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
-             const Layout& layout, std::int32_t ignore_index) {
+Head checked(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
+             std::int32_t ignore_index) {
+  const auto& [weight, bias, vocabulary] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
           "vocab_cross_entropy: a table of ", name_of(weight.dtype()), " ", table.str(), " does not take ",
@@ -61,6 +62,8 @@ Head checked(const Var& x, const Var& weight, const Tensor& labels, std::int64_t
   require(labels.defined() && labels.dtype() == DType::i32 && labels.shape() == Shape({inner[0], inner[1]}),
           "vocab_cross_entropy: labels must be int32 [", inner[0], ", ", inner[1], "], not ",
           labels.defined() ? cat(name_of(labels.dtype()), " ", labels.shape().str()) : "undefined");
+  require(!bias.defined() || (bias.shape() == Shape({table[0]}) && bias.dtype() == weight.dtype()),
+          "vocab_cross_entropy: the bias must be ", name_of(weight.dtype()), " [", table[0], "]");
   require(vocabulary > 0 && vocabulary <= table[0] * layout.tensor_size(), "vocab_cross_entropy: a table of ",
           table[0], " rows on each of ", layout.tensor_size(), " tensor-parallel ranks does not hold ",
           vocabulary, " ids");
@@ -110,9 +113,13 @@ Tensor add_loss(Tape& tape, const Head& head, const Tensor& logits, const Tensor
   return all;
 }
 
-Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const Tensor& weight) {
+Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const VocabHead& of) {
   Tensor logits = tape.empty({x.shape()[0], head.w_shape[0]}, head.dtype);
-  tape.kernels().matmul({.a = x, .b = weight, .c = logits, .trans_b = true});
+  tape.kernels().matmul({.a = x,
+                         .b = of.weight.value(),
+                         .c = logits,
+                         .trans_b = true,
+                         .bias = of.bias.defined() ? of.bias.value() : Tensor()});
   return logits;
 }
 
@@ -133,7 +140,7 @@ Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& total, double
 struct WholeBackward {
   Head head;
   Saved x, weight;
-  GradRef dx, dw;
+  GradRef dx, dw, db;
   Tensor logits, lse, total;
 
   void operator()(Tape& tape, const Tensor& dy) {
@@ -141,6 +148,7 @@ struct WholeBackward {
     Exchange inner = dw ? begin_inner(kernels, head, x.get(tape), true) : Exchange();
     x = {};
     differentiate(tape, head, logits, head.labels, lse, gradient_factor(tape, dy, total, 1));
+    autograd::bias_gradient(tape, db, logits);
     Exchange sum = dx ? begin_stream_gradient(kernels, head, product(tape)) : Exchange();
     if (dw)
       tape.weight_gradient(dw, [ref = dw, shape = head.w_shape, dlogits = std::move(logits),
@@ -164,8 +172,8 @@ struct WholeBackward {
 /// The gradients of a loss that was taken in chunks, times chunk_factor.
 struct ChunkGradients {
   Head head;
-  GradRef dx_ref, dw_ref;
-  Tensor dx, dw;  ///< [rows, hidden] in x's dtype; of the weight, in the compute type
+  GradRef dx_ref, dw_ref, db_ref;
+  Tensor dx, dw, db;  ///< [rows, hidden] in x's dtype; of the weight and the bias, in the compute type
   Tensor total;
 
   /// Backward.
@@ -178,26 +186,31 @@ struct ChunkGradients {
     tape.write_grad(dw_ref, head.w_shape, head.dtype,
                     [&](const Tensor& to, bool add) { kernels.add_scaled(dw, factor, to, add); });
     dw = {};
+    tape.write_grad(db_ref, Shape{head.w_shape[0]}, head.dtype,
+                    [&](const Tensor& to, bool add) { kernels.add_scaled(db, factor, to, add); });
+    db = {};
     if (dx_ref) tape.accumulate(dx_ref, sum.wait());
   }
 };
 
 /// Takes the loss in chunks of tokens, with the gradients that `want` asks for.
-void take_chunks(Tape& tape, const Tensor& x, const Tensor& weight, ChunkGradients& want) {
+void take_chunks(Tape& tape, const Tensor& x, const VocabHead& of, ChunkGradients& want) {
   const Head& head = want.head;
   const Tensor factor = tape.empty({1}, DType::f32);
   tape.kernels().fill(factor, chunk_factor);
   if (want.dx_ref) want.dx = tape.empty(x.shape(), head.dtype);
   if (want.dw_ref) want.dw = tape.empty(head.w_shape, head.compute());
+  if (want.db_ref) want.db = tape.empty({head.w_shape[0]}, head.compute());
   const std::int64_t step = head.chunk_rows();
   for (std::int64_t begin = 0; begin < head.rows(); begin += step) {
     const std::int64_t end = std::min(head.rows(), begin + step);
     const Tensor rows = x.rows(begin, end), labels = head.labels.range(begin, end);
-    const Tensor logits = make_logits(tape, head, rows, weight);
+    const Tensor logits = make_logits(tape, head, rows, of);
     const Tensor lse = add_loss(tape, head, logits, labels, want.total);
-    if (!want.dx && !want.dw) continue;
+    if (!want.dx && !want.dw && !want.db) continue;
     differentiate(tape, head, logits, labels, lse, factor);
-    if (want.dx) tape.kernels().matmul({.a = logits, .b = weight, .c = want.dx.rows(begin, end)});
+    if (want.dx) tape.kernels().matmul({.a = logits, .b = of.weight.value(), .c = want.dx.rows(begin, end)});
+    if (want.db) tape.kernels().sum_rows(logits, want.db, begin > 0);
     if (want.dw)
       tape.kernels().matmul({.a = logits, .b = rows, .c = want.dw, .trans_a = true, .accumulate = begin > 0});
   }
@@ -205,38 +218,40 @@ void take_chunks(Tape& tape, const Tensor& x, const Tensor& weight, ChunkGradien
 
 }  // namespace
 
-Var vocab_cross_entropy(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
-                        const Layout& layout, std::int32_t ignore_index) {
+Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
+                        std::int32_t ignore_index) {
   Tape& tape = x.tape();
-  const Head head = checked(x, weight, labels, vocabulary, layout, ignore_index);
-  const bool recorded = tape.recording() && (x.requires_grad() || weight.requires_grad());
-  const GradRef dx = recorded ? x.grad_ref() : nullptr, dw = recorded ? weight.grad_ref() : nullptr;
+  const Head head = checked(x, of, labels, layout, ignore_index);
+  const bool recorded =
+      tape.recording() && (x.requires_grad() || of.weight.requires_grad() || of.bias.requires_grad());
+  const auto wanted = [recorded](const Var& v) { return recorded ? v.grad_ref() : nullptr; };
+  const GradRef dx = wanted(x), dw = wanted(of.weight), db = wanted(of.bias);
   const Tensor total = tape.empty({2}, DType::f64);
   tape.kernels().fill(total, 0);
   Tensor rows = begin_inner(tape.kernels(), head, x.value(), false).wait();
   rows = rows.reshape({head.rows(), head.w_shape[1]});
   autograd::BackwardFn backward;
   if (recorded && head.keeps_logits()) {
-    const Tensor logits = make_logits(tape, head, rows, weight.value());
+    const Tensor logits = make_logits(tape, head, rows, of);
     const Tensor lse = add_loss(tape, head, logits, head.labels, total);
-    backward = WholeBackward{head, dw ? Saved(x) : Saved(), dx ? Saved(weight) : Saved(), dx, dw, logits, lse,
-                             total};
+    backward = WholeBackward{
+        head, dw ? Saved(x) : Saved(), dx ? Saved(of.weight) : Saved(), dx, dw, db, logits, lse, total};
   } else {
-    ChunkGradients gradients{head, dx, dw, {}, {}, total};
-    take_chunks(tape, rows, weight.value(), gradients);
+    ChunkGradients gradients{head, dx, dw, db, {}, {}, {}, total};
+    take_chunks(tape, rows, of, gradients);
     if (recorded) backward = std::move(gradients);
   }
   if (!alone(layout.context))
     layout.context->all_reduce(total, comm::ReduceOp::sum, 1, {.label = "the loss", .scalar = true}).wait();
   Tensor loss = tape.empty({1}, head.compute());
   tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
-  return tape.record(std::move(loss), {x, weight}, std::move(backward));
+  return tape.record(std::move(loss), {x, of.weight, of.bias}, std::move(backward));
 }
 
-Tensor vocab_scores(const Var& x, const Var& weight, const Tensor& labels, std::int64_t vocabulary,
-                    const Layout& layout, std::int32_t ignore_index) {
+Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
+                    std::int32_t ignore_index) {
   Tape& tape = x.tape();
-  const Head head = checked(x, weight, labels, vocabulary, layout, ignore_index);
+  const Head head = checked(x, of, labels, layout, ignore_index);
   const std::int64_t parts = layout.tensor_size(), n = head.rows();
   const Tensor out = tape.empty({3, parts, n}, head.compute());
   std::vector<Tensor> own;
@@ -249,10 +264,9 @@ Tensor vocab_scores(const Var& x, const Var& weight, const Tensor& labels, std::
   const std::int64_t step = head.keeps_logits() ? n : head.chunk_rows();
   for (std::int64_t begin = 0; begin < n; begin += step) {
     const std::int64_t end = std::min(n, begin + step);
-    tape.kernels().cross_entropy(make_logits(tape, head, rows.rows(begin, end), weight.value()),
-                                 head.labels.range(begin, end), head.slice, ignore_index,
-                                 own[0].range(begin, end), own[1].range(begin, end),
-                                 own[2].range(begin, end));
+    tape.kernels().cross_entropy(
+        make_logits(tape, head, rows.rows(begin, end), of), head.labels.range(begin, end), head.slice,
+        ignore_index, own[0].range(begin, end), own[1].range(begin, end), own[2].range(begin, end));
   }
   if (alone(layout.tensor)) return out;
   std::vector<comm::GatherPiece> pieces;

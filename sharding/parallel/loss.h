@@ -7,33 +7,37 @@
 
 namespace sherd::parallel {
 
-/// The head of a language model and its loss: the mean of -log softmax(x·weightᵀ)[label] over the labels
-/// other than `ignore_index` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on all ranks
-/// of both groups.
-///
-/// x: this rank's part of the stream, [batch, rows, hidden]; weight: this tensor rank's rows of a table that
+/// What makes the scores of the vocabulary: x·weightᵀ + bias. weight: this tensor rank's rows of a table that
 /// ranks cut evenly, [n, hidden] with the ids from tensor_rank·n on, of which those from `vocabulary` on are
-/// padding; labels: int32 [batch, inner rows] of this context rank. Tensor ranks exchange two numbers per
-/// token, never logits (Shoeybi et al. 2019). Weight's gradient is that of this rank's tokens: context ranks'
-/// are yet to be summed.
+/// padding; bias: undefined, or as cut, [n].
+struct VocabHead {
+  autograd::Var weight, bias;
+  std::int64_t vocabulary = 0;
+};
+
+/// The head of a language model and its loss: the mean of -log softmax(x·weightᵀ + bias)[label] over the
+/// labels other than `ignore_index` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on
+/// all ranks of both groups.
+///
+/// x: this rank's part of the stream, [batch, rows, hidden]; labels: int32 [batch, inner rows] of this
+/// context rank. Tensor ranks exchange two numbers per token, never logits (Shoeybi et al. 2019). The
+/// gradients of weight and bias are those of this rank's tokens: context ranks' are yet to be summed.
 ///
 /// Logits are the largest tensor of a step. As long as they take no more memory than twice the weight's
 /// gradient in fp32 they are kept, and backward turns them into their gradient in place. Beyond that tokens
 /// are taken in chunks whose logits take as much as that gradient at most. Gradients of chunks are computed
-/// at once, so that no product runs twice: what is kept for backward is x's gradient, and the weight's in
-/// fp32.
+/// at once, so that no product runs twice: what is kept for backward is x's gradient, and the head's in fp32.
 ///
 /// Throws Error{usage} for shapes that do not fit, Error{data} for a label outside the vocabulary,
 /// Error{comm} where ranks do not come.
-autograd::Var vocab_cross_entropy(const autograd::Var& x, const autograd::Var& weight,
-                                  const tensor::Tensor& labels, std::int64_t vocabulary, const Layout& layout,
-                                  std::int32_t ignore_index = -100);
+autograd::Var vocab_cross_entropy(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
+                                  const Layout& layout, std::int32_t ignore_index = -100);
 
 /// The parts of each label's score, [3, parts, labels] in fp32 (fp64 for fp64), the same bits on all
 /// tensor ranks, each of which holds a part of the vocabulary: a part's log-sum-exp of logits, the label's
 /// logit (0 in parts that do not have it), and the part's largest logit; all 0 for `ignore_index`. Arguments
 /// and errors as of vocab_cross_entropy(); not recorded. Tokens are taken in chunks as there.
-tensor::Tensor vocab_scores(const autograd::Var& x, const autograd::Var& weight, const tensor::Tensor& labels,
-                            std::int64_t vocabulary, const Layout& layout, std::int32_t ignore_index = -100);
+tensor::Tensor vocab_scores(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
+                            const Layout& layout, std::int32_t ignore_index = -100);
 
 }  // namespace sherd::parallel

@@ -80,13 +80,15 @@ Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps) {
   Tape& tape = x.tape();
   Tensor out = tape.empty(x.shape(), x.dtype());
   Tensor mean = row_statistic(tape, out), rstd = row_statistic(tape, out);
-  tape.kernels().layer_norm(x.value(), weight.value(), bias.value(), eps, out, mean, rstd);
+  tape.kernels().layer_norm(x.value(), weight.value(), bias.defined() ? bias.value() : Tensor(), eps, out,
+                            mean, rstd);
   LayerNormBackward backward{x, weight, mean, rstd, x.grad_ref(), weight.grad_ref(), bias.grad_ref()};
-  auto remake = [x = Saved(x), weight = Saved(weight), bias = Saved(bias), eps](Tape& t) {
+  auto remake = [x = Saved(x), weight = Saved(weight), bias = bias.defined() ? Saved(bias) : Saved(),
+                 has_bias = bias.defined(), eps](Tape& t) {
     const Tensor input = x.get(t);
     Tensor again = t.empty(input.shape(), input.dtype());
-    t.kernels().layer_norm(input, weight.get(t), bias.get(t), eps, again, row_statistic(t, input),
-                           row_statistic(t, input));
+    t.kernels().layer_norm(input, weight.get(t), has_bias ? bias.get(t) : Tensor(), eps, again,
+                           row_statistic(t, input), row_statistic(t, input));
     return again;
   };
   return tape.record(std::move(out), {x, weight, bias}, std::move(backward), std::move(remake));

@@ -120,7 +120,7 @@ Var scale_columns(const Var& x, const Var& f);
 
 /// (x - mean)/√(variance + eps)·weight + bias over the last extent (Ba et al. 2016). x: [..., h]; weight,
 /// bias: [h]. Row statistics are kept for backward; selective recompute makes the result again from x.
-Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps = 1e-5);
+Var layer_norm(const Var& x, const Var& weight, const Var& bias, double eps = 1e-5);  // bias may be undefined
 /// x/√(mean(x²) + eps)·(weight + shift) over the last extent (Zhang and Sennrich 2019; with a shift of 1
 /// Gemma's). Kept and made again likewise.
 Var rms_norm(const Var& x, const Var& weight, double eps = 1e-5, double shift = 0);

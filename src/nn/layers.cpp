@@ -42,13 +42,13 @@ Var Swiglu::forward(Tape&, const Var& x) {
   return autograd::glu(x);
 }
 
-LayerNorm::LayerNorm(std::int64_t width, double eps)
-    : eps_(eps),
-      weight_(declare("weight", {width}, Init::ones(), {.decay = false})),
-      bias_(declare("bias", {width}, Init::zeros(), {.decay = false})) {}
+LayerNorm::LayerNorm(std::int64_t width, double eps, bool bias)
+    : eps_(eps), weight_(declare("weight", {width}, Init::ones(), {.decay = false})) {
+  if (bias) bias_ = declare("bias", {width}, Init::zeros(), {.decay = false});
+}
 
 Var LayerNorm::forward(Tape& tape, const Var& x) {
-  return autograd::layer_norm(x, tape.parameter(weight_), tape.parameter(bias_), eps_);
+  return autograd::layer_norm(x, tape.parameter(weight_), bias_ ? tape.parameter(bias_) : Var(), eps_);
 }
 
 RmsNorm::RmsNorm(std::int64_t width, double eps, double shift)

@@ -62,18 +62,18 @@ class Swiglu : public Layer {
   Var forward(Tape& tape, const Var& x) override;
 };
 
-/// autograd::layer_norm with parameters "weight" (ones) and "bias" (zeros), [width], both without weight
-/// decay.
+/// autograd::layer_norm with parameters "weight" (ones) and, unless asked for none, "bias" (zeros), [width],
+/// both without weight decay.
 class LayerNorm : public Layer {
  public:
-  explicit LayerNorm(std::int64_t width, double eps = 1e-5);
+  explicit LayerNorm(std::int64_t width, double eps = 1e-5, bool bias = true);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
   double eps_;
-  ParameterPtr weight_, bias_;
+  ParameterPtr weight_, bias_;  ///< bias_ null: none
 };
 
 /// autograd::rms_norm with parameter "weight", [width], without weight decay; it begins so that weight +

@@ -205,10 +205,9 @@ Count check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const T
 SeenKeys seen_keys(const char* kernel, const Attention& geometry, Count seq) {
   const Count window = geometry.window, offset = geometry.scores.query - geometry.scores.key;
   require(window >= 0, kernel, ": a window of ", window, " keys; 0 stands for none");
-  require(window == 0 || geometry.causal, kernel, ": a window of ", window,
-          " keys needs a causal mask: it ends at each query's own position");
   SeenKeys seen{seq, seq};
-  if (geometry.causal) seen.ahead = std::clamp(offset + 1, -seq, seq);
+  if (geometry.causal || window > 0)
+    seen.ahead = std::clamp(offset + (geometry.causal ? 1 : window), -seq, seq);
   if (window > 0 && window - 1 < seq + offset) seen.behind = std::max(window - 1 - offset, -seq);
   return seen;
 }

@@ -131,8 +131,7 @@ LossExtents check_cross_entropy(const char* kernel, const Tensor& logits, const 
 std::int64_t check_cross_entropy_total(const Tensor& lse, const Tensor& picked, const Tensor& targets,
                                        const Tensor& lse_all, const Tensor& total);
 
-/// The keys that the queries of a call with `seq` rows see. Throws Error{usage} for a window without a causal
-/// mask.
+/// The keys that the queries of a call with `seq` rows see. Throws Error{usage} for a window below 0.
 SeenKeys seen_keys(const char* kernel, const Attention& geometry, std::int64_t seq);
 
 struct AttentionExtents {

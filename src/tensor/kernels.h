@@ -111,7 +111,7 @@ struct ScoreIndex {
 /// from one sequence into the next.
 using Documents = std::vector<std::int64_t>;
 
-/// Geometry of causal self-attention over packed projections.
+/// Geometry of self-attention over packed projections.
 ///
 /// qkv: [batch, seq, (heads + 2·kv_heads)·head_dim], grouped per key-value head: for group g the columns are
 /// r = heads/kv_heads query heads, then the key head, then the value head (Megatron's order). out: [batch,
@@ -119,8 +119,8 @@ using Documents = std::vector<std::int64_t>;
 struct Attention {
   int heads = 1, kv_heads = 1;
   bool causal = true;  ///< query i sees keys j <= i alone, both counted as in `scores`
-  /// > 0: and of these only the last ones, i - window < j (`sliding_window` in Hugging Face's
-  /// configurations). Only with causal. One that hides no key of the call changes nothing.
+  /// > 0: and of these only near ones, i - window < j (`sliding_window` in Hugging Face's configurations),
+  /// without causal also j < i + window. One that hides no key of the call changes nothing.
   std::int64_t window = 0;
   float scale = 0;            ///< multiplies q·k; 0 means 1/√head_dim
   float dropout = 0;          ///< probability of zeroing a normalised score

@@ -20,10 +20,10 @@ inline constexpr std::int32_t ignored = -100;
 /// A head on whole sequences, and its loss and gradients in double.
 struct Dense {
   std::int64_t batch, seq, hidden, ids;
-  std::vector<double> x, weight;
+  std::vector<double> x, weight, bias;
   std::vector<std::int32_t> labels;
   double loss = 0;
-  std::vector<double> dx, dweight;
+  std::vector<double> dx, dweight, dbias;
 
   /// Values as `dtype` holds them.
   Dense(DType dtype, std::int64_t batch_, std::int64_t seq_, std::int64_t hidden_, std::int64_t ids_)
@@ -31,6 +31,7 @@ struct Dense {
     Cpu cpu(1);
     x = cpu.values(cpu.normal({batch, seq, hidden}, 1, dtype));
     weight = cpu.values(cpu.normal({ids, hidden}, 2, dtype, 2 / std::sqrt(static_cast<double>(hidden))));
+    bias = cpu.values(cpu.normal({ids}, 3, dtype));
     for (std::int64_t i = 0; i < batch * seq; ++i)
       labels.push_back(static_cast<std::int32_t>(i * 7919 % ids));
   }
@@ -46,7 +47,7 @@ struct Dense {
   }
 
   void compute(double dy) {
-    dx.assign(x.size(), 0), dweight.assign(weight.size(), 0);
+    dx.assign(x.size(), 0), dweight.assign(weight.size(), 0), dbias.assign(bias.size(), 0);
     double counted = 0;
     for (const std::int32_t label : labels) counted += label != ignored;
     for (std::size_t token = 0; token < labels.size(); ++token) {
@@ -54,7 +55,7 @@ struct Dense {
       std::vector<double> p(static_cast<std::size_t>(ids));
       double sum = 0, at_label = 0;
       for (std::int64_t id = 0; id < ids; ++id) {
-        double logit = 0;
+        double logit = bias[static_cast<std::size_t>(id)];
         for (std::int64_t k = 0; k < hidden; ++k) logit += at(x, token, k) * at(weight, id, k);
         if (id == labels[token]) at_label = logit;
         sum += p[static_cast<std::size_t>(id)] = std::exp(logit);
@@ -62,6 +63,7 @@ struct Dense {
       loss += (std::log(sum) - at_label) / counted;
       for (std::int64_t id = 0; id < ids; ++id) {
         const double slope = (p[static_cast<std::size_t>(id)] / sum - (id == labels[token])) * dy / counted;
+        dbias[static_cast<std::size_t>(id)] += slope;
         for (std::int64_t k = 0; k < hidden; ++k) {
           at(dx, token, k) += slope * at(weight, id, k);
           at(dweight, id, k) += slope * at(x, token, k);
@@ -119,6 +121,13 @@ struct Rank {
           dense.at(values, row, k) = dense.at(dense.weight, first_id() + row, k);
     return of({table_rows(), dense.hidden}, values);
   }
+  Tensor bias() const {
+    std::vector<double> values(static_cast<std::size_t>(table_rows()), 50);
+    for (std::int64_t row = 0; row < table_rows(); ++row)
+      if (first_id() + row < dense.ids)
+        values[static_cast<std::size_t>(row)] = dense.bias[static_cast<std::size_t>(first_id() + row)];
+    return of({table_rows()}, values);
+  }
   Tensor labels() const {
     std::vector<std::int32_t> values(static_cast<std::size_t>(dense.batch * inner_rows()));
     for_tokens(inner_rows(), layout.inner_positions(inner_rows()), [&](std::int64_t to, std::int64_t from) {
@@ -126,8 +135,8 @@ struct Rank {
     });
     return Tensor::of<std::int32_t>(*cpu.device, {dense.batch, inner_rows()}, values);
   }
-  Var loss(const Var& x, const Var& weight) const {
-    return vocab_cross_entropy(x, weight, labels(), dense.ids, layout, ignored);
+  Var loss(const Var& x, const Var& weight, const Var& bias = {}) const {
+    return vocab_cross_entropy(x, {weight, bias, dense.ids}, labels(), layout, ignored);
   }
 };
 

@@ -18,27 +18,34 @@ using autograd::ParameterPtr;
 
 /// The losses of all ranks, and their gradients put together.
 struct HeadLosses {
-  std::vector<double> losses, dx, dweight;
+  std::vector<double> losses, dx, dweight, dbias;
   double padding = 0;  ///< the largest gradient of a row that is padding
 };
 
 HeadLosses run_head(const Dense& dense, DType dtype, const HeadGrid& sizes, double dy) {
   HeadLosses out;
   out.dx.resize(dense.x.size()), out.dweight.resize(dense.weight.size());
+  out.dbias.resize(dense.bias.size());
   std::mutex mutex;
   on_grid(dense, dtype, sizes, [&](Rank& rank) {
     Tape tape(*rank.cpu.kernels);
-    const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
-    const Var loss = rank.loss(x, weight);
+    const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight()),
+              bias = tape.variable(rank.bias());
+    const Var loss = rank.loss(x, weight, bias);
     const double value = rank.cpu.values(loss.value())[0];
     tape.backward(loss, dy);
-    const std::vector<double> dx = rank.cpu.values(x.grad()), dw = rank.cpu.values(weight.grad());
+    const std::vector<double> dx = rank.cpu.values(x.grad()), dw = rank.cpu.values(weight.grad()),
+                              db = rank.cpu.values(bias.grad());
     const std::lock_guard lock(mutex);
     out.losses.push_back(value);
     rank.for_stream([&](std::int64_t from, std::int64_t to) {
       for (std::int64_t k = 0; k < dense.hidden; ++k) dense.at(out.dx, to, k) = dense.at(dx, from, k);
     });
-    for (std::int64_t row = 0; row < rank.table_rows(); ++row)
+    for (std::int64_t row = 0; row < rank.table_rows(); ++row) {
+      if (rank.first_id() + row < dense.ids)
+        out.dbias[static_cast<std::size_t>(rank.first_id() + row)] += db[static_cast<std::size_t>(row)];
+      else
+        out.padding = std::max(out.padding, std::abs(db[static_cast<std::size_t>(row)]));
       for (std::int64_t k = 0; k < dense.hidden; ++k) {
         const std::int64_t id = rank.first_id() + row;
         if (id < dense.ids)
@@ -46,6 +53,7 @@ HeadLosses run_head(const Dense& dense, DType dtype, const HeadGrid& sizes, doub
         else
           out.padding = std::max(out.padding, std::abs(dense.at(dw, row, k)));
       }
+    }
   });
   return out;
 }
@@ -89,6 +97,7 @@ void expect_agreement(Dense dense, DType dtype, const std::vector<HeadGrid>& gri
     }
     expect_near_most(found.dx, dense.dx, most.gradient, "the tokens' gradient");
     expect_near_most(found.dweight, dense.dweight, most.gradient, "the weight's gradient");
+    expect_near_most(found.dbias, dense.dbias, most.gradient, "the bias's gradient");
     EXPECT_EQ(found.padding, 0);
     if (::testing::Test::HasFatalFailure()) return;
   }
@@ -161,7 +170,7 @@ TEST(VocabCrossEntropyOfOneRank, TakesFewChunksOnAGpu) {
     const Tensor labels = Tensor::empty(*device, {16, 1024}, DType::i32);
     const std::uint64_t before =
         device->ledger().current(device::Tier::device, device::Category::activations);
-    const Var loss = vocab_cross_entropy(x, weight, labels, vocabulary, {}, -100);
+    const Var loss = vocab_cross_entropy(x, {weight, {}, vocabulary}, labels, {});
     return device->ledger().peak(device::Tier::device, device::Category::activations) - before;
   };
   const std::uint64_t gradients = (rows * 2 + vocabulary * 4) * hidden;
@@ -217,7 +226,7 @@ TEST(VocabCrossEntropyOfAParameter, AddsToWhatItsGradientHolds) {
         weight->grad_written = written;
         Tape tape(*cpu.kernels);
         const Var x = tape.input(rank.x());
-        tape.backward(rank.loss(x, tape.parameter(weight)));
+        tape.backward(rank.loss(x, tape.parameter(weight), tape.input(rank.bias())));
         EXPECT_TRUE(weight->grad_written);
         const std::vector<double> got = cpu.values(weight->grad);
         for (std::size_t i = 0; i < dense.dweight.size(); ++i)
@@ -361,7 +370,7 @@ TEST(VocabCrossEntropyErrors, NameTheShapes) {
   const Var x = tape.variable(rank.x()), weight = tape.variable(rank.weight());
   using testing::expect_error;
   const auto call = [&](const Var& tokens, const Var& rows, const Tensor& labels, std::int64_t ids) {
-    return [=] { vocab_cross_entropy(tokens, rows, labels, ids, {}); };
+    return [=] { vocab_cross_entropy(tokens, {rows, {}, ids}, labels, {}); };
   };
   const Tensor labels = rank.labels();
   expect_error(ErrorKind::usage, "a table of fp32 [40, 24] does not take fp32 [16, 24]",

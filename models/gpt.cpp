@@ -9,7 +9,6 @@
 #include "base/excerpt.h"
 #include "models/adapters/adapters.h"
 #include "sharding/parallel/collectives.h"
-#include "sharding/parallel/loss.h"
 #include "sharding/parallel/sequence.h"
 
 namespace sherd::models {
@@ -53,6 +52,21 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
     out->insert(out->end(), static_cast<std::size_t>(filling[row]), true);
   }
   return out;
+}
+
+/// Each token's type: as the batch says, else the first.
+Tensor token_types_of(Tape& tape, const tensor::Batch& batch) {
+  const Tensor& tokens = entry(batch, "tokens");
+  const auto found = batch.find("token_types");
+  if (found == batch.end()) {
+    const Tensor first = tape.empty(tokens.shape(), DType::i32);
+    tape.kernels().fill(first, 0);
+    return first;
+  }
+  if (found->second.dtype() != DType::i32 || found->second.shape() != tokens.shape())
+    fail(ErrorKind::data, "token_types ", found->second.shape().str(),
+         " must be int32, of the shape of tokens, ", tokens.shape().str());
+  return found->second;
 }
 
 /// The last row that counts of each sequence of x [sequences, rows, width].
@@ -114,11 +128,13 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
                                                                      init, c.vocab_size));
   if (c.scale_embeddings) tokens_->set_scale([c](DType dtype) { return c.embedding_root(dtype); });
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
-  if (c.position == config::PositionType::learned)
-    positions_ =
-        add("positions",
-            parallel::on_stream(std::make_shared<nn::LearnedPositions>(c.max_positions, c.hidden_size, init),
-                                layout));
+  const auto table = [&](const char* name, std::int64_t rows) {
+    return add(
+        name, parallel::on_stream(std::make_shared<nn::LearnedPositions>(rows, c.hidden_size, init), layout));
+  };
+  if (c.token_types > 0) token_types_ = table("token_types", c.token_types);
+  if (c.position == config::PositionType::learned) positions_ = table("positions", c.max_positions);
+  if (c.embedding_norm) embedding_norm_ = add("embedding_norm", make_norm(c, layout));
   embedding_dropout_ =
       add("embedding_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
   blocks_ = add("blocks", std::make_shared<nn::LayerList>());
@@ -126,18 +142,34 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
       c.moe.aux_loss_type == BalanceLoss::pooled ? std::make_shared<parallel::PooledChoices>() : nullptr;
   for (std::int64_t i = 0; i < c.num_layers; ++i)
     blocks_->append(std::make_shared<TransformerBlock>(c, i, layout, pooled));
-  norm_ = add("norm", make_norm(c, layout));
+  if (c.final_norm()) norm_ = add("norm", make_norm(c, layout));
+  const bool masked = c.head == config::Head::mlm;
+  if (masked) {
+    head_dense_ =
+        add("head_dense",
+            parallel::on_stream(
+                std::make_shared<nn::Linear>(
+                    c.hidden_size, c.hidden_size,
+                    nn::LinearOptions{
+                        .bias = c.bias, .activation = c.head_activation(), .init = init, .fp8 = false}),
+                layout));
+    head_norm_ = add("head_norm", make_norm(c, layout));
+  }
   head_ = add("head", std::make_shared<parallel::ColumnLinear>(
                           c.hidden_size, c.padded_vocab(), layout,
-                          nn::LinearOptions{.bias = false,
+                          nn::LinearOptions{.bias = masked,
                                             .init = init,
                                             .packing = tokens_->weight()->packing,
                                             .tied = c.tie_embeddings ? tokens_->weight() : nullptr,
                                             .fp8 = false}));
-  append_part(positions_ ? std::vector<std::shared_ptr<nn::Module>>{tokens_, positions_, embedding_dropout_}
-                         : std::vector<std::shared_ptr<nn::Module>>{tokens_, embedding_dropout_});
+  using Modules = std::vector<std::shared_ptr<nn::Module>>;
+  const auto append = [&](Modules modules) {
+    std::erase(modules, nullptr);
+    append_part(std::move(modules));
+  };
+  append({tokens_, token_types_, positions_, embedding_norm_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
-  append_part({norm_, head_});
+  append({norm_, head_dense_, head_norm_, head_});
   if (c.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
@@ -172,32 +204,41 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
          config_.query_positions(), " at most");
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (config_.embedding_multiplier != 1) x = autograd::scale(x, config_.embedding_multiplier);
+  const auto add_rows = [&](nn::LearnedPositions& table, const Tensor& ids) {
+    tensor::Kernels& kernels = tape.kernels();
+    x = table.add_rows(tape, x,
+                       parallel::stream_part(kernels, parallel::inner_part(kernels, ids, layout_), layout_));
+  };
+  if (token_types_) add_rows(*token_types_, token_types_of(tape, batch));
   if (positions_ && tape.documents)
-    x = positions_->add_rows(
-        tape, x,
-        parallel::stream_part(tape.kernels(),
-                              parallel::inner_part(tape.kernels(), entry(batch, "positions"), layout_),
-                              layout_));
+    add_rows(*positions_, entry(batch, "positions"));
   else if (positions_)
     x = positions_->add_to(tape, x, layout_.stream_positions(x.shape()[1]));
+  if (embedding_norm_) x = (*embedding_norm_)(tape, x);
   return embedding_dropout_->apply(tape, x, layout_.stream_slice(x.shape()));
 }
 
 Var Gpt::normed(Tape& tape, const Var& x) {
-  const Var out = (*norm_)(tape, x);
+  Var out = norm_ ? (*norm_)(tape, x) : x;
+  if (head_dense_) out = (*head_norm_)(tape, (*head_dense_)(tape, out));
   return config_.logits_scaling == 1 ? out : autograd::scale(out, 1 / config_.logits_scaling);
 }
 
-Var Gpt::scores(Tape& tape, const Tensor& tokens, const std::function<Var(const Var& x)>& head) {
+parallel::VocabHead Gpt::vocabulary(Tape& tape) {
+  return {tape.parameter(head_->weight()), head_->bias() ? tape.parameter(head_->bias()) : Var(),
+          config_.vocab_size};
+}
+
+Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head) {
   const std::size_t last = parts() - 1;
-  const Var x = run_to(tape, last, {{"tokens", tokens}});
+  const Var x = run_to(tape, last, batch);
   const auto run_head = [&] { return run_part(tape, last, [&] { return head(x); }); };
   if (!stages()) return run_head();
   return tape.input(stages()->from_last(tape, stages()->has(last) ? run_head().value() : Tensor()));
 }
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
-  return scores(tape, tokens, [&](const Var& x) {
+  return scores(tape, {{"tokens", tokens}}, [&](const Var& x) {
     const Var own = (*head_)(tape, normed(tape, x));
     return parallel::gather_sequence(parallel::gather(own, 2, layout_.tensor), layout_);
   });
@@ -213,13 +254,21 @@ void Gpt::require_whole_texts() const {
 Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   Tape::NoGrad pause(tape);
   require(tape.key_cache, "texts are continued on a tape with a key cache");
+  require(config_.causal, "an encoder, whose tokens see those behind them, does not continue texts");
   require_whole_texts();
   const auto head = [&](const Var& x) {
     const Var rows = tape.input(last_rows(tape, x.value()));
-    const Var own = autograd::linear(normed(tape, rows), tape.parameter(head_->weight()));
+    const parallel::VocabHead table = vocabulary(tape);
+    const Var own = autograd::linear(normed(tape, rows), table.weight, table.bias);
     return parallel::gather(own, 1, layout_.tensor);
   };
-  return scores(tape, tokens, head).value();
+  return scores(tape, {{"tokens", tokens}}, head).value();
+}
+
+Tensor Gpt::hidden(Tape& tape, const tensor::Batch& batch) {
+  Tape::NoGrad pause(tape);
+  require_whole_texts();
+  return scores(tape, batch, [&](const Var& x) { return norm_ ? (*norm_)(tape, x) : x; }).value();
 }
 
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
@@ -231,10 +280,9 @@ Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, c
     const std::int64_t width = all.shape().back(), n = rows.numel();
     const Var picked = autograd::take_rows(tape.input(all.reshape({all.numel() / width, width})), rows);
     const Var sequence = tape.input(normed(tape, picked).value().reshape({1, n, width}));
-    return tape.input(parallel::vocab_scores(sequence, tape.parameter(head_->weight()),
-                                             labels.reshape({1, n}), config_.vocab_size, layout_));
+    return tape.input(parallel::vocab_scores(sequence, vocabulary(tape), labels.reshape({1, n}), layout_));
   };
-  return scores(tape, tokens, head).value();
+  return scores(tape, {{"tokens", tokens}}, head).value();
 }
 
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
@@ -250,9 +298,8 @@ Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
-  return parallel::vocab_cross_entropy(normed(tape, x), tape.parameter(head_->weight()),
-                                       parallel::inner_part(tape.kernels(), labels, layout_),
-                                       config_.vocab_size, layout_);
+  return parallel::vocab_cross_entropy(normed(tape, x), vocabulary(tape),
+                                       parallel::inner_part(tape.kernels(), labels, layout_), layout_);
 }
 
 }  // namespace sherd::models

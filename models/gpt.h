@@ -1,9 +1,10 @@
 #pragma once
 
-// This room has transformers: blocks and decoders, the published families, adapters, generation and scoring.
+// This room has transformers: blocks, decoders and encoders, the published families, adapters, generation and
+// scoring.
 //
 // To change, look at:
-// - a decoder and its blocks: gpt.cpp, transformer_block.cpp
+// - a model and its blocks: gpt.cpp, transformer_block.cpp
 // - add a family: docs/recipes.md, "A model family"
 // - families: families/, relatives in one file; files of Hugging Face, PEFT and AdapterHub: hub/
 // - adapters as modules: adapters/adapters.cpp; which modules have one, names in files:
@@ -16,6 +17,7 @@
 #include "models/transformer_block.h"
 #include "nn/layered_model.h"
 #include "sharding/parallel/embedding.h"
+#include "sharding/parallel/loss.h"
 
 namespace sherd::models {
 
@@ -23,11 +25,13 @@ namespace sherd::models {
 /// sequences, the vocabulary. `config` must be resolved.
 void check_layout(const GptConfig& config, const parallel::Layout& layout, Problems& problems);
 
-/// A decoder-only language model, GPT-2's or Llama's style by its configuration. Parts: "tokens", "positions"
-/// (learned ones), "embedding_dropout", "blocks", "norm", "head" (whose weight is the token table when tied).
-/// As a layered model its parts are the embeddings, each block, norm and head. Each is a unit of sharding, a
-/// block one of recompute too. With an adapter (GptConfig::adapter) its parameters alone are trainable; a
-/// prompt's virtual tokens are ids behind the padded vocabulary, which callers put in front of texts.
+/// A decoder-only language model, GPT-2's or Llama's style by its configuration, or an encoder, BERT's style.
+/// Parts: "tokens", "token_types", "positions" (learned ones), "embedding_norm", "embedding_dropout",
+/// "blocks", "norm", "head_dense" and "head_norm" (config::Head::mlm), "head" (whose weight is the token
+/// table when tied). As a layered model its parts are the embeddings, each block, norm and head. Each is a
+/// unit of sharding, a block one of recompute too. With an adapter (GptConfig::adapter) its parameters alone
+/// are trainable; a prompt's virtual tokens are ids behind the padded vocabulary, which callers put in front
+/// of texts.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
@@ -36,18 +40,22 @@ class Gpt : public nn::LayeredModel {
 
   /// The configuration that the model was built from, resolved.
   const GptConfig& config() const { return config_; }
-  /// Scores of the next token after every position. tokens: int32 [batch, seq]; the result: [batch, seq,
-  /// padded_vocab], of which columns from vocab_size on mean nothing. Every rank of the layout gives all
-  /// tokens and gets all scores, and must do the same with them; of the stages of a pipeline, all too, on
-  /// tapes that do not record. Throws Error{data} where seq is not a multiple of the layout's
-  /// sequence_multiple().
+  /// Scores of the next token after every position; of an encoder those of the token there. tokens: int32
+  /// [batch, seq]; the result: [batch, seq, padded_vocab], of which columns from vocab_size on mean nothing.
+  /// Every rank of the layout gives all tokens and gets all scores, and must do the same with them; of the
+  /// stages of a pipeline, all too, on tapes that do not record. Throws Error{data} where seq is not a
+  /// multiple of the layout's sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
   /// Scores of the token that follows each text, whose next rows `tokens`, int32 [sequences, rows], are as
   /// the tape's key cache was told (autograd/key_cache.h): [sequences, padded_vocab], behind the last row
   /// that counts. Every rank calls it alike, with a cache of its own, and gets all scores. Not recorded. No
-  /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, and for layouts that
-  /// cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
+  /// token is dropped by an expert's capacity. Throws Error{usage} without a key cache, for encoders, and for
+  /// layouts that cut sequences: context ranks, and parallel.sequence_parallel over tensor ranks.
   tensor::Tensor next_logits(Tape& tape, const tensor::Tensor& tokens);
+  /// What stands behind the last block and its norm, [batch, seq, hidden], of every token of the batch (as
+  /// forward_part() takes it, without labels). Every rank calls it alike, and all get the result. Not
+  /// recorded. Layouts as of next_logits().
+  tensor::Tensor hidden(Tape& tape, const tensor::Batch& batch);
   /// The parts of the scores of `labels`, as parallel::vocab_scores() says: labels[i] follows row rows[i]
   /// of the batch's batch·seq rows; both int32 [n]. Every rank calls it alike, and all get the result. Not
   /// recorded. Layouts as of next_logits(); with a key cache the batch's rows continue its texts.
@@ -55,12 +63,13 @@ class Gpt : public nn::LayeredModel {
                               const tensor::Tensor& labels);
 
  protected:
-  /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s],
-  /// or -100 where none is to be learned. Where there are "documents", int32 [n + 1] that the processor
-  /// reads, the bounds among all rows of documents that do not see each other, "positions", int32 [batch,
-  /// seq], counts each one's tokens. "filling", int32 [batch] that the processor reads, tells how many places
-  /// at each row's end hold no token: routers leave them out. Throws Error{data} for what is missing or does
-  /// not fit.
+  /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s]
+  /// (an encoder's: the one that was masked there), or -100 where none is to be learned. "token_types", int32
+  /// [batch, seq], may tell rows of that table, else the first. Where there are "documents", int32 [n + 1]
+  /// that the processor reads, the bounds among all rows of documents that do not see each other,
+  /// "positions", int32 [batch, seq], counts each one's tokens. "filling", int32 [batch] that the processor
+  /// reads, tells how many places at each row's end hold no token: routers leave them out. Throws Error{data}
+  /// for what is missing or does not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
@@ -69,19 +78,23 @@ class Gpt : public nn::LayeredModel {
   void require_whole_texts() const;
   /// This rank's part of the stream before the blocks.
   Var embed(Tape& tape, const tensor::Batch& batch);
-  /// What the head multiplies: the last norm, divided as scores are (logits_scaling).
+  /// What the vocabulary's table multiplies: the last norm, and the head's own layers in front of it, divided
+  /// as scores are (logits_scaling).
   Var normed(Tape& tape, const Var& x);
+  /// The table of the vocabulary's scores, with its bias.
+  parallel::VocabHead vocabulary(Tape& tape);
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
-  Var scores(Tape& tape, const tensor::Tensor& tokens, const std::function<Var(const Var& x)>& head);
+  Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);
 
   GptConfig config_;
   parallel::Layout layout_;
   std::shared_ptr<parallel::VocabEmbedding> tokens_;
-  std::shared_ptr<nn::LearnedPositions> positions_;
+  std::shared_ptr<nn::LearnedPositions> token_types_, positions_;  ///< null: none
+  std::shared_ptr<nn::Layer> embedding_norm_;                      ///< null: none
   std::shared_ptr<nn::Dropout> embedding_dropout_;
   std::shared_ptr<nn::LayerList> blocks_;
-  std::shared_ptr<nn::Layer> norm_;
+  std::shared_ptr<nn::Layer> norm_, head_dense_, head_norm_;  ///< null: none
   std::shared_ptr<parallel::ColumnLinear> head_;
 };
 

@@ -50,6 +50,7 @@ tensor::Attention GptConfig::attention(std::int64_t layer) const {
   out.dropout = static_cast<float>(attention_dropout);
   out.window = window(layer);
   out.scale = static_cast<float>(attention_multiplier);
+  out.causal = causal;
   return out;
 }
 
@@ -101,7 +102,12 @@ tensor::Glu GptConfig::glu() const {
   }
 }
 
+tensor::Activation GptConfig::head_activation() const {
+  return gated() ? tensor::Activation::gelu_erf : fused_activation();
+}
+
 autograd::Init GptConfig::output_init() const {
+  if (norm_placement == config::NormPlacement::post_residual) return init();  // the stream does not grow
   return autograd::Init::normal(0, init_std / std::sqrt(2.0 * static_cast<double>(num_layers)));
 }
 
@@ -143,7 +149,9 @@ GptConfig gpt_config(const config::Config& config, std::int64_t vocabulary) {
 std::int64_t GptConfig::num_parameters(bool padding) const {
   const GptConfig c = resolved();
   const std::int64_t rows = padding ? c.padded_vocab() : c.vocab_size, hidden = c.hidden_size;
-  const std::int64_t norm_size = c.norm == config::Norm::layernorm ? 2 * hidden : hidden;
+  const std::int64_t norm_size = c.norm == config::Norm::layernorm && c.norm_bias ? 2 * hidden : hidden;
+  const bool first_lacks_one =
+      c.norm_placement != config::NormPlacement::post && c.final_norm() && !c.norm_before(0);
   const std::int64_t weights = hidden * (c.qkv_width() + c.num_heads * c.head_dim);
   const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() : 0) + (c.bias ? hidden : 0);
   const std::int64_t head_gains = !c.qk_norm            ? 0
@@ -160,10 +168,14 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   const std::int64_t networks =
       (c.num_layers - with_experts) * feed_forward(c.ffn_hidden_size) +
       with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
-  const std::int64_t tables = rows * hidden * (c.tie_embeddings ? 1 : 2) +
-                              (c.position == config::PositionType::learned ? c.max_positions * hidden : 0);
+  const std::int64_t tables =
+      rows * hidden * (c.tie_embeddings ? 1 : 2) +
+      ((c.position == config::PositionType::learned ? c.max_positions : 0) + c.token_types) * hidden;
+  const std::int64_t head =
+      c.head == config::Head::mlm ? hidden * hidden + (c.bias ? hidden : 0) + norm_size + rows : 0;
   return tables + c.num_layers * (weights + biases + head_gains + c.block_norms() * norm_size) + networks +
-         norm_size;
+         ((c.final_norm() ? 1 : 0) + (c.embedding_norm ? 1 : 0) - (first_lacks_one ? 1 : 0)) * norm_size +
+         head;
 }
 
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
@@ -184,17 +196,19 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
           static_cast<double>(feed_forward_weights(c, (e.top_k + e.shared_experts) * e.ffn_hidden_size) +
                               gates + feed_forward_weights(c, e.use_residual ? c.ffn_hidden_size : 0));
   // Scores and their product with the values: one multiply-add each per pair of positions and column.
-  // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average.
+  // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average. Without a causal
+  // mask it sees as many behind it, and itself once.
   const double s = static_cast<double>(seq);
   double pairs = 0;
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer) {
     const bool window = c.slides(layer) && c.sliding_window < seq;
     const double w = static_cast<double>(c.sliding_window), causal = window ? w - w * w / (2 * s) : 0.5 * s;
-    pairs += convention == AttentionFlops::causal_half ? causal : window ? 2 * causal : s;
+    const double both = window ? 2 * causal : s;
+    pairs += convention == AttentionFlops::causal_half && c.causal ? causal : both;
   }
   const double blocks = static_cast<double>(c.num_layers) * 2.0 * products +
                         2.0 * 2.0 * pairs * attention_width + 2.0 * networks;
-  const double head = 2.0 * h * static_cast<double>(c.vocab_size);
+  const double head = 2.0 * h * (static_cast<double>(c.vocab_size) + (c.head == config::Head::mlm ? h : 0.0));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
   const double passes = recompute == Recompute::full ? trained + 1 : trained;

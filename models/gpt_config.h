@@ -41,6 +41,8 @@ struct GptConfig : config::Model {
   std::optional<tensor::Rotary> rotary(std::int64_t layer) const;
   /// The function that the feed-forward part's first product ends with; none where it has a gate.
   tensor::Activation fused_activation() const;
+  /// The function in the head for masked tokens.
+  tensor::Activation head_activation() const;
   /// The unit of a feed-forward part that has a gate.
   tensor::Glu glu() const;
   /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;
@@ -50,7 +52,7 @@ struct GptConfig : config::Model {
   double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }
   /// Weights that project back onto the residual stream start smaller, so that the stream's variance does not
-  /// grow with depth (Radford et al. 2019).
+  /// grow with depth (Radford et al. 2019), but where norms follow each sum.
   autograd::Init output_init() const;
   /// A layer of experts; `pooled`: what these layers share, where their loss asks for it.
   parallel::MoeOptions experts(std::shared_ptr<parallel::PooledChoices> pooled = nullptr) const;

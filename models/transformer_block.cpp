@@ -73,7 +73,7 @@ std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::La
   if (config.norm == Norm::rmsnorm)
     norm = std::make_shared<nn::RmsNorm>(config.hidden_size, config.norm_epsilon, config.norm_shift());
   else
-    norm = std::make_shared<nn::LayerNorm>(config.hidden_size, config.norm_epsilon);
+    norm = std::make_shared<nn::LayerNorm>(config.hidden_size, config.norm_epsilon, config.norm_bias);
   return parallel::on_stream(std::move(norm), layout);
 }
 
@@ -103,8 +103,8 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
   };
   query_norm_ = norm("q_norm", c.num_heads), key_norm_ = norm("k_norm", c.num_kv_heads);
   // Tensor ranks have other heads each.
-  for (const auto& norm : {query_norm_, key_norm_})
-    norm->weight()->partial_gradient = layout.tensor_size() > 1;
+  for (const auto& each : {query_norm_, key_norm_})
+    each->weight()->partial_gradient = layout.tensor_size() > 1;
 }
 
 Var SelfAttention::forward(Tape& tape, const Var& x) {
@@ -177,8 +177,10 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
 
 TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
-    : layout_(layout), multiplier_(c.residual_multiplier) {
-  const bool before = c.norm_placement != config::NormPlacement::post,
+    : layout_(layout),
+      multiplier_(c.residual_multiplier),
+      norms_sums_(c.norm_placement == config::NormPlacement::post_residual) {
+  const bool before = c.norm_placement != config::NormPlacement::post && !norms_sums_,
              behind = c.norm_placement != config::NormPlacement::pre;
   const auto norm = [&](const char* name, bool there) {
     return there ? add(name, make_norm(c, layout)) : nullptr;
@@ -186,7 +188,7 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   const auto dropout = [&](const char* name) {
     return add(name, std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   };
-  norm_1_ = norm("norm_1", before);
+  norm_1_ = norm("norm_1", c.norm_before(index));
   attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));
   post_norm_1_ = norm("post_norm_1", behind);
   attention_dropout_ = dropout("attention_dropout");
@@ -208,17 +210,20 @@ Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, 
   return adapter_->add_to(tape, part, autograd::add(x, given), given);
 }
 
+Var TransformerBlock::added(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x) {
+  const bool first = part == parallel::Bottlenecks::BlockPart::attention;
+  nn::Layer& layer = first ? static_cast<nn::Layer&>(*attention_) : *mlp_;
+  const auto &norm = first ? norm_1_ : norm_2_, &post_norm = first ? post_norm_1_ : post_norm_2_;
+  Var out = layer(tape, norm ? (*norm)(tape, x) : x);
+  if (post_norm && !norms_sums_) out = (*post_norm)(tape, out);
+  if (multiplier_ != 1) out = autograd::scale(out, multiplier_);
+  out = joined(tape, part, x, out, first ? *attention_dropout_ : *mlp_dropout_);
+  return norms_sums_ ? (*post_norm)(tape, out) : out;
+}
+
 Var TransformerBlock::forward(Tape& tape, const Var& x) {
   using BlockPart = parallel::Bottlenecks::BlockPart;
-  const auto part = [&](nn::Layer& layer, const std::shared_ptr<nn::Layer>& norm,
-                        const std::shared_ptr<nn::Layer>& post_norm, const Var& in) {
-    Var out = layer(tape, norm ? (*norm)(tape, in) : in);
-    if (post_norm) out = (*post_norm)(tape, out);
-    return multiplier_ == 1 ? out : autograd::scale(out, multiplier_);
-  };
-  const Var middle =
-      joined(tape, BlockPart::attention, x, part(*attention_, norm_1_, post_norm_1_, x), *attention_dropout_);
-  return joined(tape, BlockPart::mlp, middle, part(*mlp_, norm_2_, post_norm_2_, middle), *mlp_dropout_);
+  return added(tape, BlockPart::mlp, added(tape, BlockPart::attention, x));
 }
 
 }  // namespace sherd::models

@@ -12,10 +12,10 @@ namespace sherd::models {
 using autograd::Tape;
 using autograd::Var;
 
-/// Causal self-attention with grouped queries. Parts: "qkv" (one packed projection, grouped per key-value
-/// head as tensor::Attention says), "projection", and "dropout" which names the stream of the scores' mask,
-/// and with qk_norm "q_norm" and "k_norm".
-/// Tensor ranks have their own heads, context ranks their own queries.
+/// Self-attention with grouped queries, causal or not. Parts: "qkv" (one packed projection, grouped per
+/// key-value head as tensor::Attention says), "projection", and "dropout" which names the stream of the
+/// scores' mask, and with qk_norm "q_norm" and "k_norm". Tensor ranks have their own heads, context ranks
+/// their own queries.
 class SelfAttention : public nn::Layer {
  public:
   /// `config` must be resolved; `layer`: the index of its block, as what blocks see may differ.
@@ -68,10 +68,10 @@ class ExpertsAndShared : public parallel::Moe {
   std::shared_ptr<nn::Linear> shared_gate_, coefficient_;
 };
 
-/// One decoder block: x + attention(x), then x + mlp(x), where norms stand before these, behind them, or on
-/// both sides (config::NormPlacement). Parts: "norm_1", "attention", "post_norm_1", "attention_dropout",
-/// "norm_2", "mlp", "post_norm_2", "mlp_dropout", and "adapter", bottlenecks behind these. x and the result:
-/// this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
+/// One block: x + attention(x), then x + mlp(x), where norms stand before these, behind them, on both sides,
+/// or behind the sums (config::NormPlacement). Parts: "norm_1", "attention", "post_norm_1",
+/// "attention_dropout", "norm_2", "mlp", "post_norm_2", "mlp_dropout", and "adapter", bottlenecks behind
+/// these. x and the result: this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
 class TransformerBlock : public nn::Layer {
  public:
   /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptConfig::experts() takes
@@ -83,12 +83,15 @@ class TransformerBlock : public nn::Layer {
   Var forward(Tape& tape, const Var& x) override;
 
  private:
+  /// x plus what a part makes of it, with its norms.
+  Var added(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x);
   /// x plus what a part made of it, and what an adapter makes of that.
   Var joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
              nn::Dropout& dropout);
 
   parallel::Layout layout_;
-  double multiplier_;                                                       ///< of what parts add
+  double multiplier_;  ///< of what parts add
+  bool norms_sums_;    ///< the norms behind parts stand behind the sums
   std::shared_ptr<nn::Layer> norm_1_, norm_2_, post_norm_1_, post_norm_2_;  ///< null: none there
   std::shared_ptr<SelfAttention> attention_;
   std::shared_ptr<nn::Layer> mlp_;

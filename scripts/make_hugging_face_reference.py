@@ -3,7 +3,7 @@
 (config.json, model.safetensors or shards of it), and in expected.safetensors what transformers makes of them.
 
 All weights are random, and exact in fp32; norms' gains are near 1. expected.safetensors holds `tokens` and
-`labels` (int32 [2, 12]; the label is the token that follows, -100: none), `logits`, `loss` (the mean of the
+`labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss), `logits`, `loss` (the mean of the
 labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
 and `grad.NAME` for every weight, in fp32, computed in double.
 
@@ -91,6 +91,11 @@ FAMILIES = {
         rope_parameters={"sliding_attention": dict(DEFAULT_ROPE),
                          "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 6.0,
                                             "original_max_position_embeddings": 4}}), {}),
+    "bert": (transformers.BertForMaskedLM, transformers.BertConfig(
+        **SHARED, intermediate_size=20, hidden_dropout_prob=0, attention_probs_dropout_prob=0, pad_token_id=None), {}),
+    "modernbert": (transformers.ModernBertForMaskedLM, transformers.ModernBertConfig(
+        **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
+        pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")
@@ -156,6 +161,10 @@ def older_config(folder):
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def options_of(kind):
+    return {} if kind.__name__.endswith("MaskedLM") else {"use_cache": False}
+
+
 def make(family, kind, config, options, root):
     folder = root / family
     shutil.rmtree(folder, ignore_errors=True)
@@ -164,11 +173,15 @@ def make(family, kind, config, options, root):
     torch.manual_seed(5)
     text = torch.randint(0, 37, (2, 13))
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
+    types = (torch.arange(24).view(2, 12) % 12 > 7).long() if hasattr(config, "type_vocab_size") else None
     labels[0, 3:8] = labels[1, -1] = -100  # micro-batches of one row have different numbers of targets
     wide = in_double(model)
     with InDouble():
-        result = wide(tokens, use_cache=False)
+        result = wide(tokens, **options_of(kind))
         loss = torch.nn.functional.cross_entropy(result.logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+        if types is not None:  # of the logits all tokens are of the first type
+            typed = wide(tokens, token_type_ids=types)
+            loss = torch.nn.functional.cross_entropy(typed.logits.view(-1, 37), labels.view(-1), ignore_index=-100)
         if getattr(result, "aux_loss", None) is not None:
             loss = loss + config.router_aux_loss_coef * result.aux_loss
     loss.backward()
@@ -176,13 +189,15 @@ def make(family, kind, config, options, root):
                      folder)
     expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": result.logits.detach().float(),
                 "loss": loss.detach().float().reshape(1)}
+    if types is not None:
+        expected["token_types"] = types.int()
     expected.update({f"grad.{name}": value.contiguous() for name, value in grads.items()})
     safetensors.torch.save_file(expected, folder / "expected.safetensors")
     model.save_pretrained(folder, **options)
     (folder / "generation_config.json").unlink(missing_ok=True)
     if family in OLDER:
         older_config(folder)
-    single = kind.from_pretrained(folder, config=config)(tokens, use_cache=False).logits
+    single = kind.from_pretrained(folder, config=config)(tokens, **options_of(kind)).logits
     difference = (single.double() - result.logits).abs().max().item()
     assert difference < 1e-5, (family, difference)
     print(f"{family}: loss {loss.item():.6f}, single precision {difference:.1e}, "

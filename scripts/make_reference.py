@@ -104,7 +104,7 @@ def llama_logits(c, w, tokens):
 
 
 def is_gain(name):
-    return name.endswith("weight") and ("ln_" in name or "norm" in name)
+    return name.endswith("weight") and ("ln_" in name or "norm" in name.lower())
 
 
 def initial(shapes):

@@ -70,6 +70,11 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
 std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,
                                                         const parallel::Layout& layout) {
   if (config.adapter.type != AdapterType::bottleneck) return nullptr;
+  if (config.norm_placement == config::NormPlacement::post_residual)
+    fail(ErrorKind::config,
+         "bottleneck adapters go into blocks whose norms do not follow their sums (model.norm_placement): "
+         "take "
+         "training.adapter.type \"lora\"");
   const config::BottleneckKeys& keys = config.adapter.bottleneck;
   const parallel::BottleneckOptions options{.width = config.hidden_size,
                                             .size = keys.width(config.hidden_size),
@@ -89,6 +94,8 @@ std::int64_t encoder_width(const GptConfig& config) {
 std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const parallel::Layout& layout) {
   const config::Adapter& adapter = config.adapter;
   if (!adapter.has_prompt()) return nullptr;
+  if (!config.causal)
+    fail(ErrorKind::config, "virtual tokens are for models that write behind their text (model.causal)");
   const parallel::PromptOptions prompts{
       config.padded_vocab(), adapter.prompt.prompts() * adapter.virtual_tokens(), config.hidden_size};
   if (adapter.type == AdapterType::p_tuning)

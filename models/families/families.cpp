@@ -4,12 +4,12 @@
 namespace sherd::models {
 
 Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma3(), granite(),
-    smollm3(), glm4(), ministral3(), olmo2(), olmo3();
+    smollm3(), glm4(), ministral3(), olmo2(), olmo3(), bert(), modernbert();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2(),    llama(),     mistral(),    qwen2(),   qwen3(),
-                                       mixtral(), qwen3_moe(), phi3(),       granite(), smollm3(),
-                                       gemma3(),  glm4(),      ministral3(), olmo2(),   olmo3()};
+  static const std::vector<Family> all{gpt2(),       llama(), mistral(), qwen2(),   qwen3(),     mixtral(),
+                                       qwen3_moe(),  phi3(),  granite(), smollm3(), gemma3(),    glm4(),
+                                       ministral3(), olmo2(), olmo3(),   bert(),    modernbert()};
   return all;
 }
 
@@ -21,6 +21,7 @@ std::vector<OptionalPart> optional_parts(const config::Model& m) {
           {"no_rope_layer_interval", m.no_rope_layer_interval != 0},
           {"partial_rotary_factor", m.partial_rotary_factor != plain.partial_rotary_factor},
           {"llama_4_scaling_beta", m.llama_4_scaling_beta != 0},
+          {"token_types", m.token_types > 0},
           {"attention_multiplier", m.attention_multiplier != 0},
           {"embedding_multiplier", m.embedding_multiplier != plain.embedding_multiplier},
           {"residual_multiplier", m.residual_multiplier != plain.residual_multiplier},

@@ -20,7 +20,8 @@ namespace sherd::models {
 /// keys and values not grouped by heads.
 struct TensorNames {
   std::string prefix = "model.";  ///< begins all names but the head's; some published files lack it
-  std::string tokens = "embed_tokens", positions = "", norm = "norm", blocks = "layers";
+  std::string tokens = "embed_tokens", positions = "", token_types = "", embedding_norm = "";
+  std::string norm = "norm", blocks = "layers";
   // In a block.
   std::string norm_1 = "input_layernorm", norm_2 = "post_attention_layernorm";
   std::string post_norm_1 = "", post_norm_2 = "";  ///< behind the parts
@@ -32,6 +33,10 @@ struct TensorNames {
   // In an expert.
   std::vector<std::string> expert_up{"gate_proj", "up_proj"};
   std::string expert_down = "down_proj";
+  // Behind the blocks, without the prefix.
+  std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
+  /// What begins names of tensors that the model does not have, and files may.
+  std::vector<std::string> passed_over{};
   bool transposed = false;   ///< matrices of the blocks are [in, out]
   bool interleaved = false;  ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
 };

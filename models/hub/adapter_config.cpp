@@ -122,10 +122,11 @@ Adapter from_peft(std::string_view text, const std::string& name) {
 }
 
 std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
-                    const std::vector<std::string>& feedforward, bool transposed, const std::string& base) {
+                    const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
+                    bool causal) {
   const bool lora = adapter.type == AdapterType::lora;
   Json out{{"peft_type", lora ? "LORA" : "IA3"},
-           {"task_type", "CAUSAL_LM"},
+           {"task_type", causal ? Json("CAUSAL_LM") : Json()},
            {"base_model_name_or_path", base_name(base)},
            {"inference_mode", true},
            {"target_modules", targets},

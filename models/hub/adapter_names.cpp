@@ -217,7 +217,7 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
       if (part == down) feedforward.push_back(targets.back());
       transposed = transposed || tensor.transposed;
     }
-  return to_peft(adapter, targets, feedforward, transposed, base);
+  return to_peft(adapter, targets, feedforward, transposed, base, model.causal);
 }
 
 AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {

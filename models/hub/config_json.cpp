@@ -160,9 +160,14 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     return cat("model.", key, value ? " true" : " false");
   };
   if (m.norm != has.norm) return cat("model.norm \"", config::name_of(m.norm), "\"");
+  if (m.norm == config::Norm::layernorm && m.norm_bias != has.norm_bias)
+    return said("norm_bias", m.norm_bias);
   if (m.position != has.position) return cat("model.position \"", config::name_of(m.position), "\"");
   if (m.gated() != has.gated() || (m.gated() && m.activation != has.activation))
     return cat("model.activation \"", config::name_of(m.activation), "\"");
+  if (m.causal != has.causal) return said("causal", m.causal);
+  if (m.head != has.head) return cat("model.head \"", config::name_of(m.head), "\"");
+  if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
   if (m.bias != has.bias) return said("bias", m.bias);
   if (m.has_qkv_bias() != has.has_qkv_bias() && !family.can("qkv_bias")) return said("qkv_bias", m.qkv_bias);
   if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);

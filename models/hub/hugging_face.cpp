@@ -1,5 +1,6 @@
 #include "models/hub/hugging_face.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "models/hub/adapter_names.h"
@@ -136,6 +137,36 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   return std::nullopt;
 }
 
+bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
+  return std::any_of(names().passed_over.begin(), names().passed_over.end(),
+                     [&](const std::string& begin) { return tensor.starts_with(begin); });
+}
+
+/// What stands before the blocks and behind them, but for the vocabulary's tables.
+std::optional<PublishedParameter> HuggingFaceLayout::of_table_or_norm(const std::string& parameter) const {
+  const GptConfig& c = config_;
+  const std::size_t dot = parameter.rfind('.');
+  if (dot == std::string::npos) return std::nullopt;
+  const std::string part = parameter.substr(0, dot), kind = parameter.substr(dot);
+  const bool matrix = kind == ".weight";
+  if (!matrix && !(kind == ".bias" && c.bias)) return std::nullopt;
+  struct Place {
+    const char* part;
+    std::string name;
+    std::int64_t rows, columns;  ///< 0 columns: a norm
+  };
+  for (const auto& [own, name, rows, columns] :
+       {Place{"positions", prefix() + names().positions, c.max_positions, c.hidden_size},
+        {"token_types", prefix() + names().token_types, c.token_types, c.hidden_size},
+        {"embedding_norm", prefix() + names().embedding_norm, c.hidden_size, 0},
+        {"norm", prefix() + names().norm, c.hidden_size, 0},
+        {"head_dense", names().head_dense, c.hidden_size, c.hidden_size},
+        {"head_norm", names().head_norm, c.hidden_size, 0}})
+    if (part == own && !name.empty() && name != prefix())
+      return stacked({name + kind}, rows, matrix ? columns : 0);
+  return std::nullopt;
+}
+
 PublishedParameter HuggingFaceLayout::published(const std::string& parameter) const {
   const GptConfig& c = config_;
   const std::size_t block = std::strlen("blocks.");
@@ -151,11 +182,10 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
     return padded(stacked({name}, c.vocab_size, c.hidden_size), c.vocab_size, padding);
   };
   if (parameter == "tokens.weight") return table(cat(prefix(), names().tokens, ".weight"));
-  if (parameter == "head.weight" && !tied()) return table("lm_head.weight");
-  if (parameter == "positions.weight" && !names().positions.empty())
-    return stacked({cat(prefix(), names().positions, ".weight")}, c.max_positions, c.hidden_size);
-  if (parameter == "norm.weight" || (parameter == "norm.bias" && c.bias))
-    return stacked({cat(prefix(), names().norm, parameter.substr(std::strlen("norm")))}, c.hidden_size, 0);
+  if (parameter == "head.weight" && !tied()) return table(head());
+  if (parameter == "head.bias" && !names().head_bias.empty())
+    return padded(stacked({names().head_bias + ".bias"}, c.vocab_size, 0), c.vocab_size, padding);
+  if (auto found = of_table_or_norm(parameter)) return *std::move(found);
   const std::size_t rest = parameter.find('.', block), last = parameter.rfind('.');
   if (parameter.starts_with("blocks.") && rest != std::string::npos && last > rest)
     if (auto found = of_block(parameter.substr(block, rest - block),

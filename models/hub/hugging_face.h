@@ -44,6 +44,10 @@ class HuggingFaceLayout {
   /// An adapter's parameters are where PEFT's files have them, or AdapterHub's. Throws Error{usage} for a
   /// name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
+  /// The published name of the vocabulary's scores, where they have a table of their own.
+  std::string head() const { return names().head + ".weight"; }
+  /// Whether files may have a tensor of that name that the model does not have.
+  bool passes_over(const std::string& tensor) const;
   /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".
   const std::string& prefix() const { return names().prefix; }
 
@@ -56,6 +60,7 @@ class HuggingFaceLayout {
   void append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row, int tensor,
                     std::int64_t from) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
+  std::optional<PublishedParameter> of_table_or_norm(const std::string& parameter) const;
   std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part) const;
 
   GptConfig config_;

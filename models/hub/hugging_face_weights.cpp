@@ -28,6 +28,7 @@ bool is_buffer(const std::string& name, const SafetensorsEntry& entry) {
            entry.shape[2] == entry.shape[3];
   if (name.ends_with(".attn.masked_bias")) return entry.numel() == 1;
   if (name.ends_with("rotary_emb.inv_freq")) return entry.shape.size() == 1;
+  if (name.ends_with("embeddings.position_ids")) return entry.shape.size() == 2 && entry.shape[0] == 1;
   return false;
 }
 
@@ -41,7 +42,6 @@ void list(std::string& out, const char* what, const std::vector<std::string>& na
   if (names.size() > most) out += cat(" and ", names.size() - most, " more");
 }
 
-constexpr const char* head_name = "lm_head.weight";
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 }  // namespace
@@ -59,15 +59,23 @@ HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFace
   prefixed_ = any_with(layout_.prefix());
   // A tied table may be stored as the head alone.
   const std::string own = layout_.published("tokens.weight").tensors[0].name;
-  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(found_as(head_name))) table_is_head_ = own;
+  if (layout_.tied() && !files_.find(found_as(own)) && files_.find(found_as(layout_.head())))
+    table_is_head_ = own;
 }
 
 std::string HuggingFaceWeights::found_as(const std::string& name) const {
-  if (!table_is_head_.empty() && name == table_is_head_) return found_as(head_name);
+  if (!table_is_head_.empty() && name == table_is_head_) return found_as(layout_.head());
   const std::string& prefix = layout_.prefix();
   if (text_part_ == "language_model.") return text_part_ + name;
   if (!text_part_.empty()) return name.starts_with(prefix) ? text_part_ + name.substr(prefix.size()) : name;
-  return !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+  const std::string own = !prefixed_ && name.starts_with(prefix) ? name.substr(prefix.size()) : name;
+  // BERT's first files have TensorFlow's names.
+  for (const auto& [today, older] : {std::pair(".weight", ".gamma"), {".bias", ".beta"}})
+    if (own.ends_with(std::string("LayerNorm") + today) && !files_.find(own)) {
+      const std::string other = own.substr(0, own.rfind('.')) + older;
+      if (files_.find(other)) return other;
+    }
+  return own;
 }
 
 void HuggingFaceWeights::require_tied(const std::string& head, const std::string& table) const {
@@ -112,12 +120,12 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
-  const std::string head = found_as(head_name),
+  const std::string head = found_as(layout_.head()),
                     table = found_as(layout_.published("tokens.weight").tensors[0].name);
   const bool tied = !expected.contains(head) && files_.find(head) && files_.find(table);
   for (const std::string& name : files_.names())
     if (!expected.contains(name) && name.starts_with(text_part_) && !is_buffer(name, *files_.find(name)) &&
-        !(tied && name == head))
+        !(tied && name == head) && !layout_.passes_over(name))
       unexpected.push_back(name);
   std::string problems;
   list(problems, "missing are", missing);

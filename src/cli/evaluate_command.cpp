@@ -263,6 +263,11 @@ void evaluate_command(const Arguments& arguments) {
   const std::int64_t most_rows = line.integer("batch-tokens", 1);
   const Questions questions = questions_of(line);
   const Inference inference(line);
+  if (!inference.config().model->causal)
+    fail(ErrorKind::config,
+         "the model is an encoder (model.causal is false), which gives no text a likelihood: `sherd train` "
+         "tells its "
+         "loss of masked tokens on the validation split");
   if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
   std::ofstream details;
   if (line.has("output")) {

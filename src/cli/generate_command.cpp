@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "cli/command_line.h"
 #include "cli/inference/chat.h"
+#include "cli/inference/embed_request.h"
 #include "cli/inference/generate_request.h"
 #include "cli/inference/prompts_file.h"
 #include "cli/program.h"
@@ -18,7 +19,8 @@ CommandLine generate_command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
       cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
-          "[--chat [--system TEXT] [--chat-template NAME]] [--max-tokens N] "
+          "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last]] "
+          "[--max-tokens N] "
           "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
           inference_synopsis));
   line.value("prompt", "T", "the text to continue; empty: from the beginning of a document")
@@ -32,7 +34,12 @@ CommandLine generate_command_line() {
       .value("chat-template", "NAME",
              "of --chat: chatml, llama3, mistral or plain; not given: that of the run's data, else of the "
              "model's files")
-      .value("output", "FILE", "lines of JSON with prompt, completion, tokens and finish; not given: stdout")
+      .flag("embed",
+            "in the place of continuations give the texts' embeddings, of what stands behind the last block")
+      .value("pooling", "P",
+             "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
+      .value("output", "FILE",
+             "lines of JSON with prompt, completion, tokens and finish, or embedding; not given: stdout")
       .value("batch-size", "N", "texts that are under way at once", "8")
       .value("max-tokens", "N", "at most this many tokens; not given: 100, of an answer 512")
       .value("temperature", "X", "0 takes the likeliest token, 1 samples the model's distribution", "0.8")
@@ -54,8 +61,10 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
         "give --prompt T or --prompts FILE: what is to be continued; or --chat for a conversation");
   for (const char* name : {"system", "chat-template"})
     if (line.has(name) && !chat) throw UsageError(cat("--", name, " goes with --chat"));
+  if (chat && line.has("embed")) throw UsageError("give --chat or --embed, not both");
+  if (line.has("pooling") && !line.has("embed")) throw UsageError("--pooling goes with --embed");
   for (const char* name : {"output", "batch-size"})
-    if (line.has(name) && !line.has("prompts"))
+    if (line.has(name) && !line.has("prompts") && !line.has("embed"))
       throw UsageError(cat("--", name, " goes with --prompts FILE"));
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
@@ -119,6 +128,25 @@ models::Sampling sampling_of(const CommandLine& line, const data::Tokenizer& tok
   return sampling;
 }
 
+models::Pooling pooling_of(const CommandLine& line) {
+  const std::string name = line.has("pooling") ? line.text("pooling") : "mean";
+  if (name == "mean") return models::Pooling::mean;
+  if (name == "cls") return models::Pooling::cls;
+  if (name == "last") return models::Pooling::last;
+  throw UsageError(cat("--pooling '", excerpt(name), "' is not mean, cls or last"));
+}
+
+void embed_prompts(const CommandLine& line, const Inference& inference, const std::vector<Prompt>& prompts) {
+  CompletionsFile out(line.text("output"), prompts);
+  EmbedRequest request{inference, {}, line.integer("batch-size", 1), pooling_of(line), out};
+  for (const Prompt& prompt : prompts)
+    request.texts.push_back(text_to_embed(inference, prompt.text, prompt.place));
+  inference.run(
+      "Of embeddings: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
+      "or --ranks that share the weights",
+      [&](const DistributedPtr& dist) { embed(request, dist); });
+}
+
 }  // namespace
 
 void generate_command(const Arguments& arguments) {
@@ -130,6 +158,12 @@ void generate_command(const Arguments& arguments) {
     if (stop.empty()) throw UsageError("--stop is empty; give the text in front of which to end");
   const std::int64_t max_tokens = line.has("max-tokens") ? line.integer("max-tokens", 1) : chat ? 512 : 100;
   const Inference inference(line);
+  if (line.has("embed")) return embed_prompts(line, inference, prompts);
+  if (!inference.config().model->causal)
+    fail(ErrorKind::config,
+         "the model is an encoder (model.causal is false), which does not continue texts: give --embed for "
+         "their "
+         "embeddings");
   const data::Tokenizer& tokenizer = inference.tokenizer();
   tell_of_settings_beside(line, inference);
   Request request{inference,

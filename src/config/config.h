@@ -80,6 +80,9 @@ enum class LossAverage : std::uint8_t {
   micro_batches  ///< the means of micro-batches, as DeepSpeed has it
 };
 
+/// What a model learns of a text. automatic: masked tokens in models without `causal`, else next ones.
+enum class Objective : std::uint8_t { automatic, next_token, mlm };
+
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
 struct Training {
@@ -99,6 +102,9 @@ struct Training {
   bool keep_best = false;     ///< save where validation finds the lowest loss so far, and keep that one
   std::int64_t patience = 0;  ///< evaluations without a lower loss after which to stop; 0: never
   std::int64_t max_skipped_steps = 100;  ///< in a row, at which the run ends with an error; 0: any number
+  Objective objective = Objective::automatic;
+  double mlm_probability = 0.15;  ///< (0, 1): of a token to be a target of mlm
+  bool whole_word_mask = false;   ///< mlm: the tokens of a word are targets together
   LossAverage loss_average = LossAverage::tokens;
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
@@ -235,6 +241,11 @@ struct Config {
   std::vector<std::string> notes;
 
   /// Compares everything but the notes.
+  /// Whether the model of section `model` learns tokens that are masked (Objective).
+  bool masks_tokens() const {
+    return model && (training.objective == Objective::mlm ||
+                     (training.objective == Objective::automatic && !model->causal));
+  }
   bool operator==(const Config& other) const;
 };
 

@@ -64,6 +64,27 @@ Model glm() {
   return m;
 }
 
+/// BERT's: every token sees all others, norms behind the sums, a head of its own.
+Model bert() {
+  Model m;
+  m.causal = false, m.norm_placement = NormPlacement::post_residual, m.activation = FfnActivation::gelu;
+  m.token_types = 2, m.embedding_norm = true, m.head = Head::mlm, m.norm_epsilon = 1e-12;
+  m.dropout = m.attention_dropout = m.embedding_dropout = 0.1;
+  m.qkv_bias = false;  // those of `bias` are enough
+  return m;
+}
+
+/// ModernBERT's: gated blocks without biases, and a window in two of three layers where one is set.
+Model modernbert() {
+  Model m = decoder();
+  m.causal = false, m.norm = Norm::layernorm, m.norm_bias = false, m.activation = FfnActivation::geglu;
+  m.embedding_norm = m.tie_embeddings = true, m.head = Head::mlm;
+  m.rotary_base = 160000, m.sliding_rope = SlidingRope();
+  m.layer_types.assign(3, LayerType::sliding_attention);
+  m.layer_types.front() = LayerType::full_attention;
+  return m;
+}
+
 /// GPT-2's style, which a Model has without being told.
 Model gpt2() {
   Model m;
@@ -95,7 +116,9 @@ const std::vector<FamilyDefaults>& families() {
                                      {"glm4", glm()},
                                      {"ministral3", decoder()},
                                      {"olmo2", olmo()},
-                                     {"olmo3", olmo3()}};
+                                     {"olmo3", olmo3()},
+                                     {"bert", bert()},
+                                     {"modernbert", modernbert()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
@@ -126,6 +149,7 @@ void check_bounds(const Model& m) {
         {"ffn_hidden_size", m.ffn_hidden_size, 0, most_ffn_hidden},
         {"sliding_window", m.sliding_window, 0, most_positions},
         {"no_rope_layer_interval", m.no_rope_layer_interval, 0, most_layers},
+        {"token_types", m.token_types, 0, most_token_types},
         {"moe.experts", m.moe.experts, 0, most_experts},
         {"moe.ffn_hidden_size", m.moe.ffn_hidden_size, 0, most_ffn_hidden},
         {"moe.every", m.moe.every, 1, most_layers},
@@ -151,6 +175,8 @@ void check_bounds(const Model& m) {
          " must not be negative");
   expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
   expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
+  expect(m.causal || m.llama_4_scaling_beta == 0,
+         "llama_4_scaling_beta is for models that write behind their text: set causal to true");
   if (m.sliding_rope)
     expect(m.sliding_rope->rotary_base > 1, "sliding_rope.rotary_base ", m.sliding_rope->rotary_base,
            " must be above 1");

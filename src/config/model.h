@@ -18,8 +18,12 @@ enum class PositionType : std::uint8_t { learned, rotary };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
 /// The last three have a gate (tensor::Glu).
 enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, geglu };
-/// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), or x + norm(f(norm(x))) (Gemma 2).
-enum class NormPlacement : std::uint8_t { pre, post, sandwich };
+/// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
+/// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
+enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
+/// What stands behind the blocks: scores of the vocabulary, or BERT's head for masked tokens, which are
+/// scores with a bias behind a linear layer, an activation and a norm.
+enum class Head : std::uint8_t { lm, mlm };
 /// What a layer's queries see: all tokens before them, or those of a window.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention };
 
@@ -27,7 +31,7 @@ enum class LayerType : std::uint8_t { full_attention, sliding_attention };
 /// elements overflows and nothing that is held per layer grows large.
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
                               most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24,
-                              most_experts = 1 << 12;
+                              most_experts = 1 << 12, most_token_types = 1 << 12;
 
 /// Section `model.rope_scaling`: rotary positions for longer sequences than a model was first trained on.
 /// Keys and meanings are those of transformers' rope_parameters.
@@ -90,9 +94,9 @@ struct Moe {
   bool operator==(const Moe&) const = default;
 };
 
-/// Section `model`: a decoder-only transformer. `type` picks the defaults of the fields marked "by type";
-/// every field may still be set by itself. The section is for `sherd train`; callers with a model of their
-/// own leave it out.
+/// Section `model`: a decoder-only or an encoder-only transformer. `type` picks the defaults of the fields
+/// marked "by type"; every field may still be set by itself. The section is for `sherd train`; callers with a
+/// model of their own leave it out.
 struct Model {
   ModelType type{};
   std::int64_t vocab_size = 0;  ///< token ids; 0 (default): as the dataset's tokenizer says
@@ -109,6 +113,8 @@ struct Model {
   std::int64_t head_dim = 0;      ///< default hidden_size / num_heads
   /// Default 8/3·hidden_size rounded up to a multiple of 64 in families with SwiGLU, 4·hidden_size in others.
   std::int64_t ffn_hidden_size = 0;
+  /// A token sees those before it and itself; false: all of its document (an encoder). By type.
+  bool causal = true;
   PositionType position = PositionType::learned;  ///< by type
   double rotary_base = 10000;                     ///< > 1; rotary only
   double partial_rotary_factor = 1;               ///< (0, 1]; of a head's elements, the first ones, that turn
@@ -119,25 +125,31 @@ struct Model {
   /// Queries at position p are multiplied by 1 + β·ln(1 + ⌊p/n⌋), n being the positions that the model was
   /// first trained on (rope_scaling.original_max_positions, else max_positions). 0: they are not.
   double llama_4_scaling_beta = 0;
-  std::int64_t sliding_window = 0;  ///< tokens that a query sees, itself among them; 0: all before it
+  /// Tokens that a query sees, itself among them, and without `causal` as many behind it; 0: all.
+  std::int64_t sliding_window = 0;
   /// Which layers have the window: a pattern that repeats. Empty: all of them, where there is a window.
   std::vector<LayerType> layer_types;
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   bool qk_norm_all_heads =
       false;                    ///< one norm of all query heads, one of all key heads; with qk_norm; by type
   Norm norm = Norm::layernorm;  ///< by type
+  bool norm_bias = true;        ///< LayerNorm has a bias; by type
   double norm_epsilon = 1e-5;   ///< > 0
   bool norm_unit_offset = false;                        ///< RMSNorm multiplies by 1 + its weight; by type
   NormPlacement norm_placement = NormPlacement::pre;    ///< by type
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)
-  double dropout = 0;               ///< dropout of what blocks add to the residual stream, [0, 1); by type
-  double attention_dropout = 0;     ///< dropout of attention weights; default `dropout`
-  double embedding_dropout = 0;     ///< dropout of the embeddings' sum; default `dropout`
+  double dropout = 0;            ///< dropout of what blocks add to the residual stream, [0, 1); by type
+  double attention_dropout = 0;  ///< dropout of attention weights; default `dropout`
+  double embedding_dropout = 0;  ///< dropout of the embeddings' sum; default `dropout`
+  std::int64_t token_types = 0;  ///< rows of a table of types of tokens (segments); 0: none; by type
+  /// A norm behind the embeddings' sum, in the place of the first layer's own; by type.
+  bool embedding_norm = false;
   bool scale_embeddings = false;    ///< times √hidden_size, in the dtype of the model; by type
   double embedding_multiplier = 1;  ///< of the embeddings, ≠ 0
   double residual_multiplier = 1;   ///< of what blocks add to the residual stream, ≠ 0
   double attention_multiplier = 0;  ///< of queries times keys, > 0; 0: 1/√head_dim
   double logits_scaling = 1;        ///< that the scores of the vocabulary are divided by, > 0
+  Head head = Head::lm;             ///< by type
   bool tie_embeddings = true;       ///< the output projection is the embedding; by type
   bool bias = true;                 ///< linear layers have a bias; by type
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
@@ -163,13 +175,20 @@ struct Model {
   bool norms_all_heads() const { return qk_norm && qk_norm_all_heads; }
   /// The norms of a block that work on the stream's width.
   int block_norms() const { return norm_placement == NormPlacement::sandwich ? 4 : 2; }
+  /// Whether the layer has a norm before its attention: the first has none behind one of the embeddings.
+  bool norm_before(std::int64_t layer) const {
+    const bool there = norm_placement == NormPlacement::pre || norm_placement == NormPlacement::sandwich;
+    return there && !(layer == 0 && embedding_norm);
+  }
+  /// Whether a norm stands between the last block and the head.
+  bool final_norm() const { return norm_placement != NormPlacement::post_residual; }
   /// Whether the layer of that index sees a window alone.
   bool slides(std::int64_t layer) const {
     const auto at = static_cast<std::size_t>(layer);
     return sliding_window > 0 &&
            (layer_types.empty() || layer_types[at % layer_types.size()] == LayerType::sliding_attention);
   }
-  /// The tokens that the layer's queries see; 0: all before them.
+  /// The tokens that the layer's queries see, as sliding_window says; 0: all.
   std::int64_t window(std::int64_t layer) const { return slides(layer) ? sliding_window : 0; }
   /// Whether the layer has rotary positions.
   bool rotates(std::int64_t layer) const {
@@ -201,7 +220,8 @@ std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "
 std::string_view name_of(PositionType type);         ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
-std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich"
+std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich", "post_residual"
+std::string_view name_of(Head head);                 ///< "lm", "mlm"
 std::string_view name_of(LayerType type);            ///< "full_attention", "sliding_attention"
 
 }  // namespace sherd::config

@@ -113,6 +113,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     check_schedule(config.parallel, Value{tree, "", context});
     check_moe(config, Value{tree, "", context});
     check_packing(config, Value{tree, "", context});
+    check_objective(config, Value{tree, "", context});
     check_prompt(config, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
     note_idle_keys(all_keys(), tree, "", config, context);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "data/blend.h"
 #include "data/packing/document_packing.h"
+#include "data/packing/masked_samples.h"
 #include "data/packing/packing.h"
 #include "data/tokenizer.h"
 
@@ -90,6 +91,7 @@ data::PackingOptions packing_of(const config::Config& config, const TokenData& d
   packing.seq_length = config.model->seq_length;
   packing.seed = config.data->seed;
   packing.vocab_size = data.vocab_size;
+  packing.next_tokens = !config.masks_tokens();
   return packing;
 }
 
@@ -102,6 +104,19 @@ data::VirtualTokens prompt_of(const config::Config& config, const TokenData& dat
   return {
       config::first_virtual_id(adapter.prompt, data.vocab_size, config.model->pad_vocab_to_multiple_of, task),
       adapter.prompt.virtual_tokens};
+}
+
+/// The samples as an encoder learns them.
+std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples> samples,
+                                            const config::Config& config, const TokenData& data) {
+  if (data.tokenizer.empty())
+    fail(ErrorKind::config, "training.objective \"mlm\" masks tokens, and nothing tells the tokenizer of ",
+         config.data->sources.front().path, ": set data.tokenizer");
+  data::MaskingOptions options = data::masking_of(*data::make_tokenizer(data.tokenizer), data.vocab_size);
+  options.probability = config.training.mlm_probability;
+  options.whole_words = config.training.whole_word_mask;
+  options.seed = config.data->seed;
+  return std::make_shared<data::MaskedSamples>(std::move(samples), std::move(options));
 }
 
 /// One part of every dataset, by weight where they are several; null where none has that part.
@@ -139,8 +154,9 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     weights.push_back(given > 0 ? given : static_cast<double>(parts.back()->tokens()));
   }
   if (parts.empty()) return nullptr;
-  if (parts.size() == 1) return parts.front();
-  return std::make_shared<data::BlendedSamples>(std::move(parts), std::move(weights));
+  std::shared_ptr<const data::Samples> all = parts.front();
+  if (parts.size() > 1) all = std::make_shared<data::BlendedSamples>(std::move(parts), std::move(weights));
+  return config.masks_tokens() ? masked(std::move(all), config, data) : all;
 }
 
 }  // namespace

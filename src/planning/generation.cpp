@@ -94,6 +94,7 @@ GenerationTime generation_time(const config::Config& config, const config::Machi
   const config::Config run = inferring(config, tensor);
   engine::require_rates(run, machine, tensor);
   const models::GptConfig model = models::gpt_config(run, vocabulary);
+  if (!model.causal) fail(ErrorKind::config, "an encoder (model.causal is false) does not continue texts");
   if (shape.prompt + shape.tokens - 1 > model.max_text())
     fail(ErrorKind::config, "a prompt of ", shape.prompt, " tokens with ", shape.tokens,
          " that follow is longer than the model's ", model.max_text(),

@@ -358,7 +358,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "run.json:1: model: num_heads 4 is not a multiple of num_kv_heads 3"},
         Mistake{"{\"model\": {\"type\": \"lama\"}}",
                 "run.json:1: model.type: \"lama\" is none of gpt2, llama, mistral, qwen2, qwen3, mixtral, "
-                "qwen3_moe, phi3, granite, smollm3, gemma3_text, glm4, ministral3, olmo2, olmo3; did you "
+                "qwen3_moe, phi3, granite, smollm3, gemma3_text, glm4, ministral3, olmo2, olmo3, bert, "
+                "modernbert; did you "
                 "mean \"llama\"?"},
         Mistake{"{\"data\": {}}",
                 "run.json:1: data: needs \"path\", the dataset prefix that `sherd prepare` wrote"},

@@ -39,6 +39,9 @@ inline const char* const prompted =
     R"({"model": {"seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4},
     "training": {"adapter": {"type": "prompt_tuning"}}})";
 
+inline const char* const encoder =
+    R"({"model": {"type": "bert", "seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})";
+
 inline const char* const bottlenecked = R"({"training": {"adapter": {"type": "bottleneck"}}})";
 
 /// A valid file in which the key's section is present, so that setting the key is the only difference.
@@ -57,6 +60,8 @@ inline std::string base_for(const std::string& path) {
       {"scheduler[linear]", R"({"scheduler": {"type": "linear", "params": {"total_num_steps": 3000}}})"},
       {"scheduler[cosine]", R"({"scheduler": {"type": "cosine", "params": {"total_num_steps": 3000}}})"},
       {"scheduler[constant_with_warmup]", R"({"scheduler": {"type": "constant_with_warmup"}})"},
+      {"training.mlm_probability", encoder},
+      {"training.whole_word_mask", encoder},
       {"training.warmup", R"({"training": {"steps": 100, "learning_rate": 1e-3}})"},
       {"training.lr_scheduler_type", R"({"training": {"steps": 100, "learning_rate": 1e-3}})"},
       {"fp16", R"({"fp16": {"enabled": false}})"},

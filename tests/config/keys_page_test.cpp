@@ -138,7 +138,7 @@ TEST(KeysPage, ArgumentsOfTheTrainerHaveTheirDefaults) {
 
 TEST(KeysPage, TellsDefaultsByType) {
   const std::string page = keys_page();
-  EXPECT_THAT(page, HasSubstr("| `dropout` | number from 0 to 0.99 | gpt2 `0.1`; others `0` |"));
+  EXPECT_THAT(page, HasSubstr("| `dropout` | number from 0 to 0.99 | gpt2 `0.1`; bert `0.1`; others `0` |"));
   EXPECT_THAT(page, HasSubstr("| `Lion` | `lr` = `0.0001`, `weight_decay` = `0`, `betas` = `[0.9, 0.99]` |"));
   EXPECT_THAT(page, HasSubstr("| `reduce_bucket_size` | integer >= 0 | `5e8` |"));
   EXPECT_EQ(page.find("= ,"), std::string::npos) << "a key of a type has no default";

@@ -50,9 +50,10 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
-const char* const families[] = {"gpt2",    "llama",      "llama_linear", "mistral",     "qwen2",    "qwen3",
-                                "mixtral", "qwen3_moe",  "phi3",         "gemma3_text", "granite",  "smollm3",
-                                "glm4",    "ministral3", "olmo2",        "olmo3",       "phi3_long"};
+const char* const families[] = {"gpt2",    "llama",     "llama_linear", "mistral",    "qwen2",
+                                "qwen3",   "mixtral",   "qwen3_moe",    "phi3",       "gemma3_text",
+                                "granite", "smollm3",   "glm4",         "ministral3", "olmo2",
+                                "olmo3",   "phi3_long", "bert",         "modernbert"};
 
 struct Optimizer {
   const char* text;
@@ -97,7 +98,8 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFac
   /// The whole batch, or where micro-batches have one row that row.
   tensor::Batch batch(device::Device& device, int row = 0) const {
     tensor::Batch out;
-    for (const char* name : {"tokens", "labels"}) {
+    for (const char* name : {"token_types", "tokens", "labels"}) {
+      if (!expected_.find(name)) continue;
       std::vector<std::int32_t> ids(static_cast<std::size_t>(12 * setting_.rows));
       expected_.read_bytes(expected_.at(name), static_cast<std::uint64_t>(row) * 48,
                            std::as_writable_bytes(std::span(ids)));
@@ -157,7 +159,8 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
       if (!test::full_suite() && &family - families >= everywhere && !one_axis) continue;
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
-  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long"})
+  for (const char* family :
+       {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert", "modernbert"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

@@ -150,7 +150,9 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
     expect_near(logits, expected("logits"), 1e-5);
   }
   tape.training = true;
-  const autograd::Var loss = model(tape, {{"tokens", ids("tokens")}, {"labels", ids("labels")}});
+  tensor::Batch batch{{"tokens", ids("tokens")}, {"labels", ids("labels")}};
+  if (expected_.find("token_types")) batch["token_types"] = ids("token_types");
+  const autograd::Var loss = model(tape, batch);
   tape.backward(loss);
   // The language model's alone; routers' losses go into gradients.
   if (options_.moe.aux_loss == 0) {
@@ -215,7 +217,8 @@ TEST_P(Family, ExportGivesTheFilesBack) {
 INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
                                            "mixtral", "qwen3_moe", "phi3", "phi3_long", "gemma3_text",
-                                           "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3"),
+                                           "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3",
+                                           "bert", "modernbert"),
                          [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {

@@ -54,6 +54,17 @@ inline models::GptConfig tiny_post_norms() {
   return o;
 }
 
+/// BERT's style, with a window on both sides in one of two layers.
+inline models::GptConfig tiny_bert() {
+  using config::LayerType;
+  models::GptConfig o = models::GptConfig::of_family("bert");
+  o.vocab_size = 13, o.pad_vocab_to_multiple_of = 8, o.seq_length = 7, o.hidden_size = 6, o.num_layers = 2,
+  o.num_heads = 2, o.ffn_hidden_size = 10, o.init_std = 0.3, o.norm_epsilon = 1e-3;
+  o.sliding_window = 2, o.layer_types = {LayerType::sliding_attention, LayerType::full_attention};
+  o.dropout = o.attention_dropout = o.embedding_dropout = 0;
+  return o;
+}
+
 inline models::GptConfig with_dropout(models::GptConfig o) {
   o.embedding_dropout = 0.1f, o.attention_dropout = 0.2f, o.dropout = 0.3f;
   return o;

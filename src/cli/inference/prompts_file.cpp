@@ -64,9 +64,13 @@ void CompletionsFile::add(std::size_t prompt, Completion completion) {
   waiting_.emplace(prompt, std::move(completion));
   for (auto at = waiting_.find(next_); at != waiting_.end(); at = waiting_.find(++next_)) {
     nlohmann::ordered_json line = described(prompts_[next_]);
-    line["completion"] = at->second.text;
-    line["tokens"] = at->second.tokens;
-    line["finish"] = at->second.finish;
+    const Completion& done = at->second;
+    if (done.embedding.empty()) line["completion"] = done.text;
+    line["tokens"] = done.tokens;
+    if (done.embedding.empty())
+      line["finish"] = done.finish;
+    else
+      line["embedding"] = done.embedding;
     out() << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
     if (!out())
       fail(ErrorKind::io, "writing ", path_.empty() ? "stdout" : path_.string(),

@@ -337,7 +337,7 @@ quantize_training | section but disabled: {"enabled": true} | quantise weights w
 weight_quantization | section but empty: {"post_init_quant": {"fc": {}}} | quantise weights for inference |
     there is no quantisation in this build | enabled post_init_quant quantized_initialization
 sparse_attention | section but empty: {"mode": "fixed"} | attention to some blocks only | attention is dense
-    and causal in this build; model.sliding_window limits it | mode block different_layout_per_head
+    in this build; model.sliding_window limits it | mode block different_layout_per_head
     num_local_blocks num_global_blocks attention horizontal_global_attention num_different_global_patterns
     num_random_blocks local_window_blocks global_block_indices global_block_end_indices
     num_sliding_window_blocks

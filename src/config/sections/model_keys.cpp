@@ -12,7 +12,8 @@ const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention"};
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"};
-const std::vector<std::string> placement_names = {"pre", "post", "sandwich"};
+const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
+const std::vector<std::string> head_names = {"lm", "mlm"};
 
 std::string type_of(const RopeScaling& rope) {
   return cat("rope_type \"", name_of(rope.type), "\"");
@@ -106,7 +107,7 @@ const Table<SlidingRope>& sliding_rope_table() {
       Auto::is_a_value,
       {real("rotary_base", &T::rotary_base, "2e4", 1, infinity, true)
            .means("of the positions of layers with a window, where they are not the others'; gemma3_text "
-                  "has this section by default"),
+                  "and modernbert have this section by default"),
        section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default)}};
   return table;
 }
@@ -145,6 +146,8 @@ std::vector<Key<Model>> size_keys() {
 std::vector<Key<Model>> block_keys() {
   using T = Model;
   return {
+      boolean("causal", &T::causal)
+          .means("a token sees those before it alone; false: all of its document, as in an encoder (BERT)"),
       choice("position", &T::position, position_types, "\"rotary\"")
           .means("rotary needs an even head size", shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
@@ -153,12 +156,13 @@ std::vector<Key<Model>> block_keys() {
           .means("share of a head's elements, the first ones, that rotary positions turn",
                  idle(is_learned, learned)),
       integer("sliding_window", &T::sliding_window, "16", 0, most_positions)
-          .means("tokens that a query sees, itself among them; those before are neither seen nor computed. "
-                 "0: all",
-                 idle(why_all_seen)),
+          .means(
+              "tokens that a query sees, itself among them, and without `causal` as many behind it; others "
+              "are neither seen nor computed. 0: all",
+              idle(why_all_seen)),
       layer_types_key().means(
-          "which layers have the window: a pattern that repeats over them. `[]`: all. gemma3_text and olmo3 "
-          "have patterns of their own, where there is a window"),
+          "which layers have the window: a pattern that repeats over them. `[]`: all. gemma3_text, olmo3 and "
+          "modernbert have patterns of their own, where there is a window"),
       integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
           .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
                  idle(is_learned, learned)),
@@ -173,11 +177,17 @@ std::vector<Key<Model>> block_keys() {
                  "(OLMo 2); not over tensor ranks",
                  shapes, idle(has_no_qk_norm, "no effect without model.qk_norm")),
       choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
+      boolean("norm_bias", &T::norm_bias)
+          .means("LayerNorm has a bias (ModernBERT's has none)", shapes,
+                 idle([](const Config& c) { return c.model->norm == Norm::rmsnorm; },
+                      "no effect: RMSNorm has no bias")),
       real("norm_epsilon", &T::norm_epsilon, "1e-6", 0, infinity, true).means("added to the variance"),
       boolean("norm_unit_offset", &T::norm_unit_offset)
           .means("RMSNorm multiplies by 1 + its weight, which begins as 0 (Gemma)", shapes),
       choice("norm_placement", &T::norm_placement, placement_names, "\"sandwich\"")
-          .means("norms of a block before its parts, behind them (OLMo 2), or on both sides (Gemma)", shapes),
+          .means("norms of a block before its parts, behind them (OLMo 2), on both sides (Gemma), or behind "
+                 "the sums of its parts and what they were given (BERT)",
+                 shapes),
       choice("activation", &T::activation, activation_names, "\"swiglu\"")
           .means(
               "of the MLP; gelu is x·Φ(x), gelu_tanh its approximation; swiglu, geglu and geglu_tanh have a "
@@ -189,6 +199,13 @@ std::vector<Key<Model>> block_keys() {
           .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
           .means("of the embeddings' sum", by("`dropout`")),
+      integer("token_types", &T::token_types, "2", 0, most_token_types)
+          .means("rows of a table of types of tokens (`type_vocab_size`), whose first is every token's where "
+                 "data do not say others; 0: none",
+                 shapes),
+      boolean("embedding_norm", &T::embedding_norm)
+          .means("a norm behind the embeddings' sum, and none before the first layer's attention (BERT)",
+                 shapes),
       boolean("scale_embeddings", &T::scale_embeddings)
           .means("embeddings are multiplied by √`hidden_size` (Gemma)", shapes),
       real("embedding_multiplier", &T::embedding_multiplier, "12", -infinity, infinity)
@@ -201,6 +218,10 @@ std::vector<Key<Model>> block_keys() {
                  by("1/√`head_dim`")),
       real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
           .means("that the vocabulary's scores are divided by (Granite)"),
+      choice("head", &T::head, head_names, "\"mlm\"")
+          .means("behind the blocks: `lm`, scores of the vocabulary; `mlm`, BERT's, a linear layer, the "
+                 "activation, a norm, and scores with a bias",
+                 shapes),
       boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
       boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
       boolean("qkv_bias", &T::qkv_bias)
@@ -367,6 +388,9 @@ std::string_view name_of(FfnActivation activation) {
 }
 std::string_view name_of(NormPlacement placement) {
   return placement_names[static_cast<std::size_t>(placement)];
+}
+std::string_view name_of(Head head) {
+  return head_names[static_cast<std::size_t>(head)];
 }
 std::string_view name_of(LayerType type) {
   return layer_type_names[static_cast<std::size_t>(type)];

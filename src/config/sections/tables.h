@@ -84,6 +84,8 @@ void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
 void finish_bottleneck(const BottleneckKeys& keys, const Given& given, const Value& section);
 /// Throws where documents are to be kept apart on ranks that hold parts of sequences.
 void check_packing(const Config& config, const Value& file);
+/// Throws where the model cannot learn what training.objective says. training_keys.cpp
+void check_objective(const Config& config, const Value& file);
 /// Throws where a prompt does not fit the model, or tasks do not fit the data.
 void check_prompt(const Config& config, const Value& file);
 

@@ -39,6 +39,11 @@ bool saves_nothing(const Config& config) {
 }
 constexpr const char* not_saved = "no effect without training.save_dir";
 
+bool masks_nothing(const Config& config) {
+  return !config.masks_tokens();
+}
+constexpr const char* not_masked = "no effect: the objective is next_token";
+
 bool recomputes_nothing(const Config& config) {
   return config.training.recompute == Recompute::none;
 }
@@ -127,6 +132,17 @@ std::vector<Key<Training>> course_keys() {
 std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
+      choice("objective", &T::objective, {"auto", "next_token", "mlm"}, "\"next_token\"")
+          .means("what is learned of a text: `next_token`, each token from those before it, by models with "
+                 "`causal`; `mlm`, tokens that are masked from all others, by models without "
+                 "([more](data.md#masked-tokens)). auto: which of them the model can"),
+      real("mlm_probability", &T::mlm_probability, "0.3", 0.001, 0.999)
+          .means("mlm: the share of tokens that are targets; of these 80 % are masked, 10 % another token, "
+                 "10 % stay",
+                 idle(masks_nothing, not_masked)),
+      boolean("whole_word_mask", &T::whole_word_mask)
+          .means("mlm: the tokens of a word are targets together, or none of them is",
+                 idle(masks_nothing, not_masked)),
       choice("loss_average", &T::loss_average, {"tokens", "micro_batches"}, "\"micro_batches\"")
           .means(
               "what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
@@ -174,6 +190,20 @@ Table<Training> training_table() {
 }
 
 }  // namespace
+
+void check_objective(const Config& config, const Value& file) {
+  if (!config.model) return;
+  const Objective objective = config.training.objective;
+  const Value at{file.node, "training.objective", file.context};
+  if (objective == Objective::mlm && config.model->causal)
+    at.error(
+        "\"mlm\" is learned from tokens on both sides, and model.causal is true: set it to false, or take "
+        "\"next_token\"");
+  if (objective == Objective::next_token && !config.model->causal)
+    at.error("\"next_token\" would be seen, as model.causal is false: set it to true, or take \"mlm\"");
+  if (config.masks_tokens() && config.training.adapter.has_prompt())
+    at.error("\"mlm\" does not go with virtual tokens: take another training.adapter.type");
+}
 
 Key<Config> training_key() {
   return section("training", &Config::training, training_table()).with(Concerns::run);

@@ -60,20 +60,21 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
 }
 
 std::int64_t DocumentSamples::places_of(const DocumentPiece& piece) const {
-  const std::int64_t left = dataset_->length(range_.begin + piece.sequence) - 1 - piece.chunk * room();
+  const std::int64_t left = own_places(range_.begin + piece.sequence) - piece.chunk * room();
   return options_.prompt.count + std::min(left, room());
 }
 
 void DocumentSamples::find_pieces() {
   std::vector<std::uint8_t> mask;
   for (std::int64_t i = range_.begin; i < range_.end; ++i) {
-    const std::int64_t length = dataset_->length(i);
-    tokens_ += length;
-    const bool is_cut = length - 1 > room();
+    const std::int64_t places = own_places(i);
+    tokens_ += dataset_->length(i);
+    const bool is_cut = places > room();
     cut_ += is_cut;
-    for (std::int64_t chunk = 0; chunk * room() < length - 1; ++chunk) {
-      const std::int64_t begin = chunk * room(), read = std::min(length - 1 - begin, room());
-      if (is_cut && dataset_->has_mask()) {  // a part of a long question has nothing to learn from
+    for (std::int64_t chunk = 0; chunk * room() < places; ++chunk) {
+      const std::int64_t begin = chunk * room(), read = std::min(places - begin, room());
+      if (is_cut && dataset_->has_mask() &&
+          options_.next_tokens) {  // a part of a long question has nothing to learn from
         const std::int64_t first = options_.prompt.count > 0 ? begin : begin + 1;  // to be predicted
         mask.resize(static_cast<std::size_t>(begin + read + 1 - first));
         dataset_->read_mask(i, first, mask);
@@ -188,14 +189,20 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
   std::vector<std::uint8_t> mask;
   std::size_t begin = 0;
   for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
-    ids.resize(static_cast<std::size_t>(read) + 1);
+    ids.resize(static_cast<std::size_t>(read) + (options_.next_tokens ? 1 : 0));
     dataset_->read(sequence, offset, ids);
     if (options_.vocab_size > 0) dataset_->check_ids(ids, sequence, offset, options_.vocab_size);
-    mask.assign(ids.size(), 1);
-    if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
     const auto places = static_cast<std::size_t>(options_.prompt.count + read);
-    write_text(options_.prompt, ids, mask, std::span(row.tokens).subspan(begin, places),
-               std::span(row.labels).subspan(begin, places));
+    const auto tokens = std::span(row.tokens).subspan(begin, places),
+               labels = std::span(row.labels).subspan(begin, places);
+    if (options_.next_tokens) {
+      mask.assign(ids.size(), 1);
+      if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
+      write_text(options_.prompt, ids, mask, tokens, labels);
+    } else {
+      std::copy(ids.begin(), ids.end(), tokens.begin());
+      std::copy(ids.begin(), ids.end(), labels.begin());
+    }
     begin += places;
     row.ends.push_back(static_cast<std::int32_t>(begin));
   });
@@ -205,7 +212,7 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
 
 void DocumentSamples::will_need(std::int64_t position) const {
   for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
-    dataset_->will_need(sequence, offset, read + 1);
+    dataset_->will_need(sequence, offset, read + (options_.next_tokens ? 1 : 0));
   });
 }
 

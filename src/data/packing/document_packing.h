@@ -10,18 +10,19 @@ namespace sherd::data {
 
 /// Samples of whole documents that do not see each other: as many as fit into a row, behind each other, the
 /// rest of the row padding (end of document, no labels) that is a document too. A document of n tokens takes
-/// n − 1 places, its last token being a label alone; one that is longer than a row comes in several pieces,
-/// each going on where the one before ended, none seeing another. Which go together is decided once, by best
-/// fit of the longest first (bin packing: Johnson 1973; of documents: Ding et al. 2024, "Fewer Truncations
-/// Improve Language Modeling"); every round puts other documents of the same lengths into the places, and
-/// takes the rows in another order. Here a document is a sequence of the dataset.
+/// n − 1 places, its last token being a label alone (or n, without PackingOptions::next_tokens); one that is
+/// longer than a row comes in several pieces, each going on where the one before ended, none seeing another.
+/// Which go together is decided once, by best fit of the longest first (bin packing: Johnson 1973; of
+/// documents: Ding et al. 2024, "Fewer Truncations Improve Language Modeling"); every round puts other
+/// documents of the same lengths into the places, and takes the rows in another order. Here a document is a
+/// sequence of the dataset.
 ///
 /// With virtual tokens each piece stands behind its own, which take places of the row.
 ///
 /// Held in memory: 12 bytes per document, and per round in use as many more, and 8 per row.
 class DocumentSamples final : public Samples {
  public:
-  /// Throws Error{data} where the range has no document of two tokens or more, Error{config} for a bad
+  /// Throws Error{data} where the range has no document that takes a place, Error{config} for a bad
   /// seq_length. PackingOptions::total_samples has no meaning here. `padding`: the id behind the last
   /// document of a row. `what` names the range, "training split" for example.
   DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range, PackingOptions options,
@@ -52,6 +53,10 @@ class DocumentSamples final : public Samples {
   };
   /// Tokens of text that a row has room for.
   std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
+  /// Tokens of a document that take a place.
+  std::int64_t own_places(std::int64_t sequence) const {
+    return dataset_->length(sequence) - (options_.next_tokens ? 1 : 0);
+  }
   /// Places of a row, those of virtual tokens included.
   std::int64_t places_of(const DocumentPiece& piece) const;
   void find_pieces();

@@ -41,7 +41,9 @@ struct PackingOptions {
   /// shuffled by itself.
   std::int64_t total_samples = 0;
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
-  VirtualTokens prompt = {};    ///< in front of each sample, or of each document where they are kept apart
+  /// Labels are the tokens behind; false: they are of the tokens themselves, which all take a place.
+  bool next_tokens = true;
+  VirtualTokens prompt = {};  ///< in front of each sample, or of each document where they are kept apart
 };
 
 /// The last two rounds of an endless order that were asked for: ranks that share it are at most a round

@@ -1,7 +1,8 @@
 // A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides, gains of
-// 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none. Equal wherever
-// states lie, whatever is recomputed, however many ranks train; docs/guarantees.md, "Equal to the bit". What
-// each block computes, tests/models holds to transformers.
+// 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none; and an encoder,
+// whose norms stand behind sums, with windows on both sides, types of tokens and a head of its own. Equal
+// wherever states lie, whatever is recomputed, however many ranks train (docs/guarantees.md, "Equal to the
+// bit"). What each block computes, tests/models holds to transformers.
 #include <gtest/gtest.h>
 
 #include "support/equality.h"
@@ -12,18 +13,32 @@ using sherd::testing::TempFolder;
 
 namespace {
 
-RunSpec spec_of_blocks(int ranks, int stage) {
+RunSpec spec_of(int ranks, int stage) {
   RunSpec spec;
-  spec.llama = true, spec.tied = false;  // layered passes sum a tied table's gradients in another order
+  spec.tied = false;  // layered passes sum a tied table's gradients in another order
+  spec.ranks = ranks, spec.stage = stage, spec.accumulation = 4 / ranks;
+  spec.accumulate_in = "fp32";
+  spec.steps = 4;
+  return spec;
+}
+
+RunSpec spec_of_blocks(int ranks, int stage) {
+  RunSpec spec = spec_of(ranks, stage);
+  spec.llama = true;
   spec.model =
       R"(, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7, "rotary_base": 5e5,
           "sliding_rope": {"rotary_base": 1e4}, "no_rope_layer_interval": 3, "partial_rotary_factor": 0.5,
           "norm_placement": "sandwich", "norm_unit_offset": true, "qk_norm": true,
           "activation": "geglu_tanh", "scale_embeddings": true, "embedding_multiplier": 0.5,
           "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2)";
-  spec.ranks = ranks, spec.stage = stage, spec.accumulation = 4 / ranks;
-  spec.accumulate_in = "fp32";
-  spec.steps = 4;
+  return spec;
+}
+
+RunSpec spec_of_encoder(int ranks, int stage) {
+  RunSpec spec = spec_of(ranks, stage);
+  spec.model =
+      R"(, "causal": false, "norm_placement": "post_residual", "embedding_norm": true, "token_types": 2,
+          "head": "mlm", "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5)";
   return spec;
 }
 
@@ -53,8 +68,25 @@ TEST(BlocksEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
   expect_bits(s, "a late device");
 }
 
-TEST(BlocksEquality, CutModelsAgreeToRounding) {
-  RunSpec s = spec_of_blocks(1, 1);
+TEST(EncoderEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
+  const RunResult expected = train_local(spec_of_encoder(1, 2));
+  ASSERT_NE(expected.losses.front(), expected.losses.back());
+  RunSpec s = spec_of_encoder(4, 3);
+  s.bucket = 3000, s.overlap = true, s.prefetch = 1'000'000, s.recompute = "full";
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "4 ranks, stage 3, prefetched, full recompute";
+  const TempFolder folder;
+  s = spec_of_encoder(2, 3);
+  s.nvme_path = folder.path().string(), s.offload_param = s.offload_optimizer = "nvme";
+  s.recompute = "selective", s.schedule = "layered";
+  s.resume_at = 2, s.directory = folder.path().string();
+  EXPECT_TRUE(train_local(s).bits() == expected.bits())
+      << "2 ranks, everything on NVMe, selective recompute, layered, resumed";
+  s = spec_of_encoder(1, 2);
+  s.lazy = true;
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "a late device";
+}
+
+void expect_cuts_agree(RunSpec s) {
   s.dtype = "fp32", s.accumulate_in.clear();
   const RunResult one = train_local(s);
   s.accumulation = 4, s.ranks = 2;
@@ -67,6 +99,14 @@ TEST(BlocksEquality, CutModelsAgreeToRounding) {
       EXPECT_NEAR(cut.norms[i], one.norms[i], 1e-4 * one.norms[i]) << "step " << i;
     }
   }
+}
+
+TEST(BlocksEquality, CutModelsAgreeToRounding) {
+  expect_cuts_agree(spec_of_blocks(1, 1));
+}
+
+TEST(EncoderEquality, CutModelsAgreeToRounding) {
+  expect_cuts_agree(spec_of_encoder(1, 1));
 }
 
 }  // namespace

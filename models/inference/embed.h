@@ -1,0 +1,25 @@
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "models/inference/generate.h"
+
+namespace sherd::models {
+
+/// What the vectors of a text's tokens become one by: their mean, that of the first token (BERT's [CLS]), or
+/// of the last one.
+enum class Pooling : std::uint8_t { mean, cls, last };
+
+/// Given the embedding of a text, model.config().hidden_size numbers.
+using OnEmbedding = std::function<void(std::size_t text, std::span<const float> embedding)>;
+
+/// The embeddings of texts: what stands behind the last block and its norm, in fp32, pooled. Up to `batch`
+/// texts go through the model together, and none depends on those beside it. All ranks call this alike, and
+/// each is given all embeddings. Throws Error{usage} for an empty text or a batch below 1, Error{data} for a
+/// text longer than the model's seq_length, and as Gpt::hidden() does.
+void embed_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std::int32_t>> texts,
+                 std::int64_t batch, Pooling pooling, const OnEmbedding& on_embedding);
+
+}  // namespace sherd::models

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/inference/inference.h"
+#include "cli/inference/prompts_file.h"
+#include "models/inference/embed.h"
+
+namespace sherd::cli {
+
+/// A request for the embeddings of texts.
+struct EmbedRequest {
+  const Inference& from;
+  std::vector<std::vector<std::int32_t>> texts;
+  std::int64_t batch;
+  models::Pooling pooling;
+  CompletionsFile& out;
+};
+
+/// The ids of a text as the model saw documents: between the tokens that begin and end one where it is an
+/// encoder, else as prompt_of(). Throws Error{data} that says `place` where there are more than fit.
+std::vector<std::int32_t> text_to_embed(const Inference& inference, const std::string& text,
+                                        const std::string& place);
+
+/// One rank's part of a request; rank 0 writes.
+void embed(const EmbedRequest& request, const DistributedPtr& dist);
+
+}  // namespace sherd::cli

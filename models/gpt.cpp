@@ -143,8 +143,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   for (std::int64_t i = 0; i < c.num_layers; ++i)
     blocks_->append(std::make_shared<TransformerBlock>(c, i, layout, pooled));
   if (c.final_norm()) norm_ = add("norm", make_norm(c, layout));
-  const bool masked = c.head == config::Head::mlm;
-  if (masked) {
+  const bool has_layers = c.head != config::Head::lm;
+  if (has_layers) {
     head_dense_ =
         add("head_dense",
             parallel::on_stream(
@@ -153,15 +153,19 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
                     nn::LinearOptions{
                         .bias = c.bias, .activation = c.head_activation(), .init = init, .fp8 = false}),
                 layout));
-    head_norm_ = add("head_norm", make_norm(c, layout));
+    if (!c.pools()) head_norm_ = add("head_norm", make_norm(c, layout));
+    if (c.classifies())
+      head_dropout_ = add("head_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   }
-  head_ = add("head", std::make_shared<parallel::ColumnLinear>(
-                          c.hidden_size, c.padded_vocab(), layout,
-                          nn::LinearOptions{.bias = masked,
-                                            .init = init,
-                                            .packing = tokens_->weight()->packing,
-                                            .tied = c.tie_embeddings ? tokens_->weight() : nullptr,
-                                            .fp8 = false}));
+  head_ =
+      add("head",
+          std::make_shared<parallel::ColumnLinear>(
+              c.hidden_size, c.padded_scores(), layout,
+              nn::LinearOptions{.bias = has_layers,
+                                .init = init,
+                                .packing = c.classifies() ? autograd::Packing() : tokens_->weight()->packing,
+                                .tied = c.tied() ? tokens_->weight() : nullptr,
+                                .fp8 = false}));
   using Modules = std::vector<std::shared_ptr<nn::Module>>;
   const auto append = [&](Modules modules) {
     std::erase(modules, nullptr);
@@ -169,7 +173,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   };
   append({tokens_, token_types_, positions_, embedding_norm_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
-  append({norm_, head_dense_, head_norm_, head_});
+  append({norm_, head_dense_, head_norm_, head_dropout_, head_});
   if (c.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
@@ -220,13 +224,15 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
 
 Var Gpt::normed(Tape& tape, const Var& x) {
   Var out = norm_ ? (*norm_)(tape, x) : x;
-  if (head_dense_) out = (*head_norm_)(tape, (*head_dense_)(tape, out));
+  if (head_dense_) out = (*head_dense_)(tape, out);
+  if (config_.pools()) out = autograd::tanh(out);
+  if (head_norm_) out = (*head_norm_)(tape, out);
   return config_.logits_scaling == 1 ? out : autograd::scale(out, 1 / config_.logits_scaling);
 }
 
 parallel::VocabHead Gpt::vocabulary(Tape& tape) {
   return {tape.parameter(head_->weight()), head_->bias() ? tape.parameter(head_->bias()) : Var(),
-          config_.vocab_size};
+          config_.scores()};
 }
 
 Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head) {
@@ -271,6 +277,24 @@ Tensor Gpt::hidden(Tape& tape, const tensor::Batch& batch) {
   return scores(tape, batch, [&](const Var& x) { return norm_ ? (*norm_)(tape, x) : x; }).value();
 }
 
+Tensor Gpt::class_scores(Tape& tape, const tensor::Batch& batch) {
+  Tape::NoGrad pause(tape);
+  require(config_.classifies(), "the model has no head for labels");
+  require_whole_texts();
+  const auto head = [&](const Var& x) {
+    const Tensor& all = x.value();
+    const std::int64_t sequences = all.shape()[0], rows = all.shape()[1], width = all.shape()[2];
+    std::vector<std::int32_t> first;
+    for (std::int64_t i = 0; i < sequences; ++i) first.push_back(static_cast<std::int32_t>(i * rows));
+    const Var picked = autograd::take_rows(tape.input(all.reshape({sequences * rows, width})),
+                                           Tensor::of<std::int32_t>(tape.device(), {sequences}, first));
+    const parallel::VocabHead table = vocabulary(tape);
+    return parallel::gather(autograd::linear(normed(tape, picked), table.weight, table.bias), 1,
+                            layout_.tensor);
+  };
+  return scores(tape, batch, head).value();
+}
+
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
@@ -298,7 +322,9 @@ Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
-  return parallel::vocab_cross_entropy(normed(tape, x), vocabulary(tape),
+  Var behind = normed(tape, x);
+  if (head_dropout_) behind = head_dropout_->apply(tape, behind, layout_.stream_slice(behind.shape()));
+  return parallel::vocab_cross_entropy(behind, vocabulary(tape),
                                        parallel::inner_part(tape.kernels(), labels, layout_), layout_);
 }
 

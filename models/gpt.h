@@ -27,11 +27,11 @@ void check_layout(const GptConfig& config, const parallel::Layout& layout, Probl
 
 /// A decoder-only language model, GPT-2's or Llama's style by its configuration, or an encoder, BERT's style.
 /// Parts: "tokens", "token_types", "positions" (learned ones), "embedding_norm", "embedding_dropout",
-/// "blocks", "norm", "head_dense" and "head_norm" (config::Head::mlm), "head" (whose weight is the token
-/// table when tied). As a layered model its parts are the embeddings, each block, norm and head. Each is a
-/// unit of sharding, a block one of recompute too. With an adapter (GptConfig::adapter) its parameters alone
-/// are trainable; a prompt's virtual tokens are ids behind the padded vocabulary, which callers put in front
-/// of texts.
+/// "blocks", /// "norm", "head_dense", "head_norm" and "head_dropout" (as config::Head says), "head" (whose
+/// weight is the token table when tied). As a layered model its parts are the embeddings, each block, norm
+/// and head. Each is a unit of sharding, a block one of recompute too. With an adapter (GptConfig::adapter)
+/// its parameters alone are trainable; a prompt's virtual tokens are ids behind the padded vocabulary, which
+/// callers put in front of texts.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
@@ -56,6 +56,10 @@ class Gpt : public nn::LayeredModel {
   /// forward_part() takes it, without labels). Every rank calls it alike, and all get the result. Not
   /// recorded. Layouts as of next_logits().
   tensor::Tensor hidden(Tape& tape, const tensor::Batch& batch);
+  /// Scores of the model's labels, [sequences, padded scores], by the first token of each sequence of a batch
+  /// as of hidden(), with the columns behind the labels meaning nothing. Every rank calls it alike, and all
+  /// get the result. Throws Error{usage} for a model without such a head.
+  tensor::Tensor class_scores(Tape& tape, const tensor::Batch& batch);
   /// The parts of the scores of `labels`, as parallel::vocab_scores() says: labels[i] follows row rows[i]
   /// of the batch's batch·seq rows; both int32 [n]. Every rank calls it alike, and all get the result. Not
   /// recorded. Layouts as of next_logits(); with a key cache the batch's rows continue its texts.
@@ -64,7 +68,8 @@ class Gpt : public nn::LayeredModel {
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s]
-  /// (an encoder's: the one that was masked there), or -100 where none is to be learned. "token_types", int32
+  /// (an encoder's: the one that was masked there, or the class of the text that begins there), or -100 where
+  /// none is to be learned. "token_types", int32
   /// [batch, seq], may tell rows of that table, else the first. Where there are "documents", int32 [n + 1]
   /// that the processor reads, the bounds among all rows of documents that do not see each other,
   /// "positions", int32 [batch, seq], counts each one's tokens. "filling", int32 [batch] that the processor
@@ -95,6 +100,7 @@ class Gpt : public nn::LayeredModel {
   std::shared_ptr<nn::Dropout> embedding_dropout_;
   std::shared_ptr<nn::LayerList> blocks_;
   std::shared_ptr<nn::Layer> norm_, head_dense_, head_norm_;  ///< null: none
+  std::shared_ptr<nn::Dropout> head_dropout_;                 ///< null: none
   std::shared_ptr<parallel::ColumnLinear> head_;
 };
 

@@ -103,6 +103,7 @@ tensor::Glu GptConfig::glu() const {
 }
 
 tensor::Activation GptConfig::head_activation() const {
+  if (pools()) return tensor::Activation::none;
   return gated() ? tensor::Activation::gelu_erf : fused_activation();
 }
 
@@ -169,10 +170,15 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
       (c.num_layers - with_experts) * feed_forward(c.ffn_hidden_size) +
       with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
   const std::int64_t tables =
-      rows * hidden * (c.tie_embeddings ? 1 : 2) +
+      (rows + (c.tied()         ? 0
+               : c.classifies() ? (padding ? c.padded_scores() : c.scores())
+                                : rows)) *
+          hidden +
       ((c.position == config::PositionType::learned ? c.max_positions : 0) + c.token_types) * hidden;
-  const std::int64_t head =
-      c.head == config::Head::mlm ? hidden * hidden + (c.bias ? hidden : 0) + norm_size + rows : 0;
+  const std::int64_t head = c.head == config::Head::lm
+                                ? 0
+                                : hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) +
+                                      (c.classifies() ? (padding ? c.padded_scores() : c.scores()) : rows);
   return tables + c.num_layers * (weights + biases + head_gains + c.block_norms() * norm_size) + networks +
          ((c.final_norm() ? 1 : 0) + (c.embedding_norm ? 1 : 0) - (first_lacks_one ? 1 : 0)) * norm_size +
          head;
@@ -208,7 +214,7 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
   }
   const double blocks = static_cast<double>(c.num_layers) * 2.0 * products +
                         2.0 * 2.0 * pairs * attention_width + 2.0 * networks;
-  const double head = 2.0 * h * (static_cast<double>(c.vocab_size) + (c.head == config::Head::mlm ? h : 0.0));
+  const double head = 2.0 * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
   const double passes = recompute == Recompute::full ? trained + 1 : trained;

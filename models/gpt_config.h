@@ -41,8 +41,10 @@ struct GptConfig : config::Model {
   std::optional<tensor::Rotary> rotary(std::int64_t layer) const;
   /// The function that the feed-forward part's first product ends with; none where it has a gate.
   tensor::Activation fused_activation() const;
-  /// The function in the head for masked tokens.
+  /// The function that the product of the head's linear layer ends with.
   tensor::Activation head_activation() const;
+  /// The head is BERT's pooler: tanh follows that layer, and no norm.
+  bool pools() const { return classifies() && !final_norm(); }
   /// The unit of a feed-forward part that has a gate.
   tensor::Glu glu() const;
   /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;

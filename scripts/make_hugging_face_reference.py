@@ -96,6 +96,13 @@ FAMILIES = {
     "modernbert": (transformers.ModernBertForMaskedLM, transformers.ModernBertConfig(
         **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
         pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None), {}),
+    "bert_classifier": (transformers.BertForSequenceClassification, transformers.BertConfig(
+        **SHARED, intermediate_size=20, hidden_dropout_prob=0, attention_probs_dropout_prob=0, pad_token_id=None,
+        id2label={0: "bad", 1: "fair", 2: "good"}), {}),
+    "modernbert_classifier": (transformers.ModernBertForSequenceClassification, transformers.ModernBertConfig(
+        **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
+        pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None,
+        id2label={0: "bad", 1: "fair", 2: "good"}), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")
@@ -162,7 +169,7 @@ def older_config(folder):
 
 
 def options_of(kind):
-    return {} if kind.__name__.endswith("MaskedLM") else {"use_cache": False}
+    return {} if "Bert" in kind.__name__ else {"use_cache": False}
 
 
 def make(family, kind, config, options, root):
@@ -174,14 +181,20 @@ def make(family, kind, config, options, root):
     text = torch.randint(0, 37, (2, 13))
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
     types = (torch.arange(24).view(2, 12) % 12 > 7).long() if hasattr(config, "type_vocab_size") else None
-    labels[0, 3:8] = labels[1, -1] = -100  # micro-batches of one row have different numbers of targets
+    classes = torch.tensor([2, 0]) if "Classification" in kind.__name__ else None
+    if classes is not None:  # of a text, at its first token
+        labels = torch.full_like(labels, -100)
+        labels[:, 0] = classes
+    else:
+        labels[0, 3:8] = labels[1, -1] = -100  # micro-batches of one row have different numbers of targets
     wide = in_double(model)
     with InDouble():
         result = wide(tokens, **options_of(kind))
-        loss = torch.nn.functional.cross_entropy(result.logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+        wanted = labels.view(-1) if classes is None else classes
+        loss = torch.nn.functional.cross_entropy(result.logits.view(len(wanted), -1), wanted, ignore_index=-100)
         if types is not None:  # of the logits all tokens are of the first type
             typed = wide(tokens, token_type_ids=types)
-            loss = torch.nn.functional.cross_entropy(typed.logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+            loss = torch.nn.functional.cross_entropy(typed.logits.view(len(wanted), -1), wanted, ignore_index=-100)
         if getattr(result, "aux_loss", None) is not None:
             loss = loss + config.router_aux_loss_coef * result.aux_loss
     loss.backward()

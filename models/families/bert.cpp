@@ -56,6 +56,8 @@ TensorNames bert_names() {
       .head_dense = "cls.predictions.transform.dense",
       .head_norm = "cls.predictions.transform.LayerNorm",
       .head_bias = "cls.predictions",
+      .classifier = "classifier",
+      .pooler = "pooler.dense",
       .passed_over = {"bert.pooler.", "pooler.", "cls.seq_relationship.", "cls.predictions.decoder.bias"}};
 }
 
@@ -72,6 +74,7 @@ std::optional<std::string> bert_lacks(const M& m) {
 Family bert() {
   return {.name = "bert",
           .architecture = "BertForMaskedLM",
+          .sequence_classifier = "BertForSequenceClassification",
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {30522, 768, 3072, 12, 12, 0, 512});

@@ -35,6 +35,7 @@ struct TensorNames {
   std::string expert_down = "down_proj";
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
+  std::string classifier = "", pooler = "";  ///< of labels; in the place of head_dense, with the prefix
   /// What begins names of tensors that the model does not have, and files may.
   std::vector<std::string> passed_over{};
   bool transposed = false;   ///< matrices of the blocks are [in, out]
@@ -43,8 +44,9 @@ struct TensorNames {
 
 /// One family.
 struct Family {
-  const char* name;          ///< model_type; one of config::family_names()
-  const char* architecture;  ///< the class of transformers
+  const char* name;                           ///< model_type; one of config::family_names()
+  const char* architecture;                   ///< the class of transformers
+  const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
   /// lacks.
   void (*class_defaults)(Published&);

@@ -81,6 +81,7 @@ std::optional<std::string> modernbert_lacks(const M& m) {
 Family modernbert() {
   return {.name = "modernbert",
           .architecture = "ModernBertForMaskedLM",
+          .sequence_classifier = "ModernBertForSequenceClassification",
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {50368, 768, 1152, 22, 12, 0, 8192});
@@ -99,7 +100,8 @@ Family modernbert() {
                     .head = "decoder",
                     .head_dense = "head.dense",
                     .head_norm = "head.norm",
-                    .head_bias = "decoder"},
+                    .head_bias = "decoder",
+                    .classifier = "classifier"},
           .lora_targets = {"Wqkv"},
           .ia3_targets = {"Wqkv", "mlp.Wo"},
           .has = {"sliding_window", "layer_types", "sliding_rope"},

@@ -1,6 +1,7 @@
 #include "models/hub/config_json.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -133,9 +134,31 @@ void settle_experts(Published& p, const config::Given& given, const Value& file)
         "is true; model.moe.aux_loss sets it");
 }
 
+/// A class that classifies texts, and the names of its labels.
+void settle_head(Published& p, const Value& file, const Family& family) {
+  const Node *classes = file.node.find("architectures"), *names = file.node.find("id2label");
+  const auto classifies = [&](const Node& item) { return item.is_text(family.sequence_classifier); };
+  if (!family.sequence_classifier || !classes || !classes->is(Node::Kind::array) ||
+      std::none_of(classes->items.begin(), classes->items.end(), classifies))
+    return;
+  if (const Node* pooling = file.node.find("classifier_pooling"); pooling && !pooling->is_text("cls"))
+    refuse(file, "classifier_pooling ", pooling->brief(),
+           " is not supported: texts are classified by their first token");
+  p.model.head = config::Head::sequence_classification;
+  p.model.labels = {"LABEL_0", "LABEL_1"};
+  if (!names || !names->is(Node::Kind::object)) return;
+  p.model.labels.clear();
+  for (std::size_t i = 0; i < names->members.size(); ++i) {
+    const Node* name = names->find(std::to_string(i));
+    if (!name) refuse(file, "id2label has ", names->members.size(), " labels, and none of number ", i);
+    p.model.labels.push_back(Value{*name, "id2label", file.context}.text());
+  }
+}
+
 void settle(Published& p, const config::Given& given, const Value& file, const Family& family) {
   Model& m = p.model;
   m.seq_length = m.max_positions;
+  settle_head(p, file, family);
   settle_window(p, file, family);
   settle_rope(p, file, family);
   if (p.listed_no_rope_interval) {
@@ -166,7 +189,8 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.gated() != has.gated() || (m.gated() && m.activation != has.activation))
     return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
-  if (m.head != has.head) return cat("model.head \"", config::name_of(m.head), "\"");
+  if (m.classifies() ? !family.sequence_classifier : m.head != has.head)
+    return cat("model.head \"", config::name_of(m.head), "\"");
   if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
   if (m.bias != has.bias) return said("bias", m.bias);
   if (m.has_qkv_bias() != has.has_qkv_bias() && !family.can("qkv_bias")) return said("qkv_bias", m.qkv_bias);
@@ -244,6 +268,20 @@ ModelType published_as(const Model& model) {
        ". Train it with other keys to export it; its checkpoints are whole without");
 }
 
+namespace {
+
+void put_labels(const Model& model, const std::function<void(const std::string&, Node)>& put) {
+  std::vector<std::pair<std::string, Node>> names, numbers;
+  for (std::size_t i = 0; i < model.labels.size(); ++i) {
+    names.emplace_back(std::to_string(i), config::node_of(model.labels[i]));
+    numbers.emplace_back(model.labels[i], config::node_of(static_cast<std::int64_t>(i)));
+  }
+  put("id2label", config::node_of(std::move(names)));
+  put("label2id", config::node_of(std::move(numbers)));
+}
+
+}  // namespace
+
 std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::string_view dtype,
                             std::string_view original) {
   const Family& family = family_of(published_as(model));
@@ -266,7 +304,9 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
     else
       out.members.emplace_back(name, std::move(value));
   };
-  put("architectures", config::list_of(std::vector<std::string>{family.architecture}));
+  put("architectures", config::list_of(std::vector<std::string>{
+                           model.classifies() ? family.sequence_classifier : family.architecture}));
+  if (model.classifies()) put_labels(model, put);
   put("model_type", config::node_of(family.name));
   put("vocab_size", config::node_of(vocab_size));
   Published published;

@@ -138,7 +138,11 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
 }
 
 bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
-  return std::any_of(names().passed_over.begin(), names().passed_over.end(),
+  std::vector<std::string> begins = names().passed_over;
+  if (config_.classifies())  // and files have the head for masked tokens
+    for (const std::string& part : {names().head, names().head_dense, names().head_norm, names().head_bias})
+      begins.push_back(part + ".");
+  return std::any_of(begins.begin(), begins.end(),
                      [&](const std::string& begin) { return tensor.starts_with(begin); });
 }
 
@@ -160,7 +164,8 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_table_or_norm(const std:
         {"token_types", prefix() + names().token_types, c.token_types, c.hidden_size},
         {"embedding_norm", prefix() + names().embedding_norm, c.hidden_size, 0},
         {"norm", prefix() + names().norm, c.hidden_size, 0},
-        {"head_dense", names().head_dense, c.hidden_size, c.hidden_size},
+        {"head_dense", c.pools() ? prefix() + names().pooler : names().head_dense, c.hidden_size,
+         c.hidden_size},
         {"head_norm", names().head_norm, c.hidden_size, 0}})
     if (part == own && !name.empty() && name != prefix())
       return stacked({name + kind}, rows, matrix ? columns : 0);
@@ -182,9 +187,12 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
     return padded(stacked({name}, c.vocab_size, c.hidden_size), c.vocab_size, padding);
   };
   if (parameter == "tokens.weight") return table(cat(prefix(), names().tokens, ".weight"));
-  if (parameter == "head.weight" && !tied()) return table(head());
-  if (parameter == "head.bias" && !names().head_bias.empty())
-    return padded(stacked({names().head_bias + ".bias"}, c.vocab_size, 0), c.vocab_size, padding);
+  const std::int64_t extra = c.padded_scores() - c.scores();
+  if (parameter == "head.weight" && !tied())
+    return padded(stacked({head()}, c.scores(), c.hidden_size), c.scores(), extra);
+  if (const std::string& bias = c.classifies() ? names().classifier : names().head_bias;
+      parameter == "head.bias" && !bias.empty())
+    return padded(stacked({bias + ".bias"}, c.scores(), 0), c.scores(), extra);
   if (auto found = of_table_or_norm(parameter)) return *std::move(found);
   const std::size_t rest = parameter.find('.', block), last = parameter.rfind('.');
   if (parameter.starts_with("blocks.") && rest != std::string::npos && last > rest)

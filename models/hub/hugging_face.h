@@ -40,12 +40,16 @@ class HuggingFaceLayout {
   explicit HuggingFaceLayout(const GptConfig& config);
 
   const char* family() const { return family_->name; }
-  bool tied() const { return config_.tie_embeddings; }
+  bool tied() const { return config_.tied(); }
   /// An adapter's parameters are where PEFT's files have them, or AdapterHub's. Throws Error{usage} for a
   /// name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
   /// The published name of the vocabulary's scores, where they have a table of their own.
-  std::string head() const { return names().head + ".weight"; }
+  std::string head() const { return (config_.classifies() ? names().classifier : names().head) + ".weight"; }
+  /// Whether files may lack that parameter of a model that begins from another's: what scores labels.
+  bool may_lack(const std::string& parameter) const {
+    return config_.classifies() && parameter.starts_with("head");
+  }
   /// Whether files may have a tensor of that name that the model does not have.
   bool passes_over(const std::string& tensor) const;
   /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".

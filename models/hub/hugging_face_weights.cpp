@@ -113,6 +113,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       const std::string name = found_as(tensor.name);
       expected.insert(name);
       const SafetensorsEntry* entry = files_.find(name);
+      if (!entry && layout_.may_lack(parameter->name)) continue;
       if (!entry)
         missing.push_back(name);
       else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.shape)
@@ -136,6 +137,13 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
     fail(ErrorKind::data, "the tensors in ", files_.path().string(), " are not the weights of this model (",
          layout_.family(), "): ", problems);
   if (tied) require_tied(head, table);
+}
+
+bool HuggingFaceWeights::has(const std::string& name) const {
+  if (!layout_.may_lack(name)) return true;
+  const std::vector<PublishedTensor> tensors = layout_.published(name).tensors;
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const PublishedTensor& tensor) { return files_.find(found_as(tensor.name)); });
 }
 
 /// The tensor as rows of the parameter. Stays until another one is asked for.

@@ -1,6 +1,7 @@
 #include "models/inference/embed.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensor/host_values.h"
 
@@ -47,32 +48,75 @@ std::vector<float> pooled(const float* vectors, std::int64_t tokens, std::int64_
   return out;
 }
 
-}  // namespace
-
-void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::int64_t batch,
-                 Pooling pooling, const OnEmbedding& on_embedding) {
-  require(batch >= 1, "texts are embedded one at a time or more, not ", batch);
-  const std::int64_t hidden = model.config().hidden_size;
+/// Calls run_batch(texts, batch) for some texts after others, on a tape; its result, as fp32 on the host,
+/// goes to take(first text, how many, width of rows, values).
+template <class RunBatch, class Take>
+void in_batches(const RunPass& run, std::span<const Ids> texts, std::int64_t batch, const RunBatch& run_batch,
+                const Take& take) {
+  require(batch >= 1, "texts go through the model one at a time or more, not ", batch);
   for (std::size_t begin = 0; begin < texts.size();) {
     const std::span<const Ids> some =
         texts.subspan(begin, std::min(static_cast<std::size_t>(batch), texts.size() - begin));
     std::int64_t width = 0;
     for (const Ids& text : some) {
-      require(!text.empty(), "a text to embed needs a token at least");
+      require(!text.empty(), "a text needs a token at least");
       width = std::max(width, std::ssize(text));
     }
-    tensor::Tensor vectors;
+    tensor::Tensor values;
     run([&](Tape& tape) {
-      const tensor::Tensor found = model.hidden(tape, padded_batch(tape.device(), some, width));
+      const tensor::Tensor found = run_batch(tape, some, padded_batch(tape.device(), some, width));
       const tensor::Tensor wide = tape.empty(found.shape(), DType::f32);
       tape.kernels().copy(found, wide);
-      vectors = tensor::to_host(tape.device(), wide);
+      values = tensor::to_host(tape.device(), wide);
     });
-    for (std::size_t i = 0; i < some.size(); ++i)
-      on_embedding(begin + i, pooled(vectors.data<float>() + static_cast<std::int64_t>(i) * width * hidden,
-                                     std::ssize(some[i]), hidden, pooling));
+    for (std::size_t i = 0; i < some.size(); ++i) take(begin + i, i, values);
     begin += some.size();
   }
+}
+
+}  // namespace
+
+void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::int64_t batch,
+                 Pooling pooling, const OnEmbedding& on_embedding) {
+  in_batches(
+      run, texts, batch,
+      [&](Tape& tape, std::span<const Ids>, const tensor::Batch& padded) {
+        return model.hidden(tape, padded);
+      },
+      [&](std::size_t text, std::size_t place, const tensor::Tensor& vectors) {
+        const std::int64_t width = vectors.shape()[1], hidden = vectors.shape()[2];
+        on_embedding(text, pooled(vectors.data<float>() + static_cast<std::int64_t>(place) * width * hidden,
+                                  std::ssize(texts[text]), hidden, pooling));
+      });
+}
+
+void classify_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::span<const Ids> types,
+                    std::int64_t batch, const OnProbabilities& on_probabilities) {
+  require(types.empty() || types.size() == texts.size(), types.size(), " lists of types for ", texts.size(),
+          " texts");
+  const auto labels = static_cast<std::size_t>(model.config().scores());
+  in_batches(
+      run, texts, batch,
+      [&](Tape& tape, std::span<const Ids> some, tensor::Batch padded) {
+        if (types.empty() || model.config().token_types < 2) return model.class_scores(tape, padded);
+        const tensor::Shape shape = padded.at("tokens").shape();
+        Ids all(static_cast<std::size_t>(shape.numel()), 0);
+        for (std::size_t i = 0; i < some.size(); ++i) {
+          const Ids& of_text = types[static_cast<std::size_t>(some.data() - texts.data()) + i];
+          std::copy(of_text.begin(), of_text.end(), all.begin() + static_cast<std::ptrdiff_t>(i) * shape[1]);
+        }
+        padded["token_types"] = tensor::Tensor::of<std::int32_t>(tape.device(), shape, all);
+        return model.class_scores(tape, padded);
+      },
+      [&](std::size_t text, std::size_t place, const tensor::Tensor& scores) {
+        const float* row = scores.data<float>() + static_cast<std::int64_t>(place) * scores.shape()[1];
+        std::vector<double> out(labels);
+        const double most = *std::max_element(row, row + labels);
+        double sum = 0;
+        for (std::size_t i = 0; i < labels; ++i) sum += out[i] = std::exp(static_cast<double>(row[i]) - most);
+        for (double& each : out) each /= sum;
+        on_probabilities(text, out);
+      });
 }
 
 }  // namespace sherd::models

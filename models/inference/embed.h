@@ -22,4 +22,13 @@ using OnEmbedding = std::function<void(std::size_t text, std::span<const float> 
 void embed_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std::int32_t>> texts,
                  std::int64_t batch, Pooling pooling, const OnEmbedding& on_embedding);
 
+/// Given the probabilities of a text's labels, in their order.
+using OnProbabilities = std::function<void(std::size_t text, std::span<const double> probabilities)>;
+
+/// The probabilities of the labels of texts, by a model with such a head; otherwise as embed_texts().
+/// `types`: of the texts' tokens, where the model has types and not all are of the first; empty: all are.
+void classify_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std::int32_t>> texts,
+                    std::span<const std::vector<std::int32_t>> types, std::int64_t batch,
+                    const OnProbabilities& on_probabilities);
+
 }  // namespace sherd::models

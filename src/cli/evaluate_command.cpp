@@ -7,6 +7,7 @@
 
 #include "base/excerpt.h"
 #include "base/log.h"
+#include "cli/inference/classification.h"
 #include "cli/inference/evaluation.h"
 #include "cli/inference/inference.h"
 #include "cli/program.h"
@@ -192,12 +193,13 @@ class Evaluation {
 };
 
 CommandLine evaluate_command_line() {
-  CommandLine line(
-      "evaluate",
-      "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and datasets.",
-      cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX) [--limit N] "
-          "[--batch-tokens N] [--json] ",
-          inference_synopsis));
+  CommandLine line("evaluate",
+                   "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and "
+                   "datasets; of models with "
+                   "labels their accuracy and F1 on a dataset.",
+                   cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX) [--limit N] "
+                       "[--batch-tokens N] [--json] ",
+                       inference_synopsis));
   line.value("tasks", "FILE", "lines of JSON: context and choices and answer; context and completion; text")
       .value("data", "PREFIX", "a dataset of `sherd prepare`, of which each document is scored")
       .value("output", "FILE", "what became of each example of --tasks, as lines of JSON")
@@ -263,6 +265,14 @@ void evaluate_command(const Arguments& arguments) {
   const std::int64_t most_rows = line.integer("batch-tokens", 1);
   const Questions questions = questions_of(line);
   const Inference inference(line);
+  if (inference.config().model->classifies() && questions.dataset) {
+    require_same_tokenizer(*questions.dataset, inference.tokenizer());
+    const std::string report = classification_report(
+        inference, *questions.dataset, questions.limit,
+        std::max<std::int64_t>(1, most_rows / inference.config().model->seq_length), line.has("json"));
+    std::fwrite(report.data(), 1, report.size(), stdout);
+    return;
+  }
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which gives no text a likelihood: `sherd train` "

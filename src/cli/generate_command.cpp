@@ -19,7 +19,7 @@ CommandLine generate_command_line() {
   CommandLine line(
       "generate", "Continues texts with a trained model.",
       cat("--checkpoint D (--prompt T | --prompts FILE [--output FILE] [--batch-size N] | --chat) "
-          "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last]] "
+          "[--chat [--system TEXT] [--chat-template NAME]] [--embed [--pooling mean|cls|last] | --classify] "
           "[--max-tokens N] "
           "[--temperature X] [--top-k K] [--top-p P] [--repetition-penalty X] [--stop TEXT]... [--seed S] ",
           inference_synopsis));
@@ -36,6 +36,7 @@ CommandLine generate_command_line() {
              "model's files")
       .flag("embed",
             "in the place of continuations give the texts' embeddings, of what stands behind the last block")
+      .flag("classify", "give the texts' labels, by a model that was trained for them")
       .value("pooling", "P",
              "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
       .value("output", "FILE",
@@ -61,10 +62,11 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
         "give --prompt T or --prompts FILE: what is to be continued; or --chat for a conversation");
   for (const char* name : {"system", "chat-template"})
     if (line.has(name) && !chat) throw UsageError(cat("--", name, " goes with --chat"));
-  if (chat && line.has("embed")) throw UsageError("give --chat or --embed, not both");
+  if (chat + line.has("embed") + line.has("classify") > 1)
+    throw UsageError("give one of --chat, --embed and --classify");
   if (line.has("pooling") && !line.has("embed")) throw UsageError("--pooling goes with --embed");
   for (const char* name : {"output", "batch-size"})
-    if (line.has(name) && !line.has("prompts") && !line.has("embed"))
+    if (line.has(name) && !line.has("prompts") && !line.has("embed") && !line.has("classify"))
       throw UsageError(cat("--", name, " goes with --prompts FILE"));
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
@@ -138,7 +140,10 @@ models::Pooling pooling_of(const CommandLine& line) {
 
 void embed_prompts(const CommandLine& line, const Inference& inference, const std::vector<Prompt>& prompts) {
   CompletionsFile out(line.text("output"), prompts);
-  EmbedRequest request{inference, {}, line.integer("batch-size", 1), pooling_of(line), out};
+  EmbedRequest request{inference, {}, line.integer("batch-size", 1), {}, out};
+  if (line.has("embed")) request.pooling = pooling_of(line);
+  if (!request.pooling && !inference.config().model->classifies())
+    fail(ErrorKind::config, "the model has no labels (model.head is not sequence_classification)");
   for (const Prompt& prompt : prompts)
     request.texts.push_back(text_to_embed(inference, prompt.text, prompt.place));
   inference.run(
@@ -158,12 +163,11 @@ void generate_command(const Arguments& arguments) {
     if (stop.empty()) throw UsageError("--stop is empty; give the text in front of which to end");
   const std::int64_t max_tokens = line.has("max-tokens") ? line.integer("max-tokens", 1) : chat ? 512 : 100;
   const Inference inference(line);
-  if (line.has("embed")) return embed_prompts(line, inference, prompts);
+  if (line.has("embed") || line.has("classify")) return embed_prompts(line, inference, prompts);
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which does not continue texts: give --embed for "
-         "their "
-         "embeddings");
+         "their embeddings, or --classify for their labels");
   const data::Tokenizer& tokenizer = inference.tokenizer();
   tell_of_settings_beside(line, inference);
   Request request{inference,

@@ -61,6 +61,19 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
                  report.lossless ? "kept" : "replaced by U+FFFD");
 }
 
+/// Names between commas.
+std::vector<std::string> names_in(const std::string& list) {
+  std::vector<std::string> out;
+  for (std::size_t at = 0; at < list.size();) {
+    const std::size_t end = std::min(list.find(',', at), list.size());
+    out.push_back(list.substr(at, end - at));
+    at = end + 1;
+    if (out.back().empty() || std::count(out.begin(), out.end(), out.back()) > 1)
+      throw UsageError(cat("--labels '", list, "' has an empty name, or one twice"));
+  }
+  return out;
+}
+
 }  // namespace
 
 void prepare_command(const Arguments& arguments) {
@@ -70,7 +83,7 @@ void prepare_command(const Arguments& arguments) {
             "text file, .jsonl file, or folder of them, also packed by gzip or zstd; may be repeated")
       .value("tokenizer", "SPEC",
              "byte, spm:MODEL (a SentencePiece model), hf:PATH (a tokenizer.json or its folder), or "
-             "spm-train:VOCAB[:unigram|:bpe]",
+             "spm-train:VOCAB[:unigram|:bpe][:mask]",
              "byte")
       .value("output", "PREFIX",
              "writes PREFIX.bin, .idx, .json; of a tokenizer .model or .tokenizer.json; of answers to learn "
@@ -82,6 +95,12 @@ void prepare_command(const Arguments& arguments) {
           "chat-template", "NAME",
           "how messages are written: chatml, llama3, mistral or plain; not given: as the template beside the "
           "tokenizer does, else as its tokens tell")
+      .value("labels", "A,B,...",
+             "names of the classes of texts: each line of a .jsonl file has a text, or two, and a label (its "
+             "name, "
+             "or its number among these)")
+      .value("label-field", "NAME", "of --labels: the label's key", "label")
+      .value("pair-field", "NAME", "of --labels: the key of a second text, where a line has one", "text_pair")
       .value("threads", "N", "0: all cores", "0")
       .rest_to("input");
   if (!line.parse(arguments)) return;
@@ -93,6 +112,11 @@ void prepare_command(const Arguments& arguments) {
   options.document = data::parse_document_rule(line.text("document"));
   options.json_field = line.text("json-field");
   options.chat_template = line.text("chat-template");
+  options.labels = names_in(line.text("labels"));
+  for (const char* name : {"label-field", "pair-field"})
+    if (line.has(name) && options.labels.empty())
+      throw UsageError(cat("--", name, " goes with --labels A,B,..."));
+  options.label_field = line.text("label-field"), options.pair_field = line.text("pair-field");
   options.threads = static_cast<int>(line.integer("threads", 0));
   engine::StatusLine status(STDERR_FILENO);
   options.progress = [&](const PrepareProgress& progress) { status.show(progress_text(progress)); };

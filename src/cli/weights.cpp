@@ -63,6 +63,29 @@ bool is_of_base(const std::string& parameter) {
   return !models::is_adapter(parameter);
 }
 
+bool is_before_head(const std::string& parameter) {
+  return is_of_base(parameter) && !parameter.starts_with("head");
+}
+
+/// The weights of another model with the same blocks, without those behind them.
+class WithoutHead final : public nn::WeightSource {
+ public:
+  explicit WithoutHead(std::unique_ptr<nn::WeightSource> source) : source_(std::move(source)) {}
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override {
+    std::vector<nn::ParameterPtr> before = parameters;
+    std::erase_if(before, [](const auto& parameter) { return !is_before_head(parameter->name); });
+    source_->check(before);
+  }
+  bool has(const std::string& name) const override { return is_before_head(name) && source_->has(name); }
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override {
+    source_->read(name, slice, begin, to);
+  }
+
+ private:
+  std::unique_ptr<nn::WeightSource> source_;
+};
+
 /// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
 /// from it begins with.
 std::string sections_of(const std::string& folder) {
@@ -162,6 +185,12 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
           ErrorKind::config, "checkpoint ", reader_->folder().string(),
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
+    if (options.classifies() && configuration_of(*reader_).model->labels != options.labels &&
+        options.adapter.type == config::AdapterType::none) {
+      source_ = std::make_unique<WithoutHead>(
+          std::make_unique<engine::CheckpointWeights>(*reader_, device, is_before_head));
+      return;
+    }
     const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);
     source_ = std::make_unique<engine::CheckpointWeights>(
         *reader_, device, other ? is_of_base : engine::CheckpointWeights::NameFilter());

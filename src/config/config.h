@@ -80,8 +80,9 @@ enum class LossAverage : std::uint8_t {
   micro_batches  ///< the means of micro-batches, as DeepSpeed has it
 };
 
-/// What a model learns of a text. automatic: masked tokens in models without `causal`, else next ones.
-enum class Objective : std::uint8_t { automatic, next_token, mlm };
+/// What a model learns of a text. automatic: its class, with a head for labels; masked tokens in other models
+/// without `causal`; else next ones.
+enum class Objective : std::uint8_t { automatic, next_token, mlm, classification };
 
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
@@ -241,10 +242,11 @@ struct Config {
   std::vector<std::string> notes;
 
   /// Compares everything but the notes.
-  /// Whether the model of section `model` learns tokens that are masked (Objective).
-  bool masks_tokens() const {
-    return model && (training.objective == Objective::mlm ||
-                     (training.objective == Objective::automatic && !model->causal));
+  /// What the model of section `model` learns; never automatic.
+  Objective objective() const {
+    if (training.objective != Objective::automatic) return training.objective;
+    if (!model || model->causal) return Objective::next_token;
+    return model->classifies() ? Objective::classification : Objective::mlm;
   }
   bool operator==(const Config& other) const;
 };

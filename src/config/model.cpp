@@ -175,6 +175,18 @@ void check_bounds(const Model& m) {
          " must not be negative");
   expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
   expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
+  expect(
+      !m.classifies() || !m.causal,
+      "head \"sequence_classification\" is for encoders, whose first token sees all of a text: set causal to "
+      "false, or take a type that has it so, such as bert");
+  expect(m.classifies() == !m.labels.empty(),
+         m.classifies() ? "head \"sequence_classification\" needs labels, the names of the classes"
+                        : "labels are for head \"sequence_classification\"");
+  expect(m.labels.size() != 1 && std::ssize(m.labels) <= most_labels, "labels must be from 2 to ",
+         most_labels, " names, not ", m.labels.size());
+  for (auto label = m.labels.begin(); label != m.labels.end(); ++label)
+    expect(!label->empty() && std::find(m.labels.begin(), label, *label) == label, "labels has '", *label,
+           label->empty() ? "', which names nothing" : "' twice");
   expect(m.causal || m.llama_4_scaling_beta == 0,
          "llama_4_scaling_beta is for models that write behind their text: set causal to true");
   if (m.sliding_rope)

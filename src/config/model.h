@@ -21,9 +21,10 @@ enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, g
 /// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
 /// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
-/// What stands behind the blocks: scores of the vocabulary, or BERT's head for masked tokens, which are
-/// scores with a bias behind a linear layer, an activation and a norm.
-enum class Head : std::uint8_t { lm, mlm };
+/// What stands behind the blocks: scores of the vocabulary; BERT's head for masked tokens, which are scores
+/// with a bias behind a linear layer, an activation and a norm; or scores of labels, of a text by its first
+/// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout.
+enum class Head : std::uint8_t { lm, mlm, sequence_classification };
 /// What a layer's queries see: all tokens before them, or those of a window.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention };
 
@@ -31,7 +32,7 @@ enum class LayerType : std::uint8_t { full_attention, sliding_attention };
 /// elements overflows and nothing that is held per layer grows large.
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
                               most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24,
-                              most_experts = 1 << 12, most_token_types = 1 << 12;
+                              most_experts = 1 << 12, most_token_types = 1 << 12, most_labels = 1 << 16;
 
 /// Section `model.rope_scaling`: rotary positions for longer sequences than a model was first trained on.
 /// Keys and meanings are those of transformers' rope_parameters.
@@ -150,8 +151,10 @@ struct Model {
   double attention_multiplier = 0;  ///< of queries times keys, > 0; 0: 1/√head_dim
   double logits_scaling = 1;        ///< that the scores of the vocabulary are divided by, > 0
   Head head = Head::lm;             ///< by type
-  bool tie_embeddings = true;       ///< the output projection is the embedding; by type
-  bool bias = true;                 ///< linear layers have a bias; by type
+  std::vector<std::string>
+      labels;                  ///< names of the classes that texts have, with Head::sequence_classification
+  bool tie_embeddings = true;  ///< the output projection is the embedding; by type
+  bool bias = true;            ///< linear layers have a bias; by type
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
@@ -195,6 +198,12 @@ struct Model {
     return position == PositionType::rotary &&
            (no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0);
   }
+  bool classifies() const { return head == Head::sequence_classification; }
+  /// Whether the head's table is that of the embeddings.
+  bool tied() const { return tie_embeddings && !classifies(); }
+  /// Scores that mean something, and rows of the head's table.
+  std::int64_t scores() const { return classifies() ? static_cast<std::int64_t>(labels.size()) : vocab_size; }
+  std::int64_t padded_scores() const { return classifies() ? (scores() + 7) / 8 * 8 : padded_vocab(); }
   bool has_qkv_bias() const { return bias || qkv_bias; }
   bool operator==(const Model&) const = default;
 };
@@ -221,7 +230,7 @@ std::string_view name_of(PositionType type);         ///< "learned", "rotary"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
 std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich", "post_residual"
-std::string_view name_of(Head head);                 ///< "lm", "mlm"
+std::string_view name_of(Head head);                 ///< "lm", "mlm", "sequence_classification"
 std::string_view name_of(LayerType type);            ///< "full_attention", "sliding_attention"
 
 }  // namespace sherd::config

@@ -4,6 +4,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace sherd::data {
 
@@ -21,6 +22,8 @@ struct DatasetInfo {
   double unigram_entropy = 0;
   std::int64_t masked_tokens = 0;  ///< tokens that are no targets of the loss: PREFIX.mask says which
   std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
+  std::vector<std::string>
+      labels{};  ///< names of the classes; not empty: the last id of each document is one
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

@@ -97,10 +97,11 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   }
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
   const std::int64_t length = samples_->seq_length();
-  tokens_.clear(), labels_.clear();
+  tokens_.clear(), labels_.clear(), types_.clear();
   documents_.assign(1, 0), filling_.clear();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
     samples_->load(wrapped(first + i), row_);
+    types_.insert(types_.end(), row_.types.begin(), row_.types.end());
     const auto begin = static_cast<std::int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
@@ -113,6 +114,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   const tensor::Shape shape{rank().micro_batch, length};
   tensor::Batch batch;
   batch["tokens"] = tensor::Tensor::of<std::int32_t>(device_, shape, tokens_);
+  if (!types_.empty()) batch["token_types"] = tensor::Tensor::of<std::int32_t>(device_, shape, types_);
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
       static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});

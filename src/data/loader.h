@@ -127,10 +127,11 @@ class Loader {
 };
 
 /// Batches of samples: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
-/// tokens[i], or no_label where it is no target, and {"target_tokens": int32 [1]}, how many are, where the
-/// processor reads it. Of samples that keep documents apart also {"documents": int32 [n + 1]}, where the
-/// processor reads it: where they begin and end among the b·s rows, behind each other (cu_seqlens of
-/// variable-length attention), {"positions": int32 [b, s]}, each token's within its document, and
+/// tokens[i] (or what else samples say), or no_label where it is no target, {"token_types": int32 [b, s]}
+/// where samples have types, and {"target_tokens": int32 [1]}, how many are, where the processor reads it. Of
+/// samples that keep documents apart also {"documents": int32 [n + 1]}, where the processor reads it: where
+/// they begin and end among the b·s rows, behind each other (cu_seqlens of variable-length attention),
+/// {"positions": int32 [b, s]}, each token's within its document, and
 /// {"filling": int32 [b]}, how many places at the end of each row hold no token, where the processor reads
 /// it. While a batch is in use the kernel reads the next one ahead.
 class TokenLoader final : public Loader {
@@ -164,7 +165,7 @@ class TokenLoader final : public Loader {
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   SampleRow row_;
-  std::vector<std::int32_t> tokens_, labels_, documents_, filling_;
+  std::vector<std::int32_t> tokens_, labels_, types_, documents_, filling_;
 };
 
 }  // namespace sherd::data

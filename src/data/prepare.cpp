@@ -229,7 +229,8 @@ class Preparation {
               text_bytes_,
               unigram_entropy(token_counts_),
               so_far.masked,
-              conversations_ ? name_of(example_options_.chat_template) : ""};
+              conversations_ ? name_of(example_options_.chat_template) : "",
+              options_.labels};
       if (!model.empty()) write_file_atomically(model_file_of(tokenizer_.spec()), model);
       write_dataset_info(options_.output, info);
     });
@@ -263,6 +264,9 @@ class Preparation {
     for (const TextPiece& piece : job.pieces)
       if (piece.json)
         encode_line(job, piece);
+      else if (!options_.labels.empty())
+        fail(ErrorKind::data, "'", source_.files()[piece.file].path.string(),
+             "' is text, which has no labels: --labels reads .jsonl files");
       else
         encode_text(job, piece.text, piece.first, piece.last);
     job.pieces.clear();
@@ -278,7 +282,28 @@ class Preparation {
     close(job, before, text, last);
   }
 
+  /// [begin] text [end], and of a pair the other text and an end; then the class.
+  void encode_labelled(Job& job, const TextPiece& piece) const {
+    const LabelledExample example =
+        read_labelled(piece.text,
+                      {options_.json_field.empty() ? "text" : options_.json_field, options_.pair_field,
+                       options_.label_field, options_.labels},
+                      source_.files()[piece.file].path, piece.line);
+    const std::size_t before = job.tokens.size();
+    if (const auto begin = tokenizer_.begin_of_document()) job.tokens.push_back(*begin);
+    tokenizer_.encode(example.text, job.tokens);
+    job.tokens.push_back(tokenizer_.end_of_document());
+    if (example.pair) {
+      tokenizer_.encode(*example.pair, {.behind = EncodeOptions::Behind::token}, job.tokens);
+      job.tokens.push_back(tokenizer_.end_of_document());
+    }
+    job.learned.resize(job.tokens.size(), 0);
+    job.tokens.push_back(example.label), job.learned.push_back(1);
+    close(job, before, example.text + example.pair.value_or(""), true);
+  }
+
   void encode_line(Job& job, const TextPiece& piece) const {
+    if (!options_.labels.empty()) return encode_labelled(job, piece);
     const Example example =
         read_example(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
     const std::string text = text_of(example);
@@ -362,6 +387,8 @@ PrepareReport prepare(const PrepareOptions& options) {
   require(!options.output.empty(), "no output prefix; give one such as data/corpus");
   check_output_prefix(options.output);
   PrepareReport report;
+  require(options.labels.size() != 1,
+          "--labels names one class; give all that there are, separated by commas");
   std::vector<InputFile> files = find_inputs(options.inputs);
   std::erase_if(files, [&](const InputFile& file) { return is_output(file.path, options.output); });
   if (files.empty())

@@ -28,6 +28,10 @@ struct PrepareOptions {
   /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_example()
   /// says.
   std::string json_field;
+  /// Names of the classes that texts have: each line of a .jsonl file is then a text, or a pair of texts,
+  /// with a label, as read_labelled() says. Empty: texts have none.
+  std::vector<std::string> labels;
+  std::string label_field = "label", pair_field = "text_pair";  ///< with labels
   /// The template of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
   std::string chat_template;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
@@ -51,9 +55,9 @@ struct PrepareReport {
 /// PREFIX.mask where some tokens are no targets of the loss (conversations, completions), so that these files
 /// are all that training needs. Every document ends with the tokenizer's end-of-document id, and begins with
 /// begin_of_document() where it has one; one longer than TextSource::piece_bytes becomes several sequences,
-/// but for conversations and completions. Documents keep their order and the files are the same bytes for any
-/// number of threads. Memory is bounded whatever the size of the text. Nothing appears under the final names
-/// unless all went well.
+/// but /// for conversations, completions and texts with labels, whose class is the last id of its document.
+/// Documents keep their order and the files are the same bytes for any number of threads. Memory is bounded
+/// whatever the size of the text. Nothing appears under the final names unless all went well.
 ///
 /// Throws Error{io} for what cannot be read or written, Error{data} for bad content or no text at all,
 /// Error{config} for a bad tokenizer spec, Error{usage} for missing options.

@@ -86,12 +86,35 @@ void require_one_tokenizer(const config::Data& section) {
   }
 }
 
+/// The data's classes are those of the model.
+void require_labels(const config::Config& config) {
+  const auto list = [](const std::vector<std::string>& labels) {
+    std::string out;
+    for (const std::string& label : labels) out += cat(out.empty() ? "" : ", ", excerpt(label));
+    return out;
+  };
+  for (const config::DataSource& source : config.data->sources) {
+    const auto info = data::read_dataset_info(source.path);
+    const std::vector<std::string> there = info ? info->labels : std::vector<std::string>();
+    if (there == config.model->labels) continue;
+    if (there.empty())
+      fail(ErrorKind::config, "the texts of '", source.path,
+           "' have no labels: prepare them with `sherd prepare --labels ", list(config.model->labels), "`");
+    fail(ErrorKind::config, "the texts of '", source.path, "' have the labels ", list(there),
+         ", and model.labels are ", config.model->labels.empty() ? "none" : list(config.model->labels),
+         ": set model.head to \"sequence_classification\" and model.labels to these names, in their order");
+  }
+}
+
 data::PackingOptions packing_of(const config::Config& config, const TokenData& data) {
   data::PackingOptions packing;
   packing.seq_length = config.model->seq_length;
   packing.seed = config.data->seed;
   packing.vocab_size = data.vocab_size;
-  packing.next_tokens = !config.masks_tokens();
+  const config::Objective objective = config.objective();
+  packing.targets = objective == config::Objective::mlm              ? data::Targets::tokens
+                    : objective == config::Objective::classification ? data::Targets::classes
+                                                                     : data::Targets::next_tokens;
   return packing;
 }
 
@@ -132,12 +155,16 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     if (range.size() == 0 && part > 0) continue;
     packing.prompt = prompt_of(config, data, section.sources[i]);
     try {
-      if (section.packing == config::SamplePacking::documents) {
+      if (section.packing == config::SamplePacking::documents || packing.targets == data::Targets::classes) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",
                  100 * documents->filled(), " % of its ", counted(documents->samples_per_round(), "sample"));
-        if (documents->cut() > 0 && data.datasets[i]->has_mask())
+        if (documents->cut() > 0 && packing.targets == data::Targets::classes)
+          log_warning(counted(documents->cut(), "text"), " of the ", names[part], " of ",
+                      data.datasets[i]->prefix(), documents->cut() == 1 ? " is" : " are",
+                      " longer than model.seq_length: their ends are left out");
+        else if (documents->cut() > 0 && data.datasets[i]->has_mask())
           log_warning(counted(documents->cut(), "document"), " of the ", names[part], " of ",
                       data.datasets[i]->prefix(), documents->cut() == 1 ? " is" : " are",
                       " longer than model.seq_length, and learned in pieces that do not see each other");
@@ -156,7 +183,7 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
   if (parts.empty()) return nullptr;
   std::shared_ptr<const data::Samples> all = parts.front();
   if (parts.size() > 1) all = std::make_shared<data::BlendedSamples>(std::move(parts), std::move(weights));
-  return config.masks_tokens() ? masked(std::move(all), config, data) : all;
+  return config.objective() == config::Objective::mlm ? masked(std::move(all), config, data) : all;
 }
 
 }  // namespace
@@ -188,6 +215,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
     out->fingerprint = out->datasets.size() == 1 ? print : crc32c(&print, sizeof print, out->fingerprint);
   }
   require_one_tokenizer(*config.data);
+  require_labels(config);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   // Now, and not after hours of training.

@@ -23,7 +23,7 @@ class Encoder : public Train {
     for (const char* set :
          {"model.type=bert", "model.dropout=0", "model.embedding_dropout=0", "model.attention_dropout=0"})
       more.insert(more.end(), {"--set", set});
-    more.insert(more.end(), {"--set", "data.path=" + in("masked")});
+    more.insert(more.begin(), {"--set", "data.path=" + in("masked")});
     return sherd(train(more));
   }
   /// The lines of an embedding file.
@@ -72,8 +72,7 @@ TEST_F(Encoder, LearnsMaskedTokensOnAnyNumberOfRanks) {
 TEST_F(Encoder, EmbedsTextsAndComesBackFromHuggingFacesFiles) {
   const Outcome trained = train_bert();
   ASSERT_EQ(trained.code, 0) << trained.err;
-  write_text(folder_ / "texts.txt",
-             "The 3 shards of jar 5\nrow 2\nThe 3 shards of jar 5.\nlie in row 4.\n");
+  write_text(folder_ / "texts.txt", "The 3 shards of jar 5\nrow 2\nThe 3 shards of jar 5.\nlie in row 4.\n");
   const auto embed = [&](const std::string& run, std::vector<std::string> more) {
     more.insert(more.begin(), {"generate", "--checkpoint", in(run), "--embed", "--prompts", in("texts.txt")});
     const Outcome out = sherd(more);
@@ -108,6 +107,106 @@ TEST_F(Encoder, EmbedsTextsAndComesBackFromHuggingFacesFiles) {
                                  "The 3 shards of jar 5 lie in row 2, and the others somewhere else again."});
   EXPECT_EQ(lengthy.code, 1);
   EXPECT_THAT(lengthy.err, HasSubstr("and the model takes 16"));
+}
+
+/// Lines of JSON whose label a word tells, or of pairs whether both texts have the same word.
+std::string labelled_lines(int count, bool pairs, int first) {
+  const char* const words[] = {"jar", "row", "lie", "shards"};
+  std::string out;
+  for (int i = first; i < first + count; ++i) {
+    const std::string word = words[i * 7 % 4], other = words[i * 5 / 3 % 4];
+    const bool second = pairs ? word == other : i * 7 % 4 > 1;
+    out += cat(R"({"text": "The )", i % 5, " ", word, " in )", i % 3, '"',
+               pairs ? cat(R"(, "text_pair": "of )", other, '"') : "", R"(, "label": )",
+               i % 2 == 0 ? cat(second ? 1 : 0)
+               : second   ? R"("second")"
+                          : R"("first")",
+               "}\n");
+  }
+  return out;
+}
+
+TEST_F(Encoder, LearnsLabelsOfTextsAndOfPairs) {
+  for (const bool pairs : {false, true}) {
+    for (const char* name : {"train", "test"}) {
+      write_text(folder_ / cat(name, ".jsonl"),
+                 labelled_lines(name[1] == 'r' ? 400 : 80, pairs, name[1] == 'r' ? 0 : 401));
+      const Outcome prepared =
+          sherd({"prepare", "--input", in(cat(name, ".jsonl")), "--labels", "first,second", "--tokenizer",
+                 "hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json", "--output", in(name)});
+      ASSERT_EQ(prepared.code, 0) << prepared.err;
+    }
+    const std::vector<std::string> classifies{"--set", "model.head=sequence_classification",
+                                              "--set", R"(model.labels=["first", "second"])",
+                                              "--set", "data.path=" + in("train")};
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), classifies.begin(), classifies.end());
+      return more;
+    };
+    std::filesystem::remove_all(folder_ / "run");
+    const Outcome trained =
+        train_bert(with({"--steps", pairs ? "400" : "100", "--set", "train_batch_size=16", "--ranks", "2"}));
+    ASSERT_EQ(trained.code, 0) << trained.err;
+    const Outcome judged = sherd({"evaluate", "--checkpoint", in("run"), "--data", in("test"), "--json"});
+    ASSERT_EQ(judged.code, 0) << judged.err;
+    const nlohmann::json report = nlohmann::json::parse(judged.out);
+    EXPECT_EQ(report.at("texts"), 80);
+    EXPECT_GT(report.at("accuracy").get<double>(), 0.9) << judged.out;
+    EXPECT_GT(report.at("macro_f1").get<double>(), 0.9) << judged.out;
+  }
+  // Another model's weights, whose head begins anew; out and in.
+  const Outcome exported = sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  const std::string config = read_text(folder_ / "hf" / "config.json");
+  EXPECT_THAT(config, HasSubstr("\"BertForSequenceClassification\""));
+  EXPECT_THAT(config, HasSubstr("\"1\": \"second\""));
+  const Outcome imported = sherd({"import", in("hf"), "--output", in("imported"), "--dtype", "bf16"});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  write_text(folder_ / "texts.txt", "The 1 jar in 2\nThe 1 shards in 2\n");
+  const auto classified = [&](const char* run) {
+    const Outcome out =
+        sherd({"generate", "--checkpoint", in(run), "--classify", "--prompts", in("texts.txt")});
+    EXPECT_EQ(out.code, 0) << out.err;
+    return out.out;
+  };
+  EXPECT_THAT(classified("run"), HasSubstr("\"probabilities\":{\"first\":"));
+  EXPECT_EQ(classified("imported"), classified("run"));
+  std::filesystem::remove_all(folder_ / "run");
+  ASSERT_EQ(train_bert().code, 0);
+  const Outcome begun =
+      train_bert({"--set", "model.head=sequence_classification", "--set",
+                  R"(model.labels=["first", "second"])", "--set", "data.path=" + in("train"), "--set",
+                  "training.init_from=" + in("run"), "--set", "training.save_dir="});
+  EXPECT_EQ(begun.code, 0);
+  EXPECT_THAT(begun.err, HasSubstr("they begin anew"));
+}
+
+TEST_F(Encoder, NamesWhatLabelsDoNotFit) {
+  write_text(folder_ / "l.jsonl", labelled_lines(4, false, 0));
+  const auto prepare = [&](const std::string& labels, const std::string& input,
+                           std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"prepare", "--input", in(input), "--labels", labels, "--tokenizer", "byte",
+                               "--output", in("l")});
+    return sherd(more).err;
+  };
+  EXPECT_THAT(prepare("first", "l.jsonl"), HasSubstr("names one class"));
+  EXPECT_THAT(prepare("first,first", "l.jsonl"), HasSubstr("one twice"));
+  EXPECT_THAT(prepare("first,third", "l.jsonl"),
+              HasSubstr("line 2, has the label \"second\", which is none of"));
+  EXPECT_THAT(prepare("first,second", "text.txt"), HasSubstr("is text, which has no labels"));
+  EXPECT_THAT(prepare("first,second", "l.jsonl", {"--label-field", "class"}), HasSubstr("has no 'class'"));
+  EXPECT_EQ(prepare("first,second", "l.jsonl").find("error"), std::string::npos);
+  const auto trained = [&](std::vector<std::string> sets) {
+    std::vector<std::string> more;
+    for (const std::string& set : sets) more.insert(more.end(), {"--set", set});
+    return train_bert(more).err;
+  };
+  EXPECT_THAT(trained({"model.head=sequence_classification", R"(model.labels=["first", "second"])"}),
+              HasSubstr("have no labels: prepare them"));
+  EXPECT_THAT(sherd(train({"--set", "data.path=" + in("l")})).err,
+              HasSubstr("have the labels first, second"));
+  EXPECT_THAT(sherd(train({"--set", "model.head=sequence_classification"})).err,
+              HasSubstr("is for encoders"));
 }
 
 TEST_F(Encoder, NeedsATokenForMasks) {

@@ -56,6 +56,58 @@ std::vector<std::pair<std::int32_t, std::int32_t>> pairs_of(const SampleRow& row
   return pairs;
 }
 
+/// Every token takes a place and is its own label, none is a label alone.
+TEST_F(DocumentPacking, GivesPlacesToAllTokensWhereTheseAreTheTargets) {
+  const std::vector<std::int32_t> lengths{5, 1, 9, 2, 10, 30, 8, 3};
+  const auto packed = samples(lengths, {.seq_length = 11, .shuffle = false, .targets = Targets::tokens});
+  std::map<std::int32_t, int> read;
+  for (std::int64_t p = 0; p < packed->samples_per_round(); ++p) {
+    SampleRow row;
+    packed->load(p, row);
+    for (std::size_t i = 0; i < row.tokens.size(); ++i) {
+      if (row.tokens[i] == padding) continue;
+      ++read[row.tokens[i]];
+      EXPECT_EQ(row.labels[i], row.tokens[i]);
+    }
+    EXPECT_TRUE(row.types.empty());
+  }
+  EXPECT_EQ(read.size(), 68u);
+  for (const auto& [token, times] : read) EXPECT_EQ(times, 1) << token;
+}
+
+/// The last id of a document is the label of its first token; of a long one the beginning is taken.
+TEST_F(DocumentPacking, PutsClassesAtFirstTokens) {
+  const std::vector<std::int32_t> lengths{5, 9, 2, 30, 8, 12, 13};
+  const auto packed = samples(lengths, {.seq_length = 11, .shuffle = false, .targets = Targets::classes});
+  EXPECT_EQ(packed->cut(), 2);  // of 30 and 13 ids
+  std::set<std::int32_t> begins;
+  for (std::int64_t p = 0; p < packed->samples_per_round(); ++p) {
+    SampleRow row;
+    packed->load(p, row);
+    ASSERT_EQ(row.types.size(), row.tokens.size());
+    std::int32_t begin = 0;
+    for (const std::int32_t end : row.ends) {
+      const std::int32_t first = row.tokens[static_cast<std::size_t>(begin)];
+      std::int32_t of = 0;  // the document's first token
+      for (const std::int32_t length : lengths) {
+        if (first == of) {
+          begins.insert(first);
+          EXPECT_EQ(end - begin, std::min(length - 1, 11));
+          EXPECT_EQ(row.labels[static_cast<std::size_t>(begin)], of + length - 1);
+        }
+        of += length;
+      }
+      for (std::int32_t i = begin + 1; i < end; ++i)
+        EXPECT_EQ(row.labels[static_cast<std::size_t>(i)], no_label);
+      begin = end;
+    }
+  }
+  EXPECT_EQ(begins.size(), lengths.size());
+  const Ids pair{1, 5, 6, 2, 7, 8, 2}, alone{1, 5, 2};
+  EXPECT_EQ(types_of_parts(pair, 2), (Ids{0, 0, 0, 0, 1, 1, 1}));
+  EXPECT_EQ(types_of_parts(alone, 2), (Ids{0, 0, 0}));
+}
+
 /// Each document of a row has them, and their room.
 TEST_F(DocumentPacking, StandsBehindVirtualTokens) {
   const std::vector<std::int32_t> lengths{5, 1, 9, 2, 10, 30, 8, 3};

@@ -53,7 +53,7 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
 const char* const families[] = {"gpt2",    "llama",     "llama_linear", "mistral",    "qwen2",
                                 "qwen3",   "mixtral",   "qwen3_moe",    "phi3",       "gemma3_text",
                                 "granite", "smollm3",   "glm4",         "ministral3", "olmo2",
-                                "olmo3",   "phi3_long", "bert",         "modernbert"};
+                                "olmo3",   "phi3_long", "bert",         "modernbert", "bert_classifier"};
 
 struct Optimizer {
   const char* text;
@@ -159,8 +159,8 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
       if (!test::full_suite() && &family - families >= everywhere && !one_axis) continue;
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
-  for (const char* family :
-       {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert", "modernbert"})
+  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert",
+                             "modernbert", "modernbert_classifier"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

@@ -142,11 +142,13 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   autograd::Tape tape(*cpu_.kernels);
   {
     autograd::Tape::NoGrad pause(tape);
-    const Values padded = cpu_.values(model.logits(tape, ids("tokens")).value());
-    const std::int64_t columns = options_.padded_vocab();
+    const Tensor tokens = ids("tokens");
+    const Values padded = cpu_.values(options_.classifies() ? model.class_scores(tape, {{"tokens", tokens}})
+                                                            : model.logits(tape, tokens).value());
+    const std::int64_t columns = options_.padded_scores();
     Values logits;
     for (std::size_t i = 0; i < padded.size(); ++i)
-      if (static_cast<std::int64_t>(i) % columns < options_.vocab_size) logits.push_back(padded[i]);
+      if (static_cast<std::int64_t>(i) % columns < options_.scores()) logits.push_back(padded[i]);
     expect_near(logits, expected("logits"), 1e-5);
   }
   tape.training = true;
@@ -218,7 +220,7 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
                                            "mixtral", "qwen3_moe", "phi3", "phi3_long", "gemma3_text",
                                            "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3",
-                                           "bert", "modernbert"),
+                                           "bert", "modernbert", "bert_classifier", "modernbert_classifier"),
                          [](const auto& test) { return test.param; });
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {

@@ -21,7 +21,19 @@ std::vector<std::int32_t> text_to_embed(const Inference& inference, const std::s
 void embed(const EmbedRequest& request, const DistributedPtr& dist) {
   InferenceModel from(request.from.reader(), request.from.config(), dist);
   const bool writes = dist->rank() == 0;
-  models::embed_texts(from.model(), from.run(), request.texts, request.batch, request.pooling,
+  const std::vector<std::string>& labels = request.from.config().model->labels;
+  if (!request.pooling) {
+    models::classify_texts(from.model(), from.run(), request.texts, {}, request.batch,
+                           [&](std::size_t text, std::span<const double> probabilities) {
+                             if (!writes) return;
+                             Completion out{.tokens = request.texts[text].size()};
+                             for (std::size_t i = 0; i < labels.size(); ++i)
+                               out.labels.emplace_back(labels[i], probabilities[i]);
+                             request.out.add(text, std::move(out));
+                           });
+    return;
+  }
+  models::embed_texts(from.model(), from.run(), request.texts, request.batch, *request.pooling,
                       [&](std::size_t text, std::span<const float> embedding) {
                         if (writes)
                           request.out.add(text, {.tokens = request.texts[text].size(),

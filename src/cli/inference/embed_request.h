@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,12 +10,12 @@
 
 namespace sherd::cli {
 
-/// A request for the embeddings of texts.
+/// A request for the embeddings of texts, or for their labels.
 struct EmbedRequest {
   const Inference& from;
   std::vector<std::vector<std::int32_t>> texts;
   std::int64_t batch;
-  models::Pooling pooling;
+  std::optional<models::Pooling> pooling;  ///< nothing: labels are asked for
   CompletionsFile& out;
 };
 

@@ -20,8 +20,7 @@ config::Device device_section(const config::Device& of_run, const std::string& t
   if (type.empty()) {
     if (section.type == config::DeviceType::cuda)
       if (const device::CudaStatus status = device::cuda_status(); !status.usable())
-        fail(ErrorKind::io,
-             "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
+        fail(ErrorKind::io, "the run was made on GPUs, and there is no CUDA device here: ", status.why_not,
              "; give --device cpu");
     return section;
   }

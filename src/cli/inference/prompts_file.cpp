@@ -1,5 +1,6 @@
 #include "cli/inference/prompts_file.h"
 
+#include <algorithm>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -65,12 +66,16 @@ void CompletionsFile::add(std::size_t prompt, Completion completion) {
   for (auto at = waiting_.find(next_); at != waiting_.end(); at = waiting_.find(++next_)) {
     nlohmann::ordered_json line = described(prompts_[next_]);
     const Completion& done = at->second;
-    if (done.embedding.empty()) line["completion"] = done.text;
+    const bool completes = done.embedding.empty() && done.labels.empty();
+    if (completes) line["completion"] = done.text;
     line["tokens"] = done.tokens;
-    if (done.embedding.empty())
-      line["finish"] = done.finish;
-    else
-      line["embedding"] = done.embedding;
+    if (completes) line["finish"] = done.finish;
+    if (!done.embedding.empty()) line["embedding"] = done.embedding;
+    if (!done.labels.empty()) {
+      const auto less = [](const auto& a, const auto& b) { return a.second < b.second; };
+      line["label"] = std::max_element(done.labels.begin(), done.labels.end(), less)->first;
+      for (const auto& [label, probability] : done.labels) line["probabilities"][label] = probability;
+    }
     out() << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
     if (!out())
       fail(ErrorKind::io, "writing ", path_.empty() ? "stdout" : path_.string(),

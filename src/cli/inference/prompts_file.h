@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/templates/chat_template.h"
@@ -24,16 +25,18 @@ struct Prompt {
 /// one that is no such object, and for a file without prompts.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path);
 
-/// A prompt's completion, or its embedding.
+/// A prompt's completion, its embedding, or its labels.
 struct Completion {
   std::string text = {};
   std::size_t tokens = 0;
   const char* finish = "length";      ///< or "stop": a stop string or an end-of-text id came
   std::vector<float> embedding = {};  ///< not empty: there is no completion
+  std::vector<std::pair<std::string, double>> labels = {};  ///< likewise; with their probabilities
 };
 
-/// Writes completions as lines of JSON, {"prompt" or "messages", "completion", "tokens", "finish"}, or
-/// {"prompt", "tokens", "embedding"}, in the order of the prompts, each as soon as all before it are there.
+/// Writes completions as lines of JSON, {"prompt" or "messages", "completion", "tokens", "finish"},
+/// {"prompt", "tokens", "embedding"} or {"prompt", "tokens", "label", "probabilities"}, in the order of the
+/// prompts, each as soon as all before it are there.
 class CompletionsFile {
  public:
   /// An empty path: stdout. Replaces the file. Throws Error{io}.

@@ -9,7 +9,7 @@ namespace sherd::cli {
 namespace {
 
 bool has_table_on_two_stages(const RunShape& run) {
-  return run.pipeline > 1 && run.config.model && run.config.model->tie_embeddings;
+  return run.pipeline > 1 && run.config.model && run.config.model->tied();
 }
 
 bool exchanges_momentum(const RunShape& run) {

@@ -13,7 +13,7 @@ const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention"};
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
-const std::vector<std::string> head_names = {"lm", "mlm"};
+const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification"};
 
 std::string type_of(const RopeScaling& rope) {
   return cat("rope_type \"", name_of(rope.type), "\"");
@@ -110,6 +110,22 @@ const Table<SlidingRope>& sliding_rope_table() {
                   "and modernbert have this section by default"),
        section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default)}};
   return table;
+}
+
+/// Names of classes.
+Key<Model> labels_key() {
+  const auto read = [](Model& model, const Value& value) {
+    const auto is_text = [](const Node& item) { return item.is(Node::Kind::string); };
+    const auto& items = value.node.items;
+    if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), is_text))
+      value.error("must be a list of strings, not ", value.node.brief());
+    model.labels.clear();
+    for (std::size_t i = 0; i < items.size(); ++i) model.labels.push_back(value.item(i).text());
+  };
+  Key<Model> key = custom<Model>("labels", R"(["negative", "positive"])", read,
+                                 [](const Model& model) { return list_of(model.labels); });
+  key.left_out = [](const Model& model) { return model.labels.empty(); };
+  return std::move(key).takes({"list of strings", R"({"type": "array", "items": {"type": "string"}})"});
 }
 
 /// How large the model is.
@@ -219,9 +235,13 @@ std::vector<Key<Model>> block_keys() {
       real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
           .means("that the vocabulary's scores are divided by (Granite)"),
       choice("head", &T::head, head_names, "\"mlm\"")
-          .means("behind the blocks: `lm`, scores of the vocabulary; `mlm`, BERT's, a linear layer, the "
-                 "activation, a norm, and scores with a bias",
-                 shapes),
+          .means(
+              "behind the blocks: `lm`, scores of the vocabulary; `mlm`, BERT's, a linear layer, the "
+              "activation, a norm, and scores with a bias; `sequence_classification`, scores of `labels` by "
+              "the first token of a text ([more](data.md#classification))",
+              shapes),
+      labels_key().means("names of the classes of `sequence_classification`, in the order of their scores",
+                         shapes),
       boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
       boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
       boolean("qkv_bias", &T::qkv_bias)

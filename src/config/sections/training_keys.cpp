@@ -40,9 +40,9 @@ bool saves_nothing(const Config& config) {
 constexpr const char* not_saved = "no effect without training.save_dir";
 
 bool masks_nothing(const Config& config) {
-  return !config.masks_tokens();
+  return config.objective() != Objective::mlm;
 }
-constexpr const char* not_masked = "no effect: the objective is next_token";
+constexpr const char* not_masked = "no effect: the objective is not mlm";
 
 bool recomputes_nothing(const Config& config) {
   return config.training.recompute == Recompute::none;
@@ -132,10 +132,11 @@ std::vector<Key<Training>> course_keys() {
 std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
-      choice("objective", &T::objective, {"auto", "next_token", "mlm"}, "\"next_token\"")
+      choice("objective", &T::objective, {"auto", "next_token", "mlm", "classification"}, "\"next_token\"")
           .means("what is learned of a text: `next_token`, each token from those before it, by models with "
                  "`causal`; `mlm`, tokens that are masked from all others, by models without "
-                 "([more](data.md#masked-tokens)). auto: which of them the model can"),
+                 "([more](data.md#masked-tokens)); `classification`, its label, by models with such a head "
+                 "([more](data.md#classification)). auto: which of them the model can"),
       real("mlm_probability", &T::mlm_probability, "0.3", 0.001, 0.999)
           .means("mlm: the share of tokens that are targets; of these 80 % are masked, 10 % another token, "
                  "10 % stay",
@@ -201,8 +202,12 @@ void check_objective(const Config& config, const Value& file) {
         "\"next_token\"");
   if (objective == Objective::next_token && !config.model->causal)
     at.error("\"next_token\" would be seen, as model.causal is false: set it to true, or take \"mlm\"");
-  if (config.masks_tokens() && config.training.adapter.has_prompt())
-    at.error("\"mlm\" does not go with virtual tokens: take another training.adapter.type");
+  if (objective != Objective::automatic &&
+      (objective == Objective::classification) != config.model->classifies())
+    at.error(
+        "\"classification\" and model.head \"sequence_classification\" go together: set both, or neither");
+  if (config.objective() != Objective::next_token && config.training.adapter.has_prompt())
+    at.error("encoders do not go with virtual tokens: take another training.adapter.type");
 }
 
 Key<Config> training_key() {

@@ -71,10 +71,11 @@ void DocumentSamples::find_pieces() {
     tokens_ += dataset_->length(i);
     const bool is_cut = places > room();
     cut_ += is_cut;
-    for (std::int64_t chunk = 0; chunk * room() < places; ++chunk) {
+    const bool classes = options_.targets == Targets::classes;
+    for (std::int64_t chunk = 0; chunk * room() < (classes ? std::min(places, room()) : places); ++chunk) {
       const std::int64_t begin = chunk * room(), read = std::min(places - begin, room());
       if (is_cut && dataset_->has_mask() &&
-          options_.next_tokens) {  // a part of a long question has nothing to learn from
+          options_.targets == Targets::next_tokens) {  // a part of a long question has nothing to learn from
         const std::int64_t first = options_.prompt.count > 0 ? begin : begin + 1;  // to be predicted
         mask.resize(static_cast<std::size_t>(begin + read + 1 - first));
         dataset_->read_mask(i, first, mask);
@@ -180,28 +181,40 @@ void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const
   }
 }
 
+void DocumentSamples::load_class(std::int64_t sequence, std::span<const std::int32_t> ids,
+                                 std::span<std::int32_t> labels, std::span<std::int32_t> types) const {
+  dataset_->read(sequence, dataset_->length(sequence) - 1, labels.first(1));
+  const std::vector<std::int32_t> of_parts = types_of_parts(ids, padding_);
+  std::copy(of_parts.begin(), of_parts.end(), types.begin());
+}
+
 void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
   const auto length = static_cast<std::size_t>(options_.seq_length);
   row.tokens.assign(length, padding_);
   row.labels.assign(length, no_label);
   row.ends.clear();
+  row.types.assign(options_.targets == Targets::classes ? length : 0, 0);
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> mask;
   std::size_t begin = 0;
   for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
-    ids.resize(static_cast<std::size_t>(read) + (options_.next_tokens ? 1 : 0));
+    const bool next_tokens = options_.targets == Targets::next_tokens;
+    ids.resize(static_cast<std::size_t>(read) + (next_tokens ? 1 : 0));
     dataset_->read(sequence, offset, ids);
     if (options_.vocab_size > 0) dataset_->check_ids(ids, sequence, offset, options_.vocab_size);
     const auto places = static_cast<std::size_t>(options_.prompt.count + read);
     const auto tokens = std::span(row.tokens).subspan(begin, places),
                labels = std::span(row.labels).subspan(begin, places);
-    if (options_.next_tokens) {
+    if (next_tokens) {
       mask.assign(ids.size(), 1);
       if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
       write_text(options_.prompt, ids, mask, tokens, labels);
     } else {
       std::copy(ids.begin(), ids.end(), tokens.begin());
-      std::copy(ids.begin(), ids.end(), labels.begin());
+      if (options_.targets == Targets::classes)
+        load_class(sequence, ids, labels, std::span(row.types).subspan(begin, places));
+      else
+        std::copy(ids.begin(), ids.end(), labels.begin());
     }
     begin += places;
     row.ends.push_back(static_cast<std::int32_t>(begin));
@@ -212,7 +225,7 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
 
 void DocumentSamples::will_need(std::int64_t position) const {
   for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
-    dataset_->will_need(sequence, offset, read + (options_.next_tokens ? 1 : 0));
+    dataset_->will_need(sequence, offset, read + (options_.targets == Targets::tokens ? 0 : 1));
   });
 }
 

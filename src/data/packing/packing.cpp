@@ -47,6 +47,13 @@ void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
     if (targets[i] != 0) labels[count + i - 1] = ids[i];
 }
 
+std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std::int32_t end) {
+  std::vector<std::int32_t> types(ids.size(), 0);
+  const auto first = std::find(ids.begin(), ids.end(), end);
+  if (first != ids.end()) std::fill(types.begin() + (first - ids.begin()) + 1, types.end(), 1);
+  return types;
+}
+
 struct PackedSamples::Round {
   IndexList sequences;            // empty: in the range's order
   IndexList samples;              // empty: in order

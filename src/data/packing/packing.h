@@ -25,12 +25,20 @@ struct SequenceRange {
 /// (0, 1].
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
+/// The types of a text's tokens: 0 up to the first `end` that others follow, then 1 (BERT's segments of a
+/// pair).
+std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std::int32_t end);
+
 /// Writes a text as a model reads it: the virtual tokens, then all tokens of `ids` but the last, each with
 /// the token after it as its label, or no_label where that is no target; the first token of the text is the
 /// label of the last virtual one. targets: as many as ids. tokens, labels: count + ids.size() - 1 elements.
 void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
                 std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
                 std::span<std::int32_t> labels);
+
+/// What labels of samples are: the tokens behind, the tokens themselves, or for the first token of each
+/// document its class, the last of its ids, which takes no place.
+enum class Targets { next_tokens, tokens, classes };
 
 struct PackingOptions {
   std::int64_t seq_length = 0;  ///< places of a sample, those of `prompt` included
@@ -41,8 +49,7 @@ struct PackingOptions {
   /// shuffled by itself.
   std::int64_t total_samples = 0;
   std::int64_t vocab_size = 0;  ///< ids are checked against it when a sample is read; 0: they are not
-  /// Labels are the tokens behind; false: they are of the tokens themselves, which all take a place.
-  bool next_tokens = true;
+  Targets targets = Targets::next_tokens;
   VirtualTokens prompt = {};  ///< in front of each sample, or of each document where they are kept apart
 };
 

@@ -15,8 +15,9 @@ struct VirtualTokens {
 
 /// A sample as a model takes it.
 struct SampleRow {
-  /// seq_length each; labels[i]: the token after tokens[i], or no_label.
+  /// seq_length each; labels[i]: what is learned of tokens[i], the token behind it for one, or no_label.
   std::vector<std::int32_t> tokens, labels;
+  std::vector<std::int32_t> types;  ///< of the tokens; empty: all are of the first type
   /// Where documents end that do not see each other, the last one at seq_length; empty: the row is one text.
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token

@@ -264,6 +264,36 @@ auto at_line(const std::filesystem::path& file, std::int64_t line_number, const 
 
 }  // namespace
 
+LabelledExample read_labelled(const std::string& line, const LabelledOptions& options,
+                              const std::filesystem::path& file, std::int64_t line_number) {
+  return at_line(file, line_number, [&] {
+    const json object = json::parse(line);
+    if (!object.is_object()) fail(ErrorKind::data, "is no JSON object");
+    const auto text = [&](const std::string& field) -> std::optional<std::string> {
+      const auto found = object.find(field);
+      if (found == object.end() || found->is_null()) return std::nullopt;
+      if (!found->is_string()) fail(ErrorKind::data, "'", excerpt(field), "' is no string");
+      return found->get<std::string>();
+    };
+    const std::optional<std::string> first = text(options.text_field);
+    if (!first)
+      fail(ErrorKind::data, "has no string '", excerpt(options.text_field), "' (keys: ", keys_of(object),
+           "); name the field that holds the text, by --json-field");
+    LabelledExample out{*first, text(options.pair_field), -1};
+    const auto label = object.find(options.label_field);
+    if (label == object.end())
+      fail(ErrorKind::data, "has no '", excerpt(options.label_field), "' (keys: ", keys_of(object),
+           "); name the field that holds the label, by --label-field");
+    for (std::size_t i = 0; i < options.labels.size(); ++i)
+      if (label->is_string() ? *label == options.labels[i] : label->is_number() && *label == i)
+        out.label = static_cast<std::int32_t>(i);
+    if (out.label < 0)
+      fail(ErrorKind::data, "has the label ", excerpt(label->dump()),
+           ", which is none of --labels, nor a number below ", options.labels.size());
+    return out;
+  });
+}
+
 bool Example::teaches() const {
   return std::any_of(segments.begin(), segments.end(), [](const TextSegment& s) { return s.learned; });
 }

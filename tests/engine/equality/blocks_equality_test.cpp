@@ -1,8 +1,8 @@
 // A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides, gains of
 // 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none; and an encoder,
-// whose norms stand behind sums, with windows on both sides, types of tokens and a head of its own. Equal
-// wherever states lie, whatever is recomputed, however many ranks train (docs/guarantees.md, "Equal to the
-// bit"). What each block computes, tests/models holds to transformers.
+// whose norms stand behind sums, with windows on both sides, types of tokens and a head of its own. Both are
+// equal (docs/guarantees.md, "Equal to the bit") wherever states lie, whatever is recomputed, however many
+// ranks train. What each block computes, tests/models holds to transformers.
 #include <gtest/gtest.h>
 
 #include "support/equality.h"

@@ -54,11 +54,11 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
-/// Each token's type: as the batch says, else the first.
-Tensor token_types_of(Tape& tape, const tensor::Batch& batch) {
+/// Each token's type: as the batch says, else the first; the first where there is one.
+Tensor token_types_of(Tape& tape, const tensor::Batch& batch, std::int64_t types) {
   const Tensor& tokens = entry(batch, "tokens");
   const auto found = batch.find("token_types");
-  if (found == batch.end()) {
+  if (found == batch.end() || types == 1) {
     const Tensor first = tape.empty(tokens.shape(), DType::i32);
     tape.kernels().fill(first, 0);
     return first;
@@ -115,6 +115,9 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   if (c.padded_vocab() % ranks != 0)
     problems.add(cat("a vocabulary padded to ", c.padded_vocab(), " ids", over,
                      ": make model.pad_vocab_to_multiple_of a multiple of ", ranks));
+  if (c.classifies() && c.padded_scores() % ranks != 0)
+    problems.add(cat("the scores of ", counted(c.scores(), "label"), ", padded to ", c.padded_scores(), ",",
+                     over, ": make parallel.tensor 1, 2, 4 or 8"));
 }
 
 Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
@@ -213,7 +216,7 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
     x = table.add_rows(tape, x,
                        parallel::stream_part(kernels, parallel::inner_part(kernels, ids, layout_), layout_));
   };
-  if (token_types_) add_rows(*token_types_, token_types_of(tape, batch));
+  if (token_types_) add_rows(*token_types_, token_types_of(tape, batch, config_.token_types));
   if (positions_ && tape.documents)
     add_rows(*positions_, entry(batch, "positions"));
   else if (positions_)

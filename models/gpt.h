@@ -27,7 +27,7 @@ void check_layout(const GptConfig& config, const parallel::Layout& layout, Probl
 
 /// A decoder-only language model, GPT-2's or Llama's style by its configuration, or an encoder, BERT's style.
 /// Parts: "tokens", "token_types", "positions" (learned ones), "embedding_norm", "embedding_dropout",
-/// "blocks", /// "norm", "head_dense", "head_norm" and "head_dropout" (as config::Head says), "head" (whose
+/// "blocks", "norm", "head_dense", "head_norm" and "head_dropout" (as config::Head says), "head" (whose
 /// weight is the token table when tied). As a layered model its parts are the embeddings, each block, norm
 /// and head. Each is a unit of sharding, a block one of recompute too. With an adapter (GptConfig::adapter)
 /// its parameters alone are trainable; a prompt's virtual tokens are ids behind the padded vocabulary, which

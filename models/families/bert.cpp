@@ -39,26 +39,26 @@ JsonKeys bert_keys() {
 }
 
 TensorNames bert_names() {
-  return {
-      .prefix = "bert.",
-      .tokens = "embeddings.word_embeddings",
-      .positions = "embeddings.position_embeddings",
-      .token_types = "embeddings.token_type_embeddings",
-      .embedding_norm = "embeddings.LayerNorm",
-      .blocks = "encoder.layer",
-      .post_norm_1 = "attention.output.LayerNorm",
-      .post_norm_2 = "output.LayerNorm",
-      .qkv = {"attention.self.query", "attention.self.key", "attention.self.value"},
-      .projection = "attention.output.dense",
-      .up = {"intermediate.dense"},
-      .down = "output.dense",
-      .head = "cls.predictions.decoder",
-      .head_dense = "cls.predictions.transform.dense",
-      .head_norm = "cls.predictions.transform.LayerNorm",
-      .head_bias = "cls.predictions",
-      .classifier = "classifier",
-      .pooler = "pooler.dense",
-      .passed_over = {"bert.pooler.", "pooler.", "cls.seq_relationship.", "cls.predictions.decoder.bias"}};
+  return {.prefix = "bert.",
+          .tokens = "embeddings.word_embeddings",
+          .positions = "embeddings.position_embeddings",
+          .token_types = "embeddings.token_type_embeddings",
+          .embedding_norm = "embeddings.LayerNorm",
+          .blocks = "encoder.layer",
+          .post_norm_1 = "attention.output.LayerNorm",
+          .post_norm_2 = "output.LayerNorm",
+          .qkv = {"attention.self.query", "attention.self.key", "attention.self.value"},
+          .projection = "attention.output.dense",
+          .up = {"intermediate.dense"},
+          .down = "output.dense",
+          .head = "cls.predictions.decoder",
+          .head_dense = "cls.predictions.transform.dense",
+          .head_norm = "cls.predictions.transform.LayerNorm",
+          .head_bias = "cls.predictions",
+          .classifier = "classifier",
+          .pooler = "pooler.dense",
+          .passed_over = {"bert.pooler.", "pooler.", "cls.seq_relationship.", "cls.predictions.decoder.bias",
+                          "cls.predictions.bias"}};
 }
 
 std::optional<std::string> bert_lacks(const M& m) {

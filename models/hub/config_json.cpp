@@ -144,8 +144,20 @@ void settle_head(Published& p, const Value& file, const Family& family) {
   if (const Node* pooling = file.node.find("classifier_pooling"); pooling && !pooling->is_text("cls"))
     refuse(file, "classifier_pooling ", pooling->brief(),
            " is not supported: texts are classified by their first token");
+  if (const Node* problem = file.node.find("problem_type");
+      problem && !problem->is(Node::Kind::null) && !problem->is_text("single_label_classification"))
+    refuse(file, "problem_type ", problem->brief(), " is not supported: a text has one label");
+  if (const Node* dropout = file.node.find("classifier_dropout"); dropout && !dropout->is(Node::Kind::null))
+    if (const double share = Value{*dropout, "classifier_dropout", file.context}.real(0, 0.99);
+        share != p.model.dropout)
+      refuse(file, "classifier_dropout ", share, " is not supported: it must be that of the blocks, ",
+             p.model.dropout);
   p.model.head = config::Head::sequence_classification;
-  p.model.labels = {"LABEL_0", "LABEL_1"};
+  const Node* count = file.node.find("num_labels");
+  const std::int64_t labels = count && !count->is(Node::Kind::null)
+                                  ? Value{*count, "num_labels", file.context}.integer(2, config::most_labels)
+                                  : 2;
+  for (std::int64_t i = 0; i < labels; ++i) p.model.labels.push_back(cat("LABEL_", i));
   if (!names || !names->is(Node::Kind::object)) return;
   p.model.labels.clear();
   for (std::size_t i = 0; i < names->members.size(); ++i) {

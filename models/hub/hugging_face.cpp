@@ -139,8 +139,9 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
 
 bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
   std::vector<std::string> begins = names().passed_over;
-  if (config_.classifies())  // and files have the head for masked tokens
-    for (const std::string& part : {names().head, names().head_dense, names().head_norm, names().head_bias})
+  if (config_.classifies())  // and files have the head for masked tokens, or for other labels
+    for (const std::string& part :
+         {names().head, names().head_dense, names().head_norm, names().head_bias, names().classifier})
       begins.push_back(part + ".");
   return std::any_of(begins.begin(), begins.end(),
                      [&](const std::string& begin) { return tensor.starts_with(begin); });
@@ -190,7 +191,10 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   const std::int64_t extra = c.padded_scores() - c.scores();
   if (parameter == "head.weight" && !tied())
     return padded(stacked({head()}, c.scores(), c.hidden_size), c.scores(), extra);
-  if (const std::string& bias = c.classifies() ? names().classifier : names().head_bias;
+  // A head of its own has a bias of its own.
+  if (const std::string& bias = c.classifies() ? names().classifier
+                                : tied()       ? names().head_bias
+                                               : names().head;
       parameter == "head.bias" && !bias.empty())
     return padded(stacked({bias + ".bias"}, c.scores(), 0), c.scores(), extra);
   if (auto found = of_table_or_norm(parameter)) return *std::move(found);

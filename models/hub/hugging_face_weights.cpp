@@ -123,7 +123,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
     }
   const std::string head = found_as(layout_.head()),
                     table = found_as(layout_.published("tokens.weight").tensors[0].name);
-  const bool tied = !expected.contains(head) && files_.find(head) && files_.find(table);
+  const bool tied = layout_.tied() && !expected.contains(head) && files_.find(head) && files_.find(table);
   for (const std::string& name : files_.names())
     if (!expected.contains(name) && name.starts_with(text_part_) && !is_buffer(name, *files_.find(name)) &&
         !(tied && name == head) && !layout_.passes_over(name))

@@ -12,12 +12,13 @@ using Ids = std::vector<std::int32_t>;
 
 /// The texts in rows of one length, whose ends are documents that no text sees.
 tensor::Batch padded_batch(device::Device& device, std::span<const Ids> texts, std::int64_t width) {
-  Ids tokens, positions, documents{0};
+  Ids tokens, positions, documents{0}, filling;
   for (const Ids& text : texts) {
     tokens.insert(tokens.end(), text.begin(), text.end());
     tokens.resize(tokens.size() + static_cast<std::size_t>(width) - text.size(), text.back());
     for (std::int64_t i = 0; i < width; ++i)
       positions.push_back(static_cast<std::int32_t>(i < std::ssize(text) ? i : i - std::ssize(text)));
+    filling.push_back(static_cast<std::int32_t>(width - std::ssize(text)));
     const std::int32_t begin = documents.back();
     documents.push_back(begin + static_cast<std::int32_t>(text.size()));
     if (std::ssize(text) < width) documents.push_back(begin + static_cast<std::int32_t>(width));
@@ -25,11 +26,22 @@ tensor::Batch padded_batch(device::Device& device, std::span<const Ids> texts, s
   const tensor::Shape shape{std::ssize(texts), width};
   tensor::Batch out{{"tokens", tensor::Tensor::of<std::int32_t>(device, shape, tokens)},
                     {"positions", tensor::Tensor::of<std::int32_t>(device, shape, positions)}};
-  const tensor::Tensor bounds = tensor::Tensor::empty(device, {std::ssize(documents)}, DType::i32,
-                                                      device::Category::activations, device.processor_tier());
-  std::copy(documents.begin(), documents.end(), bounds.data<std::int32_t>());
-  out["documents"] = bounds;
+  const auto on_processor = [&](const Ids& values) {
+    const tensor::Tensor to = tensor::Tensor::empty(device, {std::ssize(values)}, DType::i32,
+                                                    device::Category::activations, device.processor_tier());
+    std::copy(values.begin(), values.end(), to.data<std::int32_t>());
+    return to;
+  };
+  out["documents"] = on_processor(documents);
+  out["filling"] = on_processor(filling);
   return out;
+}
+
+tensor::Tensor padded_types(device::Device& device, std::span<const Ids> types, std::int64_t width) {
+  Ids all(types.size() * static_cast<std::size_t>(width), 0);
+  for (std::size_t i = 0; i < types.size(); ++i)
+    std::copy(types[i].begin(), types[i].end(), all.begin() + static_cast<std::ptrdiff_t>(i) * width);
+  return tensor::Tensor::of<std::int32_t>(device, {std::ssize(types), width}, all);
 }
 
 /// One vector of the `tokens` of a text, which lie behind each other.
@@ -48,11 +60,13 @@ std::vector<float> pooled(const float* vectors, std::int64_t tokens, std::int64_
   return out;
 }
 
-/// Calls run_batch(texts, batch) for some texts after others, on a tape; its result, as fp32 on the host,
+/// Calls run_batch(tape, batch) for some texts after others, on a tape; its result, as fp32 on the host,
 /// goes to take(first text, how many, width of rows, values).
 template <class RunBatch, class Take>
-void in_batches(const RunPass& run, std::span<const Ids> texts, std::int64_t batch, const RunBatch& run_batch,
-                const Take& take) {
+void in_batches(const Gpt& model, const RunPass& run, std::span<const Ids> texts, std::span<const Ids> types,
+                std::int64_t batch, const RunBatch& run_batch, const Take& take) {
+  require(types.empty() || types.size() == texts.size(), types.size(), " lists of types for ", texts.size(),
+          " texts");
   require(batch >= 1, "texts go through the model one at a time or more, not ", batch);
   for (std::size_t begin = 0; begin < texts.size();) {
     const std::span<const Ids> some =
@@ -64,10 +78,15 @@ void in_batches(const RunPass& run, std::span<const Ids> texts, std::int64_t bat
     }
     tensor::Tensor values;
     run([&](Tape& tape) {
-      const tensor::Tensor found = run_batch(tape, some, padded_batch(tape.device(), some, width));
+      tensor::Batch padded = padded_batch(tape.device(), some, width);
+      if (!types.empty() && model.config().token_types > 1)
+        padded["token_types"] = padded_types(tape.device(), types.subspan(begin, some.size()), width);
+      tape.texts_apart = true;
+      const tensor::Tensor found = run_batch(tape, padded);
       const tensor::Tensor wide = tape.empty(found.shape(), DType::f32);
       tape.kernels().copy(found, wide);
       values = tensor::to_host(tape.device(), wide);
+      tape.texts_apart = false;
     });
     for (std::size_t i = 0; i < some.size(); ++i) take(begin + i, i, values);
     begin += some.size();
@@ -76,13 +95,11 @@ void in_batches(const RunPass& run, std::span<const Ids> texts, std::int64_t bat
 
 }  // namespace
 
-void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::int64_t batch,
-                 Pooling pooling, const OnEmbedding& on_embedding) {
+void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::span<const Ids> types,
+                 std::int64_t batch, Pooling pooling, const OnEmbedding& on_embedding) {
   in_batches(
-      run, texts, batch,
-      [&](Tape& tape, std::span<const Ids>, const tensor::Batch& padded) {
-        return model.hidden(tape, padded);
-      },
+      model, run, texts, types, batch,
+      [&](Tape& tape, const tensor::Batch& padded) { return model.hidden(tape, padded); },
       [&](std::size_t text, std::size_t place, const tensor::Tensor& vectors) {
         const std::int64_t width = vectors.shape()[1], hidden = vectors.shape()[2];
         on_embedding(text, pooled(vectors.data<float>() + static_cast<std::int64_t>(place) * width * hidden,
@@ -92,22 +109,10 @@ void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std
 
 void classify_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std::span<const Ids> types,
                     std::int64_t batch, const OnProbabilities& on_probabilities) {
-  require(types.empty() || types.size() == texts.size(), types.size(), " lists of types for ", texts.size(),
-          " texts");
   const auto labels = static_cast<std::size_t>(model.config().scores());
   in_batches(
-      run, texts, batch,
-      [&](Tape& tape, std::span<const Ids> some, tensor::Batch padded) {
-        if (types.empty() || model.config().token_types < 2) return model.class_scores(tape, padded);
-        const tensor::Shape shape = padded.at("tokens").shape();
-        Ids all(static_cast<std::size_t>(shape.numel()), 0);
-        for (std::size_t i = 0; i < some.size(); ++i) {
-          const Ids& of_text = types[static_cast<std::size_t>(some.data() - texts.data()) + i];
-          std::copy(of_text.begin(), of_text.end(), all.begin() + static_cast<std::ptrdiff_t>(i) * shape[1]);
-        }
-        padded["token_types"] = tensor::Tensor::of<std::int32_t>(tape.device(), shape, all);
-        return model.class_scores(tape, padded);
-      },
+      model, run, texts, types, batch,
+      [&](Tape& tape, const tensor::Batch& padded) { return model.class_scores(tape, padded); },
       [&](std::size_t text, std::size_t place, const tensor::Tensor& scores) {
         const float* row = scores.data<float>() + static_cast<std::int64_t>(place) * scores.shape()[1];
         std::vector<double> out(labels);

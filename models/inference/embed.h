@@ -16,17 +16,18 @@ enum class Pooling : std::uint8_t { mean, cls, last };
 using OnEmbedding = std::function<void(std::size_t text, std::span<const float> embedding)>;
 
 /// The embeddings of texts: what stands behind the last block and its norm, in fp32, pooled. Up to `batch`
-/// texts go through the model together, and none depends on those beside it. All ranks call this alike, and
-/// each is given all embeddings. Throws Error{usage} for an empty text or a batch below 1, Error{data} for a
-/// text longer than the model's seq_length, and as Gpt::hidden() does.
+/// texts go /// through the model together, and none depends on those beside it. `types`: of the texts'
+/// tokens, where the model has types and not all are of the first; empty: all are. All ranks call this alike,
+/// and each is given all embeddings. Throws Error{usage} for an empty text or a batch below 1, Error{data}
+/// for a text longer than the model's seq_length, and as Gpt::hidden() does.
 void embed_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std::int32_t>> texts,
-                 std::int64_t batch, Pooling pooling, const OnEmbedding& on_embedding);
+                 std::span<const std::vector<std::int32_t>> types, std::int64_t batch, Pooling pooling,
+                 const OnEmbedding& on_embedding);
 
 /// Given the probabilities of a text's labels, in their order.
 using OnProbabilities = std::function<void(std::size_t text, std::span<const double> probabilities)>;
 
 /// The probabilities of the labels of texts, by a model with such a head; otherwise as embed_texts().
-/// `types`: of the texts' tokens, where the model has types and not all are of the first; empty: all are.
 void classify_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std::int32_t>> texts,
                     std::span<const std::vector<std::int32_t>> types, std::int64_t batch,
                     const OnProbabilities& on_probabilities);

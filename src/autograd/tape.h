@@ -204,6 +204,8 @@ class Tape {
   /// Which rows of the micro-batch's sequences, which lie behind each other, hold no token but fill their
   /// sequence up: routers leave them out. Null: all hold one.
   std::shared_ptr<const std::vector<bool>> filling;
+  /// A text's values do not depend on those beside it: experts drop no token.
+  bool texts_apart = false;
   /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.
   KeyCache* key_cache = nullptr;
   std::optional<DType> input_dtype;  ///< the dtype of floating inputs; not set: each keeps its own

@@ -64,6 +64,10 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
     if (line.has(name) && !chat) throw UsageError(cat("--", name, " goes with --chat"));
   if (chat + line.has("embed") + line.has("classify") > 1)
     throw UsageError("give one of --chat, --embed and --classify");
+  for (const char* name :
+       {"temperature", "top-k", "top-p", "repetition-penalty", "stop", "max-tokens", "seed"})
+    if (line.has(name) && (line.has("embed") || line.has("classify")))
+      throw UsageError(cat("--", name, " is for texts that are continued, not for --embed and --classify"));
   if (line.has("pooling") && !line.has("embed")) throw UsageError("--pooling goes with --embed");
   for (const char* name : {"output", "batch-size"})
     if (line.has(name) && !line.has("prompts") && !line.has("embed") && !line.has("classify"))
@@ -145,7 +149,7 @@ void embed_prompts(const CommandLine& line, const Inference& inference, const st
   if (!request.pooling && !inference.config().model->classifies())
     fail(ErrorKind::config, "the model has no labels (model.head is not sequence_classification)");
   for (const Prompt& prompt : prompts)
-    request.texts.push_back(text_to_embed(inference, prompt.text, prompt.place));
+    request.texts.push_back(text_to_embed(inference, prompt, !request.pooling));
   inference.run(
       "Of embeddings: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
       "or --ranks that share the weights",

@@ -42,7 +42,10 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
   std::printf("tokenizer %s: vocabulary %lld, %.2f bytes per token, stored as %s\n", info.tokenizer.c_str(),
               static_cast<long long>(info.vocab_size), per_token, info.token_type.c_str());
   std::printf("unigram entropy %.4f nats per token\n", info.unigram_entropy);
-  if (info.masked_tokens > 0)
+  if (!info.labels.empty())
+    std::printf("%s with one of %zu labels each\n", counted(info.documents, "text").c_str(),
+                info.labels.size());
+  if (info.masked_tokens > 0 && info.labels.empty())
     std::printf(
         "%s to be learned (%.1f %%)%s\n", counted((info.tokens - info.masked_tokens), "token").c_str(),
         100 * static_cast<double>((info.tokens - info.masked_tokens)) / static_cast<double>(info.tokens),
@@ -64,10 +67,9 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
 /// Names between commas.
 std::vector<std::string> names_in(const std::string& list) {
   std::vector<std::string> out;
-  for (std::size_t at = 0; at < list.size();) {
-    const std::size_t end = std::min(list.find(',', at), list.size());
+  for (std::size_t at = 0, end = 0; !list.empty() && at <= list.size(); at = end + 1) {
+    end = std::min(list.find(',', at), list.size());
     out.push_back(list.substr(at, end - at));
-    at = end + 1;
     if (out.back().empty() || std::count(out.begin(), out.end(), out.back()) > 1)
       throw UsageError(cat("--labels '", list, "' has an empty name, or one twice"));
   }
@@ -113,6 +115,9 @@ void prepare_command(const Arguments& arguments) {
   options.json_field = line.text("json-field");
   options.chat_template = line.text("chat-template");
   options.labels = names_in(line.text("labels"));
+  for (const char* name : {"document", "chat-template"})
+    if (line.has(name) && !options.labels.empty())
+      throw UsageError(cat("--", name, " does not go with --labels"));
   for (const char* name : {"label-field", "pair-field"})
     if (line.has(name) && options.labels.empty())
       throw UsageError(cat("--", name, " goes with --labels A,B,..."));

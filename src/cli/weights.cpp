@@ -63,20 +63,18 @@ bool is_of_base(const std::string& parameter) {
   return !models::is_adapter(parameter);
 }
 
-bool is_before_head(const std::string& parameter) {
-  return is_of_base(parameter) && !parameter.starts_with("head");
-}
-
-/// The weights of another model with the same blocks, without those behind them.
-class WithoutHead final : public nn::WeightSource {
+/// The weights of another model with the same blocks, without those of its head that are of no use here.
+class WithoutScores final : public nn::WeightSource {
  public:
-  explicit WithoutHead(std::unique_ptr<nn::WeightSource> source) : source_(std::move(source)) {}
+  /// `drops`: whether a parameter begins anew.
+  WithoutScores(std::unique_ptr<nn::WeightSource> source, std::function<bool(const std::string&)> drops)
+      : source_(std::move(source)), drops_(std::move(drops)) {}
   void check(const std::vector<nn::ParameterPtr>& parameters) const override {
-    std::vector<nn::ParameterPtr> before = parameters;
-    std::erase_if(before, [](const auto& parameter) { return !is_before_head(parameter->name); });
-    source_->check(before);
+    std::vector<nn::ParameterPtr> others = parameters;
+    std::erase_if(others, [&](const auto& parameter) { return drops_(parameter->name); });
+    source_->check(others);
   }
-  bool has(const std::string& name) const override { return is_before_head(name) && source_->has(name); }
+  bool has(const std::string& name) const override { return !drops_(name) && source_->has(name); }
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override {
     source_->read(name, slice, begin, to);
@@ -84,7 +82,17 @@ class WithoutHead final : public nn::WeightSource {
 
  private:
   std::unique_ptr<nn::WeightSource> source_;
+  std::function<bool(const std::string&)> drops_;
 };
+
+/// Which parameters of a classifier begin anew, where it begins from a model with other labels or none: what
+/// scores labels, and BERT's pooler where that model has none.
+std::function<bool(const std::string&)> new_in(const models::GptConfig& options,
+                                               const config::Model& source) {
+  return [pooler = options.pools() && !source.classifies()](const std::string& name) {
+    return name == "head.weight" || name == "head.bias" || (pooler && name.starts_with("head"));
+  };
+}
 
 /// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
 /// from it begins with.
@@ -177,7 +185,10 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
     : folder_(folder) {
   if (is_hugging_face(folder)) {
     source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options));
-    notes_ = published_in(folder).notes;
+    const models::PublishedModel published = published_in(folder);
+    notes_ = published.notes;
+    if (published.model.classifies() && published.model.labels != options.labels)
+      source_ = std::make_unique<WithoutScores>(std::move(source_), new_in(options, published.model));
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
     if (holds_adapter(*reader_) && options.adapter.type == config::AdapterType::none)
@@ -185,10 +196,14 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
           ErrorKind::config, "checkpoint ", reader_->folder().string(),
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
-    if (options.classifies() && configuration_of(*reader_).model->labels != options.labels &&
-        options.adapter.type == config::AdapterType::none) {
-      source_ = std::make_unique<WithoutHead>(
-          std::make_unique<engine::CheckpointWeights>(*reader_, device, is_before_head));
+    if (const auto from = configuration_of(*reader_).model;
+        from && options.classifies() && from->labels != options.labels) {
+      const auto drops = new_in(options, *from);
+      source_ = std::make_unique<WithoutScores>(
+          std::make_unique<engine::CheckpointWeights>(
+              *reader_, device,
+              [drops](const std::string& name) { return is_of_base(name) && !drops(name); }),
+          drops);
       return;
     }
     const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);

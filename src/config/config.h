@@ -241,13 +241,13 @@ struct Config {
   /// value.
   std::vector<std::string> notes;
 
-  /// Compares everything but the notes.
   /// What the model of section `model` learns; never automatic.
   Objective objective() const {
     if (training.objective != Objective::automatic) return training.objective;
     if (!model || model->causal) return Objective::next_token;
     return model->classifies() ? Objective::classification : Objective::mlm;
   }
+  /// Compares everything but the notes.
   bool operator==(const Config& other) const;
 };
 

@@ -100,6 +100,7 @@ void lay_on_weights(Node& tree, const WeightSections& sections, const char* plac
 Config read_config(Node tree, const std::vector<std::string>& overrides, Context& context,
                    const WeightSections& sections = nullptr, const WeightSections& adapters = nullptr) {
   for (const std::string& assignment : overrides) apply_override(tree, assignment);
+  const Node own = tree;  // keys that the weights bring are nobody's to take out
   lay_on_weights(tree, sections, "", "model");
   lay_on_weights(tree, adapters, "adapter", "adapter");
   drop_notes(tree);
@@ -116,7 +117,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     check_objective(config, Value{tree, "", context});
     check_prompt(config, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
-    note_idle_keys(all_keys(), tree, "", config, context);
+    note_idle_keys(all_keys(), sections || adapters ? own : tree, "", config, context);
     note_cycle(config, context);
     note_resident_parameters(config, given, context);
     note_short_schedule(config, context);

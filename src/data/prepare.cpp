@@ -290,13 +290,8 @@ class Preparation {
                        options_.label_field, options_.labels},
                       source_.files()[piece.file].path, piece.line);
     const std::size_t before = job.tokens.size();
-    if (const auto begin = tokenizer_.begin_of_document()) job.tokens.push_back(*begin);
-    tokenizer_.encode(example.text, job.tokens);
-    job.tokens.push_back(tokenizer_.end_of_document());
-    if (example.pair) {
-      tokenizer_.encode(*example.pair, {.behind = EncodeOptions::Behind::token}, job.tokens);
-      job.tokens.push_back(tokenizer_.end_of_document());
-    }
+    const std::vector<std::int32_t> ids = encode_parts(tokenizer_, example.text, example.pair);
+    job.tokens.insert(job.tokens.end(), ids.begin(), ids.end());
     job.learned.resize(job.tokens.size(), 0);
     job.tokens.push_back(example.label), job.learned.push_back(1);
     close(job, before, example.text + example.pair.value_or(""), true);
@@ -355,7 +350,10 @@ class Preparation {
       builder_.add(rest.first(length), last, marks.first(length));
       rest = rest.subspan(length), marks = marks.subspan(length);
     }
-    for (const std::int32_t id : job.tokens) ++token_counts_[static_cast<std::size_t>(id)];
+    // Labels are no tokens of the text.
+    for (std::size_t i = 0; i < job.tokens.size(); ++i)
+      if (options_.labels.empty() || job.learned[i] == 0)
+        ++token_counts_[static_cast<std::size_t>(job.tokens[i])];
     text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes, left_out_ += job.left_out;
     conversations_ = conversations_ || job.conversations;
   }

@@ -90,7 +90,7 @@ void require_one_tokenizer(const config::Data& section) {
 void require_labels(const config::Config& config) {
   const auto list = [](const std::vector<std::string>& labels) {
     std::string out;
-    for (const std::string& label : labels) out += cat(out.empty() ? "" : ", ", excerpt(label));
+    for (const std::string& label : labels) out += cat(out.empty() ? "" : ",", excerpt(label));
     return out;
   };
   for (const config::DataSource& source : config.data->sources) {
@@ -102,7 +102,9 @@ void require_labels(const config::Config& config) {
            "' have no labels: prepare them with `sherd prepare --labels ", list(config.model->labels), "`");
     fail(ErrorKind::config, "the texts of '", source.path, "' have the labels ", list(there),
          ", and model.labels are ", config.model->labels.empty() ? "none" : list(config.model->labels),
-         ": set model.head to \"sequence_classification\" and model.labels to these names, in their order");
+         ": set model.head to \"sequence_classification\" and model.labels to these names, in their order, "
+         "or prepare "
+         "the texts without --labels to learn anything else of them");
   }
 }
 

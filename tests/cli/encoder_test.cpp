@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/train_fixture.h"
 
@@ -153,8 +154,27 @@ TEST_F(Encoder, LearnsLabelsOfTextsAndOfPairs) {
     EXPECT_EQ(report.at("texts"), 80);
     EXPECT_GT(report.at("accuracy").get<double>(), 0.9) << judged.out;
     EXPECT_GT(report.at("macro_f1").get<double>(), 0.9) << judged.out;
+    // The lines of a dataset are prompts, too, and find the same labels.
+    const Outcome found =
+        sherd({"generate", "--checkpoint", in("run"), "--classify", "--prompts", in("test.jsonl")});
+    ASSERT_EQ(found.code, 0) << found.err;
+    std::istringstream lines(found.out), wanted(read_text(folder_ / "test.jsonl"));
+    int right = 0, all = 0;
+    for (std::string line, want; std::getline(lines, line) && std::getline(wanted, want); ++all) {
+      const nlohmann::json label = nlohmann::json::parse(want).at("label");
+      const bool second = label == "second" || label == 1;
+      right += nlohmann::json::parse(line).at("label") == (second ? "second" : "first");
+    }
+    EXPECT_EQ(all, 80);
+    EXPECT_EQ(right, std::lround(80 * report.at("accuracy").get<double>()));
   }
-  // Another model's weights, whose head begins anew; out and in.
+  write_text(folder_ / "other.jsonl", R"({"text": "The jar", "label": "no"})"
+                                      "\n"
+                                      R"({"text": "A row", "label": 1})"
+                                      "\n"
+                                      R"({"text": "lie in", "label": "yes"})"
+                                      "\n");
+  // Out and in; another model's weights, whose head begins anew.
   const Outcome exported = sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"});
   ASSERT_EQ(exported.code, 0) << exported.err;
   const std::string config = read_text(folder_ / "hf" / "config.json");
@@ -171,12 +191,26 @@ TEST_F(Encoder, LearnsLabelsOfTextsAndOfPairs) {
   };
   EXPECT_THAT(classified("run"), HasSubstr("\"probabilities\":{\"first\":"));
   EXPECT_EQ(classified("imported"), classified("run"));
+  const auto begin_from = [&](const char* folder, const char* labels) {
+    return train_bert({"--set", "model.head=sequence_classification", "--set", cat("model.labels=", labels),
+                       "--set", "data.path=" + in("train"), "--set", "training.init_from=" + in(folder),
+                       "--set", "training.save_dir=", "--steps", "1"});
+  };
+  const Outcome same = begin_from("hf", R"(["first", "second"])");
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_EQ(same.err.find("begin anew"), std::string::npos);
+  for (const char* folder : {"hf", "run"}) {  // the data's labels are not the weights'
+    const Outcome prepared =
+        sherd({"prepare", "--input", in("other.jsonl"), "--labels", "no,yes", "--tokenizer",
+               "hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json", "--output", in("train")});
+    ASSERT_EQ(prepared.code, 0) << prepared.err;
+    const Outcome other = begin_from(folder, R"(["no", "yes"])");
+    EXPECT_EQ(other.code, 0) << other.err;
+    EXPECT_THAT(other.err, HasSubstr("begin anew"));
+  }
   std::filesystem::remove_all(folder_ / "run");
   ASSERT_EQ(train_bert().code, 0);
-  const Outcome begun =
-      train_bert({"--set", "model.head=sequence_classification", "--set",
-                  R"(model.labels=["first", "second"])", "--set", "data.path=" + in("train"), "--set",
-                  "training.init_from=" + in("run"), "--set", "training.save_dir="});
+  const Outcome begun = begin_from("run", R"(["no", "yes"])");
   EXPECT_EQ(begun.code, 0);
   EXPECT_THAT(begun.err, HasSubstr("they begin anew"));
 }
@@ -204,9 +238,14 @@ TEST_F(Encoder, NamesWhatLabelsDoNotFit) {
   EXPECT_THAT(trained({"model.head=sequence_classification", R"(model.labels=["first", "second"])"}),
               HasSubstr("have no labels: prepare them"));
   EXPECT_THAT(sherd(train({"--set", "data.path=" + in("l")})).err,
-              HasSubstr("have the labels first, second"));
+              HasSubstr("have the labels first,second"));
   EXPECT_THAT(sherd(train({"--set", "model.head=sequence_classification"})).err,
               HasSubstr("is for encoders"));
+  const std::vector<std::string> labels{"model.head=sequence_classification",
+                                        R"(model.labels=["first", "second"])"};
+  const auto with_labels = [&](const std::string& set) { return trained({labels[0], labels[1], set}); };
+  EXPECT_THAT(with_labels("training.adapter.type=lora"), HasSubstr("train a classifier whole"));
+  EXPECT_THAT(with_labels("parallel.context=2"), HasSubstr("are kept apart on ranks that have whole ones"));
 }
 
 TEST_F(Encoder, NeedsATokenForMasks) {

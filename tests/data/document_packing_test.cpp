@@ -291,7 +291,7 @@ TEST_F(DocumentPacking, LeavesOutPiecesWithoutATarget) {
 }
 
 TEST_F(DocumentPacking, RefusesWhatHoldsNothing) {
-  expect_error(ErrorKind::data, "has no document of two tokens or more in 3 sequences", [&] {
+  expect_error(ErrorKind::data, "has no document with tokens to learn from in 3 sequences", [&] {
     samples({1, 0, 1}, {.seq_length = 8});
   });
   expect_error(ErrorKind::config, "at least 1, not 0", [&] { samples({4}, {.seq_length = 0}); });

@@ -133,6 +133,44 @@ TEST(MaskedSamples, TakeWholeWordsWithinADocument) {
   EXPECT_GT(apart, words / 8) << "words are drawn apart";
 }
 
+TEST(MaskedSamples, KnowWhatTokenizersCallThem) {
+  const auto tokenizer = make_tokenizer("hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json");
+  const MaskingOptions bert = masking_of(*tokenizer, tokenizer->vocab_size());
+  EXPECT_EQ(bert.mask_token, tokenizer->token_id("[MASK]"));
+  for (std::int32_t id = 0; id < tokenizer->vocab_size(); ++id) {
+    const auto at = static_cast<std::size_t>(id);
+    EXPECT_EQ(bert.special[at], tokenizer->token(id).starts_with('[') && tokenizer->token(id).size() > 3)
+        << id;
+    EXPECT_EQ(bert.goes_on[at], tokenizer->token(id).starts_with("##")) << id;
+  }
+  // A vocabulary that marks spaces has a token of code that begins alike.
+  const auto spaced =
+      make_tokenizer("hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/gpt2.json?eod=<|endoftext|>");
+  class WithSigns final : public Tokenizer {
+   public:
+    explicit WithSigns(const Tokenizer& of) : of_(of) {}
+    void encode(std::string_view, const EncodeOptions&, std::vector<std::int32_t>&) const override {}
+    std::string decode(std::span<const std::int32_t>) const override { return {}; }
+    std::int64_t vocab_size() const override { return of_.vocab_size(); }
+    std::int32_t end_of_document() const override { return of_.end_of_document(); }
+    std::optional<std::int32_t> token_id(std::string_view token) const override {
+      return of_.token_id(token);
+    }
+    std::string token(std::int32_t id) const override { return id == 300 ? "###" : of_.token(id); }
+    bool is_special(std::int32_t id) const override { return of_.is_special(id); }
+    bool lossless() const override { return true; }
+    const std::string& spec() const override { return of_.spec(); }
+
+   private:
+    const Tokenizer& of_;
+  };
+  const MaskingOptions gpt2 = masking_of(WithSigns(*spaced), spaced->vocab_size());
+  for (std::int32_t id = 0; id < spaced->vocab_size(); ++id)
+    EXPECT_EQ(gpt2.goes_on[static_cast<std::size_t>(id)],
+              id == 300 || !spaced->token(id).starts_with("\u0120"))
+        << id;
+}
+
 TEST(MaskedSamples, NameWhatDoesNotFit) {
   using sherd::testing::expect_error;
   const auto samples = std::make_shared<CountingSamples>();
@@ -150,6 +188,9 @@ TEST(MaskedSamples, NameWhatDoesNotFit) {
                [&] { MaskedSamples(samples, options).load(0, row); });
   expect_error(ErrorKind::config, "has no token [MASK] or <mask>",
                [] { (void)masking_of(*make_byte_tokenizer(), 257); });
+  expect_error(ErrorKind::config, "and model.vocab_size is 3", [] {
+    (void)masking_of(*make_tokenizer("hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json"), 3);
+  });
 }
 
 }  // namespace

@@ -400,7 +400,8 @@ void run(Dim3 grid, Dim3 block, std::size_t shared_bytes, const std::function<vo
   const Flushing flushing;
   blockDim = block, gridDim = grid;
   const std::size_t blocks = grid.count();
-  // Both orders meet the same races, and looking for them takes most of the time.
+  // Whoever runs a kernel in both orders looks once: what runs in one order runs in the other, unless the
+  // kernel's own data say otherwise, and looking takes most of the time.
   here.races.begin_launch(here.order == Order::ascending);
   try {
     for (std::size_t i = 0; i < blocks; ++i) {

@@ -260,7 +260,7 @@ std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, const
   const int ranks = layout_.context_size(), k = o.routing.top_k;
   const std::int64_t capacity = expert_capacity(o, tokens_of(tape, batch * rows));
   // Texts that are generated come in batches that mean nothing: what one becomes must not depend on others.
-  if (capacity < 0 || tape.key_cache) return {};
+  if (capacity < 0 || tape.key_cache || tape.texts_apart) return {};
   std::vector<double> weights;
   if (o.drop == Drop::by_weight) weights = host_values(tape, routed.weights.value());
   if (ranks == 1) return dropped_choices(routed.chosen, o.experts, k, capacity, o.drop, weights);

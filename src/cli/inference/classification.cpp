@@ -36,7 +36,7 @@ LabelledTexts texts_of(const data::IndexedDataset& dataset, std::size_t limit, c
            model.labels.size());
     out.labels.push_back(static_cast<std::size_t>(ids.back()));
     ids.pop_back();
-    ids.resize(std::min(ids.size(), static_cast<std::size_t>(model.seq_length)));
+    data::cut_text(ids, model.seq_length, end);
     out.types.push_back(data::types_of_parts(ids, end));
     out.texts.push_back(std::move(ids));
   }

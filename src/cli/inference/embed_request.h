@@ -20,9 +20,9 @@ struct EmbedRequest {
 };
 
 /// The ids of a text as the model saw documents: between the tokens that begin and end one where it is an
-/// encoder, else as prompt_of(). Throws Error{data} that says `place` where there are more than fit.
-std::vector<std::int32_t> text_to_embed(const Inference& inference, const std::string& text,
-                                        const std::string& place);
+/// encoder, which takes pairs, too, else as prompt_of(). Of a text that is longer than the model takes, the
+/// beginning where it is to be `cut`, as in training of classifiers; else throws Error{data} that names it.
+std::vector<std::int32_t> text_to_embed(const Inference& inference, const Prompt& prompt, bool cut);
 
 /// One rank's part of a request; rank 0 writes.
 void embed(const EmbedRequest& request, const DistributedPtr& dist);

@@ -48,15 +48,26 @@ void set_begin(const fs::path& path, const data::HuggingFaceSpec& spec, std::opt
 }
 
 /// Written for a run whose weights came without a tokenizer.
-void write_tokenizer_config(const data::Tokenizer& tokenizer, std::int64_t positions, const fs::path& to) {
+void write_tokenizer_config(const data::Tokenizer& tokenizer, const config::Model& model,
+                            const fs::path& to) {
   const data::HuggingFaceSpec spec = data::HuggingFaceSpec::parse(tokenizer.spec());
   const std::string begin = spec.begin.value_or("");
   set_begin(to / engine::tokenizer_json_file, spec, tokenizer.begin_of_document());
-  write(to / "tokenizer_config.json", {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                                       {"bos_token", begin.empty() ? ordered_json() : ordered_json(begin)},
-                                       {"eos_token", *spec.end},
-                                       {"clean_up_tokenization_spaces", false},
-                                       {"model_max_length", positions}});
+  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                      {"bos_token", begin.empty() ? ordered_json() : ordered_json(begin)},
+                      {"eos_token", *spec.end},
+                      {"clean_up_tokenization_spaces", false},
+                      {"model_max_length", model.seq_length}};
+  // What encoders' users ask for by name: texts are filled up, and tokens masked.
+  for (const auto& [name, token] : {std::pair("unk_token", "[UNK]"),
+                                    {"sep_token", "[SEP]"},
+                                    {"pad_token", "[PAD]"},
+                                    {"cls_token", "[CLS]"},
+                                    {"mask_token", "[MASK]"},
+                                    {"mask_token", "<mask>"}})
+    if (!model.causal && tokenizer.token_id(token)) config[name] = token;
+  if (model.token_types > 1) config["model_input_names"] = {"input_ids", "token_type_ids", "attention_mask"};
+  write(to / "tokenizer_config.json", config);
 }
 
 void write_generation_config(const std::vector<std::int32_t>& ends, const data::Tokenizer& tokenizer,
@@ -83,9 +94,7 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
     return;
   }
   const bool came = fs::exists(to / "tokenizer_config.json");
-  if (!came)
-    write_tokenizer_config(*tokenizer, config::parse_text(manifest.config, "the run's").model->seq_length,
-                           to);
+  if (!came) write_tokenizer_config(*tokenizer, *config::parse_text(manifest.config, "the run's").model, to);
   std::vector<std::int32_t> ends = end_ids_of(reader, *tokenizer);
   if (!name.empty()) {
     const data::ChatTemplate which = data::parse_chat_template(name);

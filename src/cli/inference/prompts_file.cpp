@@ -20,14 +20,21 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
     if (prompt.messages.empty()) fail(ErrorKind::data, where, " is a conversation without messages");
     return prompt;
   }
-  const auto found = object.is_object() ? object.find("prompt") : object.end();
+  auto found = object.is_object() ? object.find("prompt") : object.end();
+  if (object.is_object() && found == object.end()) found = object.find("text");
   if (!object.is_object() || found == object.end() || !found->is_string())
     fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
          excerpt(line), "'");
-  return {found->get<std::string>(), {}, where};
+  Prompt prompt{found->get<std::string>(), {}, where};
+  if (const auto pair = object.find("text_pair"); pair != object.end() && !pair->is_null()) {
+    if (!pair->is_string()) fail(ErrorKind::data, where, ": \"text_pair\" is no text: '", excerpt(line), "'");
+    prompt.pair = pair->get<std::string>();
+  }
+  return prompt;
 }
 
 nlohmann::ordered_json described(const Prompt& prompt) {
+  if (prompt.messages.empty() && prompt.pair) return {{"prompt", prompt.text}, {"text_pair", *prompt.pair}};
   if (prompt.messages.empty()) return {{"prompt", prompt.text}};
   auto messages = nlohmann::ordered_json::array();
   for (const data::ChatMessage& message : prompt.messages)

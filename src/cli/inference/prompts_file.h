@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +18,13 @@ struct Prompt {
   std::string text;                         ///< "prompt"
   std::vector<data::ChatMessage> messages;  ///< or "messages"; empty: it is a text
   std::string place;                        ///< file and line, for errors
+  std::optional<std::string> pair = {};     ///< "text_pair": the other text of a pair
 };
 
 /// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl
-/// holds a JSON object with a string "prompt" or a list "messages" in each line, any other a prompt in each
-/// line. Empty lines hold none. Throws Error{io} where it cannot be read, Error{data} that names the line for
-/// one that is no such object, and for a file without prompts.
+/// holds a JSON object with a string "prompt" (or "text", and another "text_pair") or a list "messages" in
+/// each line, any other a prompt in each line. Empty lines hold none. Throws Error{io} where it cannot be
+/// read, Error{data} that names the line for one that is no such object, and for a file without prompts.
 std::vector<Prompt> read_prompts(const std::filesystem::path& path);
 
 /// A prompt's completion, its embedding, or its labels.

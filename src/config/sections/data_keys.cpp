@@ -112,6 +112,11 @@ Key<Config> data_key() {
 }
 
 void check_packing(const Config& config, const Value& file) {
+  if (config.objective() == Objective::classification && config.parallel.context > 1)
+    Value{*file.node.find("parallel"), "parallel.context", file.context}.error(
+        config.parallel.context,
+        " ranks hold parts of sequences, and texts with labels are kept apart on ranks that "
+        "have whole ones: set it to 1");
   if (!config.data || config.data->packing != SamplePacking::documents || config.parallel.context <= 1)
     return;
   const Node* data = file.node.find("data");

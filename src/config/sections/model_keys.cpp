@@ -155,7 +155,7 @@ std::vector<Key<Model>> size_keys() {
           .means("size of a head; any, where it is given (Qwen3)", shapes, by("`hidden_size` / `num_heads`")),
       integer("ffn_hidden_size", &T::ffn_hidden_size, "100", 1, most_ffn_hidden)
           .means("inner width of the MLP", shapes,
-                 by("gpt2 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
+                 by("gpt2 and bert 4 · `hidden_size`; others 8/3 of it, up to a multiple of 64"))};
 }
 
 /// The parts of its blocks.

@@ -195,7 +195,10 @@ Table<Training> training_table() {
 void check_objective(const Config& config, const Value& file) {
   if (!config.model) return;
   const Objective objective = config.training.objective;
-  const Value at{file.node, "training.objective", file.context};
+  const Node* training = file.node.find("training");
+  const Node* given = training ? training->find("objective") : nullptr;
+  const Node* model = file.node.find("model");
+  const Value at{given ? *given : *model, "training.objective", file.context};
   if (objective == Objective::mlm && config.model->causal)
     at.error(
         "\"mlm\" is learned from tokens on both sides, and model.causal is true: set it to false, or take "
@@ -206,8 +209,14 @@ void check_objective(const Config& config, const Value& file) {
       (objective == Objective::classification) != config.model->classifies())
     at.error(
         "\"classification\" and model.head \"sequence_classification\" go together: set both, or neither");
+  if (config.model->classifies() && config.training.adapter.type != AdapterType::none)
+    Value{*training->find("adapter"), "training.adapter", file.context}.error(
+        "would leave the layers that score labels as they are: train a classifier whole, without "
+        "training.adapter");
   if (config.objective() != Objective::next_token && config.training.adapter.has_prompt())
-    at.error("encoders do not go with virtual tokens: take another training.adapter.type");
+    Value{*training->find("adapter"), "training.adapter.type", file.context}.error(
+        "virtual tokens are for models that write behind their text, and model.causal is false: take another "
+        "type");
 }
 
 Key<Config> training_key() {

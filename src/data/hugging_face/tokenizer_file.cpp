@@ -361,6 +361,9 @@ void read_model(const json& model, TokenizerFile& out) {
   out.word_piece = {
       fields.text("continuing_subword_prefix", "##"),
       fields.has("max_input_chars_per_word") ? fields.integer("max_input_chars_per_word") : 100};
+  if (out.word_piece->longest < 1)
+    fail(ErrorKind::data, "model.max_input_chars_per_word is ", out.word_piece->longest,
+         ", and must be 1 or more");
   out.model.unknown = fields.text("unk_token", "[UNK]");
   read_vocabulary(fields, out.model);
 }

@@ -54,7 +54,7 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
   find_pieces();
   if (pieces_.empty())
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(),
-         "' has no document of two tokens or more in ", counted(range.size(), "sequence"),
+         "' has no document with tokens to learn from in ", counted(range.size(), "sequence"),
          "; give it a larger part in data.split, or prepare more text");
   pack();
 }
@@ -210,6 +210,7 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
       if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
       write_text(options_.prompt, ids, mask, tokens, labels);
     } else {
+      if (options_.targets == Targets::classes && own_places(sequence) > room()) ids.back() = padding_;
       std::copy(ids.begin(), ids.end(), tokens.begin());
       if (options_.targets == Targets::classes)
         load_class(sequence, ids, labels, std::span(row.types).subspan(begin, places));

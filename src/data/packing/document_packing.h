@@ -12,10 +12,11 @@ namespace sherd::data {
 /// rest of the row padding (end of document, no labels) that is a document too. A document of n tokens takes
 /// n − 1 places, its last token being a label alone (or n, where labels are the tokens themselves); one that
 /// is longer than a row comes in several pieces, /// each going on where the one before ended, none seeing
-/// another (of one with a class the first piece alone). Which go together is decided once, by best fit of the
-/// longest first (bin packing: Johnson 1973; of documents: Ding et al. 2024, "Fewer Truncations Improve
-/// Language Modeling"); every round puts other documents of the same lengths into the places, and takes the
-/// rows in another order. Here a document is a sequence of the dataset.
+/// another (of one with a class the first piece alone, whose last token is then the end of a document). Which
+/// go together is decided once, by best fit of the longest first (bin packing: Johnson 1973; of documents:
+/// Ding et al. 2024, "Fewer Truncations Improve Language Modeling"); every round puts other documents of the
+/// same lengths into the places, and takes the rows in another order. Here a document is a sequence of the
+/// dataset.
 ///
 /// With virtual tokens each piece stands behind its own, which take places of the row.
 ///

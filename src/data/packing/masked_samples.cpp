@@ -24,7 +24,10 @@ MaskingOptions masking_of(const Tokenizer& tokenizer, std::int64_t vocab_size) {
   out.vocab_size = vocab_size;
   std::optional<std::int32_t> mask = tokenizer.token_id("[MASK]");
   if (!mask) mask = tokenizer.token_id("<mask>");
-  if (!mask || *mask >= vocab_size)
+  if (mask && *mask >= vocab_size)
+    fail(ErrorKind::config, "the mask token of ", tokenizer.spec(), " has the id ", *mask,
+         ", and model.vocab_size is ", vocab_size, ": leave it out");
+  if (!mask)
     fail(ErrorKind::config, "training.objective \"mlm\" masks tokens, and the tokenizer ", tokenizer.spec(),
          " has no token [MASK] or <mask>: prepare the dataset with one that has, such as BERT's "
          "(--tokenizer hf:FOLDER)");
@@ -39,14 +42,17 @@ MaskingOptions masking_of(const Tokenizer& tokenizer, std::int64_t vocab_size) {
     texts[at] = tokenizer.token(static_cast<std::int32_t>(id));
     out.special[at] = id == *mask || tokenizer.is_special(static_cast<std::int32_t>(id));
   }
-  const auto any = [&](const char* mark) {
-    return std::any_of(texts.begin(), texts.end(),
-                       [&](const std::string& text) { return text.starts_with(mark) && text != mark; });
+  const auto count = [&](const char* mark) {
+    return std::count_if(texts.begin(), texts.end(),
+                         [&](const std::string& text) { return text.starts_with(mark) && text != mark; });
   };
-  const char* space = any("\u0120") ? "\u0120" : any("\u2581") ? "\u2581" : nullptr;
-  const bool marked = any("##");
+  const std::ptrdiff_t spaces[] = {count("\u0120"), count("\u2581")}, going_on = count("##");
+  const char* space = spaces[0] > spaces[1] ? "\u0120" : "\u2581";
+  // Code has "##" too.
+  const bool marked = going_on > std::max(spaces[0], spaces[1]),
+             spaced = !marked && spaces[0] + spaces[1] > 0;
   out.goes_on.assign(ids, false);
-  for (std::size_t id = 0; id < ids && (marked || space); ++id)
+  for (std::size_t id = 0; id < ids && (marked || spaced); ++id)
     out.goes_on[id] = marked ? texts[id].starts_with("##") : !texts[id].starts_with(space);
   return out;
 }

@@ -47,6 +47,12 @@ void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
     if (targets[i] != 0) labels[count + i - 1] = ids[i];
 }
 
+void cut_text(std::vector<std::int32_t>& ids, std::int64_t most, std::int32_t end) {
+  if (std::ssize(ids) <= most) return;
+  ids.resize(static_cast<std::size_t>(most));
+  ids.back() = end;
+}
+
 std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std::int32_t end) {
   std::vector<std::int32_t> types(ids.size(), 0);
   const auto first = std::find(ids.begin(), ids.end(), end);

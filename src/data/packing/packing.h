@@ -25,6 +25,9 @@ struct SequenceRange {
 /// (0, 1].
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
+/// The first `most` tokens of a longer text, of which the last is `end` (as transformers truncates).
+void cut_text(std::vector<std::int32_t>& ids, std::int64_t most, std::int32_t end);
+
 /// The types of a text's tokens: 0 up to the first `end` that others follow, then 1 (BERT's segments of a
 /// pair).
 std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std::int32_t end);

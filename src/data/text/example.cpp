@@ -294,6 +294,18 @@ LabelledExample read_labelled(const std::string& line, const LabelledOptions& op
   });
 }
 
+std::vector<std::int32_t> encode_parts(const Tokenizer& tokenizer, const std::string& text,
+                                       const std::optional<std::string>& pair) {
+  std::vector<std::int32_t> ids;
+  if (const auto begin = tokenizer.begin_of_document()) ids.push_back(*begin);
+  tokenizer.encode(text, {.special_tokens = false}, ids);
+  ids.push_back(tokenizer.end_of_document());
+  if (!pair) return ids;
+  tokenizer.encode(*pair, {.behind = EncodeOptions::Behind::token, .special_tokens = false}, ids);
+  ids.push_back(tokenizer.end_of_document());
+  return ids;
+}
+
 bool Example::teaches() const {
   return std::any_of(segments.begin(), segments.end(), [](const TextSegment& s) { return s.learned; });
 }

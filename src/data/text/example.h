@@ -53,6 +53,10 @@ struct LabelledExample {
 LabelledExample read_labelled(const std::string& line, const LabelledOptions& options,
                               const std::filesystem::path& file, std::int64_t line_number);
 
+/// A text as classifiers read it, [begin] text [end], or a pair, [begin] text [end] other [end].
+std::vector<std::int32_t> encode_parts(const Tokenizer& tokenizer, const std::string& text,
+                                       const std::optional<std::string>& pair);
+
 /// The texts of the segments, without the template's own tokens.
 std::string text_of(const Example& example);
 

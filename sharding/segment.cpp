@@ -178,10 +178,8 @@ RankGroups Segment::gradient_groups() const {
   return groups;
 }
 
-namespace {
-/// Elements from local index `first` on, a run of the logical tensor at a time.
-void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64_t first, std::uint64_t seed,
-          tensor::Kernels& kernels) {
+void draw_initial(const autograd::Parameter& parameter, const Tensor& values, std::int64_t first,
+                  std::uint64_t seed, tensor::Kernels& kernels) {
   const autograd::Init& init = parameter.init;
   using Kind = autograd::Init::Kind;
   if (init.kind == Kind::constant) return kernels.fill(values, init.a);
@@ -198,7 +196,6 @@ void draw(const autograd::Parameter& parameter, const Tensor& values, std::int64
                          kernels.fill_uniform(run, key, logical, init.a, init.b);
                      });
 }
-}  // namespace
 
 void Segment::draw_initial_values(std::uint64_t seed) {
   // Values are drawn in fp32 and rounded as masters are, chunk by chunk, so that no rank needs more memory
@@ -216,9 +213,9 @@ void Segment::draw_initial_values(std::uint64_t seed) {
     const Tensor values = chunk.range(0, std::min(most, end - at));
     kernels_.fill(values, 0);
     for (const Piece& piece : layout_.pieces(at, at + values.numel()))
-      draw(*layout_.parameters()[piece.slot],
-           values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count), piece.parameter_begin,
-           seed, kernels_);
+      draw_initial(*layout_.parameters()[piece.slot],
+                   values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count),
+                   piece.parameter_begin, seed, kernels_);
     write_values(at, values);
   }
 }

@@ -33,6 +33,11 @@ struct SegmentKey {
   bool operator==(const SegmentKey&) const = default;
 };
 
+/// Writes a parameter's initial values, from its local element `first` on, to `values`, in fp32: a function
+/// of seed, name and logical index.
+void draw_initial(const autograd::Parameter& parameter, const Tensor& values, std::int64_t first,
+                  std::uint64_t seed, tensor::Kernels& kernels);
+
 /// A flat run of parameters of one unit with all model states that this rank holds of it.
 class Segment {
  public:

@@ -46,9 +46,10 @@ class HuggingFaceLayout {
   PublishedParameter published(const std::string& parameter) const;
   /// The published name of the vocabulary's scores, where they have a table of their own.
   std::string head() const { return (config_.classifies() ? names().classifier : names().head) + ".weight"; }
-  /// Whether files may lack that parameter of a model that begins from another's: what scores labels.
+  /// Whether files may lack that parameter, which then begins anew: of an encoder what stands behind its
+  /// blocks.
   bool may_lack(const std::string& parameter) const {
-    return config_.classifies() && parameter.starts_with("head");
+    return config_.head != config::Head::lm && parameter.starts_with("head");
   }
   /// Whether files may have a tensor of that name that the model does not have.
   bool passes_over(const std::string& tensor) const;

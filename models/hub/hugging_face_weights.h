@@ -23,7 +23,7 @@ class HuggingFaceWeights : public nn::WeightSource {
   /// older files carry (attn.bias, attn.masked_bias, rotary_emb.inv_freq), and for a head that is stored
   /// beside the table that it is tied to, which must be equal to it.
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
-  /// False for the layers of a head for labels that the files lack.
+  /// False for the layers of an encoder's head that the files lack.
   bool has(const std::string& name) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override;

@@ -79,6 +79,8 @@ void import_command(const Arguments& arguments) {
   engine::ExtraFiles files = companion_files(folder);
   take_tokenizer(folder, manifest, files);
   for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+  for (const std::string& part : weights.begins_anew(model.parameters()))
+    log_info(part, " is not among the weights, and begins anew");
   const std::string output = line.required("output"), tag = line.text("tag");
   engine::write_weights(output, tag, std::move(manifest), model.parameters(), weights.source(), files,
                         *device);

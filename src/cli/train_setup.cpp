@@ -102,8 +102,8 @@ void TrainSetup::begin_from(const std::string& folder) {
   if (speaks()) engine_->set_checkpoint_files(weights.companions());
   if (!speaks()) return;
   log_info("weights from ", folder);
-  if (shape_.classifies() && !weights.source().has("head.weight"))
-    log_info("the layers that score labels are not among them: they begin anew");
+  for (const std::string& part : weights.begins_anew(engine_->module().parameters()))
+    log_info(part, " is not among them, and begins anew");
   warn_of_other_tokenizer(weights.companions());
   for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
 }

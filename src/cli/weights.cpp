@@ -266,6 +266,16 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
   source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get());
 }
 
+std::vector<std::string> Weights::begins_anew(const std::vector<nn::ParameterPtr>& parameters) const {
+  std::vector<std::string> out;
+  for (const nn::ParameterPtr& parameter : parameters) {
+    if (!parameter->name.starts_with("head") || source_->has(parameter->name)) continue;
+    const std::string part = parameter->name.substr(0, parameter->name.find('.'));
+    if (out.empty() || out.back() != part) out.push_back(part);
+  }
+  return out;
+}
+
 void Weights::verify_share(int rank, int ranks) const {
   if (reader_) reader_->verify_share(rank, ranks);
   if (adapter_reader_)

@@ -62,6 +62,8 @@ class Weights {
   engine::ExtraFiles companions() const;
   /// Names keys of a config.json that have no effect here.
   const std::vector<std::string>& notes() const { return notes_; }
+  /// Layers in a model's head whose parameters the weights do not have: "head_dense".
+  std::vector<std::string> begins_anew(const std::vector<nn::ParameterPtr>& parameters) const;
   /// Checks the files of a checkpoint against its manifest: this rank's share of them.
   void verify_share(int rank, int ranks) const;
 

@@ -10,6 +10,7 @@
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/states.h"
 #include "engine/checkpoint/writer.h"
+#include "sharding/segment.h"
 #include "tensor/host_values.h"
 #include "tensor/int8_blocks.h"
 
@@ -120,11 +121,15 @@ void write_weights(const fs::path& directory, const std::string& tag, Manifest m
   manifest.world_size = 1;
   manifest.shapes = shapes_of(parameters);
   manifest.step_states = weights.step_states();
+  const auto kernels = tensor::make_kernels(device);
   RankFile file;
   for (const nn::ParameterPtr& parameter : parameters) {
     const tensor::Slice slice = whole_of(manifest.shapes.at(parameter->name));
-    const auto read = [&weights, name = parameter->name, slice](std::int64_t begin, const Tensor& to) {
-      weights.read(name, slice, begin, to);
+    const auto read = [&weights, &kernels, parameter, slice](std::int64_t begin, const Tensor& to) {
+      if (weights.has(parameter->name))
+        weights.read(parameter->name, slice, begin, to);
+      else
+        sharding::draw_initial(*parameter, to, begin, config::Training().seed, *kernels);
     };
     file.tensors.push_back(
         file_tensor({"fp32", parameter->name, DType::f32}, {slice, {0, slice.numel()}}, read, device));

@@ -34,8 +34,9 @@ class CheckpointWeights : public nn::WeightSource {
 
 /// Writes a checkpoint of weights alone, DIR/TAG, whole or not at all, and moves DIR/latest. Offline, in one
 /// file: `parameters` are all of a model's, in their logical shapes, and read from `weights` a part at a time
-/// through memory of `device`. Of `manifest` the caller fills in the configuration, the computing type and
-/// the data. A run begins from it by training.init_from, not by --resume, as it has no optimizer states.
+/// through memory of `device`; those that it does not have get their initial values. Of `manifest` the caller
+/// fills in the configuration, the computing type and the data. A run begins from it by training.init_from,
+/// not by --resume, as it has no optimizer states.
 void write_weights(const std::filesystem::path& directory, const std::string& tag, Manifest manifest,
                    const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
                    const ExtraFiles& files, device::Device& device);

@@ -69,6 +69,19 @@ Tensor token_types_of(Tape& tape, const tensor::Batch& batch, std::int64_t types
   return found->second;
 }
 
+/// labels[rows[i]], [1, n]; on a meta device nobody can read them.
+Tensor labels_at(Tape& tape, const Tensor& labels, const Tensor& rows) {
+  const Tensor out = tape.empty({1, rows.numel()}, DType::i32);
+  if (tape.device().kind() == device::Kind::meta) return out;
+  for (std::int64_t i = 0; i < rows.numel(); ++i) {
+    const std::int32_t row = rows.data<std::int32_t>()[i];
+    if (row < 0 || row >= labels.numel())
+      fail(ErrorKind::data, "'targets' names row ", row, " of ", labels.numel());
+    out.data<std::int32_t>()[i] = labels.data<std::int32_t>()[row];
+  }
+  return out;
+}
+
 /// The last row that counts of each sequence of x [sequences, rows, width].
 Tensor last_rows(Tape& tape, const Tensor& x) {
   const std::int64_t rows = x.shape()[1], width = x.shape()[2];
@@ -320,11 +333,28 @@ Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::
   return (*blocks_)[part - 1](tape, x);
 }
 
+/// The rows with labels, where the head may look at these alone: a processor's, which has whole texts, and
+/// whose masks of dropout are not those of a text's rows.
+Tensor Gpt::few_targets(Tape& tape, const tensor::Batch& batch) const {
+  const auto found = batch.find("targets");
+  const bool whole = !layout_.cuts_stream() && layout_.context_size() == 1;
+  if (found == batch.end() || found->second.numel() == 0 || head_dropout_ || !whole ||
+      tape.device().has_own_memory())
+    return {};
+  return found->second;
+}
+
 Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())
     fail(ErrorKind::data, "labels ", labels.shape().str(), " do not match tokens ", tokens.shape().str());
+  if (const Tensor targets = few_targets(tape, batch)) {
+    const std::int64_t width = x.shape().back(), n = targets.numel();
+    const Var rows = autograd::take_rows(autograd::reshape(x, {labels.numel(), width}), targets);
+    return parallel::vocab_cross_entropy(normed(tape, autograd::reshape(rows, {1, n, width})),
+                                         vocabulary(tape), labels_at(tape, labels, targets), layout_);
+  }
   Var behind = normed(tape, x);
   if (head_dropout_) behind = head_dropout_->apply(tape, behind, layout_.stream_slice(behind.shape()));
   return parallel::vocab_cross_entropy(behind, vocabulary(tape),

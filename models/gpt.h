@@ -70,11 +70,12 @@ class Gpt : public nn::LayeredModel {
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s]
   /// (an encoder's: the one that was masked there, or the class of the text that begins there), or -100 where
   /// none is to be learned. "token_types", int32
-  /// [batch, seq], may tell rows of that table, else the first. Where there are "documents", int32 [n + 1]
-  /// that the processor reads, the bounds among all rows of documents that do not see each other,
-  /// "positions", int32 [batch, seq], counts each one's tokens. "filling", int32 [batch] that the processor
-  /// reads, tells how many places at each row's end hold no token: routers leave them out. Throws Error{data}
-  /// for what is missing or does not fit.
+  /// [batch, seq], may tell rows of that table, else the first. "targets", int32 [n] that the processor
+  /// reads, may name the rows among batch·seq that have a label: the head of a model for masked tokens then
+  /// looks at no others. Where there are "documents", int32 [n + 1] that the processor reads, the bounds
+  /// among all rows of documents that do not see each other, "positions", int32 [batch, seq], counts each
+  /// one's tokens. "filling", int32 [batch] that the processor reads, tells how many places at each row's end
+  /// hold no token: routers leave them out. Throws Error{data} for what is missing or does not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
@@ -88,6 +89,7 @@ class Gpt : public nn::LayeredModel {
   Var normed(Tape& tape, const Var& x);
   /// The table of the vocabulary's scores, with its bias.
   parallel::VocabHead vocabulary(Tape& tape);
+  tensor::Tensor few_targets(Tape& tape, const tensor::Batch& batch) const;
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);

@@ -118,6 +118,12 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
       static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
+  if (samples_->has_few_targets()) {
+    std::vector<std::int32_t> targets;
+    for (std::size_t i = 0; i < labels_.size(); ++i)
+      if (labels_[i] != no_label) targets.push_back(static_cast<std::int32_t>(i));
+    batch["targets"] = on_processor(targets);
+  }
   const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
   if (samples_->keeps_documents_apart()) add_documents(batch);
   if (samples_->keeps_documents_apart() || counted < rank().micro_batch)

@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
@@ -308,16 +309,29 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
   return out;
 }
 
+tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device::Device& device) {
+  const std::int64_t tokens = rows * config.model->seq_length;
+  const auto ids = [&] {
+    return tensor::Tensor::empty(device, {rows, config.model->seq_length}, DType::i32);
+  };
+  tensor::Batch out{{"tokens", ids()}, {"labels", ids()}};
+  if (config.objective() != config::Objective::mlm) return out;
+  // As many as hardly any batch has more of.
+  const double share = config.training.mlm_probability, n = static_cast<double>(tokens);
+  const double most = n * share + 3 * std::sqrt(n * share * (1 - share));
+  out["targets"] =
+      tensor::Tensor::empty(device, {std::min(tokens, static_cast<std::int64_t>(std::ceil(most)))},
+                            DType::i32, device::Category::activations, device.processor_tier());
+  return out;
+}
+
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank) {
   const models::GptConfig shape = models::gpt_config(config, vocabulary);
   const std::int64_t rows =
       config::resolve_batch(config, engine::data_ranks(config, world.ranks)).micro_batch_size;
   require_countable(shape, rows);
-  const auto batch = [rows, seq = shape.seq_length](device::Device& device) {
-    return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
-                         {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
-  };
+  const auto batch = [&, rows](device::Device& device) { return dry_batch(config, rows, device); };
   const auto model = [&](const parallel::Layout& layout) {
     return std::make_shared<models::Gpt>(shape, layout);
   };

@@ -101,6 +101,9 @@ std::optional<Shortfall> local_shortfall(const config::Config& config, const Sta
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
                                   const World& world, const MachineCapacity& machine);
 
+/// A batch of a meta device as training has it, of `rows` sequences.
+tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device::Device& device);
+
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
                                int rank);

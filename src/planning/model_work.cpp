@@ -7,6 +7,7 @@
 #include "engine/pipeline/stage_layout.h"
 #include "engine/setup/process_grid.h"
 #include "models/gpt.h"
+#include "planning/fit.h"
 #include "sharding/schedule/schedules.h"
 
 namespace sherd::planning {
@@ -43,10 +44,7 @@ std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabula
   const std::int64_t rows = config.batch.micro_batch_size;
   return engine::record_parts(
       config, [&](const parallel::Layout& layout) { return std::make_shared<models::Gpt>(shape, layout); },
-      [&](device::Device& device) {
-        const auto ids = [&] { return tensor::Tensor::empty(device, {rows, shape.seq_length}, DType::i32); };
-        return tensor::Batch{{"tokens", ids()}, {"labels", ids()}};
-      });
+      [&](device::Device& device) { return dry_batch(config, rows, device); });
 }
 
 std::string key_of(const config::Config& config) {

@@ -39,6 +39,9 @@ class Samples {
   /// Rows have ends.
   virtual bool keeps_documents_apart() const = 0;
 
+  /// Few tokens have a label, which batches then tell.
+  virtual bool has_few_targets() const { return false; }
+
   /// Writes the sample at `position` ≥ 0. Throws Error{data} naming file, token, id for an id outside the
   /// vocabulary.
   virtual void load(std::int64_t position, SampleRow& row) const = 0;

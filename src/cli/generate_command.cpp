@@ -74,7 +74,7 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
       throw UsageError(cat("--", name, " goes with --prompts FILE"));
   if (line.has("prompt")) return {{line.text("prompt"), {}, ""}};
   if (!line.has("prompts")) return {};
-  std::vector<Prompt> prompts = read_prompts(line.text("prompts"));
+  std::vector<Prompt> prompts = read_prompts(line.text("prompts"), line.has("embed") || line.has("classify"));
   line.require_apart("output", "prompts", line.text("prompts"));
   for (const Prompt& prompt : prompts)
     if (!chat && !prompt.messages.empty())

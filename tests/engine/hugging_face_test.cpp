@@ -159,8 +159,8 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
       if (!test::full_suite() && &family - families >= everywhere && !one_axis) continue;
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
-  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert",
-                             "modernbert", "modernbert_classifier"})
+  for (const char* family :
+       {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert", "modernbert"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

@@ -48,7 +48,7 @@ struct Case {
   bool sees(Count b, Count i, Count j) const {
     const Count behind = scores.query + i - (scores.key + j);
     const auto document = [&](Count row) { return std::ranges::upper_bound(documents, b * seq + row); };
-    return (!causal || behind >= 0) && (window == 0 || behind < window) &&
+    return (!causal || behind >= 0) && (window == 0 || (behind < window && (causal || -behind < window))) &&
            (documents.empty() || document(i) == document(j));
   }
   /// The number by which dropout knows a score, and the stream.

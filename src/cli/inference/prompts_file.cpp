@@ -12,7 +12,7 @@
 namespace sherd::cli {
 namespace {
 
-Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number) {
+Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number, bool texts) {
   const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
   if (object.is_object() && object.contains("messages")) {
@@ -21,12 +21,12 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
     return prompt;
   }
   auto found = object.is_object() ? object.find("prompt") : object.end();
-  if (object.is_object() && found == object.end()) found = object.find("text");
+  if (texts && object.is_object() && found == object.end()) found = object.find("text");
   if (!object.is_object() || found == object.end() || !found->is_string())
     fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
          excerpt(line), "'");
   Prompt prompt{found->get<std::string>(), {}, where};
-  if (const auto pair = object.find("text_pair"); pair != object.end() && !pair->is_null()) {
+  if (const auto pair = object.find("text_pair"); texts && pair != object.end() && !pair->is_null()) {
     if (!pair->is_string()) fail(ErrorKind::data, where, ": \"text_pair\" is no text: '", excerpt(line), "'");
     prompt.pair = pair->get<std::string>();
   }
@@ -44,7 +44,7 @@ nlohmann::ordered_json described(const Prompt& prompt) {
 
 }  // namespace
 
-std::vector<Prompt> read_prompts(const std::filesystem::path& path) {
+std::vector<Prompt> read_prompts(const std::filesystem::path& path, bool texts) {
   data::TextSource source(data::find_inputs({path.string()}), data::DocumentRule::line);
   std::vector<Prompt> out;
   std::string line;
@@ -53,7 +53,7 @@ std::vector<Prompt> read_prompts(const std::filesystem::path& path) {
     if (!piece.last) continue;  // of a long line
     const std::filesystem::path& file = source.files()[piece.file].path;
     if (line.find_first_not_of(" \t") != std::string::npos)
-      out.push_back(piece.json ? prompt_of(line, file, static_cast<std::size_t>(piece.line))
+      out.push_back(piece.json ? prompt_of(line, file, static_cast<std::size_t>(piece.line), texts)
                                : Prompt{line, {}, cat(file.string(), ":", piece.line)});
     line.clear();
   }

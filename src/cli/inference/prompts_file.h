@@ -22,10 +22,11 @@ struct Prompt {
 };
 
 /// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl
-/// holds a JSON object with a string "prompt" (or "text", and another "text_pair") or a list "messages" in
-/// each line, any other a prompt in each line. Empty lines hold none. Throws Error{io} where it cannot be
-/// read, Error{data} that names the line for one that is no such object, and for a file without prompts.
-std::vector<Prompt> read_prompts(const std::filesystem::path& path);
+/// holds a JSON object with a string "prompt" or a list "messages" in each line, any other a prompt in each
+/// line. Of `texts`, which are not continued, lines may have "text" in the place of "prompt", and a second
+/// one, "text_pair". Empty lines hold none. Throws Error{io} where it cannot be read, Error{data} that names
+/// the line for one that is no such object, and for a file without prompts.
+std::vector<Prompt> read_prompts(const std::filesystem::path& path, bool texts = false);
 
 /// A prompt's completion, its embedding, or its labels.
 struct Completion {

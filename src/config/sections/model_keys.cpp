@@ -30,18 +30,27 @@ bool is_longrope(const RopeScaling& rope) {
   return rope.type == RotaryScaling::longrope;
 }
 
+bool is_number(const Node& item) {
+  return item.is(Node::Kind::integer) || item.is(Node::Kind::number);
+}
+bool is_text(const Node& item) {
+  return item.is(Node::Kind::string);
+}
+
+/// How many items a list has, all of which are of a kind.
+std::size_t length_of(const Value& value, bool (*fits)(const Node&), const char* what) {
+  const std::vector<Node>& items = value.node.items;
+  if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), fits))
+    value.error("must be a list of ", what, ", not ", value.node.brief());
+  return items.size();
+}
+
 /// A number for each pair of a head.
 Key<RopeScaling> pair_factors(std::string_view name, std::vector<double> RopeScaling::*field,
                               const char* which) {
   const auto read = [field](RopeScaling& rope, const Value& value) {
-    const auto is_number = [](const Node& item) {
-      return item.is(Node::Kind::integer) || item.is(Node::Kind::number);
-    };
-    const auto& items = value.node.items;
-    if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), is_number))
-      value.error("must be a list of numbers, not ", value.node.brief());
     (rope.*field).clear();
-    for (std::size_t i = 0; i < items.size(); ++i)
+    for (std::size_t i = 0; i < length_of(value, is_number, "numbers"); ++i)
       (rope.*field).push_back(value.item(i).real(0, infinity, true));
   };
   return custom<RopeScaling>(name, "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]", read,
@@ -78,12 +87,8 @@ std::string why_all_seen(const Config& config) {
 /// The pattern of layers' types.
 Key<Model> layer_types_key() {
   const auto read = [](Model& model, const Value& value) {
-    const auto is_text = [](const Node& item) { return item.is(Node::Kind::string); };
-    const auto& items = value.node.items;
-    if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), is_text))
-      value.error("must be a list of types of layers, not ", value.node.brief());
     model.layer_types.clear();
-    for (std::size_t i = 0; i < items.size(); ++i)
+    for (std::size_t i = 0; i < length_of(value, is_text, "types of layers"); ++i)
       model.layer_types.push_back(static_cast<LayerType>(value.item(i).choice(layer_type_names)));
   };
   const auto write = [](const Model& model) {
@@ -115,12 +120,9 @@ const Table<SlidingRope>& sliding_rope_table() {
 /// Names of classes.
 Key<Model> labels_key() {
   const auto read = [](Model& model, const Value& value) {
-    const auto is_text = [](const Node& item) { return item.is(Node::Kind::string); };
-    const auto& items = value.node.items;
-    if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), is_text))
-      value.error("must be a list of strings, not ", value.node.brief());
     model.labels.clear();
-    for (std::size_t i = 0; i < items.size(); ++i) model.labels.push_back(value.item(i).text());
+    for (std::size_t i = 0; i < length_of(value, is_text, "strings"); ++i)
+      model.labels.push_back(value.item(i).text());
   };
   Key<Model> key = custom<Model>("labels", R"(["negative", "positive"])", read,
                                  [](const Model& model) { return list_of(model.labels); });

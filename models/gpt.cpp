@@ -6,7 +6,7 @@
 
 #include "autograd/key_cache.h"
 #include "autograd/ops.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "models/adapters/adapters.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/sequence.h"

@@ -11,7 +11,7 @@
 #include <sstream>
 
 #include "base/cpu_isa.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "bench/programs/gpt_in_training.h"
 #include "bench/programs/options.h"
 #include "bench/suite/rounds.h"

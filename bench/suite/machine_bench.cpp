@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "bench/suite/comm_bench.h"
 #include "bench/suite/nvme_bench.h"
 #include "bench/suite/training_times.h"

@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "bench/suite/rounds.h"
 #include "engine/engine.h"
 #include "engine/estimate/step_time.h"

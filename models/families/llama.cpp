@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "models/families/family.h"
 
 // Llama, and what its relatives have in common.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "models/families/family.h"
 
 namespace sherd::models {

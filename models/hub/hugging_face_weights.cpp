@@ -4,7 +4,7 @@
 #include <cstring>
 #include <set>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "tensor/host_values.h"
 
 namespace sherd::models {

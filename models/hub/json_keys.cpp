@@ -4,7 +4,7 @@
 #include <cmath>
 #include <sstream>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/published.h"
 
 namespace sherd::models {

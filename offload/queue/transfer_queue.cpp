@@ -5,8 +5,8 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "base/waits.h"
 #include "device/trace_range.h"

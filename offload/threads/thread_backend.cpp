@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "offload/io_backend.h"
 

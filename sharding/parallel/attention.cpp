@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
 #include "sharding/parallel/ring.h"

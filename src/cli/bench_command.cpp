@@ -12,7 +12,7 @@
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "bench/suite/adam_bench.h"
 #include "bench/suite/comm_bench.h"
 #include "bench/suite/gemm_bench.h"

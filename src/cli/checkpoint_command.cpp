@@ -4,8 +4,8 @@
 #include <map>
 #include <set>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "device/device.h"

@@ -19,7 +19,7 @@
 #include <cxxopts.hpp>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::cli {
 

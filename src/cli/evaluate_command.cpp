@@ -5,8 +5,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/inference/classification.h"
 #include "cli/inference/evaluation.h"
 #include "cli/inference/inference.h"

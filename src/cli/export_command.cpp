@@ -1,10 +1,10 @@
 #include <filesystem>
 #include <optional>
 
-#include "base/excerpt.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/run_lock.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/inference/exported_tokenizer.h"
 #include "cli/inference/inference.h"

@@ -8,10 +8,10 @@
 #include <set>
 #include <tuple>
 
-#include "base/check_json.h"
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/check_json.h"
+#include "base/text/excerpt.h"
 #include "engine/report/report.h"
 
 namespace sherd::cli {

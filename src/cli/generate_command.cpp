@@ -2,8 +2,8 @@
 #include <limits>
 #include <optional>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/inference/chat.h"
 #include "cli/inference/embed_request.h"

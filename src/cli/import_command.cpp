@@ -1,7 +1,7 @@
 #include <filesystem>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "cli/weights.h"

@@ -7,7 +7,7 @@
 #include "base/arena.h"
 #include "base/cpu_isa.h"
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "base/version.h"
 #include "cli/build_info.h"
 #include "cli/command_line.h"

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "data/indexed_dataset.h"

@@ -14,8 +14,8 @@
 #include <system_error>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "base/version.h"
 #include "cli/command_line.h"

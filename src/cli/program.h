@@ -6,7 +6,9 @@
 // - the commands: commands[], program.cpp; each is a file, *_command.cpp
 // - what a training run does: train_run.cpp, by engine/trainer.h; its replay: verification/replay.h
 // - sizes that do not fit, told at once: raise_sizes(), planning/fit.cpp; this machine's memory:
-//   engine/report/machine.h; plans: planning/search.h, tried by trial.h
+//   engine/report/machine.h; plans: planning/search.h
+// - plan, tune and estimate: cli/planning; trial.h there tries a plan
+// - starting ranks here and on other machines: launch/supervisor.h; children.h runs the programs
 // - where weights to begin with come from (training.init_from): weights.cpp
 // - how commands find a checkpoint and run its model: inference/inference.h; chat: inference/chat.h; tasks
 //   and metrics: inference/evaluation.cpp; what is exported beside weights: inference/exported_tokenizer.h

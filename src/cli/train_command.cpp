@@ -10,8 +10,8 @@
 #include <map>
 
 #include "base/arena.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/plot.h"
 #include "cli/program.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "base/excerpt.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "device/accelerator.h"
 #include "engine/report/fp8_report.h"

@@ -3,8 +3,8 @@
 #include <exception>
 #include <filesystem>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
 #include "cli/verification/replay.h"

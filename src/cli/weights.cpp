@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "data/hugging_face/files_beside.h"
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_run.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::comm {
 namespace {

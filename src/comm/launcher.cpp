@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "comm/processes/process_group.h"
 #include "comm/tcp/socket_port.h"
 

@@ -1,6 +1,6 @@
 #include <initializer_list>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/config.h"
 
 namespace sherd::config {

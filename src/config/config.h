@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
-#include "base/choices.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text/choices.h"
 #include "config/adapter.h"
 #include "config/keys.h"
 #include "config/model.h"
@@ -95,7 +95,7 @@ struct Training {
   std::int64_t save_interval = 0;  ///< steps between checkpoints; 0: only at the end
   /// Folder of weights to begin with: Hugging Face's files, or a checkpoint; empty: none.
   std::string init_from;
-  /// Steps between local checkpoints (engine/checkpoint/local_checkpoints.h); 0: there are none.
+  /// Steps between local checkpoints (engine/checkpoint/local/local_checkpoints.h); 0: there are none.
   std::int64_t local_save_interval = 0;
   std::string local_save_dir = "/dev/shm";  ///< each machine's own folder of them
   std::int64_t keep_last = 0;               ///< checkpoints to keep, oldest deleted first; 0: all

@@ -7,8 +7,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 
 namespace sherd::config {
 namespace {

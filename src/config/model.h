@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/choices.h"
+#include "base/text/choices.h"
 
 namespace sherd::config {
 

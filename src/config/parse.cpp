@@ -4,7 +4,7 @@
 #include <fstream>
 #include <tuple>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -4,7 +4,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/config.h"
 #include "config/key_defaults.h"
 

@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "data/indexed_dataset.h"
 #include "data/tokenizer.h"
 

@@ -7,10 +7,10 @@
 
 #include "base/arena.h"
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
 #include "base/random.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "data/dataset_builder.h"
 #include "data/templates/published_template.h"
 #include "data/text/example.h"

@@ -4,7 +4,7 @@
 #include <array>
 
 #include "base/error.h"
-#include "base/utf8.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/word_cache.h"
 #include "data/tokenizer.h"
 

@@ -7,8 +7,8 @@
 #include <fstream>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "data/hugging_face/files_beside.h"
 #include "data/hugging_face/tokenizer.h"
 

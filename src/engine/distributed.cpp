@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "base/arena.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "engine/report/flight_file.h"
 
 namespace sherd {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "data/loader.h"
 #include "engine/checkpoint/checkpoints.h"

@@ -254,9 +254,10 @@ class Engine {
   /// tokenizer. Other settings that change what is trained (another dataset, seed, batch size or number of
   /// ranks) are a line each in rank 0's log. Collective.
   engine::ClientState load_checkpoint(const std::string& directory, const std::string& tag = "");
-  /// Keeps local checkpoints (engine/checkpoint/local_checkpoints.h) from here on, in `local_directory` of
-  /// each machine, for the run whose checkpoints are in `directory`. `anew`: it begins, and what an earlier
-  /// run in that folder has left goes. Throws Error{io} where a machine's folder cannot be made. Collective.
+  /// Keeps local checkpoints (engine/checkpoint/local/local_checkpoints.h) from here on, in `local_directory`
+  /// of each machine, for the run whose checkpoints are in `directory`. `anew`: it begins, and what an
+  /// earlier run in that folder has left goes. Throws Error{io} where a machine's folder cannot be made.
+  /// Collective.
   void claim_local_folder(const std::string& directory, const std::string& local_directory, bool anew);
   /// Saves on each machine, and copies to another, in the background as save_checkpoint() does. A failure is
   /// a warning: the local checkpoint before it stays. False where a save is under way, which goes first.

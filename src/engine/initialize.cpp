@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 #include "engine/setup/process_grid.h"
 #include "engine/token_data.h"

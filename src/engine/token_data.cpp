@@ -8,8 +8,8 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "data/blend.h"
 #include "data/packing/document_packing.h"
 #include "data/packing/masked_samples.h"

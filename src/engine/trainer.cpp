@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/waits.h"
 #include "comm/gather.h"
 #include "data/loader.h"

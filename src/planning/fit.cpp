@@ -17,7 +17,7 @@
 #include "comm/dry/dry_world.h"
 #include "comm/memory.h"
 #include "device/cuda.h"
-#include "engine/checkpoint/local_folder.h"
+#include "engine/checkpoint/local/local_folder.h"
 #include "engine/pipeline/stage_layout.h"
 #include "engine/report/machine.h"
 #include "engine/setup/make_device.h"

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/choices.h"
+#include "base/text/choices.h"
 
 // The angles of rotary positions.
 

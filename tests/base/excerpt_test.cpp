@@ -1,4 +1,4 @@
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <sstream>
 #include <thread>
 
-#include "cli/children.h"
+#include "cli/launch/children.h"
 #include "cli/train_fixture.h"
 #include "support/places.h"
 

@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 
-#include "base/utf8.h"
+#include "base/text/utf8.h"
 #include "data_test_support.h"
 #include "sample_text.h"
 #include "support/expect_error.h"

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "base/choices.h"
+#include "base/text/choices.h"
 
 namespace sherd::parallel {
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "autograd/ops.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "autograd/ops.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "sharding/parallel/collectives.h"
 

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <iostream>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::cli {
 namespace {

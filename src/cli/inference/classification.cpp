@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "data/dataset_info.h"
 #include "data/packing/packing.h"
 #include "models/inference/embed.h"

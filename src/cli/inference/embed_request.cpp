@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "data/packing/packing.h"
 #include "data/text/example.h"
 

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/excerpt.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "cli/inference/inference.h"
 #include "data/hugging_face/unicode.h"
 #include "data/text/input_stream.h"

@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <deque>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "cli/inference/growing_text.h"
 
 namespace sherd::cli {

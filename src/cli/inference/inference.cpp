@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "cli/weights.h"
 #include "comm/communicator.h"
 #include "device/cuda.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "engine/checkpoint/manifest.h"
 #include "engine/checkpoint/save_folder.h"
 

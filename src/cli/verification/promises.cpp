@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/setup/process_grid.h"
 
 namespace sherd::cli {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstdio>
 
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "cli/train_setup.h"
 #include "cli/verification/promises.h"
 #include "comm/gather.h"

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::comm {
 namespace {

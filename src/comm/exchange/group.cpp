@@ -6,8 +6,8 @@
 #include <mutex>
 #include <thread>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "base/waits.h"
 #include "comm/exchange/backend.h"

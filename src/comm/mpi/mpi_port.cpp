@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "comm/exchange/descriptor.h"
 #include "comm/exchange/waiting.h"
 #include "comm/mpi/runtime.h"

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -2,7 +2,7 @@
 #include <cctype>
 #include <cmath>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/machine.h"
 #include "config/rows.h"
 #include "config/sections/tables.h"

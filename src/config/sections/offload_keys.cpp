@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

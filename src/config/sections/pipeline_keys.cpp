@@ -1,6 +1,6 @@
 #include <tuple>
 
-#include "base/pattern.h"
+#include "base/text/pattern.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/excerpt.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/unicode.h"
 
 namespace sherd::data {

@@ -4,14 +4,14 @@
 #include <bit>
 
 #include "base/error.h"
-#include "base/excerpt.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/unicode.h"
 
 namespace sherd::data {
 namespace {
 
-constexpr std::size_t longest_short = 32;                // characters; beyond, a heap is faster
+constexpr std::size_t longest_short = 32;  // characters; beyond, a heap is faster
 
 std::uint64_t pair_of(std::int32_t left, std::int32_t right) {
   return static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |

@@ -3,7 +3,7 @@
 #include <charconv>
 #include <numeric>
 
-#include "base/utf8.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/unicode.h"
 
 namespace sherd::data {

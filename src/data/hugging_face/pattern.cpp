@@ -4,7 +4,7 @@
 #include <pcre2.h>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::data {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/excerpt.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/pattern.h"
 #include "data/hugging_face/unicode.h"
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "base/text/excerpt.h"
+#include "base/text/utf8.h"
 #include "data/hugging_face/files_beside.h"
 #include "data/hugging_face/tokenizer_file.h"
 #include "data/hugging_face/unicode.h"

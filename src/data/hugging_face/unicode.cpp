@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "base/utf8.h"
+#include "base/text/utf8.h"
 
 namespace sherd::data {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::data {
 namespace {

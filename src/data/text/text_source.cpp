@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {

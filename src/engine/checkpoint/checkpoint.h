@@ -27,6 +27,7 @@
 //                       while training goes on, and the copy that it writes (snapshot.cpp)
 //   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed
 //   weights.h           a checkpoint's weights alone, and checkpoints that no engine writes
+//   local/              copies that stay on the ranks' own machines, and what peers keep of each other
 //   compare.h           how what training has made differs from a checkpoint, to the bit
 //   same_run.h          refuses a checkpoint of another model or tokenizer, and tells what else has changed
 

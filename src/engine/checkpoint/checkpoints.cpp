@@ -10,7 +10,7 @@
 #include "data/tokenizer.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/local_checkpoints.h"
+#include "engine/checkpoint/local/local_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/save_folder.h"
 #include "engine/checkpoint/writer.h"

@@ -12,7 +12,7 @@
 #include "comm/gather.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/local_checkpoints.h"
+#include "engine/checkpoint/local/local_checkpoints.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/states.h"
 #include "engine/step/executor.h"

@@ -6,7 +6,7 @@
 #include "comm/gather.h"
 #include "engine/checkpoint/background_save.h"
 #include "engine/checkpoint/checkpoints.h"
-#include "engine/checkpoint/local_checkpoints.h"
+#include "engine/checkpoint/local/local_checkpoints.h"
 
 namespace sherd::engine {
 

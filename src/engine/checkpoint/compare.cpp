@@ -9,7 +9,7 @@
 #include <map>
 #include <span>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/checkpoint/states.h"

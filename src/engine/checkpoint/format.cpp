@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "base/check_json.h"
 #include "base/crc32c.h"
-#include "base/excerpt.h"
+#include "base/text/check_json.h"
+#include "base/text/excerpt.h"
 #include "tensor/int8_blocks.h"
 
 namespace sherd::engine {

@@ -3,9 +3,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "base/check_json.h"
 #include "base/crc32c.h"
-#include "base/excerpt.h"
+#include "base/text/check_json.h"
+#include "base/text/excerpt.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/manifest.h"
 #include "optim/loss_scaler.h"

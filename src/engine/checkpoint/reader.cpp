@@ -3,7 +3,7 @@
 #include <set>
 #include <sstream>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "base/crc32c.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/setup/process_grid.h"

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 

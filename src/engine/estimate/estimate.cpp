@@ -5,7 +5,7 @@
 #include "comm/memory.h"
 #include "device/device.h"
 #include "engine/checkpoint/background_save.h"
-#include "engine/checkpoint/peer_copies.h"
+#include "engine/checkpoint/local/peer_copies.h"
 #include "engine/pipeline/train_schedule.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"

@@ -8,7 +8,7 @@
 #include <set>
 #include <typeinfo>
 
-#include "base/pattern.h"
+#include "base/text/pattern.h"
 #include "nn/layers.h"
 #include "sharding/parallel/embedding.h"
 #include "sharding/schedule/schedules.h"

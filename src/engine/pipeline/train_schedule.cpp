@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "nn/layered_model.h"
 #include "sharding/placement.h"
 #include "sharding/schedule/schedules.h"

@@ -8,9 +8,9 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/version.h"
 
 namespace sherd::engine {

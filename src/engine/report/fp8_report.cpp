@@ -6,8 +6,8 @@
 #include <limits>
 #include <map>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "engine/report/report.h"
 #include "engine/setup/fp8_layers.h"

@@ -17,8 +17,8 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "base/threads.h"
 #include "base/version.h"
 #include "comm/tcp/socket.h"

@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "base/excerpt.h"
 #include "base/log.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "engine/engine.h"
 #include "engine/report/report.h"

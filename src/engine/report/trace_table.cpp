@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/report/report.h"
 #include "engine/report/trace.h"
 

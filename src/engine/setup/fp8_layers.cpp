@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/update/parameter_groups.h"
 
 namespace sherd::engine {

@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "base/excerpt.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "tensor/kernels.h"
 

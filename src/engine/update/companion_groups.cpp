@@ -5,7 +5,7 @@
 #include <set>
 #include <unordered_set>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/update/rules/packed_tensors.h"
 #include "optim/description.h"
 #include "sharding/ownership.h"

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/report/report.h"
 
 namespace sherd::engine {

@@ -5,7 +5,7 @@
 #include <limits>
 #include <utility>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/setup/resources.h"
 
 namespace sherd::engine {

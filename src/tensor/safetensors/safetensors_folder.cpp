@@ -3,9 +3,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "base/check_json.h"
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/check_json.h"
+#include "base/text/excerpt.h"
 
 namespace sherd::tensor {
 namespace fs = std::filesystem;

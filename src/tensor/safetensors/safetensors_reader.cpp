@@ -10,9 +10,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/check_json.h"
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/check_json.h"
+#include "base/text/excerpt.h"
 #include "tensor/safetensors/safetensors.h"
 
 namespace sherd::tensor {

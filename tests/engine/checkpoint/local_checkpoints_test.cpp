@@ -1,6 +1,6 @@
 // Local checkpoints: what machines keep, and what comes back after the loss of some.
+#include "engine/checkpoint/local/peer_copies.h"
 #include "engine/checkpoint/local_machines.h"
-#include "engine/checkpoint/peer_copies.h"
 #include "engine/estimate/estimate.h"
 #include "models/gpt.h"
 

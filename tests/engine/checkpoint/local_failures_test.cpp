@@ -2,8 +2,8 @@
 #include <bit>
 
 #include "engine/checkpoint/background_save.h"
+#include "engine/checkpoint/local/peer_copies.h"
 #include "engine/checkpoint/local_machines.h"
-#include "engine/checkpoint/peer_copies.h"
 #include "support/expect_error.h"
 
 namespace sherd::test {

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <random>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "tests/engine/compositions/composition.h"
 
 namespace sherd::test {

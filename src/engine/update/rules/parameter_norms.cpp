@@ -6,8 +6,8 @@
 #include <set>
 #include <string_view>
 
-#include "base/excerpt.h"
 #include "base/random.h"
+#include "base/text/excerpt.h"
 #include "comm/gather.h"
 #include "device/device.h"
 #include "engine/report/report.h"

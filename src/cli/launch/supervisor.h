@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/launch_hosts.h"
+#include "cli/launch/launch_hosts.h"
 
 namespace sherd::cli {
 

@@ -16,7 +16,7 @@
 #include "comm/exchange/topology.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/format.h"
-#include "engine/checkpoint/local_checkpoints.h"
+#include "engine/checkpoint/local/local_checkpoints.h"
 #include "engine/checkpoint/save_folder.h"
 
 namespace sherd::engine {

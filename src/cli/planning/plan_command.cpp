@@ -1,8 +1,8 @@
 #include <cstdio>
 
 #include "cli/command_line.h"
-#include "cli/plan_report.h"
-#include "cli/plan_request.h"
+#include "cli/planning/plan_report.h"
+#include "cli/planning/plan_request.h"
 #include "cli/program.h"
 #include "engine/token_data.h"
 #include "models/gpt_config.h"

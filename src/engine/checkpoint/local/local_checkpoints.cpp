@@ -1,4 +1,4 @@
-#include "engine/checkpoint/local_checkpoints.h"
+#include "engine/checkpoint/local/local_checkpoints.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/local_folder.h"
+#include "engine/checkpoint/local/local_folder.h"
 
 #include <fstream>
 #include <utility>

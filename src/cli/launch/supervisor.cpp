@@ -1,4 +1,4 @@
-#include "cli/supervisor.h"
+#include "cli/launch/supervisor.h"
 
 #include <algorithm>
 #include <chrono>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/excerpt.h"
-#include "cli/children.h"
+#include "base/text/excerpt.h"
+#include "cli/launch/children.h"
 #include "cli/program.h"
 #include "comm/tcp/socket.h"
 

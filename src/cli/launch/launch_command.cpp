@@ -5,8 +5,8 @@
 
 #include "base/error.h"
 #include "cli/command_line.h"
+#include "cli/launch/supervisor.h"
 #include "cli/program.h"
-#include "cli/supervisor.h"
 #include "device/cuda.h"
 
 namespace sherd::cli {

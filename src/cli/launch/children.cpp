@@ -1,4 +1,4 @@
-#include "cli/children.h"
+#include "cli/launch/children.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -18,9 +18,9 @@
 #include <optional>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
-#include "cli/watchdog.h"
+#include "base/text/excerpt.h"
+#include "cli/launch/watchdog.h"
 
 namespace sherd::cli {
 namespace {

@@ -1,6 +1,6 @@
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 
-#include "base/utf8.h"
+#include "base/text/utf8.h"
 
 namespace sherd {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/trial.h"
+#include "cli/planning/trial.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -16,9 +16,9 @@
 #include <thread>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
-#include "cli/watchdog.h"
+#include "base/text/excerpt.h"
+#include "cli/launch/watchdog.h"
 #include "engine/report/report.h"
 
 namespace sherd::cli {

@@ -1,4 +1,4 @@
-#include "base/check_json.h"
+#include "base/text/check_json.h"
 
 #include <cstddef>
 #include <nlohmann/json.hpp>

@@ -1,11 +1,11 @@
-#include "cli/tune_report.h"
+#include "cli/planning/tune_report.h"
 
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "cli/plan_report.h"
+#include "cli/planning/plan_report.h"
 #include "cli/plot.h"
 #include "engine/report/report.h"
 

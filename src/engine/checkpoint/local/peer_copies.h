@@ -11,7 +11,7 @@
 #include "base/files.h"
 #include "comm/communicator.h"
 #include "device/device.h"
-#include "engine/checkpoint/local_folder.h"
+#include "engine/checkpoint/local/local_folder.h"
 #include "engine/checkpoint/writer.h"
 
 namespace sherd::engine {

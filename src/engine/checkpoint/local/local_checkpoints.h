@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "engine/checkpoint/frozen_files.h"
-#include "engine/checkpoint/local_folder.h"
-#include "engine/checkpoint/peer_copies.h"
+#include "engine/checkpoint/local/local_folder.h"
+#include "engine/checkpoint/local/peer_copies.h"
 #include "engine/distributed.h"
 #include "engine/step/step_report.h"
 

@@ -1,4 +1,4 @@
-#include "cli/launch_hosts.h"
+#include "cli/launch/launch_hosts.h"
 
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "cli/command_line.h"
 
 namespace sherd::cli {

@@ -1,4 +1,4 @@
-#include "engine/checkpoint/peer_copies.h"
+#include "engine/checkpoint/local/peer_copies.h"
 
 #include <fcntl.h>
 #include <unistd.h>

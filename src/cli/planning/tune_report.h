@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/trial.h"
+#include "cli/planning/trial.h"
 #include "planning/correction.h"
 #include "planning/search.h"
 

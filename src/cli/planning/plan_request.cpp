@@ -1,11 +1,11 @@
-#include "cli/plan_request.h"
+#include "cli/planning/plan_request.h"
 
 #include <algorithm>
 #include <set>
 
 #include "base/error.h"
-#include "base/excerpt.h"
 #include "base/files.h"
+#include "base/text/excerpt.h"
 #include "engine/token_data.h"
 
 namespace sherd::cli {

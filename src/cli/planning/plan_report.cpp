@@ -1,10 +1,10 @@
-#include "cli/plan_report.h"
+#include "cli/planning/plan_report.h"
 
 #include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "base/error.h"
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/report/report.h"
 
 namespace sherd::cli {

@@ -1,9 +1,9 @@
-#include "cli/estimate_report.h"
+#include "cli/planning/estimate_report.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "base/excerpt.h"
+#include "base/text/excerpt.h"
 #include "engine/setup/process_grid.h"
 
 namespace sherd::cli {

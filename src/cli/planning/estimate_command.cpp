@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "cli/command_line.h"
-#include "cli/estimate_report.h"
+#include "cli/planning/estimate_report.h"
 #include "cli/program.h"
 #include "cli/weights.h"
 #include "engine/setup/process_grid.h"

@@ -248,7 +248,7 @@ Var Gpt::normed(Tape& tape, const Var& x) {
 
 parallel::VocabHead Gpt::vocabulary(Tape& tape) {
   return {tape.parameter(head_->weight()), head_->bias() ? tape.parameter(head_->bias()) : Var(),
-          config_.scores()};
+          config_.scores(), config_.final_logit_softcapping};
 }
 
 Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head) {
@@ -261,7 +261,7 @@ Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   return scores(tape, {{"tokens", tokens}}, [&](const Var& x) {
-    const Var own = (*head_)(tape, normed(tape, x));
+    const Var own = parallel::capped((*head_)(tape, normed(tape, x)), config_.final_logit_softcapping);
     return parallel::gather_sequence(parallel::gather(own, 2, layout_.tensor), layout_);
   });
 }
@@ -281,7 +281,8 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   const auto head = [&](const Var& x) {
     const Var rows = tape.input(last_rows(tape, x.value()));
     const parallel::VocabHead table = vocabulary(tape);
-    const Var own = autograd::linear(normed(tape, rows), table.weight, table.bias);
+    const Var own =
+        parallel::capped(autograd::linear(normed(tape, rows), table.weight, table.bias), table.cap);
     return parallel::gather(own, 1, layout_.tensor);
   };
   return scores(tape, {{"tokens", tokens}}, head).value();

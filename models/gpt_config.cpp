@@ -15,7 +15,7 @@ std::int64_t feed_forward_weights(const GptConfig& c, std::int64_t width) {
   return (c.gated() ? 3 : 2) * c.hidden_size * width;
 }
 std::int64_t feed_forward_biases(const GptConfig& c, std::int64_t width) {
-  return c.bias ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
+  return c.has_mlp_bias() ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
 }
 
 }  // namespace
@@ -50,6 +50,7 @@ tensor::Attention GptConfig::attention(std::int64_t layer) const {
   out.dropout = static_cast<float>(attention_dropout);
   out.window = window(layer);
   out.scale = static_cast<float>(attention_multiplier);
+  out.cap = static_cast<float>(attn_logit_softcapping);
   out.causal = causal;
   return out;
 }
@@ -95,6 +96,8 @@ tensor::Glu GptConfig::glu() const {
   switch (activation) {
     case config::FfnActivation::geglu_tanh:
       return tensor::Glu::geglu_tanh;
+    case config::FfnActivation::swiglu_clamped:
+      return tensor::Glu::swiglu_clamped;
     case config::FfnActivation::geglu:
       return tensor::Glu::geglu_erf;
     default:
@@ -126,7 +129,7 @@ parallel::MoeOptions GptConfig::experts(std::shared_ptr<parallel::PooledChoices>
   out.capacity_factor = moe.capacity_factor, out.drop = moe.drop;
   out.jitter = moe.jitter, out.bias_update = moe.bias_update;
   out.gated = gated(), out.glu = glu(), out.activation = fused_activation();
-  out.bias = bias;
+  out.bias = has_mlp_bias(), out.router_bias = moe.router_bias;
   out.init = init(), out.output_init = output_init();
   return out;
 }
@@ -158,6 +161,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   const std::int64_t head_gains = !c.qk_norm            ? 0
                                   : c.qk_norm_all_heads ? (c.num_heads + c.num_kv_heads) * c.head_dim
                                                         : 2 * c.head_dim;
+  const std::int64_t sinks = c.attention_sinks ? c.num_heads : 0;
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);
   };
@@ -168,7 +172,8 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   if (e.use_residual) beside += feed_forward(c.ffn_hidden_size) + 2 * hidden + 2;
   const std::int64_t networks =
       (c.num_layers - with_experts) * feed_forward(c.ffn_hidden_size) +
-      with_experts * (e.experts * (feed_forward(e.ffn_hidden_size) + hidden) + beside);
+      with_experts *
+          (e.experts * (feed_forward(e.ffn_hidden_size) + hidden + (e.router_bias ? 1 : 0)) + beside);
   const std::int64_t tables =
       (rows + (c.tied()         ? 0
                : c.classifies() ? (padding ? c.padded_scores() : c.scores())
@@ -179,7 +184,8 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
                                 ? 0
                                 : hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) +
                                       (c.classifies() ? (padding ? c.padded_scores() : c.scores()) : rows);
-  return tables + c.num_layers * (weights + biases + head_gains + c.block_norms() * norm_size) + networks +
+  return tables + c.num_layers * (weights + biases + head_gains + sinks + c.block_norms() * norm_size) +
+         networks +
          ((c.final_norm() ? 1 : 0) + (c.embedding_norm ? 1 : 0) - (first_lacks_one ? 1 : 0)) * norm_size +
          head;
 }

@@ -96,6 +96,10 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
   qkv_->set_adapter(make_adapter(c, "attention.qkv", {c.qkv_width(), c.hidden_size}, Cut::outputs, layout));
   projection_->set_adapter(
       make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout));
+  if (c.attention_sinks) {
+    const tensor::Slice own = parallel::tensor_slice("attention_sinks", {c.num_heads}, 0, layout);
+    parallel::set_slice(sinks_ = declare("sinks", own.shape(), c.init(), {.decay = false}), own);
+  }
   if (!c.qk_norm) return;
   const auto norm = [&](const char* name, std::int64_t heads) {
     return add(name, std::make_shared<nn::RmsNorm>(c.head_dim * (c.qk_norm_all_heads ? heads : 1),
@@ -116,7 +120,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
     qkv = autograd::head_norm(qkv, tape.parameter(query_norm_->weight()), tape.parameter(key_norm_->weight()),
                               geometry, norm_eps_, norm_shift_);
   if (rotary_) qkv = autograd::rotary(qkv, geometry, *rotary_);
-  return (*projection_)(tape, parallel::attention(qkv, geometry, layout_));
+  const Var sinks = sinks_ ? tape.parameter(sinks_) : Var();
+  return (*projection_)(tape, parallel::attention(qkv, geometry, layout_, sinks));
 }
 
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
@@ -124,14 +129,14 @@ FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel:
       glu_(c.glu()),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
                         c.hidden_size, gated_ ? 2 * width : width, layout,
-                        nn::LinearOptions{.bias = c.bias,
+                        nn::LinearOptions{.bias = c.has_mlp_bias(),
                                           .activation = c.fused_activation(),
                                           .init = c.init(),
                                           .packing = gated_ ? gated_packing(c, width) : Packing()},
                         gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
       down_(add("down", std::make_shared<parallel::RowLinear>(
                             width, c.hidden_size, layout,
-                            nn::LinearOptions{.bias = c.bias, .init = c.output_init()}))) {}
+                            nn::LinearOptions{.bias = c.has_mlp_bias(), .init = c.output_init()}))) {}
 
 void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layout) {
   using Cut = parallel::AdaptedLayer::Cut;

@@ -14,8 +14,8 @@ using autograd::Var;
 
 /// Self-attention with grouped queries, causal or not. Parts: "qkv" (one packed projection, grouped per
 /// key-value head as tensor::Attention says), "projection", and "dropout" which names the stream of the
-/// scores' mask, and with qk_norm "q_norm" and "k_norm". Tensor ranks have their own heads, context ranks
-/// their own queries.
+/// scores' mask, with qk_norm "q_norm" and "k_norm", and with attention_sinks "sinks" [heads]. Tensor ranks
+/// have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
   /// `config` must be resolved; `layer`: the index of its block, as what blocks see may differ.
@@ -33,6 +33,7 @@ class SelfAttention : public nn::Layer {
   std::shared_ptr<parallel::RowLinear> projection_;
   std::shared_ptr<nn::Dropout> dropout_;
   std::shared_ptr<nn::RmsNorm> query_norm_, key_norm_;  ///< null without qk_norm
+  nn::ParameterPtr sinks_;                              ///< null without attention_sinks
 };
 
 /// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".

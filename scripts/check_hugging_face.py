@@ -38,13 +38,14 @@ def check(sherd, folder, dtype):
         back, back_info = load(out)
         problems = [f"{kind}: {names}" for kind, names in back_info.items() if names]
         for (name, a), (other, b) in zip(model.state_dict().items(), back.state_dict().items()):
-            if name != other or b.dtype != TORCH[dtype] or not torch.equal(a.to(b.dtype), b):
+            kept = b.dtype == torch.float32 and any(part in name for part in back._keep_in_fp32_modules or ())
+            if name != other or not (kept or b.dtype == TORCH[dtype]) or not torch.equal(a.to(TORCH[dtype]).to(b.dtype), b):
                 problems.append(f"{name} differs")
         tokens = torch.randint(0, model.config.vocab_size, (2, 10))
         options = {} if "Bert" in type(model).__name__ else {"use_cache": False}
         if dtype == "fp32" and not torch.equal(model(tokens, **options).logits, back(tokens, **options).logits):
             problems.append("logits differ")
-        print(f"{folder.name:14} {dtype}: {'ok' if not problems else problems}")
+        print(f"{folder.name:21} {dtype}: {'ok' if not problems else problems}")
         return not problems
 
 
@@ -54,7 +55,8 @@ def main():
     parser.add_argument("--dtype", nargs="+", default=list(TORCH), choices=TORCH)
     parser.add_argument("folders", nargs="*", type=pathlib.Path)
     options = parser.parse_args()
-    folders = options.folders or sorted(path for path in REFERENCE.iterdir() if path.is_dir())
+    folders = options.folders or sorted(
+        path for path in REFERENCE.iterdir() if path.is_dir() and not path.name.endswith("mxfp4"))  # needs a GPU there
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     sys.exit(not all([check(options.sherd, folder, dtype) for folder in folders for dtype in options.dtype]))

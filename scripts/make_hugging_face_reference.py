@@ -10,10 +10,11 @@ and `grad.NAME` for every weight, in fp32, computed in double.
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
 embeddings and multipliers, layers without rotary positions, positions of part of a head in pairs of neighbours, a sliding window shorter than the sequence, in all layers or
-in some, rope scaling `linear`, `llama3` and `yarn`, in the older and the newer form of config.json, shards, bf16 and fp16 files.
+in some, capped scores, sinks, experts that one tensor stacks, biases of attention alone, rope scaling `linear`, `llama3` and `yarn`,
+in the older and the newer form of config.json, shards, bf16 and fp16 files.
 
 Needs torch, transformers and safetensors; nothing that Sherd builds, tests or runs needs this file.
-Usage: make_hugging_face_reference.py [OUTPUT_FOLDER]
+Usage: make_hugging_face_reference.py [OUTPUT_FOLDER [FAMILY...]]
 """
 import copy
 import json
@@ -103,6 +104,18 @@ FAMILIES = {
         **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
         pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None,
         id2label={0: "bad", 1: "fair", 2: "good"}), {}),
+    "gemma2": (transformers.Gemma2ForCausalLM, transformers.Gemma2Config(
+        **LLAMA, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16, attn_logit_softcapping=0.2, final_logit_softcapping=0.5, bos_token_id=None,
+        eos_token_id=None, pad_token_id=None, rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "gpt_oss": (transformers.GptOssForCausalLM, transformers.GptOssConfig(
+        **dict(LLAMA, intermediate_size=10), head_dim=6, num_local_experts=4, num_experts_per_tok=2, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"], pad_token_id=None, bos_token_id=None, eos_token_id=None,
+        output_router_logits=True, router_aux_loss_coef=0.02,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                         "truncate": False, "original_max_position_embeddings": 8}), {}),
+    "llama_biases": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
+        **LLAMA, attention_bias=True, rope_parameters=dict(DEFAULT_ROPE)), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")
@@ -115,7 +128,8 @@ def made(kind, config, seed):
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape)
-            scale = 0.4 if name.endswith("mlp.gate.weight") else 0.05 if name.endswith("bias") else 0.15
+            sharp = name.endswith(("mlp.gate.weight", "mlp.router.weight", "sinks"))
+            scale = 0.4 if sharp else 0.05 if name.endswith("bias") else 0.15
             gain = 0 if config.model_type.startswith("gemma") else 1  # which multiply by 1 + weight
             p.copy_(gain + 0.1 * noise if is_gain(name) else scale * noise)
     return model
@@ -217,11 +231,46 @@ def make(family, kind, config, options, root):
           f"{sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
+def make_mxfp4(root):
+    """A model of GPT-OSS whose experts are in MXFP4, of all codes and many scales; expected.safetensors holds as
+    value.NAME what transformers decodes."""
+    from transformers.integrations import mxfp4
+    folder = root / "gpt_oss_mxfp4"
+    shutil.rmtree(folder, ignore_errors=True)
+    config = transformers.GptOssConfig(
+        vocab_size=37, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=2, max_position_embeddings=24,
+        pad_token_id=None, bos_token_id=None, eos_token_id=None, use_cache=False)
+    made(transformers.GptOssForCausalLM, config, 77).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    torch.manual_seed(78)
+    expected = {}
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, inner, out = tensors.pop(name).shape
+        blocks = torch.randint(0, 256, (experts, out, inner // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(97, 157, (experts, out, inner // 32), dtype=torch.uint8)
+        scales[0, 0, 0], scales[-1, -1, -1] = 2, 251  # numbers of fp32 at either end
+        tensors[name + "_blocks"], tensors[name + "_scales"] = blocks, scales
+        expected["value." + name] = mxfp4._convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    path = folder / "config.json"
+    published = json.loads(path.read_text())
+    published["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    path.write_text(json.dumps(published, indent=2) + "\n")
+    print(f"gpt_oss_mxfp4: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
                         pathlib.Path(__file__).parent.parent / "tests/models/reference/hugging_face")
     for family, (kind, config, options) in FAMILIES.items():
+        if sys.argv[2:] and family not in sys.argv[2:]:
+            continue
         make(family, kind, config, options, root)
+    if not sys.argv[2:] or "gpt_oss_mxfp4" in sys.argv[2:]:
+        make_mxfp4(root)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ class KernelCases {
                 {stored[0], stored[1]},
                 {out},
                 [&] {
-                  k_.attend_stored(qkv, geometry, {stored[0], stored[1], places}, out);
+                  k_.attend_stored(qkv, geometry, {stored[0], stored[1], places}, {}, out);
                 }},
                dtype);
   }

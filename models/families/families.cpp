@@ -3,13 +3,14 @@
 
 namespace sherd::models {
 
-Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma3(), granite(),
-    smollm3(), glm4(), ministral3(), olmo2(), olmo3(), bert(), modernbert();
+Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma2(), gemma3(),
+    granite(), gpt_oss(), smollm3(), glm4(), ministral3(), olmo2(), olmo3(), bert(), modernbert();
 
 const std::vector<Family>& families() {
-  static const std::vector<Family> all{gpt2(),       llama(), mistral(), qwen2(),   qwen3(),     mixtral(),
-                                       qwen3_moe(),  phi3(),  granite(), smollm3(), gemma3(),    glm4(),
-                                       ministral3(), olmo2(), olmo3(),   bert(),    modernbert()};
+  static const std::vector<Family> all{gpt2(),    llama(),     mistral(), qwen2(),     qwen3(),
+                                       mixtral(), qwen3_moe(), phi3(),    granite(),   smollm3(),
+                                       gemma2(),  gemma3(),    gpt_oss(), glm4(),      ministral3(),
+                                       olmo2(),   olmo3(),     bert(),    modernbert()};
   return all;
 }
 
@@ -22,6 +23,8 @@ std::vector<OptionalPart> optional_parts(const config::Model& m) {
           {"partial_rotary_factor", m.partial_rotary_factor != plain.partial_rotary_factor},
           {"llama_4_scaling_beta", m.llama_4_scaling_beta != 0},
           {"token_types", m.token_types > 0},
+          {"attn_logit_softcapping", m.attn_logit_softcapping != 0},
+          {"final_logit_softcapping", m.final_logit_softcapping != 0},
           {"attention_multiplier", m.attention_multiplier != 0},
           {"embedding_multiplier", m.embedding_multiplier != plain.embedding_multiplier},
           {"residual_multiplier", m.residual_multiplier != plain.residual_multiplier},

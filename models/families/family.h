@@ -27,12 +27,16 @@ struct TensorNames {
   std::string post_norm_1 = "", post_norm_2 = "";  ///< behind the parts
   std::vector<std::string> qkv{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", projection = "self_attn.o_proj";
+  std::string sinks = "self_attn.sinks";
   std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
   std::string down = "mlp.down_proj";
   std::string router = "mlp.gate", experts = "mlp.experts";
   // In an expert.
   std::vector<std::string> expert_up{"gate_proj", "up_proj"};
   std::string expert_down = "down_proj";
+  /// One tensor has the matrices of all experts, [experts, in, out], in which gates and ups take turns; their
+  /// biases are NAME_bias.
+  bool stacked_experts = false;
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
   std::string classifier = "", pooler = "";  ///< of labels; in the place of head_dense, with the prefix
@@ -87,6 +91,8 @@ JsonKey silu();
 JsonKeys decoder_sizes(JsonKey activation = silu());
 /// attention_bias and mlp_bias, which must be false; `written`: which of them such a file has.
 JsonKeys no_biases(bool attention_written, bool mlp_written);
+/// attention_bias, and where the class has it mlp_bias.
+JsonKeys bias_keys(bool of_mlp);
 struct WindowKeys {
   bool listed = false;  ///< layer_types says which layers have it
   bool always = false;  ///< the class needs one, also where no layer has it
@@ -97,5 +103,9 @@ JsonKeys window_keys(WindowKeys has = {});
 JsonKeys experts_keys(std::string count, std::string other_count);
 /// The first thing of the experts that no class of transformers has.
 std::optional<std::string> lacks_experts(const config::Model& model);
+/// Of classes like Mixtral's, whose every block has experts that weigh by a softmax of those chosen.
+std::optional<std::string> lacks_mixture(const config::Model& model);
+/// Lets intermediate_size be written as the width of an expert.
+void write_expert_width(JsonKeys& keys);
 
 }  // namespace sherd::models

@@ -2,7 +2,7 @@
 
 #include "models/families/family.h"
 
-// Gemma 3, its models of text alone (270M and 1B; the others' text part has the same blocks).
+// Gemma 2, and Gemma 3's models of text alone (270M and 1B; the others' text part has the same blocks).
 namespace sherd::models {
 namespace {
 
@@ -42,25 +42,70 @@ std::optional<std::string> gemma_lacks(const M& m) {
   return std::nullopt;
 }
 
+/// c of c·tanh(s/c); null where scores stay as they are.
+JsonKey cap(const char* name, double M::*member) {
+  const auto read = [](const Value& value) {
+    return value.node.is(Node::Kind::null) ? 0 : value.real(0, config::infinity, true);
+  };
+  const auto write = [member](const Published& p) {
+    return p.model.*member > 0 ? config::node_of(p.model.*member) : Node();
+  };
+  return in_file(config::field_key(name, "", member, read))
+      .written(write)
+      .with(config::null_too, config::or_null);
+}
+
 JsonKeys gemma_keys() {
   using config::FfnActivation;
-  const auto never_capped = [](const char* name) {
-    return only(name, config::never, "scores are not capped in Gemma 3");
-  };
   return joined(
       decoder_sizes(activation(
           "hidden_activation",
           {{"gelu_pytorch_tanh", FfnActivation::geglu_tanh}, {"gelu_tanh", FfnActivation::geglu_tanh}},
           "\"gelu_pytorch_tanh\" is")),
-      no_biases(true, false), rope_keys({.sliding = true, .local_base = true}),
-      window_keys({.listed = true, .always = true}),
-      JsonKeys{score_scalar(), pattern_key("sliding_window_pattern"), pattern_key("_sliding_window_pattern"),
-               never_capped("final_logit_softcapping"), never_capped("attn_logit_softcapping"),
+      no_biases(true, false), window_keys({.listed = true, .always = true}),
+      JsonKeys{score_scalar(),
                only("use_bidirectional_attention", config::is_false, "tokens see those before them"),
                idle("cache_implementation")});
 }
 
+JsonKeys gemma2_keys() {
+  return joined(gemma_keys(), rope_keys(),
+                JsonKeys{cap("final_logit_softcapping", &M::final_logit_softcapping),
+                         cap("attn_logit_softcapping", &M::attn_logit_softcapping), idle("hidden_act")});
+}
+
+JsonKeys gemma3_keys() {
+  const auto never_capped = [](const char* name) {
+    return only(name, config::never, "scores are not capped in Gemma 3");
+  };
+  return joined(gemma_keys(), rope_keys({.sliding = true, .local_base = true}),
+                JsonKeys{pattern_key("sliding_window_pattern"), pattern_key("_sliding_window_pattern"),
+                         never_capped("final_logit_softcapping"), never_capped("attn_logit_softcapping")});
+}
+
+/// Norms stand before a block's parts and behind them.
+TensorNames gemma_names() {
+  return {.norm_2 = "pre_feedforward_layernorm",
+          .post_norm_1 = "post_attention_layernorm",
+          .post_norm_2 = "post_feedforward_layernorm"};
+}
+
 }  // namespace
+
+Family gemma2() {
+  return {.name = "gemma2",
+          .architecture = "Gemma2ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {256000, 2304, 9216, 26, 8, 4, 8192});
+                p.model.head_dim = 256, p.model.attention_multiplier = 1.0 / 16, p.window = 4096;
+              },
+          .keys = gemma2_keys(),
+          .names = gemma_names(),
+          .has = {"sliding_window", "layer_types", "attention_multiplier", "attn_logit_softcapping",
+                  "final_logit_softcapping"},
+          .lacks = gemma_lacks};
+}
 
 Family gemma3() {
   return {.name = "gemma3_text",
@@ -71,10 +116,8 @@ Family gemma3() {
                 p.model.head_dim = 256, p.model.attention_multiplier = 1.0 / 16;
                 p.sliding_theta = p.model.sliding_rope->rotary_base, p.window = 4096;
               },
-          .keys = gemma_keys(),
-          .names = {.norm_2 = "pre_feedforward_layernorm",
-                    .post_norm_1 = "post_attention_layernorm",
-                    .post_norm_2 = "post_feedforward_layernorm"},
+          .keys = gemma3_keys(),
+          .names = gemma_names(),
           .has = {"sliding_window", "layer_types", "sliding_rope", "attention_multiplier"},
           .lacks = gemma_lacks};
 }

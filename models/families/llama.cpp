@@ -52,6 +52,19 @@ JsonKeys no_biases(bool attention_written, bool mlp_written) {
   return out;
 }
 
+JsonKeys bias_keys(bool of_mlp) {
+  JsonKeys out{flag("attention_bias", &M::bias).written([](const Published& p) {
+    return config::node_of(p.model.bias);
+  })};
+  if (of_mlp)
+    out.push_back(flag("mlp_bias", &Published::mlp_bias).written([](const Published& p) {
+      return config::node_of(p.model.has_mlp_bias());
+    }));
+  else
+    out.push_back(only("mlp_bias", config::is_false, "the feed-forward part has no biases here"));
+  return out;
+}
+
 JsonKeys window_keys(WindowKeys has) {
   const auto window = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
@@ -112,6 +125,18 @@ std::optional<std::string> lacks_experts(const M& m) {
   return std::nullopt;
 }
 
+std::optional<std::string> lacks_mixture(const M& m) {
+  if (!m.moe.norm_topk && m.moe.router == RouterScores::softmax) return "model.moe.norm_topk false";
+  if (m.moe.every != 1 || m.moe.first_dense != 0) return "blocks without experts";
+  return lacks_experts(m);
+}
+
+void write_expert_width(JsonKeys& keys) {
+  for (JsonKey& key : keys)
+    if (key.name == "intermediate_size")
+      std::move(key).written([](const Published& p) { return config::node_of(p.model.moe.ffn_hidden_size); });
+}
+
 Family llama() {
   const auto is_silu = [](const Value& value) {
     return value.node.is_text("silu") || value.node.is_text("swiglu");
@@ -123,13 +148,13 @@ Family llama() {
               [](Published& p) {
                 set_sizes(p.model, {32000, 4096, 11008, 32, 32, 0, 2048});
               },
-          .keys = joined(decoder_sizes(), no_biases(true, true), rope_keys(),
+          .keys = joined(decoder_sizes(), bias_keys(true), rope_keys(),
                          JsonKeys{only("activation", is_silu, "the activation is SiLU"),
                                   only("sliding_window", config::never,
                                        "the family has none; where transformers passes it over, take it out "
                                        "of the file"),
                                   std::move(layer_types)}),
-          .has = {}};
+          .has = {"bias", "mlp_bias"}};
 }
 
 }  // namespace sherd::models

@@ -39,21 +39,13 @@ Family ministral3() {
 
 namespace {
 
-std::optional<std::string> mistral_lacks(const M& m) {
-  if (!m.moe.norm_topk && m.moe.router == RouterScores::softmax) return "model.moe.norm_topk false";
-  if (m.moe.every != 1 || m.moe.first_dense != 0) return "blocks without experts";
-  return lacks_experts(m);
-}
-
 JsonKeys mixtral_keys() {
   JsonKeys keys = joined(decoder_sizes(), no_biases(false, false), rope_keys(), window_keys(),
                          experts_keys("num_local_experts", "num_experts"),
                          JsonKeys{only("router_jitter_noise", config::equals_number(0),
                                        "there it changes what experts read; model.moe.jitter changes what "
                                        "the router reads")});
-  for (JsonKey& key : keys)
-    if (key.name == "intermediate_size")
-      std::move(key).written([](const Published& p) { return config::node_of(p.model.moe.ffn_hidden_size); });
+  write_expert_width(keys);
   return keys;
 }
 
@@ -76,7 +68,7 @@ Family mixtral() {
                     .expert_down = "w2"},
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"sliding_window", "moe"},
-          .lacks = mistral_lacks};
+          .lacks = lacks_mixture};
 }
 
 }  // namespace sherd::models

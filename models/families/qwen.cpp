@@ -15,7 +15,8 @@ using config::Value;
 JsonKeys common(bool qkv_bias, bool qk_norm, bool layer_types) {
   const auto is = [](bool value) { return value ? is_true : config::is_false; };
   return joined(
-      decoder_sizes(), no_biases(qk_norm, false), rope_keys(), window_keys({.listed = layer_types}),
+      decoder_sizes(), qk_norm ? bias_keys(false) : no_biases(false, false), rope_keys(),
+      window_keys({.listed = layer_types}),
       JsonKeys{only("use_qk_norm", is(qk_norm), "the family decides"),
                only("qkv_bias", is(qkv_bias), "the family decides"),
                flag("use_sliding_window", &Published::use_sliding_window).written([](const Published& p) {
@@ -97,7 +98,7 @@ Family qwen3() {
           .architecture = "Qwen3ForCausalLM",
           .class_defaults = [](Published& p) { dense_defaults(p), p.model.head_dim = 128; },
           .keys = dense_keys(false, true),
-          .has = {"sliding_window", "layer_types"}};
+          .has = {"sliding_window", "layer_types", "bias"}};
 }
 
 Family qwen3_moe() {
@@ -112,7 +113,7 @@ Family qwen3_moe() {
               },
           .keys = moe_keys(),
           .ia3_targets = {"k_proj", "v_proj"},
-          .has = {"sliding_window", "moe"},
+          .has = {"sliding_window", "moe", "bias"},
           .lacks = lacks_experts};
 }
 

@@ -179,6 +179,11 @@ void settle(Published& p, const config::Given& given, const Value& file, const F
     m.no_rope_layer_interval = *p.listed_no_rope_interval;
   }
   settle_experts(p, given, file);
+  if (family.can("bias")) {
+    if (p.mlp_bias && !m.bias)
+      refuse(file, "mlp_bias true beside attention_bias false is not supported: set both, or neither");
+    m.mlp_bias = p.mlp_bias, m.qkv_bias = m.bias;
+  }
   if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
     refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
   try {
@@ -204,8 +209,14 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.classifies() ? !family.sequence_classifier : m.head != has.head)
     return cat("model.head \"", config::name_of(m.head), "\"");
   if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
-  if (m.bias != has.bias) return said("bias", m.bias);
-  if (m.has_qkv_bias() != has.has_qkv_bias() && !family.can("qkv_bias")) return said("qkv_bias", m.qkv_bias);
+  if (m.bias != has.bias && !family.can("bias")) return said("bias", m.bias);
+  if (m.bias && m.mlp_bias != (has.bias && has.mlp_bias) && !family.can("mlp_bias"))
+    return said("mlp_bias", m.mlp_bias);
+  if (m.has_qkv_bias() != (has.has_qkv_bias() || m.bias) && !family.can("qkv_bias"))
+    return said("qkv_bias", m.qkv_bias);
+  if (m.attention_sinks != has.attention_sinks) return said("attention_sinks", m.attention_sinks);
+  if (m.moe.experts > 0 && m.moe.router_bias != has.moe.router_bias)
+    return said("moe.router_bias", m.moe.router_bias);
   if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
   if (m.qk_norm && m.qk_norm_all_heads != has.qk_norm_all_heads)
     return said("qk_norm_all_heads", m.qk_norm_all_heads);

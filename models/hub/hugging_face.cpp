@@ -39,6 +39,13 @@ PublishedParameter padded(PublishedParameter table, std::int64_t rows, std::int6
 
 }  // namespace
 
+tensor::Shape PublishedTensor::in_file() const {
+  if (stacked == 0) return shape;
+  std::vector<std::int64_t> dims{stacked};
+  for (const std::int64_t extent : shape.dims()) dims.push_back(extent);
+  return Shape{std::span<const std::int64_t>(dims)};
+}
+
 HuggingFaceLayout::HuggingFaceLayout(const GptConfig& config)
     : config_(config.resolved()), family_(&family_of(published_as(config_))) {}
 
@@ -84,19 +91,44 @@ void HuggingFaceLayout::append_pairs(std::vector<PublishedParameter::RowRun>& ro
   if (turned < d) rows.push_back({row + turned, d - turned, tensor, from + turned});
 }
 
-/// The weight `part` of a layer of experts: "router", "experts.3.up" or "experts.3.down".
-std::optional<PublishedParameter> HuggingFaceLayout::of_experts(const std::string& at,
-                                                                const std::string& part) const {
+/// A matrix or a bias of an expert that lies in one tensor with all others'.
+PublishedParameter HuggingFaceLayout::of_stacked(const std::string& at, std::int64_t expert, bool up,
+                                                 const std::string& kind) const {
   const config::Moe& moe = config_.moe;
+  const bool matrix = kind == "weight", pairs = up && config_.gated();
+  const std::int64_t width = moe.ffn_hidden_size, hidden = config_.hidden_size,
+                     rows = !up ? hidden : (pairs ? 2 : 1) * width;
+  const std::string name =
+      cat(at, names().experts, ".", up ? names().expert_up[0] : names().expert_down, matrix ? "" : "_bias");
+  PublishedParameter out = stacked({name}, rows, !matrix ? 0 : up ? hidden : width, true);
+  out.tensors[0].place = expert, out.tensors[0].stacked = moe.experts;
+  if (!pairs) return out;
+  out.rows.clear();  // gates, then ups
+  for (std::int64_t row = 0; row < rows; ++row)
+    out.rows.push_back({row, 1, 0, row < width ? 2 * row : 2 * (row - width) + 1});
+  return out;
+}
+
+/// A parameter of a layer of experts: "router", "experts.3.up" or "experts.3.down".
+std::optional<PublishedParameter> HuggingFaceLayout::of_experts(const std::string& at,
+                                                                const std::string& part,
+                                                                const std::string& kind) const {
+  const config::Moe& moe = config_.moe;
+  const bool matrix = kind == "weight";
   const std::int64_t hidden = config_.hidden_size, width = moe.ffn_hidden_size;
-  if (part == "router") return stacked({at + names().router + ".weight"}, moe.experts, hidden);
+  if (part == "router" && (matrix || moe.router_bias))
+    return stacked({at + names().router + "." + kind}, moe.experts, matrix ? hidden : 0);
   const std::size_t dot = part.rfind('.'), number = std::strlen("experts.");
-  if (!part.starts_with("experts.") || dot < number) return std::nullopt;
-  const std::string expert = cat(at, names().experts, ".", part.substr(number, dot - number), ".");
-  if (part.substr(dot + 1) != "up") return stacked({expert + names().expert_down + ".weight"}, hidden, width);
+  if (!part.starts_with("experts.") || dot < number || !(matrix || config_.has_mlp_bias()))
+    return std::nullopt;
+  const std::string expert = part.substr(number, dot - number);
+  const bool up = part.substr(dot + 1) == "up";
+  if (names().stacked_experts) return of_stacked(at, std::stoll(expert), up, kind);
   std::vector<std::string> tensors;
-  for (const std::string& name : names().expert_up) tensors.push_back(expert + name + ".weight");
-  return stacked(tensors, (config_.gated() ? 2 : 1) * width, hidden);
+  for (const std::string& name : up ? names().expert_up : std::vector{names().expert_down})
+    tensors.push_back(cat(at, names().experts, ".", expert, ".", name, ".", kind));
+  const std::int64_t rows = !up ? hidden : (config_.gated() ? 2 : 1) * width;
+  return stacked(tensors, rows, !matrix ? 0 : up ? hidden : width);
 }
 
 std::string HuggingFaceLayout::at_block(const std::string& block) const {
@@ -109,6 +141,7 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   const GptConfig& c = config_;
   const std::string at = at_block(layer);
   const bool matrix = kind == "weight";
+  if (part == "attention" && kind == "sinks") return stacked({at + names().sinks}, c.num_heads, 0);
   if (!matrix && kind != "bias") return std::nullopt;
   if (part == "attention.qkv") return of_qkv(at, kind);
   const auto linear = [&](const std::vector<std::string>& names, std::int64_t rows, std::int64_t columns) {
@@ -122,8 +155,8 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
                                 : part.ends_with("q_norm") ? c.num_heads
                                                            : c.num_kv_heads),
                   0);
-  if (matrix && c.moe.experts > 0 && part.starts_with("mlp."))
-    if (auto found = of_experts(at, part.substr(std::strlen("mlp.")))) return found;
+  if (c.moe.experts > 0 && part.starts_with("mlp."))
+    if (auto found = of_experts(at, part.substr(std::strlen("mlp.")), kind)) return found;
   if (!matrix && !c.bias) return std::nullopt;
   for (const auto& [own, name] : {std::pair("norm_1", &TensorNames::norm_1),
                                   {"norm_2", &TensorNames::norm_2},

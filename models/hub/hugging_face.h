@@ -14,6 +14,13 @@ struct PublishedTensor {
   std::string name;
   tensor::Shape shape;      ///< as it is published
   bool transposed = false;  ///< its columns are rows of the parameter (GPT-2's matrices)
+  /// It is number `place` of so many, all of that shape, which one tensor of a file stacks; 0: it is the
+  /// whole of one.
+  std::int64_t place = 0, stacked = 0;
+
+  tensor::Shape in_file() const;
+  /// Where it begins there, in elements.
+  std::int64_t first() const { return place * shape.numel(); }
 };
 
 /// A parameter of Gpt as rows of published tensors. Vectors have rows of one element.
@@ -66,7 +73,10 @@ class HuggingFaceLayout {
                     std::int64_t from) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
   std::optional<PublishedParameter> of_table_or_norm(const std::string& parameter) const;
-  std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part) const;
+  std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part,
+                                               const std::string& kind) const;
+  PublishedParameter of_stacked(const std::string& at, std::int64_t expert, bool up,
+                                const std::string& kind) const;
 
   GptConfig config_;
   const Family* family_;

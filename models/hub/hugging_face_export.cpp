@@ -28,7 +28,7 @@ class Exporter {
       tensor::transpose_values(matrix.data(), tensor.shape[1], tensor.shape[0], size_of(dtype_),
                                turned.data());
       matrix = {};
-      files_.write(tensor.name, 0, turned);
+      files_.write(tensor.name, tensor.first(), turned);
     }
   }
 
@@ -38,12 +38,12 @@ class Exporter {
                   std::vector<std::byte>& matrix) {
     constexpr std::int64_t most = std::int64_t{1} << 20;
     const std::int64_t count = rows.rows * columns, first = rows.row * columns,
-                       to = rows.tensor_row * columns;
+                       to = rows.tensor_row * columns;  // within the tensor
     for (std::int64_t done = 0; done < count; done += most) {
       const std::int64_t n = std::min(most, count - done);
       const std::span<const std::byte> part = converted(name, whole, first + done, n);
       if (matrix.empty())
-        files_.write(tensor.name, to + done, part);
+        files_.write(tensor.name, tensor.first() + to + done, part);
       else
         std::copy(part.begin(), part.end(),
                   matrix.begin() +
@@ -81,7 +81,9 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
   std::vector<tensor::SafetensorsSpec> specs;
   for (const nn::ParameterPtr& parameter : parameters)
     for (const PublishedTensor& tensor : layout.published(parameter->name).tensors) {
-      const auto dims = tensor.shape.dims();
+      if (tensor.place > 0) continue;  // of a tensor that is there
+      const tensor::Shape shape = tensor.in_file();
+      const auto dims = shape.dims();
       specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});
     }
   tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);

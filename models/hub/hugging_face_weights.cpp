@@ -6,6 +6,7 @@
 
 #include "base/text/excerpt.h"
 #include "tensor/host_values.h"
+#include "tensor/safetensors/mxfp4.h"
 
 namespace sherd::models {
 namespace {
@@ -40,6 +41,14 @@ void list(std::string& out, const char* what, const std::vector<std::string>& na
   for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
     out += (i > 0 ? ", " : "") + excerpt(names[i], 120);
   if (names.size() > most) out += cat(" and ", names.size() - most, " more");
+}
+
+/// The two tensors of bytes that stand for a matrix in MXFP4, and their shapes: rows of its outputs.
+std::vector<std::pair<const char*, Shape>> mxfp4_parts(const PublishedTensor& tensor) {
+  const std::int64_t in = tensor.shape[tensor.transposed ? 0 : 1], out = tensor.shape.numel() / in,
+                     blocks = in / tensor::mxfp4_block;
+  return {{"_blocks", {tensor.stacked, out, blocks, tensor::mxfp4_block_bytes}},
+          {"_scales", {tensor.stacked, out, blocks}}};
 }
 
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
@@ -111,13 +120,24 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
   for (const nn::ParameterPtr& parameter : parameters)
     for (const PublishedTensor& tensor : layout_.published(parameter->name).tensors) {
       const std::string name = found_as(tensor.name);
-      expected.insert(name);
+      if (!expected.insert(name).second) continue;  // another part of the same
       const SafetensorsEntry* entry = files_.find(name);
       if (!entry && layout_.may_lack(parameter->name)) continue;
+      if (!entry && in_mxfp4(name)) {
+        for (const auto& [part, shape] : mxfp4_parts(tensor)) {
+          expected.insert(name + part);
+          const SafetensorsEntry& bytes = *files_.find(name + part);
+          if (shape_of(bytes) != shape.str())
+            misshapen.push_back(cat(name, part, " ", shape_of(bytes), " for ", shape.str()));
+          else if (bytes.dtype != DType::u8)
+            types.push_back(cat(name, part, " (", bytes.dtype_name, ")"));
+        }
+        continue;
+      }
       if (!entry)
         missing.push_back(name);
-      else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.shape)
-        misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.shape.str()));
+      else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.in_file())
+        misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.in_file().str()));
       else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
@@ -148,16 +168,17 @@ bool HuggingFaceWeights::has(const std::string& name) const {
 
 /// The tensor as rows of the parameter. Stays until another one is asked for.
 const std::vector<std::byte>& HuggingFaceWeights::turned(const PublishedTensor& tensor) {
-  if (turned_name_ == tensor.name) return turned_;
+  if (turned_name_ == tensor.name && turned_place_ == tensor.place) return turned_;
   turned_name_.clear();
   const std::string name = found_as(tensor.name);
   const SafetensorsEntry& entry = *files_.find(name);
-  part_.resize(entry.bytes), turned_.resize(entry.bytes);
-  files_.read_bytes(name, 0, part_);
+  const std::size_t size = size_of(*entry.dtype);
+  part_.resize(static_cast<std::size_t>(tensor.shape.numel()) * size), turned_.resize(part_.size());
+  files_.read_bytes(name, static_cast<std::size_t>(tensor.first()) * size, part_);
   tensor::transpose_values(part_.data(), tensor.shape[0], tensor.shape[1], size_of(*entry.dtype),
                            turned_.data());
   part_ = {};
-  turned_name_ = tensor.name;
+  turned_name_ = tensor.name, turned_place_ = tensor.place;
   return turned_;
 }
 
@@ -165,13 +186,15 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
                                        std::span<std::byte> to, DType dtype) {
   const std::string name = found_as(tensor.name);
   const SafetensorsEntry* entry = files_.find(name);
+  if (!entry && in_mxfp4(name)) return read_mxfp4(tensor, name, first, to, dtype);
   require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no weights '", name,
           "'");
   const std::size_t size = size_of(*entry->dtype), to_size = size_of(dtype);
-  const std::size_t offset = static_cast<std::size_t>(first) * size;
   if (tensor.transposed)
-    return tensor::convert_values(std::span(turned(tensor)).subspan(offset, to.size() / to_size * size),
-                                  *entry->dtype, to, dtype);
+    return tensor::convert_values(
+        std::span(turned(tensor)).subspan(static_cast<std::size_t>(first) * size, to.size() / to_size * size),
+        *entry->dtype, to, dtype);
+  const std::size_t offset = static_cast<std::size_t>(tensor.first() + first) * size;
   if (entry->dtype == dtype) return files_.read_bytes(name, offset, to);
   const std::size_t most = part_bytes / size, count = to.size() / to_size;
   for (std::size_t done = 0; done < count; done += most) {
@@ -180,6 +203,33 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
     const std::span<std::byte> part = std::span(part_).first(n * size);
     files_.read_bytes(name, offset + done * size, part);
     tensor::convert_values(part, *entry->dtype, to.subspan(done * to_size, n * to_size), dtype);
+  }
+}
+
+bool HuggingFaceWeights::in_mxfp4(const std::string& name) const {
+  return files_.find(name + "_blocks") && files_.find(name + "_scales");
+}
+
+/// Elements from `first` on of a matrix with a row for each output.
+void HuggingFaceWeights::read_mxfp4(const PublishedTensor& tensor, const std::string& name,
+                                    std::int64_t first, std::span<std::byte> to, DType dtype) {
+  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
+  std::vector<std::byte> blocks, scales;
+  std::vector<float> values;
+  for (std::int64_t done = 0, count = std::ssize(to) / size; done < count;) {
+    const std::int64_t n = std::min<std::int64_t>(count - done, part_bytes),
+                       at = tensor.first() + first + done, begin = at / tensor::mxfp4_block,
+                       end = (at + n + tensor::mxfp4_block - 1) / tensor::mxfp4_block;
+    blocks.resize(static_cast<std::size_t>((end - begin) * tensor::mxfp4_block_bytes));
+    scales.resize(static_cast<std::size_t>(end - begin)), values.resize(static_cast<std::size_t>(n));
+    files_.read_bytes(name + "_blocks", static_cast<std::uint64_t>(begin * tensor::mxfp4_block_bytes),
+                      blocks);
+    files_.read_bytes(name + "_scales", static_cast<std::uint64_t>(begin), scales);
+    tensor::decode_mxfp4(blocks, scales, at, values);
+    tensor::convert_values(
+        std::as_bytes(std::span(values)), DType::f32,
+        to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
+    done += n;
   }
 }
 

@@ -11,7 +11,7 @@ namespace sherd::models {
 
 /// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
 /// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
-/// small part of it.
+/// small part of it. A tensor NAME may be there as NAME_blocks and NAME_scales, in MXFP4.
 class HuggingFaceWeights : public nn::WeightSource {
  public:
   /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them. `stem`: of the files'
@@ -30,6 +30,9 @@ class HuggingFaceWeights : public nn::WeightSource {
 
  private:
   std::string found_as(const std::string& name) const;
+  bool in_mxfp4(const std::string& name) const;
+  void read_mxfp4(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
+                  std::span<std::byte> to, DType dtype);
   void read_elements(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
   const std::vector<std::byte>& turned(const PublishedTensor& tensor);
   void require_tied(const std::string& head, const std::string& table) const;
@@ -41,7 +44,9 @@ class HuggingFaceWeights : public nn::WeightSource {
   std::string table_is_head_;    ///< the published table's name, where the files have the head in its place
   std::vector<std::byte> part_;  ///< as the file has it
   std::string turned_name_;
-  std::vector<std::byte> turned_;  ///< holds the transposed tensor of that name, in the file's dtype
+  std::int64_t turned_place_ = 0;
+  std::vector<std::byte>
+      turned_;  ///< holds the transposed tensor of that name and place, in the file's dtype
 };
 
 /// How export_to_hugging_face() writes.

@@ -173,6 +173,12 @@ Node written_parameters(const Published& p, const RopeKeys& has, bool sliding) {
   return out;
 }
 
+/// Whose values are read as they are stored (tensor/safetensors/mxfp4.h).
+bool is_mxfp4(const Value& value) {
+  const Node* method = value.node.is(Node::Kind::object) ? value.node.find("quant_method") : nullptr;
+  return value.node.is(Node::Kind::null) || (method && method->is_text("mxfp4"));
+}
+
 }  // namespace
 
 JsonKeys common_keys() {
@@ -183,7 +189,7 @@ JsonKeys common_keys() {
                 only("is_encoder_decoder", config::is_false, "the model has no encoder here"),
                 only("add_cross_attention", config::is_false, "the model has no encoder here"),
                 only("pruned_heads", config::is_empty, "all heads are there"),
-                only("quantization_config", config::never,
+                only("quantization_config", is_mxfp4,
                      "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
                 only("use_mrope", config::is_false, "positions are those of text"),
                 only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),

@@ -38,6 +38,7 @@ struct Published {
   std::optional<PublishedRope> sliding;  ///< nothing: no section is for them alone
   std::int64_t no_rope_layers = 0;       ///< that a list names
   std::optional<std::int64_t> listed_no_rope_interval;  ///< as a list says, which goes before the key
+  bool mlp_bias = false;                                ///< beside attention_bias
   bool use_sliding_window = true;
   std::int64_t window = 0;
   std::int64_t first_full_layers = 0;          ///< layers at the start that see everything

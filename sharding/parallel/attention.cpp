@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "autograd/gradients.h"
 #include "base/text/excerpt.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/exchanges.h"
@@ -50,19 +51,30 @@ void copy_columns(tensor::Kernels& kernels, const RankColumns& at, const Tensor&
 
 // ---- tokens over context ranks ----
 
-Var ring(const Var& qkv, const tensor::Attention& geometry, comm::Communicator& ranks) {
+Var ring(const Var& qkv, const tensor::Attention& geometry, comm::Communicator& ranks, const Var& sinks) {
   Tape& tape = qkv.tape();
-  RingResult result = ring_attention(tape.kernels(), ranks, qkv.value(), geometry);
-  if (!tape.recording()) return tape.record(std::move(result.out), {qkv}, nullptr);
+  RingResult result = ring_attention(tape.kernels(), ranks, qkv.value(), geometry,
+                                     sinks.defined() ? sinks.value() : Tensor());
+  if (!tape.recording()) return tape.record(std::move(result.out), {qkv, sinks}, nullptr);
   auto own = std::make_shared<Saved>();  // the result: backward reads it
-  auto backward = [own, kept = Saved(qkv), lse = result.lse, dx = qkv.grad_ref(), geometry, &ranks](
-                      Tape& t, const Tensor& dy) {
-    t.accumulate(dx,
-                 ring_attention_backward(t.kernels(), ranks, kept.get(t), geometry, {own->get(t), lse}, dy));
+  const Saved kept_sinks = sinks.defined() ? Saved(sinks) : Saved();
+  auto backward = [own, kept = Saved(qkv), kept_sinks, lse = result.lse, dx = qkv.grad_ref(),
+                   dsinks = sinks.grad_ref(), geometry, &ranks](Tape& t, const Tensor& dy) {
+    const Tensor input = kept.get(t);
+    const RingResult made{own->get(t), lse};
+    if (dsinks) {
+      const Tensor given = kept_sinks.get(t);
+      autograd::write_kernel_grad(t, dsinks, given.shape(), given.dtype(), [&](const Tensor& to, bool add) {
+        ring_sinks_backward(t.kernels(), ranks, input, geometry, given, made, dy, to, add);
+      });
+    }
+    if (dx) t.accumulate(dx, ring_attention_backward(t.kernels(), ranks, input, geometry, made, dy));
   };
-  Var out = tape.record(std::move(result.out), {qkv}, std::move(backward),
-                        [kept = Saved(qkv), geometry, &ranks](Tape& t) {
-                          return ring_attention(t.kernels(), ranks, kept.get(t), geometry).out;
+  Var out = tape.record(std::move(result.out), {qkv, sinks}, std::move(backward),
+                        [kept = Saved(qkv), kept_sinks, geometry, &ranks](Tape& t) {
+                          return ring_attention(t.kernels(), ranks, kept.get(t), geometry,
+                                                kept_sinks.defined() ? kept_sinks.get(t) : Tensor())
+                              .out;
                         });
   *own = Saved(out);
   return out;
@@ -78,13 +90,15 @@ void check_ulysses(const tensor::Attention& own, int ranks) {
          "any number, or a parallel.context that divides them");
 }
 
-Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks) {
+Var ulysses(const Var& qkv, tensor::Attention geometry, comm::Communicator& ranks, const Var& sinks) {
   const int size = ranks.size();
   check_ulysses(geometry, size);
   geometry.heads /= size, geometry.kv_heads /= size;
-  geometry.scores.head += std::int64_t{ranks.rank()} * geometry.heads;
+  const std::int64_t first = std::int64_t{ranks.rank()} * geometry.heads;
+  geometry.scores.head += first;
   const Var whole = all_to_all(qkv, columns, tokens, &ranks, "Ulysses: queries, keys and values");
-  const Var out = autograd::attention(whole, geometry);
+  const Var own_sinks = sinks.defined() ? autograd::slice(sinks, 0, first, first + geometry.heads) : Var();
+  const Var out = autograd::attention(whole, geometry, own_sinks);
   const comm::CallOptions there{.label = "Ulysses: attention"}, back{.label = "Ulysses: attention gradient"};
   const auto to_tokens = [&ranks, there](Tape& t, const Tensor& x) {
     return all_to_all(t.kernels(), ranks, x, tokens, columns, there);
@@ -140,20 +154,20 @@ Var exchange_heads(const Var& qkv, const tensor::Attention& whole, const Layout&
   });
 }
 
-Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout) {
+Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout, const Var& sinks) {
   const tensor::AttentionExtents e = attention_extents("attention", qkv.value(), geometry);
   geometry.scores = {.heads = layout.tensor_size() * e.heads,
                      .seq = layout.context_size() * e.seq,
                      .head = layout.tensor_rank() * e.heads};
   if (qkv.tape().documents) geometry.documents = qkv.tape().documents;
-  if (layout.context_size() == 1) return autograd::attention(qkv, geometry);
+  if (layout.context_size() == 1) return autograd::attention(qkv, geometry, sinks);
   if (geometry.documents)
     fail(ErrorKind::config,
          "context ranks hold parts of sequences, and do not keep documents apart: set data.packing "
          "to \"stream\", or parallel.context to 1");
   if (!qkv.tape().training) geometry.dropout = 0;
-  if (layout.context_method == ContextMethod::ring) return ring(qkv, geometry, *layout.context);
-  return ulysses(qkv, geometry, *layout.context);
+  if (layout.context_method == ContextMethod::ring) return ring(qkv, geometry, *layout.context, sinks);
+  return ulysses(qkv, geometry, *layout.context, sinks);
 }
 
 }  // namespace sherd::parallel

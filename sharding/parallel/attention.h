@@ -27,8 +27,8 @@ Var exchange_heads(const Var& qkv, const tensor::Attention& whole, const Layout&
 /// this rank's heads and tokens: qkv [batch, rows, (heads + 2·kv_heads)·head_dim], rows at
 /// layout.inner_positions(rows), gives [batch, rows, heads·head_dim]. geometry.heads and kv_heads are this
 /// tensor rank's, as many on each; geometry.scores is filled in here, so that dropout draws the mask of one
-/// rank's attention. Over one context rank this is autograd::attention(), of the tape's documents where it
-/// has some; over several these throw Error{config}.
+/// rank's attention. sinks: undefined, or those of this tensor rank's heads. Over one context rank this is
+/// autograd::attention(), of the tape's documents where it has some; over several these throw Error{config}.
 ///
 /// With the ring (sharding/parallel/ring.h) any number of heads will do. With Ulysses (Jacobs et al. 2023)
 /// two all-to-alls, of qkv and of the result, give each rank whole sequences of heads/c heads and back, and
@@ -37,6 +37,6 @@ Var exchange_heads(const Var& qkv, const tensor::Attention& whole, const Layout&
 /// Keeps what autograd::attention() keeps; under selective recompute the result is made again in backward,
 /// with the exchanges that this takes, on all ranks at the same place. Throws Error{comm} as communicators
 /// do.
-Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout);
+Var attention(const Var& qkv, tensor::Attention geometry, const Layout& layout, const Var& sinks = {});
 
 }  // namespace sherd::parallel

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "autograd/parameter.h"
-#include "base/text/choices.h"
+#include "base/choices.h"
 #include "comm/process_groups.h"
 #include "tensor/kernels.h"
 #include "tensor/slice.h"

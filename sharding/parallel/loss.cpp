@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/gradients.h"
+#include "autograd/ops.h"
 #include "sharding/parallel/exchanges.h"
 #include "tensor/argument_checks.h"
 
@@ -26,6 +27,7 @@ struct Head {
   tensor::VocabSlice slice;
   std::int32_t ignore_index;
   Shape x_shape, inner_shape, w_shape;
+  double cap;
   DType dtype;
   bool on_gpu;
 
@@ -53,7 +55,7 @@ struct Head {
 
 Head checked(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
              std::int32_t ignore_index) {
-  const auto& [weight, bias, vocabulary] = of;
+  const auto& [weight, bias, vocabulary, cap] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
           "vocab_cross_entropy: a table of ", name_of(weight.dtype()), " ", table.str(), " does not take ",
@@ -74,6 +76,7 @@ Head checked(const Var& x, const VocabHead& of, const Tensor& labels, const Layo
           stream,
           inner,
           table,
+          cap,
           x.dtype(),
           x.tape().device().has_own_memory()};
 }
@@ -120,13 +123,21 @@ Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const VocabHea
                          .c = logits,
                          .trans_b = true,
                          .bias = of.bias.defined() ? of.bias.value() : Tensor()});
+  if (head.cap > 0) {
+    tape.kernels().scale(logits, 1 / head.cap, logits);
+    tape.kernels().tanh(logits, logits);
+    tape.kernels().scale(logits, head.cap, logits);
+  }
   return logits;
 }
 
-/// Turns `logits` into factor·(softmax - onehot).
+/// Turns `logits` into factor·(softmax - onehot), the gradient before any cap.
 void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
                    const Tensor& lse, const Tensor& factor) {
+  Tensor tanh;
+  if (head.cap > 0) tape.kernels().scale(logits, 1 / head.cap, tanh = tape.empty(logits.shape(), head.dtype));
   tape.kernels().cross_entropy_backward(logits, labels, lse, head.slice, head.ignore_index, factor);
+  if (tanh) tape.kernels().tanh_backward(tanh, logits, logits);
 }
 
 /// factor·dy over the number of labels that count.
@@ -217,6 +228,11 @@ void take_chunks(Tape& tape, const Tensor& x, const VocabHead& of, ChunkGradient
 }
 
 }  // namespace
+
+Var capped(const Var& scores, double cap) {
+  if (cap == 0) return scores;
+  return autograd::scale(autograd::tanh(autograd::scale(scores, 1 / cap)), cap);
+}
 
 Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
                         std::int32_t ignore_index) {

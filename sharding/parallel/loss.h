@@ -7,13 +7,16 @@
 
 namespace sherd::parallel {
 
-/// What makes the scores of the vocabulary: x·weightᵀ + bias. weight: this tensor rank's rows of a table that
-/// ranks cut evenly, [n, hidden] with the ids from tensor_rank·n on, of which those from `vocabulary` on are
-/// padding; bias: undefined, or as cut, [n].
+/// What makes the scores of the vocabulary: s = x·weightᵀ + bias, or cap·tanh(s/cap) where there is a cap.
+/// weight: this tensor rank's rows of a table that ranks cut evenly, [n, hidden] with the ids from
+/// tensor_rank·n on, of which those from `vocabulary` on are padding; bias: undefined, or as cut, [n].
 struct VocabHead {
   autograd::Var weight, bias;
   std::int64_t vocabulary = 0;
+  double cap = 0;  ///< 0: none
 };
+/// Scores as a cap changes them, 0: none.
+autograd::Var capped(const autograd::Var& scores, double cap);
 
 /// The head of a language model and its loss: the mean of -log softmax(x·weightᵀ + bias)[label] over the
 /// labels other than `ignore_index` of all context ranks, as [1] in fp32 (fp64 for fp64), the same bits on

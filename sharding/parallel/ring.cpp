@@ -57,7 +57,7 @@ std::size_t at(int chunk) {
 }  // namespace
 
 RingResult ring_attention(Kernels& kernels, Communicator& ranks, const Tensor& qkv,
-                          const tensor::Attention& geometry) {
+                          const tensor::Attention& geometry, const Tensor& sinks) {
   const RingChunks chunks(kernels, ranks.rank(), ranks.size(), qkv, geometry);
   const DType compute = tensor::compute_type(qkv.dtype());
   const std::array<Tensor, 2> sums = chunks.empty_pair(chunks.heads(), compute);
@@ -77,6 +77,12 @@ RingResult ring_attention(Kernels& kernels, Communicator& ranks, const Tensor& q
                   begun[query] = true;
                 }
               });
+  }
+  if (sinks) {
+    const Tensor scores = chunks.empty(sinks.shape(), compute);
+    kernels.copy(sinks, scores);
+    for (std::size_t query = 0; query < 2; ++query)
+      kernels.attention_sinks(scores, sums[query], result.lse[query]);
   }
   result.out = chunks.empty(chunks.all_heads(), qkv.dtype(), Category::activations);
   chunks.join(sums, result.out);
@@ -122,6 +128,16 @@ Tensor ring_attention_backward(Kernels& kernels, Communicator& ranks, const Tens
   for (int chunk = 0; chunk < 2; ++chunk)
     chunks.copy(chunks.of_block(dblock, chunk), chunks.keys(dqkv, chunk));
   return dqkv;
+}
+
+void ring_sinks_backward(Kernels& kernels, Communicator& ranks, const Tensor& qkv,
+                         const tensor::Attention& geometry, const Tensor& sinks, const RingResult& result,
+                         const Tensor& dout, const Tensor& dsinks, bool accumulate) {
+  const RingChunks chunks(kernels, ranks.rank(), ranks.size(), qkv, geometry);
+  const std::array<Tensor, 2> out = chunks.cut(result.out), given = chunks.cut(dout);
+  for (std::size_t query = 0; query < 2; ++query)
+    kernels.attention_sinks_backward(sinks, out[query], result.lse[query], given[query], dsinks,
+                                     accumulate || query > 0);
 }
 
 }  // namespace sherd::parallel

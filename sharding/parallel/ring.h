@@ -23,15 +23,20 @@ struct RingResult {
 /// and so are those that lie before all windows.
 ///
 /// A rank sends c − 1 blocks of keys and values, its share of them, and never has more than two.
-/// geometry.scores: which heads these are, and how long sequences are. All ranks call alike. Throws
-/// Error{usage} for odd rows, Error{comm} as communicators do.
+/// geometry.scores: which heads these are, and how long sequences are. sinks: undefined, or what
+/// tensor::Kernels::attention_sinks() takes. All ranks call alike. Throws Error{usage} for odd rows,
+/// Error{comm} as communicators do.
 RingResult ring_attention(tensor::Kernels& kernels, comm::Communicator& ranks, const Tensor& qkv,
-                          const tensor::Attention& geometry);
+                          const tensor::Attention& geometry, const Tensor& sinks = {});
 
 /// The gradient of qkv. Keys and values go around again, and their gradients with them, in the compute type,
 /// until they are back after c hops; those of queries gather in the compute type. Both round once.
 Tensor ring_attention_backward(tensor::Kernels& kernels, comm::Communicator& ranks, const Tensor& qkv,
                                const tensor::Attention& geometry, const RingResult& result,
                                const Tensor& dout);
+/// This rank's part of the gradient of sinks: dsinks (+)= it.
+void ring_sinks_backward(tensor::Kernels& kernels, comm::Communicator& ranks, const Tensor& qkv,
+                         const tensor::Attention& geometry, const Tensor& sinks, const RingResult& result,
+                         const Tensor& dout, const Tensor& dsinks, bool accumulate);
 
 }  // namespace sherd::parallel

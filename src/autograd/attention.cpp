@@ -19,12 +19,14 @@ struct AttentionResult {
   Tensor out, lse;
 };
 
-AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
+AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry,
+                       const Tensor& sinks) {
   const Shape& shape = qkv.shape();
   AttentionResult result{
       tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype()),
       tape.empty({shape[0], geometry.heads, shape[1]}, tensor::compute_type(qkv.dtype()))};
   tape.kernels().attention(qkv, geometry, result.out, result.lse);
+  if (sinks) tape.kernels().attention_sinks(sinks, result.out, result.lse);
   return result;
 }
 
@@ -48,25 +50,37 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
                      });
 }
 
-Var attention(const Var& qkv, tensor::Attention geometry) {
+Var attention(const Var& qkv, tensor::Attention geometry, const Var& sinks) {
   check("attention", qkv.shape(), geometry);
   Tape& tape = qkv.tape();
   if (!tape.training) geometry.dropout = 0.0f;
-  if (tape.key_cache) return tape.record(tape.key_cache->attend(tape, qkv.value(), geometry), {qkv}, nullptr);
-  auto [out, lse] = attend(tape, qkv.value(), geometry);
-  if (!tape.recording()) return tape.record(std::move(out), {qkv}, nullptr);
+  const Tensor scores = sinks.defined() ? sinks.value() : Tensor();
+  if (tape.key_cache)
+    return tape.record(tape.key_cache->attend(tape, qkv.value(), geometry, scores), {qkv, sinks}, nullptr);
+  auto [out, lse] = attend(tape, qkv.value(), geometry, scores);
+  if (!tape.recording()) return tape.record(std::move(out), {qkv, sinks}, nullptr);
   // Backward reads the result, which may be dropped and made again like anybody else's input.
   auto own = std::make_shared<Saved>();
-  auto backward = [own, kept = Saved(qkv), lse = std::move(lse), dx = qkv.grad_ref(), geometry](
-                      Tape& t, const Tensor& dy) {
-    const Tensor input = kept.get(t);
+  const Saved kept_sinks = sinks.defined() ? Saved(sinks) : Saved();
+  auto backward = [own, kept = Saved(qkv), kept_sinks, lse = std::move(lse), dx = qkv.grad_ref(),
+                   dsinks = sinks.grad_ref(), geometry](Tape& t, const Tensor& dy) {
+    const Tensor input = kept.get(t), result = own->get(t);
+    if (dsinks) {
+      const Tensor given = kept_sinks.get(t);
+      write_kernel_grad(t, dsinks, given.shape(), given.dtype(), [&](const Tensor& to, bool add) {
+        t.kernels().attention_sinks_backward(given, result, lse, dy, to, add);
+      });
+    }
+    if (!dx) return;
     Tensor grad = t.empty(input.shape(), input.dtype());
-    t.kernels().attention_backward(input, geometry, own->get(t), lse, dy, grad);
+    t.kernels().attention_backward(input, geometry, result, lse, dy, grad);
     t.accumulate(dx, std::move(grad));
   };
-  Var result =
-      tape.record(std::move(out), {qkv}, std::move(backward),
-                  [kept = Saved(qkv), geometry](Tape& t) { return attend(t, kept.get(t), geometry).out; });
+  Var result = tape.record(std::move(out), {qkv, sinks}, std::move(backward),
+                           [kept = Saved(qkv), kept_sinks, geometry](Tape& t) {
+                             const Tensor given = kept_sinks.defined() ? kept_sinks.get(t) : Tensor();
+                             return attend(t, kept.get(t), geometry, given).out;
+                           });
   *own = Saved(result);
   return result;
 }

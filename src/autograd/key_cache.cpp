@@ -47,7 +47,8 @@ std::size_t KeyCache::bytes() const {
   return sum;
 }
 
-Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry) {
+Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry,
+                        const Tensor& sinks) {
   require(!tape.recording(), "a key cache is for passes that are not recorded");
   require(!geometry.documents,
           "attention over a key cache knows no documents: each sequence continues a text");
@@ -58,7 +59,7 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
   Tensor out = tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype());
   const tensor::KeyStore store{layer.keys, layer.values, places_};
   if (!fresh_) {
-    tape.kernels().attend_stored(qkv, geometry, store, out);
+    tape.kernels().attend_stored(qkv, geometry, store, sinks, out);
     return out;
   }
   // Texts that begin see nothing but each other's rows: the kernel for many rows, of another length each
@@ -67,7 +68,8 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
   of_this_length.lengths_vary = true;
   const Tensor lse = tape.empty({shape[0], geometry.heads, shape[1]}, tensor::compute_type(qkv.dtype()));
   tape.kernels().attention(qkv, of_this_length, out, lse);
-  tape.kernels().attend_stored(qkv, geometry, store, {});
+  if (sinks) tape.kernels().attention_sinks(sinks, out, lse);
+  tape.kernels().attend_stored(qkv, geometry, store, {}, {});
   return out;
 }
 

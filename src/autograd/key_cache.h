@@ -43,7 +43,7 @@ class KeyCache {
 
   /// Called by autograd::attention(), once per layer: stores the keys of qkv [sequences, width, …] and gives
   /// the attention of its rows.
-  Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry);
+  Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, const Tensor& sinks = {});
 
  private:
   struct LayerStore {

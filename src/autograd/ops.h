@@ -167,8 +167,9 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
 /// dropout mask. Nothing is dropped out unless the tape is training. qkv: [batch, seq, (heads +
 /// 2·kv_heads)·head_dim]; the result: [batch, seq, heads·head_dim]. Keeps qkv, the result and one number per
 /// head and row; selective recompute makes the result again. With Tape::key_cache the rows continue texts,
-/// and see the keys that these have there; it knows no documents.
-Var attention(const Var& qkv, tensor::Attention geometry);
+/// and see the keys that these have there; it knows no documents. sinks: undefined, or [heads], what
+/// tensor::Kernels::attention_sinks() takes.
+Var attention(const Var& qkv, tensor::Attention geometry, const Var& sinks = {});
 
 /// Which keys queries see, and how scores are scaled.
 struct AttentionMask {

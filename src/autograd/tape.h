@@ -27,8 +27,8 @@
 #include <vector>
 
 #include "autograd/parameter.h"
+#include "base/choices.h"
 #include "base/random.h"
-#include "base/text/choices.h"
 #include "tensor/kernels.h"
 
 namespace sherd::autograd {

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "base/text/choices.h"
+#include "base/choices.h"
 #include "comm/flight_recorder.h"
 #include "tensor/kernels.h"
 #include "tensor/tensor.h"

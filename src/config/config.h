@@ -24,9 +24,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/text/choices.h"
 #include "config/adapter.h"
 #include "config/keys.h"
 #include "config/model.h"

@@ -38,6 +38,27 @@ Model gemma() {
   return m;
 }
 
+/// Gemma 2's: without norms of heads, scores that are capped, one rotary base, and a window in every other
+/// layer where one is set.
+Model gemma2() {
+  Model m = gemma();
+  m.qk_norm = false, m.rotary_base = 10000, m.sliding_rope.reset();
+  m.attn_logit_softcapping = 50, m.final_logit_softcapping = 30;
+  m.layer_types = {LayerType::sliding_attention, LayerType::full_attention};
+  return m;
+}
+
+/// GPT-OSS's: experts whose gates are clamped, biases everywhere, sinks, and a window in every other layer
+/// where one is set.
+Model gpt_oss() {
+  Model m = decoder();
+  m.bias = m.qkv_bias = m.attention_sinks = m.moe.router_bias = true;
+  m.activation = FfnActivation::swiglu_clamped, m.moe.router = RouterScores::softmax_of_chosen;
+  m.rotary_base = 150000;
+  m.layer_types = {LayerType::sliding_attention, LayerType::full_attention};
+  return m;
+}
+
 Model olmo() {
   Model m = with_qk_norm(decoder());
   m.qk_norm_all_heads = true, m.norm_placement = NormPlacement::post;
@@ -112,7 +133,9 @@ const std::vector<FamilyDefaults>& families() {
                                      {"phi3", decoder()},
                                      {"granite", decoder()},
                                      {"smollm3", smollm()},
+                                     {"gemma2", gemma2()},
                                      {"gemma3_text", gemma()},
+                                     {"gpt_oss", gpt_oss()},
                                      {"glm4", glm()},
                                      {"ministral3", decoder()},
                                      {"olmo2", olmo()},
@@ -173,6 +196,12 @@ void check_bounds(const Model& m) {
          "embedding_multiplier and residual_multiplier must not be 0");
   expect(m.attention_multiplier >= 0, "attention_multiplier ", m.attention_multiplier,
          " must not be negative");
+  expect(
+      m.attn_logit_softcapping >= 0 && m.final_logit_softcapping >= 0,
+      "scores cannot be capped at less than 0: set attn_logit_softcapping and final_logit_softcapping to 0 "
+      "where they are not capped");
+  expect(m.causal || !m.attention_sinks, "attention_sinks are for models that write behind their text");
+  expect(m.head == Head::lm || m.final_logit_softcapping == 0, "final_logit_softcapping is for head \"lm\"");
   expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
   expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
   expect(
@@ -284,6 +313,8 @@ Model resolved(Model m) {
          " is not a multiple of num_heads ", m.num_heads, "; set head_dim to have them differ");
   if (!own_head) m.head_dim = m.hidden_size / m.num_heads;
   if (m.ffn_hidden_size == 0) m.ffn_hidden_size = default_ffn(m);
+  if (!m.bias) m.mlp_bias = true;      // which has no effect then
+  if (m.moe.experts == 0) m.moe = {};  // what a family's experts have by default
   if (m.moe.experts > 0 && m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
   settle_layers(m);
   for (RopeScaling* rope : {&m.rope_scaling, m.sliding_rope ? &m.sliding_rope->rope_scaling : nullptr})

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/text/choices.h"
+#include "base/choices.h"
 
 namespace sherd::config {
 
@@ -16,8 +16,8 @@ namespace sherd::config {
 enum class ModelType : std::uint8_t {};
 enum class PositionType : std::uint8_t { learned, rotary };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
-/// The last three have a gate (tensor::Glu).
-enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, geglu };
+/// Those from swiglu on have a gate (tensor::Glu).
+enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, geglu, swiglu_clamped };
 /// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
 /// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
@@ -78,7 +78,8 @@ struct Moe {
   Drop drop = Drop::by_weight;
   double aux_loss = 0.01;  ///< ≥ 0; factor of the balance loss
   BalanceLoss aux_loss_type = BalanceLoss::all_choices;
-  double z_loss = 0;       ///< ≥ 0; factor of the router z-loss
+  double z_loss = 0;         ///< ≥ 0; factor of the router z-loss
+  bool router_bias = false;  ///< the router's logits have a bias that is trained; by type
   double bias_update = 0;  ///< [0, 1]; by how much a bias of each expert moves with a step; 0: there is none
   double jitter = 0;       ///< [0, 0.99]; a router's input is multiplied by [1 − jitter, 1 + jitter]
   bool shared_expert_gate = false;  ///< the shared part is multiplied by a sigmoid of its own
@@ -132,11 +133,14 @@ struct Model {
   std::vector<LayerType> layer_types;
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   bool qk_norm_all_heads =
-      false;                    ///< one norm of all query heads, one of all key heads; with qk_norm; by type
-  Norm norm = Norm::layernorm;  ///< by type
-  bool norm_bias = true;        ///< LayerNorm has a bias; by type
-  double norm_epsilon = 1e-5;   ///< > 0
-  bool norm_unit_offset = false;                        ///< RMSNorm multiplies by 1 + its weight; by type
+      false;                     ///< one norm of all query heads, one of all key heads; with qk_norm; by type
+  bool attention_sinks = false;  ///< a score of each head beside those of keys, whose value is 0; by type
+  double attn_logit_softcapping = 0;   ///< > 0: scores s of attention become c·tanh(s/c); by type
+  double final_logit_softcapping = 0;  ///< > 0: and so those of the vocabulary; by type
+  Norm norm = Norm::layernorm;         ///< by type
+  bool norm_bias = true;               ///< LayerNorm has a bias; by type
+  double norm_epsilon = 1e-5;          ///< > 0
+  bool norm_unit_offset = false;       ///< RMSNorm multiplies by 1 + its weight; by type
   NormPlacement norm_placement = NormPlacement::pre;    ///< by type
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)
   double dropout = 0;            ///< dropout of what blocks add to the residual stream, [0, 1); by type
@@ -155,6 +159,7 @@ struct Model {
       labels;                  ///< names of the classes that texts have, with Head::sequence_classification
   bool tie_embeddings = true;  ///< the output projection is the embedding; by type
   bool bias = true;            ///< linear layers have a bias; by type
+  bool mlp_bias = true;        ///< with `bias`: those of feed-forward parts and experts have one too
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
@@ -205,6 +210,7 @@ struct Model {
   std::int64_t scores() const { return classifies() ? static_cast<std::int64_t>(labels.size()) : vocab_size; }
   std::int64_t padded_scores() const { return classifies() ? (scores() + 7) / 8 * 8 : padded_vocab(); }
   bool has_qkv_bias() const { return bias || qkv_bias; }
+  bool has_mlp_bias() const { return bias && mlp_bias; }
   bool operator==(const Model&) const = default;
 };
 

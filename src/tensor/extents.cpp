@@ -226,6 +226,8 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
   e.scale =
       geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
   require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
+  require(geometry.cap >= 0, kernel, ": scores capped at ", geometry.cap);
+  e.cap = geometry.cap;
   require(geometry.dropout >= 0 && geometry.dropout < 1, kernel, ": dropout ", geometry.dropout,
           " is outside [0, 1)");
   number_scores(kernel, geometry.scores, e);
@@ -277,7 +279,7 @@ AttentionExtents check_attention_backward(const char* kernel, const Tensor& qkv,
 }
 
 StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                                  const Tensor& out) {
+                                  const Tensor& sinks, const Tensor& out) {
   constexpr const char* name = "attend_stored";
   require(geometry.causal, name, ": texts that grow are causal");
   StoredExtents e{attention_extents(name, qkv, geometry)};
@@ -289,8 +291,34 @@ StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, 
   require(store.keys.shape() == Shape({e.texts, e.kv_heads, e.capacity, e.dim}) && e.capacity >= 1, name,
           ": keys are ", store.keys.shape().str(), ", of ", e.kv_heads, " heads of ", e.dim);
   require_vector(name, "places", store.places, 3 * e.batch, DType::i32);
+  if (sinks) require_vector(name, "sinks", sinks, e.heads, qkv.dtype());
   if (out) require_vector(name, "out", out, e.batch * e.seq * e.heads * e.dim, qkv.dtype());
   e.window = geometry.window > 0 ? geometry.window : std::numeric_limits<Count>::max();
+  return e;
+}
+
+SinkExtents check_attention_sinks(const char* kernel, const Tensor& sinks, const Tensor& out,
+                                  const Tensor& lse) {
+  require_floating(kernel, "out", out);
+  require(lse.defined() && lse.shape().rank() == 3 && lse.dtype() == compute_type(out.dtype()), kernel,
+          ": lse must be [batch, heads, seq] in the compute type of out");
+  SinkExtents e{lse.shape()[0], lse.shape()[2], lse.shape()[1], 0};
+  require_vector(kernel, "sinks", sinks, e.heads, out.dtype());
+  const Count numbers = lse.numel();
+  require(numbers == 0 ? out.numel() == 0 : out.numel() % numbers == 0, kernel, ": out is ",
+          out.shape().str(), ", of ", e.heads, " heads in ", e.batch, " sequences of ", e.rows, " rows");
+  e.dim = numbers == 0 ? 0 : out.numel() / numbers;
+  return e;
+}
+
+SinkExtents check_attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse,
+                                           const Tensor& dout, const Tensor& dsinks) {
+  constexpr const char* name = "attention_sinks_backward";
+  const SinkExtents e = check_attention_sinks(name, sinks, out, lse);
+  require_vector(name, "dout", dout, out.numel(), out.dtype());
+  require(dsinks.numel() == e.heads, name, ": a gradient of ", dsinks.numel(), " elements for ", e.heads,
+          " heads");
+  check_summable(name, out, dsinks);
   return e;
 }
 

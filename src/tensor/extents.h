@@ -138,6 +138,7 @@ struct AttentionExtents {
   std::int64_t batch = 0, seq = 0, dim = 0;
   std::int64_t heads = 0, kv_heads = 0;
   double scale = 0;
+  double cap = 0;  ///< of scores; 0: none
   SeenKeys seen{};
   /// Extents of the whole attention, whose scores dropout numbers; the number of the call's first one.
   std::int64_t score_heads = 0, score_seq = 0, first_score = 0;
@@ -181,7 +182,21 @@ struct StoredExtents : AttentionExtents {
   std::int64_t window = 0;  ///< keys that a row sees at most
 };
 StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                                  const Tensor& out);
+                                  const Tensor& sinks, const Tensor& out);
+
+/// Rows of `dim` elements for each head of each of `rows` queries of `batch` sequences.
+struct SinkExtents {
+  std::int64_t batch = 0, rows = 0, heads = 0, dim = 0;
+  /// The number of a head's row in lse; `row` counts those of all sequences.
+  std::int64_t lse_of(std::int64_t row, std::int64_t head) const {
+    return (row / rows * heads + head) * rows + row % rows;
+  }
+};
+SinkExtents check_attention_sinks(const char* kernel, const Tensor& sinks, const Tensor& out,
+                                  const Tensor& lse);
+/// dout and dsinks fit the others.
+SinkExtents check_attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse,
+                                           const Tensor& dout, const Tensor& dsinks);
 
 /// `rows` rows of each of `batch` sequences go into rows of `seq`.
 struct MergeExtents {

@@ -10,6 +10,7 @@
 #include "tensor/arrays.h"
 #include "tensor/exact_sum.h"
 #include "tensor/fp8.h"
+#include "tensor/glu.h"
 #include "tensor/rotary.h"
 #include "tensor/routing.h"
 #include "tensor/tensor.h"
@@ -23,14 +24,6 @@ enum class Activation : std::uint8_t {
   sigmoid,    ///< 1/(1 + e^-x)
   exp,        ///< e^x
   log         ///< the natural logarithm; NaN below 0
-};
-
-/// What a gated linear unit does with its gate: act(gate)·up (Shazeer 2020, "GLU variants improve
-/// transformer").
-enum class Glu : std::uint8_t {
-  swiglu,      ///< silu(gate) = gate·sigmoid(gate)
-  geglu_tanh,  ///< Activation::gelu_tanh
-  geglu_erf    ///< Activation::gelu_erf
 };
 
 /// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`. The activation applies to the sum
@@ -123,6 +116,7 @@ struct Attention {
   /// without causal also j < i + window. One that hides no key of the call changes nothing.
   std::int64_t window = 0;
   float scale = 0;            ///< multiplies q·k; 0 means 1/√head_dim
+  float cap = 0;              ///< > 0: a scaled score s becomes cap·tanh(s/cap) (Gemma 2)
   float dropout = 0;          ///< probability of zeroing a normalised score
   RandomKey key{};            ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
   ScoreIndex scores{};        ///< with which b, h, i and j count, where this is a part of a larger attention
@@ -277,13 +271,23 @@ class Kernels {
   /// Calls of the two so far, where a device has more than one way; else zeros.
   virtual AttentionRoutes attention_routes() const { return {}; }
 
+  /// Sinks: keys beside those of a text, one for each head, which all its queries see with the score sinks[h]
+  /// and whose value is zero (GPT-OSS; Xiao et al. 2023, "Efficient streaming language models with attention
+  /// sinks"). out and lse, what attention() made of all other keys, become those with them, and then give
+  /// attention_backward() the gradient with them. sinks: [heads].
+  virtual void attention_sinks(const Tensor& sinks, const Tensor& out, const Tensor& lse) = 0;
+  /// dsinks[h] (+)= -Σ over sequences and queries of exp(sinks[h] - lse)·(dout·out), of out and lse with
+  /// sinks.
+  virtual void attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse,
+                                        const Tensor& dout, const Tensor& dsinks, bool accumulate) = 0;
+
   /// Causal attention of rows that continue texts: stores their keys and values, and with `out` defined lets
   /// each row see those of its text up to itself, the last `window` of them where there is one, row after row
-  /// (so a capacity of `window` is enough; without a window it must hold all positions). out: [batch, rows,
-  /// heads·head_dim], zeros in rows that do not count. Neither dropout nor geometry.scores or documents are
-  /// looked at.
+  /// (so a capacity of `window` is enough; without a window it must hold all positions), and the sinks where
+  /// they are defined. out: [batch, rows, heads·head_dim], zeros in rows that do not count. Neither dropout
+  /// nor geometry.scores or documents are looked at.
   virtual void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                             const Tensor& out) = 0;
+                             const Tensor& sinks, const Tensor& out) = 0;
 
   /// Takes another part of the keys into an attention: out [batch, seq, heads·head_dim] and lse [batch,
   /// heads, seq], both in the compute type, become those of all keys so far. part and part_lse are what

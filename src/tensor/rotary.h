@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "base/text/choices.h"
+#include "base/choices.h"
 
 // The angles of rotary positions.
 

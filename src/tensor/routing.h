@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "base/text/choices.h"
+#include "base/choices.h"
 #include "tensor/tensor.h"
 
 namespace sherd::tensor {

@@ -74,7 +74,8 @@ TEST_F(Gradients, Elementwise) {
   check(one(), [](Tape&, const Vars& in) { return gelu(in[0]); });
   check(one(), [](Tape&, const Vars& in) { return activation(in[0], Activation::gelu_erf); });
   check(one(), [](Tape&, const Vars& in) { return tanh(in[0]); });
-  for (const tensor::Glu kind : {tensor::Glu::swiglu, tensor::Glu::geglu_tanh, tensor::Glu::geglu_erf})
+  using tensor::Glu;
+  for (const Glu kind : {Glu::swiglu, Glu::geglu_tanh, Glu::geglu_erf, Glu::swiglu_clamped})
     check({normal({3, 2, 10}, 1)}, [=](Tape&, const Vars& in) { return glu(in[0], kind); });
 }
 
@@ -187,6 +188,13 @@ TEST_F(Gradients, RotaryAndAttention) {
   Attention scaled;
   scaled.heads = 2, scaled.kv_heads = 1, scaled.scale = 0.3f;
   check({normal({1, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });
+  scaled.cap = 0.5f, scaled.dropout = 0.2f, scaled.key = {7, 8};
+  check({normal({2, 5, 16}, 1)}, [&](Tape&, const Vars& in) { return attention(in[0], scaled); });
+  for (const std::int64_t window : {0, 2}) {
+    scaled.window = window;
+    check({normal({2, 5, 16}, 1), normal({2}, 2)},
+          [&](Tape&, const Vars& in) { return attention(in[0], scaled, in[1]); });
+  }
 }
 
 TEST_F(Gradients, CrossEntropy) {

@@ -53,7 +53,8 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
 const char* const families[] = {"gpt2",    "llama",     "llama_linear", "mistral",    "qwen2",
                                 "qwen3",   "mixtral",   "qwen3_moe",    "phi3",       "gemma3_text",
                                 "granite", "smollm3",   "glm4",         "ministral3", "olmo2",
-                                "olmo3",   "phi3_long", "bert",         "modernbert", "bert_classifier"};
+                                "olmo3",   "phi3_long", "bert",         "modernbert", "bert_classifier",
+                                "gemma2",  "gpt_oss",   "llama_biases"};
 
 struct Optimizer {
   const char* text;
@@ -143,7 +144,7 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFac
 /// A pipeline is refused where the balance loss is one of all layers together, as Mixtral's, and tensor ranks
 /// where all heads have one norm, as OLMo's.
 bool is_refused(std::string_view family, const char* parallel) {
-  return (family == "mixtral" && std::strstr(parallel, "pipeline")) ||
+  return ((family == "mixtral" || family == "gpt_oss") && std::strstr(parallel, "pipeline")) ||
          (family.starts_with("olmo") && std::strstr(parallel, "tensor"));
 }
 
@@ -159,8 +160,8 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
       if (!test::full_suite() && &family - families >= everywhere && !one_axis) continue;
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
-  for (const char* family :
-       {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert", "modernbert"})
+  for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert",
+                             "modernbert", "gemma2", "gpt_oss"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

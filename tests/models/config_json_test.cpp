@@ -354,8 +354,12 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
   const std::pair<const char*, const char*> refused[] = {
       {R"({"hidden_size": 4})", "model_type is absent"},
       {R"({"model_type": "bloom"})", "model_type \"bloom\" is not supported"},
-      {R"({"model_type": "llama", "attention_bias": true})", "attention_bias: true is not supported"},
-      {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias"},
+      {R"({"model_type": "mistral", "attention_bias": true})", "attention_bias: true is not supported"},
+      {R"({"model_type": "llama", "mlp_bias": true})", "mlp_bias true beside attention_bias false"},
+      {R"({"model_type": "gpt_oss", "attention_bias": false})", "attention_bias: false is not supported"},
+      {R"({"model_type": "gpt_oss", "swiglu_limit": 6.0})", "swiglu_limit"},
+      {R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}})",
+       "before it was quantised"},
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
       {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
       {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
@@ -388,8 +392,8 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
        "decoder_sparse_step"}};
   for (const auto& [text, part] : refused) EXPECT_THAT(error_in(text), HasSubstr(part)) << text;
   // All of them at once.
-  const std::string both = error_in(R"({"model_type": "llama", "mlp_bias": true, "logit_scale": 2})");
-  EXPECT_THAT(both, HasSubstr("mlp_bias"));
+  const std::string both = error_in(R"({"model_type": "llama", "hidden_act": "relu", "logit_scale": 2})");
+  EXPECT_THAT(both, HasSubstr("hidden_act"));
   EXPECT_THAT(both, HasSubstr("logit_scale"));
 }
 
@@ -420,7 +424,9 @@ TEST(HuggingFaceConfig, AModelIsPublishedAsTheFamilyThatCanSayIt) {
             family_named("qwen3_moe"));
   expect_error(ErrorKind::config, "model.moe.shared_experts",
                [&] { published_as(model(R"(, "moe": {"experts": 4, "shared_experts": 1})")); });
-  expect_error(ErrorKind::config, "model.bias true", [&] { published_as(model(R"(, "bias": true)")); });
+  EXPECT_EQ(published_as(model(R"(, "bias": true, "mlp_bias": false)")), family_named("llama"));
+  expect_error(ErrorKind::config, "model.attention_sinks true",
+               [&] { published_as(model(R"(, "attention_sinks": true)")); });
 }
 
 TEST(HuggingFaceConfig, KeysOfTheModelsOwnFileStay) {

@@ -228,8 +228,48 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                          ::testing::Values("gpt2", "llama", "llama_linear", "mistral", "qwen2", "qwen3",
                                            "mixtral", "qwen3_moe", "phi3", "phi3_long", "gemma3_text",
                                            "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3",
-                                           "bert", "modernbert", "bert_classifier", "modernbert_classifier"),
+                                           "bert", "modernbert", "bert_classifier", "modernbert_classifier",
+                                           "gemma2", "gpt_oss", "llama_biases"),
                          [](const auto& test) { return test.param; });
+
+TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
+  const fs::path folder = folder_of("gpt_oss_mxfp4");
+  const config::Config config = config_in(folder);
+  const GptConfig options = gpt_config(config, config.model->vocab_size);
+  const HuggingFaceLayout layout(options);
+  Gpt model(options);
+  model.assign_names();
+  HuggingFaceWeights weights(folder, layout);
+  weights.check(model.parameters());
+  const SafetensorsFile expected(folder / "expected.safetensors");
+  const auto values = [&](const std::string& name) -> std::optional<HostTensor> {
+    const auto& entry = expected.at("value." + name);
+    HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry.shape)}, *entry.dtype,
+                   std::vector<std::byte>(entry.bytes)};
+    expected.read_bytes(entry, 0, out.bytes);
+    return out;
+  };
+  test::Cpu cpu(1);
+  int matrices = 0;
+  for (const nn::ParameterPtr& p : model.parameters()) {
+    if (p->name.find("experts") == std::string::npos || !p->name.ends_with("weight")) continue;
+    const Tensor whole = Tensor::empty(*cpu.device, p->shape, DType::f32),
+                 part = Tensor::empty(*cpu.device, {45}, DType::f32);
+    weights.read(p->name, p->logical_slice(), 0, whole);
+    const HostTensor want = from_dict(layout, p->name, values);
+    EXPECT_TRUE(test::bytes_of(whole) == want.bytes) << p->name;
+    weights.read(p->name, p->logical_slice(), 83, part);  // from within a block into another row
+    EXPECT_TRUE(test::bytes_of(part) == test::bytes_of(whole.range(83, 128))) << p->name;
+    ++matrices;
+  }
+  EXPECT_EQ(matrices, 4);
+  Copy cut("gpt_oss_mxfp4");
+  cut.rewrite([](Copy::Dict& all) {
+    HostTensor& scales = all["model.layers.0.mlp.experts.down_proj_scales"];
+    scales.shape = {2, 32, 1}, scales.bytes.resize(64);
+  });
+  testing::expect_error(ErrorKind::data, "down_proj_scales [2, 32, 1] for [2, 32, 2]", [&] { cut.open(); });
+}
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {
   Copy gpt2("gpt2");

@@ -56,6 +56,12 @@ std::vector<CachedFamily> cached_families() {
              o.llama_4_scaling_beta = 0.3, o.qk_norm = o.qk_norm_all_heads = true;
              o.norm_placement = config::NormPlacement::post;
            })},
+          {"sinks, capped scores", llama_with([&](GptConfig& o) {
+             o.attention_sinks = true, o.attn_logit_softcapping = 2, o.final_logit_softcapping = 3;
+             o.sliding_window = 5, o.bias = true, o.activation = config::FfnActivation::swiglu_clamped;
+             o.layer_types = {config::LayerType::sliding_attention, config::LayerType::full_attention};
+             experts(o), o.moe.router_bias = true;
+           })},
           {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},
           {"llama3", scaled(RotaryScaling::llama3)},

@@ -46,6 +46,17 @@ inline models::GptConfig tiny_gemma() {
   return o;
 }
 
+/// GPT-OSS's style with scores that are capped as Gemma 2's are; its experts are with_experts()'s.
+inline models::GptConfig tiny_gpt_oss() {
+  using config::LayerType;
+  models::GptConfig o = models::GptConfig::of_family("gpt_oss");
+  o.vocab_size = 11, o.pad_vocab_to_multiple_of = 4, o.seq_length = 9, o.hidden_size = 6, o.num_layers = 2,
+  o.num_heads = 4, o.num_kv_heads = 2, o.head_dim = 2, o.ffn_hidden_size = 10;
+  o.init_std = 0.3, o.norm_epsilon = 1e-3, o.sliding_window = 3;
+  o.attn_logit_softcapping = 2, o.final_logit_softcapping = 1.5;
+  return o;
+}
+
 /// OLMo 2's norms, behind the parts alone.
 inline models::GptConfig tiny_post_norms() {
   models::GptConfig o = tiny_llama();

@@ -34,12 +34,15 @@ struct StoredCase {
   Count dim, texts, capacity, window;
   std::vector<StoredCall> calls;
   float scale = 0;
+  float cap = 0;
+  bool sinks = false;
 
   Count group() const { return heads / kv_heads; }
   Count width() const { return (heads + 2 * kv_heads) * dim; }
   Attention geometry() const {
-    return {.heads = heads, .kv_heads = kv_heads, .window = window, .scale = scale, .key = {}};
+    return {.heads = heads, .kv_heads = kv_heads, .window = window, .scale = scale, .cap = cap, .key = {}};
   }
+  Values sink_scores(DType dtype) const { return normals_in(dtype, heads, 3); }
   const Values& input(std::size_t call, DType dtype) const {
     Values& made = inputs_[{call, dtype}];
     if (made.empty())
@@ -62,7 +65,10 @@ std::vector<StoredCase> stored_cases() {
           {3, 3, 16, 3, 1, 1, {prompt, next}},
           {2, 2, 100, 1, 60, 0, long_text},
           {2, 1, 128, 1, 13, 13, long_text},
-          {1, 1, 8, 2, 20, 30, {{6, {{1, 0, 6}, {0, 0, 2}}}, {1, {{1, 6, 1}}}}}};
+          {1, 1, 8, 2, 20, 30, {{6, {{1, 0, 6}, {0, 0, 2}}}, {1, {{1, 6, 1}}}}},
+          {6, 2, 5, 3, 9, 0, {prompt, next}, 0, 0.6f},
+          {4, 2, 8, 3, 9, 3, {prompt, next, more}, 0, 0, true},
+          {4, 1, 64, 3, 12, 0, {prompt, next, more}, 0.3f, 2.0f, true}};
 }
 
 /// Texts of more keys than a block of a GPU takes at once (workspace.h): 128 for each row of a call.
@@ -78,6 +84,7 @@ std::vector<StoredCase> long_cases() {
           {3, 1, 128, 2, 300, 0, {begun(260), {1, {{0, 130, 1}, {1, 260, 1}}}}},
           {1, 1, 256, 2, 300, 0, {begun(260), {1, {{0, 130, 1}, {1, 260, 1}}}}},
           // Rings, which more rows fill than they have, and of which blocks see both ends.
+          {5, 1, 24, 2, 500, 0, {begun(400), none, {1, {{1, 400, 1}, {0, 201, 1}}}}, 0.3f, 1.5f, true},
           {4, 2, 8, 2, 300, 300, {begun(600), {1, {{1, 600, 1}, {0, 300, 1}}}, {1, {{1, 601, 1}}}}},
           {2, 1, 20, 2, 400, 280, {begun(500), {1, {{1, 500, 1}, {0, 250, 1}}}, {1, {{0, 251, 1}}}}},
           // Several rows: each sees those before it, and keys whose places later ones take.
@@ -122,10 +129,11 @@ Values stored_expected(const StoredCase& c, std::size_t call, DType dtype) {
           for (Count j = first; j <= position; ++j) {
             const Values& all = keys[text][static_cast<std::size_t>(j)];
             const double product = std::inner_product(q.begin(), q.end(), all.begin() + g * c.dim, 0.0);
-            scores.push_back(product * (c.scale > 0 ? c.scale : 1 / std::sqrt(static_cast<double>(c.dim))));
+            const double score = product * (c.scale > 0 ? c.scale : 1 / std::sqrt(double(c.dim)));
+            scores.push_back(c.cap > 0 ? double(c.cap) * std::tanh(score / double(c.cap)) : score);
           }
           const double top = *std::max_element(scores.begin(), scores.end());
-          double sum = 0;
+          double sum = c.sinks ? std::exp(c.sink_scores(dtype)[static_cast<std::size_t>(h)] - top) : 0;
           Values mixed(q.size());
           for (Count j = first; j <= position; ++j) {
             const double p = std::exp(scores[static_cast<std::size_t>(j - first)] - top);
@@ -164,7 +172,8 @@ std::vector<Tensor> run(Machine& m, const StoredCase& c, DType dtype) {
     store.places = m.ids({batch, 3}, places);
     const Tensor qkv = m.of({batch, call.seq, c.width()}, dtype, c.input(k, dtype));
     const Tensor out = call.stores_only ? Tensor() : m.empty({batch, call.seq, c.heads * c.dim}, dtype);
-    m.kernels.attend_stored(qkv, c.geometry(), store, out);
+    const Tensor sinks = c.sinks ? m.of({c.heads}, dtype, c.sink_scores(dtype)) : Tensor();
+    m.kernels.attend_stored(qkv, c.geometry(), store, sinks, out);
     if (out) outs.push_back(out);
   }
   return outs;
@@ -222,7 +231,8 @@ TEST_P(AttendStored, GivesATextTheSameBitsInAnyBatch) {
       const Tensor qkv = m->of({batch, 1, width}, dtype,
                                Values(all.begin() + first * width, all.begin() + (first + batch) * width));
       const Tensor out = m->empty({batch, 1, 4 * 16}, dtype);
-      m->kernels.attend_stored(qkv, geometry, {store.keys, store.values, m->ids({batch, 3}, places)}, out);
+      m->kernels.attend_stored(qkv, geometry, {store.keys, store.values, m->ids({batch, 3}, places)}, {},
+                               out);
       return bytes(*m, out);
     };
     std::vector<std::byte> alone;
@@ -244,7 +254,7 @@ TEST(AttendStoredArguments, AreChecked) {
     return KeyStore{m.empty(shape, DType::f32), m.empty(shape, DType::f32), m.ids({1, 3}, places)};
   };
   const auto refused = [&](const char* why, const KeyStore& with, Attention of) {
-    testing::expect_error(ErrorKind::usage, why, [&] { m.kernels.attend_stored(qkv, of, with, out); });
+    testing::expect_error(ErrorKind::usage, why, [&] { m.kernels.attend_stored(qkv, of, with, {}, out); });
   };
   Attention full = geometry;
   full.causal = false;

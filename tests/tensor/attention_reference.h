@@ -31,6 +31,8 @@ struct Case {
   ScoreIndex scores{};
   Count window = 0;
   Documents documents{};
+  float cap = 0;
+  bool sinks = false;
 
   Count width() const { return (heads + 2 * kv_heads) * dim; }
   Attention geometry() const {
@@ -39,6 +41,7 @@ struct Case {
             .causal = causal,
             .window = window,
             .scale = scale,
+            .cap = cap,
             .dropout = dropout,
             .key = {11, 12},
             .scores = scores,
@@ -64,19 +67,20 @@ struct Case {
   std::string str() const {
     return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
                causal ? ", causal" : ", full", ", dropout ", dropout, ", scale ", scale, ", score ",
-               number(0, 0, 0, 0), ", window ", window, ", ", documents.size(), " bounds");
+               number(0, 0, 0, 0), ", window ", window, ", ", documents.size(), " bounds, cap ", cap,
+               sinks ? ", sinks" : "");
   }
 };
 
 struct Result {
-  Values out, lse, dqkv;
+  Values out, lse, dqkv, dsinks;
 };
 
-/// Attention by its definition, whole matrices in double.
-inline Result reference(const Case& c, const Values& qkv, const Values& dout) {
+/// Attention by its definition, whole matrices in double. `sinks`: one for each head, or none.
+inline Result reference(const Case& c, const Values& qkv, const Values& dout, const Values& sinks = {}) {
   const auto size = [](Count n) { return static_cast<std::size_t>(n); };
   Result r{Values(size(c.batch * c.seq * c.heads * c.dim)), Values(size(c.batch * c.heads * c.seq)),
-           Values(qkv.size())};
+           Values(qkv.size()), Values(sinks.size())};
   const double scale = c.scale != 0 ? double(c.scale) : 1 / std::sqrt(double(c.dim));
   const Count group = c.heads / c.kv_heads;
   for (Count b = 0; b < c.batch; ++b)
@@ -86,13 +90,19 @@ inline Result reference(const Case& c, const Values& qkv, const Values& dout) {
       const Count q = (g * (group + 2) + h % group) * c.dim, k = (g * (group + 2) + group) * c.dim,
                   v = k + c.dim;
       for (Count i = 0; i < c.seq; ++i) {
-        Values p(size(c.seq)), kept(size(c.seq), 1.0);
-        double total = 0, delta = 0;
+        Values p(size(c.seq)), kept(size(c.seq), 1.0), slope(size(c.seq), 1.0);
+        double total = sinks.empty() ? 0 : std::exp(sinks[size(h)]), delta = 0;
+        const double sink = total;
         for (Count j = 0; j < c.seq; ++j) {
           if (!c.sees(b, i, j)) continue;
           double s = 0;
           for (Count d = 0; d < c.dim; ++d) s += qkv[at(i, q + d)] * qkv[at(j, k + d)];
-          total += p[size(j)] = std::exp(s * scale);
+          s *= scale;
+          if (c.cap > 0) {
+            const double t = std::tanh(s / double(c.cap));
+            s = double(c.cap) * t, slope[size(j)] = 1 - t * t;
+          }
+          total += p[size(j)] = std::exp(s);
           if (c.dropout > 0)
             kept[size(j)] =
                 uniform_at(c.key(b), c.number(b, h, i, j)) >= c.dropout ? 1 / (1 - double(c.dropout)) : 0;
@@ -105,10 +115,11 @@ inline Result reference(const Case& c, const Values& qkv, const Values& dout) {
             r.out[row + size(d)] += p[size(j)] * kept[size(j)] * qkv[at(j, v + d)];
         }
         for (Count d = 0; d < c.dim; ++d) delta += dout[row + size(d)] * r.out[row + size(d)];
+        if (sink > 0) r.dsinks[size(h)] -= sink / total * delta;
         for (Count j = 0; j < c.seq; ++j) {
           double dp = 0;
           for (Count d = 0; d < c.dim; ++d) dp += dout[row + size(d)] * qkv[at(j, v + d)];
-          const double ds = p[size(j)] * (dp * kept[size(j)] - delta) * scale;
+          const double ds = p[size(j)] * (dp * kept[size(j)] - delta) * slope[size(j)] * scale;
           for (Count d = 0; d < c.dim; ++d) {
             r.dqkv[at(i, q + d)] += ds * qkv[at(j, k + d)];
             r.dqkv[at(j, k + d)] += ds * qkv[at(i, q + d)];
@@ -129,15 +140,15 @@ inline Values values(Machine& m, const Tensor& x) {
   return values_of(m.host(x));
 }
 
-/// The tensors of one call of each direction.
 /// Some rows of one sequence of x [batch, seq, width], as a batch of one.
 inline Tensor rows_of(const Tensor& x, Count begin, Count end) {
   const Count width = x.shape().back();
   return x.range(begin * width, end * width).reshape({1, end - begin, width});
 }
 
+/// The tensors of one call of each direction.
 struct Pass {
-  Tensor qkv, dout, out, lse, dqkv;
+  Tensor qkv, dout, out, lse, dqkv, sinks, dsinks;
   Pass(Machine& m, const Case& c, DType dtype)
       : qkv(random(m, {c.batch, c.seq, c.width()}, dtype, 1)),
         dout(random(m, {c.batch, c.seq, c.heads * c.dim}, dtype, 2)),
@@ -145,6 +156,11 @@ struct Pass {
         lse(random(m, {c.batch, c.heads, c.seq}, dtype == DType::f64 ? DType::f64 : DType::f32, 4)),
         dqkv(random(m, {c.batch, c.seq, c.width()}, dtype, 5)) {
     m.kernels.attention(qkv, c.geometry(), out, lse);
+    if (c.sinks) {
+      sinks = random(m, {c.heads}, dtype, 6), dsinks = random(m, {c.heads}, lse.dtype(), 7);
+      m.kernels.attention_sinks(sinks, out, lse);
+      m.kernels.attention_sinks_backward(sinks, out, lse, dout, dsinks, false);
+    }
     m.kernels.attention_backward(qkv, c.geometry(), out, lse, dout, dqkv);
   }
 };
@@ -184,10 +200,12 @@ inline double tolerance(DType dtype) {
 inline void expect_definition(Machine& m, const Case& c, DType dtype) {
   SCOPED_TRACE(cat(c.str(), " on ", m.name()));
   const Pass run(m, c, dtype);
-  const Result want = reference(c, values(m, run.qkv), values(m, run.dout));
+  const Values sinks = c.sinks ? values(m, run.sinks) : Values();
+  const Result want = reference(c, values(m, run.qkv), values(m, run.dout), sinks);
   EXPECT_LE(worst(values(m, run.out), want.out), tolerance(dtype));
   EXPECT_LE(worst(seen(values(m, run.lse), want.lse), seen(want.lse, want.lse)), tolerance(dtype));
   EXPECT_LE(worst(values(m, run.dqkv), want.dqkv), tolerance(dtype));
+  if (c.sinks) EXPECT_LE(worst(values(m, run.dsinks), want.dsinks), 2 * tolerance(dtype));
 }
 
 /// A call has the same bits with any number of threads and every time.

@@ -167,7 +167,7 @@ TEST_P(CudaWorkspace, OfAttentionToStoredKeys) {
             const Tensor qkv = some(k, {1, c.seq, 8 * 6}, dtype), out = some(k, {1, c.seq, 4 * 6}, dtype);
             const Shape stored{2, 2, c.capacity, 6};
             k.attend_stored(qkv, geometry,
-                            {some(k, stored, dtype), some(k, stored, dtype), some(k, {1, 3}, DType::i32)},
+                            {some(k, stored, dtype), some(k, stored, dtype), some(k, {1, 3}, DType::i32)}, {},
                             store_only ? Tensor() : out);
           },
           cat(c.seq, " rows, ", c.capacity, " keys, window ", c.window, store_only ? ", store only" : ""));
@@ -201,7 +201,7 @@ TEST(CudaWorkspaceOfStoredKeys, IsOneNumberPerElementAndTwoPerHead) {
                  out = Tensor::empty(*device, {batch, seq, 4 * 6}, DType::bf16);
     device->ledger().reset_peaks();
     kernels->attend_stored(qkv, {.heads = 4, .kv_heads = 2, .key = {}},
-                           {store, store, Tensor::empty(*device, {batch, 3}, DType::i32)}, out);
+                           {store, store, Tensor::empty(*device, {batch, 3}, DType::i32)}, {}, out);
     return device->ledger().peak(Tier::device, Category::workspace);
   };
   EXPECT_EQ(booked(2, 1), 2u * 4 * 8 * (6 + 2) * 4);

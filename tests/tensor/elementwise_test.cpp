@@ -171,6 +171,10 @@ std::pair<double, double> gate_of(Glu kind, double u) {
     const double cdf = 0.5 * std::erfc(-u / std::sqrt(2.0));
     return {u * cdf, cdf + u * std::exp(-u * u / 2) / std::sqrt(2 * std::numbers::pi)};
   }
+  if (kind == Glu::swiglu_clamped) {
+    const double g = std::min(u, 7.0), s = logistic(1.702 * g);
+    return {g * s, u > 7 ? 0 : s + 1.702 * g * s * (1 - s)};
+  }
   const double a = std::sqrt(2 / std::numbers::pi), inner = a * (u + 0.044715 * u * u * u),
                cdf = 1 / (1 + std::exp(-2 * inner));
   return {u * cdf, cdf + u * 2 * cdf * (1 - cdf) * a * (1 + 3 * 0.044715 * u * u)};
@@ -178,11 +182,16 @@ std::pair<double, double> gate_of(Glu kind, double u) {
 
 TEST_P(Elementwise, glu_forward_and_backward) {
   const DType dtype = GetParam();
-  for (const Glu kind : {Glu::swiglu, Glu::geglu_tanh, Glu::geglu_erf})
+  for (const Glu kind : {Glu::swiglu, Glu::geglu_tanh, Glu::geglu_erf, Glu::swiglu_clamped})
     for (const Shape& shape : {Shape{1, 1}, Shape{3, 5}, Shape{2, 2, 48}, Shape{70, 517}, Shape{0, 4}}) {
       if (kind != Glu::swiglu && shape.rows() == 70) continue;
       const std::int64_t rows = shape.rows(), f = shape.back();
-      const std::vector<double> x = inputs(dtype, 2 * rows * f, 1), dy = normals_in(dtype, rows * f, 2);
+      std::vector<double> x = inputs(dtype, 2 * rows * f, 1);
+      // Beyond the limits on either side, and at one.
+      if (kind == Glu::swiglu_clamped && x.size() > 8)
+        for (const auto& [i, value] : {std::pair(0, 9.5), {1, -9.5}, {2, 7.0}, {3, -7.0}})
+          x[static_cast<std::size_t>(i)] = x[x.size() - 1 - static_cast<std::size_t>(i)] = value;
+      const std::vector<double> dy = normals_in(dtype, rows * f, 2);
       on_every_machine(
           [&](Machine& m) {
             const Shape wide = shape.with_back(2 * f);
@@ -199,9 +208,11 @@ TEST_P(Elementwise, glu_forward_and_backward) {
                            up_at = gate_at + static_cast<std::size_t>(f);
                 const auto out_at = static_cast<std::size_t>(r * f + i);
                 const auto [value, slope] = gate_of(kind, x[gate_at]);
-                y[out_at] = value * x[up_at];
-                dx[up_at] = dy[out_at] * value;
-                dx[gate_at] = dy[out_at] * x[up_at] * slope;
+                const bool clamps = kind == Glu::swiglu_clamped;
+                const double up = clamps ? std::clamp(x[up_at], -7.0, 7.0) + 1 : x[up_at];
+                y[out_at] = value * up;
+                dx[up_at] = clamps && std::abs(x[up_at]) > 7 ? 0 : dy[out_at] * value;
+                dx[gate_at] = dy[out_at] * up * slope;
               }
             expect_close(values_of(got[0]), y, dtype, 8, kind == Glu::swiglu ? 0 : 16, "glu");
             expect_close(values_of(got[1]), dx, dtype, 8, 64, "glu_backward");

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "base/text/choices.h"
+#include "base/choices.h"
 
 namespace sherd::parallel {
 

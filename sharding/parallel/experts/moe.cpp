@@ -121,9 +121,10 @@ std::int64_t expert_capacity(const MoeOptions& options, std::int64_t tokens) {
 
 Moe::Moe(const MoeOptions& options, const Layout& layout) : options_(options), layout_(layout) {
   check(options);
-  router_ = add("router", std::make_shared<nn::Linear>(
-                              options.hidden, options.experts,
-                              nn::LinearOptions{.bias = false, .init = options.init, .fp8 = false}));
+  router_ =
+      add("router", std::make_shared<nn::Linear>(
+                        options.hidden, options.experts,
+                        nn::LinearOptions{.bias = options.router_bias, .init = options.init, .fp8 = false}));
   experts_ = add("experts", std::make_shared<Experts>(options, layout));
   if (options.pooled) layer_ = options.pooled->add_layer();
   if (options.bias_update > 0) bias_.resize(static_cast<std::size_t>(options.experts));
@@ -135,7 +136,8 @@ Var Moe::forward(Tape& tape, const Var& x) {
   const Var inner = layout_.cuts_stream() ? gather(x, row_dim, layout_.tensor, path() + " input") : x;
   const Var rows = autograd::reshape(inner, {inner.shape().rows(), x.shape().back()});
   const Var logits =
-      autograd::router_logits(router_input(tape, rows, inner.shape()), tape.parameter(router_->weight()));
+      autograd::router_logits(router_input(tape, rows, inner.shape()), tape.parameter(router_->weight()),
+                              router_->bias() ? tape.parameter(router_->bias()) : Var());
   const std::vector<bool> filling = filling_of(tape, inner.shape());
   const autograd::Routed routed = route(tape, logits, filling);
   const Dispatch plan =

@@ -23,6 +23,7 @@ namespace sherd::parallel {
 /// A layer of experts.
 struct MoeOptions : ExpertOptions {
   tensor::Routing routing;
+  bool router_bias = false;  ///< the router's logits have one
   RouterLosses losses;
   /// Where the losses are those of all layers together (BalanceLoss::pooled): what these share.
   std::shared_ptr<PooledChoices> pooled;
@@ -56,7 +57,8 @@ struct RoutingTotals {
 /// Experts, feed-forward networks of which a router chooses a few for each token, and adds up what they make
 /// of it by the weights of the choice (Shazeer et al. 2017, "Outrageously large neural networks").
 ///
-/// Parameters: "router.weight" [experts, hidden], which all ranks have, and "experts" (Experts). x and the
+/// Parameters: "router.weight" [experts, hidden] and where asked "router.bias", which all ranks have, and
+/// "experts" (Experts). x and the
 /// result: this rank's part of the stream, [..., hidden] (Layout). Losses and capacities are those of the
 /// micro-batch's tokens on all tensor and context ranks. Expert ranks exchange the rows of chosen tokens.
 /// Filling at the end of sequences (Tape::filling) is no token: it takes no expert, the result is 0 there,

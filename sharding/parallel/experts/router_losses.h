@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/random.h"
-#include "base/text/choices.h"
 
 namespace sherd::parallel {
 

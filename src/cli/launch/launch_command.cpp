@@ -80,7 +80,7 @@ void launch_command(const Arguments& arguments) {
         "launch needs a program behind --, as in sherd launch --ranks 4 -- sherd train --config F");
   launch.hosts = hosts_of(line);
   launch.ssh = line.text("ssh"), launch.grace_seconds = line.number("grace");
-  const int places = ranks_of(launch.hosts);
+  const int places = ranks_on(launch.hosts);
   launch.ranks = line.has("ranks") ? static_cast<int>(line.integer("ranks", 1, places)) : places;
   launch.min_ranks =
       line.has("min-ranks") ? static_cast<int>(line.integer("min-ranks", 1, launch.ranks)) : launch.ranks;

@@ -49,7 +49,7 @@ Host host_with(std::string name, int count) {
   return out;
 }
 
-int ranks_of(const std::vector<Host>& hosts) {
+int ranks_on(const std::vector<Host>& hosts) {
   return std::accumulate(hosts.begin(), hosts.end(), 0,
                          [](int sum, const Host& host) { return sum + host.ranks(); });
 }

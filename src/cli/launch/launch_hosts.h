@@ -18,7 +18,7 @@ struct Host {
 /// A machine with places 0, 1, … `count` - 1.
 Host host_with(std::string name, int count);
 /// How many places all have.
-int ranks_of(const std::vector<Host>& hosts);
+int ranks_on(const std::vector<Host>& hosts);
 
 /// "worker-1 slots=4", a line each, as DeepSpeed's files have them; # begins a comment. Throws Error{io} and
 /// Error{config}, which names the line.

@@ -95,7 +95,7 @@ void say_processes(const Launch& launch, const Host& host, int first, const std:
 /// The ranks of a host, on this machine.
 ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_input) {
   const std::vector<Host>& hosts = launch.hosts;
-  const int first = ranks_of({hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(node)});
+  const int first = ranks_on({hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(node)});
   const Host& host = hosts[node];
   std::vector<ChildProgram> programs;
   for (int i = 0; i < host.ranks(); ++i) {
@@ -103,7 +103,7 @@ ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_inpu
     programs.push_back({cat("rank ", rank, hosts.size() > 1 ? cat(" on ", host.name) : ""),
                         launch.command,
                         {{"RANK", std::to_string(rank)},
-                         {"WORLD_SIZE", std::to_string(ranks_of(hosts))},
+                         {"WORLD_SIZE", std::to_string(ranks_on(hosts))},
                          {"LOCAL_RANK", std::to_string(i)},
                          {"LOCAL_WORLD_SIZE", std::to_string(host.ranks())},
                          {"MASTER_ADDR", launch.address},
@@ -111,7 +111,7 @@ ChildrenEnd start_ranks(const Launch& launch, std::size_t node, bool follow_inpu
                          // By which launchers that torchrun started are told from those around it.
                          {"TORCHELASTIC_RUN_ID", launch.run},
                          {"TORCHELASTIC_RESTART_COUNT", std::to_string(launch.restarted)}},
-                        ranks_of(hosts) > 1 ? cat("[", rank, "] ") : ""});
+                        ranks_on(hosts) > 1 ? cat("[", rank, "] ") : ""});
     if (!host.is_whole())
       programs.back().environment.emplace_back("CUDA_VISIBLE_DEVICES", visible_gpus(host.slots));
   }
@@ -219,9 +219,9 @@ class Places {
           taken.slots.push_back(slot);
       if (taken.ranks() > 0) out.push_back(std::move(taken));
     }
-    int wanted = std::min(launch_.ranks, ranks_of(out));
+    int wanted = std::min(launch_.ranks, ranks_on(out));
     while (refused_.contains(wanted) && wanted > launch_.min_ranks) --wanted;
-    while (ranks_of(out) > wanted) {
+    while (ranks_on(out) > wanted) {
       out.back().slots.pop_back();
       if (out.back().slots.empty()) out.pop_back();
     }
@@ -236,7 +236,7 @@ class Places {
   /// Counts failures of a try with `hosts` against the places whose they are, and leaves those out that have
   /// failed too often where others are left.
   void count(const TryEnd& end, const std::vector<Host>& hosts) {
-    for (const RankFailure& failure : culprits(end, ranks_of(hosts))) {
+    for (const RankFailure& failure : culprits(end, ranks_on(hosts))) {
       int rank = failure.rank;
       for (const Host& host : hosts) {
         if (rank < host.ranks()) {
@@ -342,7 +342,7 @@ Launch try_of(const Launch& launch, std::vector<Host> hosts, int tries, int rest
 }
 
 void say_who_is_there(const Launch& launch, const Launch& now) {
-  const int ranks = ranks_of(now.hosts);
+  const int ranks = ranks_on(now.hosts);
   std::string names;
   for (const Host& host : now.hosts) names += cat(names.empty() ? "" : ", ", host.name);
   if (ranks < launch.ranks || launch.hosts.size() > 1)
@@ -369,7 +369,7 @@ void say_it_would_come_again(const Launch& launch, const TryEnd& end) {
 int run_node(const Launch& launch, std::size_t node, bool follow_input) {
   const ChildrenEnd end = start_ranks(launch, node, follow_input);
   const int first =
-      ranks_of({launch.hosts.begin(), launch.hosts.begin() + static_cast<std::ptrdiff_t>(node)});
+      ranks_on({launch.hosts.begin(), launch.hosts.begin() + static_cast<std::ptrdiff_t>(node)});
   if (follow_input)
     for (const RankFailure& failure : failures_here(end, first))
       std::printf("%c%s%d %d %d %d\n", report_mark, report_word.data(), failure.rank, failure.code,
@@ -383,7 +383,7 @@ int supervise(const Launch& launch) {
   int code = 0;
   for (int tries = 0, used = 0, quick = 0;; ++tries) {
     const std::vector<Host> hosts = places.choose();
-    const int ranks = ranks_of(hosts);
+    const int ranks = ranks_on(hosts);
     const auto begin = Clock::now();
     std::string failed =
         cat("only ", counted(ranks, "place"), " left, and --min-ranks is ", launch.min_ranks);
@@ -393,7 +393,7 @@ int supervise(const Launch& launch) {
       const TryEnd end = run_once(now);
       if (end.asked != 0 || end.code == 0) return end.code;
       if (ranks < launch.ranks && all_refuse(end, ranks) && places.refuse(ranks)) {
-        say_what_is_refused(ranks, ranks_of(places.choose()));
+        say_what_is_refused(ranks, ranks_on(places.choose()));
         continue;
       }
       // What is wrong for fewer ranks may be right once the others are there again.

@@ -11,7 +11,8 @@ const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yar
 const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention"};
-const std::vector<std::string> activation_names = {"gelu_tanh", "gelu", "swiglu", "geglu_tanh", "geglu"};
+const std::vector<std::string> activation_names = {"gelu_tanh",  "gelu",  "swiglu",
+                                                   "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
 const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification"};
 
@@ -194,6 +195,15 @@ std::vector<Key<Model>> block_keys() {
           .means("with `qk_norm`: one norm of all query heads of a token together, and one of its key heads "
                  "(OLMo 2); not over tensor ranks",
                  shapes, idle(has_no_qk_norm, "no effect without model.qk_norm")),
+      boolean("attention_sinks", &T::attention_sinks)
+          .means(
+              "a learned score of each head beside those of the keys, whose value is 0: a query may look at "
+              "nothing (GPT-OSS)",
+              shapes),
+      real("attn_logit_softcapping", &T::attn_logit_softcapping, "50", 0)
+          .means("attention's scores s become c·tanh(s/c) (Gemma 2); 0: they do not", shapes),
+      real("final_logit_softcapping", &T::final_logit_softcapping, "30", 0)
+          .means("as `attn_logit_softcapping`, of the vocabulary's scores", shapes),
       choice("norm", &T::norm, norm_names, "\"rmsnorm\"").means("of blocks, and before the head", shapes),
       boolean("norm_bias", &T::norm_bias)
           .means("LayerNorm has a bias (ModernBERT's has none)", shapes,
@@ -209,7 +219,7 @@ std::vector<Key<Model>> block_keys() {
       choice("activation", &T::activation, activation_names, "\"swiglu\"")
           .means(
               "of the MLP; gelu is x·Φ(x), gelu_tanh its approximation; swiglu, geglu and geglu_tanh have a "
-              "gate",
+              "gate; swiglu_clamped is GPT-OSS's, g·sigmoid(1.702·g)·(u + 1) with gate and up within 7",
               shapes),
       real("dropout", &T::dropout, "0.2", 0, 0.99)
           .means("share dropped of what blocks add to the residual stream"),
@@ -246,6 +256,9 @@ std::vector<Key<Model>> block_keys() {
                          shapes),
       boolean("tie_embeddings", &T::tie_embeddings).means("the output projection is the embedding", shapes),
       boolean("bias", &T::bias).means("of the blocks' linear layers", shapes),
+      boolean("mlp_bias", &T::mlp_bias)
+          .means("with `bias`: feed-forward parts and experts have one too", shapes,
+                 idle([](const Config& c) { return !c.model->bias; }, "no effect: bias is false")),
       boolean("qkv_bias", &T::qkv_bias)
           .means("of the projection to queries, keys and values", shapes, by("`bias`; qwen2 `true`")),
       real("init_std", &T::init_std, "0.01", 0, infinity, true)

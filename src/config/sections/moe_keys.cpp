@@ -57,6 +57,8 @@ std::vector<Key<Moe>> balance_keys() {
               idle([](const Config& c) { return c.model->moe.aux_loss == 0; }, "no effect: aux_loss is 0")),
       real("z_loss", &T::z_loss, "1e-3", 0)
           .means("factor of the mean of (log Σ exp logits)², which keeps logits small; ST-MoE takes 1e-3"),
+      boolean("router_bias", &T::router_bias)
+          .means("the router's logits have a bias that is trained (GPT-OSS)", shapes),
       real("bias_update", &T::bias_update, "1e-3", 0, 1)
           .means("a bias per expert, in the choice alone, moves by this with each step: up where the expert "
                  "had less than the mean, down where it had more; 0: off (DeepSeek-V3 takes 1e-3, and "

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/softmax_shares.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
@@ -50,8 +51,9 @@ class GroupRow {
         sums_(scratch),
         scores_(scratch + e.group() * e.dim) {}
 
+  /// `sinks`: of the group's heads; null: none.
   void attend(const std::byte* queries, const StoredHead& head, const StoredRange& seen,
-              std::byte* out) const {
+              const std::byte* sinks, std::byte* out) const {
     const Count n = seen.all(), group = e_.group();
     const FewRowsOps& ops = isa_.few_rows[storage_];
     const auto products = [&](Count first, Count count, float* to) {
@@ -59,8 +61,12 @@ class GroupRow {
     };
     products(seen.first, seen.count, scores_);
     if (seen.more > 0) products(0, seen.more, scores_ + seen.count);
-    isa_.elementwise[storage_f32].scale(scores_, static_cast<float>(e_.scale), scores_, group * n);
-    for (Count r = 0; r < group; ++r) softmax(scores_ + r * n, n);
+    scale_and_cap(group * n);
+    for (Count r = 0; r < group; ++r) {
+      float sink = -INFINITY;
+      if (sinks) isa_.convert[storage_].load(sinks + r * element_, &sink, 1);
+      softmax(scores_ + r * n, n, sink);
+    }
     std::fill_n(sums_, group * e_.dim, 0.0f);
     ops.weighted_sums(scores_, n, group, row(head.values, seen.first), seen.count, e_.dim, sums_);
     if (seen.more > 0)
@@ -70,10 +76,18 @@ class GroupRow {
 
  private:
   const std::byte* row(const std::byte* from, Count i) const { return from + i * e_.dim * element_; }
-  void softmax(float* scores, Count n) const {
+  void scale_and_cap(Count n) const {
+    const auto& ops = isa_.elementwise[storage_f32];
+    if (e_.cap == 0) return ops.scale(scores_, static_cast<float>(e_.scale), scores_, n);
+    ops.scale(scores_, static_cast<float>(e_.scale / e_.cap), scores_, n);
+    ops.tanh(scores_, scores_, n);
+    ops.scale(scores_, static_cast<float>(e_.cap), scores_, n);
+  }
+  void softmax(float* scores, Count n, float sink) const {
     float top, sum;
     isa_.softmax[storage_f32].max_and_sum(scores, n, &top, &sum);
-    isa_.softmax[storage_f32].gradient(scores, n, top + std::log(sum), 1.0f);
+    const float lse = top + std::log(sum);
+    isa_.softmax[storage_f32].gradient(scores, n, shares_of(lse, sink).lse, 1.0f);
   }
 
   const IsaTable& isa_;
@@ -84,7 +98,7 @@ class GroupRow {
 };
 
 void attend_f64(const StoredExtents& e, const double* queries, const StoredHead& head,
-                const StoredRange& seen, double* out) {
+                const StoredRange& seen, const double* sinks, double* out) {
   const auto* keys = reinterpret_cast<const double*>(head.keys);
   const auto* values = reinterpret_cast<const double*>(head.values);
   std::vector<double> scores(static_cast<std::size_t>(seen.all()));
@@ -94,8 +108,11 @@ void attend_f64(const StoredExtents& e, const double* queries, const StoredHead&
     for (Count j = 0; j < seen.all(); ++j) {
       double& score = scores[static_cast<std::size_t>(j)] = 0;
       for (Count d = 0; d < e.dim; ++d) score += queries[d] * keys[place(j) + d];
-      top = std::max(top, score *= e.scale);
+      score *= e.scale;
+      if (e.cap > 0) score = e.cap * std::tanh(score / e.cap);
+      top = std::max(top, score);
     }
+    if (sinks) sum = std::exp(sinks[r] - top);
     std::fill_n(out, e.dim, 0.0);
     for (Count j = 0; j < seen.all(); ++j) {
       const double p = std::exp(scores[static_cast<std::size_t>(j)] - top);
@@ -114,16 +131,16 @@ Count scratch_floats(const StoredExtents& e) {
 }  // namespace
 
 std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Attention& geometry,
-                                    const KeyStore& store, const Tensor& out) {
-  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+                                    const KeyStore& store, const Tensor& sinks, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   if (!out || e.seq == 0 || qkv.dtype() == DType::f64) return 0;
   const Count tasks = std::min<Count>(device.arena().threads(), e.batch * e.kv_heads);
   return static_cast<std::size_t>(tasks * scratch_floats(e)) * sizeof(float);
 }
 
 void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                               const Tensor& out) {
-  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+                               const Tensor& sinks, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   if (e.seq == 0) return;
   const auto element = static_cast<Count>(size_of(qkv.dtype()));
   const auto bytes = static_cast<std::size_t>(e.dim * element);
@@ -148,11 +165,13 @@ void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, con
       if (!to) continue;
       const std::byte* queries = at(qkv, row + e.query_col(g, 0));
       const StoredRange seen = seen_rows(e, position);
+      const std::byte* group_sinks = sinks ? at(sinks, g * e.group()) : nullptr;
       if (wide)
-        attend_f64(e, reinterpret_cast<const double*>(queries), head, seen, reinterpret_cast<double*>(to));
+        attend_f64(e, reinterpret_cast<const double*>(queries), head, seen,
+                   reinterpret_cast<const double*>(group_sinks), reinterpret_cast<double*>(to));
       else
         GroupRow(isa_, e, qkv.dtype(), reinterpret_cast<float*>(scratch.data()))
-            .attend(queries, head, seen, to);
+            .attend(queries, head, seen, group_sinks, to);
     }
   });
 }

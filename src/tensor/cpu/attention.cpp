@@ -32,6 +32,14 @@ struct HeadF64 {
   }
 };
 
+/// A capped score of one that is scaled, and its slope.
+double capped(const Part& e, double score) {
+  return e.cap > 0 ? e.cap * std::tanh(score / e.cap) : score;
+}
+double slope_at(const Part& e, double capped) {
+  return e.cap > 0 ? 1 - capped / e.cap * (capped / e.cap) : 1;
+}
+
 double dot(const double* a, const double* b, Count n) {
   double sum = 0;
   for (Count i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -45,8 +53,8 @@ void forward_f64(const HeadF64& h, const double* qkv, double* out, double* lse) 
     const Count first = h.first(i), end = h.end(i);
     double top = -INFINITY, total = 0;
     for (Count j = first; j < end; ++j) {
-      const double s = e.scale * dot(qkv + i * e.width() + e.query_col(h.g, h.r),
-                                     qkv + j * e.width() + e.key_col(h.g), e.dim);
+      const double s = capped(e, e.scale * dot(qkv + i * e.width() + e.query_col(h.g, h.r),
+                                               qkv + j * e.width() + e.key_col(h.g), e.dim));
       scores[static_cast<std::size_t>(j)] = s;
       top = std::max(top, s);
     }
@@ -69,8 +77,10 @@ void backward_f64(const HeadF64& h, const double* qkv, const double* out, const 
     const double delta = dot(dout + row, out + row, e.dim);
     for (Count j = h.first(i), end = h.end(i); j < end; ++j) {
       const Count key = j * e.width() + e.key_col(h.g), value = j * e.width() + e.value_col(h.g);
-      const double p = std::exp(e.scale * dot(qkv + query, qkv + key, e.dim) - lse[i]), kept = h.kept(i, j);
-      const double ds = p * (kept * dot(dout + row, qkv + value, e.dim) - delta) * e.scale;
+      const double score = capped(e, e.scale * dot(qkv + query, qkv + key, e.dim));
+      const double p = std::exp(score - lse[i]), kept = h.kept(i, j);
+      const double ds =
+          p * (kept * dot(dout + row, qkv + value, e.dim) - delta) * slope_at(e, score) * e.scale;
       for (Count d = 0; d < e.dim; ++d) {
         dqkv[query + d] += ds * qkv[key + d];
         dqkv[key + d] += ds * qkv[query + d];
@@ -111,7 +121,7 @@ class Heads {
   AttentionHead head(Count h) const {
     AttentionHead out;
     out.seq = e_.seq, out.dim = dim_;
-    out.scale = static_cast<float>(e_.scale);
+    out.scale = static_cast<float>(e_.scale), out.cap = static_cast<float>(e_.cap);
     out.seen = e_.seen;
     if (geometry_.dropout > 0) {
       out.threshold = static_cast<std::uint32_t>(std::ceil(static_cast<double>(geometry_.dropout) * 0x1p24));

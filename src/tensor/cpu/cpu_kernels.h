@@ -37,6 +37,6 @@ std::size_t norm_backward_workspace(const Tensor& x, const Tensor& dweight, cons
 std::size_t attention_workspace(Device& device, const Tensor& qkv, const Attention& geometry);
 std::size_t attention_backward_workspace(Device& device, const Tensor& qkv, const Attention& geometry);
 std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Attention& geometry,
-                                    const KeyStore& store, const Tensor& out);
+                                    const KeyStore& store, const Tensor& sinks, const Tensor& out);
 
 }  // namespace sherd::tensor::cpu

@@ -191,8 +191,19 @@ GateF64 gate_f64(Glu kind, double u) {
       return {gelu_tanh_f64(u), gelu_tanh_slope(u)};
     case Glu::geglu_erf:
       return {u * normal_cdf(u), normal_cdf(u) + u * normal_density(u)};
+    case Glu::swiglu_clamped: {
+      const double g = std::min(u, clamped_glu_limit), s = logistic(clamped_glu_alpha * g),
+                   bend = clamped_glu_alpha * g * logistic_slope(clamped_glu_alpha * g);
+      return {g * s, u > clamped_glu_limit ? 0 : s + bend};
+    }
   }
   return {};
+}
+/// The factor beside the gate, and its slope.
+GateF64 up_f64(Glu kind, double u) {
+  if (kind != Glu::swiglu_clamped) return {u, 1};
+  const double within = std::clamp(u, -clamped_glu_limit, clamped_glu_limit);
+  return {within + 1, within == u ? 1.0 : 0.0};
 }
 
 }  // namespace
@@ -208,7 +219,8 @@ void CpuKernels::glu(Glu kind, const Tensor& x, const Tensor& out) {
     }
     const double* gate = x.data<double>() + 2 * row * width;
     double* y = out.data<double>() + row * width;
-    for (Count i = 0; i < width; ++i) y[i] = gate_f64(kind, gate[i]).value * gate[width + i];
+    for (Count i = 0; i < width; ++i)
+      y[i] = gate_f64(kind, gate[i]).value * up_f64(kind, gate[width + i]).value;
   });
 }
 
@@ -227,10 +239,9 @@ void CpuKernels::glu_backward(Glu kind, const Tensor& x, const Tensor& dy, const
     const double* grad = dy.data<double>() + row * width;
     double* to = dx.data<double>();
     for (Count i = 0; i < width; ++i) {
-      const GateF64 act = gate_f64(kind, in[gate_at + i]);
-      const double up = in[up_at + i];
-      to[gate_at + i] = grad[i] * up * act.slope;
-      to[up_at + i] = grad[i] * act.value;
+      const GateF64 act = gate_f64(kind, in[gate_at + i]), up = up_f64(kind, in[up_at + i]);
+      to[gate_at + i] = grad[i] * up.value * act.slope;
+      to[up_at + i] = grad[i] * act.value * up.slope;
     }
   });
 }

@@ -1,27 +1,13 @@
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
 #include "tensor/cpu/loops.h"
+#include "tensor/cpu/softmax_shares.h"
 #include "tensor/extents.h"
 
 namespace sherd::tensor::cpu {
 namespace {
-
-/// The weights of two softmaxes over different keys in the one over all of them, and its log-sum-exp.
-template <class C>
-struct SoftmaxShares {
-  C old, part, lse;
-};
-template <class C>
-SoftmaxShares<C> shares_of(C old, C part) {
-  if (part == -std::numeric_limits<C>::infinity()) return {1, 0, old};  // even where old is -inf too
-  const C high = old > part ? old : part, low = old > part ? part : old;
-  const C e = std::exp(low - high), inverse = 1 / (1 + e), lse = high + std::log1p(e);
-  return old > part ? SoftmaxShares<C>{inverse, e * inverse, lse}
-                    : SoftmaxShares<C>{e * inverse, inverse, lse};
-}
 
 /// sum = sum·keep + x·factor
 void blend(const IsaTable& isa, const Tensor& x, Count from, float factor, float* sum, float keep, Count n) {

@@ -32,8 +32,15 @@ template <class C>
 struct GateValue {
   C value, slope;
 };
+/// The factor beside the gate: up itself.
+struct UpAsItIs {
+  template <class C>
+  __device__ static GateValue<C> up(C u) {
+    return {u, C{1}};
+  }
+};
 template <class S>
-struct SiluGate {
+struct SiluGate : UpAsItIs {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const SigmoidValue<C> s = sigmoid<S>(u);
@@ -42,7 +49,7 @@ struct SiluGate {
 };
 // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
-struct GeluTanhGate {
+struct GeluTanhGate : UpAsItIs {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const C square = u * u;
@@ -54,11 +61,27 @@ struct GeluTanhGate {
   }
 };
 template <class S>
-struct GeluErfGate {
+struct GeluErfGate : UpAsItIs {
   template <class C>
   __device__ GateValue<C> operator()(C u) const {
     const NormalValue<C> d = normal<S>(u);
     return {u * d.cdf, d.cdf + u * d.density};
+  }
+};
+template <class S>
+struct SiluClampedGate {
+  template <class C>
+  __device__ GateValue<C> operator()(C u) const {
+    constexpr C limit = clamped_glu_limit, alpha = clamped_glu_alpha;
+    const C g = u > limit ? limit : u;
+    const SigmoidValue<C> s = sigmoid<S>(alpha * g);
+    return {g * s.value, u > limit ? C{0} : s.value + alpha * g * s.slope};
+  }
+  template <class C>
+  __device__ static GateValue<C> up(C u) {
+    constexpr C limit = clamped_glu_limit;
+    const C low = u < -limit ? -limit : u, within = low > limit ? limit : low;
+    return {within + 1, within == u ? C{1} : C{0}};
   }
 };
 template <class Gate>
@@ -170,7 +193,7 @@ void arithmetic(const char* name, const Target& target, const Op& op, const Tens
   });
 }
 
-/// y[row] = act(gate[row])·up[row]; a block takes one row after the other.
+/// y[row] = act(gate[row])·up[row], tensor::Glu; a block takes one row after the other.
 template <int width, class Act, class S>
 __global__ void glu_kernel(Count rows, Count f, const S* x, S* y) {
   using C = Compute<S>;
@@ -181,7 +204,7 @@ __global__ void glu_kernel(Count rows, Count f, const S* x, S* y) {
       Pack<S, width> to;
       for (int k = 0; k < width; ++k) {
         const GateValue<C> act = Act{}(widen(gate.at[k]));
-        to.at[k] = narrow<S>(act.value * widen(up.at[k]));
+        to.at[k] = narrow<S>(act.value * Act::up(C{widen(up.at[k])}).value);
       }
       store_pack(y + row * f + i, to);
     }
@@ -200,9 +223,9 @@ __global__ void glu_backward_kernel(Count rows, Count f, const S* x, const S* dy
       Pack<S, width> to_gate, to_up;
       for (int k = 0; k < width; ++k) {
         const C g = widen(gate.at[k]), d = widen(grad.at[k]);
-        const GateValue<C> act = Act{}(g);
-        to_up.at[k] = narrow<S>(d * act.value);
-        to_gate.at[k] = narrow<S>(d * widen(up.at[k]) * act.slope);
+        const GateValue<C> act = Act{}(g), factor = Act::up(C{widen(up.at[k])});
+        to_up.at[k] = narrow<S>(d * act.value * factor.slope);
+        to_gate.at[k] = narrow<S>(d * factor.value * act.slope);
       }
       store_pack(to + i, to_gate);
       store_pack(to + f + i, to_up);
@@ -315,6 +338,8 @@ void CudaKernels::glu(Glu kind, const Tensor& x, const Tensor& out) {
         return run(GeluTanhGate<S>{});
       case Glu::geglu_erf:
         return run(GeluErfGate<S>{});
+      case Glu::swiglu_clamped:
+        return run(SiluClampedGate<S>{});
     }
   });
 }
@@ -340,6 +365,8 @@ void CudaKernels::glu_backward(Glu kind, const Tensor& x, const Tensor& dy, cons
         return run(GeluTanhGate<S>{});
       case Glu::geglu_erf:
         return run(GeluErfGate<S>{});
+      case Glu::swiglu_clamped:
+        return run(SiluClampedGate<S>{});
     }
   });
 }

@@ -75,10 +75,10 @@ inline constexpr std::size_t sum_of_squares_workspace = (ExactSum::words + 1) * 
 /// gradients of keys and values.
 inline constexpr std::size_t most_attention_workspace = (std::size_t{5} << 30) / 4;
 /// Whether cuDNN is asked for attention. The dropout mask is Sherd's own, so it never is with dropout; nor is
-/// it with masks but that of whole causal sequences, or for what it would have to prepare for again and
-/// again.
+/// it for scores that are capped, with masks but that of whole causal sequences, or for what it would have to
+/// prepare for again and again.
 inline bool attention_by_library(const AttentionExtents& e, const Attention& geometry, DType dtype) {
-  if (geometry.documents || geometry.lengths_vary) return false;
+  if (geometry.documents || geometry.lengths_vary || geometry.cap > 0) return false;
   const bool known_mask = !e.windowed() && (!e.causal() || e.seen.ahead == 1);
   return known_mask && size_of(dtype) == 2 && geometry.dropout == 0 && e.dim % 8 == 0 && e.dim <= 256 &&
          e.seq >= 2;
@@ -148,6 +148,16 @@ inline std::size_t attention_backward_workspace(const Tensor& qkv, const Attenti
   return groups(count) + callers(count * e.group());
 }
 
+/// How many sums make up the gradient of a sink, whatever the GPU.
+inline std::int64_t sink_parts(const SinkExtents& e) {
+  return std::clamp<std::int64_t>(e.batch * e.rows / 256, 1, 64);
+}
+inline std::size_t attention_sinks_backward_workspace(const Tensor& sinks, const Tensor& out,
+                                                      const Tensor& lse) {
+  const SinkExtents e = check_attention_sinks("attention_sinks_backward", sinks, out, lse);
+  return static_cast<std::size_t>(e.heads * sink_parts(e)) * size_of(compute_type(out.dtype()));
+}
+
 /// How attend_stored() cuts the keys that a row sees into chunks, of which a block attends to one at a time.
 /// A function of the store and of the call's rows alone, so that sums have one order on every GPU and in any
 /// batch. With more rows there are blocks enough, so that chunks grow with them: a sequence's rows have
@@ -165,8 +175,8 @@ struct StoredChunks {
   }
 };
 inline std::size_t attend_stored_workspace(const Tensor& qkv, const Attention& geometry,
-                                           const KeyStore& store, const Tensor& out) {
-  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+                                           const KeyStore& store, const Tensor& sinks, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   const StoredChunks cut(e);
   return out && cut.count > 1 ? static_cast<std::size_t>(cut.numbers(e)) * size_of(compute_type(qkv.dtype()))
                               : 0;

@@ -54,10 +54,15 @@ void MetaKernels::attention_backward(const Tensor& qkv, const Attention& geometr
               : cpu::attention_backward_workspace(device_, qkv, geometry));
 }
 
+void MetaKernels::attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse,
+                                           const Tensor&, const Tensor&, bool) {
+  if (gpu_) charge(cuda::attention_sinks_backward_workspace(sinks, out, lse));
+}
+
 void MetaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                                const Tensor& out) {
-  charge(gpu_ ? cuda::attend_stored_workspace(qkv, geometry, store, out)
-              : cpu::attend_stored_workspace(device_, qkv, geometry, store, out));
+                                const Tensor& sinks, const Tensor& out) {
+  charge(gpu_ ? cuda::attend_stored_workspace(qkv, geometry, store, sinks, out)
+              : cpu::attend_stored_workspace(device_, qkv, geometry, store, sinks, out));
 }
 
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,

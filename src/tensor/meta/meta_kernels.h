@@ -35,7 +35,9 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor&, const Tensor&,
                           const Tensor&, const Tensor&) override;
-  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+  void attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse, const Tensor&,
+                                const Tensor&, bool) override;
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
                      const Tensor& out) override;
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;

@@ -93,8 +93,8 @@ void RecordingKernels::attention_backward(const Tensor& qkv, const Attention& ge
 }
 
 void RecordingKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                                     const Tensor& out) {
-  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+                                     const Tensor& sinks, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   const std::int64_t seen = std::min(e.window, e.capacity);
   KernelWork work{.family = KernelFamily::attention};
   for (const Tensor& x : {qkv, out}) add(work, x);
@@ -104,7 +104,7 @@ void RecordingKernels::attend_stored(const Tensor& qkv, const Attention& geometr
     work.scores = work.pairs = static_cast<double>(e.batch * e.heads * e.seq) * static_cast<double>(seen);
   work.flops = 4 * static_cast<double>(e.dim) * work.scores;
   tell(work);
-  inner_->attend_stored(qkv, geometry, store, out);
+  inner_->attend_stored(qkv, geometry, store, sinks, out);
 }
 
 void RecordingKernels::combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,

@@ -38,7 +38,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
   void attention(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse) override;
   void attention_backward(const Tensor& qkv, const Attention& geometry, const Tensor& out, const Tensor& lse,
                           const Tensor& dout, const Tensor& dqkv) override;
-  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
+  void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
                      const Tensor& out) override;
   void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
                     const Tensor& out) override;

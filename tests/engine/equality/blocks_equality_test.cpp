@@ -1,5 +1,6 @@
 // A model of the blocks that families have beyond Llama's: layers of two kinds, norms on both sides, gains of
-// 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none; and an encoder,
+// 1 + weight, GeGLU, scaled embeddings, multipliers, positions of part of a head or none, sinks, capped
+// scores, and biases of attention alone; and an encoder,
 // whose norms stand behind sums, with windows on both sides, types of tokens and a head of its own. Both are
 // equal (docs/guarantees.md, "Equal to the bit") wherever states lie, whatever is recomputed, however many
 // ranks train. What each block computes, tests/models holds to transformers.
@@ -30,7 +31,9 @@ RunSpec spec_of_blocks(int ranks, int stage) {
           "sliding_rope": {"rotary_base": 1e4}, "no_rope_layer_interval": 3, "partial_rotary_factor": 0.5,
           "norm_placement": "sandwich", "norm_unit_offset": true, "qk_norm": true,
           "activation": "geglu_tanh", "scale_embeddings": true, "embedding_multiplier": 0.5,
-          "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2)";
+          "residual_multiplier": 0.7, "attention_multiplier": 0.3, "logits_scaling": 2,
+          "attention_sinks": true, "attn_logit_softcapping": 5, "final_logit_softcapping": 8,
+          "bias": true, "mlp_bias": false)";
   return spec;
 }
 

@@ -26,7 +26,9 @@ RunSpec on(int ranks, int expert, const std::string& dtype, int stage) {
   spec.stage = stage;
   spec.steps = 4;
   spec.layers = 2;
-  spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 48, "aux_loss": 0.02, "z_loss": 1e-3)";
+  spec.model = R"(, "activation": "swiglu_clamped")";
+  spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 48, "aux_loss": 0.02, "z_loss": 1e-3,
+                "router_bias": true)";
   return spec;
 }
 

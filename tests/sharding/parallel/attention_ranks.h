@@ -24,12 +24,15 @@ struct AttentionCase {
   bool causal = true;
   float dropout = 0;
   std::int64_t window = 0;
+  float cap = 0;
+  bool sinks = false;
 
   tensor::Attention geometry() const {
     return {.heads = heads,
             .kv_heads = kv_heads,
             .causal = causal,
             .window = window,
+            .cap = cap,
             .dropout = dropout,
             .key = {11, 12}};
   }
@@ -37,7 +40,8 @@ struct AttentionCase {
   tensor::Shape out() const { return {batch, seq, heads * dim}; }
   std::string str() const {
     return cat(batch, " x ", seq, ", heads ", heads, "/", kv_heads, " of ", dim,
-               causal ? ", causal" : ", full", ", dropout ", dropout, ", window ", window);
+               causal ? ", causal" : ", full", ", dropout ", dropout, ", window ", window, ", cap ", cap,
+               sinks ? ", sinks" : "");
   }
 };
 
@@ -85,9 +89,18 @@ inline Tensor own_part(test::Cpu& cpu, const Layout& layout, const AttentionCase
   return part_of_rank(cpu, layout, whole_qkv(cpu, c, dtype));
 }
 
+/// Sinks of all heads, and those of a tensor rank's.
+inline Tensor whole_sinks(test::Cpu& cpu, const AttentionCase& c, DType dtype) {
+  return cpu.normal({c.heads}, 4, dtype);
+}
+inline Tensor own_heads(const Layout& layout, const Tensor& of_heads) {
+  const std::int64_t each = of_heads.numel() / layout.tensor_size(), first = layout.tensor_rank() * each;
+  return of_heads.range(first, first + each);
+}
+
 /// Forward and backward of one rank's part. between() is called after forward.
 struct RankPass {
-  Tensor out, dqkv;
+  Tensor out, dqkv, dsinks;
   std::uint64_t forward_peak = 0, peak = 0;  ///< bytes of the device beside qkv and dout
   RankPass(test::Cpu& cpu, const Layout& layout, const AttentionCase& c, DType dtype,
            Recompute recompute = Recompute::none, const std::function<void()>& between = {}) {
@@ -96,17 +109,20 @@ struct RankPass {
     const Var qkv = tape.variable(own_part(cpu, layout, c, dtype));
     const Tensor dout = part_of_rank(cpu, layout, cpu.normal(c.out(), 2, dtype));
     const Var ones = tape.variable(cpu.normal(dout.shape(), 3, dtype, 0, 1));
+    const Var sinks = c.sinks ? tape.variable(own_heads(layout, whole_sinks(cpu, c, dtype))) : Var();
     device::Ledger& ledger = cpu.device->ledger();
     ledger.reset_peaks();
     const std::uint64_t before = ledger.current(device::Tier::device);
     // A product, whose gradient reads attention's result.
     const Var result = autograd::multiply(
-        attention(exchange_heads(qkv, c.geometry(), layout), rank_heads(c.geometry(), layout), layout), ones);
+        attention(exchange_heads(qkv, c.geometry(), layout), rank_heads(c.geometry(), layout), layout, sinks),
+        ones);
     forward_peak = ledger.peak(device::Tier::device) - before;
     if (between) between();
     tape.backward({{result, dout}});
     peak = ledger.peak(device::Tier::device) - before;
     out = result.value(), dqkv = qkv.grad();
+    if (c.sinks) dsinks = sinks.grad();
   }
 };
 
@@ -133,10 +149,15 @@ inline void expect_one_ranks(const AttentionCase& c, const AttentionGrid& grid, 
     const RankPass pass(cpu, layout, c, dtype);
     autograd::Tape tape(*cpu.kernels);
     const Var qkv = tape.variable(cpu.convert(whole_qkv(cpu, c, dtype), DType::f64));
-    const Var out = autograd::attention(qkv, c.geometry());
+    const Var sinks = c.sinks ? tape.variable(cpu.convert(whole_sinks(cpu, c, dtype), DType::f64)) : Var();
+    const Var out = autograd::attention(qkv, c.geometry(), sinks);
     tape.backward({{out, cpu.convert(cpu.normal(c.out(), 2, dtype), DType::f64)}});
     EXPECT_LE(worst_difference(cpu, pass.out, part_of_rank(cpu, layout, out.value())), tolerance);
     EXPECT_LE(worst_difference(cpu, pass.dqkv, part_of_rank(cpu, layout, qkv.grad())), tolerance);
+    if (!c.sinks) return;
+    const Tensor sum = cpu.convert(pass.dsinks, DType::f64);  // of context ranks, each of which found a part
+    layout.context->all_reduce(sum, comm::ReduceOp::sum, 1, {}).wait();
+    EXPECT_LE(worst_difference(cpu, sum, own_heads(layout, sinks.grad())), 4 * tolerance);
   });
 }
 

@@ -31,13 +31,15 @@ const std::vector<AttentionCase>& cases() {
                                                  {2, 48, 4, 4, 5, true, 0, 7},
                                                  {1, 48, 4, 4, 8, true, 0.1f, 26},
                                                  {1, 48, 4, 4, 8, true, 0, 47},
-                                                 {1, 480, 2, 2, 8, true, 0, 150}};
+                                                 {1, 480, 2, 2, 8, true, 0, 150},
+                                                 {2, 48, 4, 4, 8, true, 0.2f, 7, 0.8f, true},
+                                                 {1, 24, 12, 12, 7, false, 0, 0, 0, true}};
   return all;
 }
 /// Cases with more query heads than key-value heads, which Ulysses' ranks cannot share.
 const std::vector<AttentionCase>& ring_cases() {
   static const std::vector<AttentionCase> all = {
-      {2, 48, 6, 2, 5, true, 0.2f}, {1, 72, 3, 1, 7, false, 0.1f}, {2, 48, 6, 2, 5, true, 0.2f, 10}};
+      {2, 48, 6, 2, 5, true, 0.2f}, {1, 72, 3, 1, 7, false, 0.1f}, {2, 48, 6, 2, 5, true, 0.2f, 10, 0, true}};
   return all;
 }
 
@@ -60,7 +62,7 @@ TEST_P(AttentionOfRanks, IsThatOfOneRankWithFewKeyValueHeadsInTheRing) {
 TEST_P(AttentionOfRanks, ExchangesHeadsWhereThereAreFewerKeyValueHeadsThanRanks) {
   for (const AttentionGrid grid : {AttentionGrid{2, 1}, AttentionGrid{4, 1}, AttentionGrid{4, 2}})
     for (const AttentionCase& c :
-         {AttentionCase{2, 16, 4, 1, 6, true, 0.1f}, AttentionCase{1, 12, 8, 2, 2, false}})
+         {AttentionCase{2, 16, 4, 1, 6, true, 0.1f}, AttentionCase{1, 12, 8, 2, 2, false, 0, 0, 0, true}})
       expect_one_ranks(c, grid, ContextMethod::ring, GetParam());
 }
 
@@ -70,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(All, AttentionOfRanks, ::testing::Values(DType::f64, DT
 TEST(AttentionOfRanks, SelectiveRecomputeMakesTheSameResultAgain) {
   for (const ContextMethod method : {ContextMethod::ring, ContextMethod::ulysses})
     on_grid({1, 2}, method, [&](Cpu& cpu, const Layout& layout) {
-      const AttentionCase c{2, 16, 2, 2, 4, true, 0.1f};
+      const AttentionCase c{2, 16, 2, 2, 4, true, 0.1f, 0, 0, true};
       const auto run = [&](Recompute recompute) {
         layout.context->reset_traffic();
         const RankPass pass(cpu, layout, c, DType::f32, recompute);

@@ -42,9 +42,16 @@ inline HostTensor from_dict(const HuggingFaceLayout& layout, const std::string& 
   HostTensor out;
   std::vector<std::vector<std::byte>> parts;
   for (const PublishedTensor& tensor : p.tensors) {
-    const std::optional<HostTensor> found = source(tensor.name);
-    require(found && found->shape == tensor.shape, "no tensor ", tensor.name, " ", tensor.shape.str());
+    std::optional<HostTensor> found = source(tensor.name);
+    require(found && found->shape == tensor.in_file(), "no tensor ", tensor.name, " ",
+            tensor.in_file().str());
     out.dtype = found->dtype;
+    if (tensor.stacked > 0) {
+      const auto each =
+          static_cast<std::ptrdiff_t>(tensor.shape.numel()) * static_cast<std::ptrdiff_t>(size_of(out.dtype));
+      const auto begin = found->bytes.begin() + tensor.place * each;
+      found->bytes = std::vector<std::byte>(begin, begin + each);
+    }
     parts.push_back(turned(tensor, *found, true));
   }
   const std::size_t row = static_cast<std::size_t>(p.columns) * size_of(out.dtype);

@@ -16,6 +16,7 @@ struct AttentionHead {
   std::int64_t stride = 0, out_stride = 0;
   std::int64_t seq = 0, dim = 0;
   float scale = 1;  ///< positive
+  float cap = 0;    ///< of scaled scores; 0: none
   SeenKeys seen{};
   /// Dropout: score (i, j) is kept when the upper 24 bits of word first + i·score_row + j of the Philox
   /// stream are at least `threshold`, and then multiplied by `factor`. Threshold 0: none.

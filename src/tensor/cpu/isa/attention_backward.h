@@ -50,7 +50,7 @@ struct AttentionBackward : AttentionBase<Dot> {
                                          F delta, Keeper& keeper, Element* weight_rows,
                                          Element* gradient_rows, std::uint32_t* gradients) {
     const I query = lane_indices(q0);
-    const F slope = all(h.scale * log2_e);
+    const F slope = all(score_factor(h) * log2_e);
     const SeenRows seen(h, q0, k0, keys);
     for (Count r = 0; r < block_keys; r += per) {
       F p[2]{}, g[2]{};
@@ -58,7 +58,9 @@ struct AttentionBackward : AttentionBase<Dot> {
       for (int i = 0; i < per; ++i) {
         const Count row = r + i;
         if (row >= keys) continue;
-        p[i] = exp2<precise>(multiply_add(load(scores + row * sliver), slope, -base));
+        F score = load(scores + row * sliver);
+        if (h.cap > 0) score = score_tanh(h, score);
+        p[i] = exp2<precise>(multiply_add(score, slope, -base));
         if (row < seen.begin || row >= seen.end) p[i] = sees(h, query, k0 + row) ? p[i] : F{};
         F dp = load(products + row * sliver), kept = p[i];
         if (h.threshold) {
@@ -67,6 +69,7 @@ struct AttentionBackward : AttentionBase<Dot> {
           kept = keep ? p[i] * h.factor : F{};
         }
         g[i] = p[i] * (dp - delta);
+        if (h.cap > 0) g[i] = g[i] * (1.0f - score * score);
         p[i] = kept;
       }
       const auto weights = Dot::round(p[0], p[1]), slopes = Dot::round(g[0], g[1]);

@@ -3,6 +3,7 @@
 #include "tensor/cpu/isa/attention.h"
 #include "tensor/cpu/isa/philox.h"
 #include "tensor/cpu/isa/tiles.h"
+#include "tensor/cpu/isa/vec_math.h"
 
 // FlashAttention (Dao et al. 2022) with queries in the lanes: tiles of scores are kept as [keys, queries], so
 // that maxima, sums and rescaling go element by element, and the tile becomes the right operand of the next
@@ -90,6 +91,15 @@ struct SeenRows {
 SHERD_INLINE I sees(const AttentionHead& h, I query, Count key) {
   return (query > static_cast<std::int32_t>(key - h.seen.ahead)) &
          (query <= static_cast<std::int32_t>(key + h.seen.behind));
+}
+
+/// What numbers of a tile of scores are multiplied by: products of queries and keys, or where scores are
+/// capped their tanh, score_tanh().
+SHERD_INLINE float score_factor(const AttentionHead& h) {
+  return h.cap > 0 ? h.cap : h.scale;
+}
+SHERD_INLINE F score_tanh(const AttentionHead& h, F product) {
+  return tanh(product * (h.scale / h.cap));
 }
 
 /// Which scores of the queries of one register dropout keeps, key by key.

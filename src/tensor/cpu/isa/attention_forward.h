@@ -30,11 +30,14 @@ struct AttentionForward : AttentionBase<Dot> {
   static Count scratch_bytes(const AttentionHead& h) { return ForwardScratch(h, nullptr).bytes; }
 
   /// Masks and exponentiates one register column of scores[keys, sliver] and writes it as weights; returns
-  /// the factor for what was summed before. `top` is the highest score before scaling.
+  /// the factor for what was summed before. `top` is the highest score before score_factor().
   SHERD_INLINE static F weigh(const AttentionHead& h, Count q0, Count k0, Count keys, float* scores,
                               std::uint32_t* weights, Keeper& keeper, F& top, F& total) {
     const I query = lane_indices(q0);
     const SeenRows seen(h, q0, k0, keys);
+    if (h.cap > 0)
+      for (Count row = 0; row < keys; ++row)
+        store(scores + row * sliver, score_tanh(h, load(scores + row * sliver)));
     F high = top;
     Count r = 0;
     const auto mask_until = [&](Count end) {
@@ -48,7 +51,7 @@ struct AttentionForward : AttentionBase<Dot> {
     for (; r < seen.end; ++r) high = max(load(scores + r * sliver), high);
     mask_until(keys);
     // Where no key was seen yet, masked ones must not stand out either.
-    const F slope = all(h.scale * log2_e), base = high == all(very_low) ? F{} : high * slope;
+    const F slope = all(score_factor(h) * log2_e), base = high == all(very_low) ? F{} : high * slope;
     const F fade = exp2<precise>(top * slope - base);
     F sum{};
     for (r = 0; r < keys; r += per) {
@@ -100,7 +103,8 @@ struct AttentionForward : AttentionBase<Dot> {
       write_queries(h, s.sums, inverse, queries, static_cast<Element*>(out) + q0 * h.out_stride,
                     h.out_stride);
       for (Count i = 0; i < queries; ++i)
-        lse[q0 + i] = top[i / lanes][i % lanes] * h.scale + __builtin_logf(total[i / lanes][i % lanes]);
+        lse[q0 + i] =
+            top[i / lanes][i % lanes] * score_factor(h) + __builtin_logf(total[i / lanes][i % lanes]);
     }
   }
 };

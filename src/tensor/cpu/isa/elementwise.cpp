@@ -1,5 +1,6 @@
 #include "tensor/cpu/isa/tables.h"
 #include "tensor/cpu/isa/vec_math.h"
+#include "tensor/glu.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
@@ -40,8 +41,12 @@ void scaled_difference(const void* x, const void* y, float factor, void* dx, Cou
 struct Gate {
   F value, slope;
 };
+/// The factor beside the gate: up itself.
+struct UpAsItIs {
+  SHERD_INLINE static Gate up(F u) { return {u, all(1.0f)}; }
+};
 template <class S>
-struct Silu {
+struct Silu : UpAsItIs {
   SHERD_INLINE static Gate both(F u) {
     const Sigmoid s = sigmoid<S>(u);
     return {u * s.value, s.value + u * s.slope};
@@ -49,7 +54,7 @@ struct Silu {
 };
 // ½(1 + tanh u) is the logistic function of 2u, which keeps the small tail's relative accuracy.
 template <class S>
-struct GeluTanh {
+struct GeluTanh : UpAsItIs {
   SHERD_INLINE static Gate both(F u) {
     const F square = u * u;
     const Sigmoid s = sigmoid<S>(2.0f * gelu_a * (u + gelu_b * (square * u)));
@@ -59,19 +64,39 @@ struct GeluTanh {
     return {u * s.value, s.value + bend};
   }
 };
-struct GeluErf {
+struct GeluErf : UpAsItIs {
   SHERD_INLINE static Gate both(F u) {
     const Normal d = normal(u);
     return {u * d.cdf, d.cdf + u * d.density};
   }
 };
 
+template <class S>
+struct SiluClamped {
+  static constexpr float limit = clamped_glu_limit, alpha = clamped_glu_alpha;
+  SHERD_INLINE static Gate both(F u) {
+    const F g = u > limit ? all(limit) : u;
+    const Sigmoid s = sigmoid<S>(alpha * g);
+    return {g * s.value, u > limit ? F{} : s.value + alpha * g * s.slope};
+  }
+  SHERD_INLINE static Gate up(F u) {
+    const F low = u < -limit ? all(-limit) : u;
+    const F within = low > limit ? all(limit) : low;
+    return {within + 1.0f, within == u ? all(1.0f) : F{}};
+  }
+};
+
+template <class S, class Act>
+constexpr Binary* glu() {
+  return binary<S>([](F g, F u) { return Act::both(g).value * Act::up(u).value; });
+}
+
 template <class S, class Act>
 void glu_backward(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n) {
   const auto step = [](F g, F u, F d, F& d_gate, F& d_up) {
-    const Gate act = Act::both(g);
-    d_up = d * act.value;
-    d_gate = d * u * act.slope;
+    const Gate act = Act::both(g), factor = Act::up(u);
+    d_up = d * act.value * factor.slope;
+    d_gate = d * factor.value * act.slope;
   };
   F d_gate, d_up;
   Count i = 0;
@@ -137,10 +162,9 @@ constexpr ElementwiseOps table() {
           .log_backward = binary<S>([](F u, F g) { return g / u; }),
           .tanh_backward = binary<S>([](F v, F g) { return g * (1.0f - v * v); }),
           .relu_backward = binary<S>([](F v, F g) { return v > 0.0f ? g : F{}; }),
-          .glu = {binary<S>([](F g, F u) { return Silu<S>::both(g).value * u; }),
-                  binary<S>([](F g, F u) { return GeluTanh<S>::both(g).value * u; }),
-                  binary<S>([](F g, F u) { return GeluErf::both(g).value * u; })},
-          .glu_backward = {glu_backward<S, Silu<S>>, glu_backward<S, GeluTanh<S>>, glu_backward<S, GeluErf>},
+          .glu = {glu<S, Silu<S>>(), glu<S, GeluTanh<S>>(), glu<S, GeluErf>(), glu<S, SiluClamped<S>>()},
+          .glu_backward = {glu_backward<S, Silu<S>>, glu_backward<S, GeluTanh<S>>, glu_backward<S, GeluErf>,
+                           glu_backward<S, SiluClamped<S>>},
           .logistic_loss = binary<S>(
               [](F u, F v) { return (u < 0.0f ? F{} : u) - u * v + log_of_1_plus(exp_for<S>(-abs(u))); }),
           .logistic_slope = binary<S>([](F u, F v) { return sigmoid<S>(u).value - v; }),

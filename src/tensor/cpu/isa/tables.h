@@ -31,8 +31,8 @@ struct ElementwiseOps {
   Binary *gelu_tanh_backward, *gelu_erf_backward, *sigmoid_backward, *exp_backward, *log_backward;
   Binary *tanh_backward, *relu_backward;  ///< from y and dy
   /// From gate and up, by tensor::Glu.
-  Binary* glu[3];
-  void (*glu_backward[3])(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
+  Binary* glu[4];
+  void (*glu_backward[4])(const void* gate, const void* up, const void* dy, void* dgate, void* dup, Count n);
   /// max(x, 0) - x·t + log(1 + e^-|x|), and its derivative by x, sigmoid(x) - t, from x and t.
   Binary *logistic_loss, *logistic_slope;
   /// Rotates one head of 2·half elements, pairs (i, i + half), by direction (1 or -1) times the angles behind

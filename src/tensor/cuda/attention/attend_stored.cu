@@ -21,7 +21,7 @@ constexpr int longest_cached_head = 32 * lane_elements;
 template <class S>
 struct StoredArguments {
   using C = Compute<S>;
-  const S* qkv;
+  const S *qkv, *sinks;    ///< sinks may be null
   S *keys, *values, *out;  ///< out may be null
   /// Results by [row, head, chunk], not divided yet; null where there is but one chunk.
   C *parts, *tops, *sums;
@@ -30,8 +30,12 @@ struct StoredArguments {
   int seq, heads, kv_heads, dim;
   int most_keys, chunk, chunks;  ///< keys that a row sees at most, cut into chunks
   int lane_bits;                 ///< a team has 1 << lane_bits lanes
-  C scale;
+  C scale, cap;
 
+  /// What the sink adds to a sum of exponentials whose highest is of `top`.
+  __device__ C of_sink(Count head, C top) const {
+    return sinks ? exp_anywhere<C>(widen(sinks[head]) - top) : C{0};
+  }
   __device__ int group() const { return heads / kv_heads; }
   __device__ int lanes() const { return 1 << lane_bits; }
   __device__ int teams() const { return stored_threads >> lane_bits; }
@@ -171,6 +175,13 @@ __device__ inline PartialSoftmax<C, heads> attend_keys(const StoredArguments<S>&
           scores[h][u] += __shfl_xor_sync(device::SHERD_CUDA::all_lanes, scores[h][u], distance);
       }
     }
+    if (a.cap > 0) {
+      SHERD_UNROLL
+      for (int h = 0; h < heads; ++h) {
+        SHERD_UNROLL
+        for (int u = 0; u < at_once; ++u) scores[h][u] = a.cap * tanh_of(scores[h][u] / a.cap);
+      }
+    }
     SHERD_UNROLL
     for (int h = 0; h < heads; ++h) {
       C top = found.top[h];
@@ -256,7 +267,7 @@ __global__ void __launch_bounds__(stored_threads, width > 1 ? 2 : 1)
       }
       const Count head = first_head + h, part = head * a.chunks + c;
       if (!a.parts) {
-        a.out[head * a.dim + d] = narrow<S>(value / sum);
+        a.out[head * a.dim + d] = narrow<S>(value / (sum + a.of_sink(head % a.heads, top)));
         continue;
       }
       a.parts[part * a.dim + d] = value;
@@ -295,7 +306,7 @@ __global__ void __launch_bounds__(stored_threads) merge_chunks_kernel(StoredArgu
   for (int e = 0; e < lane_elements; ++e) values[warp * longest_cached_head + lane + 32 * e] = at[e];
   __syncthreads();
   if (thread >= a.dim) return;
-  C total = 0, value = 0;
+  C total = a.of_sink(head, top), value = 0;
   for (int w = 0; w < warps; ++w) total += sums[w], value += values[w * longest_cached_head + thread];
   a.out[place * a.dim + thread] = narrow<S>(value / total);
 }
@@ -337,8 +348,8 @@ void run(const Target& target, unsigned rows, const StoredArguments<S>& a) {
 }  // namespace
 
 void CudaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store,
-                                const Tensor& out) {
-  const StoredExtents e = check_attend_stored(qkv, geometry, store, out);
+                                const Tensor& sinks, const Tensor& out) {
+  const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   require(e.dim <= longest_cached_head, "attend_stored: heads of ", e.dim, " elements are longer than ",
           longest_cached_head);
   if (e.batch == 0 || e.seq == 0) return;
@@ -351,9 +362,11 @@ void CudaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, co
     StoredArguments<S> a{};
     a.qkv = in<S>(qkv), a.places = in<std::int32_t>(store.places);
     a.keys = SHERD_CUDA::out<S>(store.keys), a.values = SHERD_CUDA::out<S>(store.values);
+    if (sinks) a.sinks = in<S>(sinks);
     if (out) a.out = SHERD_CUDA::out<S>(out);
     if (found) a.parts = SHERD_CUDA::out<C>(found), a.tops = a.parts + parts * e.dim, a.sums = a.tops + parts;
     a.width = e.width(), a.capacity = e.capacity, a.scale = static_cast<C>(e.scale);
+    a.cap = static_cast<C>(e.cap);
     const auto whole = [](Count n) { return static_cast<int>(n); };
     a.seq = whole(e.seq), a.heads = whole(e.heads), a.kv_heads = whole(e.kv_heads), a.dim = whole(e.dim);
     a.most_keys = whole(cut.most_keys), a.chunk = whole(cut.keys), a.chunks = whole(cut.count);

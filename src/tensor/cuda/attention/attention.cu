@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(attention_threads) attention_kernel(AttentionA
       C high = top[i];
       SHERD_UNROLL
       for (int c = 0; c < r; ++c) {
-        scores[i][c] = scores[i][c] * a.scale;
+        scores[i][c] = a.score(scores[i][c]);
         if (seen.has(first + c)) high = scores[i][c] > high ? scores[i][c] : high;
       }
       high = fold_columns(high, device::SHERD_CUDA::Larger{});
@@ -107,7 +107,7 @@ __global__ void attention_delta_kernel(AttentionArguments<S> a) {
   }
 }
 
-/// The gradient of one score but for the scale, and its weight as the values saw it.
+/// The gradient of one score, and its weight as the values saw it.
 template <class C>
 struct ScoreGradient {
   C weight, slope;
@@ -165,10 +165,12 @@ __global__ void __launch_bounds__(attention_threads, Shape::parts == 1 ? 2 : 0)
       const SeenRange seen = a.seen_by(query);
       const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
       SHERD_UNROLL
-      for (int c = 0; c < r; ++c)
-        scores[i][c] = differentiate<S>(scores[i][c] * a.scale, products[i][c], lse[i], delta[i],
-                                        seen.has(first + c), (kept >> c & 1u) != 0, a.factor)
-                           .slope;
+      for (int c = 0; c < r; ++c) {
+        const C score = a.score(scores[i][c]);
+        scores[i][c] = a.slope(score) * differentiate<S>(score, products[i][c], lse[i], delta[i],
+                                                         seen.has(first + c), (kept >> c & 1u) != 0, a.factor)
+                                            .slope;
+      }
     }
     store_scores<Shape>(scores, slopes);
     __syncthreads();
@@ -221,10 +223,10 @@ __global__ void __launch_bounds__(attention_threads)
         const unsigned kept = a.threshold ? kept_scores<r>(a, numbered, query, first) : ~0u;
         SHERD_UNROLL
         for (int i = 0; i < r; ++i) {
-          const ScoreGradient<C> made =
-              differentiate<S>(scores[i][c] * a.scale, products[i][c], lse, delta, seen.has(first + i),
-                               (kept >> i & 1u) != 0, a.factor);
-          scores[i][c] = made.weight, products[i][c] = made.slope;
+          const C score = a.score(scores[i][c]);
+          const ScoreGradient<C> made = differentiate<S>(
+              score, products[i][c], lse, delta, seen.has(first + i), (kept >> i & 1u) != 0, a.factor);
+          scores[i][c] = made.weight, products[i][c] = made.slope * a.slope(score);
         }
       }
       store_scores<Shape>(scores, weights);
@@ -256,7 +258,7 @@ AttentionArguments<S> arguments(const AttentionCall& call) {
   a.batch = e.batch, a.seq = a.step = e.seq, a.dim = e.dim, a.width = e.width();
   a.heads = static_cast<int>(e.heads), a.kv_heads = static_cast<int>(e.kv_heads);
   a.row = (static_cast<int>(e.dim) + vec - 1) / vec * vec + vec;
-  a.scale = static_cast<C>(e.scale), a.seen = e.seen;
+  a.scale = static_cast<C>(e.scale), a.cap = static_cast<C>(e.cap), a.seen = e.seen;
   // Four elements are read as one access, of 32 bytes in fp64: the device splits it.
   a.packs = e.dim % 4 == 0 && aligned_for_packs(call.qkv.raw(), call.dout ? call.dout.raw() : nullptr) &&
             sizeof(S) <= 4;

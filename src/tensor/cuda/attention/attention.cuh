@@ -43,7 +43,7 @@ struct AttentionArguments {
   Count batch, step, dim, width;  ///< step: rows of a sequence; width: of a packed row
   Count seq;                      ///< rows that see each other
   int heads, kv_heads, row;       ///< row: elements from row to row of a tile in shared memory
-  Compute<S> scale;
+  Compute<S> scale, cap;
   SeenKeys seen;
   bool packs;               ///< rows can be read by four elements
   std::uint32_t threshold;  ///< dropout's keep_threshold(); 0 without dropout
@@ -51,6 +51,14 @@ struct AttentionArguments {
   RandomKey key;
   Count score_heads, score_seq, first_score;  ///< as in AttentionExtents
 
+  /// The score that is made of the product of a query and a key.
+  __device__ Compute<S> score(Compute<S> product) const {
+    return cap > 0 ? cap * tanh_of(product * scale / cap) : product * scale;
+  }
+  /// By how much a score of that value grows with the product, over the scale.
+  __device__ Compute<S> slope(Compute<S> score) const {
+    return cap > 0 ? 1 - score / cap * (score / cap) : Compute<S>{1};
+  }
   __device__ int group() const { return heads / kv_heads; }
   __device__ Count query_col(int head) const {
     return (Count{head / group()} * (group() + 2) + head % group()) * dim;
@@ -263,8 +271,8 @@ __device__ unsigned kept_scores(const AttentionArguments<S>& a, Count first, Cou
 enum class MmaKernel : std::uint8_t { forward, dq, dkv };
 inline constexpr int mma_tile = 64;
 
-/// Whether they take this call: heads of up to 128 elements in steps of 16, aligned to 16 bytes, and where
-/// the GPU's blocks have the shared memory.
+/// Whether they take this call: heads of up to 128 elements in steps of 16, aligned to 16 bytes, scores that
+/// are not capped, and where the GPU's blocks have the shared memory.
 template <class S>
 bool mma_takes(const Target& target, const AttentionArguments<S>& a);
 

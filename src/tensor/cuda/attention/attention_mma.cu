@@ -259,7 +259,7 @@ auto with_mma_shape(Count dim, const Fn& f) {
 
 template <class S>
 bool mma_takes(const Target& target, const AttentionArguments<S>& a) {
-  if (a.dim % 16 != 0 || a.dim > longest_mma_head || a.seq > 1 << 29 ||
+  if (a.dim % 16 != 0 || a.dim > longest_mma_head || a.seq > 1 << 29 || a.cap > 0 ||
       !aligned_for_packs(a.qkv, a.dout, a.to, a.dqkv))
     return false;
   return with_mma_shape<S>(a.dim, [&](auto shape) {

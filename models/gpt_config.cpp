@@ -14,6 +14,20 @@ namespace {
 std::int64_t feed_forward_weights(const GptConfig& c, std::int64_t width) {
   return (c.gated() ? 3 : 2) * c.hidden_size * width;
 }
+/// Elements of attention's matrices, and the multiply-adds of one token with them.
+std::int64_t attention_weights(const GptConfig& c) {
+  const config::Mla& mla = c.mla;
+  if (mla.kv_lora_rank == 0) return c.hidden_size * (c.qkv_width() + c.num_heads * c.head_dim);
+  const std::int64_t queries = c.num_heads * c.head_dim, q = mla.q_lora_rank;
+  return (q > 0 ? q * (c.hidden_size + queries) : c.hidden_size * queries) +
+         c.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim) +
+         mla.kv_lora_rank * c.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim) +
+         c.num_heads * mla.v_head_dim * c.hidden_size;
+}
+/// The gains of the norms of latents.
+std::int64_t latent_gains(const GptConfig& c) {
+  return c.mla.kv_lora_rank > 0 ? c.mla.kv_lora_rank + c.mla.q_lora_rank : 0;
+}
 std::int64_t feed_forward_biases(const GptConfig& c, std::int64_t width) {
   return c.has_mlp_bias() ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
 }
@@ -49,7 +63,7 @@ tensor::Attention GptConfig::attention(std::int64_t layer) const {
   out.kv_heads = static_cast<int>(num_kv_heads);
   out.dropout = static_cast<float>(attention_dropout);
   out.window = window(layer);
-  out.scale = static_cast<float>(attention_multiplier);
+  out.scale = attention_multiplier;
   out.cap = static_cast<float>(attn_logit_softcapping);
   out.causal = causal;
   return out;
@@ -63,8 +77,12 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
   if (r.type == RotaryScaling::longrope)
     factors.values = std::make_shared<const std::vector<double>>(
         seq_length > r.original_max_positions ? r.long_factor : r.short_factor);
+  // Half an element more than turn, whatever rounding makes of the quotient.
+  const double share = mla.kv_lora_rank == 0 ? partial_rotary_factor
+                                             : (static_cast<double>(mla.qk_rope_head_dim) + 0.5) /
+                                                   static_cast<double>(head_dim);
   return tensor::Rotary{.base = own ? sliding_rope->rotary_base : rotary_base,
-                        .share = partial_rotary_factor,
+                        .share = share,
                         .scaling = r.type,
                         .factor = r.factor,
                         .low_freq_factor = r.low_freq_factor,
@@ -127,7 +145,8 @@ parallel::MoeOptions GptConfig::experts(std::shared_ptr<parallel::PooledChoices>
   out.losses = {.balance = moe.aux_loss, .z = moe.z_loss, .kind = moe.aux_loss_type};
   out.pooled = std::move(pooled);
   out.capacity_factor = moe.capacity_factor, out.drop = moe.drop;
-  out.jitter = moe.jitter, out.bias_update = moe.bias_update;
+  out.jitter = moe.jitter;
+  out.correction_bias = moe.correction_bias, out.bias_update = moe.bias_update;
   out.gated = gated(), out.glu = glu(), out.activation = fused_activation();
   out.bias = has_mlp_bias(), out.router_bias = moe.router_bias;
   out.init = init(), out.output_init = output_init();
@@ -156,7 +175,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   const std::int64_t norm_size = c.norm == config::Norm::layernorm && c.norm_bias ? 2 * hidden : hidden;
   const bool first_lacks_one =
       c.norm_placement != config::NormPlacement::post && c.final_norm() && !c.norm_before(0);
-  const std::int64_t weights = hidden * (c.qkv_width() + c.num_heads * c.head_dim);
+  const std::int64_t weights = attention_weights(c) + latent_gains(c);
   const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() : 0) + (c.bias ? hidden : 0);
   const std::int64_t head_gains = !c.qk_norm            ? 0
                                   : c.qk_norm_all_heads ? (c.num_heads + c.num_kv_heads) * c.head_dim
@@ -194,8 +213,10 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
                        Recompute recompute) {
   const GptConfig c = config.resolved();
   const double h = static_cast<double>(c.hidden_size);
-  const double attention_width = static_cast<double>(c.num_heads * c.head_dim);
-  const double products = h * static_cast<double>(c.qkv_width()) + attention_width * h;
+  const double products = static_cast<double>(attention_weights(c));
+  // Of a key, and of a value.
+  const double pair_width = static_cast<double>(
+      c.num_heads * (c.head_dim + (c.mla.kv_lora_rank > 0 ? c.mla.v_head_dim : c.head_dim)));
   const config::Moe& e = c.moe;
   const std::int64_t with_experts = e.blocks(c.num_layers);
   const std::int64_t gates =
@@ -218,8 +239,8 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
     const double both = window ? 2 * causal : s;
     pairs += convention == AttentionFlops::causal_half && c.causal ? causal : both;
   }
-  const double blocks = static_cast<double>(c.num_layers) * 2.0 * products +
-                        2.0 * 2.0 * pairs * attention_width + 2.0 * networks;
+  const double blocks =
+      static_cast<double>(c.num_layers) * 2.0 * products + 2.0 * pairs * pair_width + 2.0 * networks;
   const double head = 2.0 * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;

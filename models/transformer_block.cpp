@@ -3,6 +3,7 @@
 #include "autograd/ops.h"
 #include "models/adapters/adapters.h"
 #include "models/families/family.h"
+#include "models/latent_attention.h"
 
 namespace sherd::models {
 namespace {
@@ -194,7 +195,10 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
     return add(name, std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   };
   norm_1_ = norm("norm_1", c.norm_before(index));
-  attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));
+  if (c.mla.kv_lora_rank > 0)
+    attention_ = add("attention", std::make_shared<LatentAttention>(c, index, layout));
+  else
+    attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));
   post_norm_1_ = norm("post_norm_1", behind);
   attention_dropout_ = dropout("attention_dropout");
   norm_2_ = norm("norm_2", before);
@@ -217,7 +221,7 @@ Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, 
 
 Var TransformerBlock::added(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x) {
   const bool first = part == parallel::Bottlenecks::BlockPart::attention;
-  nn::Layer& layer = first ? static_cast<nn::Layer&>(*attention_) : *mlp_;
+  nn::Layer& layer = first ? *attention_ : *mlp_;
   const auto &norm = first ? norm_1_ : norm_2_, &post_norm = first ? post_norm_1_ : post_norm_2_;
   Var out = layer(tape, norm ? (*norm)(tape, x) : x);
   if (post_norm && !norms_sums_) out = (*post_norm)(tape, out);

@@ -94,8 +94,7 @@ class TransformerBlock : public nn::Layer {
   double multiplier_;  ///< of what parts add
   bool norms_sums_;    ///< the norms behind parts stand behind the sums
   std::shared_ptr<nn::Layer> norm_1_, norm_2_, post_norm_1_, post_norm_2_;  ///< null: none there
-  std::shared_ptr<SelfAttention> attention_;
-  std::shared_ptr<nn::Layer> mlp_;
+  std::shared_ptr<nn::Layer> attention_, mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;
   std::shared_ptr<parallel::Bottlenecks> adapter_;  ///< null: none
 };

@@ -10,7 +10,8 @@ and `grad.NAME` for every weight, in fp32, computed in double.
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
 embeddings and multipliers, layers without rotary positions, positions of part of a head in pairs of neighbours, a sliding window shorter than the sequence, in all layers or
-in some, capped scores, sinks, experts that one tensor stacks, biases of attention alone, rope scaling `linear`, `llama3` and `yarn`,
+in some, capped scores, sinks, latent attention, experts that one tensor stacks, in groups, beside shared ones, and picked by
+corrected scores, biases of attention alone, rope scaling `linear`, `llama3` and `yarn`,
 in the older and the newer form of config.json, shards, bf16 and fp16 files.
 
 Needs torch, transformers and safetensors; nothing that Sherd builds, tests or runs needs this file.
@@ -32,6 +33,10 @@ from make_reference import is_gain
 SHARED = dict(vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24,
               use_cache=False)
 LLAMA = dict(SHARED, intermediate_size=20, num_key_value_heads=2)
+LATENT = dict(SHARED, intermediate_size=20, num_key_value_heads=4, kv_lora_rank=10, qk_nope_head_dim=6,
+              qk_rope_head_dim=4)
+GROUPED = dict(n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=2, moe_intermediate_size=10,
+               first_k_dense_replace=1)
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 FAMILIES = {
     "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
@@ -116,9 +121,29 @@ FAMILIES = {
                          "truncate": False, "original_max_position_embeddings": 8}), {}),
     "llama_biases": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
         **LLAMA, attention_bias=True, rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "deepseek_v2": (transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(
+        **LATENT, **GROUPED, q_lora_rank=12, v_head_dim=8, topk_method="group_limited_greedy", n_shared_experts=2,
+        routed_scaling_factor=1.5, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
+                         "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8}), {}),
+    "deepseek_v2_lite": (transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(
+        **LATENT, q_lora_rank=None, v_head_dim=10, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+        first_k_dense_replace=1, n_shared_experts=1, bos_token_id=None, eos_token_id=None,
+        rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "deepseek_v3": (transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config(
+        **LATENT, **GROUPED, q_lora_rank=12, v_head_dim=8, num_mtp_layers=0, bos_token_id=None, eos_token_id=None,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                         "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8}), {}),
+    "glm4_moe": (transformers.Glm4MoeForCausalLM, transformers.Glm4MoeConfig(
+        **LLAMA, **GROUPED, head_dim=8, attention_bias=True, use_qk_norm=True, routed_scaling_factor=1.5,
+        num_mtp_layers=0, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
+                 {}),
+    "qwen2_moe": (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig(
+        **LLAMA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10, shared_expert_intermediate_size=20,
+        mlp_only_layers=[0], rope_parameters=dict(DEFAULT_ROPE)), {}),
 }
 # As transformers 4 wrote config.json.
-OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3")
+OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3", "deepseek_v3")
 
 
 def made(kind, config, seed):
@@ -132,6 +157,9 @@ def made(kind, config, seed):
             scale = 0.4 if sharp else 0.05 if name.endswith("bias") else 0.15
             gain = 0 if config.model_type.startswith("gemma") else 1  # which multiply by 1 + weight
             p.copy_(gain + 0.1 * noise if is_gain(name) else scale * noise)
+        for name, state in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                state.copy_(0.2 * torch.randn(state.shape))
     return model
 
 
@@ -262,6 +290,38 @@ def make_mxfp4(root):
     print(f"gpt_oss_mxfp4: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
+def make_fp8(root):
+    """A model of DeepSeek-V3 whose matrices are in FP8 (E4M3) with a scale for 128 x 128 weights, of all codes that are
+    numbers; expected.safetensors holds as value.NAME what torch decodes."""
+    folder = root / "deepseek_v3_fp8"
+    shutil.rmtree(folder, ignore_errors=True)
+    config = transformers.DeepseekV3Config(
+        **dict(LATENT, intermediate_size=136), **dict(GROUPED, n_routed_experts=2, n_group=1, topk_group=1), q_lora_rank=None, v_head_dim=10,
+        num_mtp_layers=0, bos_token_id=None, eos_token_id=None, rope_parameters=dict(DEFAULT_ROPE))
+    made(transformers.DeepseekV3ForCausalLM, config, 79).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    torch.manual_seed(80)
+    expected = {}
+    for name in [name for name in tensors if name.endswith("proj.weight") or "kv_a_proj" in name or "kv_b_proj" in name]:
+        rows, columns = tensors[name].shape
+        codes = torch.randperm(rows * columns).to(torch.uint8).view(rows, columns)
+        codes[codes & 127 == 127] = 128  # NaN
+        scales = torch.rand(-(-rows // 128), -(-columns // 128)) * 1e-3 + 1e-4
+        values = codes.view(torch.float8_e4m3fn)
+        spread = scales.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
+        expected["value." + name] = (values.float() * spread).contiguous()
+        tensors[name], tensors[name + "_scale_inv"] = values, scales
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    path = folder / "config.json"
+    published = json.loads(path.read_text())
+    published["quantization_config"] = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+                                        "weight_block_size": [128, 128]}
+    path.write_text(json.dumps(published, indent=2) + "\n")
+    print(f"deepseek_v3_fp8: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
                         pathlib.Path(__file__).parent.parent / "tests/models/reference/hugging_face")
@@ -269,8 +329,9 @@ def main():
         if sys.argv[2:] and family not in sys.argv[2:]:
             continue
         make(family, kind, config, options, root)
-    if not sys.argv[2:] or "gpt_oss_mxfp4" in sys.argv[2:]:
-        make_mxfp4(root)
+    for family, make_it in (("gpt_oss_mxfp4", make_mxfp4), ("deepseek_v3_fp8", make_fp8)):
+        if not sys.argv[2:] or family in sys.argv[2:]:
+            make_it(root)
 
 
 if __name__ == "__main__":

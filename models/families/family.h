@@ -28,9 +28,16 @@ struct TensorNames {
   std::vector<std::string> qkv{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
   std::string q_norm = "self_attn.q_norm", k_norm = "self_attn.k_norm", projection = "self_attn.o_proj";
   std::string sinks = "self_attn.sinks";
+  // Of latent attention, and of queries without latents.
+  std::string q = "self_attn.q_proj", q_down = "self_attn.q_a_proj",
+              q_latent_norm = "self_attn.q_a_layernorm";
+  std::string q_up = "self_attn.q_b_proj", kv_down = "self_attn.kv_a_proj_with_mqa";
+  std::string kv_latent_norm = "self_attn.kv_a_layernorm", kv_up = "self_attn.kv_b_proj";
   std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
   std::string down = "mlp.down_proj";
   std::string router = "mlp.gate", experts = "mlp.experts";
+  std::string correction_bias = "mlp.gate.e_score_correction_bias";
+  std::string shared = "mlp.shared_experts", shared_gate = "mlp.shared_expert_gate";
   // In an expert.
   std::vector<std::string> expert_up{"gate_proj", "up_proj"};
   std::string expert_down = "down_proj";
@@ -44,6 +51,7 @@ struct TensorNames {
   std::vector<std::string> passed_over{};
   bool transposed = false;   ///< matrices of the blocks are [in, out]
   bool interleaved = false;  ///< rotary positions turn elements 2i and 2i + 1 of a head, not i and i + d/2
+  bool more_layers = false;  ///< files may have layers behind the model's, which predict further tokens
 };
 
 /// One family.
@@ -105,6 +113,12 @@ JsonKeys experts_keys(std::string count, std::string other_count);
 std::optional<std::string> lacks_experts(const config::Model& model);
 /// Of classes like Mixtral's, whose every block has experts that weigh by a softmax of those chosen.
 std::optional<std::string> lacks_mixture(const config::Model& model);
+/// The keys of classes like DeepSeek's, whose experts lie in groups beside shared ones, and of their routers
+/// of sigmoids.
+JsonKeys grouped_experts_keys();
+JsonKeys sigmoid_router_keys();
+std::optional<std::string> lacks_grouped_experts(const config::Model& model);
+std::optional<std::string> lacks_sigmoid_router(const config::Model& model);
 /// Lets intermediate_size be written as the width of an expert.
 void write_expert_width(JsonKeys& keys);
 

@@ -67,7 +67,7 @@ JsonKeys bias_keys(bool of_mlp) {
 
 JsonKeys window_keys(WindowKeys has) {
   const auto window = [](const Value& value) {
-    return value.node.is(Node::Kind::null) ? 0 : value.integer(1, config::most_positions);
+    return value.node.is(Node::Kind::null) ? 0 : value.integer(0, config::most_positions);
   };
   const auto read_types = [](Published& published, const Value& value) {
     value.expect(Node::Kind::array);
@@ -120,7 +120,7 @@ std::optional<std::string> lacks_experts(const M& m) {
   if (moe.routed_scaling_factor != 1) return "model.moe.routed_scaling_factor";
   if (moe.groups != 1) return "model.moe.groups";
   if (moe.capacity_factor > 0) return "model.moe.capacity_factor";
-  if (moe.bias_update > 0) return "model.moe.bias_update";
+  if (moe.correction_bias) return "model.moe.correction_bias";
   if (moe.first_dense % moe.every != 0) return "model.moe.first_dense that model.moe.every does not divide";
   return std::nullopt;
 }
@@ -129,6 +129,53 @@ std::optional<std::string> lacks_mixture(const M& m) {
   if (!m.moe.norm_topk && m.moe.router == RouterScores::softmax) return "model.moe.norm_topk false";
   if (m.moe.every != 1 || m.moe.first_dense != 0) return "blocks without experts";
   return lacks_experts(m);
+}
+
+JsonKeys grouped_experts_keys() {
+  const auto groups = [](const char* name, std::int64_t E::*member) {
+    const auto read = [](const Value& value) {
+      return value.node.is(Node::Kind::null) ? 1 : value.integer(1, config::most_experts);
+    };
+    return in_file(config::field_key(name, "", member, read)).with(config::null_too);
+  };
+  return {
+      whole("n_routed_experts", &E::experts, 1, config::most_experts).alias("num_local_experts"),
+      whole("num_experts_per_tok", &E::top_k, 1, config::most_experts),
+      whole("n_shared_experts", &E::shared_experts, 1, config::most_experts),
+      whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
+      whole("first_k_dense_replace", &E::first_dense, 0, config::most_layers),
+      positive("routed_scaling_factor", &E::routed_scaling_factor),
+      flag("norm_topk_prob", &E::norm_topk),
+      groups("n_group", &E::groups),
+      groups("topk_group", &E::top_groups),
+      only("moe_layer_freq", config::equals_number(1), "all layers behind the first dense ones have experts"),
+      only("output_router_logits", config::is_false, "model.moe.aux_loss sets the balance loss"),
+      idle("aux_loss_alpha"),
+      idle("seq_aux"),
+      idle("ep_size"),
+      idle("num_nextn_predict_layers"),
+      idle("num_mtp_layers")};
+}
+
+JsonKeys sigmoid_router_keys() {
+  return {only("scoring_func", equals_text("sigmoid"), "scores are sigmoids"),
+          only("topk_method", equals_text("noaux_tc"), "a bias corrects the choice")};
+}
+
+std::optional<std::string> lacks_grouped_experts(const M& m) {
+  const E& moe = m.moe;
+  if (moe.shared_experts == 0) return "no model.moe.shared_experts";
+  if (moe.shared_expert_gate) return "model.moe.shared_expert_gate";
+  if (moe.use_residual) return "model.moe.use_residual";
+  if (moe.every != 1) return "model.moe.every";
+  if (moe.capacity_factor > 0) return "model.moe.capacity_factor";
+  return std::nullopt;
+}
+
+std::optional<std::string> lacks_sigmoid_router(const M& m) {
+  if (m.moe.router != RouterScores::sigmoid) return "model.moe.router that is not \"sigmoid\"";
+  if (!m.moe.correction_bias) return "a model without model.moe.correction_bias";
+  return std::nullopt;
 }
 
 void write_expert_width(JsonKeys& keys) {

@@ -2,7 +2,7 @@
 
 #include "models/families/family.h"
 
-// Qwen2, Qwen3 and Qwen3-MoE.
+// Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE.
 namespace sherd::models {
 namespace {
 
@@ -60,19 +60,28 @@ JsonKey mlp_only_layers() {
   return config::custom<Published>("mlp_only_layers", "", read, write);
 }
 
-JsonKeys moe_keys() {
+/// The width of the part that all tokens take beside their experts, whole experts here.
+JsonKey shared_width() {
+  return whole("shared_expert_intermediate_size", &Published::shared_width, 1, config::most_ffn_hidden)
+      .written([](const Published& p) {
+        return config::node_of(p.model.moe.shared_experts * p.model.moe.ffn_hidden_size);
+      });
+}
+
+JsonKeys moe_keys(bool first) {
   JsonKeys keys = joined(
-      common(false, true, false), JsonKeys{max_window_layers()},
+      common(first, !first, false), JsonKeys{max_window_layers()},
       experts_keys("num_experts", "num_local_experts"),
-      JsonKeys{
-          whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
-          whole("decoder_sparse_step", &E::every, 1, config::most_layers),
-          flag("norm_topk_prob", &E::norm_topk).written([](const Published& p) {
-            const E& moe = p.model.moe;
-            return config::node_of(moe.norm_topk || moe.router == RouterScores::softmax_of_chosen);
-          }),
-          only("shared_expert_intermediate_size", config::equals_number(0), "there are no shared experts"),
-          mlp_only_layers()});
+      JsonKeys{whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
+               whole("decoder_sparse_step", &E::every, 1, config::most_layers),
+               flag("norm_topk_prob", &E::norm_topk).written([](const Published& p) {
+                 const E& moe = p.model.moe;
+                 return config::node_of(moe.norm_topk || moe.router == RouterScores::softmax_of_chosen);
+               }),
+               first ? shared_width()
+                     : only("shared_expert_intermediate_size", config::equals_number(0),
+                            "there are no shared experts"),
+               mlp_only_layers()});
   // The class has these two and goes by use_sliding_window alone.
   for (JsonKey& key : keys)
     if (key.name == "max_window_layers" || key.name == "layer_types")
@@ -111,10 +120,33 @@ Family qwen3_moe() {
                 p.model.moe.experts = 128, p.model.moe.top_k = 8, p.model.moe.ffn_hidden_size = 768;
                 p.model.moe.norm_topk = false;
               },
-          .keys = moe_keys(),
+          .keys = moe_keys(false),
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"sliding_window", "moe", "bias"},
           .lacks = lacks_experts};
+}
+
+Family qwen2_moe() {
+  return {.name = "qwen2_moe",
+          .architecture = "Qwen2MoeForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {151936, 2048, 5632, 24, 16, 16, 32768});
+                p.use_sliding_window = false, p.window = 4096, p.shared_width = 5632;
+                p.model.moe.experts = 60, p.model.moe.top_k = 4, p.model.moe.ffn_hidden_size = 1408;
+                p.model.moe.norm_topk = false;
+              },
+          .keys = moe_keys(true),
+          .names = {.shared = "mlp.shared_expert"},
+          .ia3_targets = {"k_proj", "v_proj"},
+          .has = {"moe"},
+          .lacks = [](const M& m) -> std::optional<std::string> {
+            M without = m;
+            without.moe.shared_experts = 0;
+            if (m.moe.shared_experts == 0) return "no model.moe.shared_experts";
+            if (!m.moe.shared_expert_gate) return "model.moe.shared_expert_gate false";
+            return lacks_experts(without);
+          }};
 }
 
 }  // namespace sherd::models

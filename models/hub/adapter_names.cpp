@@ -135,6 +135,10 @@ std::string adapter_stem(AdapterType type) {
 config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig& model) {
   config::Adapter out = adapter;
   if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return out;
+  if (model.mla.kv_lora_rank > 0)
+    fail(ErrorKind::config, "training.adapter.type ", config::name_of(adapter.type),
+         " is yet to come for latent attention (model.mla): train the whole model, or take prompt_tuning or "
+         "bottleneck");
   const Family& family = family_of(model.type);
   out.targets = of_all_blocks(adapter.targets, model.num_layers);
   if (out.targets.empty())

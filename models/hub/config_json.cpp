@@ -1,6 +1,7 @@
 #include "models/hub/config_json.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <set>
 #include <utility>
@@ -101,6 +102,11 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   if (m.llama_4_scaling_beta > 0 && !family.can("llama_4_scaling_beta"))
     refuse(file, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
            " is not supported: the class does not scale its queries");
+  if (m.mla.kv_lora_rank > 0 && p.rope.mscale_all_dim > 0 && m.rope_scaling.type == RotaryScaling::yarn) {
+    const double scale = 0.1 * p.rope.mscale_all_dim * std::log(m.rope_scaling.factor) + 1;
+    m.attention_multiplier =
+        scale * scale / std::sqrt(static_cast<double>(m.mla.qk_nope_head_dim + m.mla.qk_rope_head_dim));
+  }
   if (!family.can("sliding_rope")) {
     if (p.sliding)
       refuse(file, "rope_parameters.sliding_attention is not supported: all layers have the same positions");
@@ -121,6 +127,13 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
 void settle_experts(Published& p, const config::Given& given, const Value& file) {
   config::Moe& moe = p.model.moe;
   if (moe.experts == 0) return;
+  if (p.shared_width > 0) {
+    if (moe.ffn_hidden_size == 0 || p.shared_width % moe.ffn_hidden_size != 0)
+      refuse(file, "shared_expert_intermediate_size ", p.shared_width,
+             " is not supported: it must be a multiple of ", "moe_intermediate_size ", moe.ffn_hidden_size);
+    moe.shared_experts = p.shared_width / moe.ffn_hidden_size;
+  }
+  if (p.greedy_experts) moe.groups = moe.top_groups = 1;
   if (moe.first_dense % moe.every != 0)
     refuse(file, "decoder_sparse_step ", moe.every, " behind ", moe.first_dense,
            " mlp_only_layers is not supported: it must divide their number");
@@ -184,7 +197,7 @@ void settle(Published& p, const config::Given& given, const Value& file, const F
       refuse(file, "mlp_bias true beside attention_bias false is not supported: set both, or neither");
     m.mlp_bias = p.mlp_bias, m.qkv_bias = m.bias;
   }
-  if (m.head_dim == 0 && m.hidden_size % m.num_heads != 0)
+  if (m.head_dim == 0 && m.mla.kv_lora_rank == 0 && m.hidden_size % m.num_heads != 0)
     refuse(file, "hidden size ", m.hidden_size, " is not a multiple of ", m.num_heads, " heads");
   try {
     m = config::resolved(m);
@@ -217,7 +230,9 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.attention_sinks != has.attention_sinks) return said("attention_sinks", m.attention_sinks);
   if (m.moe.experts > 0 && m.moe.router_bias != has.moe.router_bias)
     return said("moe.router_bias", m.moe.router_bias);
-  if (m.qk_norm != has.qk_norm) return said("qk_norm", m.qk_norm);
+  if (m.qk_norm != has.qk_norm && !family.can("qk_norm")) return said("qk_norm", m.qk_norm);
+  if ((m.mla.kv_lora_rank > 0) != family.can("mla"))
+    return m.mla.kv_lora_rank > 0 ? "model.mla" : "a model without model.mla";
   if (m.qk_norm && m.qk_norm_all_heads != has.qk_norm_all_heads)
     return said("qk_norm_all_heads", m.qk_norm_all_heads);
   if (m.norm_unit_offset != has.norm_unit_offset) return said("norm_unit_offset", m.norm_unit_offset);

@@ -1,6 +1,8 @@
 #include "models/hub/hugging_face.h"
 
 #include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <cstring>
 
 #include "models/hub/adapter_names.h"
@@ -70,7 +72,12 @@ PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::s
     const int tensor = one ? 0 : part;
     const std::int64_t from = starts[part] + first_head * d;
     if (part < 2 && family_->names.interleaved)
-      for (std::int64_t h = 0; h < count; ++h) append_pairs(out.rows, row + h * d, tensor, from + h * d);
+      for (std::int64_t h = 0; h < count; ++h) {
+        const std::int64_t turned = tensor::rotary_size({.share = c.partial_rotary_factor}, d),
+                           own = row + h * d;
+        append_pairs(out.rows, own, tensor, from + h * d, turned);
+        if (turned < d) out.rows.push_back({own + turned, d - turned, tensor, from + h * d + turned});
+      }
     else
       out.rows.push_back({row, count * d, tensor, from});
     row += count * d;
@@ -80,15 +87,53 @@ PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::s
   return out;
 }
 
-/// The rows of a head whose elements 2i and 2i + 1 turn together: here these are i and i + half.
+/// Rows of which 2i and 2i + 1 turn together: here these are i and i + turned/2.
 void HuggingFaceLayout::append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row,
-                                     int tensor, std::int64_t from) const {
-  const std::int64_t d = config_.head_dim,
-                     turned = tensor::rotary_size({.share = config_.partial_rotary_factor}, d),
-                     half = turned / 2;
+                                     int tensor, std::int64_t from, std::int64_t turned) const {
   for (std::int64_t i = 0; i < turned; ++i)
-    rows.push_back({row + i, 1, tensor, from + (i < half ? 2 * i : 2 * (i - half) + 1)});
-  if (turned < d) rows.push_back({row + turned, d - turned, tensor, from + turned});
+    rows.push_back({row + i, 1, tensor, from + (i < turned / 2 ? 2 * i : 2 * (i - turned / 2) + 1)});
+}
+
+/// The weight `part` of a layer of latent attention. Of a head's queries those that turn come first here, and
+/// behind the others there.
+std::optional<PublishedParameter> HuggingFaceLayout::of_latents(const std::string& at,
+                                                                const std::string& part) const {
+  const GptConfig& c = config_;
+  const config::Mla& mla = c.mla;
+  const std::int64_t turn = mla.qk_rope_head_dim, rank = mla.kv_lora_rank;
+  const auto matrix = [&](const std::string& name, std::int64_t rows, std::int64_t columns) {
+    return stacked({at + name + ".weight"}, rows, columns);
+  };
+  const auto append_turning = [&](PublishedParameter& to, std::int64_t row, std::int64_t from) {
+    if (names().interleaved)
+      append_pairs(to.rows, row, 0, from, turn);
+    else
+      to.rows.push_back({row, turn, 0, from});
+  };
+  if (part == "q" || part == "q_up") {
+    const bool straight = part == "q";
+    PublishedParameter out = matrix(straight ? names().q : names().q_up, c.num_heads * c.head_dim,
+                                    straight ? c.hidden_size : mla.q_lora_rank);
+    out.rows.clear();
+    for (std::int64_t row = 0; row < c.num_heads * c.head_dim; row += c.head_dim) {
+      append_turning(out, row, row + mla.qk_nope_head_dim);
+      out.rows.push_back({row + turn, mla.qk_nope_head_dim, 0, row});
+    }
+    return out;
+  }
+  if (part == "kv_down") {
+    PublishedParameter out = matrix(names().kv_down, rank + turn, c.hidden_size);
+    out.rows = {{0, rank, 0, 0}};
+    append_turning(out, rank, rank);
+    return out;
+  }
+  if (part == "q_down") return matrix(names().q_down, mla.q_lora_rank, c.hidden_size);
+  if (part == "q_norm") return matrix(names().q_latent_norm, mla.q_lora_rank, 0);
+  if (part == "kv_norm") return matrix(names().kv_latent_norm, rank, 0);
+  if (part == "kv_up")
+    return matrix(names().kv_up, c.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), rank);
+  if (part == "projection") return matrix(names().projection, c.hidden_size, c.num_heads * mla.v_head_dim);
+  return std::nullopt;
 }
 
 /// A matrix or a bias of an expert that lies in one tensor with all others'.
@@ -118,6 +163,15 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_experts(const std::strin
   const std::int64_t hidden = config_.hidden_size, width = moe.ffn_hidden_size;
   if (part == "router" && (matrix || moe.router_bias))
     return stacked({at + names().router + "." + kind}, moe.experts, matrix ? hidden : 0);
+  if (matrix && part == "shared_gate") return stacked({at + names().shared_gate + ".weight"}, 1, hidden);
+  if (matrix && (part == "shared.up" || part == "shared.down")) {
+    const std::string shared = at + names().shared + ".";
+    if (part.ends_with("down"))
+      return stacked({shared + names().expert_down + ".weight"}, hidden, moe.shared_experts * width);
+    std::vector<std::string> tensors;
+    for (const std::string& name : names().expert_up) tensors.push_back(shared + name + ".weight");
+    return stacked(tensors, (config_.gated() ? 2 : 1) * moe.shared_experts * width, hidden);
+  }
   const std::size_t dot = part.rfind('.'), number = std::strlen("experts.");
   if (!part.starts_with("experts.") || dot < number || !(matrix || config_.has_mlp_bias()))
     return std::nullopt;
@@ -143,6 +197,9 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   const bool matrix = kind == "weight";
   if (part == "attention" && kind == "sinks") return stacked({at + names().sinks}, c.num_heads, 0);
   if (!matrix && kind != "bias") return std::nullopt;
+  constexpr std::string_view attention = "attention.";
+  if (matrix && c.mla.kv_lora_rank > 0 && part.starts_with(attention))
+    return of_latents(at, part.substr(attention.size()));
   if (part == "attention.qkv") return of_qkv(at, kind);
   const auto linear = [&](const std::vector<std::string>& names, std::int64_t rows, std::int64_t columns) {
     std::vector<std::string> tensors;
@@ -170,8 +227,24 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   return std::nullopt;
 }
 
+std::vector<std::pair<std::string, PublishedTensor>> HuggingFaceLayout::states() const {
+  std::vector<std::pair<std::string, PublishedTensor>> out;
+  const config::Moe& moe = config_.moe;
+  for (std::int64_t i = 0; i < config_.num_layers && moe.correction_bias; ++i)
+    if (moe.in(i))
+      out.emplace_back(cat("blocks.", i, ".mlp"),
+                       PublishedTensor{at_block(std::to_string(i)) + names().correction_bias, {moe.experts}});
+  return out;
+}
+
 bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
   std::vector<std::string> begins = names().passed_over;
+  if (const std::string blocks = cat(prefix(), names().blocks, ".");
+      names().more_layers && tensor.starts_with(blocks)) {
+    const char* number = tensor.c_str() + blocks.size();
+    if (std::isdigit(static_cast<unsigned char>(*number)) && std::atoll(number) >= config_.num_layers)
+      return true;
+  }
   if (config_.classifies())  // and files have the head for masked tokens, or for other labels
     for (const std::string& part :
          {names().head, names().head_dense, names().head_norm, names().head_bias, names().classifier})

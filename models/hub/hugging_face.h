@@ -58,6 +58,9 @@ class HuggingFaceLayout {
   bool may_lack(const std::string& parameter) const {
     return config_.head != config::Head::lm && parameter.starts_with("head");
   }
+  /// Where states are that modules have beside parameters (nn::StepState): routers' correction biases in
+  /// fp32, [experts], by the module's path.
+  std::vector<std::pair<std::string, PublishedTensor>> states() const;
   /// Whether files may have a tensor of that name that the model does not have.
   bool passes_over(const std::string& tensor) const;
   /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".
@@ -70,11 +73,12 @@ class HuggingFaceLayout {
   std::optional<PublishedParameter> of_block(const std::string& layer, const std::string& part,
                                              const std::string& kind) const;
   void append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row, int tensor,
-                    std::int64_t from) const;
+                    std::int64_t from, std::int64_t turned) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
   std::optional<PublishedParameter> of_table_or_norm(const std::string& parameter) const;
   std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part,
                                                const std::string& kind) const;
+  std::optional<PublishedParameter> of_latents(const std::string& at, const std::string& part) const;
   PublishedParameter of_stacked(const std::string& at, std::int64_t expert, bool up,
                                 const std::string& kind) const;
 

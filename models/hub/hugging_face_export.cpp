@@ -86,11 +86,23 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
       const auto dims = shape.dims();
       specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});
     }
+  const std::map<std::string, std::vector<float>> states =
+      options.stem == "model" ? weights.step_states() : std::map<std::string, std::vector<float>>();
+  std::vector<std::pair<std::string, const std::vector<float>*>> written_states;
+  if (!states.empty())
+    for (const auto& [path, tensor] : layout.states()) {
+      const auto found = states.find(path);
+      if (found == states.end() || std::ssize(found->second) != tensor.shape.numel())
+        fail(ErrorKind::data, "there are no correction biases of ", path, " to write");
+      specs.push_back({tensor.name, DType::f32, {tensor.shape.numel()}});
+      written_states.emplace_back(tensor.name, &found->second);
+    }
   tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);
   Exporter exporter(files, weights, device, options.dtype);
   for (const nn::ParameterPtr& parameter : parameters)
     exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()),
                    layout.published(parameter->name));
+  for (const auto& [name, values] : written_states) files.write(name, 0, std::as_bytes(std::span(*values)));
   files.finish();
   return files.shards();
 }

@@ -6,7 +6,7 @@
 
 #include "base/text/excerpt.h"
 #include "tensor/host_values.h"
-#include "tensor/safetensors/mxfp4.h"
+#include "tensor/safetensors/low_bits.h"
 
 namespace sherd::models {
 namespace {
@@ -138,9 +138,31 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
         missing.push_back(name);
       else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.in_file())
         misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.in_file().str()));
-      else if (!is_weight_type(entry->dtype))
+      else if (in_fp8(name)) {
+        expected.insert(name + "_scale_inv");
+        const SafetensorsEntry& scales = *files_.find(name + "_scale_inv");
+        const auto squares = [&](int dim) {
+          return (tensor.shape[dim] + tensor::fp8_file_block - 1) / tensor::fp8_file_block;
+        };
+        if (tensor.shape.rank() != 2 || shape_of(scales) != Shape{squares(0), squares(1)}.str())
+          misshapen.push_back(cat(name, "_scale_inv ", shape_of(scales), " for ", tensor.shape.str(),
+                                  " in squares of ", tensor::fp8_file_block));
+        else if (scales.dtype != DType::f32)
+          types.push_back(cat(name, "_scale_inv (", scales.dtype_name, ")"));
+      } else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
+  for (const auto& [path, tensor] : layout_.states()) {
+    const std::string name = found_as(tensor.name);
+    expected.insert(name);
+    const SafetensorsEntry* entry = files_.find(name);
+    if (!entry)
+      missing.push_back(name);
+    else if (shape_of(*entry) != tensor.shape.str())
+      misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.shape.str()));
+    else if (!is_weight_type(entry->dtype))
+      types.push_back(cat(name, " (", entry->dtype_name, ")"));
+  }
   const std::string head = found_as(layout_.head()),
                     table = found_as(layout_.published("tokens.weight").tensors[0].name);
   const bool tied = layout_.tied() && !expected.contains(head) && files_.find(head) && files_.find(table);
@@ -187,6 +209,7 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
   const std::string name = found_as(tensor.name);
   const SafetensorsEntry* entry = files_.find(name);
   if (!entry && in_mxfp4(name)) return read_mxfp4(tensor, name, first, to, dtype);
+  if (entry && in_fp8(name)) return read_fp8(tensor, name, first, to, dtype);
   require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no weights '", name,
           "'");
   const std::size_t size = size_of(*entry->dtype), to_size = size_of(dtype);
@@ -231,6 +254,55 @@ void HuggingFaceWeights::read_mxfp4(const PublishedTensor& tensor, const std::st
         to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
     done += n;
   }
+}
+
+bool HuggingFaceWeights::in_fp8(const std::string& name) const {
+  const SafetensorsEntry* entry = files_.find(name);
+  return entry && entry->dtype_name == "F8_E4M3" && files_.find(name + "_scale_inv");
+}
+
+/// Elements from `first` on of a matrix, row by row.
+void HuggingFaceWeights::read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
+                                  std::span<std::byte> to, DType dtype) {
+  constexpr std::int64_t side = tensor::fp8_file_block;
+  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype)), columns = tensor.shape[1],
+                     squares = (columns + side - 1) / side;
+  std::vector<std::byte> codes;
+  std::vector<float> values, scales(static_cast<std::size_t>(squares));
+  std::int64_t scales_of = -1;
+  for (std::int64_t done = 0, count = std::ssize(to) / size; done < count;) {
+    const std::int64_t row = (first + done) / columns, column = (first + done) % columns,
+                       n = std::min(count - done, columns - column);
+    codes.resize(static_cast<std::size_t>(n)), values.resize(static_cast<std::size_t>(n));
+    files_.read_bytes(name, static_cast<std::uint64_t>(first + done), codes);
+    if (row / side != scales_of) {
+      scales_of = row / side;
+      files_.read_bytes(name + "_scale_inv", static_cast<std::uint64_t>(scales_of * squares) * sizeof(float),
+                        std::as_writable_bytes(std::span(scales)));
+    }
+    tensor::decode_e4m3(codes, values);
+    for (std::int64_t i = 0; i < n; ++i)
+      values[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>((column + i) / side)];
+    tensor::convert_values(
+        std::as_bytes(std::span(values)), DType::f32,
+        to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
+    done += n;
+  }
+}
+
+std::map<std::string, std::vector<float>> HuggingFaceWeights::step_states() const {
+  std::map<std::string, std::vector<float>> out;
+  for (const auto& [path, tensor] : layout_.states()) {
+    const std::string name = found_as(tensor.name);
+    const SafetensorsEntry* entry = files_.find(name);
+    require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no '", name, "'");
+    std::vector<std::byte> bytes(entry->bytes);
+    files_.read_bytes(name, 0, bytes);
+    std::vector<float>& values = out[path];
+    values.resize(static_cast<std::size_t>(tensor.shape.numel()));
+    tensor::convert_values(bytes, *entry->dtype, std::as_writable_bytes(std::span(values)), DType::f32);
+  }
+  return out;
 }
 
 void HuggingFaceWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

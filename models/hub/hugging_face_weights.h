@@ -11,7 +11,8 @@ namespace sherd::models {
 
 /// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
 /// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
-/// small part of it. A tensor NAME may be there as NAME_blocks and NAME_scales, in MXFP4.
+/// small part of it. A tensor NAME may be there as NAME_blocks and NAME_scales, in MXFP4, or in FP8 beside
+/// NAME_scale_inv, in squares of 128.
 class HuggingFaceWeights : public nn::WeightSource {
  public:
   /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them. `stem`: of the files'
@@ -27,10 +28,14 @@ class HuggingFaceWeights : public nn::WeightSource {
   bool has(const std::string& name) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override;
+  std::map<std::string, std::vector<float>> step_states() const override;
 
  private:
   std::string found_as(const std::string& name) const;
   bool in_mxfp4(const std::string& name) const;
+  bool in_fp8(const std::string& name) const;
+  void read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
+                std::span<std::byte> to, DType dtype);
   void read_mxfp4(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
                   std::span<std::byte> to, DType dtype);
   void read_elements(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);

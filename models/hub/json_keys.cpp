@@ -6,6 +6,7 @@
 
 #include "base/text/excerpt.h"
 #include "config/published.h"
+#include "tensor/safetensors/low_bits.h"
 
 namespace sherd::models {
 
@@ -39,6 +40,10 @@ JsonKey activation(std::string name, std::vector<std::pair<std::string, config::
     return Node();
   };
   return config::custom<Published>(name, "", read, write);
+}
+
+std::function<bool(const Value&)> equals_text(std::string text) {
+  return [text = std::move(text)](const Value& value) { return value.node.is_text(text.c_str()); };
 }
 
 bool is_true(const Value& value) {
@@ -98,6 +103,7 @@ void take_others(PublishedRope& to, Node& rope, const Value& section) {
     return node ? value(*node, name).real(0) : 0.0;
   };
   const double mscale = scale("mscale"), of_all = scale("mscale_all_dim");
+  to.mscale_all_dim = of_all;
   const auto own = taken(rope, "attention_factor");
   const Node *factor = rope.find("factor"), *kind = kind_of(rope);
   if (own) {
@@ -160,6 +166,19 @@ void read_older_section(Published& published, const Value& given) {
   if (!empty) published.older_rope = read.rope;
 }
 
+/// Says yarn's factors of cosines and of scores as mscale and mscale_all_dim.
+void put_mscale(Node& rope, const config::Model& m) {
+  const RopeScaling& yarn = m.rope_scaling;
+  if (yarn.type != RotaryScaling::yarn || m.attention_multiplier == 0 || yarn.factor <= 1) return;
+  const double step = 0.1 * std::log(yarn.factor);
+  const double all = std::sqrt(m.attention_multiplier * std::sqrt(static_cast<double>(m.head_dim))),
+               own = (yarn.attention_factor > 0 ? yarn.attention_factor : 1 + step) * all;
+  const auto rounded = [](double x) { return std::round(x * 1e12) / 1e12; };
+  std::erase_if(rope.members, [](const auto& member) { return member.first == "attention_factor"; });
+  rope.members.emplace_back("mscale", config::node_of(rounded((own - 1) / step)));
+  rope.members.emplace_back("mscale_all_dim", config::node_of(rounded((all - 1) / step)));
+}
+
 /// rope_parameters of the layers without a window, or of those with one.
 Node written_parameters(const Published& p, const RopeKeys& has, bool sliding) {
   const config::Model& m = p.model;
@@ -168,15 +187,23 @@ Node written_parameters(const Published& p, const RopeKeys& has, bool sliding) {
   out.members.emplace_back("rope_theta", config::node_of(own ? m.sliding_rope->rotary_base : m.rotary_base));
   if (has.partial)
     out.members.emplace_back("partial_rotary_factor", config::node_of(m.partial_rotary_factor));
+  if (has.mscale) put_mscale(out, m);
   if (has.query_scaling)
     out.members.emplace_back("llama_4_scaling_beta", config::node_of(m.llama_4_scaling_beta));
   return out;
 }
 
-/// Whose values are read as they are stored (tensor/safetensors/mxfp4.h).
-bool is_mxfp4(const Value& value) {
-  const Node* method = value.node.is(Node::Kind::object) ? value.node.find("quant_method") : nullptr;
-  return value.node.is(Node::Kind::null) || (method && method->is_text("mxfp4"));
+/// Whose values are read as what they stand for (tensor/safetensors/low_bits.h): MXFP4, and FP8 in squares.
+bool is_read(const Value& value) {
+  if (!value.node.is(Node::Kind::object)) return value.node.is(Node::Kind::null);
+  const Node *method = value.node.find("quant_method"), *block = value.node.find("weight_block_size");
+  const auto is_side = [](const Node& side) {
+    return side.is(Node::Kind::integer) && side.integer == tensor::fp8_file_block;
+  };
+  return method &&
+         (method->is_text("mxfp4") ||
+          (method->is_text("fp8") && block && block->is(Node::Kind::array) && block->items.size() == 2 &&
+           std::all_of(block->items.begin(), block->items.end(), is_side)));
 }
 
 }  // namespace
@@ -189,7 +216,7 @@ JsonKeys common_keys() {
                 only("is_encoder_decoder", config::is_false, "the model has no encoder here"),
                 only("add_cross_attention", config::is_false, "the model has no encoder here"),
                 only("pruned_heads", config::is_empty, "all heads are there"),
-                only("quantization_config", is_mxfp4,
+                only("quantization_config", is_read,
                      "take the files of the model before it was quantised, in bf16, fp16 or fp32"),
                 only("use_mrope", config::is_false, "positions are those of text"),
                 only("neftune_noise_alpha", config::equals_number(0), "embeddings get no noise"),
@@ -209,9 +236,12 @@ JsonKeys common_keys() {
 /// transformers 4 knows the older form alone, 5 both: both say the same.
 JsonKeys rope_keys(RopeKeys has) {
   const auto theta = [](const Published& p) { return config::node_of(p.model.rotary_base); };
-  const auto scaling = [](const Published& p) {
+  const auto scaling = [has](const Published& p) {
     const RopeScaling& rope = p.model.rope_scaling;
-    return rope.type == RotaryScaling::none ? Node() : config::written_rope(rope);
+    if (rope.type == RotaryScaling::none) return Node();
+    Node out = config::written_rope(rope);
+    if (has.mscale) put_mscale(out, p.model);
+    return out;
   };
   const auto parameters = [=](const Published& p) {
     Node full = written_parameters(p, has, false);

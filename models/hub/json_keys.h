@@ -20,6 +20,7 @@ namespace sherd::models {
 struct PublishedRope {
   double theta = 0;                  ///< 0: absent
   double share = 0;                  ///< partial_rotary_factor; 0: absent
+  double mscale_all_dim = 0;         ///< of yarn; 0: absent
   std::optional<double> query_beta;  ///< llama_4_scaling_beta
   config::RopeScaling scaling;
   bool original_missing = false;  ///< it does not say which positions it scales
@@ -39,6 +40,8 @@ struct Published {
   std::int64_t no_rope_layers = 0;       ///< that a list names
   std::optional<std::int64_t> listed_no_rope_interval;  ///< as a list says, which goes before the key
   bool mlp_bias = false;                                ///< beside attention_bias
+  std::int64_t shared_width = 0;  ///< of the experts that all tokens take, together; 0: absent
+  bool greedy_experts = false;    ///< DeepSeek-V2's topk_method, which looks at no groups
   bool use_sliding_window = true;
   std::int64_t window = 0;
   std::int64_t first_full_layers = 0;          ///< layers at the start that see everything
@@ -60,6 +63,10 @@ JsonKeys joined(JsonKeys first, More... more) {
 /// A key of the model, or of its experts, as one of the file.
 inline JsonKey in_file(const config::Key<config::Model>& key) {
   return config::inside(&Published::model, key);
+}
+inline JsonKey in_file(const config::Key<config::Mla>& key) {
+  return config::lifted<Published>(
+      key, [](auto& published) -> auto& { return published.model.mla; });
 }
 inline JsonKey in_file(const config::Key<config::Moe>& key) {
   return config::lifted<Published>(
@@ -97,6 +104,7 @@ JsonKey activation(std::string name, std::vector<std::pair<std::string, config::
                    std::string known);
 
 bool is_true(const config::Value& value);
+std::function<bool(const config::Value&)> equals_text(std::string text);
 
 /// Keys that all families have, most of which say nothing about the model's numbers.
 JsonKeys common_keys();
@@ -106,6 +114,7 @@ struct RopeKeys {
   bool sliding = false;        ///< positions of their own for layers with a window
   bool local_base = false;     ///< whose base the older form has, as rope_local_base_freq
   bool query_scaling = false;  ///< llama_4_scaling_beta, in rope_parameters alone
+  bool mscale = false;         ///< mscale_all_dim, which multiplies scores too
 };
 JsonKeys rope_keys(RopeKeys has = {});
 

@@ -32,30 +32,32 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
 }
 
 const KeyCache::LayerStore& KeyCache::next_layer(tensor::Device& device, const Tensor& qkv,
-                                                 const tensor::Attention& geometry) {
+                                                 const tensor::Attention& geometry, bool values_are_keys) {
   if (next_ == layers_.size()) {
     const std::int64_t rows = geometry.window > 0 ? std::min(geometry.window, positions_) : positions_;
     const Shape shape{texts_, geometry.kv_heads, rows, geometry.head_dim(qkv.shape()[2])};
-    layers_.push_back({Tensor::empty(device, shape, qkv.dtype()), Tensor::empty(device, shape, qkv.dtype())});
+    layers_.push_back({Tensor::empty(device, shape, qkv.dtype()),
+                       values_are_keys ? Tensor() : Tensor::empty(device, shape, qkv.dtype())});
   }
   return layers_[next_++];
 }
 
 std::size_t KeyCache::bytes() const {
   std::size_t sum = 0;
-  for (const LayerStore& layer : layers_) sum += layer.keys.bytes() + layer.values.bytes();
+  for (const LayerStore& layer : layers_)
+    sum += layer.keys.bytes() + (layer.values ? layer.values.bytes() : 0);
   return sum;
 }
 
-Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry,
-                        const Tensor& sinks) {
+Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, const Tensor& sinks,
+                        bool values_are_keys) {
   require(!tape.recording(), "a key cache is for passes that are not recorded");
   require(!geometry.documents,
           "attention over a key cache knows no documents: each sequence continues a text");
   const Shape& shape = qkv.shape();
   require(shape[0] == std::ssize(rows_) && shape[1] == width_, "attention got rows ", shape.str(),
           " in a pass of ", rows_.size(), " sequences of ", width_, " rows that a key cache was told of");
-  const LayerStore& layer = next_layer(tape.device(), qkv, geometry);
+  const LayerStore& layer = next_layer(tape.device(), qkv, geometry, values_are_keys);
   Tensor out = tape.empty(shape.with_back(geometry.heads * geometry.head_dim(shape[2])), qkv.dtype());
   const tensor::KeyStore store{layer.keys, layer.values, places_};
   if (!fresh_) {

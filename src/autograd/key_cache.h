@@ -16,8 +16,8 @@ namespace sherd::autograd {
 /// and neither for context-parallel ranks nor for sequence parallelism, which cut the rows.
 ///
 /// Memory: activations in the ledger, taken layer by layer in the first pass: 2·texts·positions·kv_heads·
-/// head_dim elements of the layer's dtype, and of a layer with a sliding window min(positions, window) in the
-/// place of positions (rows are a ring).
+/// head_dim elements of the layer's dtype, half of that where values are the keys, and of a layer with a
+/// sliding window min(positions, window) in the place of positions (rows are a ring).
 class KeyCache {
  public:
   /// Rows of the coming pass: `count` rows that count, from position `first` on of text `text`. Rows behind
@@ -42,14 +42,16 @@ class KeyCache {
   std::size_t bytes() const;
 
   /// Called by autograd::attention(), once per layer: stores the keys of qkv [sequences, width, …] and gives
-  /// the attention of its rows.
-  Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, const Tensor& sinks = {});
+  /// the attention of its rows. `values_are_keys`: a head's value is its key, which alone is stored.
+  Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, const Tensor& sinks = {},
+                bool values_are_keys = false);
 
  private:
   struct LayerStore {
-    Tensor keys, values;
+    Tensor keys, values;  ///< as tensor::KeyStore has them
   };
-  const LayerStore& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry);
+  const LayerStore& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry,
+                               bool values_are_keys);
 
   std::int64_t texts_, positions_;
   std::vector<LayerStore> layers_;

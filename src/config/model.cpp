@@ -59,6 +59,24 @@ Model gpt_oss() {
   return m;
 }
 
+Model deepseek_v3() {
+  Model m = decoder();
+  m.moe.router = RouterScores::sigmoid, m.moe.correction_bias = true;
+  return m;
+}
+
+Model glm4_moe() {
+  Model m = deepseek_v3();
+  m.partial_rotary_factor = 0.5, m.rotary_base = 1e6;
+  return m;
+}
+
+Model qwen2_moe() {
+  Model m = with_qkv_bias(decoder());
+  m.moe.shared_expert_gate = true;
+  return m;
+}
+
 Model olmo() {
   Model m = with_qk_norm(decoder());
   m.qk_norm_all_heads = true, m.norm_placement = NormPlacement::post;
@@ -137,6 +155,10 @@ const std::vector<FamilyDefaults>& families() {
                                      {"gemma3_text", gemma()},
                                      {"gpt_oss", gpt_oss()},
                                      {"glm4", glm()},
+                                     {"glm4_moe", glm4_moe()},
+                                     {"deepseek_v2", decoder()},
+                                     {"deepseek_v3", deepseek_v3()},
+                                     {"qwen2_moe", qwen2_moe()},
                                      {"ministral3", decoder()},
                                      {"olmo2", olmo()},
                                      {"olmo3", olmo3()},
@@ -173,6 +195,11 @@ void check_bounds(const Model& m) {
         {"sliding_window", m.sliding_window, 0, most_positions},
         {"no_rope_layer_interval", m.no_rope_layer_interval, 0, most_layers},
         {"token_types", m.token_types, 0, most_token_types},
+        {"mla.kv_lora_rank", m.mla.kv_lora_rank, 0, most_hidden},
+        {"mla.q_lora_rank", m.mla.q_lora_rank, 0, most_hidden},
+        {"mla.qk_nope_head_dim", m.mla.qk_nope_head_dim, 1, most_hidden},
+        {"mla.qk_rope_head_dim", m.mla.qk_rope_head_dim, 2, most_hidden},
+        {"mla.v_head_dim", m.mla.v_head_dim, 1, most_hidden},
         {"moe.experts", m.moe.experts, 0, most_experts},
         {"moe.ffn_hidden_size", m.moe.ffn_hidden_size, 0, most_ffn_hidden},
         {"moe.every", m.moe.every, 1, most_layers},
@@ -271,6 +298,30 @@ void settle_layers(Model& m) {
   m.layer_types = std::move(all);
 }
 
+/// Heads of keys that latents make.
+void settle_latents(Model& m) {
+  const Mla& mla = m.mla;
+  if (mla.kv_lora_rank == 0) return void(m.mla = {});
+  const std::int64_t head = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+  expect(m.num_kv_heads == 0 || m.num_kv_heads == m.num_heads,
+         "mla gives each query head a key of its own: leave num_kv_heads out");
+  expect(m.head_dim == 0 || m.head_dim == head, "head_dim ", m.head_dim, " is not mla's ", head,
+         ", qk_nope_head_dim + qk_rope_head_dim: leave it out");
+  expect(mla.v_head_dim <= head, "mla.v_head_dim ", mla.v_head_dim, " is more than a key's ", head);
+  for (const auto& [key, value] : {std::pair{"qk_rope_head_dim", mla.qk_rope_head_dim},
+                                   {"qk_nope_head_dim", mla.qk_nope_head_dim},
+                                   {"kv_lora_rank", mla.kv_lora_rank}})
+    expect(value % 2 == 0, "mla.", key, " ", value, " must be even");
+  expect(
+      m.position == PositionType::rotary && m.causal && m.partial_rotary_factor == 1,
+      "mla is for models of rotary positions that write behind their text, and says itself which part of a "
+      "head turns");
+  expect(!m.has_qkv_bias() && !m.qk_norm && !m.attention_sinks && m.llama_4_scaling_beta == 0,
+         "mla has no bias, qk_norm, attention_sinks or llama_4_scaling_beta: set bias, qkv_bias, qk_norm and "
+         "attention_sinks to false");
+  m.head_dim = head;
+}
+
 void check_experts(const Model& m) {
   const Moe& e = m.moe;
   if (e.experts == 0) return;
@@ -306,6 +357,8 @@ std::string_view name_of(ModelType type) {
 
 Model resolved(Model m) {
   check_bounds(m);
+  settle_latents(m);
+  if (m.moe.bias_update > 0) m.moe.correction_bias = true;
   const bool own_head = m.head_dim > 0;
   if (m.max_positions == 0) m.max_positions = m.seq_length;
   if (m.num_kv_heads == 0) m.num_kv_heads = m.num_heads;
@@ -329,8 +382,8 @@ Model resolved(Model m) {
          "rotary positions need an even head size, not ",
          own_head ? "head_dim = " : "hidden_size/num_heads = ", m.head_dim);
   const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * m.partial_rotary_factor);
-  expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0), "partial_rotary_factor ",
-         m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
+  expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0) || m.mla.kv_lora_rank > 0,
+         "partial_rotary_factor ", m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
          " elements, which must be an even number of them");
   check_experts(m);
   return m;

@@ -62,6 +62,16 @@ struct SlidingRope {
   bool operator==(const SlidingRope&) const = default;
 };
 
+/// Section `model.mla`: multi-head latent attention (DeepSeek-V2), in the place of num_kv_heads and head_dim.
+struct Mla {
+  std::int64_t kv_lora_rank = 0;  ///< numbers of which a token's keys and values are made; 0: no such section
+  std::int64_t q_lora_rank = 0;   ///< of which its queries are made; 0: these are made of the stream
+  std::int64_t qk_nope_head_dim = 128,
+               qk_rope_head_dim = 64;  ///< of a key: elements that do not turn, that do
+  std::int64_t v_head_dim = 128;       ///< of a value; no more than a key has
+  bool operator==(const Mla&) const = default;
+};
+
 /// Section `model.moe`: experts in place of the feed-forward part of some blocks.
 struct Moe {
   std::int64_t experts = 0;          ///< experts of each such block, required; 0: there is no such section
@@ -80,7 +90,10 @@ struct Moe {
   BalanceLoss aux_loss_type = BalanceLoss::all_choices;
   double z_loss = 0;         ///< ≥ 0; factor of the router z-loss
   bool router_bias = false;  ///< the router's logits have a bias that is trained; by type
-  double bias_update = 0;  ///< [0, 1]; by how much a bias of each expert moves with a step; 0: there is none
+  /// A bias of each expert, which counts for the choice alone (`e_score_correction_bias`); with bias_update
+  /// always there; by type.
+  bool correction_bias = false;
+  double bias_update = 0;  ///< [0, 1]; by how much it moves with a step
   double jitter = 0;       ///< [0, 0.99]; a router's input is multiplied by [1 − jitter, 1 + jitter]
   bool shared_expert_gate = false;  ///< the shared part is multiplied by a sigmoid of its own
   bool use_residual = false;  ///< a dense part of the model's width beside the experts, and a softmax of both
@@ -165,6 +178,7 @@ struct Model {
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
   /// stream.
   double init_std = 0.02;
+  Mla mla;
   Moe moe;
 
   /// `vocabulary` rounded up to a multiple of pad_vocab_to_multiple_of.

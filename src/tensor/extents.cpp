@@ -223,8 +223,7 @@ AttentionExtents attention_extents(const char* kernel, const Tensor& qkv, const 
   e.batch = qkv.shape()[0], e.seq = qkv.shape()[1];
   e.dim = geometry.head_dim(qkv.shape()[2]);
   require(e.dim >= 1, kernel, ": heads are empty");
-  e.scale =
-      geometry.scale != 0 ? static_cast<double>(geometry.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
+  e.scale = geometry.scale != 0 ? geometry.scale : 1 / std::sqrt(static_cast<double>(e.dim));
   require(e.scale > 0, kernel, ": scale ", geometry.scale, " is not positive");
   require(geometry.cap >= 0, kernel, ": scores capped at ", geometry.cap);
   e.cap = geometry.cap;
@@ -283,9 +282,9 @@ StoredExtents check_attend_stored(const Tensor& qkv, const Attention& geometry, 
   constexpr const char* name = "attend_stored";
   require(geometry.causal, name, ": texts that grow are causal");
   StoredExtents e{attention_extents(name, qkv, geometry)};
-  require(store.keys && store.values && store.keys.shape().rank() == 4 &&
-              store.values.shape() == store.keys.shape() && store.keys.dtype() == qkv.dtype() &&
-              store.values.dtype() == qkv.dtype(),
+  const Tensor& values = store.values ? store.values : store.keys;
+  require(store.keys && store.keys.shape().rank() == 4 && values.shape() == store.keys.shape() &&
+              store.keys.dtype() == qkv.dtype() && values.dtype() == qkv.dtype(),
           name, ": keys and values must be ", name_of(qkv.dtype()), " [texts, kv_heads, capacity, head_dim]");
   e.texts = store.keys.shape()[0], e.capacity = store.keys.shape()[2];
   require(store.keys.shape() == Shape({e.texts, e.kv_heads, e.capacity, e.dim}) && e.capacity >= 1, name,

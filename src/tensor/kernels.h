@@ -115,7 +115,7 @@ struct Attention {
   /// > 0: and of these only near ones, i - window < j (`sliding_window` in Hugging Face's configurations),
   /// without causal also j < i + window. One that hides no key of the call changes nothing.
   std::int64_t window = 0;
-  float scale = 0;            ///< multiplies q·k; 0 means 1/√head_dim
+  double scale = 0;           ///< multiplies q·k; 0 means 1/√head_dim
   float cap = 0;              ///< > 0: a scaled score s becomes cap·tanh(s/cap) (Gemma 2)
   float dropout = 0;          ///< probability of zeroing a normalised score
   RandomKey key{};            ///< stream of the dropout mask: element ((b·heads + h)·seq + i)·seq + j
@@ -131,7 +131,9 @@ struct Attention {
 /// Keys and values of one layer, of texts that are being generated. Token p of a text lies in row p mod
 /// capacity.
 struct KeyStore {
-  Tensor keys, values;  ///< [texts, kv_heads, capacity, head_dim], in the dtype of qkv
+  /// [texts, kv_heads, capacity, head_dim], in the dtype of qkv. Undefined values (processors alone): the
+  /// keys are the values too.
+  Tensor keys, values;
   /// int32 [batch, 3]: of each sequence of the call the text that it continues, the position of its first row
   /// there, and how many of its rows count. No text twice.
   Tensor places;

@@ -50,11 +50,12 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
-const char* const families[] = {"gpt2",    "llama",     "llama_linear", "mistral",    "qwen2",
-                                "qwen3",   "mixtral",   "qwen3_moe",    "phi3",       "gemma3_text",
-                                "granite", "smollm3",   "glm4",         "ministral3", "olmo2",
-                                "olmo3",   "phi3_long", "bert",         "modernbert", "bert_classifier",
-                                "gemma2",  "gpt_oss",   "llama_biases"};
+const char* const families[] = {"gpt2",     "llama",     "llama_linear", "mistral",     "qwen2",
+                                "qwen3",    "mixtral",   "qwen3_moe",    "phi3",        "gemma3_text",
+                                "granite",  "smollm3",   "glm4",         "ministral3",  "olmo2",
+                                "olmo3",    "phi3_long", "bert",         "modernbert",  "bert_classifier",
+                                "gemma2",   "gpt_oss",   "llama_biases", "deepseek_v2", "deepseek_v3",
+                                "glm4_moe", "qwen2_moe"};
 
 struct Optimizer {
   const char* text;
@@ -161,7 +162,7 @@ std::vector<std::tuple<const char*, HuggingFaceSetting>> cases() {
       if (!is_refused(family, setting.parallel)) out.emplace_back(family, setting);
     }
   for (const char* family : {"gemma3_text", "smollm3", "glm4", "ministral3", "olmo3", "phi3_long", "bert",
-                             "modernbert", "gemma2", "gpt_oss"})
+                             "modernbert", "gemma2", "gpt_oss", "deepseek_v3"})
     out.emplace_back(family, HuggingFaceSetting{"context_2_stage_3", 2, 3, R"({"context": 2})",
                                                 R"(, "offload_param": {"device": "cpu"})"});
   return out;

@@ -71,6 +71,13 @@ class Copy {
     for (const auto& [name, host] : all) writer.write(name, 0, host.bytes);
     writer.finish();
   }
+  /// Puts one text of the header of model.safetensors in the place of another as long.
+  void reword(const std::string& from, const std::string& to) {
+    std::string bytes = read_text(folder() / "model.safetensors");
+    ASSERT_EQ(from.size(), to.size());
+    ASSERT_NE(bytes.find(from), std::string::npos);
+    write_text(folder() / "model.safetensors", bytes.replace(bytes.find(from), from.size(), to));
+  }
   /// Reading the folder as the model that its config.json describes.
   void open() const {
     const config::Config config = config_in(folder());
@@ -111,6 +118,15 @@ class Family : public ::testing::TestWithParam<std::string> {
     weights.check(parameters.all());
     for (const auto& p : parameters.all()) weights.read(p->name, p->logical_slice(), 0, p->value);
   }
+  /// What a model learns outside of gradients.
+  void load_states(Gpt& model) const {
+    const std::map<std::string, std::vector<float>> states =
+        HuggingFaceWeights(folder_, layout_).step_states();
+    model.for_each([&](nn::Module& module) {
+      if (auto* state = dynamic_cast<nn::StepState*>(&module); state && !state->saved().empty())
+        state->restore(states.at(module.path()));
+    });
+  }
   HostTensorSource gradients() const {
     return [this](const std::string& name) -> std::optional<HostTensor> {
       const auto* entry = expected_.find("grad." + name);
@@ -138,7 +154,7 @@ class Family : public ::testing::TestWithParam<std::string> {
 TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   Gpt model(options_);
   const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
-  load(parameters, folder_);
+  load(parameters, folder_), load_states(model);
   autograd::Tape tape(*cpu_.kernels);
   {
     autograd::Tape::NoGrad pause(tape);
@@ -229,11 +245,13 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                            "mixtral", "qwen3_moe", "phi3", "phi3_long", "gemma3_text",
                                            "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3",
                                            "bert", "modernbert", "bert_classifier", "modernbert_classifier",
-                                           "gemma2", "gpt_oss", "llama_biases"),
+                                           "gemma2", "gpt_oss", "llama_biases", "deepseek_v2",
+                                           "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe"),
                          [](const auto& test) { return test.param; });
 
-TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
-  const fs::path folder = folder_of("gpt_oss_mxfp4");
+/// Checks that the matrices of a folder whose files have low bits are those of its expected.safetensors,
+/// whole and from anywhere within; returns how many.
+int check_decoded(const fs::path& folder) {
   const config::Config config = config_in(folder);
   const GptConfig options = gpt_config(config, config.model->vocab_size);
   const HuggingFaceLayout layout(options);
@@ -243,32 +261,52 @@ TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
   weights.check(model.parameters());
   const SafetensorsFile expected(folder / "expected.safetensors");
   const auto values = [&](const std::string& name) -> std::optional<HostTensor> {
-    const auto& entry = expected.at("value." + name);
-    HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry.shape)}, *entry.dtype,
-                   std::vector<std::byte>(entry.bytes)};
-    expected.read_bytes(entry, 0, out.bytes);
+    const auto* entry = expected.find("value." + name);
+    if (!entry) return std::nullopt;
+    HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry->shape)}, *entry->dtype,
+                   std::vector<std::byte>(entry->bytes)};
+    expected.read_bytes(*entry, 0, out.bytes);
     return out;
   };
   test::Cpu cpu(1);
   int matrices = 0;
   for (const nn::ParameterPtr& p : model.parameters()) {
-    if (p->name.find("experts") == std::string::npos || !p->name.ends_with("weight")) continue;
+    if (!expected.find("value." + layout.published(p->name).tensors[0].name)) continue;
+    SCOPED_TRACE(p->name);
     const Tensor whole = Tensor::empty(*cpu.device, p->shape, DType::f32),
                  part = Tensor::empty(*cpu.device, {45}, DType::f32);
     weights.read(p->name, p->logical_slice(), 0, whole);
-    const HostTensor want = from_dict(layout, p->name, values);
-    EXPECT_TRUE(test::bytes_of(whole) == want.bytes) << p->name;
-    weights.read(p->name, p->logical_slice(), 83, part);  // from within a block into another row
-    EXPECT_TRUE(test::bytes_of(part) == test::bytes_of(whole.range(83, 128))) << p->name;
+    EXPECT_TRUE(test::bytes_of(whole) == from_dict(layout, p->name, values).bytes);
+    for (std::int64_t first = 83; first + 45 <= p->numel();
+         first += 517) {  // from within a block into others
+      weights.read(p->name, p->logical_slice(), first, part);
+      EXPECT_TRUE(test::bytes_of(part) == test::bytes_of(whole.range(first, first + 45))) << first;
+    }
     ++matrices;
   }
-  EXPECT_EQ(matrices, 4);
+  return matrices;
+}
+
+TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
+  EXPECT_EQ(check_decoded(folder_of("gpt_oss_mxfp4")), 4);
   Copy cut("gpt_oss_mxfp4");
   cut.rewrite([](Copy::Dict& all) {
     HostTensor& scales = all["model.layers.0.mlp.experts.down_proj_scales"];
     scales.shape = {2, 32, 1}, scales.bytes.resize(64);
   });
   testing::expect_error(ErrorKind::data, "down_proj_scales [2, 32, 1] for [2, 32, 2]", [&] { cut.open(); });
+}
+
+/// With scales of the 128 x 128 weights of a block; parameters that are rows of several matrices among them.
+TEST(HuggingFaceFolder, Fp8InBlocksIsReadAsTorchDecodesIt) {
+  EXPECT_EQ(check_decoded(folder_of("deepseek_v3_fp8")), 16);
+  const std::string name = "model.layers.0.mlp.down_proj.weight_scale_inv";
+  Copy cut("deepseek_v3_fp8");
+  cut.reword(name + R"(":{"dtype":"F32","shape":[1,2])", name + R"(":{"dtype":"F32","shape":[2,1])");
+  testing::expect_error(ErrorKind::data, name + " [2, 1] for [16, 136]", [&] { cut.open(); });
+  Copy missing("deepseek_v3_fp8");
+  missing.reword(name, "model.layers.0.mlp.down_proj.weight_scale_off");
+  testing::expect_error(ErrorKind::data, "down_proj.weight (F8_E4M3)", [&] { missing.open(); });
 }
 
 TEST(HuggingFaceFolder, OlderNamesAndBuffersAreFound) {

@@ -37,6 +37,17 @@ std::vector<CachedFamily> cached_families() {
     return llama_with(
         [&](GptConfig& o) { o.rope_scaling = {.type = scaling, .factor = 4, .original_max_positions = 16}; });
   };
+  const auto latents = [](bool other) {
+    return llama_with([&](GptConfig& o) {
+      o.num_kv_heads = o.head_dim = 0;
+      o.mla = {
+          .kv_lora_rank = 14, .qk_nope_head_dim = 6, .qk_rope_head_dim = 4, .v_head_dim = other ? 10 : 7};
+      o.mla.q_lora_rank = other ? 9 : 0;
+      if (!other) return;
+      o.rope_scaling = {.type = RotaryScaling::yarn, .factor = 4, .original_max_positions = 16};
+      o.attention_multiplier = 0.4, o.rotary_base = 50;
+    });
+  };
   const auto experts = [](GptConfig& o) { o.moe.experts = 4, o.moe.top_k = 2, o.moe.aux_loss = 0; };
   return {{"gpt2", gpt2},
           {"grouped queries", llama_with([](GptConfig&) {})},
@@ -62,6 +73,8 @@ std::vector<CachedFamily> cached_families() {
              o.layer_types = {config::LayerType::sliding_attention, config::LayerType::full_attention};
              experts(o), o.moe.router_bias = true;
            })},
+          {"latents", latents(false)},
+          {"latents of queries, values as long as keys", latents(true)},
           {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},
           {"llama3", scaled(RotaryScaling::llama3)},
@@ -222,6 +235,23 @@ TEST_F(KeyCacheTest, TakesWhatItSays) {
     EXPECT_EQ(cache.bytes(), want);
     EXPECT_GE(held() - before, want);
     EXPECT_LE(held() - before, want + 7 * 64u);  // rounded up for alignment; and the places
+  }
+}
+
+/// Of a token's keys and values the numbers that make them are kept, and those that turn, once for all heads.
+TEST_F(KeyCacheTest, LatentsAreKeptCompressed) {
+  GptConfig o = test::tiny_latents();
+  o.seq_length = 40;
+  for (const auto& [dtype, size] : {std::pair{DType::bf16, 2}, {DType::f32, 4}}) {
+    Gpt model(o);
+    const test::PlainParameters parameters(*cpu_.kernels, model, dtype);
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    KeyCache cache(3, 30);
+    tape.key_cache = &cache;
+    cache.begin(*cpu_.device, {{2, 0, 3}}, 3);
+    (void)model.next_logits(tape, cpu_.ids({1, 3}, 1, 9));
+    EXPECT_EQ(cache.bytes(), std::size_t{2 * 3 * 30} * (6 + 2) * static_cast<std::size_t>(size));
   }
 }
 

@@ -57,6 +57,15 @@ inline models::GptConfig tiny_gpt_oss() {
   return o;
 }
 
+/// DeepSeek's attention: keys longer than values, of which a part turns, and queries of latents too.
+inline models::GptConfig tiny_latents() {
+  models::GptConfig o = tiny_llama();
+  o.num_kv_heads = o.head_dim = 0;
+  o.mla = {
+      .kv_lora_rank = 6, .q_lora_rank = 5, .qk_nope_head_dim = 4, .qk_rope_head_dim = 2, .v_head_dim = 5};
+  return o;
+}
+
 /// OLMo 2's norms, behind the parts alone.
 inline models::GptConfig tiny_post_norms() {
   models::GptConfig o = tiny_llama();

@@ -127,7 +127,8 @@ Moe::Moe(const MoeOptions& options, const Layout& layout) : options_(options), l
                         nn::LinearOptions{.bias = options.router_bias, .init = options.init, .fp8 = false}));
   experts_ = add("experts", std::make_shared<Experts>(options, layout));
   if (options.pooled) layer_ = options.pooled->add_layer();
-  if (options.bias_update > 0) bias_.resize(static_cast<std::size_t>(options.experts));
+  if (options.correction_bias || options.bias_update > 0)
+    bias_.resize(static_cast<std::size_t>(options.experts));
 }
 
 Var Moe::forward(Tape& tape, const Var& x) {
@@ -314,7 +315,7 @@ void Moe::end_step(std::span<const double> sums, bool applied) {
   t.choices = count(0), t.dropped = count(1), t.micro_batches = count(2);
   t.balance = sums[experts + 3], t.z = sums[experts + 4];
   if (!applied) return;
-  for (std::size_t e = 0; e < bias_.size(); ++e) {
+  for (std::size_t e = 0; e < bias_.size() && options_.bias_update > 0; ++e) {
     const std::int64_t above = t.per_expert[e] * options_.experts - t.choices;  // the mean, times the experts
     if (above != 0) bias_[e] += static_cast<float>(above < 0 ? options_.bias_update : -options_.bias_update);
   }

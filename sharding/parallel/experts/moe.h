@@ -33,9 +33,11 @@ struct MoeOptions : ExpertOptions {
   Drop drop = Drop::by_weight;
   /// In training a router's input is multiplied by numbers of [1 − jitter, 1 + jitter].
   double jitter = 0;
-  /// By how much a bias per expert, which counts for the choice alone, moves with each step: up where the
-  /// expert had less than the mean of the step's choices, down where it had more (Wang et al. 2024,
-  /// "Auxiliary-loss-free load balancing"). 0: there is none.
+  /// There is a bias per expert, which counts for the choice alone.
+  bool correction_bias = false;
+  /// By how much it moves with each step: up where the expert had less than the mean of the step's choices,
+  /// down where it had more (Wang et al. 2024, "Auxiliary-loss-free load balancing"). More than 0: it is
+  /// there.
   double bias_update = 0;
 };
 
@@ -72,7 +74,7 @@ class Moe : public nn::Layer, public nn::StepState {
   RoutingTotals take_totals();
   /// The totals of all ranks and micro-batches in the step that ended last.
   const RoutingTotals& last_step() const { return last_step_; }
-  /// One number for each expert; empty without bias_update.
+  /// One number for each expert; empty where there is none.
   const std::vector<float>& bias() const { return bias_; }
 
   std::vector<double> counted() const override;

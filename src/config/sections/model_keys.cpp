@@ -118,6 +118,24 @@ const Table<SlidingRope>& sliding_rope_table() {
   return table;
 }
 
+const Table<Mla>& mla_table() {
+  using T = Mla;
+  static const Table<Mla> table{
+      Auto::is_a_value,
+      {integer("kv_lora_rank", &T::kv_lora_rank, "512", 1, most_hidden)
+           .means("numbers of which a token's keys and values are made, and which generation stores", shapes,
+                  required),
+       integer("q_lora_rank", &T::q_lora_rank, "1536", 0, most_hidden)
+           .means("numbers of which a token's queries are made; 0: they are made of the stream", shapes),
+       integer("qk_nope_head_dim", &T::qk_nope_head_dim, "64", 1, most_hidden)
+           .means("elements of a head's queries and keys that do not turn", shapes),
+       integer("qk_rope_head_dim", &T::qk_rope_head_dim, "32", 2, most_hidden)
+           .means("elements that turn with the position; all heads' keys share them", shapes),
+       integer("v_head_dim", &T::v_head_dim, "64", 1, most_hidden)
+           .means("elements of a head's values, no more than of its keys", shapes)}};
+  return table;
+}
+
 /// Names of classes.
 Key<Model> labels_key() {
   const auto read = [](Model& model, const Value& value) {
@@ -267,6 +285,7 @@ std::vector<Key<Model>> block_keys() {
       section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
       section("sliding_rope", &T::sliding_rope, sliding_rope_table())
           .with(unless_default, idle(why_no_window)),
+      section("mla", &T::mla, mla_table()).with(unless_default),
       section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 

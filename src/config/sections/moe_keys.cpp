@@ -59,10 +59,13 @@ std::vector<Key<Moe>> balance_keys() {
           .means("factor of the mean of (log Σ exp logits)², which keeps logits small; ST-MoE takes 1e-3"),
       boolean("router_bias", &T::router_bias)
           .means("the router's logits have a bias that is trained (GPT-OSS)", shapes),
+      boolean("correction_bias", &T::correction_bias)
+          .means(
+              "a bias per expert, in the choice alone, which no gradient moves (`e_score_correction_bias`); "
+              "`bias_update` implies it"),
       real("bias_update", &T::bias_update, "1e-3", 0, 1)
-          .means("a bias per expert, in the choice alone, moves by this with each step: up where the expert "
-                 "had less than the mean, down where it had more; 0: off (DeepSeek-V3 takes 1e-3, and "
-                 "`aux_loss` 0 or little)",
+          .means("that bias moves by this with each step: up where the expert had less than the mean, down "
+                 "where it had more; 0: it stays (DeepSeek-V3 takes 1e-3, and `aux_loss` 0 or little)",
                  idle(
                      [](const Config& c) {
                        return c.model->moe.bias_update > 0 && c.training.adapter.type != AdapterType::none;

@@ -25,7 +25,7 @@ StoredRange seen_rows(const StoredExtents& e, Count position) {
 
 /// One key-value head of one sequence of a call.
 struct StoredHead {
-  std::byte *keys, *values;  ///< [capacity, dim]
+  std::byte *keys, *values;  ///< [capacity, dim]; may be one
   Count first, count;        ///< position of the first row; rows that count
 };
 
@@ -37,7 +37,7 @@ StoredHead head_of(const StoredExtents& e, const KeyStore& store, Count b, Count
           " rows from position ", place[1], " on");
   require(e.window <= e.capacity || place[1] + place[2] <= e.capacity, "attend_stored: position ",
           place[1] + place[2] - 1, " of a text of which ", e.capacity, " keys are stored");
-  return {at(store.keys, begin), at(store.values, begin), place[1], place[2]};
+  return {at(store.keys, begin), at(store.values ? store.values : store.keys, begin), place[1], place[2]};
 }
 
 /// The queries of one group against the keys that one row sees.
@@ -161,7 +161,7 @@ void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, con
       const Count row = (b * e.seq + i) * e.width(), position = head.first + i;
       const Count place = position % e.capacity * e.dim * element;
       std::memcpy(head.keys + place, at(qkv, row + e.key_col(g)), bytes);
-      std::memcpy(head.values + place, at(qkv, row + e.value_col(g)), bytes);
+      if (head.values != head.keys) std::memcpy(head.values + place, at(qkv, row + e.value_col(g)), bytes);
       if (!to) continue;
       const std::byte* queries = at(qkv, row + e.query_col(g, 0));
       const StoredRange seen = seen_rows(e, position);

@@ -89,6 +89,34 @@ TEST(EncoderEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
   EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "a late device";
 }
 
+/// Latent attention, with latents of queries too.
+RunSpec spec_of_latents(int ranks, int stage) {
+  RunSpec spec = spec_of(ranks, stage);
+  spec.llama = true, spec.kv_heads = 4;
+  spec.model =
+      R"(, "mla": {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 6,
+          "qk_rope_head_dim": 4, "v_head_dim": 8})";
+  return spec;
+}
+
+TEST(LatentsEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
+  const RunResult expected = train_local(spec_of_latents(1, 2));
+  ASSERT_NE(expected.losses.front(), expected.losses.back());
+  RunSpec s = spec_of_latents(4, 3);
+  s.bucket = 3000, s.overlap = true, s.prefetch = 1'000'000, s.recompute = "full";
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "4 ranks, stage 3, prefetched, full recompute";
+  const TempFolder folder;
+  s = spec_of_latents(2, 3);
+  s.nvme_path = folder.path().string(), s.offload_param = s.offload_optimizer = "nvme";
+  s.recompute = "selective", s.schedule = "layered";
+  s.resume_at = 2, s.directory = folder.path().string();
+  EXPECT_TRUE(train_local(s).bits() == expected.bits())
+      << "2 ranks, everything on NVMe, selective recompute, layered, resumed";
+  s = spec_of_latents(1, 2);
+  s.lazy = true;
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "a late device";
+}
+
 void expect_cuts_agree(RunSpec s) {
   s.dtype = "fp32", s.accumulate_in.clear();
   const RunResult one = train_local(s);
@@ -106,6 +134,10 @@ void expect_cuts_agree(RunSpec s) {
 
 TEST(BlocksEquality, CutModelsAgreeToRounding) {
   expect_cuts_agree(spec_of_blocks(1, 1));
+}
+
+TEST(LatentsEquality, CutModelsAgreeToRounding) {
+  expect_cuts_agree(spec_of_latents(1, 1));
 }
 
 TEST(EncoderEquality, CutModelsAgreeToRounding) {

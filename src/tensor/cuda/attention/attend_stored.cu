@@ -352,6 +352,7 @@ void CudaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, co
   const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   require(e.dim <= longest_cached_head, "attend_stored: heads of ", e.dim, " elements are longer than ",
           longest_cached_head);
+  require(store.values.defined(), "attend_stored: keys that are values too, on a GPU");
   if (e.batch == 0 || e.seq == 0) return;
   const StoredChunks cut(e);
   const Count parts = e.batch * e.seq * e.heads * cut.count;

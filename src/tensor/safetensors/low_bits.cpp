@@ -1,4 +1,4 @@
-#include "tensor/safetensors/mxfp4.h"
+#include "tensor/safetensors/low_bits.h"
 
 #include <cmath>
 #include <limits>
@@ -22,6 +22,19 @@ void decode_mxfp4(std::span<const std::byte> blocks, std::span<const std::byte> 
     const float power =
         scale == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, scale - 127);
     to[i] = values[at % 2 == 0 ? byte & 15 : byte >> 4] * power;
+  }
+}
+
+void decode_e4m3(std::span<const std::byte> codes, std::span<float> to) {
+  require(codes.size() == to.size(), "decode_e4m3: ", codes.size(), " codes for ", to.size(), " numbers");
+  for (std::size_t i = 0; i < codes.size(); ++i) {
+    const auto code = std::to_integer<int>(codes[i]);
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
+                            : exponent == 15 && mantissa == 7
+                                ? std::numeric_limits<float>::quiet_NaN()
+                                : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+    to[i] = code & 128 ? -magnitude : magnitude;
   }
 }
 

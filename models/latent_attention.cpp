@@ -29,8 +29,8 @@ LatentAttention::LatentAttention(const GptConfig& c, std::int64_t layer, const p
     return add(name, parallel::on_stream(std::make_shared<nn::Linear>(c.hidden_size, rank, plain), layout));
   };
   const auto norm = [&](const char* name, std::int64_t rank) {
-    return add(name, parallel::on_stream(std::make_shared<nn::RmsNorm>(rank, c.norm_epsilon, c.norm_shift()),
-                                         layout));
+    return add(name, parallel::on_stream(
+                         std::make_shared<nn::RmsNorm>(rank, c.mla.norm_epsilon, c.norm_shift()), layout));
   };
   const auto up = [&](const char* name, std::int64_t rank, std::int64_t each) {
     return add(name, std::make_shared<parallel::ColumnLinear>(rank, c.num_heads * each, layout, plain));
@@ -85,8 +85,26 @@ Var LatentAttention::whole(Tape& tape, const Var& q, const Var& latent, const Va
                            {batch, rows, heads * sizes_.v_head_dim});
 }
 
-/// The same over a key cache, which holds latents: one key head of kv_lora_rank elements behind those that
-/// turn, whose value it is itself.
+/// Rows of `heads` query heads, which `packed` has, with the key head that a key cache holds: kv_lora_rank
+/// elements behind those that turn, as key and as value.
+Tensor LatentAttention::turned_latents(Tape& tape, const Tensor& packed, int heads, const Var& latent,
+                                       const Var& turning) {
+  tensor::Kernels& kernels = tape.kernels();
+  const std::int64_t tokens = packed.shape().rows(), turn = sizes_.qk_rope_head_dim,
+                     rank = sizes_.kv_lora_rank, wide = turn + rank, width = (heads + 2) * wide;
+  kernels.copy_rows({turning.value(), 0, turn}, {packed, heads * wide, width}, tokens, turn);
+  kernels.copy_rows({latent.value(), 0, rank}, {packed, heads * wide + turn, width}, tokens, rank);
+  Tensor turned = packed;
+  if (rotary_) {
+    tensor::Rotary angles = *rotary_;
+    angles.share = (static_cast<double>(turn) + 0.5) / static_cast<double>(wide);
+    turned = autograd::rotary(tape.input(packed), {.heads = heads, .kv_heads = 1}, angles).value();
+  }
+  kernels.copy_rows({turned, heads * wide, width}, {turned, (heads + 1) * wide, width}, tokens, wide);
+  return turned;
+}
+
+/// The same over a key cache.
 Var LatentAttention::stored(Tape& tape, const Var& q, const Var& latent, const Var& turning) {
   tensor::Kernels& kernels = tape.kernels();
   const std::int64_t batch = q.shape()[0], rows = q.shape()[1], tokens = batch * rows;
@@ -114,22 +132,17 @@ Var LatentAttention::stored(Tape& tape, const Var& q, const Var& latent, const V
     kernels.matmul({.a = part, .b = rows_of_head(h, 0, nope), .c = made});
     copy(made, 0, rank, packed, h * wide + turn, width, rank);
   }
-  copy(turning.value(), 0, turn, packed, heads * wide, width, turn);
-  copy(latent.value(), 0, rank, packed, heads * wide + turn, width, rank);
-  Tensor turned = packed;
-  if (rotary_) {
-    tensor::Rotary angles = *rotary_;
-    angles.share = (static_cast<double>(turn) + 0.5) / static_cast<double>(wide);
-    // Values are looked at where texts begin: they are the keys, turned.
-    turned = autograd::rotary(tape.input(packed), geometry, angles).value();
-  }
-  copy(turned, heads * wide, width, turned, (heads + 1) * wide, width, wide);
-  const Tensor found = tape.key_cache->attend(tape, turned, geometry, {}, true);
+  const Tensor found =
+      tape.key_cache->attend(tape, turned_latents(tape, packed, heads, latent, turning), geometry, {}, true);
   const Tensor out = tape.empty({batch, rows, heads * v}, q.dtype()),
                value = tape.empty({tokens, v}, q.dtype());
   for (std::int64_t h = 0; h < heads; ++h) {
     copy(found, h * wide + turn, heads * wide, made, 0, rank, rank);
-    kernels.matmul({.a = made, .b = rows_of_head(h, nope, v), .c = value, .trans_b = true});
+    kernels.matmul({.a = made,
+                    .b = rows_of_head(h, nope, v),
+                    .c = value,
+                    .trans_b = true,
+                    .few_rows = tape.key_cache->one_row_each()});
     copy(value, 0, v, out, h * v, heads * v, v);
   }
   return tape.input(out);
@@ -140,8 +153,16 @@ Var LatentAttention::forward(Tape& tape, const Var& x) {
   const Var latent = (*kv_norm_)(tape, columns(down, 0, sizes_.kv_lora_rank));
   const Var turning = columns(down, sizes_.kv_lora_rank, sizes_.kv_lora_rank + sizes_.qk_rope_head_dim);
   // A GPU's kernels take shorter heads: it stores each head's keys and values.
-  const bool latents = tape.key_cache && !tape.device().has_own_memory();
-  return (*projection_)(tape, latents ? stored(tape, q, latent, turning) : whole(tape, q, latent, turning));
+  if (!tape.key_cache || tape.device().has_own_memory())
+    return (*projection_)(tape, whole(tape, q, latent, turning));
+  if (!tape.key_cache->fresh()) return (*projection_)(tape, stored(tape, q, latent, turning));
+  const Tensor packed =
+      tape.empty(q.shape().with_back(3 * (sizes_.qk_rope_head_dim + sizes_.kv_lora_rank)), q.dtype());
+  tape.kernels().fill(packed, 0);  // a query head that nobody looks at
+  tape.key_cache->store(tape, turned_latents(tape, packed, 1, latent, turning), {.heads = 1, .kv_heads = 1},
+                        true);
+  const autograd::Replaced<autograd::KeyCache*> alone(tape.key_cache, nullptr);
+  return (*projection_)(tape, whole(tape, q, latent, turning));
 }
 
 }  // namespace sherd::models

@@ -19,9 +19,10 @@ using autograd::Var;
 /// kv_lora_rank]; "projection", and "dropout" of the scores. A head's elements that turn come first. Tensor
 /// ranks have their own heads, and all have the parts that go down; context ranks their own queries.
 ///
-/// Training and passes without stored keys form each head's keys and values. Generation on processors keeps
-/// the kv_lora_rank + qk_rope_head_dim numbers of a token alone: queries are brought to them by the keys'
-/// half of kv_up, and what is summed of them is brought to values by the other half.
+/// Training forms each head's keys and values. Generation on processors keeps the kv_lora_rank +
+/// qk_rope_head_dim numbers of a token alone: a prompt's rows see each other as in training, and what
+/// continues a text has its queries brought to those numbers by the keys' half of kv_up, and what is summed
+/// of them brought to values by the other half.
 class LatentAttention : public nn::Layer {
  public:
   /// `config` must be resolved, with a section mla; `layer`: the index of its block.
@@ -34,6 +35,8 @@ class LatentAttention : public nn::Layer {
   Var queries(Tape& tape, const Var& x);
   Var whole(Tape& tape, const Var& q, const Var& latent, const Var& turning);
   Var stored(Tape& tape, const Var& q, const Var& latent, const Var& turning);
+  tensor::Tensor turned_latents(Tape& tape, const tensor::Tensor& packed, int heads, const Var& latent,
+                                const Var& turning);
 
   parallel::Layout layout_;
   config::Mla sizes_;

@@ -33,7 +33,7 @@ from make_reference import is_gain
 SHARED = dict(vocab_size=37, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=24,
               use_cache=False)
 LLAMA = dict(SHARED, intermediate_size=20, num_key_value_heads=2)
-LATENT = dict(SHARED, intermediate_size=20, num_key_value_heads=4, kv_lora_rank=10, qk_nope_head_dim=6,
+LATENT = dict(SHARED, rms_norm_eps=1e-3, intermediate_size=20, num_key_value_heads=4, kv_lora_rank=10, qk_nope_head_dim=6,
               qk_rope_head_dim=4)
 GROUPED = dict(n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=2, moe_intermediate_size=10,
                first_k_dense_replace=1)
@@ -124,7 +124,7 @@ FAMILIES = {
     "deepseek_v2": (transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(
         **LATENT, **GROUPED, q_lora_rank=12, v_head_dim=8, topk_method="group_limited_greedy", n_shared_experts=2,
         routed_scaling_factor=1.5, bos_token_id=None, eos_token_id=None,
-        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
                          "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8}), {}),
     "deepseek_v2_lite": (transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(
         **LATENT, q_lora_rank=None, v_head_dim=10, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,

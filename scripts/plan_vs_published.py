@@ -128,7 +128,7 @@ NAMED = {
     "qwen2.5 0.5b": qwen2(896, 24, 14, 2, 4864, True, 64), "qwen2.5 1.5b": qwen2(1536, 28, 12, 2, 8960, True),
     "qwen2.5 3b": qwen2(2048, 36, 16, 2, 11008, True), "qwen2.5 7b": qwen2(3584, 28, 28, 4, 18944, False),
     "qwen2.5 14b": qwen2(5120, 48, 40, 8, 13824, False), "qwen2.5 32b": qwen2(5120, 64, 40, 8, 27648, False)}
-# What Sherd's models do not have.
+# Whose shapes are not given here.
 UNLIKE = [("deepseekv4", "sparse attention"), ("deepseek", "MLA"), ("kimi", "MLA"), ("moonlight", "MLA"),
           ("nemotron", "Mamba"), ("gpt oss", "attention sinks")]
 

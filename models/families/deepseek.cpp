@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "models/families/family.h"
 
 // DeepSeek-V2 and DeepSeek-V3: latent attention, and experts in groups beside shared ones.
@@ -34,8 +36,12 @@ JsonKeys deepseek_keys() {
 }
 
 std::optional<std::string> deepseek_lacks(const M& m) {
-  if (m.attention_multiplier != 0 && m.rope_scaling.type != RotaryScaling::yarn)
+  if (m.attention_multiplier != 0 &&
+      (m.rope_scaling.type != RotaryScaling::yarn || m.rope_scaling.factor <= 1))
     return "model.attention_multiplier without positions scaled by yarn";
+  if (m.attention_multiplier != 0 && m.attention_multiplier * std::sqrt(static_cast<double>(m.head_dim)) <= 1)
+    return "model.attention_multiplier of no more than 1/sqrt(head_dim)";
+  if (m.mla.norm_epsilon != 1e-6) return "model.mla.norm_epsilon";
   return lacks_grouped_experts(m);
 }
 
@@ -52,28 +58,27 @@ Family deepseek_v2() {
   const auto written = [](const Published& p) {
     return config::node_of(std::string(p.model.moe.groups > 1 ? "group_limited_greedy" : "greedy"));
   };
-  return {
-      .name = "deepseek_v2",
-      .architecture = "DeepseekV2ForCausalLM",
-      .class_defaults =
-          [](Published& p) {
-            set_sizes(p.model, {102400, 4096, 11008, 32, 32, 0, 2048});
-            p.model.mla.kv_lora_rank = 512, p.model.mla.q_lora_rank = 1536;
-            p.model.moe.experts = 64, p.model.moe.top_k = 2, p.model.moe.shared_experts = 2;
-            p.model.moe.ffn_hidden_size = 1407, p.model.moe.norm_topk = false;
-            p.greedy_experts = true;
-          },
-      .keys = joined(deepseek_keys(),
-                     JsonKeys{config::custom<Published>("topk_method", "", read, written),
-                              only("scoring_func", equals_text("softmax"), "scores are a softmax")}),
-      .names = {.interleaved = true},
-      .has = {"moe", "mla", "attention_multiplier"},
-      .lacks = [](const M& m) -> std::optional<std::string> {
-        if (m.moe.router != RouterScores::softmax) return "model.moe.router that is not \"softmax\"";
-        if (m.moe.norm_topk) return "model.moe.norm_topk true";
-        if (m.moe.correction_bias) return "model.moe.correction_bias";
-        return deepseek_lacks(m);
-      }};
+  return {.name = "deepseek_v2",
+          .architecture = "DeepseekV2ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                set_sizes(p.model, {102400, 4096, 11008, 32, 32, 0, 2048});
+                p.model.mla.kv_lora_rank = 512, p.model.mla.q_lora_rank = 1536;
+                p.model.moe.experts = 64, p.model.moe.top_k = 2, p.model.moe.shared_experts = 2;
+                p.model.moe.ffn_hidden_size = 1407, p.model.moe.norm_topk = false;
+                p.greedy_experts = true;
+              },
+          .keys = joined(deepseek_keys(),
+                         JsonKeys{config::custom<Published>("topk_method", "", read, written),
+                                  only("scoring_func", equals_text("softmax"), "scores are a softmax")}),
+          .names = {.interleaved = true},
+          .has = {"moe", "mla", "attention_multiplier"},
+          .lacks = [](const M& m) -> std::optional<std::string> {
+            if (m.moe.router != RouterScores::softmax) return "model.moe.router that is not \"softmax\"";
+            if (m.moe.norm_topk) return "model.moe.norm_topk true";
+            if (m.moe.correction_bias) return "model.moe.correction_bias";
+            return deepseek_lacks(m);
+          }};
 }
 
 Family deepseek_v3() {

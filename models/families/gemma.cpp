@@ -71,7 +71,8 @@ JsonKeys gemma_keys() {
 JsonKeys gemma2_keys() {
   return joined(gemma_keys(), rope_keys(),
                 JsonKeys{cap("final_logit_softcapping", &M::final_logit_softcapping),
-                         cap("attn_logit_softcapping", &M::attn_logit_softcapping), idle("hidden_act")});
+                         cap("attn_logit_softcapping", &M::attn_logit_softcapping), idle("hidden_act"),
+                         idle("sliding_window_size")});
 }
 
 JsonKeys gemma3_keys() {

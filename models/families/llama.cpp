@@ -152,14 +152,15 @@ JsonKeys grouped_experts_keys() {
       only("output_router_logits", config::is_false, "model.moe.aux_loss sets the balance loss"),
       idle("aux_loss_alpha"),
       idle("seq_aux"),
-      idle("ep_size"),
-      idle("num_nextn_predict_layers"),
-      idle("num_mtp_layers")};
+      idle("ep_size")};
 }
 
 JsonKeys sigmoid_router_keys() {
   return {only("scoring_func", equals_text("sigmoid"), "scores are sigmoids"),
-          only("topk_method", equals_text("noaux_tc"), "a bias corrects the choice")};
+          only("topk_method", equals_text("noaux_tc"), "a bias corrects the choice"),
+          // Such layers are passed over; the class has one where nothing is said.
+          idle("num_nextn_predict_layers").written([](const Published&) { return config::node_of(0); }),
+          idle("num_mtp_layers")};
 }
 
 std::optional<std::string> lacks_grouped_experts(const M& m) {

@@ -102,8 +102,9 @@ void settle_rope(Published& p, const Value& file, const Family& family) {
   if (m.llama_4_scaling_beta > 0 && !family.can("llama_4_scaling_beta"))
     refuse(file, "llama_4_scaling_beta ", m.llama_4_scaling_beta,
            " is not supported: the class does not scale its queries");
-  if (m.mla.kv_lora_rank > 0 && p.rope.mscale_all_dim > 0 && m.rope_scaling.type == RotaryScaling::yarn) {
-    const double scale = 0.1 * p.rope.mscale_all_dim * std::log(m.rope_scaling.factor) + 1;
+  if (m.mla.kv_lora_rank > 0 && p.rope.mscale_all_dim > 0 && m.rope_scaling.type != RotaryScaling::none) {
+    const double factor = std::max(1.0, m.rope_scaling.factor),
+                 scale = 0.1 * p.rope.mscale_all_dim * std::log(factor) + 1;
     m.attention_multiplier =
         scale * scale / std::sqrt(static_cast<double>(m.mla.qk_nope_head_dim + m.mla.qk_rope_head_dim));
   }

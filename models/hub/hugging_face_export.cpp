@@ -89,7 +89,7 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
   const std::map<std::string, std::vector<float>> states =
       options.stem == "model" ? weights.step_states() : std::map<std::string, std::vector<float>>();
   std::vector<std::pair<std::string, const std::vector<float>*>> written_states;
-  if (!states.empty())
+  if (options.stem == "model")
     for (const auto& [path, tensor] : layout.states()) {
       const auto found = states.find(path);
       if (found == states.end() || std::ssize(found->second) != tensor.shape.numel())

@@ -57,7 +57,7 @@ constexpr std::size_t part_bytes = std::size_t{4} << 20;
 
 HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFaceLayout layout,
                                        const std::string& stem)
-    : files_(std::move(folder), stem), layout_(std::move(layout)) {
+    : files_(std::move(folder), stem), layout_(std::move(layout)), has_states_(stem == "model") {
   const std::vector<std::string> names = files_.names();
   const auto any_with = [&](const std::string& prefix) {
     return std::any_of(names.begin(), names.end(),
@@ -147,12 +147,12 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
         if (tensor.shape.rank() != 2 || shape_of(scales) != Shape{squares(0), squares(1)}.str())
           misshapen.push_back(cat(name, "_scale_inv ", shape_of(scales), " for ", tensor.shape.str(),
                                   " in squares of ", tensor::fp8_file_block));
-        else if (scales.dtype != DType::f32)
+        else if (!is_weight_type(scales.dtype))
           types.push_back(cat(name, "_scale_inv (", scales.dtype_name, ")"));
       } else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
-  for (const auto& [path, tensor] : layout_.states()) {
+  for (const auto& [path, tensor] : states()) {
     const std::string name = found_as(tensor.name);
     expected.insert(name);
     const SafetensorsEntry* entry = files_.find(name);
@@ -261,28 +261,35 @@ bool HuggingFaceWeights::in_fp8(const std::string& name) const {
   return entry && entry->dtype_name == "F8_E4M3" && files_.find(name + "_scale_inv");
 }
 
-/// Elements from `first` on of a matrix, row by row.
+/// Elements from `first` on of a matrix.
 void HuggingFaceWeights::read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
                                   std::span<std::byte> to, DType dtype) {
   constexpr std::int64_t side = tensor::fp8_file_block;
   const std::int64_t size = static_cast<std::int64_t>(size_of(dtype)), columns = tensor.shape[1],
                      squares = (columns + side - 1) / side;
-  std::vector<std::byte> codes;
+  const DType scale_type = *files_.find(name + "_scale_inv")->dtype;
+  const auto scale_size = static_cast<std::int64_t>(size_of(scale_type));
+  std::vector<std::byte> codes, narrow(static_cast<std::size_t>(squares * scale_size));
   std::vector<float> values, scales(static_cast<std::size_t>(squares));
-  std::int64_t scales_of = -1;
+  std::int64_t scales_of = -1;  // the row of squares
   for (std::int64_t done = 0, count = std::ssize(to) / size; done < count;) {
-    const std::int64_t row = (first + done) / columns, column = (first + done) % columns,
-                       n = std::min(count - done, columns - column);
+    const std::int64_t n = std::min<std::int64_t>(count - done, part_bytes), begin = first + done;
     codes.resize(static_cast<std::size_t>(n)), values.resize(static_cast<std::size_t>(n));
-    files_.read_bytes(name, static_cast<std::uint64_t>(first + done), codes);
-    if (row / side != scales_of) {
-      scales_of = row / side;
-      files_.read_bytes(name + "_scale_inv", static_cast<std::uint64_t>(scales_of * squares) * sizeof(float),
-                        std::as_writable_bytes(std::span(scales)));
-    }
+    files_.read_bytes(name, static_cast<std::uint64_t>(begin), codes);
     tensor::decode_e4m3(codes, values);
-    for (std::int64_t i = 0; i < n; ++i)
-      values[static_cast<std::size_t>(i)] *= scales[static_cast<std::size_t>((column + i) / side)];
+    for (std::int64_t at = begin; at < begin + n;) {  // a square's elements of a row
+      const std::int64_t row = at / columns, column = at % columns, square = column / side,
+                         end =
+                             std::min({begin + n, (row + 1) * columns, row * columns + (square + 1) * side});
+      if (row / side != scales_of) {
+        scales_of = row / side;
+        files_.read_bytes(name + "_scale_inv", static_cast<std::uint64_t>(scales_of * squares * scale_size),
+                          narrow);
+        tensor::convert_values(narrow, scale_type, std::as_writable_bytes(std::span(scales)), DType::f32);
+      }
+      for (; at < end; ++at)
+        values[static_cast<std::size_t>(at - begin)] *= scales[static_cast<std::size_t>(square)];
+    }
     tensor::convert_values(
         std::as_bytes(std::span(values)), DType::f32,
         to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
@@ -290,9 +297,15 @@ void HuggingFaceWeights::read_fp8(const PublishedTensor& tensor, const std::stri
   }
 }
 
+/// What the files must have beside parameters.
+std::vector<std::pair<std::string, PublishedTensor>> HuggingFaceWeights::states() const {
+  if (!has_states_) return {};
+  return layout_.states();
+}
+
 std::map<std::string, std::vector<float>> HuggingFaceWeights::step_states() const {
   std::map<std::string, std::vector<float>> out;
-  for (const auto& [path, tensor] : layout_.states()) {
+  for (const auto& [path, tensor] : states()) {
     const std::string name = found_as(tensor.name);
     const SafetensorsEntry* entry = files_.find(name);
     require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no '", name, "'");

@@ -32,6 +32,7 @@ class HuggingFaceWeights : public nn::WeightSource {
 
  private:
   std::string found_as(const std::string& name) const;
+  std::vector<std::pair<std::string, PublishedTensor>> states() const;
   bool in_mxfp4(const std::string& name) const;
   bool in_fp8(const std::string& name) const;
   void read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
@@ -44,6 +45,7 @@ class HuggingFaceWeights : public nn::WeightSource {
 
   tensor::SafetensorsFolder files_;
   HuggingFaceLayout layout_;
+  bool has_states_;        ///< the files are a model's, not an adapter's
   std::string text_part_;  ///< what begins names of the part for text, where files have others too
   bool prefixed_ = false;
   std::string table_is_head_;    ///< the published table's name, where the files have the head in its place

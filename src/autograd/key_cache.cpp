@@ -75,6 +75,11 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
   return out;
 }
 
+void KeyCache::store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys) {
+  const LayerStore& layer = next_layer(tape.device(), qkv, geometry, values_are_keys);
+  tape.kernels().attend_stored(qkv, geometry, {layer.keys, layer.values, places_}, {}, {});
+}
+
 std::vector<SameStart> by_start(const Tape& tape, std::int64_t batch, const tensor::Positions& positions) {
   if (!tape.key_cache) return {{0, batch, positions}};
   const std::vector<KeyCache::Rows>& rows = tape.key_cache->rows();

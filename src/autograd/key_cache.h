@@ -34,6 +34,8 @@ class KeyCache {
   /// Error{usage} for rows that are not among the texts' positions.
   void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width);
   const std::vector<Rows>& rows() const { return rows_; }
+  /// Every text of the pass begins with it, by several rows: they see nothing but each other.
+  bool fresh() const { return fresh_; }
   /// Every sequence of the pass has one row.
   bool one_row_each() const { return width_ == 1; }
   std::int64_t texts() const { return texts_; }
@@ -45,6 +47,8 @@ class KeyCache {
   /// the attention of its rows. `values_are_keys`: a head's value is its key, which alone is stored.
   Tensor attend(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, const Tensor& sinks = {},
                 bool values_are_keys = false);
+  /// In its place, of a layer that finds its attention itself: stores the keys.
+  void store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys);
 
  private:
   struct LayerStore {

@@ -75,6 +75,7 @@ class WithoutScores final : public nn::WeightSource {
     source_->check(others);
   }
   bool has(const std::string& name) const override { return !drops_(name) && source_->has(name); }
+  std::map<std::string, std::vector<float>> step_states() const override { return source_->step_states(); }
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override {
     source_->read(name, slice, begin, to);

@@ -260,7 +260,9 @@ void settle_rope(RopeScaling& rope, const Model& m) {
   if (rope.type != RotaryScaling::longrope) return;
   const double first = static_cast<double>(rope.original_max_positions);
   expect(first > 1, "longrope needs original_max_position_embeddings");
-  const auto pairs = static_cast<std::size_t>(static_cast<double>(m.head_dim) * m.partial_rotary_factor) / 2;
+  const double turned = m.mla.kv_lora_rank > 0 ? static_cast<double>(m.mla.qk_rope_head_dim)
+                                               : static_cast<double>(m.head_dim) * m.partial_rotary_factor;
+  const auto pairs = static_cast<std::size_t>(turned) / 2;
   for (const std::vector<double>* factors : {&rope.short_factor, &rope.long_factor}) {
     expect(factors->size() == pairs, "longrope has ", counted(std::ssize(*factors), "factor"), " for ", pairs,
            " pairs of a head that turn: give one for each");
@@ -301,7 +303,8 @@ void settle_layers(Model& m) {
 /// Heads of keys that latents make.
 void settle_latents(Model& m) {
   const Mla& mla = m.mla;
-  if (mla.kv_lora_rank == 0) return void(m.mla = {});
+  expect(mla.kv_lora_rank > 0 || mla == Mla(), "mla needs a kv_lora_rank");
+  if (mla.kv_lora_rank == 0) return;
   const std::int64_t head = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
   expect(m.num_kv_heads == 0 || m.num_kv_heads == m.num_heads,
          "mla gives each query head a key of its own: leave num_kv_heads out");

@@ -69,6 +69,7 @@ struct Mla {
   std::int64_t qk_nope_head_dim = 128,
                qk_rope_head_dim = 64;  ///< of a key: elements that do not turn, that do
   std::int64_t v_head_dim = 128;       ///< of a value; no more than a key has
+  double norm_epsilon = 1e-6;          ///< > 0, of the norms of both latents
   bool operator==(const Mla&) const = default;
 };
 

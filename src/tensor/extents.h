@@ -198,6 +198,41 @@ SinkExtents check_attention_sinks(const char* kernel, const Tensor& sinks, const
 SinkExtents check_attention_sinks_backward(const Tensor& sinks, const Tensor& out, const Tensor& lse,
                                            const Tensor& dout, const Tensor& dsinks);
 
+/// The arguments of delta_rule() and its gradient.
+struct DeltaExtents {
+  std::int64_t batch = 0, rows = 0, width = 0, blocks = 0;
+  std::int64_t key_heads = 0, value_heads = 0, repeats = 0, key_dim = 0, value_dim = 0;
+};
+DeltaExtents check_delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                              const StateStore& store, const Tensor& states, const Tensor& out);
+DeltaExtents check_delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                                       const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                                       const Tensor& dgates);
+
+/// The arguments of delta_gates() and its gradient.
+struct GateExtents {
+  std::int64_t rows = 0, heads = 0, repeats = 0;
+  /// Where a value head's two numbers are in a row of x.
+  std::size_t b(std::int64_t head) const {
+    return static_cast<std::size_t>(head / repeats * 2 * repeats + head % repeats);
+  }
+  std::size_t a(std::int64_t head) const { return b(head) + static_cast<std::size_t>(repeats); }
+};
+GateExtents check_delta_gates(const char* kernel, const Tensor& x, const Tensor& a_log, const Tensor& dt_bias,
+                              int key_heads, const Tensor& gates);
+GateExtents check_delta_gates_backward(const Tensor& x, const Tensor& a_log, const Tensor& dt_bias,
+                                       int key_heads, const Tensor& dgates, const Tensor& dx,
+                                       const Tensor& parts);
+
+/// The arguments of short_conv() and its gradient.
+struct ConvExtents {
+  std::int64_t batch = 0, rows = 0, columns = 0, taps = 0;
+};
+ConvExtents check_short_conv(const char* kernel, const Tensor& x, const Tensor& weight,
+                             const Documents* documents, const StateStore& store, const Tensor& out);
+ConvExtents check_short_conv_backward(const Tensor& x, const Tensor& weight, const Documents* documents,
+                                      const Tensor& dout, const Tensor& dx, const Tensor& dweight);
+
 /// `rows` rows of each of `batch` sequences go into rows of `seq`.
 struct MergeExtents {
   std::int64_t batch = 0, rows = 0, seq = 0;

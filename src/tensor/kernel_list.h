@@ -49,6 +49,8 @@ inline constexpr std::array<std::string_view, 11> kernel_families{
   X(add_positions_backward, embedding) X(rotary, embedding)                                                 \
   X(attention, attention) X(attention_backward, attention) X(attend_stored, attention)                      \
   X(merge_attention, attention) X(attention_sinks, attention) X(attention_sinks_backward, attention)        \
+  X(delta_rule, attention) X(delta_rule_backward, attention) X(delta_gates, activation)                     \
+  X(delta_gates_backward, activation) X(short_conv, activation) X(short_conv_backward, activation)          \
   X(route, routing) X(route_backward, routing) X(combine_rows, routing) X(combine_rows_backward, routing)   \
   X(cross_entropy, loss) X(cross_entropy_total, loss) X(cross_entropy_backward, loss)                       \
   X(mean_squared_error, loss) X(mean_squared_error_backward, loss) X(binary_cross_entropy, loss)            \

@@ -139,6 +139,32 @@ struct KeyStore {
   Tensor places;
 };
 
+/// Geometry of the gated delta rule (Yang et al. 2025, "Gated delta networks", arXiv 2412.06464), the linear
+/// attention of Qwen3-Next: each value head has a state S [key_dim, value_dim], which a row t with query q,
+/// key k and value v of its head changes, and then reads:
+///
+///   S ← exp(g[t])·S;  S ← S + k·(beta[t]·(v − kᵀS))ᵀ;  out[t] = qᵀS
+///
+/// q and k are divided by √(Σ of their squares + epsilon) before, q also by √key_dim. A state begins at zero
+/// with each sequence, and with each document.
+///
+/// Packed rows: [batch, rows, key_heads·(2·key_dim + r·value_dim)], r = value_heads/key_heads: of each key
+/// head its query, its key, and the values of r value heads.
+struct DeltaRule {
+  int key_heads = 1, value_heads = 1;
+  std::int64_t key_dim = 1;
+  double epsilon = 1e-6;
+  std::shared_ptr<const Documents> documents{};
+  int repeats() const { return value_heads / key_heads; }
+  std::int64_t value_dim(std::int64_t width) const { return (width / key_heads - 2 * key_dim) / repeats(); }
+};
+
+/// What one layer keeps of texts that are being generated beside keys and values: a state for each.
+struct StateStore {
+  Tensor states;  ///< [texts, …], as the kernel says
+  Tensor places;  ///< KeyStore's; a text whose first row has position 0 begins with a state of zeros
+};
+
 /// Calls of attention, of both directions, by whose kernels they ran.
 struct AttentionRoutes {
   std::uint64_t by_library = 0;  ///< cuDNN's
@@ -297,6 +323,43 @@ class Kernels {
   /// before; those rows are set. A log-sum-exp of -inf stands for no keys, whose part is not looked at.
   virtual void merge_attention(const Tensor& part, const Tensor& part_lse, std::int64_t first, bool begin,
                                const Tensor& out, const Tensor& lse) = 0;
+
+  // ---- linear attention ----
+  /// Rows between two states that delta_rule() keeps for backward.
+  static constexpr std::int64_t delta_block = 64;
+  /// qkv: as DeltaRule says. gates: [batch, rows, 2·value_heads] in the compute type, of all heads beta, then
+  /// g
+  /// <= 0. out: [batch, rows, value_heads·value_dim]. states, where it is defined, receives the states before
+  /// rows 0, delta_block, …: [batch, value_heads, blocks, key_dim, value_dim] in the compute type. With a
+  /// `store` rows continue texts whose states [texts, value_heads, key_dim, value_dim], in the compute type,
+  /// it has and receives; rows that do not count are zeros, and documents are not looked at.
+  virtual void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                          const StateStore& store, const Tensor& states, const Tensor& out) = 0;
+  /// Of a call without a store.
+  virtual void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                                   const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                                   const Tensor& dgates) = 0;
+  /// beta = sigmoid(b), g = −exp(a_log)·log(1 + exp(a + dt_bias)) (Mamba 2's steps). x: [rows,
+  /// 2·value_heads], of each of key_heads its value heads' b, then their a; a_log, dt_bias: [value_heads];
+  /// gates: as delta_rule() takes them.
+  virtual void delta_gates(const Tensor& x, const Tensor& a_log, const Tensor& dt_bias, int key_heads,
+                           const Tensor& gates) = 0;
+  /// parts: [rows, 2·value_heads] in the compute type, whose columns' sums are the gradients of a_log and of
+  /// dt_bias.
+  virtual void delta_gates_backward(const Tensor& x, const Tensor& a_log, const Tensor& dt_bias,
+                                    int key_heads, const Tensor& dgates, const Tensor& dx,
+                                    const Tensor& parts) = 0;
+  /// Each column's convolution with its `taps` last rows: out[t, c] = silu(Σ_j weight[c, j]·x[t − taps + 1 +
+  /// j, c]), with zeros before a sequence or a document. x, out: [batch, rows, columns]; weight: [columns,
+  /// taps], of at most 8 taps. With a `store` rows continue texts, whose last taps − 1 rows of x [texts, taps
+  /// − 1, columns], in the dtype of x, it has and receives; rows that do not count give anything.
+  virtual void short_conv(const Tensor& x, const Tensor& weight,
+                          const std::shared_ptr<const Documents>& documents, const StateStore& store,
+                          const Tensor& out) = 0;
+  /// Of a call without a store. dx or dweight may be undefined.
+  virtual void short_conv_backward(const Tensor& x, const Tensor& weight,
+                                   const std::shared_ptr<const Documents>& documents, const Tensor& dout,
+                                   const Tensor& dx, const Tensor& dweight, bool accumulate) = 0;
 
   // ---- experts ----
   /// logits: [tokens, experts], fp32 or fp64, as are bias, weights and scores. bias: [experts] or undefined.

@@ -350,6 +350,67 @@ TEST(HuggingFaceConfig, ThePartForTextIsTaken) {
               HasSubstr("it does not say its model_type"));
 }
 
+/// config.json as published, but for ids; parameters as transformers counts them.
+TEST(HuggingFaceConfig, MixturesOfLatentAttentionAndSharedExperts) {
+  const auto parameters = [](const Model& m) {
+    return models::gpt_config(parse_text(section_of(m)), m.vocab_size).num_parameters(false);
+  };
+  const PublishedModel v3 = read(R"({
+    "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "ep_size": 1,
+    "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7168, "initializer_range": 0.02,
+    "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+    "model_type": "deepseek_v3", "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": true, "num_attention_heads": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 128,
+    "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "quantization_config": {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+      "weight_block_size": [128, 128]}, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+      "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "tie_word_embeddings": false, "topk_group": 4,
+    "topk_method": "noaux_tc", "torch_dtype": "bfloat16", "transformers_version": "4.33.1",
+    "use_cache": true, "v_head_dim": 128, "vocab_size": 129280})");
+  EXPECT_EQ(parameters(v3.model), 671'026'404'352);
+  EXPECT_EQ(v3.model.head_dim, 192);
+  EXPECT_EQ(v3.model.moe.router, RouterScores::sigmoid);
+  EXPECT_TRUE(v3.model.moe.correction_bias);
+  const double mscale = 0.1 * std::log(40.0) + 1;
+  EXPECT_NEAR(v3.model.attention_multiplier, mscale * mscale / std::sqrt(192.0), 1e-12);
+  const PublishedModel v2 = read(R"({
+    "model_type": "deepseek_v2", "aux_loss_alpha": 0.001, "seq_aux": true, "ep_size": 1, "pretraining_tp": 1,
+    "first_k_dense_replace": 1, "hidden_size": 5120, "intermediate_size": 12288, "kv_lora_rank": 512,
+    "max_position_embeddings": 163840, "moe_intermediate_size": 1536, "moe_layer_freq": 1, "n_group": 8,
+    "n_routed_experts": 160, "n_shared_experts": 2, "norm_topk_prob": false, "num_attention_heads": 128,
+    "num_experts_per_tok": 6, "num_hidden_layers": 60, "num_key_value_heads": 128, "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06,
+    "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+      "original_max_position_embeddings": 4096, "type": "yarn"}, "rope_theta": 10000,
+    "routed_scaling_factor": 16.0, "scoring_func": "softmax", "topk_group": 3,
+    "topk_method": "group_limited_greedy", "v_head_dim": 128, "vocab_size": 102400})");
+  EXPECT_EQ(v2.model.mla.norm_epsilon, 1e-6);
+  EXPECT_EQ(parameters(v2.model), 235'741'434'880);
+  EXPECT_EQ(v2.model.moe.top_groups, 3);
+  const PublishedModel glm = read(R"({
+    "model_type": "glm4_moe", "attention_bias": true, "head_dim": 128, "hidden_size": 5120,
+    "partial_rotary_factor": 0.5, "intermediate_size": 12288, "max_position_embeddings": 131072,
+    "moe_intermediate_size": 1536, "norm_topk_prob": true, "num_attention_heads": 96, "n_group": 1,
+    "topk_group": 1, "n_routed_experts": 160, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
+    "num_experts_per_tok": 8, "first_k_dense_replace": 3, "num_hidden_layers": 92,
+    "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "rms_norm_eps": 1e-05, "rope_scaling": null,
+    "rope_theta": 1000000, "tie_word_embeddings": false, "use_qk_norm": true, "vocab_size": 151552})");
+  EXPECT_EQ(parameters(glm.model), 352'797'814'784);
+  const PublishedModel qwen = read(R"({
+    "model_type": "qwen2_moe", "decoder_sparse_step": 1, "hidden_size": 2048, "intermediate_size": 5632,
+    "max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408,
+    "norm_topk_prob": false, "num_attention_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+    "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": false,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 5632,
+    "sliding_window": 32768, "use_sliding_window": false, "vocab_size": 151936})");
+  EXPECT_EQ(parameters(qwen.model), 14'315'784'192);
+  EXPECT_EQ(qwen.model.moe.shared_experts, 4);
+}
+
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
   const std::pair<const char*, const char*> refused[] = {
       {R"({"hidden_size": 4})", "model_type is absent"},
@@ -360,6 +421,16 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "gpt_oss", "swiglu_limit": 6.0})", "swiglu_limit"},
       {R"({"model_type": "gpt_oss", "quantization_config": {"quant_method": "fp8"}})",
        "before it was quantised"},
+      {R"({"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8",
+           "weight_block_size": [64, 64]}})",
+       "before it was quantised"},
+      {R"({"model_type": "deepseek_v3", "topk_method": "greedy"})", "a bias corrects the choice"},
+      {R"({"model_type": "deepseek_v3", "moe_layer_freq": 2})", "moe_layer_freq"},
+      {R"({"model_type": "deepseek_v2", "topk_method": "noaux_tc"})",
+       "topk_method: \"noaux_tc\" is not supported"},
+      {R"({"model_type": "deepseek_v2", "v_head_dim": 200})", "mla.v_head_dim 200 is more than a key's 192"},
+      {R"({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5000})",
+       "shared_expert_intermediate_size 5000"},
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
       {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
       {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
@@ -425,6 +496,23 @@ TEST(HuggingFaceConfig, AModelIsPublishedAsTheFamilyThatCanSayIt) {
   expect_error(ErrorKind::config, "model.moe.shared_experts",
                [&] { published_as(model(R"(, "moe": {"experts": 4, "shared_experts": 1})")); });
   EXPECT_EQ(published_as(model(R"(, "bias": true, "mlp_bias": false)")), family_named("llama"));
+  for (const char* part :
+       {R"("attention_multiplier": 0.3)", R"("attention_multiplier": 0.01, "rope_scaling":
+       {"rope_type": "yarn", "factor": 4, "original_max_position_embeddings": 4})",
+        R"("attention_multiplier": 0.3, "rope_scaling": {"rope_type": "linear", "factor": 4})"})
+    expect_error(ErrorKind::config, "model.attention_multiplier", [&] {
+      published_as(model(cat(R"(, "mla": {"kv_lora_rank": 8}, "moe": {"experts": 4, "shared_experts": 1,
+                                 "norm_topk": false}, )",
+                             part)));
+    });
+  EXPECT_EQ(published_as(model(R"(, "mla": {"kv_lora_rank": 8}, "moe": {"experts": 4, "shared_experts": 1,
+                                   "norm_topk": false})")),
+            family_named("deepseek_v2"));
+  EXPECT_EQ(published_as(model(R"(, "mla": {"kv_lora_rank": 8}, "moe": {"experts": 4, "shared_experts": 1,
+                                   "router": "sigmoid", "bias_update": 1e-3})")),
+            family_named("deepseek_v3"));
+  expect_error(ErrorKind::config, "model.mla",
+               [&] { published_as(model(R"(, "mla": {"kv_lora_rank": 8})")); });
   expect_error(ErrorKind::config, "model.attention_sinks true",
                [&] { published_as(model(R"(, "attention_sinks": true)")); });
 }

@@ -9,6 +9,7 @@
 
 #include "config/config.h"
 #include "models/gpt.h"
+#include "models/hub/adapter_names.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
@@ -295,6 +296,51 @@ TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
     scales.shape = {2, 32, 1}, scales.bytes.resize(64);
   });
   testing::expect_error(ErrorKind::data, "down_proj_scales [2, 32, 1] for [2, 32, 2]", [&] { cut.open(); });
+}
+
+/// What routers learn outside of gradients is the model's, not its adapter's.
+TEST(HuggingFaceFolder, AnAdapterHasNoCorrectionBiases) {
+  const config::Config config = config_in(folder_of("glm4_moe"));
+  GptConfig options = gpt_config(config, config.model->vocab_size);
+  config::Adapter lora;
+  lora.type = config::AdapterType::lora;
+  options.adapter = resolved_adapter(lora, options);
+  const HuggingFaceLayout layout(options);
+  Gpt model(options);
+  const test::Cpu cpu(1);
+  test::PlainParameters parameters(*cpu.kernels, model, DType::f32);
+  std::vector<nn::ParameterPtr> own;
+  for (const nn::ParameterPtr& p : model.parameters())
+    if (is_adapter(p->name)) own.push_back(p);
+  ASSERT_FALSE(own.empty());
+  class Held : public nn::WeightSource {
+   public:
+    explicit Held(const std::vector<nn::ParameterPtr>& all) : all_(all) {}
+    void check(const std::vector<nn::ParameterPtr>&) const override {}
+    bool has(const std::string&) const override { return true; }
+    void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+              const Tensor& to) override {
+      for (const nn::ParameterPtr& p : all_)
+        if (p->name == name)
+          std::memcpy(to.raw(), p->value.range(begin, begin + to.numel()).raw(), to.bytes());
+      (void)slice;
+    }
+
+   private:
+    const std::vector<nn::ParameterPtr>& all_;
+  } held(own);
+  const TempFolder out;
+  export_to_hugging_face(out.path(), layout, own, held, *cpu.device,
+                         {.dtype = DType::f32, .stem = "adapter_model"});
+  HuggingFaceWeights back(out.path(), layout, "adapter_model");
+  EXPECT_NO_THROW(back.check(own));
+  EXPECT_TRUE(back.step_states().empty());
+  HuggingFaceWeights whole(folder_of("glm4_moe"), layout);
+  EXPECT_EQ(whole.step_states().size(), 1u);
+  // A model's files must have them, where they come from and where they go.
+  expect_error(ErrorKind::data, "there are no correction biases of blocks.1.mlp", [&] {
+    export_to_hugging_face(out.path(), layout, model.parameters(), held, *cpu.device, {.dtype = DType::f32});
+  });
 }
 
 /// With scales of the 128 x 128 weights of a block; parameters that are rows of several matrices among them.

@@ -40,6 +40,15 @@ GptConfig llama() {
   return test::with_dropout(o);
 }
 
+/// Latent attention, of queries too.
+GptConfig latents() {
+  GptConfig o = llama();
+  o.num_kv_heads = o.head_dim = 0;
+  o.mla = {
+      .kv_lora_rank = 8, .q_lora_rank = 10, .qk_nope_head_dim = 6, .qk_rope_head_dim = 4, .v_head_dim = 7};
+  return o;
+}
+
 /// Experts of which each token takes both, so that rounding chooses no others, and a dense part beside them.
 GptConfig with_beside(GptConfig o) {
   o.moe.experts = 2, o.moe.top_k = 2, o.moe.norm_topk = false, o.moe.jitter = 0.1;
@@ -132,10 +141,11 @@ class Cuts : public ::testing::TestWithParam<Cut> {
 };
 
 TEST_P(Cuts, GiveWhatOneRankGives) {
-  for (const GptConfig& o : {gpt2(), llama(), with_beside(gpt2()), with_beside(llama())}) {
+  for (const GptConfig& o : {gpt2(), llama(), latents(), with_beside(gpt2()), with_beside(llama())}) {
     if (!fits(o)) continue;
-    SCOPED_TRACE(
-        cat(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2", o.moe.experts > 0 ? " with experts" : ""));
+    SCOPED_TRACE(cat(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2",
+                     o.mla.kv_lora_rank > 0 ? " with latents" : "",
+                     o.moe.experts > 0 ? " with experts" : ""));
     for (const auto& [dtype, tolerance] :
          {std::pair{DType::f64, 1e-11}, {DType::f32, 1e-5}, {DType::bf16, 6e-2}}) {
       SCOPED_TRACE(name_of(dtype));
@@ -151,7 +161,7 @@ TEST_P(Cuts, GiveWhatOneRankGives) {
 TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
   const Cut cut = GetParam();
   if (cut.context > 1) GTEST_SKIP() << "single tokens cannot be cut";
-  for (const GptConfig& o : {gpt2(), llama()}) {
+  for (const GptConfig& o : {gpt2(), llama(), latents()}) {
     if (!fits(o)) continue;
     constexpr std::int64_t seq = 7, prompt = 4;
     test::Cpu cpu(1);
@@ -189,7 +199,7 @@ TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
 }
 
 TEST_P(Cuts, RecomputeTheSameBits) {
-  for (const GptConfig& o : {gpt2(), llama()}) {
+  for (const GptConfig& o : {gpt2(), llama(), latents()}) {
     if (!fits(o)) continue;
     SCOPED_TRACE(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2");
     const Outcome want = ParallelModel(o, DType::f32).run(GetParam());

@@ -122,9 +122,11 @@ const Table<Mla>& mla_table() {
   using T = Mla;
   static const Table<Mla> table{
       Auto::is_a_value,
-      {integer("kv_lora_rank", &T::kv_lora_rank, "512", 1, most_hidden)
-           .means("numbers of which a token's keys and values are made, and which generation stores", shapes,
-                  required),
+      {integer("kv_lora_rank", &T::kv_lora_rank, "512", 0, most_hidden)
+           .means(
+               "numbers of which a token's keys and values are made, and which generation stores; 0: there "
+               "is no such section",
+               shapes),
        integer("q_lora_rank", &T::q_lora_rank, "1536", 0, most_hidden)
            .means("numbers of which a token's queries are made; 0: they are made of the stream", shapes),
        integer("qk_nope_head_dim", &T::qk_nope_head_dim, "64", 1, most_hidden)
@@ -132,7 +134,12 @@ const Table<Mla>& mla_table() {
        integer("qk_rope_head_dim", &T::qk_rope_head_dim, "32", 2, most_hidden)
            .means("elements that turn with the position; all heads' keys share them", shapes),
        integer("v_head_dim", &T::v_head_dim, "64", 1, most_hidden)
-           .means("elements of a head's values, no more than of its keys", shapes)}};
+           .means("elements of a head's values, no more than of its keys", shapes),
+       real("norm_epsilon", &T::norm_epsilon, "1e-5", 0, infinity, true)
+           .means(
+               "of the norms of these numbers, which published models leave at 1e-6 whatever `rms_norm_eps` "
+               "says",
+               shapes)}};
   return table;
 }
 

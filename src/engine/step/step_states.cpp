@@ -77,11 +77,11 @@ std::vector<std::string> restore_step_states(nn::Module& model, const SavedStepS
       dropped.push_back(path);
   if (!anew.empty())
     lines.push_back(cat("the checkpoint has nothing of what ", named(anew),
-                        " learned beside its parameters (model.moe.bias_update): it begins anew"));
+                        " learned beside its parameters (model.moe.correction_bias): it begins anew"));
   if (!dropped.empty())
     lines.push_back(cat("what ", named(dropped),
                         " had learned beside its parameters is dropped: nothing "
-                        "uses it here (model.moe.bias_update)"));
+                        "uses it here (model.moe.correction_bias)"));
   return lines;
 }
 

@@ -40,7 +40,14 @@ StoredHead head_of(const StoredExtents& e, const KeyStore& store, Count b, Count
   return {at(store.keys, begin), at(store.values ? store.values : store.keys, begin), place[1], place[2]};
 }
 
-/// The queries of one group against the keys that one row sees.
+/// Query heads of a group that a task takes together: all, or some of many, which then are tasks of their
+/// own. (Rows of a ring must be stored and seen in turn.)
+constexpr Count most_together = 16;
+Count heads_together(const StoredExtents& e) {
+  return e.seq == 1 ? std::min(e.group(), most_together) : e.group();
+}
+
+/// Queries of one group against the keys that one row sees.
 class GroupRow {
  public:
   GroupRow(const IsaTable& isa, const StoredExtents& e, DType dtype, float* scratch)
@@ -49,12 +56,12 @@ class GroupRow {
         storage_(storage_index(dtype)),
         element_(static_cast<Count>(size_of(dtype))),
         sums_(scratch),
-        scores_(scratch + e.group() * e.dim) {}
+        scores_(scratch + heads_together(e) * e.dim) {}
 
-  /// `sinks`: of the group's heads; null: none.
-  void attend(const std::byte* queries, const StoredHead& head, const StoredRange& seen,
+  /// `group`: so many query heads; `sinks`: theirs; null: none.
+  void attend(const std::byte* queries, Count group, const StoredHead& head, const StoredRange& seen,
               const std::byte* sinks, std::byte* out) const {
-    const Count n = seen.all(), group = e_.group();
+    const Count n = seen.all();
     const FewRowsOps& ops = isa_.few_rows[storage_];
     const auto products = [&](Count first, Count count, float* to) {
       ops.products(queries, e_.dim, group, row(head.keys, first), e_.dim, count, e_.dim, to, n);
@@ -97,13 +104,13 @@ class GroupRow {
   float *sums_, *scores_;
 };
 
-void attend_f64(const StoredExtents& e, const double* queries, const StoredHead& head,
+void attend_f64(const StoredExtents& e, const double* queries, Count group, const StoredHead& head,
                 const StoredRange& seen, const double* sinks, double* out) {
   const auto* keys = reinterpret_cast<const double*>(head.keys);
   const auto* values = reinterpret_cast<const double*>(head.values);
   std::vector<double> scores(static_cast<std::size_t>(seen.all()));
   const auto place = [&](Count j) { return (j < seen.count ? seen.first + j : j - seen.count) * e.dim; };
-  for (Count r = 0; r < e.group(); ++r, queries += e.dim, out += e.dim) {
+  for (Count r = 0; r < group; ++r, queries += e.dim, out += e.dim) {
     double top = -INFINITY, sum = 0;
     for (Count j = 0; j < seen.all(); ++j) {
       double& score = scores[static_cast<std::size_t>(j)] = 0;
@@ -125,7 +132,7 @@ void attend_f64(const StoredExtents& e, const double* queries, const StoredHead&
 
 /// The workspace of one task: the group's sums and scores.
 Count scratch_floats(const StoredExtents& e) {
-  return e.group() * (e.dim + std::min(e.window, e.capacity));
+  return heads_together(e) * (e.dim + std::min(e.window, e.capacity));
 }
 
 }  // namespace
@@ -134,7 +141,8 @@ std::size_t attend_stored_workspace(Device& device, const Tensor& qkv, const Att
                                     const KeyStore& store, const Tensor& sinks, const Tensor& out) {
   const StoredExtents e = check_attend_stored(qkv, geometry, store, sinks, out);
   if (!out || e.seq == 0 || qkv.dtype() == DType::f64) return 0;
-  const Count tasks = std::min<Count>(device.arena().threads(), e.batch * e.kv_heads);
+  const Count parts = (e.group() + heads_together(e) - 1) / heads_together(e);
+  const Count tasks = std::min<Count>(device.arena().threads(), e.batch * e.kv_heads * parts);
   return static_cast<std::size_t>(tasks * scratch_floats(e)) * sizeof(float);
 }
 
@@ -144,8 +152,21 @@ void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, con
   if (e.seq == 0) return;
   const auto element = static_cast<Count>(size_of(qkv.dtype()));
   const auto bytes = static_cast<std::size_t>(e.dim * element);
-  device_.arena().parallel_for(e.batch * e.kv_heads, 1, [&](Count item, Count) {
-    const Count b = item / e.kv_heads, g = item % e.kv_heads;
+  const auto store_row = [&](const StoredHead& head, Count b, Count g, Count i) {
+    const Count row = (b * e.seq + i) * e.width();
+    const Count place = (head.first + i) % e.capacity * e.dim * element;
+    std::memcpy(head.keys + place, at(qkv, row + e.key_col(g)), bytes);
+    if (head.values != head.keys) std::memcpy(head.values + place, at(qkv, row + e.value_col(g)), bytes);
+  };
+  const Count together = heads_together(e), parts = out ? (e.group() + together - 1) / together : 1;
+  if (parts > 1)
+    for (Count item = 0; item < e.batch * e.kv_heads; ++item) {
+      const StoredHead head = head_of(e, store, item / e.kv_heads, item % e.kv_heads);
+      if (head.count > 0) store_row(head, item / e.kv_heads, item % e.kv_heads, 0);
+    }
+  device_.arena().parallel_for(e.batch * e.kv_heads * parts, 1, [&](Count item, Count) {
+    const Count b = item / parts / e.kv_heads, g = item / parts % e.kv_heads, first = item % parts * together,
+                heads = std::min(together, e.group() - first);
     const StoredHead head = head_of(e, store, b, g);
     const bool wide = qkv.dtype() == DType::f64;
     device::Storage scratch;
@@ -153,25 +174,22 @@ void CpuKernels::attend_stored(const Tensor& qkv, const Attention& geometry, con
       scratch =
           device_.allocate(static_cast<std::size_t>(scratch_floats(e)) * sizeof(float), Category::workspace);
     for (Count i = 0; i < e.seq; ++i) {
-      std::byte* to = out ? at(out, ((b * e.seq + i) * e.heads + g * e.group()) * e.dim) : nullptr;
+      std::byte* to = out ? at(out, ((b * e.seq + i) * e.heads + g * e.group() + first) * e.dim) : nullptr;
       if (i >= head.count) {
-        if (to) std::memset(to, 0, static_cast<std::size_t>(e.group()) * bytes);
+        if (to) std::memset(to, 0, static_cast<std::size_t>(heads) * bytes);
         continue;
       }
-      const Count row = (b * e.seq + i) * e.width(), position = head.first + i;
-      const Count place = position % e.capacity * e.dim * element;
-      std::memcpy(head.keys + place, at(qkv, row + e.key_col(g)), bytes);
-      if (head.values != head.keys) std::memcpy(head.values + place, at(qkv, row + e.value_col(g)), bytes);
+      if (parts == 1) store_row(head, b, g, i);
       if (!to) continue;
-      const std::byte* queries = at(qkv, row + e.query_col(g, 0));
-      const StoredRange seen = seen_rows(e, position);
-      const std::byte* group_sinks = sinks ? at(sinks, g * e.group()) : nullptr;
+      const std::byte* queries = at(qkv, (b * e.seq + i) * e.width() + e.query_col(g, first));
+      const StoredRange seen = seen_rows(e, head.first + i);
+      const std::byte* group_sinks = sinks ? at(sinks, g * e.group() + first) : nullptr;
       if (wide)
-        attend_f64(e, reinterpret_cast<const double*>(queries), head, seen,
+        attend_f64(e, reinterpret_cast<const double*>(queries), heads, head, seen,
                    reinterpret_cast<const double*>(group_sinks), reinterpret_cast<double*>(to));
       else
         GroupRow(isa_, e, qkv.dtype(), reinterpret_cast<float*>(scratch.data()))
-            .attend(queries, head, seen, group_sinks, to);
+            .attend(queries, heads, head, seen, group_sinks, to);
     }
   });
 }

@@ -8,31 +8,10 @@
 namespace sherd::tensor::cpu {
 namespace {
 
-/// Elements from `first` on, in the compute type.
-void load(const IsaTable& isa, const Tensor& x, Count first, float* to, Count n) {
-  isa.convert[storage_index(x)].load(at(x, first), to, n);
-}
-void load(const IsaTable&, const Tensor& x, Count first, double* to, Count n) {
-  std::copy_n(x.data<double>() + first, n, to);
-}
-void store(const IsaTable& isa, const float* x, const Tensor& to, Count first, Count n) {
-  isa.convert[storage_index(to)].store(x, at(to, first), n);
-}
-void store(const IsaTable&, const double* x, const Tensor& to, Count first, Count n) {
-  std::copy_n(x, n, to.data<double>() + first);
-}
-
-template <class C>
-std::vector<C> values_of(const IsaTable& isa, const Tensor& x) {
-  std::vector<C> out(static_cast<std::size_t>(x.numel()));
-  load(isa, x, 0, out.data(), x.numel());
-  return out;
-}
-
 template <class C>
 void add_sinks(Device& device, const IsaTable& isa, const SinkExtents& e, const Tensor& sinks,
                const Tensor& out, const Tensor& lse) {
-  const std::vector<C> scores = values_of<C>(isa, sinks);
+  const std::vector<C> scores = all_values<C>(isa, sinks);
   in_chunks(device, e.batch * e.rows, row_grain(e.heads * e.dim), [&](Count begin, Count count) {
     std::vector<C> values(static_cast<std::size_t>(e.dim));
     for (Count row = begin; row < begin + count; ++row)
@@ -41,9 +20,9 @@ void add_sinks(Device& device, const IsaTable& isa, const SinkExtents& e, const 
         const SoftmaxShares<C> shares = shares_of(sum, scores[static_cast<std::size_t>(h)]);
         sum = shares.lse;
         const Count first = (row * e.heads + h) * e.dim;
-        load(isa, out, first, values.data(), e.dim);
+        load_values(isa, out, first, values.data(), e.dim);
         for (C& value : values) value *= shares.old;
-        store(isa, values.data(), out, first, e.dim);
+        store_values(isa, values.data(), out, first, e.dim);
       }
   });
 }
@@ -56,8 +35,8 @@ double sink_gradient(const IsaTable& isa, const SinkExtents& e, C score, const T
   double sum = 0;
   for (Count row = 0; row < e.batch * e.rows; ++row) {
     const Count first = (row * e.heads + h) * e.dim;
-    load(isa, out, first, values.data(), e.dim);
-    load(isa, dout, first, gradients.data(), e.dim);
+    load_values(isa, out, first, values.data(), e.dim);
+    load_values(isa, dout, first, gradients.data(), e.dim);
     C product = 0;
     for (std::size_t d = 0; d < values.size(); ++d) product += values[d] * gradients[d];
     sum -= static_cast<double>(std::exp(score - lse.data<C>()[e.lse_of(row, h)]) * product);
@@ -78,7 +57,7 @@ void CpuKernels::attention_sinks_backward(const Tensor& sinks, const Tensor& out
   const SinkExtents e = check_attention_sinks_backward(sinks, out, lse, dout, dsinks);
   with_compute_type(out.dtype(), [&](auto type) {
     using C = decltype(type);
-    const std::vector<C> scores = values_of<C>(isa_, sinks);
+    const std::vector<C> scores = all_values<C>(isa_, sinks);
     for_items(device_, e.heads, row_grain(e.batch * e.rows * e.dim), [&](Count h) {
       const double sum = sink_gradient(isa_, e, scores[static_cast<std::size_t>(h)], out, lse, dout, h);
       if (dsinks.dtype() == DType::f64) {

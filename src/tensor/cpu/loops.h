@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <vector>
 
 #include "tensor/argument_checks.h"
 #include "tensor/cpu/cpu_kernels.h"
@@ -97,6 +98,39 @@ inline void write_sums(const IsaTable& isa, const float* sums, const Tensor& out
 /// in the compute type and round once.
 void sum_strided(Device& device, const IsaTable& isa, const Tensor& x, Count first, Count stride, Count count,
                  const Tensor& out, Count to, Count n, bool accumulate);
+
+/// Elements from `first` on in the compute type, into it and from it.
+inline void load_values(const IsaTable& isa, const Tensor& x, Count first, float* to, Count n) {
+  isa.convert[storage_index(x)].load(at(x, first), to, n);
+}
+inline void load_values(const IsaTable&, const Tensor& x, Count first, double* to, Count n) {
+  std::copy_n(x.data<double>() + first, n, to);
+}
+inline void store_values(const IsaTable& isa, const float* x, const Tensor& to, Count first, Count n) {
+  isa.convert[storage_index(to)].store(x, at(to, first), n);
+}
+inline void store_values(const IsaTable&, const double* x, const Tensor& to, Count first, Count n) {
+  std::copy_n(x, n, to.data<double>() + first);
+}
+/// All elements of a small tensor.
+template <class C>
+std::vector<C> all_values(const IsaTable& isa, const Tensor& x) {
+  std::vector<C> out(static_cast<std::size_t>(x.numel()));
+  load_values(isa, x, 0, out.data(), x.numel());
+  return out;
+}
+/// Writes or adds sums in the compute type, rounding once.
+inline void add_values(const IsaTable& isa, const float* sums, const Tensor& out, Count first, Count n,
+                       bool accumulate) {
+  write_sums(isa, sums, out, first, n, accumulate);
+}
+inline void add_values(const IsaTable&, const double* sums, const Tensor& out, Count first, Count n,
+                       bool accumulate) {
+  for (Count i = 0; i < n; ++i) {
+    double& to = out.data<double>()[first + i];
+    to = (accumulate ? to : 0) + sums[i];
+  }
+}
 
 /// Rounds n <= stack_block fp32 values where they lie.
 inline void round_values(const IsaTable& isa, float* values, DType dtype, Count n) {

@@ -77,6 +77,8 @@ class CudaKernels final : public Kernels {
   /// Uninitialised memory for the kernels issued until the tensor goes; stream order lets it be reused at
   /// once.
   Tensor scratch(std::int64_t elements, DType dtype, device::Tier tier = device::Tier::device);
+  /// A number for each row of all sequences, 1 where a document begins; undefined without documents.
+  Tensor row_starts(const Documents* documents, std::int64_t rows);
   /// Throws Error{config} where no product takes operands of these blocks; `what` wants one.
   void require_fp8_scaling(std::string_view what, Fp8Scaling scaling) const;
   /// Throws Error{data} for a value that To does not have; waits for the kernel.

@@ -158,6 +158,38 @@ inline std::size_t attention_sinks_backward_workspace(const Tensor& sinks, const
   return static_cast<std::size_t>(e.heads * sink_parts(e)) * size_of(compute_type(out.dtype()));
 }
 
+/// Numbers in the compute type that delta_rule_backward() holds: parts of the gradients of queries and keys,
+/// and the states before some rows.
+inline std::int64_t delta_parts(const DeltaExtents& e) {
+  return e.batch * e.rows * e.value_heads * 2 * e.key_dim;
+}
+inline std::int64_t delta_recent(const DeltaExtents& e) {
+  return e.batch * e.value_heads * 16 * e.key_dim * e.value_dim;
+}
+/// The marks of rows at which documents begin.
+inline std::size_t row_starts_workspace(const Documents* documents, std::int64_t rows) {
+  return documents ? static_cast<std::size_t>(rows) * 4 : 0;
+}
+inline std::size_t delta_rule_workspace(const DeltaExtents& e, const Documents* documents, DType dtype,
+                                        bool backward) {
+  const std::int64_t numbers =
+      2 * e.batch * e.rows * e.key_heads + (backward ? delta_parts(e) + delta_recent(e) : 0);
+  return static_cast<std::size_t>(numbers) * size_of(compute_type(dtype)) +
+         row_starts_workspace(documents, e.batch * e.rows);
+}
+
+/// Into how many parts short_conv_backward() cuts the rows, whatever the GPU.
+inline std::int64_t conv_parts(const ConvExtents& e) {
+  return std::clamp<std::int64_t>(e.batch * e.rows / 64, 1, 64);
+}
+inline std::size_t short_conv_backward_workspace(const ConvExtents& e, const Documents* documents,
+                                                 DType dtype, bool weights) {
+  const std::int64_t numbers =
+      e.batch * e.rows * e.columns + (weights ? conv_parts(e) * e.columns * e.taps : 0);
+  return static_cast<std::size_t>(numbers) * size_of(compute_type(dtype)) +
+         row_starts_workspace(documents, e.batch * e.rows);
+}
+
 /// How attend_stored() cuts the keys that a row sees into chunks, of which a block attends to one at a time.
 /// A function of the store and of the call's rows alone, so that sums have one order on every GPU and in any
 /// batch. With more rows there are blocks enough, so that chunks grow with them: a sequence's rows have

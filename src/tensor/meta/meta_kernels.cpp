@@ -65,6 +65,34 @@ void MetaKernels::attend_stored(const Tensor& qkv, const Attention& geometry, co
               : cpu::attend_stored_workspace(device_, qkv, geometry, store, sinks, out));
 }
 
+void MetaKernels::delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                             const StateStore& store, const Tensor& states, const Tensor& out) {
+  const DeltaExtents e = check_delta_rule(qkv, gates, rule, store, states, out);
+  const Documents* documents = store.states ? nullptr : rule.documents.get();
+  if (gpu_) charge(cuda::delta_rule_workspace(e, documents, qkv.dtype(), false));
+}
+
+void MetaKernels::delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                                      const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                                      const Tensor& dgates) {
+  const DeltaExtents e = check_delta_rule_backward(qkv, gates, rule, states, dout, dqkv, dgates);
+  if (gpu_) charge(cuda::delta_rule_workspace(e, rule.documents.get(), qkv.dtype(), true));
+}
+
+void MetaKernels::short_conv(const Tensor& x, const Tensor& weight,
+                             const std::shared_ptr<const Documents>& documents, const StateStore& store,
+                             const Tensor& out) {
+  const ConvExtents e = check_short_conv("short_conv", x, weight, documents.get(), store, out);
+  if (gpu_ && !store.states) charge(cuda::row_starts_workspace(documents.get(), e.batch * e.rows));
+}
+
+void MetaKernels::short_conv_backward(const Tensor& x, const Tensor& weight,
+                                      const std::shared_ptr<const Documents>& documents, const Tensor& dout,
+                                      const Tensor& dx, const Tensor& dweight, bool) {
+  const ConvExtents e = check_short_conv_backward(x, weight, documents.get(), dout, dx, dweight);
+  if (gpu_) charge(cuda::short_conv_backward_workspace(e, documents.get(), x.dtype(), dweight.defined()));
+}
+
 void MetaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor&, bool,
                                      const VocabSlice&, std::optional<DType>) {
   if (gpu_ && dy.numel() > 0) charge(cuda::embedding_backward_workspace(ids));

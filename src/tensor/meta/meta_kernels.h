@@ -39,6 +39,16 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
                                 const Tensor&, bool) override;
   void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
                      const Tensor& out) override;
+  void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule, const StateStore& store,
+                  const Tensor& states, const Tensor& out) override;
+  void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                           const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                           const Tensor& dgates) override;
+  void short_conv(const Tensor& x, const Tensor& weight, const std::shared_ptr<const Documents>& documents,
+                  const StateStore& store, const Tensor& out) override;
+  void short_conv_backward(const Tensor& x, const Tensor& weight,
+                           const std::shared_ptr<const Documents>& documents, const Tensor& dout,
+                           const Tensor& dx, const Tensor& dweight, bool) override;
   void mean_squared_error(const Tensor& x, const Tensor&, const Tensor&) override;
   void mean_squared_error_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor& dx) override;
   void binary_cross_entropy(const Tensor& logits, const Tensor&, const Tensor&, const Tensor&) override;

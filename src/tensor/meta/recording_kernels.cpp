@@ -98,7 +98,7 @@ void RecordingKernels::attend_stored(const Tensor& qkv, const Attention& geometr
   const std::int64_t seen = std::min(e.window, e.capacity);
   KernelWork work{.family = KernelFamily::attention};
   for (const Tensor& x : {qkv, out}) add(work, x);
-  work.bytes += 2 * bytes_of(e.batch * e.kv_heads * seen * e.dim, qkv.dtype());
+  work.bytes += (store.values ? 2 : 1) * bytes_of(e.batch * e.kv_heads * seen * e.dim, qkv.dtype());
   work.keys = seen, work.depth = e.dim;
   if (out.defined())
     work.scores = work.pairs = static_cast<double>(e.batch * e.heads * e.seq) * static_cast<double>(seen);

@@ -79,6 +79,9 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
   static tensor::KeyStore bare(const tensor::KeyStore& store) {
     return {bare(store.keys), bare(store.values), bare(store.places)};
   }
+  static tensor::StateStore bare(const tensor::StateStore& store) {
+    return {bare(store.states), bare(store.places)};
+  }
   static tensor::Softmax bare(tensor::Softmax args) {
     args.seen = bare(args.seen);
     return args;
@@ -117,8 +120,18 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
     note(key, geometry.causal), note(key, geometry.window);
     note(key, geometry.scale), note(key, geometry.dropout), note(key, geometry.key);
     note(key, geometry.scores), note(key, geometry.positions), note(key, geometry.lengths_vary);
-    if (geometry.documents)
-      for (const std::int64_t bound : *geometry.documents) note(key, bound);
+    note(key, geometry.cap), note(key, geometry.documents);
+  }
+  static void note(Key& key, const std::shared_ptr<const tensor::Documents>& documents) {
+    if (documents)
+      for (const std::int64_t bound : *documents) note(key, bound);
+  }
+  static void note(Key& key, const tensor::DeltaRule& rule) {
+    note(key, rule.key_heads), note(key, rule.value_heads), note(key, rule.key_dim);
+    note(key, rule.epsilon), note(key, rule.documents);
+  }
+  static void note(Key& key, const tensor::StateStore& store) {
+    note(key, store.states), note(key, store.places);
   }
   static void note(Key& key, const tensor::Rotary& r) {
     note(key, r.base), note(key, r.share), note(key, r.scaling), note(key, r.factor);

@@ -14,19 +14,30 @@ namespace {
 std::int64_t feed_forward_weights(const GptConfig& c, std::int64_t width) {
   return (c.gated() ? 3 : 2) * c.hidden_size * width;
 }
-/// Elements of attention's matrices, and the multiply-adds of one token with them.
-std::int64_t attention_weights(const GptConfig& c) {
+/// Elements of the layer's matrices of attention, and the multiply-adds of one token with them.
+std::int64_t attention_weights(const GptConfig& c, std::int64_t layer) {
   const config::Mla& mla = c.mla;
-  if (mla.kv_lora_rank == 0) return c.hidden_size * (c.qkv_width() + c.num_heads * c.head_dim);
+  if (const config::LinearAttention& linear = c.linear_attention; c.linear(layer))
+    return c.hidden_size * (linear.width() + 2 * linear.value_width() + 2 * linear.num_value_heads);
+  if (mla.kv_lora_rank == 0)
+    return c.hidden_size * (c.qkv_width() + (c.attention_gate ? 2 : 1) * c.num_heads * c.head_dim);
   const std::int64_t queries = c.num_heads * c.head_dim, q = mla.q_lora_rank;
   return (q > 0 ? q * (c.hidden_size + queries) : c.hidden_size * queries) +
          c.hidden_size * (mla.kv_lora_rank + mla.qk_rope_head_dim) +
          mla.kv_lora_rank * c.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim) +
          c.num_heads * mla.v_head_dim * c.hidden_size;
 }
-/// The gains of the norms of latents.
-std::int64_t latent_gains(const GptConfig& c) {
-  return c.mla.kv_lora_rank > 0 ? c.mla.kv_lora_rank + c.mla.q_lora_rank : 0;
+/// Its other parameters: gains of norms, biases, sinks; convolutions and steps.
+std::int64_t attention_vectors(const GptConfig& c, std::int64_t layer) {
+  if (const config::LinearAttention& linear = c.linear_attention; c.linear(layer))
+    return linear.width() * linear.conv_kernel_dim + 2 * linear.num_value_heads + linear.value_head_dim;
+  const std::int64_t latents = c.mla.kv_lora_rank > 0 ? c.mla.kv_lora_rank + c.mla.q_lora_rank : 0;
+  const std::int64_t gate = c.attention_gate ? c.num_heads * c.head_dim : 0;
+  const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() + gate : 0) + (c.bias ? c.hidden_size : 0);
+  const std::int64_t head_gains = !c.qk_norm            ? 0
+                                  : c.qk_norm_all_heads ? (c.num_heads + c.num_kv_heads) * c.head_dim
+                                                        : 2 * c.head_dim;
+  return latents + biases + head_gains + (c.attention_sinks ? c.num_heads : 0);
 }
 std::int64_t feed_forward_biases(const GptConfig& c, std::int64_t width) {
   return c.has_mlp_bias() ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
@@ -175,12 +186,9 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   const std::int64_t norm_size = c.norm == config::Norm::layernorm && c.norm_bias ? 2 * hidden : hidden;
   const bool first_lacks_one =
       c.norm_placement != config::NormPlacement::post && c.final_norm() && !c.norm_before(0);
-  const std::int64_t weights = attention_weights(c) + latent_gains(c);
-  const std::int64_t biases = (c.has_qkv_bias() ? c.qkv_width() : 0) + (c.bias ? hidden : 0);
-  const std::int64_t head_gains = !c.qk_norm            ? 0
-                                  : c.qk_norm_all_heads ? (c.num_heads + c.num_kv_heads) * c.head_dim
-                                                        : 2 * c.head_dim;
-  const std::int64_t sinks = c.attention_sinks ? c.num_heads : 0;
+  std::int64_t attention = 0;
+  for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
+    attention += attention_weights(c, layer) + attention_vectors(c, layer);
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);
   };
@@ -203,8 +211,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
                                 ? 0
                                 : hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) +
                                       (c.classifies() ? (padding ? c.padded_scores() : c.scores()) : rows);
-  return tables + c.num_layers * (weights + biases + head_gains + sinks + c.block_norms() * norm_size) +
-         networks +
+  return tables + attention + c.num_layers * c.block_norms() * norm_size + networks +
          ((c.final_norm() ? 1 : 0) + (c.embedding_norm ? 1 : 0) - (first_lacks_one ? 1 : 0)) * norm_size +
          head;
 }
@@ -213,7 +220,6 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
                        Recompute recompute) {
   const GptConfig c = config.resolved();
   const double h = static_cast<double>(c.hidden_size);
-  const double products = static_cast<double>(attention_weights(c));
   // Of a key, and of a value.
   const double pair_width = static_cast<double>(
       c.num_heads * (c.head_dim + (c.mla.kv_lora_rank > 0 ? c.mla.v_head_dim : c.head_dim)));
@@ -232,15 +238,20 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
   // In a window of w of s tokens query i sees min(i + 1, w) keys: w - w²/2s on average. Without a causal
   // mask it sees as many behind it, and itself once.
   const double s = static_cast<double>(seq);
-  double pairs = 0;
+  double pairs = 0, products = 0;
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer) {
+    products += static_cast<double>(attention_weights(c, layer));
+    if (const config::LinearAttention& linear = c.linear_attention; c.linear(layer)) {
+      // A row reads its state twice and changes it once.
+      products += 3.0 * static_cast<double>(linear.key_head_dim * linear.value_width());
+      continue;
+    }
     const bool window = c.slides(layer) && c.sliding_window < seq;
     const double w = static_cast<double>(c.sliding_window), causal = window ? w - w * w / (2 * s) : 0.5 * s;
     const double both = window ? 2 * causal : s;
     pairs += convention == AttentionFlops::causal_half && c.causal ? causal : both;
   }
-  const double blocks =
-      static_cast<double>(c.num_layers) * 2.0 * products + 2.0 * pairs * pair_width + 2.0 * networks;
+  const double blocks = 2.0 * (products + pairs * pair_width + networks);
   const double head = 2.0 * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;

@@ -2,6 +2,7 @@
 
 #include "autograd/ops.h"
 #include "models/adapters/adapters.h"
+#include "models/delta_net.h"
 #include "models/families/family.h"
 #include "models/latent_attention.h"
 
@@ -101,6 +102,10 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
     const tensor::Slice own = parallel::tensor_slice("attention_sinks", {c.num_heads}, 0, layout);
     parallel::set_slice(sinks_ = declare("sinks", own.shape(), c.init(), {.decay = false}), own);
   }
+  if (c.attention_gate)
+    gate_ = add("gate", std::make_shared<parallel::ColumnLinear>(
+                            c.hidden_size, width, layout,
+                            nn::LinearOptions{.bias = c.has_qkv_bias(), .init = c.init()}));
   if (!c.qk_norm) return;
   const auto norm = [&](const char* name, std::int64_t heads) {
     return add(name, std::make_shared<nn::RmsNorm>(c.head_dim * (c.qk_norm_all_heads ? heads : 1),
@@ -122,7 +127,9 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
                               geometry, norm_eps_, norm_shift_);
   if (rotary_) qkv = autograd::rotary(qkv, geometry, *rotary_);
   const Var sinks = sinks_ ? tape.parameter(sinks_) : Var();
-  return (*projection_)(tape, parallel::attention(qkv, geometry, layout_, sinks));
+  Var found = parallel::attention(qkv, geometry, layout_, sinks);
+  if (gate_) found = autograd::multiply(found, autograd::sigmoid((*gate_)(tape, x)));
+  return (*projection_)(tape, found);
 }
 
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
@@ -195,7 +202,9 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
     return add(name, std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   };
   norm_1_ = norm("norm_1", c.norm_before(index));
-  if (c.mla.kv_lora_rank > 0)
+  if (c.linear(index))
+    attention_ = add("attention", std::make_shared<DeltaNet>(c, layout));
+  else if (c.mla.kv_lora_rank > 0)
     attention_ = add("attention", std::make_shared<LatentAttention>(c, index, layout));
   else
     attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));

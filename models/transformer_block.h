@@ -14,8 +14,9 @@ using autograd::Var;
 
 /// Self-attention with grouped queries, causal or not. Parts: "qkv" (one packed projection, grouped per
 /// key-value head as tensor::Attention says), "projection", and "dropout" which names the stream of the
-/// scores' mask, with qk_norm "q_norm" and "k_norm", and with attention_sinks "sinks" [heads]. Tensor ranks
-/// have their own heads, context ranks their own queries.
+/// scores' mask, with qk_norm "q_norm" and "k_norm", with attention_sinks "sinks" [heads], and with
+/// attention_gate "gate" [heads·head_dim, hidden], by whose sigmoid what attention finds is multiplied.
+/// Tensor ranks have their own heads, context ranks their own queries.
 class SelfAttention : public nn::Layer {
  public:
   /// `config` must be resolved; `layer`: the index of its block, as what blocks see may differ.
@@ -29,7 +30,7 @@ class SelfAttention : public nn::Layer {
   tensor::Attention geometry_;
   std::optional<tensor::Rotary> rotary_;
   double norm_eps_, norm_shift_;
-  std::shared_ptr<parallel::ColumnLinear> qkv_;
+  std::shared_ptr<parallel::ColumnLinear> qkv_, gate_;  ///< gate_: null without attention_gate
   std::shared_ptr<parallel::RowLinear> projection_;
   std::shared_ptr<nn::Dropout> dropout_;
   std::shared_ptr<nn::RmsNorm> query_norm_, key_norm_;  ///< null without qk_norm

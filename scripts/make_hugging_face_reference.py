@@ -11,7 +11,7 @@ Between them the families have: tied and untied heads, grouped queries, biases o
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
 embeddings and multipliers, layers without rotary positions, positions of part of a head in pairs of neighbours, a sliding window shorter than the sequence, in all layers or
 in some, capped scores, sinks, latent attention, experts that one tensor stacks, in groups, beside shared ones, and picked by
-corrected scores, biases of attention alone, rope scaling `linear`, `llama3` and `yarn`,
+corrected scores, linear attention beside gated attention, biases of attention alone, rope scaling `linear`, `llama3` and `yarn`,
 in the older and the newer form of config.json, shards, bf16 and fp16 files.
 
 Needs torch, transformers and safetensors; nothing that Sherd builds, tests or runs needs this file.
@@ -37,6 +37,8 @@ LATENT = dict(SHARED, rms_norm_eps=1e-3, intermediate_size=20, num_key_value_hea
               qk_rope_head_dim=4)
 GROUPED = dict(n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=2, moe_intermediate_size=10,
                first_k_dense_replace=1)
+HYBRID = dict(head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+              linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5)
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 FAMILIES = {
     "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
@@ -141,6 +143,17 @@ FAMILIES = {
     "qwen2_moe": (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig(
         **LLAMA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10, shared_expert_intermediate_size=20,
         mlp_only_layers=[0], rope_parameters=dict(DEFAULT_ROPE)), {}),
+    "qwen3_next": (transformers.Qwen3NextForCausalLM, transformers.Qwen3NextConfig(
+        **LLAMA, **HYBRID, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=10,
+        shared_expert_intermediate_size=10, rope_parameters=dict(DEFAULT_ROPE, partial_rotary_factor=0.5)), {}),
+    "qwen3_5": (transformers.Qwen3_5ForCausalLM, transformers.Qwen3_5TextConfig(
+        **LLAMA, **HYBRID, rope_parameters=dict(DEFAULT_ROPE, partial_rotary_factor=0.5, mrope_interleaved=True,
+                                                mrope_section=[1, 1, 0])), {}),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeForCausalLM, transformers.Qwen3_5MoeTextConfig(
+        **{k: v for k, v in LLAMA.items() if k != "intermediate_size"}, **HYBRID, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=10, shared_expert_intermediate_size=10,
+        rope_parameters=dict(DEFAULT_ROPE, partial_rotary_factor=0.5, mrope_interleaved=True, mrope_section=[1, 1, 0])),
+                    {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3", "deepseek_v3")
@@ -154,8 +167,9 @@ def made(kind, config, seed):
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape)
             sharp = name.endswith(("mlp.gate.weight", "mlp.router.weight", "sinks"))
-            scale = 0.4 if sharp else 0.05 if name.endswith("bias") else 0.15
-            gain = 0 if config.model_type.startswith("gemma") else 1  # which multiply by 1 + weight
+            scale = 0.5 if "conv1d" in name else 0.4 if sharp else 0.05 if name.endswith("bias") else 0.15
+            # which multiply by 1 + weight
+            gain = 0 if config.model_type.startswith(("gemma", "qwen3_next", "qwen3_5")) and "linear" not in name else 1
             p.copy_(gain + 0.1 * noise if is_gain(name) else scale * noise)
         for name, state in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

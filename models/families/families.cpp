@@ -5,13 +5,14 @@ namespace sherd::models {
 
 Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma2(), gemma3(),
     granite(), gpt_oss(), smollm3(), glm4(), glm4_moe(), deepseek_v2(), deepseek_v3(), qwen2_moe(),
-    ministral3(), olmo2(), olmo3(), bert(), modernbert();
+    qwen3_next(), qwen3_5(), qwen3_5_moe(), ministral3(), olmo2(), olmo3(), bert(), modernbert();
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
-      gpt2(),        llama(),     mistral(),    qwen2(),  qwen3(),   mixtral(), qwen3_moe(), phi3(),
-      granite(),     smollm3(),   gemma2(),     gemma3(), gpt_oss(), glm4(),    glm4_moe(),  deepseek_v2(),
-      deepseek_v3(), qwen2_moe(), ministral3(), olmo2(),  olmo3(),   bert(),    modernbert()};
+      gpt2(),       llama(),       mistral(),     qwen2(),     qwen3(),      mixtral(), qwen3_moe(),
+      phi3(),       granite(),     smollm3(),     gemma2(),    gemma3(),     gpt_oss(), glm4(),
+      glm4_moe(),   deepseek_v2(), deepseek_v3(), qwen2_moe(), qwen3_next(), qwen3_5(), qwen3_5_moe(),
+      ministral3(), olmo2(),       olmo3(),       bert(),      modernbert()};
   return all;
 }
 
@@ -19,6 +20,7 @@ std::vector<OptionalPart> optional_parts(const config::Model& m) {
   const config::Model plain;
   return {{"sliding_window", m.sliding_window > 0},
           {"layer_types", !m.layer_types.empty()},
+          {"linear_attention", m.any_linear()},
           {"sliding_rope", m.sliding_window > 0 && m.sliding_rope},
           {"no_rope_layer_interval", m.no_rope_layer_interval != 0},
           {"partial_rotary_factor", m.partial_rotary_factor != plain.partial_rotary_factor},

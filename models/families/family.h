@@ -15,6 +15,13 @@
 
 namespace sherd::models {
 
+/// Those of layers of linear attention.
+struct LinearNames {
+  std::string prefix = "linear_attn", qkv = "in_proj_qkv", z = "in_proj_z";
+  std::vector<std::string> ba{"in_proj_b", "in_proj_a"};  ///< of one name: grouped by key heads
+  bool grouped = false;                                   ///< `qkv` has z too, and is grouped by key heads
+};
+
 /// The names by which a family calls the tensors of its state dicts; the defaults are Llama's. A list of
 /// several names: the parameter is published as that many tensors; of one: as it is packed here, but queries,
 /// keys and values not grouped by heads.
@@ -44,6 +51,7 @@ struct TensorNames {
   /// One tensor has the matrices of all experts, [experts, in, out], in which gates and ups take turns; their
   /// biases are NAME_bias.
   bool stacked_experts = false;
+  LinearNames linear{};
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
   std::string classifier = "", pooler = "";  ///< of labels; in the place of head_dense, with the prefix
@@ -104,6 +112,7 @@ JsonKeys bias_keys(bool of_mlp);
 struct WindowKeys {
   bool listed = false;  ///< layer_types says which layers have it
   bool always = false;  ///< the class needs one, also where no layer has it
+  bool linear = false;  ///< layers have linear attention, and no window
 };
 /// sliding_window, and layer_types.
 JsonKeys window_keys(WindowKeys has = {});

@@ -69,13 +69,14 @@ JsonKeys window_keys(WindowKeys has) {
   const auto window = [](const Value& value) {
     return value.node.is(Node::Kind::null) ? 0 : value.integer(0, config::most_positions);
   };
-  const auto read_types = [](Published& published, const Value& value) {
+  const std::vector<LayerType> known{LayerType::full_attention,
+                                     has.linear ? LayerType::linear_attention : LayerType::sliding_attention};
+  const auto read_types = [known](Published& published, const Value& value) {
     value.expect(Node::Kind::array);
     for (const Node& item : value.node.items) {
       const std::string& name = Value{item, value.path, value.context}.text();
-      const auto known = {LayerType::full_attention, LayerType::sliding_attention};
-      const auto* type = std::find_if(known.begin(), known.end(),
-                                      [&](LayerType each) { return config::name_of(each) == name; });
+      const auto type = std::find_if(known.begin(), known.end(),
+                                     [&](LayerType each) { return config::name_of(each) == name; });
       if (type == known.end()) value.error("\"", excerpt(name), "\" is not supported");
       published.layer_types.push_back(*type);
     }
@@ -83,8 +84,7 @@ JsonKeys window_keys(WindowKeys has) {
   const auto written_types = [](const Published& p) {
     std::vector<std::string> names;
     for (std::int64_t i = 0; i < p.model.num_layers; ++i)
-      names.emplace_back(
-          config::name_of(p.model.slides(i) ? LayerType::sliding_attention : LayerType::full_attention));
+      names.emplace_back(config::name_of(p.model.layer_type(i)));
     return config::list_of(names);
   };
   const auto written = [has](const Published& p) {

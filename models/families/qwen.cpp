@@ -2,12 +2,15 @@
 
 #include "models/families/family.h"
 
-// Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE.
+// Qwen2, Qwen3, Qwen2-MoE and Qwen3-MoE; Qwen3-Next and the text part of Qwen3.5, of whose layers three in
+// four have linear attention.
 namespace sherd::models {
 namespace {
 
 using M = config::Model;
 using E = config::Moe;
+using A = config::LinearAttention;
+using config::LayerType;
 using config::Node;
 using config::Value;
 
@@ -92,6 +95,59 @@ JsonKeys moe_keys(bool first) {
   return keys;
 }
 
+/// Every so many layers the last has full attention.
+JsonKey full_attention_interval() {
+  const auto read = [](Published& published, const Value& value) {
+    std::vector<LayerType>& types = published.model.layer_types;
+    types.assign(static_cast<std::size_t>(value.integer(1, config::most_layers)),
+                 LayerType::linear_attention);
+    types.back() = LayerType::full_attention;
+  };
+  return config::custom<Published>("full_attention_interval", "", read);
+}
+
+/// Of the classes with linear attention. `moe`: the keys of their experts.
+JsonKeys hybrid_keys(JsonKeys moe) {
+  return joined(
+      decoder_sizes(), no_biases(true, false), rope_keys({.partial = true}),
+      JsonKeys{std::move(window_keys({.listed = true, .linear = true})[1]), full_attention_interval(),
+               whole("linear_num_key_heads", &A::num_key_heads, 1, config::most_heads),
+               whole("linear_num_value_heads", &A::num_value_heads, 1, config::most_heads),
+               whole("linear_key_head_dim", &A::key_head_dim, 1, config::most_linear_head),
+               whole("linear_value_head_dim", &A::value_head_dim, 1, config::most_linear_head),
+               whole("linear_conv_kernel_dim", &A::conv_kernel_dim, 1, 8),
+               only("attn_output_gate", is_true, "attention has a gate"), idle("mamba_ssm_dtype"),
+               idle("mtp_num_hidden_layers"), idle("mtp_use_dedicated_embeddings")},
+      std::move(moe));
+}
+
+JsonKeys hybrid_moe_keys(bool dense_layers) {
+  JsonKeys keys = joined(
+      experts_keys("num_experts", "num_local_experts"),
+      JsonKeys{whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
+               shared_width(), flag("norm_topk_prob", &E::norm_topk).written([](const Published& p) {
+                 const E& moe = p.model.moe;
+                 return config::node_of(moe.norm_topk || moe.router == RouterScores::softmax_of_chosen);
+               })});
+  if (!dense_layers) return keys;
+  keys.push_back(whole("decoder_sparse_step", &E::every, 1, config::most_layers));
+  keys.push_back(mlp_only_layers());
+  return keys;
+}
+
+std::optional<std::string> lacks_shared_experts(const M& m) {
+  M without = m;
+  without.moe.shared_experts = 0;
+  if (m.moe.shared_experts == 0) return "no model.moe.shared_experts";
+  if (!m.moe.shared_expert_gate) return "model.moe.shared_expert_gate false";
+  return lacks_experts(without);
+}
+
+void hybrid_defaults(Published& p, const ClassSizes& sizes) {
+  set_sizes(p.model, sizes);
+  p.model.head_dim = 256, p.model.norm_epsilon = 1e-6, p.model.partial_rotary_factor = 0.25;
+}
+
 }  // namespace
 
 Family qwen2() {
@@ -140,12 +196,55 @@ Family qwen2_moe() {
           .names = {.shared = "mlp.shared_expert"},
           .ia3_targets = {"k_proj", "v_proj"},
           .has = {"moe"},
+          .lacks = lacks_shared_experts};
+}
+
+Family qwen3_next() {
+  return {.name = "qwen3_next",
+          .architecture = "Qwen3NextForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                hybrid_defaults(p, {151936, 2048, 5632, 48, 16, 2, 32768});
+                p.shared_width = 512, p.model.moe.experts = 512, p.model.moe.top_k = 10;
+                p.model.moe.ffn_hidden_size = 512;
+              },
+          .keys = hybrid_keys(hybrid_moe_keys(true)),
+          .names = {.shared = "mlp.shared_expert",
+                    .linear = {.qkv = "in_proj_qkvz", .ba = {"in_proj_ba"}, .grouped = true},
+                    .passed_over = {"mtp."}},
+          .ia3_targets = {"k_proj", "v_proj"},
+          .has = {"moe", "partial_rotary_factor", "layer_types", "linear_attention"},
+          .lacks = lacks_shared_experts};
+}
+
+Family qwen3_5() {
+  return {.name = "qwen3_5_text",
+          .architecture = "Qwen3_5ForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                hybrid_defaults(p, {248320, 4096, 12288, 32, 16, 4, 32768});
+              },
+          .keys = hybrid_keys({}),
+          .names = {.passed_over = {"mtp."}},
+          .has = {"partial_rotary_factor", "layer_types", "linear_attention"}};
+}
+
+Family qwen3_5_moe() {
+  return {.name = "qwen3_5_moe_text",
+          .architecture = "Qwen3_5MoeForCausalLM",
+          .class_defaults =
+              [](Published& p) {
+                hybrid_defaults(p, {248320, 2048, 512, 40, 16, 2, 32768});
+                p.shared_width = 512, p.model.moe.experts = 256, p.model.moe.top_k = 8;
+                p.model.moe.ffn_hidden_size = 512;
+              },
+          .keys = hybrid_keys(hybrid_moe_keys(false)),
+          .names = {.shared = "mlp.shared_expert", .passed_over = {"mtp."}},
+          .ia3_targets = {"k_proj", "v_proj"},
+          .has = {"moe", "partial_rotary_factor", "layer_types", "linear_attention"},
           .lacks = [](const M& m) -> std::optional<std::string> {
-            M without = m;
-            without.moe.shared_experts = 0;
-            if (m.moe.shared_experts == 0) return "no model.moe.shared_experts";
-            if (!m.moe.shared_expert_gate) return "model.moe.shared_expert_gate false";
-            return lacks_experts(without);
+            if (m.moe.every != 1 || m.moe.first_dense != 0) return "layers without experts";
+            return lacks_shared_experts(m);
           }};
 }
 

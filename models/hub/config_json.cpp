@@ -67,7 +67,8 @@ void settle_window(Published& p, const Value& file, const Family& family) {
     refuse(file, "sliding_window in ", cut, " of ", layers,
            " layers is not supported: the class has it in all of them or in none");
   p.model.sliding_window = cut > 0 ? p.window : 0;
-  if (p.model.sliding_window > 0) p.model.layer_types = std::move(types);
+  const bool linear = std::count(types.begin(), types.end(), LayerType::linear_attention) > 0;
+  if (p.model.sliding_window > 0 || linear) p.model.layer_types = std::move(types);
 }
 
 config::RopeScaling scaling_of(const PublishedRope& rope, const Published& p) {
@@ -228,6 +229,7 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     return said("mlp_bias", m.mlp_bias);
   if (m.has_qkv_bias() != (has.has_qkv_bias() || m.bias) && !family.can("qkv_bias"))
     return said("qkv_bias", m.qkv_bias);
+  if (m.attention_gate != has.attention_gate) return said("attention_gate", m.attention_gate);
   if (m.attention_sinks != has.attention_sinks) return said("attention_sinks", m.attention_sinks);
   if (m.moe.experts > 0 && m.moe.router_bias != has.moe.router_bias)
     return said("moe.router_bias", m.moe.router_bias);

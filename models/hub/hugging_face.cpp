@@ -33,6 +33,18 @@ PublishedParameter stacked(const std::vector<std::string>& names, std::int64_t r
   return out;
 }
 
+/// Rows of linear attention's key heads, whose queries, keys and values lie apart there.
+std::vector<PublishedParameter::RowRun> grouped_rows(const config::LinearAttention& l) {
+  std::vector<PublishedParameter::RowRun> out;
+  const std::int64_t dk = l.key_head_dim, values = l.value_width() / l.num_key_heads, group = 2 * dk + values;
+  for (std::int64_t g = 0; g < l.num_key_heads; ++g) {
+    out.push_back({g * group, dk, 0, g * dk});
+    out.push_back({g * group + dk, dk, 0, l.key_width() + g * dk});
+    out.push_back({g * group + 2 * dk, values, 0, 2 * l.key_width() + g * values});
+  }
+  return out;
+}
+
 /// A table of the vocabulary's rows, of which the last only pad it.
 PublishedParameter padded(PublishedParameter table, std::int64_t rows, std::int64_t padding) {
   if (padding > 0) table.rows.push_back({rows, padding, -1, 0});
@@ -62,8 +74,10 @@ PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::s
   if (one) starts[1] = heads[0] * d, starts[2] = (heads[0] + heads[1]) * d;
   PublishedParameter out;
   for (std::size_t i = 0; i < names.size(); ++i) {
-    PublishedParameter tensor = stacked({at + names[i] + "." + kind}, one ? c.qkv_width() : heads[i] * d,
-                                        columns, family_->names.transposed);
+    const bool gated = i == 0 && c.attention_gate;
+    PublishedParameter tensor =
+        stacked({at + names[i] + "." + kind}, one ? c.qkv_width() : (gated ? 2 : 1) * heads[i] * d, columns,
+                family_->names.transposed);
     out.columns = tensor.columns;
     out.tensors.push_back(std::move(tensor.tensors[0]));
   }
@@ -78,6 +92,9 @@ PublishedParameter HuggingFaceLayout::of_qkv(const std::string& at, const std::s
         append_pairs(out.rows, own, tensor, from + h * d, turned);
         if (turned < d) out.rows.push_back({own + turned, d - turned, tensor, from + h * d + turned});
       }
+    else if (part == 0 && c.attention_gate)  // each head's gate follows it
+      for (std::int64_t h = 0; h < count; ++h)
+        out.rows.push_back({row + h * d, d, tensor, 2 * (from + h * d)});
     else
       out.rows.push_back({row, count * d, tensor, from});
     row += count * d;
@@ -133,6 +150,64 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_latents(const std::strin
   if (part == "kv_up")
     return matrix(names().kv_up, c.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), rank);
   if (part == "projection") return matrix(names().projection, c.hidden_size, c.num_heads * mla.v_head_dim);
+  return std::nullopt;
+}
+
+/// The gates of attention's heads, which lie behind the heads' queries.
+PublishedParameter HuggingFaceLayout::of_gates(const std::string& at, const std::string& kind) const {
+  const GptConfig& c = config_;
+  const std::int64_t d = c.head_dim;
+  PublishedParameter out =
+      stacked({at + names().qkv[0] + "." + kind}, 2 * c.num_heads * d, kind == "weight" ? c.hidden_size : 0);
+  out.rows.clear();
+  for (std::int64_t h = 0; h < c.num_heads; ++h) out.rows.push_back({h * d, d, 0, (2 * h + 1) * d});
+  return out;
+}
+
+/// A part of a layer of linear attention, as TensorNames::linear says.
+std::optional<PublishedParameter> HuggingFaceLayout::of_linear(const std::string& at,
+                                                               const std::string& part) const {
+  const config::LinearAttention& l = config_.linear_attention;
+  const LinearNames& own = names().linear;
+  const std::int64_t hidden = config_.hidden_size, keys = l.num_key_heads, dk = l.key_head_dim,
+                     values = l.value_width() / keys, group = 2 * dk + values,
+                     repeats = l.num_value_heads / keys;
+  const auto named = [&](const std::string& name) { return at + own.prefix + "." + name; };
+  if (part == "z.weight" || part == "qkv.weight") {
+    const bool z = part == "z.weight";
+    if (!own.grouped && z) return stacked({named(own.z) + ".weight"}, l.value_width(), hidden);
+    const std::int64_t all = own.grouped ? l.width() + l.value_width() : l.width();
+    PublishedParameter out = stacked({named(own.qkv) + ".weight"}, all, hidden);
+    if (own.grouped) {  // of each key head also z
+      out.rows.clear();
+      for (std::int64_t g = 0; g < keys; ++g)
+        out.rows.push_back(z ? PublishedParameter::RowRun{g * values, values, 0, g * (group + values) + group}
+                             : PublishedParameter::RowRun{g * group, group, 0, g * (group + values)});
+    } else {
+      out.rows = grouped_rows(l);
+    }
+    return out;
+  }
+  if (part == "conv") {
+    PublishedParameter out = stacked({named("conv1d.weight")}, l.width(), l.conv_kernel_dim);
+    out.tensors[0].shape = {l.width(), 1, l.conv_kernel_dim};
+    out.rows = grouped_rows(l);
+    return out;
+  }
+  if (part == "ba.weight") {
+    if (own.ba.size() == 1) return stacked({named(own.ba[0]) + ".weight"}, 2 * l.num_value_heads, hidden);
+    PublishedParameter out =
+        stacked({named(own.ba[0]) + ".weight", named(own.ba[1]) + ".weight"}, 2 * l.num_value_heads, hidden);
+    out.rows.clear();
+    for (std::int64_t g = 0; g < keys; ++g)
+      for (const int which : {0, 1})
+        out.rows.push_back({(2 * g + which) * repeats, repeats, which, g * repeats});
+    return out;
+  }
+  if (part == "a_log") return stacked({named("A_log")}, l.num_value_heads, 0);
+  if (part == "dt_bias") return stacked({named("dt_bias")}, l.num_value_heads, 0);
+  if (part == "norm.weight") return stacked({named("norm.weight")}, l.value_head_dim, 0);
+  if (part == "projection.weight") return stacked({named("out_proj.weight")}, hidden, l.value_width());
   return std::nullopt;
 }
 
@@ -196,11 +271,14 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   const std::string at = at_block(layer);
   const bool matrix = kind == "weight";
   if (part == "attention" && kind == "sinks") return stacked({at + names().sinks}, c.num_heads, 0);
+  if (c.linear(std::stoll(layer)) && part.starts_with("attention"))
+    return of_linear(at, (part + "." + kind).substr(std::strlen("attention.")));
   if (!matrix && kind != "bias") return std::nullopt;
   constexpr std::string_view attention = "attention.";
   if (matrix && c.mla.kv_lora_rank > 0 && part.starts_with(attention))
     return of_latents(at, part.substr(attention.size()));
   if (part == "attention.qkv") return of_qkv(at, kind);
+  if (part == "attention.gate") return of_gates(at, kind);
   const auto linear = [&](const std::vector<std::string>& names, std::int64_t rows, std::int64_t columns) {
     std::vector<std::string> tensors;
     for (const std::string& name : names) tensors.push_back(at + name + "." + kind);

@@ -75,6 +75,8 @@ class HuggingFaceLayout {
   void append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row, int tensor,
                     std::int64_t from, std::int64_t turned) const;
   PublishedParameter of_qkv(const std::string& at, const std::string& kind) const;
+  PublishedParameter of_gates(const std::string& at, const std::string& kind) const;
+  std::optional<PublishedParameter> of_linear(const std::string& at, const std::string& part) const;
   std::optional<PublishedParameter> of_table_or_norm(const std::string& parameter) const;
   std::optional<PublishedParameter> of_experts(const std::string& at, const std::string& part,
                                                const std::string& kind) const;

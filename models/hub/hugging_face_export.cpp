@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <set>
 
 #include "models/hub/hugging_face_weights.h"
 #include "tensor/host_values.h"
@@ -79,9 +80,10 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
                                    const std::vector<nn::ParameterPtr>& parameters, nn::WeightSource& weights,
                                    device::Device& device, const ExportOptions& options) {
   std::vector<tensor::SafetensorsSpec> specs;
+  std::set<std::string> named;
   for (const nn::ParameterPtr& parameter : parameters)
     for (const PublishedTensor& tensor : layout.published(parameter->name).tensors) {
-      if (tensor.place > 0) continue;  // of a tensor that is there
+      if (!named.insert(tensor.name).second) continue;  // several parameters share it
       const tensor::Shape shape = tensor.in_file();
       const auto dims = shape.dims();
       specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});

@@ -97,6 +97,8 @@ void take_others(PublishedRope& to, Node& rope, const Value& section) {
   if (const auto beta = taken(rope, "llama_4_scaling_beta"))
     to.query_beta = value(*beta, "llama_4_scaling_beta").real(0);
   taken(rope, "max_position_embeddings");  // the model's own, once more
+  // Positions of pictures, which are one number for a token of text.
+  taken(rope, "mrope_section"), taken(rope, "mrope_interleaved");
   // Yarn's factor of scores as a quotient, which attention_factor goes before.
   const auto scale = [&](const char* name) {
     const auto node = taken(rope, name);

@@ -72,6 +72,10 @@ inline JsonKey in_file(const config::Key<config::Moe>& key) {
   return config::lifted<Published>(
       key, [](auto& published) -> auto& { return published.model.moe; });
 }
+inline JsonKey in_file(const config::Key<config::LinearAttention>& key) {
+  return config::lifted<Published>(
+      key, [](auto& published) -> auto& { return published.model.linear_attention; });
+}
 /// A key beside these, which is not written unless written() says as what.
 inline JsonKey in_file(JsonKey key) {
   key.write = nullptr;

@@ -6,7 +6,10 @@
 
 namespace sherd::autograd {
 
-KeyCache::KeyCache(std::int64_t texts, std::int64_t positions) : texts_(texts), positions_(positions) {
+KeyCache::KeyCache(std::int64_t texts, std::int64_t positions)
+    : texts_(texts),
+      positions_(positions),
+      ends_(static_cast<std::size_t>(std::max<std::int64_t>(texts, 0))) {
   require(texts >= 1 && positions >= 1, "a key cache for ", texts, " texts of ", positions, " tokens");
 }
 
@@ -14,7 +17,7 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
   require(!rows.empty() && width >= 1, "a pass over a key cache needs rows");
   std::vector<bool> seen(static_cast<std::size_t>(texts_));
   std::vector<std::int32_t> places;
-  fresh_ = width > 1;
+  fresh_ = width > 1, goes_on_ = true;
   for (const Rows& r : rows) {
     require(r.text >= 0 && r.text < texts_ && !seen[static_cast<std::size_t>(r.text)], "text ", r.text,
             " of ", texts_, " in a key cache, twice in a pass or not there");
@@ -23,6 +26,9 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
             " count, where a key cache has ", positions_, " positions");
     seen[static_cast<std::size_t>(r.text)] = true;
     fresh_ = fresh_ && r.first == 0;
+    std::int64_t& end = ends_[static_cast<std::size_t>(r.text)];
+    goes_on_ = goes_on_ && (r.first == 0 || r.first == end);
+    end = r.first + r.count;
     for (const std::int64_t n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
   }
   rows_ = std::move(rows);
@@ -78,6 +84,19 @@ Tensor KeyCache::attend(Tape& tape, const Tensor& qkv, const tensor::Attention& 
 void KeyCache::store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys) {
   const LayerStore& layer = next_layer(tape.device(), qkv, geometry, values_are_keys);
   tape.kernels().attend_stored(qkv, geometry, {layer.keys, layer.values, places_}, {}, {});
+}
+
+tensor::StateStore KeyCache::states(Tape& tape, const Shape& rows, const Shape& each, DType dtype) {
+  require(!tape.recording(), "a key cache is for passes that are not recorded");
+  require(rows[0] == std::ssize(rows_) && rows[1] == width_, "linear attention got rows ", rows.str(),
+          " in a pass of ", rows_.size(), " sequences of ", width_, " rows that a key cache was told of");
+  require(goes_on_, "linear attention cannot go back in a text: its states go on where they ended, or begin");
+  if (next_ == layers_.size()) {
+    std::vector<std::int64_t> shape{texts_};
+    for (const std::int64_t extent : each.dims()) shape.push_back(extent);
+    layers_.push_back({Tensor::empty(tape.device(), Shape{std::span<const std::int64_t>(shape)}, dtype), {}});
+  }
+  return {layers_[next_++].keys, places_};
 }
 
 std::vector<SameStart> by_start(const Tape& tape, std::int64_t batch, const tensor::Positions& positions) {

@@ -17,7 +17,8 @@ namespace sherd::autograd {
 ///
 /// Memory: activations in the ledger, taken layer by layer in the first pass: 2·texts·positions·kv_heads·
 /// head_dim elements of the layer's dtype, half of that where values are the keys, and of a layer with a
-/// sliding window min(positions, window) in the place of positions (rows are a ring).
+/// sliding window min(positions, window) in the place of positions (rows are a ring); and the states of texts
+/// of layers that have such.
 class KeyCache {
  public:
   /// Rows of the coming pass: `count` rows that count, from position `first` on of text `text`. Rows behind
@@ -49,19 +50,25 @@ class KeyCache {
                 bool values_are_keys = false);
   /// In its place, of a layer that finds its attention itself: stores the keys.
   void store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys);
+  /// For kernels that keep a state `each` of every text in the place of keys, once per layer and kernel;
+  /// their rows go on where those before ended, or begin. rows: the shape of the kernel's input, [sequences,
+  /// width, …].
+  tensor::StateStore states(Tape& tape, const Shape& rows, const Shape& each, DType dtype);
 
  private:
   struct LayerStore {
-    Tensor keys, values;  ///< as tensor::KeyStore has them
+    Tensor keys, values;  ///< as tensor::KeyStore has them; or states as keys
   };
   const LayerStore& next_layer(tensor::Device& device, const Tensor& qkv, const tensor::Attention& geometry,
                                bool values_are_keys);
 
   std::int64_t texts_, positions_;
   std::vector<LayerStore> layers_;
+  std::vector<std::int64_t> ends_;  ///< of each text, the rows that its states have seen
   std::vector<Rows> rows_;
   std::int64_t width_ = 0;
-  bool fresh_ = false;  ///< no sequence of the pass has keys yet
+  bool fresh_ = false;   ///< no sequence of the pass has keys yet
+  bool goes_on_ = true;  ///< every sequence begins, or goes on where its text ended
   Tensor places_;
   std::size_t next_ = 0;
 };

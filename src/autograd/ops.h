@@ -171,6 +171,19 @@ Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rota
 /// tensor::Kernels::attention_sinks() takes.
 Var attention(const Var& qkv, tensor::Attention geometry, const Var& sinks = {});
 
+// ---- linear attention (linear_attention.cpp); with Tape::key_cache rows continue texts ----
+
+/// Each column's convolution with its last rows, and silu of it (tensor::Kernels::short_conv). x: [batch,
+/// rows, columns]; weight: [columns, taps]. Documents are the tape's.
+Var short_conv(const Var& x, const Var& weight);
+/// What the gated delta rule writes and keeps, per value head (tensor::Kernels::delta_gates). x: [...,
+/// 2·heads]; a_log, dt_bias: [heads]; the result: x's shape, fp32 (fp64 for fp64).
+Var delta_gates(const Var& x, const Var& a_log, const Var& dt_bias, int key_heads);
+/// The gated delta rule (tensor::DeltaRule, whose documents are the tape's). qkv: [batch, rows, width];
+/// gates: [batch, rows, 2·value_heads]; the result: [batch, rows, value_heads·value_dim]. Keeps qkv, gates,
+/// and a state per head and 64 rows; selective recompute makes the result and the states again.
+Var delta_rule(const Var& qkv, const Var& gates, tensor::DeltaRule rule);
+
 /// Which keys queries see, and how scores are scaled.
 struct AttentionMask {
   bool causal = false;  ///< query i sees keys j <= i alone, both counted from the first

@@ -77,6 +77,22 @@ Model qwen2_moe() {
   return m;
 }
 
+Model qwen3_5() {
+  Model m = with_qk_norm(decoder());
+  m.norm_unit_offset = m.attention_gate = true;
+  m.partial_rotary_factor = 0.25, m.rotary_base = 1e7;
+  m.layer_types.assign(4, LayerType::linear_attention);
+  m.layer_types.back() = LayerType::full_attention;
+  m.linear_attention.num_key_heads = 16, m.linear_attention.num_value_heads = 32;
+  return m;
+}
+
+Model qwen3_5_moe() {
+  Model m = qwen3_5();
+  m.moe.shared_expert_gate = true;
+  return m;
+}
+
 Model olmo() {
   Model m = with_qk_norm(decoder());
   m.qk_norm_all_heads = true, m.norm_placement = NormPlacement::post;
@@ -159,6 +175,9 @@ const std::vector<FamilyDefaults>& families() {
                                      {"deepseek_v2", decoder()},
                                      {"deepseek_v3", deepseek_v3()},
                                      {"qwen2_moe", qwen2_moe()},
+                                     {"qwen3_next", qwen3_5_moe()},
+                                     {"qwen3_5_text", qwen3_5()},
+                                     {"qwen3_5_moe_text", qwen3_5_moe()},
                                      {"ministral3", decoder()},
                                      {"olmo2", olmo()},
                                      {"olmo3", olmo3()},
@@ -200,6 +219,11 @@ void check_bounds(const Model& m) {
         {"mla.qk_nope_head_dim", m.mla.qk_nope_head_dim, 1, most_hidden},
         {"mla.qk_rope_head_dim", m.mla.qk_rope_head_dim, 2, most_hidden},
         {"mla.v_head_dim", m.mla.v_head_dim, 1, most_hidden},
+        {"linear_attention.num_key_heads", m.linear_attention.num_key_heads, 0, most_heads},
+        {"linear_attention.num_value_heads", m.linear_attention.num_value_heads, 0, most_heads},
+        {"linear_attention.key_head_dim", m.linear_attention.key_head_dim, 1, most_linear_head},
+        {"linear_attention.value_head_dim", m.linear_attention.value_head_dim, 1, most_linear_head},
+        {"linear_attention.conv_kernel_dim", m.linear_attention.conv_kernel_dim, 1, 8},
         {"moe.experts", m.moe.experts, 0, most_experts},
         {"moe.ffn_hidden_size", m.moe.ffn_hidden_size, 0, most_ffn_hidden},
         {"moe.every", m.moe.every, 1, most_layers},
@@ -277,7 +301,7 @@ void settle_rope(RopeScaling& rope, const Model& m) {
 /// Keeps of the layers' types the shortest pattern that says the same.
 void settle_layers(Model& m) {
   const bool by_type = m.layer_types == defaults_of(m.type).layer_types;
-  if (m.sliding_window == 0 && by_type) m.layer_types.clear();
+  if (m.sliding_window == 0 && by_type && !m.any_linear()) m.layer_types.clear();
   expect(by_type || std::ssize(m.layer_types) <= m.num_layers, "layer_types names ",
          counted(std::ssize(m.layer_types), "layer"), " of ", m.num_layers, ": give a shorter pattern");
   const bool sliding =
@@ -286,8 +310,7 @@ void settle_layers(Model& m) {
          "layer_types has layers with sliding_attention: set sliding_window, the tokens that they see");
   if (!m.layer_types.empty() && !sliding) m.sliding_window = 0;
   std::vector<LayerType> all;
-  for (std::int64_t i = 0; i < m.num_layers && !m.layer_types.empty(); ++i)
-    all.push_back(m.slides(i) ? LayerType::sliding_attention : LayerType::full_attention);
+  for (std::int64_t i = 0; i < m.num_layers && !m.layer_types.empty(); ++i) all.push_back(m.layer_type(i));
   std::size_t length = 1;
   const auto repeats = [&] {
     for (std::size_t i = length; i < all.size(); ++i)
@@ -295,9 +318,23 @@ void settle_layers(Model& m) {
     return true;
   };
   while (!repeats()) ++length;
-  if (length == 1) all.clear();
+  if (length == 1 && !m.any_linear()) all.clear();
   all.resize(std::min(length, all.size()));
   m.layer_types = std::move(all);
+}
+
+/// Layers whose attention is linear.
+void settle_linear(Model& m) {
+  LinearAttention& linear = m.linear_attention;
+  if (!m.any_linear()) return;
+  expect(
+      linear.num_key_heads > 0,
+      "layer_types has layers with linear_attention: say its num_key_heads in the section linear_attention");
+  if (linear.num_value_heads == 0) linear.num_value_heads = linear.num_key_heads;
+  expect(linear.num_value_heads % linear.num_key_heads == 0, "linear_attention: num_value_heads ",
+         linear.num_value_heads, " is not a multiple of num_key_heads ", linear.num_key_heads);
+  expect(m.causal, "linear_attention is for models that write behind their text: set causal to true");
+  expect(!m.bias, "linear_attention has no biases: set bias to false");
 }
 
 /// Heads of keys that latents make.
@@ -372,7 +409,7 @@ Model resolved(Model m) {
   if (!m.bias) m.mlp_bias = true;      // which has no effect then
   if (m.moe.experts == 0) m.moe = {};  // what a family's experts have by default
   if (m.moe.experts > 0 && m.moe.ffn_hidden_size == 0) m.moe.ffn_hidden_size = m.ffn_hidden_size;
-  settle_layers(m);
+  settle_layers(m), settle_linear(m);
   for (RopeScaling* rope : {&m.rope_scaling, m.sliding_rope ? &m.sliding_rope->rope_scaling : nullptr})
     if (rope) settle_rope(*rope, m);
   expect(m.num_heads % m.num_kv_heads == 0, "num_heads ", m.num_heads, " is not a multiple of num_kv_heads ",

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -26,13 +27,14 @@ enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
 /// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout.
 enum class Head : std::uint8_t { lm, mlm, sequence_classification };
 /// What a layer's queries see: all tokens before them, or those of a window.
-enum class LayerType : std::uint8_t { full_attention, sliding_attention };
+enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_attention };
 
 /// The largest that a model may be along each axis. Far above what anyone trains, and such that no count of
 /// elements overflows and nothing that is held per layer grows large.
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
-                              most_heads = 1 << 16, most_positions = 1 << 24, most_vocabulary = 1 << 24,
-                              most_experts = 1 << 12, most_token_types = 1 << 12, most_labels = 1 << 16;
+                              most_heads = 1 << 16, most_linear_head = 1 << 12, most_positions = 1 << 24,
+                              most_vocabulary = 1 << 24, most_experts = 1 << 12, most_token_types = 1 << 12,
+                              most_labels = 1 << 16;
 
 /// Section `model.rope_scaling`: rotary positions for longer sequences than a model was first trained on.
 /// Keys and meanings are those of transformers' rope_parameters.
@@ -71,6 +73,20 @@ struct Mla {
   std::int64_t v_head_dim = 128;       ///< of a value; no more than a key has
   double norm_epsilon = 1e-6;          ///< > 0, of the norms of both latents
   bool operator==(const Mla&) const = default;
+};
+
+/// Section `model.linear_attention`: layers of type linear_attention, a gated delta rule (Qwen3-Next), whose
+/// every value head keeps a state of key_head_dim x value_head_dim numbers of a text.
+struct LinearAttention {
+  std::int64_t num_key_heads = 0;    ///< 0: there is no such section
+  std::int64_t num_value_heads = 0;  ///< a multiple; 0: as many
+  std::int64_t key_head_dim = 128, value_head_dim = 128;
+  std::int64_t conv_kernel_dim = 4;  ///< rows of the convolution before queries, keys and values, 1 to 8
+  std::int64_t key_width() const { return num_key_heads * key_head_dim; }
+  std::int64_t value_width() const { return num_value_heads * value_head_dim; }
+  /// Columns of queries, keys and values.
+  std::int64_t width() const { return 2 * key_width() + value_width(); }
+  bool operator==(const LinearAttention&) const = default;
 };
 
 /// Section `model.moe`: experts in place of the feed-forward part of some blocks.
@@ -143,7 +159,8 @@ struct Model {
   double llama_4_scaling_beta = 0;
   /// Tokens that a query sees, itself among them, and without `causal` as many behind it; 0: all.
   std::int64_t sliding_window = 0;
-  /// Which layers have the window: a pattern that repeats. Empty: all of them, where there is a window.
+  /// Which layers have the window, or a linear attention in the place of theirs: a pattern that repeats.
+  /// Empty: none of the latter, and the window in all, where there is one.
   std::vector<LayerType> layer_types;
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   bool qk_norm_all_heads =
@@ -179,7 +196,9 @@ struct Model {
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
   /// stream.
   double init_std = 0.02;
+  bool attention_gate = false;  ///< what attention finds is multiplied by a sigmoid of its own; by type
   Mla mla;
+  LinearAttention linear_attention;
   Moe moe;
 
   /// `vocabulary` rounded up to a multiple of pad_vocab_to_multiple_of.
@@ -210,6 +229,19 @@ struct Model {
     const auto at = static_cast<std::size_t>(layer);
     return sliding_window > 0 &&
            (layer_types.empty() || layer_types[at % layer_types.size()] == LayerType::sliding_attention);
+  }
+  /// Whether the layer has the linear attention that the section says.
+  bool linear(std::int64_t layer) const {
+    return !layer_types.empty() &&
+           layer_types[static_cast<std::size_t>(layer) % layer_types.size()] == LayerType::linear_attention;
+  }
+  LayerType layer_type(std::int64_t layer) const {
+    return linear(layer)   ? LayerType::linear_attention
+           : slides(layer) ? LayerType::sliding_attention
+                           : LayerType::full_attention;
+  }
+  bool any_linear() const {
+    return std::count(layer_types.begin(), layer_types.end(), LayerType::linear_attention) > 0;
   }
   /// The tokens that the layer's queries see, as sliding_window says; 0: all.
   std::int64_t window(std::int64_t layer) const { return slides(layer) ? sliding_window : 0; }
@@ -252,6 +284,6 @@ std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
 std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich", "post_residual"
 std::string_view name_of(Head head);                 ///< "lm", "mlm", "sequence_classification"
-std::string_view name_of(LayerType type);            ///< "full_attention", "sliding_attention"
+std::string_view name_of(LayerType type);  ///< "full_attention", "sliding_attention", "linear_attention"
 
 }  // namespace sherd::config

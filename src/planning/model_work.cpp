@@ -18,9 +18,9 @@ using engine::PartWork;
 using models::GptConfig;
 
 /// What of a block's work goes by its index: experts, what its queries see, and rotary positions.
-using Kind = std::tuple<bool, bool, bool>;
+using Kind = std::tuple<bool, config::LayerType, bool>;
 Kind kind_of(const config::Model& shape, std::int64_t block) {
-  return {shape.moe.in(block), shape.slides(block), shape.rotates(block)};
+  return {shape.moe.in(block), shape.layer_type(block), shape.rotates(block)};
 }
 
 /// The fewest blocks among which every kind of block of the model is.
@@ -35,9 +35,8 @@ std::int64_t blocks_of_all_kinds(const GptConfig& shape) {
 std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabulary, std::int64_t blocks) {
   config::Model& model = *config.model;
   std::vector<config::LayerType> types;
-  for (std::int64_t i = 0; i < blocks && model.sliding_window > 0; ++i)
-    types.push_back(model.slides(i) ? config::LayerType::sliding_attention
-                                    : config::LayerType::full_attention);
+  for (std::int64_t i = 0; i < blocks && (model.sliding_window > 0 || model.any_linear()); ++i)
+    types.push_back(model.layer_type(i));
   model.num_layers = blocks, model.layer_types = std::move(types);
   config.training.recompute_blocks = -1;
   const GptConfig shape = models::gpt_config(config, vocabulary);

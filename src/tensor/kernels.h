@@ -344,8 +344,8 @@ class Kernels {
   /// gates: as delta_rule() takes them.
   virtual void delta_gates(const Tensor& x, const Tensor& a_log, const Tensor& dt_bias, int key_heads,
                            const Tensor& gates) = 0;
-  /// parts: [rows, 2·value_heads] in the compute type, whose columns' sums are the gradients of a_log and of
-  /// dt_bias.
+  /// parts: [2, rows, value_heads] in the compute type, whose sums over rows are the gradients of a_log and
+  /// of dt_bias.
   virtual void delta_gates_backward(const Tensor& x, const Tensor& a_log, const Tensor& dt_bias,
                                     int key_heads, const Tensor& dgates, const Tensor& dx,
                                     const Tensor& parts) = 0;

@@ -247,7 +247,8 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                            "granite", "smollm3", "glm4", "ministral3", "olmo2", "olmo3",
                                            "bert", "modernbert", "bert_classifier", "modernbert_classifier",
                                            "gemma2", "gpt_oss", "llama_biases", "deepseek_v2",
-                                           "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe"),
+                                           "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe",
+                                           "qwen3_next", "qwen3_5", "qwen3_5_moe"),
                          [](const auto& test) { return test.param; });
 
 /// Checks that the matrices of a folder whose files have low bits are those of its expected.safetensors,

@@ -74,6 +74,12 @@ std::vector<CachedFamily> cached_families() {
              experts(o), o.moe.router_bias = true;
            })},
           {"latents", latents(false)},
+          {"linear attention, gates", llama_with([](GptConfig& o) {
+             o.layer_types = {config::LayerType::linear_attention, config::LayerType::full_attention};
+             o.linear_attention = {
+                 .num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 6, .value_head_dim = 5};
+             o.attention_gate = true;
+           })},
           {"latents of queries, values as long as keys", latents(true)},
           {"qk_norm, biases", llama_with([](GptConfig& o) { o.qk_norm = o.qkv_bias = true; })},
           {"linear", scaled(RotaryScaling::linear)},

@@ -49,6 +49,16 @@ GptConfig latents() {
   return o;
 }
 
+/// Linear attention and gated attention in turns; context ranks do not share the former.
+GptConfig hybrid() {
+  GptConfig o = llama();
+  o.layer_types = {config::LayerType::linear_attention, config::LayerType::full_attention};
+  o.linear_attention = {
+      .num_key_heads = 4, .num_value_heads = 8, .key_head_dim = 6, .value_head_dim = 5, .conv_kernel_dim = 4};
+  o.attention_gate = true;
+  return o;
+}
+
 /// Experts of which each token takes both, so that rounding chooses no others, and a dense part beside them.
 GptConfig with_beside(GptConfig o) {
   o.moe.experts = 2, o.moe.top_k = 2, o.moe.norm_topk = false, o.moe.jitter = 0.1;
@@ -131,8 +141,9 @@ void expect_close(const Outcome& got, const Outcome& want, double tolerance) {
 
 class Cuts : public ::testing::TestWithParam<Cut> {
  protected:
-  /// Ulysses takes whole key-value heads.
+  /// Ulysses takes whole key-value heads, and no context ranks linear attention.
   bool fits(const GptConfig& o) const {
+    if (o.any_linear() && GetParam().context > 1) return false;
     const int kv_heads = o.num_kv_heads == 0 ? o.num_heads : o.num_kv_heads;
     const int own = std::max(1, kv_heads / GetParam().tensor);
     return GetParam().method == ContextMethod::ring || GetParam().context == 1 ||
@@ -141,10 +152,13 @@ class Cuts : public ::testing::TestWithParam<Cut> {
 };
 
 TEST_P(Cuts, GiveWhatOneRankGives) {
-  for (const GptConfig& o : {gpt2(), llama(), latents(), with_beside(gpt2()), with_beside(llama())}) {
+  for (const GptConfig& o :
+       {gpt2(), llama(), latents(), hybrid(), with_beside(gpt2()), with_beside(llama())}) {
     if (!fits(o)) continue;
     SCOPED_TRACE(cat(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2",
-                     o.mla.kv_lora_rank > 0 ? " with latents" : "",
+                     o.mla.kv_lora_rank > 0 ? " with latents"
+                     : o.any_linear()       ? " with linear attention"
+                                            : "",
                      o.moe.experts > 0 ? " with experts" : ""));
     for (const auto& [dtype, tolerance] :
          {std::pair{DType::f64, 1e-11}, {DType::f32, 1e-5}, {DType::bf16, 6e-2}}) {
@@ -161,7 +175,7 @@ TEST_P(Cuts, GiveWhatOneRankGives) {
 TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
   const Cut cut = GetParam();
   if (cut.context > 1) GTEST_SKIP() << "single tokens cannot be cut";
-  for (const GptConfig& o : {gpt2(), llama(), latents()}) {
+  for (const GptConfig& o : {gpt2(), llama(), latents(), hybrid()}) {
     if (!fits(o)) continue;
     constexpr std::int64_t seq = 7, prompt = 4;
     test::Cpu cpu(1);
@@ -199,7 +213,7 @@ TEST_P(Cuts, ContinueTextsAsOneRankDoes) {
 }
 
 TEST_P(Cuts, RecomputeTheSameBits) {
-  for (const GptConfig& o : {gpt2(), llama(), latents()}) {
+  for (const GptConfig& o : {gpt2(), llama(), latents(), hybrid()}) {
     if (!fits(o)) continue;
     SCOPED_TRACE(o.norm == config::Norm::rmsnorm ? "llama" : "gpt2");
     const Outcome want = ParallelModel(o, DType::f32).run(GetParam());
@@ -233,6 +247,12 @@ TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
           [](GptConfig& o) { o.pad_vocab_to_multiple_of = 3, o.ffn_hidden_size = 45; });
   refuses("width of 42 cannot be cut over 4 tensor ranks: make model.ffn_hidden_size a multiple of 4", {4},
           [](GptConfig& o) { o.ffn_hidden_size = 42; });
+  refuses("context ranks cannot share a sequence of which linear_attention keeps states", {1, 2},
+          [](GptConfig& o) { o = hybrid(); });
+  refuses("4 tensor ranks cannot share 6 key heads of linear_attention", {4}, [](GptConfig& o) {
+    o = hybrid();
+    o.linear_attention.num_key_heads = 6, o.linear_attention.num_value_heads = 12;
+  });
   refuses("model.seq_length a multiple of 2", {2}, [](GptConfig& o) { o.seq_length = 47; });
   refuses("model.seq_length a multiple of 8", {1, 4}, [](GptConfig& o) { o.seq_length = 12; });
   refuses("padded to 90 ids", {4}, [](GptConfig& o) { o.pad_vocab_to_multiple_of = 2, o.vocab_size = 90; });

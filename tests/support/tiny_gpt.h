@@ -66,6 +66,18 @@ inline models::GptConfig tiny_latents() {
   return o;
 }
 
+/// Qwen3-Next's style: a layer of linear attention before one of gated attention.
+inline models::GptConfig tiny_hybrid() {
+  models::GptConfig o = models::GptConfig::of_family("qwen3_5_text");
+  o.vocab_size = 11, o.pad_vocab_to_multiple_of = 4, o.seq_length = 9, o.hidden_size = 6, o.num_layers = 2,
+  o.num_heads = 2, o.num_kv_heads = 1, o.head_dim = 4, o.ffn_hidden_size = 10;
+  o.partial_rotary_factor = 0.5, o.init_std = 0.3, o.norm_epsilon = 1e-3;
+  o.layer_types = {config::LayerType::linear_attention, config::LayerType::full_attention};
+  o.linear_attention = {
+      .num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 8, .value_head_dim = 2, .conv_kernel_dim = 3};
+  return o;
+}
+
 /// OLMo 2's norms, behind the parts alone.
 inline models::GptConfig tiny_post_norms() {
   models::GptConfig o = tiny_llama();

@@ -252,11 +252,11 @@ TEST_P(Delta, gates_and_their_gradients) {
         const Shape shape{rows, 2 * heads};
         const Tensor in = m.of(shape, dtype, x), logs = m.of({heads}, dtype, a_log),
                      biases = m.of({heads}, dtype, dt_bias), out = m.empty(shape, compute),
-                     grad = m.empty(shape, dtype), parts = m.empty(shape, compute),
+                     grad = m.empty(shape, dtype), parts = m.empty({2, rows, heads}, compute),
                      sums = m.empty({2 * heads}, compute);
         m.kernels.delta_gates(in, logs, biases, key_heads, out);
         m.kernels.delta_gates_backward(in, logs, biases, key_heads, m.of(shape, compute, given), grad, parts);
-        m.kernels.sum_rows(parts, sums, false);
+        m.kernels.sum_axis(parts, {.outer = 2, .extent = rows, .inner = heads}, 1, sums, false);
         return std::vector<Tensor>{out, grad, sums};
       },
       [&](const std::vector<Tensor>& got) {

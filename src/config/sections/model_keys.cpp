@@ -10,7 +10,7 @@ namespace {
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn", "longrope"};
 const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
-const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention"};
+const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention", "linear_attention"};
 const std::vector<std::string> activation_names = {"gelu_tanh",  "gelu",  "swiglu",
                                                    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
@@ -100,7 +100,7 @@ Key<Model> layer_types_key() {
   Key<Model> key = custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write);
   // What a type has by default comes again where it is left out.
   key.left_out = [](const Model& model) {
-    return model.sliding_window == 0 ||
+    return (model.sliding_window == 0 && !model.any_linear()) ||
            (model.layer_types.empty() && defaults_of(model.type).layer_types.empty());
   };
   return std::move(key).takes({"list of types of layers, " + words(layer_type_names).words,
@@ -140,6 +140,27 @@ const Table<Mla>& mla_table() {
                "of the norms of these numbers, which published models leave at 1e-6 whatever `rms_norm_eps` "
                "says",
                shapes)}};
+  return table;
+}
+
+const Table<LinearAttention>& linear_table() {
+  using T = LinearAttention;
+  static const Table<LinearAttention> table{
+      Auto::is_a_value,
+      {integer("num_key_heads", &T::num_key_heads, "2", 0, most_heads)
+           .means("heads of queries and keys, of layers whose `layer_types` is `linear_attention`; 0: there "
+                  "is no "
+                  "such section",
+                  shapes),
+       integer("num_value_heads", &T::num_value_heads, "4", 0, most_heads)
+           .unset(std::int64_t{0})
+           .means("heads of values, each with a state of its own; a multiple", shapes, by("`num_key_heads`")),
+       integer("key_head_dim", &T::key_head_dim, "16", 1, most_linear_head)
+           .means("elements of a query and of a key: rows of a state", shapes),
+       integer("value_head_dim", &T::value_head_dim, "24", 1, most_linear_head)
+           .means("elements of a value: columns of a state", shapes),
+       integer("conv_kernel_dim", &T::conv_kernel_dim, "3", 1, 8)
+           .means("rows that the convolution before queries, keys and values takes together", shapes)}};
   return table;
 }
 
@@ -205,8 +226,10 @@ std::vector<Key<Model>> block_keys() {
               "are neither seen nor computed. 0: all",
               idle(why_all_seen)),
       layer_types_key().means(
-          "which layers have the window: a pattern that repeats over them. `[]`: all. gemma3_text, olmo3 and "
-          "modernbert have patterns of their own, where there is a window"),
+          "which layers have the window, and which `linear_attention` in the place of attention: a pattern "
+          "that "
+          "repeats over them. `[]`: all have the window. gemma3_text, olmo3 and modernbert have patterns of "
+          "their own, where there is a window"),
       integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
           .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
                  idle(is_learned, learned)),
@@ -271,6 +294,10 @@ std::vector<Key<Model>> block_keys() {
                  by("1/√`head_dim`")),
       real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
           .means("that the vocabulary's scores are divided by (Granite)"),
+      boolean("attention_gate", &T::attention_gate)
+          .means("what attention finds is multiplied by the sigmoid of a projection of the same input "
+                 "(Qwen3-Next)",
+                 shapes),
       choice("head", &T::head, head_names, "\"mlm\"")
           .means(
               "behind the blocks: `lm`, scores of the vocabulary; `mlm`, BERT's, a linear layer, the "
@@ -293,6 +320,9 @@ std::vector<Key<Model>> block_keys() {
       section("sliding_rope", &T::sliding_rope, sliding_rope_table())
           .with(unless_default, idle(why_no_window)),
       section("mla", &T::mla, mla_table()).with(unless_default),
+      section("linear_attention", &T::linear_attention, linear_table())
+          .with(unless_default, idle([](const Config& c) { return !c.model->any_linear(); },
+                                     "no effect without linear_attention in model.layer_types")),
       section("moe", &T::moe, moe_table()).with(unless_default)};
 }
 

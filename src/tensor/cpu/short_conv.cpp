@@ -196,14 +196,14 @@ void CpuKernels::delta_gates_backward(const Tensor& x, const Tensor& a_log, cons
       for (Count i = begin; i < begin + count; ++i) {
         load_values(isa_, x, i * 2 * e.heads, row.data(), 2 * e.heads);
         const C* given = dgates.data<C>() + i * 2 * e.heads;
-        C* sums = parts.data<C>() + i * 2 * e.heads;
+        C *of_logs = parts.data<C>() + i * e.heads, *of_biases = of_logs + e.rows * e.heads;
         for (Count h = 0; h < e.heads; ++h) {
           const auto head = static_cast<std::size_t>(h);
           const C beta = sigmoid(row[e.b(h)]), step = row[e.a(h)] + biases[head],
                   rate = -std::exp(logs[head]), dg = given[e.heads + h];
           drow[e.b(h)] = given[h] * beta * (C{1} - beta);
-          sums[h] = dg * rate * softplus(step);
-          sums[e.heads + h] = drow[e.a(h)] = dg * rate * sigmoid(step);
+          of_logs[h] = dg * rate * softplus(step);
+          of_biases[h] = drow[e.a(h)] = dg * rate * sigmoid(step);
         }
         store_values(isa_, drow.data(), dx, i * 2 * e.heads, 2 * e.heads);
       }

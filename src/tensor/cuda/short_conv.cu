@@ -49,7 +49,7 @@ __global__ void delta_gates_backward_kernel(GateArguments<S> a) {
     const C step = widen(a.x[b + a.repeats]) + widen(a.dt_bias[h]),
             rate = -exp_anywhere<C>(widen(a.a_log[h]));
     const C dstep = a.dgates[at + a.heads] * rate * sigmoid<C>(step).value;
-    a.parts[at] = a.dgates[at + a.heads] * rate * softplus(step), a.parts[at + a.heads] = dstep;
+    a.parts[i] = a.dgates[at + a.heads] * rate * softplus(step), a.parts[i + a.rows * a.heads] = dstep;
     a.dx[b] = narrow<S>(a.dgates[at] * sigmoid<C>(widen(a.x[b])).slope);
     a.dx[b + a.repeats] = narrow<S>(dstep);
   }

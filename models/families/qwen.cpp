@@ -116,7 +116,9 @@ JsonKeys hybrid_keys(JsonKeys moe) {
                whole("linear_key_head_dim", &A::key_head_dim, 1, config::most_linear_head),
                whole("linear_value_head_dim", &A::value_head_dim, 1, config::most_linear_head),
                whole("linear_conv_kernel_dim", &A::conv_kernel_dim, 1, 8),
-               only("attn_output_gate", is_true, "attention has a gate"), idle("mamba_ssm_dtype"),
+               only("attn_output_gate", is_true, "attention has a gate"),
+               only("output_gate_type", equals_text("swish"), "linear attention's gate is one"),
+               only("use_sliding_window", config::is_false, "layers have no window"), idle("mamba_ssm_dtype"),
                idle("mtp_num_hidden_layers"), idle("mtp_use_dedicated_embeddings")},
       std::move(moe));
 }
@@ -224,7 +226,7 @@ Family qwen3_5() {
               [](Published& p) {
                 hybrid_defaults(p, {248320, 4096, 12288, 32, 16, 4, 32768});
               },
-          .keys = hybrid_keys({}),
+          .keys = hybrid_keys({only("mlp_only_layers", config::is_empty, "there are no experts")}),
           .names = {.passed_over = {"mtp."}},
           .has = {"partial_rotary_factor", "layer_types", "linear_attention"}};
 }

@@ -411,6 +411,46 @@ TEST(HuggingFaceConfig, MixturesOfLatentAttentionAndSharedExperts) {
   EXPECT_EQ(qwen.model.moe.shared_experts, 4);
 }
 
+TEST(HuggingFaceConfig, ModelsOfLinearAttention) {
+  const auto parameters = [](const Model& m) {
+    return models::gpt_config(parse_text(section_of(m)), m.vocab_size).num_parameters(false);
+  };
+  const Model next = read(R"({
+    "architectures": ["Qwen3NextForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu",
+    "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5120, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+    "linear_value_head_dim": 128, "max_position_embeddings": 262144, "mlp_only_layers": [],
+    "model_type": "qwen3_next", "moe_intermediate_size": 512, "norm_topk_prob": true,
+    "num_attention_heads": 16, "num_experts": 512, "num_experts_per_tok": 10, "num_hidden_layers": 48,
+    "num_key_value_heads": 2, "output_router_logits": false, "partial_rotary_factor": 0.25,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 10000000, "router_aux_loss_coef": 0.001,
+    "shared_expert_intermediate_size": 512, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.57.0.dev0", "use_cache": true, "use_sliding_window": false,
+    "vocab_size": 151936})")
+                         .model;
+  EXPECT_EQ(parameters(next), 79'674'391'296);
+  EXPECT_EQ(next.layer_types.size(), 4u);
+  EXPECT_TRUE(next.linear(46));
+  EXPECT_FALSE(next.linear(47));
+  EXPECT_EQ(next.rotary_base, 1e7);
+  const PublishedModel whole = read(R"({
+    "model_type": "qwen3_5", "vision_config": {}, "tie_word_embeddings": false, "image_token_id": 248056,
+    "text_config": {"attention_bias": false, "attn_output_gate": true, "output_gate_type": "swish",
+      "full_attention_interval": 4, "head_dim": 256, "hidden_size": 5120, "intermediate_size": 17408,
+      "linear_num_value_heads": 48, "mamba_ssm_dtype": "float32", "max_position_embeddings": 262144,
+      "mlp_only_layers": [], "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
+      "mtp_use_dedicated_embeddings": false, "num_attention_heads": 24, "num_hidden_layers": 64,
+      "num_key_value_heads": 4, "partial_rotary_factor": 0.25,
+      "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10],
+        "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+      "vocab_size": 248320}})");
+  EXPECT_EQ(parameters(whole.model), 26'895'998'464);
+  EXPECT_EQ(whole.model.partial_rotary_factor, 0.25);
+  const Model moe = read(R"({"model_type": "qwen3_5_moe_text", "partial_rotary_factor": 0.25})").model;
+  EXPECT_EQ(parameters(moe), 34'660'610'688);
+}
+
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
   const std::pair<const char*, const char*> refused[] = {
       {R"({"hidden_size": 4})", "model_type is absent"},
@@ -425,6 +465,11 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
            "weight_block_size": [64, 64]}})",
        "before it was quantised"},
       {R"({"model_type": "deepseek_v3", "topk_method": "greedy"})", "a bias corrects the choice"},
+      {R"({"model_type": "qwen3_5_text", "output_gate_type": "sigmoid"})", "output_gate_type"},
+      {R"({"model_type": "qwen3_5_text", "linear_num_value_heads": 33})",
+       "is not a multiple of num_key_heads"},
+      {R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]})",
+       "linear_attention"},
       {R"({"model_type": "deepseek_v3", "moe_layer_freq": 2})", "moe_layer_freq"},
       {R"({"model_type": "deepseek_v2", "topk_method": "noaux_tc"})",
        "topk_method: \"noaux_tc\" is not supported"},

@@ -61,7 +61,8 @@ class DocumentsTest : public ::testing::Test {
 TEST_F(DocumentsTest, HaveTheLossesAndGradientsOfEachAlone) {
   GptConfig norms = test::tiny_llama();
   norms.qk_norm = true, norms.sliding_window = 2;
-  for (const GptConfig& options : {test::tiny_gpt2(), test::tiny_llama(), norms})
+  for (const GptConfig& options :
+       {test::tiny_gpt2(), test::tiny_llama(), norms, test::tiny_latents(), test::tiny_hybrid()})
     for (const auto recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
       Gpt model(options);
       test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);

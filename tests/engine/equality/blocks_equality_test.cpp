@@ -99,29 +99,49 @@ RunSpec spec_of_latents(int ranks, int stage) {
   return spec;
 }
 
-TEST(LatentsEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
-  const RunResult expected = train_local(spec_of_latents(1, 2));
+/// Linear attention in two of three layers, and gated attention.
+RunSpec spec_of_hybrid(int ranks, int stage) {
+  RunSpec spec = spec_of(ranks, stage);
+  spec.llama = true;
+  spec.model =
+      R"(, "layer_types": ["linear_attention", "full_attention"], "attention_gate": true, "qk_norm": true,
+          "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 6,
+                               "value_head_dim": 5}, "norm_unit_offset": true)";
+  return spec;
+}
+
+class Attentions : public ::testing::TestWithParam<RunSpec (*)(int, int)> {};
+INSTANTIATE_TEST_SUITE_P(Equality, Attentions, ::testing::Values(spec_of_latents, spec_of_hybrid),
+                         [](const auto& test) {
+                           return test.param == spec_of_latents ? "latents" : "hybrid";
+                         });
+
+TEST_P(Attentions, RanksStagesTiersAndRecomputeGiveTheSameBits) {
+  const auto spec_of_it = GetParam();
+  const RunResult expected = train_local(spec_of_it(1, 2));
   ASSERT_NE(expected.losses.front(), expected.losses.back());
-  RunSpec s = spec_of_latents(4, 3);
+  RunSpec s = spec_of_it(4, 3);
   s.bucket = 3000, s.overlap = true, s.prefetch = 1'000'000, s.recompute = "full";
   EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "4 ranks, stage 3, prefetched, full recompute";
   const TempFolder folder;
-  s = spec_of_latents(2, 3);
+  s = spec_of_it(2, 3);
   s.nvme_path = folder.path().string(), s.offload_param = s.offload_optimizer = "nvme";
   s.recompute = "selective", s.schedule = "layered";
   s.resume_at = 2, s.directory = folder.path().string();
   EXPECT_TRUE(train_local(s).bits() == expected.bits())
       << "2 ranks, everything on NVMe, selective recompute, layered, resumed";
-  s = spec_of_latents(1, 2);
+  s = spec_of_it(1, 2);
   s.lazy = true;
   EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "a late device";
 }
 
-void expect_cuts_agree(RunSpec s) {
+/// `context`: such ranks are among them.
+void expect_cuts_agree(RunSpec s, bool context = true) {
   s.dtype = "fp32", s.accumulate_in.clear();
   const RunResult one = train_local(s);
   s.accumulation = 4, s.ranks = 2;
   for (int* axis : {&s.tensor, &s.context, &s.pipeline}) {
+    if (axis == &s.context && !context) continue;
     *axis = 2;
     const RunResult cut = train_local(s);
     *axis = 1;
@@ -136,8 +156,8 @@ TEST(BlocksEquality, CutModelsAgreeToRounding) {
   expect_cuts_agree(spec_of_blocks(1, 1));
 }
 
-TEST(LatentsEquality, CutModelsAgreeToRounding) {
-  expect_cuts_agree(spec_of_latents(1, 1));
+TEST_P(Attentions, CutModelsAgreeToRounding) {
+  expect_cuts_agree(GetParam()(1, 1), GetParam() == spec_of_latents);
 }
 
 TEST(EncoderEquality, CutModelsAgreeToRounding) {

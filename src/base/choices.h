@@ -39,8 +39,9 @@ enum class RotaryScaling : std::uint8_t {
   linear,   ///< all divided by `factor` (position interpolation, Chen et al. 2023)
   llama3,   ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
   yarn,     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
-  longrope  ///< each divided by a factor of its own, for long sequences by others (LongRoPE, Ding et al.
-            ///< 2024)
+  longrope,  ///< each divided by a factor of its own, for long sequences by others (LongRoPE, Ding et al.
+             ///< 2024)
+  dynamic    ///< as none within the model's positions, beyond which transformers changes them (NTK)
 };
 
 /// How a router turns logits into scores: `model.moe.router`.

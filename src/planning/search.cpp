@@ -282,12 +282,13 @@ class LayoutSearch {
   }
 
   /// False where the layout is none that a run would accept.
-  static bool attempt(const std::function<void()>& look) {
+  bool attempt(const std::function<void()>& look) {
     try {
       look();
       return true;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::config && error.kind() != ErrorKind::usage) throw;
+      if (result_.refused.empty()) result_.refused = error.what();
       return false;
     }
   }

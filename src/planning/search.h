@@ -76,6 +76,7 @@ struct SearchResult {
   std::vector<Plan> best;     ///< the best first; empty: nothing fits
   std::size_t tried = 0;      ///< layouts that were priced
   std::size_t too_large = 0;  ///< of them, those that cannot fit
+  std::string refused;        ///< why the first layout that a run would not accept is none; empty: all are
   std::string closest;        ///< where nothing fits: what the smallest lacks, in words
 };
 

@@ -26,6 +26,7 @@ double frequency(const Rotary& r, std::int64_t i, std::int64_t half) {
   const double own = std::pow(r.base, -static_cast<double>(i) / static_cast<double>(half));
   switch (r.scaling) {
     case RotaryScaling::none:
+    case RotaryScaling::dynamic:
       return own;
     case RotaryScaling::linear:
       return own / r.factor;

@@ -151,6 +151,10 @@ TEST(HuggingFaceConfig, BothFormsOfRotaryScaling) {
           R"({"model_type": "llama", "rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}})")
           .model.rope_scaling.type,
       RotaryScaling::linear);
+  const Model dynamic =
+      read(R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}})").model;
+  EXPECT_EQ(dynamic.rope_scaling.type, RotaryScaling::dynamic);
+  EXPECT_EQ(read(to_hugging_face(dynamic, 32000, "float32", "")).model, dynamic);
 }
 
 TEST(HuggingFaceConfig, WhatPublishedFilesCarryBesideIsRead) {
@@ -477,7 +481,7 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "qwen2_moe", "shared_expert_intermediate_size": 5000})",
        "shared_expert_intermediate_size 5000"},
       {R"({"model_type": "llama", "hidden_act": "relu"})", "hidden_act \"relu\""},
-      {R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2}})", "dynamic"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "ntk", "factor": 2}})", "ntk"},
       {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [2]}})",
        "longrope has 1 factor for 48 pairs"},
       {R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [2]}})", "short_factor"},

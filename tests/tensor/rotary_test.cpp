@@ -142,6 +142,14 @@ TEST(RotaryAngles, are_scaled_as_transformers_scales_them) {
   }
 }
 
+/// Up to max_position_embeddings, which is as long as sequences get, transformers leaves them as they are.
+TEST(RotaryAngles, of_dynamic_scaling_are_not_scaled) {
+  tensor::Rotary plain, dynamic;
+  dynamic.scaling = RotaryScaling::dynamic, dynamic.factor = 4;
+  EXPECT_EQ(tensor::rotary_frequencies(dynamic, 32), tensor::rotary_frequencies(plain, 32));
+  EXPECT_EQ(tensor::attention_scale(dynamic), 1);
+}
+
 TEST_P(Rotary, scaled_turns_a_head_as_transformers_does) {
   for (const RotaryReference& want : rotary_references) {
     SCOPED_TRACE(want.name);

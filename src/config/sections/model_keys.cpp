@@ -7,7 +7,7 @@ namespace sherd::config {
 namespace {
 
 // Words, in the order of their enums.
-const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn", "longrope"};
+const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn", "longrope", "dynamic"};
 const std::vector<std::string> position_types = {"learned", "rotary"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention", "linear_attention"};
@@ -359,7 +359,10 @@ const Table<RopeScaling>& rope_table() {
   static const Table<RopeScaling> table{
       Auto::is_a_value,
       {choice("rope_type", &T::type, rope_types, "\"linear\"")
-           .means("how positions are scaled; default: not at all", also("type"), required),
+           .means("how positions are scaled; default: not at all; dynamic: not within `max_positions`, as "
+                  "transformers "
+                  "does, and no sequence here is longer",
+                  also("type"), required),
        real("factor", &T::factor, "8", 1)
            .means("by how much sequences may be longer", required,
                   by("required, but with rope_type default and longrope")),

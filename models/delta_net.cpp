@@ -9,7 +9,7 @@ namespace {
 
 /// Rows of queries, of keys and of values, as they lie in each key head's group.
 autograd::Packing delta_packing(const config::LinearAttention& l) {
-  autograd::Packing packing{.tensors = {{}, {}, {}}};
+  autograd::Packing packing{.tensors = {{}, {}, {}}, .published_as_one = true};
   const std::int64_t group = l.width() / l.num_key_heads;
   for (std::int64_t begin = 0; begin < l.width(); begin += group) {
     const std::int64_t key = begin + l.key_head_dim, value = key + l.key_head_dim;
@@ -25,14 +25,9 @@ DeltaNet::DeltaNet(const GptConfig& c, const parallel::Layout& layout)
     : value_dim_(c.linear_attention.value_head_dim) {
   const config::LinearAttention& l = c.linear_attention;
   const int ranks = layout.tensor_size();
-  if (layout.context_size() > 1)
-    fail(ErrorKind::config,
-         "context ranks cannot share a sequence of which linear_attention keeps states: set parallel.context "
-         "to "
-         "1; tensor and pipeline ranks do");
-  if (l.num_key_heads % ranks != 0)
-    fail(ErrorKind::config, ranks, " tensor ranks cannot share ", l.num_key_heads,
-         " key heads of linear_attention");
+  require(layout.context_size() == 1 && l.num_key_heads % ranks == 0, l.num_key_heads,
+          " key heads of linear attention on ", ranks, " tensor and ", layout.context_size(),
+          " context ranks");
   rule_.key_heads = static_cast<int>(l.num_key_heads / ranks);
   rule_.value_heads = static_cast<int>(l.num_value_heads / ranks);
   rule_.key_dim = l.key_head_dim;
@@ -51,7 +46,8 @@ DeltaNet::DeltaNet(const GptConfig& c, const parallel::Layout& layout)
     parallel::set_slice(out, slice);
     return out;
   };
-  conv_ = own("conv", {l.width(), l.conv_kernel_dim}, c.init(), true);
+  // As it is published: no matrix, for which Muon would take it.
+  conv_ = own("conv", {l.width(), 1, l.conv_kernel_dim}, c.init(), true);
   // States are forgotten at rates of 1 to 16 at first, times log(1 + exp(1)) and the input's part.
   a_log_ = own("a_log", {l.num_value_heads}, autograd::Init::uniform(0, std::log(16.0)), false);
   dt_bias_ = own("dt_bias", {l.num_value_heads}, autograd::Init::ones(), false);
@@ -63,7 +59,9 @@ DeltaNet::DeltaNet(const GptConfig& c, const parallel::Layout& layout)
 }
 
 Var DeltaNet::forward(Tape& tape, const Var& x) {
-  const Var mixed = autograd::short_conv((*qkv_)(tape, x), tape.parameter(conv_));
+  const Var conv = tape.parameter(conv_);
+  const Var mixed =
+      autograd::short_conv((*qkv_)(tape, x), autograd::reshape(conv, {conv.shape()[0], conv.shape()[2]}));
   const Var gates = autograd::delta_gates((*ba_)(tape, x), tape.parameter(a_log_), tape.parameter(dt_bias_),
                                           rule_.key_heads);
   const Var found = autograd::delta_rule(mixed, gates, rule_), z = (*z_)(tape, x);

@@ -15,7 +15,7 @@ using autograd::Var;
 ///
 /// Parts: "qkv" [width, hidden], of each key head its query, its key and its value heads' values; "z"
 /// [value_width, hidden]; "ba" [2·value_heads, hidden], of each key head its value heads' b, then their a;
-/// "conv" [width, taps]; "a_log", "dt_bias" [value_heads]; "norm" [value_head_dim]; "projection". Tensor
+/// "conv" [width, 1, taps]; "a_log", "dt_bias" [value_heads]; "norm" [value_head_dim]; "projection". Tensor
 /// ranks have their own key heads. Context ranks, whose rows would wait for each other's states, are
 /// Error{config}.
 class DeltaNet : public nn::Layer {

@@ -120,6 +120,14 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   if (c.ffn_hidden_size % ranks != 0)
     problems.add(cat("a feed-forward width of ", c.ffn_hidden_size, over,
                      ": make model.ffn_hidden_size a multiple of ", ranks));
+  if (c.any_linear() && layout.context_size() > 1)
+    problems.add(
+        "context ranks cannot share a sequence of which linear_attention keeps states: set parallel.context "
+        "to 1; "
+        "tensor and pipeline ranks do");
+  if (c.any_linear() && c.linear_attention.num_key_heads % ranks != 0)
+    problems.add(cat(counted(c.linear_attention.num_key_heads, "key head"), " of linear_attention", over,
+                     ": make parallel.tensor a divisor of them"));
   // Padded sequences must fit too.
   if (const std::int64_t multiple = layout.sequence_multiple(); c.seq_length % multiple != 0)
     problems.add(cat("sequences of ", c.seq_length, " tokens cannot be cut over ", ranks, " tensor and ",
@@ -199,7 +207,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   });
   if (c.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
     blocks_->for_each([](nn::Module& module) {
-      if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module)) layer->weight()->int8 = true;
+      if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module))
+        layer->weight()->int8 = layer->weight()->in_linear;  // not steps of linear attention
       if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->int8 = true;
     });
 }

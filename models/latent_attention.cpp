@@ -78,8 +78,13 @@ Var LatentAttention::whole(Tape& tape, const Var& q, const Var& latent, const Va
   Var packed = autograd::reshape(autograd::concat(parts, -1), {batch, rows, heads * 3 * head_dim_});
   geometry.positions = layout_.inner_positions(rows);
   if (tape.training && geometry.dropout > 0) geometry.key = dropout_->key(tape);
-  if (rotary_) packed = autograd::rotary(packed, geometry, *rotary_);
-  const Var out = parallel::attention(packed, geometry, layout_);
+  Var out;
+  {  // of texts that begin, whose latents are stored, the rows see nothing but each other
+    autograd::KeyCache* const none = tape.device().has_own_memory() ? tape.key_cache : nullptr;
+    const autograd::Replaced<autograd::KeyCache*> alone(tape.key_cache, none);
+    if (rotary_) packed = autograd::rotary(packed, geometry, *rotary_);
+    out = parallel::attention(packed, geometry, layout_);
+  }
   if (sizes_.v_head_dim == head_dim_) return out;
   return autograd::reshape(columns(by_head(out), 0, sizes_.v_head_dim),
                            {batch, rows, heads * sizes_.v_head_dim});
@@ -161,7 +166,6 @@ Var LatentAttention::forward(Tape& tape, const Var& x) {
   tape.kernels().fill(packed, 0);  // a query head that nobody looks at
   tape.key_cache->store(tape, turned_latents(tape, packed, 1, latent, turning), {.heads = 1, .kv_heads = 1},
                         true);
-  const autograd::Replaced<autograd::KeyCache*> alone(tape.key_cache, nullptr);
   return (*projection_)(tape, whole(tape, q, latent, turning));
 }
 

@@ -124,7 +124,7 @@ FAMILIES = {
     "llama_biases": (transformers.LlamaForCausalLM, transformers.LlamaConfig(
         **LLAMA, attention_bias=True, rope_parameters=dict(DEFAULT_ROPE)), {}),
     "deepseek_v2": (transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config(
-        **LATENT, **GROUPED, q_lora_rank=12, v_head_dim=8, topk_method="group_limited_greedy", n_shared_experts=2,
+        **LATENT, **dict(GROUPED, topk_group=1), q_lora_rank=12, v_head_dim=8, topk_method="group_limited_greedy", n_shared_experts=2,
         routed_scaling_factor=1.5, bos_token_id=None, eos_token_id=None,
         rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.7,
                          "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 8}), {}),

@@ -25,8 +25,12 @@ class DeltaStep {
         dqkv_(room(qkv_.shape(), dtype)),
         dgates_(room(gates_.shape(), DType::f32)) {
     kernels_.fill_normal(qkv_, {1, 1}, 0, 0, 1);
-    kernels_.fill_uniform(gates_, {1, 2}, 0, -0.2,
-                          0.9);  // the second half should be at most 0, which costs no time
+    // b in [0, 1) and g in [-1, 0), as transformers gets them (bench/delta_vs_hf.py).
+    const Tensor all = room({2, rows, 32}, DType::f32);
+    kernels_.fill_uniform(all.rows(0, 1), {1, 2}, 0, 0, 1);
+    kernels_.fill_uniform(all.rows(1, 2), {1, 3}, 0, -1, 0);
+    kernels_.copy_rows({all, 0, 32}, {gates_, 0, 64}, rows, 32);
+    kernels_.copy_rows({all, rows * 32, 32}, {gates_, 32, 64}, rows, 32);
   }
   void forward(bool keeps) { kernels_.delta_rule(qkv_, gates_, rule_, {}, keeps ? states_ : Tensor(), out_); }
   void backward() { kernels_.delta_rule_backward(qkv_, gates_, rule_, states_, out_, dqkv_, dgates_); }

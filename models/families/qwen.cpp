@@ -131,7 +131,10 @@ JsonKeys hybrid_moe_keys(bool dense_layers) {
                  const E& moe = p.model.moe;
                  return config::node_of(moe.norm_topk || moe.router == RouterScores::softmax_of_chosen);
                })});
-  if (!dense_layers) return keys;
+  if (!dense_layers) {
+    keys.push_back(only("mlp_only_layers", config::is_empty, "all layers have experts"));
+    return keys;
+  }
   keys.push_back(whole("decoder_sparse_step", &E::every, 1, config::most_layers));
   keys.push_back(mlp_only_layers());
   return keys;
@@ -147,6 +150,7 @@ std::optional<std::string> lacks_shared_experts(const M& m) {
 
 void hybrid_defaults(Published& p, const ClassSizes& sizes) {
   set_sizes(p.model, sizes);
+  p.model.linear_attention.num_value_heads = 32;
   p.model.head_dim = 256, p.model.norm_epsilon = 1e-6, p.model.partial_rotary_factor = 0.25;
 }
 

@@ -139,6 +139,10 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
     fail(ErrorKind::config, "training.adapter.type ", config::name_of(adapter.type),
          " is yet to come for latent attention (model.mla): train the whole model, or take prompt_tuning or "
          "bottleneck");
+  if (model.any_linear() || model.attention_gate)
+    fail(ErrorKind::config, "training.adapter.type ", config::name_of(adapter.type),
+         " is yet to come for linear attention and for gates of attention: train the whole model, or take "
+         "prompt_tuning or bottleneck");
   const Family& family = family_of(model.type);
   out.targets = of_all_blocks(adapter.targets, model.num_layers);
   if (out.targets.empty())

@@ -253,11 +253,23 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_experts(const std::strin
   const std::string expert = part.substr(number, dot - number);
   const bool up = part.substr(dot + 1) == "up";
   if (names().stacked_experts) return of_stacked(at, std::stoll(expert), up, kind);
+  if (experts_stacked_ && matrix) {
+    PublishedParameter out = stacked({cat(at, names().experts, up ? ".gate_up_proj" : ".down_proj")},
+                                     up ? (config_.gated() ? 2 : 1) * width : hidden, up ? hidden : width);
+    out.tensors[0].place = std::stoll(expert), out.tensors[0].stacked = moe.experts;
+    return out;
+  }
   std::vector<std::string> tensors;
   for (const std::string& name : up ? names().expert_up : std::vector{names().expert_down})
     tensors.push_back(cat(at, names().experts, ".", expert, ".", name, ".", kind));
   const std::int64_t rows = !up ? hidden : (config_.gated() ? 2 : 1) * width;
   return stacked(tensors, rows, !matrix ? 0 : up ? hidden : width);
+}
+
+std::string HuggingFaceLayout::stacked_experts() const {
+  for (std::int64_t i = 0; i < config_.num_layers && !names().stacked_experts; ++i)
+    if (config_.moe.in(i)) return cat(at_block(std::to_string(i)), names().experts, ".gate_up_proj");
+  return {};
 }
 
 std::string HuggingFaceLayout::at_block(const std::string& block) const {

@@ -61,6 +61,11 @@ class HuggingFaceLayout {
   /// Where states are that modules have beside parameters (nn::StepState): routers' correction biases in
   /// fp32, [experts], by the module's path.
   std::vector<std::pair<std::string, PublishedTensor>> states() const;
+  /// The files have each matrix of a layer's experts in one tensor, [experts, out, in], gates before ups, as
+  /// transformers 5 holds them.
+  void take_stacked_experts() { experts_stacked_ = true; }
+  /// The name of such a tensor of the first layer with experts; empty: the model has none.
+  std::string stacked_experts() const;
   /// Whether files may have a tensor of that name that the model does not have.
   bool passes_over(const std::string& tensor) const;
   /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".
@@ -86,6 +91,7 @@ class HuggingFaceLayout {
 
   GptConfig config_;
   const Family* family_;
+  bool experts_stacked_ = false;
 };
 
 }  // namespace sherd::models

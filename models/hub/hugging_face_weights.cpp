@@ -66,6 +66,9 @@ HuggingFaceWeights::HuggingFaceWeights(std::filesystem::path folder, HuggingFace
   for (const char* part : {"language_model.", "model.language_model."})
     if (any_with(part)) text_part_ = part;
   prefixed_ = any_with(layout_.prefix());
+  if (const std::string stacked = layout_.stacked_experts();
+      !stacked.empty() && files_.find(found_as(stacked)))
+    layout_.take_stacked_experts();
   // A tied table may be stored as the head alone.
   const std::string own = layout_.published("tokens.weight").tensors[0].name;
   if (layout_.tied() && !files_.find(found_as(own)) && files_.find(found_as(layout_.head())))

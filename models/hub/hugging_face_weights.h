@@ -12,7 +12,8 @@ namespace sherd::models {
 /// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
 /// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
 /// small part of it. A tensor NAME may be there as NAME_blocks and NAME_scales, in MXFP4, or in FP8 beside
-/// NAME_scale_inv, in squares of 128.
+/// NAME_scale_inv, in squares of 128; and experts each in tensors of their own, or stacked
+/// (HuggingFaceLayout::take_stacked_experts).
 class HuggingFaceWeights : public nn::WeightSource {
  public:
   /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them. `stem`: of the files'

@@ -99,11 +99,12 @@ Var delta_rule(const Var& qkv, const Var& gates, tensor::DeltaRule rule) {
         if (dx) t.accumulate(dx, std::move(grad));
         if (dgates) t.accumulate(dgates, std::move(of_gates));
       },
-      [rows = Saved(qkv), by = Saved(gates), rule](Tape& t) {
+      [rows = Saved(qkv), by = Saved(gates), rule, states, states_for](Tape& t) {
         const Tensor input = rows.get(t);
         Tensor again = t.empty(input.shape().with_back(rule.value_heads * rule.value_dim(input.shape()[2])),
                                input.dtype());
-        t.kernels().delta_rule(input, by.get(t), rule, {}, {}, again);
+        if (!*states) *states = states_for(t);
+        t.kernels().delta_rule(input, by.get(t), rule, {}, *states, again);
         return again;
       });
 }

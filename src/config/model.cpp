@@ -83,7 +83,7 @@ Model qwen3_5() {
   m.partial_rotary_factor = 0.25, m.rotary_base = 1e7;
   m.layer_types.assign(4, LayerType::linear_attention);
   m.layer_types.back() = LayerType::full_attention;
-  m.linear_attention.num_key_heads = 16, m.linear_attention.num_value_heads = 32;
+  m.linear_attention.num_key_heads = 16;
   return m;
 }
 
@@ -356,9 +356,11 @@ void settle_latents(Model& m) {
       m.position == PositionType::rotary && m.causal && m.partial_rotary_factor == 1,
       "mla is for models of rotary positions that write behind their text, and says itself which part of a "
       "head turns");
-  expect(!m.has_qkv_bias() && !m.qk_norm && !m.attention_sinks && m.llama_4_scaling_beta == 0,
-         "mla has no bias, qk_norm, attention_sinks or llama_4_scaling_beta: set bias, qkv_bias, qk_norm and "
-         "attention_sinks to false");
+  expect(!m.has_qkv_bias() && !m.qk_norm && !m.attention_sinks && !m.attention_gate &&
+             m.llama_4_scaling_beta == 0,
+         "mla has no bias, qk_norm, attention_sinks, attention_gate or llama_4_scaling_beta: set bias, "
+         "qkv_bias, "
+         "qk_norm, attention_sinks and attention_gate to false");
   m.head_dim = head;
 }
 

@@ -133,7 +133,9 @@ std::vector<int> tensor_ranks(const config::Config& config, const config::Machin
   const models::GptConfig model = models::gpt_config(config, vocabulary);
   std::vector<int> out;
   for (int ranks = 1; ranks <= machine.devices; ranks *= 2)
-    if (model.num_heads % ranks == 0 && (ranks == 1 || !model.norms_all_heads())) out.push_back(ranks);
+    if (model.num_heads % ranks == 0 && (ranks == 1 || !model.norms_all_heads()) &&
+        (!model.any_linear() || model.linear_attention.num_key_heads % ranks == 0))
+      out.push_back(ranks);
   return out;
 }
 

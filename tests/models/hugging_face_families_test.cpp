@@ -397,6 +397,63 @@ TEST(HuggingFaceFolder, ThePartForTextIsFound) {
   }
 }
 
+/// Layers that predict further tokens, behind the model's or beside them.
+TEST(HuggingFaceFolder, LayersThatPredictFurtherTokensArePassedOver) {
+  for (const auto& [family, name] : {std::pair{"deepseek_v3", "model.layers.2.eh_proj.weight"},
+                                     {"glm4_moe", "model.layers.2.mlp.gate.e_score_correction_bias"},
+                                     {"qwen3_5", "mtp.layers.0.mlp.up_proj.weight"}}) {
+    Copy copy(family);
+    copy.rewrite([name = name](Copy::Dict& all) {
+      all[name] = {{2}, DType::f32, std::vector<std::byte>(8)};
+    });
+    EXPECT_NO_THROW(copy.open()) << family;
+  }
+  Copy other("qwen3");
+  other.rewrite([](Copy::Dict& all) {
+    all["model.layers.2.mlp.up_proj.weight"] = {{2}, DType::f32, std::vector<std::byte>(8)};
+  });
+  expect_error(ErrorKind::data, "model.layers.2.mlp.up_proj.weight", [&] { other.open(); });
+}
+
+/// As Qwen3.5's files have them, and transformers 5 in memory: [experts, out, in], gates before ups.
+TEST(HuggingFaceFolder, StackedExpertsAreReadAsThoseApart) {
+  Copy copy("qwen3_5_moe");
+  copy.rewrite([](Copy::Dict& all) {
+    const std::string at = "model.layers.";
+    for (const int layer : {0, 1})
+      for (const auto& [parts, name] : {std::pair{std::vector{"gate_proj", "up_proj"}, "gate_up_proj"},
+                                        {std::vector{"down_proj"}, "down_proj"}}) {
+        const std::string experts = cat(at, layer, ".mlp.experts.");
+        HostTensor whole;
+        for (int expert = 0; expert < 4; ++expert)
+          for (const char* part : parts) {
+            const auto found = all.find(cat(experts, expert, ".", part, ".weight"));
+            ASSERT_NE(found, all.end());
+            const HostTensor& one = found->second;
+            whole.dtype = one.dtype;
+            whole.shape = {4, std::ssize(parts) * one.shape[0], one.shape[1]};
+            whole.bytes.insert(whole.bytes.end(), one.bytes.begin(), one.bytes.end());
+            all.erase(found);
+          }
+        all[experts + name] = std::move(whole);
+      }
+  });
+  EXPECT_NO_THROW(copy.open());
+  const config::Config config = config_in(copy.folder());
+  const GptConfig options = gpt_config(config, config.model->vocab_size);
+  Gpt model(options);
+  model.assign_names();
+  HuggingFaceWeights stacked(copy.folder(), HuggingFaceLayout(options)),
+      apart(folder_of("qwen3_5_moe"), HuggingFaceLayout(options));
+  test::Cpu cpu(1);
+  for (const nn::ParameterPtr& p : model.parameters()) {
+    const Tensor a = Tensor::empty(*cpu.device, p->shape, DType::f32),
+                 b = Tensor::empty(*cpu.device, p->shape, DType::f32);
+    stacked.read(p->name, p->logical_slice(), 0, a), apart.read(p->name, p->logical_slice(), 0, b);
+    EXPECT_EQ(cpu.values(a), cpu.values(b)) << p->name;
+  }
+}
+
 /// The two may have different types, as of runs that kept the table in fp32.
 TEST(HuggingFaceFolder, ATiedHeadMayBeOfAnotherType) {
   const std::string table = "model.embed_tokens.weight";

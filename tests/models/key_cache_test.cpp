@@ -74,6 +74,10 @@ std::vector<CachedFamily> cached_families() {
              experts(o), o.moe.router_bias = true;
            })},
           {"latents", latents(false)},
+          {"latents of many heads", llama_with([](GptConfig& o) {
+             o.num_heads = 19, o.num_kv_heads = o.head_dim = 0;
+             o.mla = {.kv_lora_rank = 6, .qk_nope_head_dim = 4, .qk_rope_head_dim = 2, .v_head_dim = 4};
+           })},
           {"linear attention, gates", llama_with([](GptConfig& o) {
              o.layer_types = {config::LayerType::linear_attention, config::LayerType::full_attention};
              o.linear_attention = {
@@ -275,6 +279,16 @@ TEST_F(KeyCacheTest, WhatDoesNotFitIsRefused) {
   expect_error(ErrorKind::usage, "5 positions", [&] { cache.begin(*cpu_.device, {{0, 5, 1}}, 1); });
   cache.begin(*cpu_.device, {{0, 0, 2}}, 2);
   expect_error(ErrorKind::usage, "told of", [&] { model.next_logits(tape, one); });
+  Gpt hybrid(test::tiny_hybrid());
+  const test::PlainParameters others(*cpu_.kernels, hybrid, DType::f32);
+  KeyCache states(2, 5);
+  tape.key_cache = &states;
+  states.begin(*cpu_.device, {{0, 0, 2}}, 2);
+  (void)hybrid.next_logits(tape, cpu_.ids({1, 2}, 1, 9));
+  states.begin(*cpu_.device, {{0, 1, 1}}, 1);  // a row that was read
+  expect_error(ErrorKind::usage, "cannot go back", [&] { hybrid.next_logits(tape, one); });
+  states.begin(*cpu_.device, {{0, 0, 1}}, 1);
+  EXPECT_NO_THROW(hybrid.next_logits(tape, one));
 }
 
 /// cuDNN, which would take seconds to compile for each length, is not asked for a prompt: on a GPU its

@@ -249,7 +249,7 @@ TEST(ParallelModels, ThatCannotBeCutAreConfigErrors) {
           [](GptConfig& o) { o.ffn_hidden_size = 42; });
   refuses("context ranks cannot share a sequence of which linear_attention keeps states", {1, 2},
           [](GptConfig& o) { o = hybrid(); });
-  refuses("4 tensor ranks cannot share 6 key heads of linear_attention", {4}, [](GptConfig& o) {
+  refuses("6 key heads of linear_attention cannot be cut over 4 tensor ranks", {4}, [](GptConfig& o) {
     o = hybrid();
     o.linear_attention.num_key_heads = 6, o.linear_attention.num_value_heads = 12;
   });

@@ -68,7 +68,8 @@ std::vector<StoredCase> stored_cases() {
           {1, 1, 8, 2, 20, 30, {{6, {{1, 0, 6}, {0, 0, 2}}}, {1, {{1, 6, 1}}}}},
           {6, 2, 5, 3, 9, 0, {prompt, next}, 0, 0.6f},
           {4, 2, 8, 3, 9, 3, {prompt, next, more}, 0, 0, true},
-          {4, 1, 64, 3, 12, 0, {prompt, next, more}, 0.3f, 2.0f, true}};
+          {4, 1, 64, 3, 12, 0, {prompt, next, more}, 0.3f, 2.0f, true},
+          {38, 2, 4, 3, 9, 3, {prompt, next, more}, 0, 0, true}};  // more heads than a task takes
 }
 
 /// Texts of more keys than a block of a GPU takes at once (workspace.h): 128 for each row of a call.

@@ -85,15 +85,16 @@ std::shared_ptr<const Documents> documents(Documents ends) {
 }
 
 const std::vector<DeltaCase>& delta_cases() {
-  static const std::vector<DeltaCase> out{{1, 1, 1, 1, 1, 1},
-                                          {2, 5, 1, 1, 4, 3},
-                                          {1, 66, 1, 2, 4, 2},
-                                          {1, 70, 1, 1, 4, 3, documents({0, 1, 10, 64, 67, 70})},
-                                          {1, 70, 2, 4, 6, 5},
-                                          {2, 64, 1, 2, 8, 8},
-                                          {1, 130, 2, 2, 20, 12},
-                                          {2, 75, 2, 4, 6, 5, documents({0, 1, 10, 64, 70, 75, 139, 150})},
-                                          {1, 90, 1, 3, 32, 40, documents({0, 64, 90})}};
+  static const std::vector<DeltaCase> out{
+      {1, 1, 1, 1, 1, 1},
+      {2, 5, 1, 1, 4, 3},
+      {1, 66, 1, 2, 4, 2},
+      {1, 70, 1, 1, 4, 3, documents({0, 1, 10, 64, 67, 70})},
+      {1, 70, 2, 4, 6, 5},
+      {2, 64, 1, 2, 8, 8},
+      {1, 130, 2, 2, 20, 12},
+      {2, 75, 2, 4, 6, 5, documents({0, 1, 10, 10, 64, 70, 75, 75, 139, 150})},
+      {1, 90, 1, 3, 32, 40, documents({0, 64, 90})}};
   return out;
 }
 
@@ -277,7 +278,8 @@ TEST_P(Delta, short_convolutions_and_their_gradients) {
        {std::tuple{std::int64_t{1}, std::int64_t{1}, std::int64_t{1}, std::int64_t{1},
                    std::shared_ptr<const Documents>()},
         {2, 9, 70, 4, nullptr},
-        {2, 7, 5, 3, documents({0, 1, 5, 7, 14})}}) {
+        {1, 1040, 1, 3, documents({0, 1023, 1040})},  // more rows than a thread takes at a time
+        {2, 7, 5, 3, documents({0, 1, 1, 5, 7, 14})}}) {
     Values x = normals_in(dtype, batch * rows * columns, 1), w = normals_in(dtype, columns * taps, 2);
     const Values given = normals_in(dtype, batch * rows * columns, 3);
     const DeltaCase at{batch, rows, 1, 1, 1, 1, ends};

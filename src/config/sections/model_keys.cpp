@@ -100,8 +100,9 @@ Key<Model> layer_types_key() {
   Key<Model> key = custom<Model>("layer_types", R"(["sliding_attention", "full_attention"])", read, write);
   // What a type has by default comes again where it is left out.
   key.left_out = [](const Model& model) {
-    return (model.sliding_window == 0 && !model.any_linear()) ||
-           (model.layer_types.empty() && defaults_of(model.type).layer_types.empty());
+    const Model& type = defaults_of(model.type);
+    if (type.any_linear() || model.any_linear()) return model.layer_types == type.layer_types;
+    return model.sliding_window == 0 || (model.layer_types.empty() && type.layer_types.empty());
   };
   return std::move(key).takes({"list of types of layers, " + words(layer_type_names).words,
                                R"({"type": "array", "items": )" + words(layer_type_names).schema + "}"});
@@ -229,7 +230,9 @@ std::vector<Key<Model>> block_keys() {
           "which layers have the window, and which `linear_attention` in the place of attention: a pattern "
           "that "
           "repeats over them. `[]`: all have the window. gemma3_text, olmo3 and modernbert have patterns of "
-          "their own, where there is a window"),
+          "their own, where there is a window",
+          by("`[]`; of qwen3_next, qwen3_5_text and qwen3_5_moe_text three of `linear_attention`, then one "
+             "of `full_attention`")),
       integer("no_rope_layer_interval", &T::no_rope_layer_interval, "2", 0, most_layers)
           .means("of each so many layers the last has no rotary positions (SmolLM3). 0: all have",
                  idle(is_learned, learned)),

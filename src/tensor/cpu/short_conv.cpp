@@ -30,11 +30,12 @@ class ConvColumns {
     load_values(isa, weight, first * e.taps, weights_.data(), n * e.taps);
   }
 
-  /// Loads rows of x; those before row 0 are zeros, or of a text's state.
-  void take(const Tensor& x, Count batch, Count rows) {
-    x_.assign(static_cast<std::size_t>((before_ + rows) * n_), C{0});
-    for (Count t = 0; t < rows; ++t)
-      load_values(isa_, x, element(batch, t), x_.data() + (before_ + t) * n_, n_);
+  /// Loads rows [begin, end) of x and those that they see, from here on counted from `begin`; before row 0
+  /// are zeros, or a text's state.
+  void take(const Tensor& x, Count batch, Count begin, Count end) {
+    x_.assign(static_cast<std::size_t>((before_ + end - begin) * n_), C{0});
+    for (Count t = std::max<Count>(0, begin - before_); t < end; ++t)
+      load_values(isa_, x, element(batch, t), x_.data() + (before_ + t - begin) * n_, n_);
   }
   void take_state(const Tensor& states, Count text) {
     for (Count j = 0; j < before_; ++j)
@@ -80,30 +81,38 @@ std::vector<Count> rows_since(const Documents* documents, Count batch, Count row
   auto next = documents ? std::upper_bound(documents->begin(), documents->end(), batch * rows)
                         : Documents::const_iterator();
   for (Count t = 0; t < rows; ++t) {
-    const bool starts = documents && next != documents->end() && *next == batch * rows + t;
-    if (starts) ++next;
+    bool starts = false;
+    for (; documents && next != documents->end() && *next == batch * rows + t; ++next) starts = true;
     out[static_cast<std::size_t>(t)] = t == 0 || starts ? 0 : out[static_cast<std::size_t>(t - 1)] + 1;
   }
   return out;
 }
+
+/// Rows that a thread has of its columns at a time.
+constexpr Count conv_rows = 1024;
 
 template <class C>
 void convolve(const IsaTable& isa, const ConvExtents& e, const Tensor& x, const Tensor& weight,
               const Documents* documents, const StateStore& store, const Tensor& out, Count batch,
               Count first) {
   ConvColumns<C> columns(isa, e, weight, first, std::min(column_grain, e.columns - first));
-  columns.take(x, batch, e.rows);
   std::vector<Count> since = rows_since(store.states ? nullptr : documents, batch, e.rows);
   const std::int32_t* place = store.states ? store.places.data<std::int32_t>() + 3 * batch : nullptr;
-  if (place && place[1] > 0) {
-    columns.take_state(store.states, place[0]);
+  const bool continues = place && place[1] > 0;
+  if (continues)
     for (Count& rows : since) rows += e.taps;
-  }
   std::vector<C> sums(static_cast<std::size_t>(columns.size()));
-  for (Count t = 0; t < e.rows; ++t) {
-    columns.sums(t, since[static_cast<std::size_t>(t)], sums.data());
-    for (C& value : sums) value *= sigmoid(value);
-    store_values(isa, sums.data(), out, columns.element(batch, t), columns.size());
+  // A text's state is of its last rows, wherever they are among these.
+  const Count step = place ? std::max<Count>(1, e.rows) : conv_rows;
+  for (Count begin = 0; begin < e.rows; begin += step) {
+    const Count end = std::min(e.rows, begin + step);
+    columns.take(x, batch, begin, end);
+    if (continues) columns.take_state(store.states, place[0]);
+    for (Count t = begin; t < end; ++t) {
+      columns.sums(t - begin, since[static_cast<std::size_t>(t)], sums.data());
+      for (C& value : sums) value *= sigmoid(value);
+      store_values(isa, sums.data(), out, columns.element(batch, t), columns.size());
+    }
   }
   if (place) columns.give_state(store.states, place[0], place[2]);
 }
@@ -118,20 +127,28 @@ void convolve_backward(const IsaTable& isa, const ConvExtents& e, const Tensor& 
   std::vector<C> sums(static_cast<std::size_t>(n)), given(sums.size()),
       dweights(static_cast<std::size_t>(n * e.taps)), dxs;
   for (Count batch = 0; batch < e.batch; ++batch) {
-    columns.take(x, batch, e.rows);
     const std::vector<Count> since = rows_since(documents, batch, e.rows);
-    dxs.assign(static_cast<std::size_t>((before + e.rows) * n), C{0});
-    for (Count t = 0; t < e.rows; ++t) {
-      columns.sums(t, since[static_cast<std::size_t>(t)], sums.data());
-      load_values(isa, dout, columns.element(batch, t), given.data(), n);
-      for (std::size_t c = 0; c < sums.size(); ++c) {
-        const C s = sigmoid(sums[c]);
-        given[c] *= s * (C{1} + sums[c] * (C{1} - s));
+    // Rows of dx from `before` rows before `begin` on: those are complete when the rows behind them are.
+    dxs.assign(static_cast<std::size_t>((before + std::min(conv_rows, e.rows)) * n), C{0});
+    for (Count begin = 0; begin < e.rows; begin += conv_rows) {
+      const Count end = std::min(e.rows, begin + conv_rows), last = end == e.rows ? end : end - before;
+      columns.take(x, batch, begin, end);
+      for (Count t = begin; t < end; ++t) {
+        columns.sums(t - begin, since[static_cast<std::size_t>(t)], sums.data());
+        load_values(isa, dout, columns.element(batch, t), given.data(), n);
+        for (std::size_t c = 0; c < sums.size(); ++c) {
+          const C s = sigmoid(sums[c]);
+          given[c] *= s * (C{1} + sums[c] * (C{1} - s));
+        }
+        columns.backward(t - begin, since[static_cast<std::size_t>(t)], given.data(), dxs, dweights);
       }
-      columns.backward(t, since[static_cast<std::size_t>(t)], given.data(), dxs, dweights);
+      for (Count t = std::max<Count>(0, begin - before); dx && t < last; ++t)
+        store_values(isa, dxs.data() + (before + t - begin) * n, dx, columns.element(batch, t), n);
+      const auto rest = static_cast<std::ptrdiff_t>((end - begin) * n);
+      std::copy(dxs.begin() + rest, dxs.begin() + rest + static_cast<std::ptrdiff_t>(before * n),
+                dxs.begin());
+      std::fill(dxs.begin() + static_cast<std::ptrdiff_t>(before * n), dxs.end(), C{0});
     }
-    for (Count t = 0; dx && t < e.rows; ++t)
-      store_values(isa, dxs.data() + (before + t) * n, dx, columns.element(batch, t), n);
   }
   if (dweight) add_values(isa, dweights.data(), dweight, first * e.taps, n * e.taps, accumulate);
 }

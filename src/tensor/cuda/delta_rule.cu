@@ -287,7 +287,8 @@ Tensor CudaKernels::row_starts(const Documents* documents, Count rows) {
   for (std::size_t at = 0; at + 1 < documents->size();) {
     RowStarts starts;
     for (; at + 1 < documents->size() && starts.count < RowStarts::most; ++at)
-      if ((*documents)[at] < rows) starts.row[starts.count++] = static_cast<int>((*documents)[at]);
+      if ((*documents)[at] < (*documents)[at + 1])  // others are empty
+        starts.row[starts.count++] = static_cast<int>((*documents)[at]);
     launch(mark_row_starts_kernel, 1, element_threads, 0, target_.stream, starts, out<std::int32_t>(marks));
   }
   return marks;

@@ -107,6 +107,41 @@ void RecordingKernels::attend_stored(const Tensor& qkv, const Attention& geometr
   inner_->attend_stored(qkv, geometry, store, sinks, out);
 }
 
+/// As attention to the rows of a block and to its state.
+void RecordingKernels::tell_delta(KernelWork work, const DeltaExtents& e) {
+  const double rows = static_cast<double>(e.batch * e.rows),
+               block = static_cast<double>(Kernels::delta_block), dk = static_cast<double>(e.key_dim),
+               dv = static_cast<double>(e.value_dim);
+  const double of_keys = static_cast<double>(e.key_heads) * 2 * block * dk,
+               of_values = static_cast<double>(e.value_heads) * (3 * dk * dv + 1.5 * block * dv);
+  work.family = KernelFamily::attention;
+  work.flops = (work.backward ? 3 : 1) * 2 * rows * (of_keys + of_values);
+  work.scores = work.pairs = rows * static_cast<double>(e.value_heads) * block;
+  work.keys = std::min(e.rows, Kernels::delta_block), work.depth = e.value_dim;
+  tell(work);
+}
+
+void RecordingKernels::delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                                  const StateStore& store, const Tensor& states, const Tensor& out) {
+  const DeltaExtents e = check_delta_rule(qkv, gates, rule, store, states, out);
+  KernelWork work;
+  for (const Tensor& x : {qkv, gates, states, out}) add(work, x);
+  if (store.states)  // read and written, of each text of the call
+    work.bytes += 2 * bytes_of(e.batch * e.value_heads * e.key_dim * e.value_dim, store.states.dtype());
+  tell_delta(work, e);
+  inner_->delta_rule(qkv, gates, rule, store, states, out);
+}
+
+void RecordingKernels::delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                                           const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                                           const Tensor& dgates) {
+  const DeltaExtents e = check_delta_rule_backward(qkv, gates, rule, states, dout, dqkv, dgates);
+  KernelWork work{.backward = true};
+  for (const Tensor& x : {qkv, gates, states, dout, dqkv, dgates}) add(work, x);
+  tell_delta(work, e);
+  inner_->delta_rule_backward(qkv, gates, rule, states, dout, dqkv, dgates);
+}
+
 void RecordingKernels::combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
                                     const Tensor& out) {
   KernelWork work{.family = KernelFamily::routing};

@@ -40,12 +40,18 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
                           const Tensor& dout, const Tensor& dqkv) override;
   void attend_stored(const Tensor& qkv, const Attention& geometry, const KeyStore& store, const Tensor& sinks,
                      const Tensor& out) override;
+  void delta_rule(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule, const StateStore& store,
+                  const Tensor& states, const Tensor& out) override;
+  void delta_rule_backward(const Tensor& qkv, const Tensor& gates, const DeltaRule& rule,
+                           const Tensor& states, const Tensor& dout, const Tensor& dqkv,
+                           const Tensor& dgates) override;
   void combine_rows(const Tensor& rows, const Tensor& places, const Tensor& weights,
                     const Tensor& out) override;
   void combine_rows_backward(const Tensor& rows, const Tensor& places, const Tensor& weights,
                              const Tensor& dout, const Tensor& drows, const Tensor& dweights) override;
 
  private:
+  void tell_delta(KernelWork work, const struct DeltaExtents& e);
   static void add(KernelWork& work, const Tensor& x) {
     if (work.bytes == 0 && x.defined()) work.dtype = x.dtype();
     work.bytes += static_cast<double>(x.bytes());

@@ -34,6 +34,8 @@ struct Shape {
   int expert = 1;
   std::string adapter;  ///< keys of training.adapter
   std::string fp8;      ///< fp8.recipe
+  std::string model;    ///< more keys of model, each behind a comma
+  int kv_heads = 0;     ///< 0: 2 of Llama's, else 4
 
   std::string text(const std::string& nvme) const {
     const auto offload = [&](const std::string& device, const char* extra) {
@@ -52,9 +54,12 @@ struct Shape {
                             : R"(, "offload_optimizer": )" + offload(optimizer, R"(, "pipeline_read": true)"),
         R"(}, "model": {"type": ")", llama ? "llama" : "gpt2", R"(", "vocab_size": )", vocab,
         R"(, "seq_length": )", seq, R"(, "hidden_size": 128, "num_layers": )", layers,
-        R"(, "num_heads": 4, "num_kv_heads": )", llama ? 2 : 4,
-        moe.empty() ? "" : cat(R"(, "moe": {)", moe, "}"), R"(}, "training": {"recompute": ")", recompute,
-        "\"", adapter.empty() ? "" : cat(R"(, "adapter": {)", adapter, "}"),
+        R"(, "num_heads": 4, "num_kv_heads": )",
+        kv_heads > 0 ? kv_heads
+        : llama      ? 2
+                     : 4,
+        model, moe.empty() ? "" : cat(R"(, "moe": {)", moe, "}"), R"(}, "training": {"recompute": ")",
+        recompute, "\"", adapter.empty() ? "" : cat(R"(, "adapter": {)", adapter, "}"),
         R"(}, "activation_checkpointing": {"cpu_checkpointing": )", host_checkpoints ? "true" : "false",
         R"(}, "parallel": {"timeout_seconds": 60, "schedule": ")", schedule, R"(", "expert": )", expert,
         shard_size > 0 ? cat(R"(, "shard_size": )", shard_size) : "", R"(}, "device": {"threads_per_rank": )",
@@ -285,6 +290,29 @@ Estimate planned(Shape shape, const char* device) {
 
 std::uint64_t peak(const Estimate& estimate, Tier tier, Category category) {
   return estimate.peaks.tiers[static_cast<std::size_t>(tier)].peak[static_cast<std::size_t>(category)];
+}
+
+/// Latents, and states in the place of keys; matrices that Muon takes and that it leaves.
+TEST(EstimateOfAttentions, IsWhatARunBooks) {
+  Shape latents;
+  latents.llama = true, latents.kv_heads = 4, latents.ranks = 2, latents.stage = 3;
+  latents.model = R"(, "mla": {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_nope_head_dim": 32,
+                               "qk_rope_head_dim": 16, "v_head_dim": 32})";
+  Shape hybrid;
+  hybrid.llama = true, hybrid.ranks = 2, hybrid.stage = 3;
+  hybrid.model = R"(, "layer_types": ["linear_attention", "full_attention"], "attention_gate": true,
+                    "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 32,
+                                         "value_head_dim": 32})";
+  for (Shape shape : {latents, hybrid})
+    for (const char* recompute : {"none", "selective", "full"}) {
+      shape.recompute = recompute;
+      SCOPED_TRACE(cat(shape.model, recompute));
+      expect_alike(shape);
+    }
+  hybrid.fp8 = "blockwise", hybrid.param = hybrid.optimizer = "cpu";
+  expect_alike(hybrid);
+  hybrid.fp8.clear(), hybrid.groups = R"([{"match": "blocks.*", "type": "Muon"}])";
+  expect_alike(hybrid);
 }
 
 /// The traffic is exact: that of scales, too.

@@ -8,6 +8,7 @@
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"
+#include "support/tiny_gpt.h"
 #include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
@@ -24,6 +25,14 @@ config::Adapter lora(std::vector<std::string> targets = {}) {
   config::Adapter out;
   out.type = config::AdapterType::lora, out.targets = std::move(targets);
   return out;
+}
+
+/// What has no adapters yet says so.
+TEST(Adapters, OfOtherAttentionsAreRefusedByName) {
+  using sherd::testing::expect_error;
+  for (const auto& [options, part] : {std::pair{test::tiny_latents(), "yet to come for latent attention"},
+                                      {test::tiny_hybrid(), "yet to come for linear attention"}})
+    expect_error(ErrorKind::config, part, [&, o = options] { resolved_adapter(lora(), o.resolved()); });
 }
 
 class Peft : public ::testing::TestWithParam<std::string>, protected test::PeftReference {

@@ -453,6 +453,10 @@ TEST(HuggingFaceConfig, ModelsOfLinearAttention) {
   EXPECT_EQ(whole.model.partial_rotary_factor, 0.25);
   const Model moe = read(R"({"model_type": "qwen3_5_moe_text", "partial_rotary_factor": 0.25})").model;
   EXPECT_EQ(parameters(moe), 34'660'610'688);
+  // A pattern that differs from the family's comes back.
+  const Model full = read(R"({"model_type": "qwen3_5_text", "full_attention_interval": 1})").model;
+  EXPECT_FALSE(full.any_linear());
+  for (const Model& m : {next, whole.model, moe, full}) EXPECT_EQ(*parse_text(section_of(m)).model, m);
 }
 
 TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {

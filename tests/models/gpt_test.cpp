@@ -40,8 +40,9 @@ GptConfig residual() {
 }
 
 TEST_F(GptTest, CountsMatchWhatIsDeclared) {
-  for (const GptConfig& o : {test::tiny_gpt2(), test::tiny_llama(), test::tiny_gemma(),
-                             test::tiny_post_norms(), test::gpt2_small(), gated(), residual()}) {
+  for (const GptConfig& o :
+       {test::tiny_gpt2(), test::tiny_llama(), test::tiny_gemma(), test::tiny_post_norms(),
+        test::gpt2_small(), gated(), residual(), test::tiny_latents(), test::tiny_hybrid()}) {
     Gpt model(o);
     std::int64_t declared = 0;
     for (const auto& p : model.parameters()) declared += p->numel();

@@ -27,12 +27,12 @@ JsonKeys latent_keys() {
           idle("qk_head_dim")};
 }
 
-JsonKeys deepseek_keys() {
+JsonKeys deepseek_keys(bool norm_topk) {
   JsonKeys sizes{idle("head_dim")};  // which is that of what turns, and follows
   for (JsonKey& key : decoder_sizes())
     if (key.name != "head_dim") sizes.push_back(std::move(key));
   return joined(std::move(sizes), no_biases(true, false), rope_keys({.mscale = true}), latent_keys(),
-                grouped_experts_keys());
+                grouped_experts_keys(norm_topk));
 }
 
 std::optional<std::string> deepseek_lacks(const M& m) {
@@ -68,7 +68,7 @@ Family deepseek_v2() {
                 p.model.moe.ffn_hidden_size = 1407, p.model.moe.norm_topk = false;
                 p.greedy_experts = true;
               },
-          .keys = joined(deepseek_keys(),
+          .keys = joined(deepseek_keys(false),
                          JsonKeys{config::custom<Published>("topk_method", "", read, written),
                                   only("scoring_func", equals_text("softmax"), "scores are a softmax")}),
           .names = {.interleaved = true},
@@ -92,7 +92,7 @@ Family deepseek_v3() {
                 p.model.moe.ffn_hidden_size = 2048, p.model.moe.first_dense = 3;
                 p.model.moe.groups = 8, p.model.moe.top_groups = 4, p.model.moe.routed_scaling_factor = 2.5;
               },
-          .keys = joined(deepseek_keys(), sigmoid_router_keys(),
+          .keys = joined(deepseek_keys(true), sigmoid_router_keys(),
                          JsonKeys{only("rope_interleave", is_true, "positions turn pairs of neighbours")}),
           .names = {.interleaved = true, .more_layers = true},
           .has = {"moe", "mla", "attention_multiplier"},

@@ -124,7 +124,7 @@ std::optional<std::string> lacks_experts(const config::Model& model);
 std::optional<std::string> lacks_mixture(const config::Model& model);
 /// The keys of classes like DeepSeek's, whose experts lie in groups beside shared ones, and of their routers
 /// of sigmoids.
-JsonKeys grouped_experts_keys();
+JsonKeys grouped_experts_keys(bool norm_topk = true);  ///< norm_topk: weights may sum to 1
 JsonKeys sigmoid_router_keys();
 std::optional<std::string> lacks_grouped_experts(const config::Model& model);
 std::optional<std::string> lacks_sigmoid_router(const config::Model& model);

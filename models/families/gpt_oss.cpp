@@ -30,7 +30,7 @@ Family gpt_oss() {
                 set_sizes(p.model, {201088, 2880, 2880, 36, 64, 8, 131072});
                 p.model.head_dim = 64, p.model.norm_epsilon = 1e-5, p.window = 128;
                 p.model.moe.experts = 128, p.model.moe.top_k = 4;
-                p.rope.theta = 150000, p.rope.scaling.type = RotaryScaling::yarn;
+                p.rope_theta = 150000, p.rope.scaling.type = RotaryScaling::yarn;
                 p.rope.scaling.factor = 32, p.rope.scaling.truncate = false;
                 p.rope.scaling.original_max_positions = 4096;
               },

@@ -131,7 +131,7 @@ std::optional<std::string> lacks_mixture(const M& m) {
   return lacks_experts(m);
 }
 
-JsonKeys grouped_experts_keys() {
+JsonKeys grouped_experts_keys(bool norm_topk) {
   const auto groups = [](const char* name, std::int64_t E::*member) {
     const auto read = [](const Value& value) {
       return value.node.is(Node::Kind::null) ? 1 : value.integer(1, config::most_experts);
@@ -145,12 +145,15 @@ JsonKeys grouped_experts_keys() {
       whole("moe_intermediate_size", &E::ffn_hidden_size, 1, config::most_ffn_hidden),
       whole("first_k_dense_replace", &E::first_dense, 0, config::most_layers),
       positive("routed_scaling_factor", &E::routed_scaling_factor),
-      flag("norm_topk_prob", &E::norm_topk),
+      norm_topk ? flag("norm_topk_prob", &E::norm_topk)
+                : only("norm_topk_prob", config::is_false, "experts weigh as their scores say")
+                      .written([](const Published&) { return config::node_of(false); }),
       groups("n_group", &E::groups),
       groups("topk_group", &E::top_groups),
       only("moe_layer_freq", config::equals_number(1), "all layers behind the first dense ones have experts"),
       only("output_router_logits", config::is_false, "model.moe.aux_loss sets the balance loss"),
       idle("aux_loss_alpha"),
+      idle("router_aux_loss_coef"),
       idle("seq_aux"),
       idle("ep_size")};
 }

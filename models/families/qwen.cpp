@@ -150,7 +150,7 @@ std::optional<std::string> lacks_shared_experts(const M& m) {
 
 void hybrid_defaults(Published& p, const ClassSizes& sizes) {
   set_sizes(p.model, sizes);
-  p.model.linear_attention.num_value_heads = 32;
+  p.model.linear_attention.num_value_heads = 32, p.rope_theta = 10000;
   p.model.head_dim = 256, p.model.norm_epsilon = 1e-6, p.model.partial_rotary_factor = 0.25;
 }
 

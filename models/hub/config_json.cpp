@@ -293,8 +293,10 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
 }
 
 ModelType published_as(const Model& model) {
-  if (!missing_of(model, family_of(model.type))) return model.type;
-  std::string reasons;
+  const Family& own = family_of(model.type);
+  const std::optional<std::string> lacking = missing_of(model, own);
+  if (!lacking) return model.type;
+  std::string reasons = cat(own.name, " not with ", *lacking);
   for (const Family& family : families()) {
     const ModelType type = config::family_named(family.name);
     const std::optional<std::string> missing = missing_of(model, family);
@@ -302,10 +304,9 @@ ModelType published_as(const Model& model) {
     // Families that are something else altogether are passed over in silence.
     const bool near =
         config::defaults_of(type).norm == model.norm && family.can("moe") == (model.moe.experts > 0);
-    if (near) reasons += cat(reasons.empty() ? "" : ", ", family.name, " not with ", *missing);
+    if (near && &family != &own) reasons += cat(", ", family.name, " not with ", *missing);
   }
-  fail(ErrorKind::config, "no family that Hugging Face's transformers knows can be this model: ",
-       reasons.empty() ? "none has experts beside LayerNorm" : reasons,
+  fail(ErrorKind::config, "no family that Hugging Face's transformers knows can be this model: ", reasons,
        ". Train it with other keys to export it; its checkpoints are whole without");
 }
 
@@ -331,8 +332,11 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   bool is_part = false;
   out = text_part(std::move(out), is_part);
   // transformers 4 knows the older form alone, which cannot say all.
-  const bool older_rope =
-      !out.find("rope_parameters") && !family.can("llama_4_scaling_beta") && !family.can("sliding_rope");
+  // Where it says nothing, positions are scaled as the class has it.
+  const bool says_none = model.rope_scaling.type != RotaryScaling::none ||
+                         class_defaults(family).rope.scaling.type == RotaryScaling::none;
+  const bool older_rope = !out.find("rope_parameters") && !family.can("llama_4_scaling_beta") &&
+                          !family.can("sliding_rope") && says_none;
   // Keys that mean the same as some that follow.
   static const std::set<std::string> others{"rope_theta",           "rope_scaling",       "rope_parameters",
                                             "rope_local_base_freq", "no_rope_layers",     "layer_types",

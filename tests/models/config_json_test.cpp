@@ -415,6 +415,18 @@ TEST(HuggingFaceConfig, MixturesOfLatentAttentionAndSharedExperts) {
   EXPECT_EQ(qwen.model.moe.shared_experts, 4);
 }
 
+/// Where a file says no scaling, the class has its own.
+TEST(HuggingFaceConfig, PositionsOfGptOss) {
+  const Model m = read(R"({"model_type": "gpt_oss", "rope_theta": 10000.0, "rope_scaling": null})").model;
+  EXPECT_EQ(m.rotary_base, 10000);
+  EXPECT_EQ(m.rope_scaling.type, RotaryScaling::yarn);
+  EXPECT_EQ(m.rope_scaling.factor, 32);
+  Model plain = m;
+  plain.rope_scaling = {};
+  const std::string text = to_hugging_face(plain, plain.vocab_size, "float32", "");
+  EXPECT_EQ(read(text).model, plain) << text;
+}
+
 TEST(HuggingFaceConfig, ModelsOfLinearAttention) {
   const auto parameters = [](const Model& m) {
     return models::gpt_config(parse_text(section_of(m)), m.vocab_size).num_parameters(false);
@@ -453,6 +465,8 @@ TEST(HuggingFaceConfig, ModelsOfLinearAttention) {
   EXPECT_EQ(whole.model.partial_rotary_factor, 0.25);
   const Model moe = read(R"({"model_type": "qwen3_5_moe_text", "partial_rotary_factor": 0.25})").model;
   EXPECT_EQ(parameters(moe), 34'660'610'688);
+  // As the classes of transformers have it where the file says nothing.
+  EXPECT_EQ(moe.rotary_base, 10000);
   // A pattern that differs from the family's comes back.
   const Model full = read(R"({"model_type": "qwen3_5_text", "full_attention_interval": 1})").model;
   EXPECT_FALSE(full.any_linear());
@@ -479,6 +493,7 @@ TEST(HuggingFaceConfig, WhatWouldChangeTheModelIsRefusedByName) {
       {R"({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["linear_attention"]})",
        "linear_attention"},
       {R"({"model_type": "deepseek_v3", "moe_layer_freq": 2})", "moe_layer_freq"},
+      {R"({"model_type": "deepseek_v2", "norm_topk_prob": true})", "norm_topk_prob: true is not supported"},
       {R"({"model_type": "deepseek_v2", "topk_method": "noaux_tc"})",
        "topk_method: \"noaux_tc\" is not supported"},
       {R"({"model_type": "deepseek_v2", "v_head_dim": 200})", "mla.v_head_dim 200 is more than a key's 192"},

@@ -23,9 +23,10 @@ function(sherd_precompiled target owner)
   else()
     target_precompile_headers(${target} REUSE_FROM ${owner})
   endif()
-  # Behind such a header GCC 12 tells its false alarms about std::string, which it keeps to itself in the system's headers.
+  # Behind such a header GCC 12 tells its false alarms about std::string, which it keeps to itself in the system's headers;
+  # and of sources compiled as one it takes each for a header, whose types in unnamed namespaces others would see.
   target_compile_options(${target} PRIVATE
-    "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-stringop-overflow>")
+    "$<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-array-bounds;-Wno-stringop-overflow;$<$<BOOL:${CMAKE_UNITY_BUILD}>:-Wno-subobject-linkage>>")
   # ccache keeps objects of precompiled headers only for those who allow for macros that the headers might have looked at.
   if(CMAKE_CXX_COMPILER_LAUNCHER)
     set_target_properties(${target} PROPERTIES CXX_COMPILER_LAUNCHER

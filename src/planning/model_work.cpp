@@ -1,5 +1,6 @@
 #include "planning/model_work.h"
 
+#include <numeric>
 #include <set>
 #include <tuple>
 
@@ -23,21 +24,29 @@ Kind kind_of(const config::Model& shape, std::int64_t block) {
   return {shape.moe.in(block), shape.layer_type(block), shape.rotates(block)};
 }
 
-/// The fewest blocks among which every kind of block of the model is.
-std::int64_t blocks_of_all_kinds(const GptConfig& shape) {
+/// Blocks of the model among which every kind is, to be recorded in their place: one of each where a pattern
+/// of types is all that tells them apart, else those from the first on.
+std::vector<std::int64_t> blocks_of_all_kinds(const GptConfig& shape) {
   std::set<Kind> kinds;
-  std::int64_t most = 0;
-  for (std::int64_t i = 0; i < shape.num_layers; ++i)
-    if (kinds.insert(kind_of(shape, i)).second) most = i + 1;
-  return most;
+  std::set<std::pair<bool, bool>> others;  // whatever their types
+  std::vector<std::int64_t> first;
+  for (std::int64_t i = 0; i < shape.num_layers; ++i) {
+    others.emplace(shape.moe.in(i), shape.rotates(i));
+    if (kinds.insert(kind_of(shape, i)).second) first.push_back(i);
+  }
+  if (others.size() == 1) return first;
+  std::vector<std::int64_t> out(static_cast<std::size_t>(first.back()) + 1);
+  std::iota(out.begin(), out.end(), 0);
+  return out;
 }
 
-std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabulary, std::int64_t blocks) {
+std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabulary,
+                                    const std::vector<std::int64_t>& blocks) {
   config::Model& model = *config.model;
   std::vector<config::LayerType> types;
-  for (std::int64_t i = 0; i < blocks && (model.sliding_window > 0 || model.any_linear()); ++i)
-    types.push_back(model.layer_type(i));
-  model.num_layers = blocks, model.layer_types = std::move(types);
+  if (model.sliding_window > 0 || model.any_linear())
+    for (const std::int64_t block : blocks) types.push_back(model.layer_type(block));
+  model.num_layers = std::ssize(blocks), model.layer_types = std::move(types);
   config.training.recompute_blocks = -1;
   const GptConfig shape = models::gpt_config(config, vocabulary);
   const std::int64_t rows = config.batch.micro_batch_size;
@@ -100,10 +109,11 @@ std::vector<int> GptWork::stages_of_parts(const config::Parallel& parallel) cons
 
 ModelWork GptWork::record(const config::Config& config) const {
   const GptConfig shape = models::gpt_config(config, vocabulary_);
-  const std::int64_t layers = shape.num_layers, some = blocks_of_all_kinds(shape);
+  const std::int64_t layers = shape.num_layers;
+  const std::vector<std::int64_t> some = blocks_of_all_kinds(shape);
   ModelWork out;
   out.kinds = record_blocks(config, vocabulary_, some);
-  const std::size_t around = out.kinds.size() - static_cast<std::size_t>(some);  // parts that are no block
+  const std::size_t around = out.kinds.size() - some.size();  // parts that are no block
   require(around >= 2, "a transformer has parts before and behind its blocks");
   // A block that keeps all where others recompute, or other micro-batches do, is another kind.
   std::size_t kept = 0;
@@ -123,13 +133,13 @@ ModelWork GptWork::record(const config::Config& config) const {
   const std::vector<int> stages = some_blocks ? stages_of_parts(config.parallel) : std::vector<int>();
   std::vector<std::int64_t> seen(static_cast<std::size_t>(config.parallel.pipeline));
   for (std::int64_t i = 0; i < layers; ++i) {
-    std::int64_t like = 0;
-    while (kind_of(shape, like) != kind_of(shape, i)) ++like;
+    std::size_t like = 0;
+    while (kind_of(shape, some[like]) != kind_of(shape, i)) ++like;
     const bool keeps =
         some_blocks && seen[static_cast<std::size_t>(stages[out.parts.size()])]++ >= recomputed;
-    out.parts.push_back(before + static_cast<std::size_t>(like) + (keeps ? kept : 0));
+    out.parts.push_back(before + like + (keeps ? kept : 0));
   }
-  out.parts.push_back(before + static_cast<std::size_t>(some));
+  out.parts.push_back(before + some.size());
   if (some_micro_batches)
     for (const std::size_t kind : out.parts) out.keeping.push_back(kind < kept ? kind + kept : kind);
   return out;

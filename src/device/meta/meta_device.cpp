@@ -26,46 +26,53 @@ std::byte* zeroed(std::size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-/// Ranges of addresses without memory. Those that are given back serve requests of the same size: a dry run
-/// has few sizes, and would spend half of its time mapping them. Thread-safe.
+/// Ranges of addresses without memory, cut from large ones, of which the system is asked for few. Those that
+/// are given back serve requests of the same size: a dry run has few sizes. Thread-safe.
 class Addresses {
  public:
   Addresses() = default;
-  ~Addresses() { unmap_free(); }
+  ~Addresses() {
+    for (const auto& [data, bytes] : regions_) ::munmap(data, bytes);
+  }
   Addresses(const Addresses&) = delete;
   Addresses& operator=(const Addresses&) = delete;
 
   /// Null where the system has no room for more.
   std::byte* take(std::size_t bytes) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     if (const auto found = free_.find(bytes); found != free_.end()) {
       std::byte* data = found->second;
       free_.erase(found);
       return data;
     }
-    std::byte* data = map(bytes);
-    if (data) return data;
-    unmap_free();
-    return map(bytes);
+    const std::size_t room = (bytes + page - 1) / page * page;
+    if (room > left_ && !map(std::max(room, region)) && !map(room)) return nullptr;
+    left_ -= room;
+    return std::exchange(next_, next_ + room);
   }
   void give(std::byte* data, std::size_t bytes) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     free_.emplace(bytes, data);
   }
 
  private:
-  static std::byte* map(std::size_t bytes) {
+  static constexpr std::size_t page = 4096, region = std::size_t{64} << 30;
+
+  /// Begins a region; what is left of the one before is lost.
+  bool map(std::size_t bytes) {
     void* data =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
-  }
-  void unmap_free() {
-    for (const auto& [bytes, data] : free_) ::munmap(data, bytes);
-    free_.clear();
+    if (data == MAP_FAILED) return false;
+    regions_.emplace_back(data, bytes);
+    next_ = static_cast<std::byte*>(data), left_ = bytes;
+    return true;
   }
 
   std::mutex mutex_;
-  std::unordered_multimap<std::size_t, std::byte*> free_;  // by size; guarded by mutex_
+  std::vector<std::pair<void*, std::size_t>> regions_;  // guarded by mutex_, as all below
+  std::byte* next_ = nullptr;                           // of the newest region, what is not cut yet
+  std::size_t left_ = 0;
+  std::unordered_multimap<std::size_t, std::byte*> free_;  // by size
 };
 
 /// The memory of a CPU device as it would be: its heaps, without memory. Thread-safe.

@@ -16,8 +16,8 @@ using autograd::Var;
 /// Parts: "qkv" [width, hidden], of each key head its query, its key and its value heads' values; "z"
 /// [value_width, hidden]; "ba" [2·value_heads, hidden], of each key head its value heads' b, then their a;
 /// "conv" [width, 1, taps]; "a_log", "dt_bias" [value_heads]; "norm" [value_head_dim]; "projection". Tensor
-/// ranks have their own key heads. Context ranks, whose rows would wait for each other's states, are
-/// Error{config}.
+/// ranks have their own key heads. Context ranks, whose rows would wait for each other's states, do not share
+/// it: Gpt refuses them by name.
 class DeltaNet : public nn::Layer {
  public:
   /// `config` must be resolved, with a section linear_attention.

@@ -123,8 +123,7 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   if (c.any_linear() && layout.context_size() > 1)
     problems.add(
         "context ranks cannot share a sequence of which linear_attention keeps states: set parallel.context "
-        "to 1; "
-        "tensor and pipeline ranks do");
+        "to 1; tensor and pipeline ranks do");
   if (c.any_linear() && c.linear_attention.num_key_heads % ranks != 0)
     problems.add(cat(counted(c.linear_attention.num_key_heads, "key head"), " of linear_attention", over,
                      ": make parallel.tensor a divisor of them"));

@@ -363,8 +363,7 @@ const Table<RopeScaling>& rope_table() {
       Auto::is_a_value,
       {choice("rope_type", &T::type, rope_types, "\"linear\"")
            .means("how positions are scaled; default: not at all; dynamic: not within `max_positions`, as "
-                  "transformers "
-                  "does, and no sequence here is longer",
+                  "transformers does, and no sequence here is longer",
                   also("type"), required),
        real("factor", &T::factor, "8", 1)
            .means("by how much sequences may be longer", required,

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "device/device.h"

@@ -1,10 +1,12 @@
 #include "tensor/safetensors/low_bits.h"
 
 #include <array>
+#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/error.h"
+#include "tensor/fp8_code.h"
 
 namespace sherd::tensor {
 namespace {
@@ -13,13 +15,15 @@ float e8m0_value(int code) {
   return code == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, code - 127);
 }
 
+struct Numbers {
+  using F = float;
+  using U = std::uint32_t;
+  using I = std::int32_t;
+  static U bits(F value) { return std::bit_cast<U>(value); }
+  static F value(U bits) { return std::bit_cast<F>(bits); }
+};
 float e4m3_value(int code) {
-  const int exponent = code >> 3 & 15, mantissa = code & 7;
-  const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
-                          : exponent == 15 && mantissa == 7
-                              ? std::numeric_limits<float>::quiet_NaN()
-                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
-  return code & 128 ? -magnitude : magnitude;
+  return fp8_decode<Fp8Format::e4m3, Numbers>(static_cast<std::uint32_t>(code));
 }
 
 std::array<float, 256> every_code(float (*value)(int)) {

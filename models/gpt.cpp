@@ -54,6 +54,30 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
+/// How much of each encoder's rows is there; null where all is. On a meta device nobody can read it.
+std::shared_ptr<const std::vector<std::int32_t>> source_lengths_of(Tape& tape, const tensor::Batch& batch,
+                                                                   std::int64_t rows) {
+  const auto found = batch.find("source_lengths");
+  if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
+  const auto* lengths = found->second.data<std::int32_t>();
+  auto out = std::make_shared<std::vector<std::int32_t>>(lengths, lengths + found->second.numel());
+  if (std::ssize(*out) != entry(batch, "tokens").shape()[0])
+    fail(ErrorKind::data, "'source_lengths' tells of ", out->size(), " sequences, of which there are ",
+         entry(batch, "tokens").shape()[0]);
+  for (const std::int32_t length : *out)
+    if (length < 1 || length > rows)
+      fail(ErrorKind::data, "'source_lengths' has ", length, " of ", counted(rows, "row"), " of an encoder");
+  return out;
+}
+
+/// The columns of labels [batch, rows] from `first` on.
+Tensor columns_from(Tape& tape, const Tensor& labels, std::int64_t first) {
+  const std::int64_t batch = labels.shape()[0], rows = labels.shape()[1];
+  const Tensor out = tape.empty({batch, rows - first}, labels.dtype());
+  tape.kernels().copy_rows({labels, first, rows}, {out, 0, rows - first}, batch, rows - first);
+  return out;
+}
+
 /// Each token's type: as the batch says, else the first; the first where there is one.
 Tensor token_types_of(Tape& tape, const tensor::Batch& batch, std::int64_t types) {
   const Tensor& tokens = entry(batch, "tokens");
@@ -89,8 +113,8 @@ Tensor last_rows(Tape& tape, const Tensor& x) {
   const Tensor out = tape.empty({x.shape()[0], width}, x.dtype());
   std::int64_t b = 0;
   for (const autograd::KeyCache::Rows& of : tape.key_cache->rows()) {
-    tape.kernels().copy_rows({x, (b * rows + of.count - 1) * width, width}, {out, b * width, width}, 1,
-                             width);
+    const std::int64_t row = tape.key_cache->source_rows() + of.count - 1;
+    tape.kernels().copy_rows({x, (b * rows + row) * width, width}, {out, b * width, width}, 1, width);
     ++b;
   }
   return out;
@@ -120,6 +144,10 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
   if (c.ffn_hidden_size % ranks != 0)
     problems.add(cat("a feed-forward width of ", c.ffn_hidden_size, over,
                      ": make model.ffn_hidden_size a multiple of ", ranks));
+  if (c.has_encoder() && layout.context_size() > 1)
+    problems.add(
+        "context ranks cannot share a sequence of an encoder's tokens and a decoder's: set parallel.context "
+        "to 1; tensor and pipeline ranks do");
   if (c.any_linear() && layout.context_size() > 1)
     problems.add(
         "context ranks cannot share a sequence of which linear_attention keeps states: set parallel.context "
@@ -140,9 +168,20 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
                      over, ": make parallel.tensor 1, 2, 4 or 8"));
 }
 
-Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
-    : config_(config.resolved()), layout_(layout) {
+namespace {
+
+/// Sequences of an encoder's rows and a decoder's are whole on all tensor ranks.
+parallel::Layout layout_for(const GptConfig& config, parallel::Layout layout) {
+  if (config.has_encoder()) layout.sequence_parallel = false;
+  return layout;
+}
+
+}  // namespace
+
+Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
+    : config_(config.resolved()), layout_(layout_for(config_, given)) {
   const GptConfig& c = config_;
+  const parallel::Layout& layout = layout_;
   Problems problems;
   check_layout(c, layout, problems);
   problems.raise();
@@ -157,6 +196,11 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   };
   if (c.token_types > 0) token_types_ = table("token_types", c.token_types);
   if (c.position == config::PositionType::learned) positions_ = table("positions", c.max_positions);
+  const auto relative = [&](const char* name, bool encodes) {
+    return c.has_encoder() ? add(name, std::make_shared<RelativePositions>(c, encodes, layout)) : nullptr;
+  };
+  encoder_positions_ = relative("encoder_positions", true);
+  decoder_positions_ = relative("decoder_positions", false);
   if (c.embedding_norm) embedding_norm_ = add("embedding_norm", make_norm(c, layout));
   embedding_dropout_ =
       add("embedding_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
@@ -164,7 +208,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
   const auto pooled =
       c.moe.aux_loss_type == BalanceLoss::pooled ? std::make_shared<parallel::PooledChoices>() : nullptr;
   for (std::int64_t i = 0; i < c.num_layers; ++i)
-    blocks_->append(std::make_shared<TransformerBlock>(c, i, layout, pooled));
+    blocks_->append(std::make_shared<TransformerBlock>(
+        c, i, layout, pooled, c.encodes(i) ? encoder_positions_ : decoder_positions_));
   if (c.final_norm()) norm_ = add("norm", make_norm(c, layout));
   const bool has_layers = c.head != config::Head::lm;
   if (has_layers) {
@@ -180,12 +225,15 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
     if (c.classifies())
       head_dropout_ = add("head_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   }
+  if (c.has_encoder())
+    head_dropout_ =
+        add("head_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
   head_ =
       add("head",
           std::make_shared<parallel::ColumnLinear>(
               c.hidden_size, c.padded_scores(), layout,
               nn::LinearOptions{.bias = has_layers,
-                                .init = init,
+                                .init = c.init_of(c.hidden_size),
                                 .packing = c.classifies() ? autograd::Packing() : tokens_->weight()->packing,
                                 .tied = c.tied() ? tokens_->weight() : nullptr,
                                 .fp8 = false}));
@@ -194,7 +242,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& layout)
     std::erase(modules, nullptr);
     append_part(std::move(modules));
   };
-  append({tokens_, token_types_, positions_, embedding_norm_, embedding_dropout_});
+  append({tokens_, token_types_, positions_, encoder_positions_, decoder_positions_, embedding_norm_,
+          embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
   append({norm_, head_dense_, head_norm_, head_dropout_, head_});
   if (c.adapter.type == config::AdapterType::none) return;
@@ -219,6 +268,13 @@ void Gpt::check_tokens(const Tensor& tokens) const {
   if (tokens.shape()[1] > config_.seq_length)
     fail(ErrorKind::data, "a sequence of ", tokens.shape()[1],
          " tokens is longer than the model's seq_length ", config_.seq_length);
+}
+
+Var Gpt::scored(Tape& tape, const Var& x) const {
+  const std::int64_t first = source_rows(tape, config_.encoder.seq_length), rows = x.shape()[1];
+  if (first >= rows && config_.has_encoder())
+    fail(ErrorKind::data, "a sequence of ", rows, " tokens has none behind the encoder's ", first);
+  return first == 0 ? x : autograd::slice(x, 1, first, rows);
 }
 
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
@@ -269,7 +325,8 @@ Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(
 
 Var Gpt::logits(Tape& tape, const Tensor& tokens) {
   return scores(tape, {{"tokens", tokens}}, [&](const Var& x) {
-    const Var own = parallel::capped((*head_)(tape, normed(tape, x)), config_.final_logit_softcapping);
+    const Var own =
+        parallel::capped((*head_)(tape, normed(tape, scored(tape, x))), config_.final_logit_softcapping);
     return parallel::gather_sequence(parallel::gather(own, 2, layout_.tensor), layout_);
   });
 }
@@ -299,6 +356,7 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
 Tensor Gpt::hidden(Tape& tape, const tensor::Batch& batch) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
+  require(!config_.has_encoder(), "what stands behind an encoder and a decoder is not given out");
   return scores(tape, batch, [&](const Var& x) { return norm_ ? (*norm_)(tape, x) : x; }).value();
 }
 
@@ -323,6 +381,7 @@ Tensor Gpt::class_scores(Tape& tape, const tensor::Batch& batch) {
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
+  require(!config_.has_encoder(), "how likely texts are is not found of models with an encoder in front");
   const KeepDtypes keep(tape);
   const auto head = [&](const Var& x) {
     const Tensor& all = x.value();
@@ -337,6 +396,9 @@ Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, c
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
   tape.documents = documents_of(tape, batch);
   tape.filling = filling_of(tape, batch);
+  tape.source_lengths = source_lengths_of(tape, batch, config_.encoder.seq_length);
+  require(!tape.documents || !config_.has_encoder(),
+          "sequences of an encoder's tokens and a decoder's hold one document each");
   if (part == 0) return embed(tape, batch);
   if (part + 1 == parts()) return loss(tape, x, batch);
   return (*blocks_)[part - 1](tape, x);
@@ -364,10 +426,11 @@ Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
     return parallel::vocab_cross_entropy(normed(tape, autograd::reshape(rows, {1, n, width})),
                                          vocabulary(tape), labels_at(tape, labels, targets), layout_);
   }
-  Var behind = normed(tape, x);
+  Var behind = normed(tape, scored(tape, x));
   if (head_dropout_) behind = head_dropout_->apply(tape, behind, layout_.stream_slice(behind.shape()));
-  return parallel::vocab_cross_entropy(behind, vocabulary(tape),
-                                       parallel::inner_part(tape.kernels(), labels, layout_), layout_);
+  const Tensor own = config_.has_encoder() ? columns_from(tape, labels, config_.encoder.seq_length)
+                                           : parallel::inner_part(tape.kernels(), labels, layout_);
+  return parallel::vocab_cross_entropy(behind, vocabulary(tape), own, layout_);
 }
 
 }  // namespace sherd::models

@@ -25,13 +25,14 @@ namespace sherd::models {
 /// sequences, the vocabulary. `config` must be resolved.
 void check_layout(const GptConfig& config, const parallel::Layout& layout, Problems& problems);
 
-/// A decoder-only language model, GPT-2's or Llama's style by its configuration, or an encoder, BERT's style.
-/// Parts: "tokens", "token_types", "positions" (learned ones), "embedding_norm", "embedding_dropout",
-/// "blocks", "norm", "head_dense", "head_norm" and "head_dropout" (as config::Head says), "head" (whose
-/// weight is the token table when tied). As a layered model its parts are the embeddings, each block, norm
-/// and head. Each is a unit of sharding, a block one of recompute too. With an adapter (GptConfig::adapter)
-/// its parameters alone are trainable; a prompt's virtual tokens are ids behind the padded vocabulary, which
-/// callers put in front of texts.
+/// A decoder-only language model, GPT-2's or Llama's style by its configuration, or an encoder, BERT's style;
+/// or an encoder in front of a decoder, T5's style, whose tokens stand before the decoder's in each sequence.
+/// Parts: "tokens", "token_types", "positions" (learned ones), "encoder_positions" and "decoder_positions"
+/// (relative ones), "embedding_norm", "embedding_dropout", "blocks", "norm", "head_dense", "head_norm" and
+/// "head_dropout" (as config::Head says), "head" (whose weight is the token table when tied). As a layered
+/// model its parts are the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
+/// recompute too. With an adapter (GptConfig::adapter) its parameters alone are trainable; a prompt's virtual
+/// tokens are ids behind the padded vocabulary, which callers put in front of texts.
 class Gpt : public nn::LayeredModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
@@ -40,11 +41,11 @@ class Gpt : public nn::LayeredModel {
 
   /// The configuration that the model was built from, resolved.
   const GptConfig& config() const { return config_; }
-  /// Scores of the next token after every position; of an encoder those of the token there. tokens: int32
-  /// [batch, seq]; the result: [batch, seq, padded_vocab], of which columns from vocab_size on mean nothing.
-  /// Every rank of the layout gives all tokens and gets all scores, and must do the same with them; of the
-  /// stages of a pipeline, all too, on tapes that do not record. Throws Error{data} where seq is not a
-  /// multiple of the layout's sequence_multiple().
+  /// Scores of the next token after every position; of an encoder those of the token there; of both those
+  /// after the decoder's. tokens: int32 [batch, seq]; the result: [batch, seq, padded_vocab], of which
+  /// columns from vocab_size on mean nothing. Every rank of the layout gives all tokens and gets all scores,
+  /// and must do the same with them; of the stages of a pipeline, all too, on tapes that do not record.
+  /// Throws Error{data} where seq is not a multiple of the layout's sequence_multiple().
   Var logits(Tape& tape, const tensor::Tensor& tokens);
   /// Scores of the token that follows each text, whose next rows `tokens`, int32 [sequences, rows], are as
   /// the tape's key cache was told (autograd/key_cache.h): [sequences, padded_vocab], behind the last row
@@ -75,7 +76,9 @@ class Gpt : public nn::LayeredModel {
   /// looks at no others. Where there are "documents", int32 [n + 1] that the processor reads, the bounds
   /// among all rows of documents that do not see each other, "positions", int32 [batch, seq], counts each
   /// one's tokens. "filling", int32 [batch] that the processor reads, tells how many places at each row's end
-  /// hold no token: routers leave them out. Throws Error{data} for what is missing or does not fit.
+  /// hold no token: routers leave them out. "source_lengths", int32 [batch] that the processor reads, tells
+  /// how many of the encoder's places in front of a decoder's hold tokens, the first ones. Throws Error{data}
+  /// for what is missing or does not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
@@ -90,6 +93,8 @@ class Gpt : public nn::LayeredModel {
   /// The table of the vocabulary's scores, with its bias.
   parallel::VocabHead vocabulary(Tape& tape);
   tensor::Tensor few_targets(Tape& tape, const tensor::Batch& batch) const;
+  /// The rows of the stream that a head looks at: a decoder's behind an encoder, else all.
+  Var scored(Tape& tape, const Var& x) const;
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);
@@ -97,8 +102,9 @@ class Gpt : public nn::LayeredModel {
   GptConfig config_;
   parallel::Layout layout_;
   std::shared_ptr<parallel::VocabEmbedding> tokens_;
-  std::shared_ptr<nn::LearnedPositions> token_types_, positions_;  ///< null: none
-  std::shared_ptr<nn::Layer> embedding_norm_;                      ///< null: none
+  std::shared_ptr<nn::LearnedPositions> token_types_, positions_;             ///< null: none
+  std::shared_ptr<RelativePositions> encoder_positions_, decoder_positions_;  ///< null: none
+  std::shared_ptr<nn::Layer> embedding_norm_;                                 ///< null: none
   std::shared_ptr<nn::Dropout> embedding_dropout_;
   std::shared_ptr<nn::LayerList> blocks_;
   std::shared_ptr<nn::Layer> norm_, head_dense_, head_norm_;  ///< null: none

@@ -39,8 +39,29 @@ std::int64_t attention_vectors(const GptConfig& c, std::int64_t layer) {
                                                         : 2 * c.head_dim;
   return latents + biases + head_gains + (c.attention_sinks ? c.num_heads : 0);
 }
+/// Elements of a decoder's attention to an encoder.
+std::int64_t source_weights(const GptConfig& c, std::int64_t layer) {
+  return c.has_encoder() && !c.encodes(layer) ? 4 * c.hidden_size * c.num_heads * c.head_dim : 0;
+}
 std::int64_t feed_forward_biases(const GptConfig& c, std::int64_t width) {
   return c.has_mlp_bias() ? (c.gated() ? 2 : 1) * width + c.hidden_size : 0;
+}
+
+/// Forward multiply-adds in the blocks of an encoder and a decoder, over all their `seq` tokens.
+double encoder_decoder_products(const GptConfig& c, double seq, AttentionFlops convention) {
+  const double source = seq * static_cast<double>(c.encoder.seq_length) / static_cast<double>(c.seq_length),
+               target = seq - source, pair = static_cast<double>(2 * c.num_heads * c.head_dim),
+               seen = convention == AttentionFlops::causal_half ? 0.5 * target : target;
+  double sum = 0;
+  for (std::int64_t layer = 0; layer < c.num_layers; ++layer) {
+    const double own = static_cast<double>(attention_weights(c, layer) +
+                                           feed_forward_weights(c, c.ffn_hidden_size)),
+                 half = 0.5 * static_cast<double>(
+                                  source_weights(c, layer));  // queries and results, or keys and values
+    sum += c.encodes(layer) ? source * (own + source * pair)
+                            : target * (own + half + (seen + source) * pair) + source * half;
+  }
+  return sum;
 }
 
 }  // namespace
@@ -76,7 +97,7 @@ tensor::Attention GptConfig::attention(std::int64_t layer) const {
   out.window = window(layer);
   out.scale = attention_multiplier;
   out.cap = static_cast<float>(attn_logit_softcapping);
-  out.causal = causal;
+  out.causal = causal && !encodes(layer);
   return out;
 }
 
@@ -109,7 +130,7 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
 }
 
 tensor::Activation GptConfig::fused_activation() const {
-  if (gated()) return tensor::Activation::none;
+  if (gated() || activation == config::FfnActivation::relu) return tensor::Activation::none;
   return activation == config::FfnActivation::gelu ? tensor::Activation::gelu_erf
                                                    : tensor::Activation::gelu_tanh;
 }
@@ -139,7 +160,13 @@ tensor::Activation GptConfig::head_activation() const {
   return gated() ? tensor::Activation::gelu_erf : fused_activation();
 }
 
-autograd::Init GptConfig::output_init() const {
+autograd::Init GptConfig::init_of(std::int64_t inputs) const {
+  return width_scaled_init ? autograd::Init::normal(0, init_std / std::sqrt(static_cast<double>(inputs)))
+                           : init();
+}
+
+autograd::Init GptConfig::output_init(std::int64_t inputs) const {
+  if (width_scaled_init) return init_of(inputs);
   if (norm_placement == config::NormPlacement::post_residual) return init();  // the stream does not grow
   return autograd::Init::normal(0, init_std / std::sqrt(2.0 * static_cast<double>(num_layers)));
 }
@@ -188,7 +215,10 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
       c.norm_placement != config::NormPlacement::post && c.final_norm() && !c.norm_before(0);
   std::int64_t attention = 0;
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
-    attention += attention_weights(c, layer) + attention_vectors(c, layer);
+    attention += attention_weights(c, layer) + attention_vectors(c, layer) + source_weights(c, layer);
+  if (c.has_encoder())  // norms before these, the encoder's last, and the biases of both stacks
+    attention += (c.num_layers - c.encoder.num_layers + 1) * hidden +
+                 2 * c.num_heads * c.relative_attention_num_buckets;
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);
   };
@@ -251,8 +281,12 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
     const double both = window ? 2 * causal : s;
     pairs += convention == AttentionFlops::causal_half && c.causal ? causal : both;
   }
-  const double blocks = 2.0 * (products + pairs * pair_width + networks);
-  const double head = 2.0 * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
+  const bool both = c.has_encoder();
+  const double blocks = 2.0 * (both ? encoder_decoder_products(c, s, convention) / s
+                                    : products + pairs * pair_width + networks);
+  const double scored = both ? static_cast<double>(c.target_length()) / static_cast<double>(c.seq_length) : 1;
+  const double head =
+      2.0 * scored * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
   const double passes = recompute == Recompute::full ? trained + 1 : trained;

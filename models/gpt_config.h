@@ -53,9 +53,11 @@ struct GptConfig : config::Model {
   /// What is added to the gains of norms.
   double norm_shift() const { return norm_unit_offset ? 1 : 0; }
   autograd::Init init() const { return autograd::Init::normal(0, init_std); }
+  /// Of a weight of so many inputs.
+  autograd::Init init_of(std::int64_t inputs) const;
   /// Weights that project back onto the residual stream start smaller, so that the stream's variance does not
-  /// grow with depth (Radford et al. 2019), but where norms follow each sum.
-  autograd::Init output_init() const;
+  /// grow with depth (Radford et al. 2019), but where norms follow each sum, or widths scale them.
+  autograd::Init output_init(std::int64_t inputs = 1) const;
   /// A layer of experts; `pooled`: what these layers share, where their loss asks for it.
   parallel::MoeOptions experts(std::shared_ptr<parallel::PooledChoices> pooled = nullptr) const;
 };

@@ -1,5 +1,6 @@
 #include "models/transformer_block.h"
 
+#include "autograd/key_cache.h"
 #include "autograd/ops.h"
 #include "models/adapters/adapters.h"
 #include "models/delta_net.h"
@@ -133,18 +134,24 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
 }
 
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
-    : gated_(c.gated()),
+    : layout_(layout),
+      gated_(c.gated()),
+      relu_(c.activation == config::FfnActivation::relu),
       glu_(c.glu()),
+      width_(width),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
                         c.hidden_size, gated_ ? 2 * width : width, layout,
                         nn::LinearOptions{.bias = c.has_mlp_bias(),
                                           .activation = c.fused_activation(),
-                                          .init = c.init(),
+                                          .init = c.init_of(c.hidden_size),
                                           .packing = gated_ ? gated_packing(c, width) : Packing()},
                         gated_ ? std::vector{width, width} : std::vector<std::int64_t>{}))),
       down_(add("down", std::make_shared<parallel::RowLinear>(
                             width, c.hidden_size, layout,
-                            nn::LinearOptions{.bias = c.has_mlp_bias(), .init = c.output_init()}))) {}
+                            nn::LinearOptions{.bias = c.has_mlp_bias(), .init = c.output_init(width)}))) {
+  if (c.ffn_dropout > 0)
+    dropout_ = add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.ffn_dropout)));
+}
 
 void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layout) {
   using Cut = parallel::AdaptedLayer::Cut;
@@ -158,6 +165,15 @@ void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layou
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
   if (gated_) wide = autograd::glu(wide, glu_);
+  if (relu_) wide = autograd::relu(wide);
+  if (dropout_) {  // rows of this rank's stream that tensor ranks share, columns of its own
+    std::vector<std::int64_t> all(wide.shape().dims().begin(), wide.shape().dims().end());
+    all.back() = width_;
+    wide = dropout_->apply(
+        tape, wide,
+        parallel::tensor_slice("the feed-forward part", Shape(std::span<const std::int64_t>(all)),
+                               static_cast<int>(all.size()) - 1, layout_));
+  }
   return (*down_)(tape, wide);
 }
 
@@ -189,10 +205,13 @@ Var ExpertsAndShared::forward(Tape& tape, const Var& x) {
 }
 
 TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const parallel::Layout& layout,
-                                   std::shared_ptr<parallel::PooledChoices> pooled)
+                                   std::shared_ptr<parallel::PooledChoices> pooled,
+                                   std::shared_ptr<RelativePositions> positions)
     : layout_(layout),
       multiplier_(c.residual_multiplier),
-      norms_sums_(c.norm_placement == config::NormPlacement::post_residual) {
+      norms_sums_(c.norm_placement == config::NormPlacement::post_residual),
+      source_rows_(c.encoder.seq_length),
+      encodes_(c.encodes(index)) {
   const bool before = c.norm_placement != config::NormPlacement::post && !norms_sums_,
              behind = c.norm_placement != config::NormPlacement::pre;
   const auto norm = [&](const char* name, bool there) {
@@ -202,7 +221,10 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
     return add(name, std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   };
   norm_1_ = norm("norm_1", c.norm_before(index));
-  if (c.linear(index))
+  if (positions)
+    attention_ =
+        add("attention", std::make_shared<RelativeAttention>(c, encodes_, layout, std::move(positions)));
+  else if (c.linear(index))
     attention_ = add("attention", std::make_shared<DeltaNet>(c, layout));
   else if (c.mla.kv_lora_rank > 0)
     attention_ = add("attention", std::make_shared<LatentAttention>(c, index, layout));
@@ -210,6 +232,11 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
     attention_ = add("attention", std::make_shared<SelfAttention>(c, index, layout));
   post_norm_1_ = norm("post_norm_1", behind);
   attention_dropout_ = dropout("attention_dropout");
+  if (c.has_encoder() && !encodes_) {
+    cross_norm_ = norm("cross_norm", true);
+    cross_attention_ = add("cross_attention", std::make_shared<RelativeAttention>(c, false, layout, nullptr));
+    cross_dropout_ = dropout("cross_dropout");
+  }
   norm_2_ = norm("norm_2", before);
   if (c.moe.in(index))
     mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
@@ -218,6 +245,14 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   post_norm_2_ = norm("post_norm_2", behind);
   mlp_dropout_ = dropout("mlp_dropout");
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));
+  if (!encodes_ || index + 1 < c.encoder.num_layers) return;
+  output_norm_ = norm("output_norm", true);
+  output_dropout_ =
+      add("output_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
+}
+
+std::int64_t source_rows(const Tape& tape, std::int64_t of_a_sample) {
+  return tape.key_cache ? tape.key_cache->source_rows() : of_a_sample;
 }
 
 Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
@@ -239,9 +274,26 @@ Var TransformerBlock::added(Tape& tape, parallel::Bottlenecks::BlockPart part, c
   return norms_sums_ ? (*post_norm)(tape, out) : out;
 }
 
-Var TransformerBlock::forward(Tape& tape, const Var& x) {
+Var TransformerBlock::run_parts(Tape& tape, const Var& x, const Var& source) {
   using BlockPart = parallel::Bottlenecks::BlockPart;
-  return added(tape, BlockPart::mlp, added(tape, BlockPart::attention, x));
+  Var out = added(tape, BlockPart::attention, x);
+  if (cross_attention_) {
+    const Var found = cross_attention_->attend(tape, (*cross_norm_)(tape, out), source);
+    out = cross_dropout_->add_to(tape, found, out, layout_.stream_slice(out.shape()));
+  }
+  out = added(tape, BlockPart::mlp, out);
+  if (!output_norm_) return out;
+  return output_dropout_->apply(tape, (*output_norm_)(tape, out), layout_.stream_slice(out.shape()));
+}
+
+Var TransformerBlock::forward(Tape& tape, const Var& x) {
+  if (source_rows_ == 0) return run_parts(tape, x, {});
+  const std::int64_t first = source_rows(tape, source_rows_), rows = x.shape()[1];
+  // A pass that continues texts has no rows of an encoder.
+  if (first == 0) return encodes_ ? x : run_parts(tape, x, {});
+  const Var source = autograd::slice(x, 1, 0, first), target = autograd::slice(x, 1, first, rows);
+  return encodes_ ? autograd::concat({run_parts(tape, source, {}), target}, 1)
+                  : autograd::concat({source, run_parts(tape, target, source)}, 1);
 }
 
 }  // namespace sherd::models

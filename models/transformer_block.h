@@ -1,6 +1,7 @@
 #pragma once
 
 #include "models/gpt_config.h"
+#include "models/relative_attention.h"
 #include "nn/layers.h"
 #include "sharding/parallel/adapters/bottleneck.h"
 #include "sharding/parallel/attention.h"
@@ -37,7 +38,8 @@ class SelfAttention : public nn::Layer {
   nn::ParameterPtr sinks_;                              ///< null without attention_sinks
 };
 
-/// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first) and "down".
+/// The feed-forward part. Parts: "up" (for SwiGLU [gate; up] fused, gate first), "down", and with ffn_dropout
+/// "dropout".
 class FeedForward : public nn::Layer {
  public:
   FeedForward(const GptConfig& config, std::int64_t width, const parallel::Layout& layout);
@@ -48,10 +50,13 @@ class FeedForward : public nn::Layer {
   Var forward(Tape& tape, const Var& x) override;
 
  private:
-  bool gated_;
+  parallel::Layout layout_;
+  bool gated_, relu_;
   tensor::Glu glu_;
+  std::int64_t width_;
   std::shared_ptr<parallel::ColumnLinear> up_;
   std::shared_ptr<parallel::RowLinear> down_;
+  std::shared_ptr<nn::Dropout> dropout_;  ///< null: none
 };
 
 /// Experts, and where there is one a feed-forward part that all tokens take beside them: "shared", added to
@@ -74,17 +79,26 @@ class ExpertsAndShared : public parallel::Moe {
 /// or behind the sums (config::NormPlacement). Parts: "norm_1", "attention", "post_norm_1",
 /// "attention_dropout", "norm_2", "mlp", "post_norm_2", "mlp_dropout", and "adapter", bottlenecks behind
 /// these. x and the result: this rank's part of the stream [batch, seq, hidden] (parallel::Layout).
+///
+/// With an encoder in front of a decoder the stream's first rows, encoder.seq_length of them, are the
+/// encoder's, and the others the decoder's; a block changes those of its own. A decoder's block has
+/// "cross_norm", "cross_attention" to the encoder's rows and "cross_dropout" behind its attention; the
+/// encoder's last one ends with "output_norm" and "output_dropout".
 class TransformerBlock : public nn::Layer {
  public:
   /// `index`: which of the model's blocks, as some may have experts; `pooled`: as GptConfig::experts() takes
   /// it.
+  /// `positions`: the stack's, where they are relative.
   TransformerBlock(const GptConfig& config, std::int64_t index, const parallel::Layout& layout,
-                   std::shared_ptr<parallel::PooledChoices> pooled = nullptr);
+                   std::shared_ptr<parallel::PooledChoices> pooled = nullptr,
+                   std::shared_ptr<RelativePositions> positions = nullptr);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
+  /// The block's parts, on rows of its own.
+  Var run_parts(Tape& tape, const Var& x, const Var& source);
   /// x plus what a part makes of it, with its norms.
   Var added(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x);
   /// x plus what a part made of it, and what an adapter makes of that.
@@ -98,7 +112,15 @@ class TransformerBlock : public nn::Layer {
   std::shared_ptr<nn::Layer> attention_, mlp_;
   std::shared_ptr<nn::Dropout> attention_dropout_, mlp_dropout_;
   std::shared_ptr<parallel::Bottlenecks> adapter_;  ///< null: none
+  std::int64_t source_rows_;                        ///< of the stream, an encoder's; 0: there is none
+  bool encodes_;
+  std::shared_ptr<nn::Layer> cross_norm_, output_norm_;  ///< null: none
+  std::shared_ptr<RelativeAttention> cross_attention_;   ///< null: none
+  std::shared_ptr<nn::Dropout> cross_dropout_, output_dropout_;
 };
+
+/// Rows of the stream that are an encoder's in this pass, of a sample's.
+std::int64_t source_rows(const Tape& tape, std::int64_t of_a_sample);
 
 /// The norm of the stream that `config` asks for.
 std::shared_ptr<nn::Layer> make_norm(const GptConfig& config, const parallel::Layout& layout);

@@ -46,6 +46,8 @@ def check(sherd, folder, dtype):
                 problems.append(f"{name} differs")
         tokens = torch.randint(0, model.config.vocab_size, (2, 10))
         options = {} if "Bert" in type(model).__name__ else {"use_cache": False}
+        if model.config.is_encoder_decoder:
+            options["decoder_input_ids"] = tokens
         if dtype == "fp32" and not torch.equal(model(tokens, **options).logits, back(tokens, **options).logits):
             problems.append("logits differ")
         print(f"{folder.name:21} {dtype}: {'ok' if not problems else problems}")

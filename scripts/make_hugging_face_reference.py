@@ -40,6 +40,10 @@ GROUPED = dict(n_routed_experts=6, n_group=3, topk_group=2, num_experts_per_tok=
 HYBRID = dict(head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
               linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5)
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SOURCE = 6  # tokens of an encoder in front of a decoder, which has as many
+BOTH = dict(vocab_size=37, d_model=16, d_kv=6, d_ff=20, num_layers=2, num_heads=4, relative_attention_num_buckets=8,
+            relative_attention_max_distance=10, dropout_rate=0, n_positions=SOURCE, decoder_start_token_id=0,
+            use_cache=False)
 FAMILIES = {
     "gpt2": (transformers.GPT2LMHeadModel, transformers.GPT2Config(
         vocab_size=37, n_embd=16, n_layer=2, n_head=4, n_positions=24, n_inner=20, resid_pdrop=0, embd_pdrop=0,
@@ -154,15 +158,26 @@ FAMILIES = {
         moe_intermediate_size=10, shared_expert_intermediate_size=10,
         rope_parameters=dict(DEFAULT_ROPE, partial_rotary_factor=0.5, mrope_interleaved=True, mrope_section=[1, 1, 0])),
                     {}),
+    "t5": (transformers.T5ForConditionalGeneration, transformers.T5Config(**BOTH), {}),
+    "t5_gated": (transformers.T5ForConditionalGeneration, transformers.T5Config(
+        **BOTH, num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False), {}),
+    "mt5": (transformers.MT5ForConditionalGeneration, transformers.MT5Config(**BOTH), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3", "deepseek_v3")
+
+
+def family_is_untied(config):
+    """Published files of T5 1.1 and mT5 have a head of their own, whatever the class ties."""
+    return config.model_type == "mt5" or not config.scale_decoder_outputs
 
 
 def made(kind, config, seed):
     torch.manual_seed(seed)
     config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval()
+    if config.is_encoder_decoder and family_is_untied(config):
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
     with torch.no_grad():
         for name, p in model.named_parameters():
             noise = torch.randn(p.shape)
@@ -228,6 +243,13 @@ def options_of(kind):
     return {} if "Bert" in kind.__name__ else {"use_cache": False}
 
 
+def run(model, tokens):
+    """Of an encoder and a decoder what the latter gives for its own tokens, behind the former's."""
+    if model.config.is_encoder_decoder:
+        return model(tokens[:, :SOURCE], decoder_input_ids=tokens[:, SOURCE:], use_cache=False)
+    return model(tokens, **options_of(type(model)))
+
+
 def make(family, kind, config, options, root):
     folder = root / family
     shutil.rmtree(folder, ignore_errors=True)
@@ -241,12 +263,15 @@ def make(family, kind, config, options, root):
     if classes is not None:  # of a text, at its first token
         labels = torch.full_like(labels, -100)
         labels[:, 0] = classes
+    elif config.is_encoder_decoder:
+        tokens[:, SOURCE] = 0
+        labels[:, :SOURCE] = labels[0, -2:] = -100
     else:
         labels[0, 3:8] = labels[1, -1] = -100  # micro-batches of one row have different numbers of targets
     wide = in_double(model)
     with InDouble():
-        result = wide(tokens, **options_of(kind))
-        wanted = labels.view(-1) if classes is None else classes
+        result = run(wide, tokens)
+        wanted = labels[:, -result.logits.shape[1]:].reshape(-1) if classes is None else classes
         loss = torch.nn.functional.cross_entropy(result.logits.view(len(wanted), -1), wanted, ignore_index=-100)
         if types is not None:  # of the logits all tokens are of the first type
             typed = wide(tokens, token_type_ids=types)
@@ -266,7 +291,7 @@ def make(family, kind, config, options, root):
     (folder / "generation_config.json").unlink(missing_ok=True)
     if family in OLDER:
         older_config(folder)
-    single = kind.from_pretrained(folder, config=config)(tokens, **options_of(kind)).logits
+    single = run(kind.from_pretrained(folder, config=config), tokens).logits
     difference = (single.double() - result.logits).abs().max().item()
     assert difference < 1e-5, (family, difference)
     print(f"{family}: loss {loss.item():.6f}, single precision {difference:.1e}, "

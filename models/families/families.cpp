@@ -5,14 +5,14 @@ namespace sherd::models {
 
 Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma2(), gemma3(),
     granite(), gpt_oss(), smollm3(), glm4(), glm4_moe(), deepseek_v2(), deepseek_v3(), qwen2_moe(),
-    qwen3_next(), qwen3_5(), qwen3_5_moe(), ministral3(), olmo2(), olmo3(), bert(), modernbert();
+    qwen3_next(), qwen3_5(), qwen3_5_moe(), ministral3(), olmo2(), olmo3(), bert(), modernbert(), t5(), mt5();
 
 const std::vector<Family>& families() {
   static const std::vector<Family> all{
       gpt2(),       llama(),       mistral(),     qwen2(),     qwen3(),      mixtral(), qwen3_moe(),
       phi3(),       granite(),     smollm3(),     gemma2(),    gemma3(),     gpt_oss(), glm4(),
       glm4_moe(),   deepseek_v2(), deepseek_v3(), qwen2_moe(), qwen3_next(), qwen3_5(), qwen3_5_moe(),
-      ministral3(), olmo2(),       olmo3(),       bert(),      modernbert()};
+      ministral3(), olmo2(),       olmo3(),       bert(),      modernbert(), t5(),      mt5()};
   return all;
 }
 

@@ -40,7 +40,11 @@ struct TensorNames {
               q_latent_norm = "self_attn.q_a_layernorm";
   std::string q_up = "self_attn.q_b_proj", kv_down = "self_attn.kv_a_proj_with_mqa";
   std::string kv_latent_norm = "self_attn.kv_a_layernorm", kv_up = "self_attn.kv_b_proj";
+  // Of a decoder's attention to an encoder; and relative positions, in a stack's first block.
+  std::string cross_norm = "", cross_projection = "", positions_table = "";
+  std::vector<std::string> cross_qkv{};
   std::vector<std::string> up{"mlp.gate_proj", "mlp.up_proj"};
+  std::string plain_up = "";  ///< in the place of these, of a model without gates
   std::string down = "mlp.down_proj";
   std::string router = "mlp.gate", experts = "mlp.experts";
   std::string correction_bias = "mlp.gate.e_score_correction_bias";
@@ -69,9 +73,13 @@ struct Family {
   const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
   /// lacks.
-  void (*class_defaults)(Published&);
+  void (*class_defaults)(Published&) = nullptr;
+  /// Makes of keys that were read what follows from several; null: nothing does.
+  void (*settle)(Published&) = nullptr;
   JsonKeys keys;  ///< in the order in which they are written
   TensorNames names = {};
+  TensorNames encoder_names =
+      {};  ///< of the blocks of an encoder in front of a decoder, and of the norm behind
   std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
   /// Keys of section `model` that its class has and not all classes have, of those in optional_parts().

@@ -45,6 +45,16 @@ Published class_defaults(const Family& family) {
   return out;
 }
 
+/// All keys of such a file; what a family says of one goes before what all do.
+JsonKeys keys_of(const Family& family) {
+  JsonKeys out = family.keys;
+  for (JsonKey& key : common_keys())
+    if (std::none_of(family.keys.begin(), family.keys.end(),
+                     [&](const JsonKey& own) { return own.name == key.name; }))
+      out.push_back(std::move(key));
+  return out;
+}
+
 /// Which layers have the window: by the list, by the class's pattern, or by the number of those before them
 /// that have none.
 void settle_window(Published& p, const Value& file, const Family& family) {
@@ -185,6 +195,7 @@ void settle_head(Published& p, const Value& file, const Family& family) {
 void settle(Published& p, const config::Given& given, const Value& file, const Family& family) {
   Model& m = p.model;
   m.seq_length = m.max_positions;
+  if (family.settle) family.settle(p);
   settle_head(p, file, family);
   settle_window(p, file, family);
   settle_rope(p, file, family);
@@ -218,7 +229,8 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (m.norm == config::Norm::layernorm && m.norm_bias != has.norm_bias)
     return said("norm_bias", m.norm_bias);
   if (m.position != has.position) return cat("model.position \"", config::name_of(m.position), "\"");
-  if (m.gated() != has.gated() || (m.gated() && m.activation != has.activation))
+  if (!family.can("activation") &&
+      (m.gated() != has.gated() || (m.gated() && m.activation != has.activation)))
     return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
   if (m.classifies() ? !family.sequence_classifier : m.head != has.head)
@@ -281,7 +293,7 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
   context.attempt([&] {
     file.expect(Node::Kind::object);
     const Family& family = family_in(file);
-    const config::Table<Published> table{.keys = joined(common_keys(), family.keys)};
+    const config::Table<Published> table{.keys = keys_of(family)};
     Published published = class_defaults(family);
     settle(published, config::read_section(table, published, file), file, family);
     out.model = published.model;

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 
 #include "models/hub/adapter_names.h"
 #include "models/hub/config_json.h"
@@ -273,7 +274,45 @@ std::string HuggingFaceLayout::stacked_experts() const {
 }
 
 std::string HuggingFaceLayout::at_block(const std::string& block) const {
+  if (config_.has_encoder()) {
+    const std::int64_t layer = std::stoll(block), first = config_.encoder.num_layers;
+    return config_.encodes(layer) ? cat(prefix(), family_->encoder_names.blocks, ".", layer, ".")
+                                  : cat(prefix(), names().blocks, ".", layer - first, ".");
+  }
   return cat(prefix(), names().blocks, ".", block, ".");
+}
+
+/// A parameter of an encoder's block, or of the decoder's behind it.
+std::optional<PublishedParameter> HuggingFaceLayout::of_stacks(std::int64_t layer, const std::string& part,
+                                                               const std::string& kind) const {
+  const GptConfig& c = config_;
+  const TensorNames& own = c.encodes(layer) ? family_->encoder_names : names();
+  const std::string at = at_block(std::to_string(layer));
+  const std::int64_t heads = c.num_heads * c.head_dim;
+  const auto found = [&](const std::vector<std::string>& called, std::int64_t rows, std::int64_t columns) {
+    std::vector<std::string> tensors;
+    for (const std::string& name : called) tensors.push_back(cat(at, name, ".weight"));
+    return stacked(tensors, rows, columns);
+  };
+  if (kind != "weight") return std::nullopt;
+  if (part == "output_norm") return stacked({cat(prefix(), own.norm, ".weight")}, c.hidden_size, 0);
+  for (const auto& [name, norm] : {std::pair("norm_1", &TensorNames::norm_1),
+                                   {"norm_2", &TensorNames::norm_2},
+                                   {"cross_norm", &TensorNames::cross_norm}})
+    if (part == name) return found({own.*norm}, c.hidden_size, 0);
+  for (const auto& [name, qkv, projection] :
+       {std::tuple("attention.", &TensorNames::qkv, &TensorNames::projection),
+        {"cross_attention.", &TensorNames::cross_qkv, &TensorNames::cross_projection}}) {
+    const std::vector<std::string>& names = own.*qkv;
+    if (part == cat(name, "q")) return found({names[0]}, heads, c.hidden_size);
+    if (part == cat(name, "kv")) return found({names[1], names[2]}, 2 * heads, c.hidden_size);
+    if (part == cat(name, "projection")) return found({own.*projection}, c.hidden_size, heads);
+  }
+  if (part == "mlp.up")
+    return found(c.gated() ? own.up : std::vector{own.plain_up}, (c.gated() ? 2 : 1) * c.ffn_hidden_size,
+                 c.hidden_size);
+  if (part == "mlp.down") return found({own.down}, c.hidden_size, c.ffn_hidden_size);
+  return std::nullopt;
 }
 
 std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string& layer,
@@ -282,6 +321,7 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_block(const std::string&
   const GptConfig& c = config_;
   const std::string at = at_block(layer);
   const bool matrix = kind == "weight";
+  if (c.has_encoder()) return of_stacks(std::stoll(layer), part, kind);
   if (part == "attention" && kind == "sinks") return stacked({at + names().sinks}, c.num_heads, 0);
   if (c.linear(std::stoll(layer)) && part.starts_with("attention"))
     return of_linear(at, (part + "." + kind).substr(std::strlen("attention.")));
@@ -393,6 +433,11 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
                                                : names().head;
       parameter == "head.bias" && !bias.empty())
     return padded(stacked({bias + ".bias"}, c.scores(), 0), c.scores(), extra);
+  for (const auto& [own, layer] : {std::pair("encoder_positions.weight", std::int64_t{0}),
+                                   {"decoder_positions.weight", c.encoder.num_layers}})
+    if (parameter == own && c.has_encoder())
+      return stacked({cat(at_block(std::to_string(layer)), names().positions_table, ".weight")}, c.num_heads,
+                     c.relative_attention_num_buckets, true);
   if (auto found = of_table_or_norm(parameter)) return *std::move(found);
   const std::size_t rest = parameter.find('.', block), last = parameter.rfind('.');
   if (parameter.starts_with("blocks.") && rest != std::string::npos && last > rest)

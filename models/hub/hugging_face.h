@@ -75,6 +75,8 @@ class HuggingFaceLayout {
   const TensorNames& names() const { return family_->names; }
   /// The part in front of names in a block: "model.layers.0.".
   std::string at_block(const std::string& block) const;
+  std::optional<PublishedParameter> of_stacks(std::int64_t layer, const std::string& part,
+                                              const std::string& kind) const;
   std::optional<PublishedParameter> of_block(const std::string& layer, const std::string& part,
                                              const std::string& kind) const;
   void append_pairs(std::vector<PublishedParameter::RowRun>& rows, std::int64_t row, int tensor,

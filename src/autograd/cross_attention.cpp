@@ -7,6 +7,7 @@ namespace {
 
 struct Extents {
   std::int64_t batch, queries, keys, heads, kv_heads, dim, width;
+  DType dtype;
   std::int64_t group() const { return heads / kv_heads; }
 };
 
@@ -23,7 +24,13 @@ Extents check(const Var& q, const Var& k, const Var& v, const AttentionMask& mas
           name_of(k.dtype()), " and v ", name_of(v.dtype()), "; cast() them to one dtype");
   require(!mask.seen.defined() || (mask.seen.dtype() == DType::u8 && mask.seen.shape() == Shape{b[0], b[1]}),
           "attention: the mask must be uint8 [", b[0], ", ", b[1], "], a number per key");
-  return {a[0], a[1], b[1], a[2], b[2], a[3], c[3]};
+  require(
+      !mask.distances.defined() || (a[2] == b[2] && mask.distances.shape() == Shape{a[2], a[1] + b[1] - 1} &&
+                                    mask.distances.dtype() == tensor::compute_type(q.dtype())),
+      "attention: distances must be ", name_of(tensor::compute_type(q.dtype())), " [", a[2], ", ",
+      a[1] + b[1] - 1, "], a number per head and distance, with a key head for each");
+  require(mask.dropout >= 0 && mask.dropout < 1, "attention: a dropout of ", mask.dropout);
+  return {a[0], a[1], b[1], a[2], b[2], a[3], c[3], q.dtype()};
 }
 
 /// [batch, rows, heads, width] as [batch, heads, rows, width], and back.
@@ -37,7 +44,14 @@ Tensor by_heads(Tape& tape, const Tensor& x) {
 /// Scores of one key head at a time.
 class KeyHeadScores {
  public:
-  KeyHeadScores(const Extents& e, const AttentionMask& mask) : e_(e), seen_(mask.seen) {
+  KeyHeadScores(const Extents& e, const AttentionMask& mask, bool training)
+      : e_(e),
+        seen_(mask.seen),
+        distances_(mask.distances.defined() ? Saved(mask.distances) : Saved()),
+        dropout_(training ? mask.dropout : 0),
+        random_(mask.key),
+        first_head_(mask.first_head),
+        all_heads_(mask.all_heads > 0 ? mask.all_heads : e.heads) {
     args_.scale =
         mask.scale != 0 ? static_cast<double>(mask.scale) : 1 / std::sqrt(static_cast<double>(e.dim));
     args_.causal_rows = mask.causal ? e.queries : 0;
@@ -49,14 +63,15 @@ class KeyHeadScores {
     const ScoreBuffers buffers(tape, e_, q.dtype());
     for (std::int64_t head = 0; head < e_.batch * e_.kv_heads; ++head) {
       probabilities(tape, head, queries, keys, buffers);
+      if (dropout_ > 0) tape.kernels().dropout(buffers.chances, {}, dropout_, drops(head), buffers.chances);
       tape.kernels().matmul(
           {.a = buffers.chances, .b = of_head(values, head, e_.keys), .c = of_head(out, head, rows())});
     }
     return by_heads(tape, out);
   }
 
-  /// Gradients of q, k and v.
-  std::array<Tensor, 3> differentiate(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
+  /// Gradients of q, k, v and distances.
+  std::array<Tensor, 4> differentiate(Tape& tape, const Tensor& q, const Tensor& k, const Tensor& v,
                                       const Tensor& dout) const {
     const Tensor queries = by_heads(tape, q), keys = by_heads(tape, k), values = by_heads(tape, v),
                  slopes = by_heads(tape, dout);
@@ -64,19 +79,24 @@ class KeyHeadScores {
     const Tensor dq = alike(queries), dk = alike(keys), dv = alike(values);
     const ScoreBuffers buffers(tape, e_, q.dtype());
     const Tensor &chances = buffers.chances,
-                 scores = buffers.apart ? buffers.scores : tape.empty(chances.shape(), chances.dtype());
+                 scores = buffers.apart ? buffers.scores : tape.empty(chances.shape(), chances.dtype()),
+                 kept = dropout_ > 0 ? tape.empty(chances.shape(), chances.dtype()) : chances;
+    DistanceSums distances(tape, e_, distances_.defined());
     tensor::Kernels& kernels = tape.kernels();
     for (std::int64_t head = 0; head < e_.batch * e_.kv_heads; ++head) {
       const Tensor slope = of_head(slopes, head, rows()), query = of_head(queries, head, rows()),
                    key = of_head(keys, head, e_.keys), value = of_head(values, head, e_.keys);
       const tensor::Softmax args = probabilities(tape, head, queries, keys, buffers);
-      kernels.matmul({.a = chances, .b = slope, .c = of_head(dv, head, e_.keys), .trans_a = true});
+      if (dropout_ > 0) kernels.dropout(chances, {}, dropout_, drops(head), kept);
+      kernels.matmul({.a = kept, .b = slope, .c = of_head(dv, head, e_.keys), .trans_a = true});
       kernels.matmul({.a = slope, .b = value, .c = scores, .trans_b = true});
+      if (dropout_ > 0) kernels.dropout_backward(scores, dropout_, drops(head), scores);
       kernels.softmax_backward(chances, scores, args, chances);
+      distances.add(tape, head % e_.heads, chances, args.scale);
       kernels.matmul({.a = chances, .b = key, .c = of_head(dq, head, rows())});
       kernels.matmul({.a = chances, .b = query, .c = of_head(dk, head, e_.keys), .trans_a = true});
     }
-    return {by_heads(tape, dq), by_heads(tape, dk), by_heads(tape, dv)};
+    return {by_heads(tape, dq), by_heads(tape, dk), by_heads(tape, dv), distances.sums};
   }
 
  private:
@@ -91,7 +111,32 @@ class KeyHeadScores {
     }
   };
 
+  /// Sums of scores' gradients by distance, of all sequences.
+  struct DistanceSums {
+    std::int64_t rows, columns, all;
+    Tensor sums, skewed;
+    DistanceSums(Tape& tape, const Extents& e, bool wanted)
+        : rows(e.queries), columns(e.keys), all(rows + columns - 1) {
+      if (!wanted) return;
+      sums = tape.empty({e.heads, all}, tensor::compute_type(e.dtype));
+      skewed = tape.empty({rows, all}, sums.dtype());
+      tape.kernels().fill(sums, 0), tape.kernels().fill(skewed, 0);
+    }
+    /// Each row moves a place to the left of the one before, so that distances lie in columns.
+    void add(Tape& tape, std::int64_t head, const Tensor& slopes, double scale) const {
+      if (!sums) return;
+      tape.kernels().copy_rows({slopes, 0, columns}, {skewed, rows - 1, all - 1}, rows, columns);
+      tape.kernels().sum_axis(skewed, {1, rows, all}, 1 / scale, sums.range(head * all, (head + 1) * all),
+                              true);
+    }
+  };
+
   std::int64_t rows() const { return e_.group() * e_.queries; }
+  /// What the scores of a key head draw, numbered with all heads.
+  tensor::RandomElements drops(std::int64_t head) const {
+    const std::int64_t batch = head / e_.kv_heads, first = head % e_.kv_heads * e_.group() + first_head_;
+    return {random_, static_cast<std::uint64_t>((batch * all_heads_ + first) * e_.queries * e_.keys)};
+  }
   /// A key head's part of [batch, heads, rows, width], as a matrix.
   static Tensor of_head(const Tensor& x, std::int64_t head, std::int64_t rows) {
     const std::int64_t width = x.shape().back();
@@ -107,6 +152,10 @@ class KeyHeadScores {
     tensor::Softmax args = args_;
     const std::int64_t row = head / e_.kv_heads;
     if (seen_.defined()) args.seen = seen_.range(row * e_.keys, (row + 1) * e_.keys);
+    if (distances_.defined()) {
+      const std::int64_t all = e_.queries + e_.keys - 1, own = head % e_.heads;
+      args.distances = distances_.get(tape).range(own * all, (own + 1) * all);
+    }
     tape.kernels().softmax(buffers.scores, args, buffers.chances);
     return args;
   }
@@ -114,6 +163,10 @@ class KeyHeadScores {
   Extents e_;
   tensor::Softmax args_;
   Tensor seen_;
+  Saved distances_;
+  float dropout_;
+  RandomKey random_;
+  std::int64_t first_head_, all_heads_;
 };
 
 /// By the kernels of packed projections.
@@ -151,11 +204,13 @@ Tensor seen_by_length(Tape& tape, const Tensor& lengths, std::int64_t keys) {
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionMask& mask) {
   Tape& tape = q.tape();
   const Extents e = check(q, k, v, mask);
-  if (e.queries == e.keys && e.dim == e.width && !mask.seen.defined() && !tape.key_cache && e.keys > 0)
+  if (e.queries == e.keys && e.dim == e.width && !mask.seen.defined() && !mask.distances.defined() &&
+      mask.dropout == 0 && !tape.key_cache && e.keys > 0)
     return packed(q, k, v, mask, e);
-  const KeyHeadScores scores(e, mask);
+  const KeyHeadScores scores(e, mask, tape.training);
   auto backward = [scores, kept = std::array{Saved(q), Saved(k), Saved(v)},
-                   refs = std::array{q.grad_ref(), k.grad_ref(), v.grad_ref()}](Tape& t, const Tensor& dy) {
+                   refs = std::array{q.grad_ref(), k.grad_ref(), v.grad_ref(), mask.distances.grad_ref()}](
+                      Tape& t, const Tensor& dy) {
     auto grads = scores.differentiate(t, kept[0].get(t), kept[1].get(t), kept[2].get(t), dy);
     for (std::size_t i = 0; i < grads.size(); ++i)
       if (refs[i]) t.accumulate(refs[i], std::move(grads[i]));
@@ -163,8 +218,9 @@ Var attention(const Var& q, const Var& k, const Var& v, const AttentionMask& mas
   auto remake = [scores, kept = std::array{Saved(q), Saved(k), Saved(v)}](Tape& t) {
     return scores.run(t, kept[0].get(t), kept[1].get(t), kept[2].get(t));
   };
-  return tape.record(scores.run(tape, q.value(), k.value(), v.value()), {q, k, v}, std::move(backward),
-                     std::move(remake));
+  return tape.record(scores.run(tape, q.value(), k.value(), v.value()),
+                     mask.distances.defined() ? std::vector{q, k, v, mask.distances} : std::vector{q, k, v},
+                     std::move(backward), std::move(remake));
 }
 
 }  // namespace sherd::autograd

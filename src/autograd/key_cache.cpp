@@ -13,7 +13,8 @@ KeyCache::KeyCache(std::int64_t texts, std::int64_t positions)
   require(texts >= 1 && positions >= 1, "a key cache for ", texts, " texts of ", positions, " tokens");
 }
 
-void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width) {
+void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width,
+                     std::int64_t source_rows) {
   require(!rows.empty() && width >= 1, "a pass over a key cache needs rows");
   std::vector<bool> seen(static_cast<std::size_t>(texts_));
   std::vector<std::int32_t> places;
@@ -34,7 +35,13 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
   rows_ = std::move(rows);
   width_ = width;
   places_ = Tensor::of<std::int32_t>(device, {std::ssize(rows_), 3}, places);
-  next_ = 0;
+  next_ = next_text_keys_ = 0;
+  source_rows_ = source_rows;
+}
+
+std::vector<KeyCache::TextKeys>& KeyCache::text_keys() {
+  if (next_text_keys_ == text_keys_.size()) text_keys_.emplace_back(static_cast<std::size_t>(texts_));
+  return text_keys_[next_text_keys_++];
 }
 
 const KeyCache::LayerStore& KeyCache::next_layer(tensor::Device& device, const Tensor& qkv,
@@ -52,6 +59,9 @@ std::size_t KeyCache::bytes() const {
   std::size_t sum = 0;
   for (const LayerStore& layer : layers_)
     sum += layer.keys.bytes() + (layer.values ? layer.values.bytes() : 0);
+  for (const auto& layer : text_keys_)
+    for (const TextKeys& text : layer)
+      if (text.keys) sum += text.keys.bytes() + text.values.bytes();
   return sum;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "autograd/tape.h"
@@ -33,7 +34,11 @@ class KeyCache {
   /// A pass follows, of sequences with these rows, no text twice; `width`: the rows of the batch, counting or
   /// not. A text's keys from `first` on are forgotten: 0 begins another text in its place. Throws
   /// Error{usage} for rows that are not among the texts' positions.
-  void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width);
+  /// `source_rows`: rows of an encoder that stand in front of each sequence, as many in all, where texts of a
+  /// decoder begin; they are not among `rows`.
+  void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width,
+             std::int64_t source_rows = 0);
+  std::int64_t source_rows() const { return source_rows_; }
   const std::vector<Rows>& rows() const { return rows_; }
   /// Every text of the pass begins with it, by several rows: they see nothing but each other.
   bool fresh() const { return fresh_; }
@@ -50,6 +55,14 @@ class KeyCache {
                 bool values_are_keys = false);
   /// In its place, of a layer that finds its attention itself: stores the keys.
   void store(Tape& tape, const Tensor& qkv, const tensor::Attention& geometry, bool values_are_keys);
+  /// What a layer keeps of a text that finds its attention itself, with keys and values as they come: [1,
+  /// room, heads, width], of which the first `rows` are there.
+  struct TextKeys {
+    Tensor keys, values;
+    std::int64_t rows = 0;
+  };
+  /// That layer's, by text; called once per layer.
+  std::vector<TextKeys>& text_keys();
   /// For kernels that keep a state `each` of every text in the place of keys, once per layer and kernel;
   /// their rows go on where those before ended, or begin. rows: the shape of the kernel's input, [sequences,
   /// width, …].
@@ -64,13 +77,14 @@ class KeyCache {
 
   std::int64_t texts_, positions_;
   std::vector<LayerStore> layers_;
-  std::vector<std::int64_t> ends_;  ///< of each text, the rows that its states have seen
+  std::deque<std::vector<TextKeys>> text_keys_;  ///< by layer
+  std::vector<std::int64_t> ends_;               ///< of each text, the rows that its states have seen
   std::vector<Rows> rows_;
-  std::int64_t width_ = 0;
+  std::int64_t width_ = 0, source_rows_ = 0;
   bool fresh_ = false;   ///< no sequence of the pass has keys yet
   bool goes_on_ = true;  ///< every sequence begins, or goes on where its text ended
   Tensor places_;
-  std::size_t next_ = 0;
+  std::size_t next_ = 0, next_text_keys_ = 0;
 };
 
 /// While it lives, what runs on `tape` continues the texts of `cache`, and nothing is recorded.

@@ -190,6 +190,15 @@ struct AttentionMask {
   float scale = 0;      ///< multiplies q·k; 0 means 1/√head_dim
   /// [batch, k_len], uint8: 0 hides a key (padding) from all queries of its row. Undefined: none is hidden.
   Tensor seen{};
+  /// [heads, q_len + k_len − 1], fp32 (fp64 for fp64): element j − i + q_len − 1 of a head is added to the
+  /// scaled score of query i and key j (relative positions). Undefined: nothing is. Each head then has a key
+  /// of its own.
+  Var distances{};
+  /// Probability of zeroing a normalised score, where the tape is training; element ((b·heads + h)·q_len +
+  /// i)·k_len + j of stream `key`, with heads counted from first_head of all_heads (0: q's).
+  float dropout = 0;
+  RandomKey key{};
+  std::int64_t first_head = 0, all_heads = 0;
 };
 
 /// AttentionMask::seen for rows of which the first lengths[b] keys of `keys` are there and the others
@@ -200,9 +209,10 @@ Tensor seen_by_length(Tape& tape, const Tensor& lengths, std::int64_t keys);
 /// head_dim]; k: [batch, k_len, kv_heads, head_dim]; v: [batch, k_len, kv_heads, width]; the result: [batch,
 /// q_len, heads, width], of one dtype. heads / kv_heads query heads in a row share a key head.
 ///
-/// As many queries as keys, all of them seen, go through the kernels of packed self-attention. Else scores
-/// are formed for one key head of one sequence at a time: heads/kv_heads·q_len·k_len numbers in fp32, and
-/// once more in a dtype of 16 bits. Backward forms them again; q, k and v are kept.
+/// As many queries as keys, all of them seen, go through the kernels of packed self-attention, without
+/// distances and dropout. Else scores are formed for one key head of one sequence at a time:
+/// heads/kv_heads·q_len·k_len numbers in fp32, and once more in a dtype of 16 bits. Backward forms them
+/// again; q, k and v are kept.
 Var attention(const Var& q, const Var& k, const Var& v, const AttentionMask& mask = {});
 
 // ---- losses (loss.cpp) ----

@@ -204,6 +204,9 @@ class Tape {
   /// Which rows of the micro-batch's sequences, which lie behind each other, hold no token but fill their
   /// sequence up: routers leave them out. Null: all hold one.
   std::shared_ptr<const std::vector<bool>> filling;
+  /// Of each sequence how many rows of an encoder in front of a decoder hold tokens, the first ones; null:
+  /// all of them do.
+  std::shared_ptr<const std::vector<std::int32_t>> source_lengths;
   /// A text's values do not depend on those beside it: experts drop no token.
   bool texts_apart = false;
   /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.

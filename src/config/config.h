@@ -81,8 +81,9 @@ enum class LossAverage : std::uint8_t {
 };
 
 /// What a model learns of a text. automatic: its class, with a head for labels; masked tokens in other models
-/// without `causal`; else next ones.
-enum class Objective : std::uint8_t { automatic, next_token, mlm, classification };
+/// without `causal`; spans that were cut out of a text, with an encoder in front of a decoder; else next
+/// ones. seq2seq: of such a model the answer behind a prompt.
+enum class Objective : std::uint8_t { automatic, next_token, mlm, classification, spans, seq2seq };
 
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
@@ -106,6 +107,8 @@ struct Training {
   Objective objective = Objective::automatic;
   double mlm_probability = 0.15;  ///< (0, 1): of a token to be a target of mlm
   bool whole_word_mask = false;   ///< mlm: the tokens of a word are targets together
+  double span_density = 0.15;     ///< (0, 1): share of tokens that are cut out, of spans
+  double span_length = 3;         ///< ≥ 1: tokens of a span, on average
   LossAverage loss_average = LossAverage::tokens;
   Recompute recompute = Recompute::none;
   /// `activation_checkpointing.cpu_checkpointing`: what full recompute keeps, the inputs of the blocks, lies
@@ -244,6 +247,7 @@ struct Config {
   /// What the model of section `model` learns; never automatic.
   Objective objective() const {
     if (training.objective != Objective::automatic) return training.objective;
+    if (model && model->has_encoder()) return Objective::spans;
     if (!model || model->causal) return Objective::next_token;
     return model->classifies() ? Objective::classification : Objective::mlm;
   }

@@ -140,6 +140,16 @@ Model modernbert() {
   return m;
 }
 
+/// T5 1.1's: an encoder and a decoder of gated blocks without biases, scores that are not scaled, relative
+/// positions.
+Model t5() {
+  Model m = decoder();
+  m.position = PositionType::relative, m.activation = FfnActivation::geglu_tanh;
+  m.attention_multiplier = 1, m.norm_epsilon = 1e-6;
+  m.init_std = 1, m.width_scaled_init = true;
+  return m;
+}
+
 /// GPT-2's style, which a Model has without being told.
 Model gpt2() {
   Model m;
@@ -182,7 +192,9 @@ const std::vector<FamilyDefaults>& families() {
                                      {"olmo2", olmo()},
                                      {"olmo3", olmo3()},
                                      {"bert", bert()},
-                                     {"modernbert", modernbert()}};
+                                     {"modernbert", modernbert()},
+                                     {"t5", t5()},
+                                     {"mt5", t5()}};
     for (std::size_t i = 0; i < rows.size(); ++i) rows[i].model.type = static_cast<ModelType>(i);
     return rows;
   }();
@@ -214,6 +226,11 @@ void check_bounds(const Model& m) {
         {"sliding_window", m.sliding_window, 0, most_positions},
         {"no_rope_layer_interval", m.no_rope_layer_interval, 0, most_layers},
         {"token_types", m.token_types, 0, most_token_types},
+        {"relative_attention_num_buckets", m.relative_attention_num_buckets, 4, most_buckets},
+        {"relative_attention_max_distance", m.relative_attention_max_distance, 2, most_positions},
+        {"decoder_start_token_id", m.decoder_start_token_id, 0, most_vocabulary},
+        {"encoder.num_layers", m.encoder.num_layers, 0, most_layers},
+        {"encoder.seq_length", m.encoder.seq_length, 0, most_positions},
         {"mla.kv_lora_rank", m.mla.kv_lora_rank, 0, most_hidden},
         {"mla.q_lora_rank", m.mla.q_lora_rank, 0, most_hidden},
         {"mla.qk_nope_head_dim", m.mla.qk_nope_head_dim, 1, most_hidden},
@@ -232,7 +249,7 @@ void check_bounds(const Model& m) {
     expect(value >= least, name, " ", value, " is below ", least, ", the least there can be");
     expect(value <= most, name, " ", value, " is beyond ", most, ", the most there can be");
   }
-  for (const double p : {m.dropout, m.attention_dropout, m.embedding_dropout})
+  for (const double p : {m.dropout, m.attention_dropout, m.embedding_dropout, m.ffn_dropout})
     expect(p >= 0 && p < 1, "a dropout probability must be in [0, 1), not ", p);
   expect(m.norm_epsilon > 0, "norm_epsilon ", m.norm_epsilon, " must be positive");
   expect(m.init_std > 0, "init_std ", m.init_std, " must be positive");
@@ -364,6 +381,41 @@ void settle_latents(Model& m) {
   m.head_dim = head;
 }
 
+/// Layers of an encoder in front of a decoder's.
+void check_encoder(const Model& m) {
+  const Encoder& e = m.encoder;
+  expect((m.position == PositionType::relative) == m.has_encoder(),
+         m.has_encoder() ? "encoder goes with position \"relative\": take a type that has it, such as t5"
+                         : "position \"relative\" needs the section encoder: its num_layers and seq_length");
+  if (!m.has_encoder()) return;
+  expect(e.num_layers < m.num_layers, "encoder.num_layers ", e.num_layers, " leaves no layer of ",
+         m.num_layers, " to the decoder: num_layers counts both");
+  expect(e.seq_length > 0 && e.seq_length < m.seq_length, "encoder.seq_length ", e.seq_length,
+         " leaves no token of ", m.seq_length, " to the decoder: seq_length counts both");
+  expect(m.num_kv_heads == m.num_heads,
+         "encoder gives each query head a key of its own: leave num_kv_heads out");
+  expect(m.causal && m.head == Head::lm,
+         "encoder is for models whose decoder writes: leave causal and head out");
+  expect(m.relative_attention_max_distance > m.relative_attention_num_buckets / 2,
+         "relative_attention_max_distance ", m.relative_attention_max_distance,
+         " is within the first half of ", m.relative_attention_num_buckets,
+         " buckets, which have a distance each");
+  const std::pair<const char*, bool> others[] = {{"moe", m.moe.experts > 0},
+                                                 {"mla", m.mla.kv_lora_rank > 0},
+                                                 {"layer_types", !m.layer_types.empty()},
+                                                 {"sliding_window", m.sliding_window > 0},
+                                                 {"qk_norm", m.qk_norm},
+                                                 {"attention_sinks", m.attention_sinks},
+                                                 {"attention_gate", m.attention_gate},
+                                                 {"attn_logit_softcapping", m.attn_logit_softcapping != 0},
+                                                 {"token_types", m.token_types > 0},
+                                                 {"embedding_norm", m.embedding_norm},
+                                                 {"bias", m.has_qkv_bias()},
+                                                 {"norm_placement", m.norm_placement != NormPlacement::pre}};
+  for (const auto& [key, there] : others)
+    expect(!there, key, " is not for models with an encoder in front: leave it out");
+}
+
 void check_experts(const Model& m) {
   const Moe& e = m.moe;
   if (e.experts == 0) return;
@@ -427,7 +479,9 @@ Model resolved(Model m) {
   expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0) || m.mla.kv_lora_rank > 0,
          "partial_rotary_factor ", m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
          " elements, which must be an even number of them");
-  check_experts(m);
+  expect(m.activation != FfnActivation::relu || m.moe.experts == 0,
+         "activation \"relu\" is not for experts: take \"gelu\"");
+  check_experts(m), check_encoder(m);
   return m;
 }
 

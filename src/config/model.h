@@ -15,10 +15,11 @@ namespace sherd::config {
 /// defaults, and the Hugging Face files that the model is exported as (models/families). No value has a name
 /// in code, so that nothing but the lists of families knows them.
 enum class ModelType : std::uint8_t {};
-enum class PositionType : std::uint8_t { learned, rotary };
+/// relative: scores of attention have a bias by how far the key is from the query (Raffel et al. 2020, T5).
+enum class PositionType : std::uint8_t { learned, rotary, relative };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
 /// Those from swiglu on have a gate (tensor::Glu).
-enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, swiglu, geglu_tanh, geglu, swiglu_clamped };
+enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, relu, swiglu, geglu_tanh, geglu, swiglu_clamped };
 /// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
 /// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
@@ -34,7 +35,7 @@ enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_
 inline constexpr std::int64_t most_layers = 2048, most_hidden = 1 << 20, most_ffn_hidden = 1 << 22,
                               most_heads = 1 << 16, most_linear_head = 1 << 12, most_positions = 1 << 24,
                               most_vocabulary = 1 << 24, most_experts = 1 << 12, most_token_types = 1 << 12,
-                              most_labels = 1 << 16;
+                              most_labels = 1 << 16, most_buckets = 1 << 12;
 
 /// Section `model.rope_scaling`: rotary positions for longer sequences than a model was first trained on.
 /// Keys and meanings are those of transformers' rope_parameters.
@@ -62,6 +63,14 @@ struct SlidingRope {
   double rotary_base = 10000;  ///< > 1
   RopeScaling rope_scaling;
   bool operator==(const SlidingRope&) const = default;
+};
+
+/// Section `model.encoder`: the first layers are an encoder's, which read the first tokens of a sample; the
+/// others are a decoder's, which write the others, and attend to what the encoder made (T5).
+struct Encoder {
+  std::int64_t num_layers = 0;  ///< of the model's; 0: there is no such section
+  std::int64_t seq_length = 0;  ///< of the model's
+  bool operator==(const Encoder&) const = default;
 };
 
 /// Section `model.mla`: multi-head latent attention (DeepSeek-V2), in the place of num_kv_heads and head_dim.
@@ -126,9 +135,9 @@ struct Moe {
   bool operator==(const Moe&) const = default;
 };
 
-/// Section `model`: a decoder-only or an encoder-only transformer. `type` picks the defaults of the fields
-/// marked "by type"; every field may still be set by itself. The section is for `sherd train`; callers with a
-/// model of their own leave it out.
+/// Section `model`: a decoder-only or an encoder-only transformer, or with `encoder` both in one. `type`
+/// picks the defaults of the fields marked "by type"; every field may still be set by itself. The section is
+/// for `sherd train`; callers with a model of their own leave it out.
 struct Model {
   ModelType type{};
   std::int64_t vocab_size = 0;  ///< token ids; 0 (default): as the dataset's tokenizer says
@@ -162,6 +171,9 @@ struct Model {
   /// Which layers have the window, or a linear attention in the place of theirs: a pattern that repeats.
   /// Empty: none of the latter, and the window in all, where there is one.
   std::vector<LayerType> layer_types;
+  /// relative: numbers of a head by distance. Without `causal` half of them are for keys behind the query.
+  std::int64_t relative_attention_num_buckets = 32;
+  std::int64_t relative_attention_max_distance = 128;  ///< from here on all distances share the last one
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
   bool qk_norm_all_heads =
       false;                     ///< one norm of all query heads, one of all key heads; with qk_norm; by type
@@ -176,7 +188,9 @@ struct Model {
   FfnActivation activation = FfnActivation::gelu_tanh;  ///< by type; gelu is x·Φ(x)
   double dropout = 0;            ///< dropout of what blocks add to the residual stream, [0, 1); by type
   double attention_dropout = 0;  ///< dropout of attention weights; default `dropout`
-  double embedding_dropout = 0;  ///< dropout of the embeddings' sum; default `dropout`
+  /// dropout of the embeddings' sum, and with `encoder` behind both last norms; default `dropout`
+  double embedding_dropout = 0;
+  double ffn_dropout = 0;        ///< dropout of what the feed-forward part's activation gives; by type
   std::int64_t token_types = 0;  ///< rows of a table of types of tokens (segments); 0: none; by type
   /// A norm behind the embeddings' sum, in the place of the first layer's own; by type.
   bool embedding_norm = false;
@@ -196,6 +210,11 @@ struct Model {
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
   /// stream.
   double init_std = 0.02;
+  /// Weights of linear layers begin with init_std over the square root of their inputs, queries' also of
+  /// head_dim (Mesh TensorFlow's; T5); by type.
+  bool width_scaled_init = false;
+  std::int64_t decoder_start_token_id = 0;  ///< with `encoder`: what a decoder's text begins with
+  Encoder encoder;
   bool attention_gate = false;  ///< what attention finds is multiplied by a sigmoid of its own; by type
   Mla mla;
   LinearAttention linear_attention;
@@ -209,6 +228,11 @@ struct Model {
   /// Rows of the packed projection to queries, keys and values.
   std::int64_t qkv_width() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   bool gated() const { return activation >= FfnActivation::swiglu; }
+  bool has_encoder() const { return encoder.num_layers > 0; }
+  /// Whether the layer of that index is an encoder's in front of a decoder.
+  bool encodes(std::int64_t layer) const { return layer < encoder.num_layers; }
+  /// Tokens of a sample that the layers with the loss see.
+  std::int64_t target_length() const { return seq_length - encoder.seq_length; }
   /// Positions after which queries grow a step, with llama_4_scaling_beta.
   std::int64_t query_positions() const {
     const std::int64_t first = rope_scaling.original_max_positions;
@@ -279,7 +303,7 @@ std::string section_of(const Model& model);
 
 std::string_view name_of(ModelType type);            ///< "gpt2", "llama", …
 std::string_view name_of(RotaryScaling type);        ///< "default", "linear", "llama3", "yarn"
-std::string_view name_of(PositionType type);         ///< "learned", "rotary"
+std::string_view name_of(PositionType type);         ///< "learned", "rotary", "relative"
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
 std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich", "post_residual"

@@ -130,7 +130,14 @@ void check_softmax(const Tensor& x, const Softmax& args, const Tensor& y) {
   require(args.causal_rows >= 0, "softmax: ", args.causal_rows, " causal rows");
   require(!args.log || (!args.seen.defined() && args.causal_rows == 0),
           "softmax: the logarithm has no value for hidden columns");
-  if (args.seen.defined()) require_vector("softmax", "seen", args.seen, x.shape().back(), DType::u8);
+  const std::int64_t columns = x.shape().back();
+  if (args.seen.defined()) require_vector("softmax", "seen", args.seen, columns, DType::u8);
+  if (!args.distances.defined() || columns == 0) return;
+  const std::int64_t rows = args.distance_rows(columns);
+  require(!args.log && rows >= 1 && x.shape().rows() % rows == 0 &&
+              args.distances.dtype() == compute_type(y.dtype()),
+          "softmax: ", name_of(args.distances.dtype()), " ", args.distances.shape().str(),
+          " are no distances between rows and columns of ", x.shape().str());
 }
 
 void check_softmax_backward(const Tensor& y, const Tensor& dy, const Softmax&, const Tensor& dx) {

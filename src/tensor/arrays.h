@@ -67,7 +67,17 @@ struct Softmax {
   Tensor seen{};
   /// > 0: row i sees columns j <= i mod causal_rows alone.
   std::int64_t causal_rows = 0;
+  /// Added to a scaled x by how far its column j is from its row i: element j − (i mod rows) + rows − 1, of
+  /// rows + columns − 1 in the compute type (relative positions: Raffel et al. 2020). Undefined: nothing is.
+  Tensor distances{};
 
+  /// Rows that `distances` tells apart.
+  std::int64_t distance_rows(std::int64_t columns) const { return distances.numel() - columns + 1; }
+  /// Where those of row i begin.
+  std::int64_t distance(std::int64_t row, std::int64_t columns) const {
+    const std::int64_t rows = distance_rows(columns);
+    return rows - 1 - row % rows;
+  }
   /// How many columns row i looks at.
   std::int64_t columns_of(std::int64_t row, std::int64_t columns) const {
     if (causal_rows == 0) return columns;

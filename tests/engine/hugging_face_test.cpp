@@ -55,7 +55,8 @@ const char* const families[] = {"gpt2",     "llama",     "llama_linear", "mistra
                                 "granite",  "smollm3",   "glm4",         "ministral3",  "olmo2",
                                 "olmo3",    "phi3_long", "bert",         "modernbert",  "bert_classifier",
                                 "gemma2",   "gpt_oss",   "llama_biases", "deepseek_v2", "deepseek_v3",
-                                "glm4_moe", "qwen2_moe", "qwen3_next",   "qwen3_5"};
+                                "glm4_moe", "qwen2_moe", "qwen3_next",   "qwen3_5",     "t5",
+                                "t5_gated"};
 
 struct Optimizer {
   const char* text;

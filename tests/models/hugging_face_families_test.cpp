@@ -175,7 +175,7 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                            "bert", "modernbert", "bert_classifier", "modernbert_classifier",
                                            "gemma2", "gpt_oss", "llama_biases", "deepseek_v2",
                                            "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe",
-                                           "qwen3_next", "qwen3_5", "qwen3_5_moe"),
+                                           "qwen3_next", "qwen3_5", "qwen3_5_moe", "t5", "t5_gated", "mt5"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

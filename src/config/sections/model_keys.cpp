@@ -8,10 +8,10 @@ namespace {
 
 // Words, in the order of their enums.
 const std::vector<std::string> rope_types = {"default", "linear", "llama3", "yarn", "longrope", "dynamic"};
-const std::vector<std::string> position_types = {"learned", "rotary"};
+const std::vector<std::string> position_types = {"learned", "rotary", "relative"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention", "linear_attention"};
-const std::vector<std::string> activation_names = {"gelu_tanh",  "gelu",  "swiglu",
+const std::vector<std::string> activation_names = {"gelu_tanh",  "gelu",  "relu",          "swiglu",
                                                    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
 const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification"};
@@ -65,9 +65,14 @@ Key<RopeScaling> pair_factors(std::string_view name, std::vector<double> RopeSca
 }
 
 bool is_learned(const Config& config) {
-  return config.model->position == PositionType::learned;
+  return config.model->position != PositionType::rotary;
 }
-constexpr const char* learned = "no effect with learned positions";
+constexpr const char* learned = "no effect without rotary positions";
+
+constexpr const char* not_relative = "no effect without relative positions";
+bool has_no_encoder(const Config& config) {
+  return !config.model->has_encoder();
+}
 
 bool has_no_qk_norm(const Config& config) {
   return !config.model->qk_norm;
@@ -144,6 +149,21 @@ const Table<Mla>& mla_table() {
   return table;
 }
 
+const Table<Encoder>& encoder_table() {
+  using T = Encoder;
+  static const Table<Encoder> table{
+      Auto::is_a_value,
+      {integer("num_layers", &T::num_layers, "1", 0, most_layers)
+           .means(
+               "how many of `model.num_layers`, the first ones, are an encoder's in front of the decoder; 0: "
+               "there is no such section",
+               shapes),
+       integer("seq_length", &T::seq_length, "48", 0, most_positions)
+           .means("how many of `model.seq_length`, the first ones, the encoder reads; the decoder writes the "
+                  "others")}};
+  return table;
+}
+
 const Table<LinearAttention>& linear_table() {
   using T = LinearAttention;
   static const Table<LinearAttention> table{
@@ -215,7 +235,8 @@ std::vector<Key<Model>> block_keys() {
       boolean("causal", &T::causal)
           .means("a token sees those before it alone; false: all of its document, as in an encoder (BERT)"),
       choice("position", &T::position, position_types, "\"rotary\"")
-          .means("rotary needs an even head size", shapes),
+          .means("rotary needs an even head size; relative, a bias of scores by distance, an `encoder` (T5)",
+                 shapes),
       real("rotary_base", &T::rotary_base, "5e5", 1, infinity, true)
           .means("of rotary positions (`rope_theta`)", idle(is_learned, learned)),
       real("partial_rotary_factor", &T::partial_rotary_factor, "0.5", 0, 1, true)
@@ -240,6 +261,15 @@ std::vector<Key<Model>> block_keys() {
           .means("β: rotary positions multiply queries at position p by 1 + β · ln(1 + ⌊p / n⌋), n being "
                  "`rope_scaling`'s `original_max_position_embeddings` or else `max_positions` (Ministral 3)",
                  idle(is_learned, learned)),
+      integer("relative_attention_num_buckets", &T::relative_attention_num_buckets, "16", 4, most_buckets)
+          .means(
+              "relative positions: biases of a head by distance; the first half are of one distance each, "
+              "the "
+              "others of ranges that grow up to `relative_attention_max_distance`. An encoder's half are for "
+              "tokens behind",
+              shapes, idle(has_no_encoder, not_relative)),
+      integer("relative_attention_max_distance", &T::relative_attention_max_distance, "64", 2, most_positions)
+          .means("relative positions: tokens from here on share a bias", idle(has_no_encoder, not_relative)),
       boolean("qk_norm", &T::qk_norm)
           .means("RMSNorm of each query and key head, before rotary positions", shapes),
       boolean("qk_norm_all_heads", &T::qk_norm_all_heads)
@@ -277,7 +307,8 @@ std::vector<Key<Model>> block_keys() {
       real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
           .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
-          .means("of the embeddings' sum", by("`dropout`")),
+          .means("of the embeddings' sum, and with `encoder` behind both last norms", by("`dropout`")),
+      real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99).means("of what the MLP's activation gives (T5)"),
       integer("token_types", &T::token_types, "2", 0, most_token_types)
           .means("rows of a table of types of tokens (`type_vocab_size`), whose first is every token's where "
                  "data do not say others; 0: none",
@@ -319,6 +350,15 @@ std::vector<Key<Model>> block_keys() {
       real("init_std", &T::init_std, "0.01", 0, infinity, true)
           .means("of normal initial weights; divided by √(2 · layers) where they feed the residual stream",
                  Concerns::run),
+      boolean("width_scaled_init", &T::width_scaled_init)
+          .means("weights of linear layers begin with `init_std` over the root of their inputs, those of "
+                 "queries "
+                 "also of `head_dim`, and nothing is divided by layers (T5)",
+                 Concerns::run),
+      integer("decoder_start_token_id", &T::decoder_start_token_id, "1", 0, most_vocabulary)
+          .means("the token in front of what a decoder behind an encoder writes",
+                 idle(has_no_encoder, "no effect without model.encoder")),
+      section("encoder", &T::encoder, encoder_table()).with(unless_default),
       section("rope_scaling", &T::rope_scaling, rope_table()).with(unless_default, idle(is_learned, learned)),
       section("sliding_rope", &T::sliding_rope, sliding_rope_table())
           .with(unless_default, idle(why_no_window)),

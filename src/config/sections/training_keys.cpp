@@ -43,6 +43,10 @@ bool masks_nothing(const Config& config) {
   return config.objective() != Objective::mlm;
 }
 constexpr const char* not_masked = "no effect: the objective is not mlm";
+bool cuts_nothing(const Config& config) {
+  return config.objective() != Objective::spans;
+}
+constexpr const char* not_cut = "no effect: the objective is not spans";
 
 bool recomputes_nothing(const Config& config) {
   return config.training.recompute == Recompute::none;
@@ -132,11 +136,14 @@ std::vector<Key<Training>> course_keys() {
 std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
-      choice("objective", &T::objective, {"auto", "next_token", "mlm", "classification"}, "\"next_token\"")
+      choice("objective", &T::objective, {"auto", "next_token", "mlm", "classification", "spans", "seq2seq"},
+             "\"next_token\"")
           .means("what is learned of a text: `next_token`, each token from those before it, by models with "
                  "`causal`; `mlm`, tokens that are masked from all others, by models without "
                  "([more](data.md#masked-tokens)); `classification`, its label, by models with such a head "
-                 "([more](data.md#classification)). auto: which of them the model can"),
+                 "([more](data.md#classification)); `spans`, what was cut out of a text, and `seq2seq`, the "
+                 "answer to a prompt, by models with an `encoder` ([more](data.md#spans)). auto: which of "
+                 "them the model can"),
       real("mlm_probability", &T::mlm_probability, "0.3", 0.001, 0.999)
           .means("mlm: the share of tokens that are targets; of these 80 % are masked, 10 % another token, "
                  "10 % stay",
@@ -144,6 +151,10 @@ std::vector<Key<Training>> step_keys() {
       boolean("whole_word_mask", &T::whole_word_mask)
           .means("mlm: the tokens of a word are targets together, or none of them is",
                  idle(masks_nothing, not_masked)),
+      real("span_density", &T::span_density, "0.2", 0.001, 0.999)
+          .means("spans: the share of tokens that are cut out", idle(cuts_nothing, not_cut)),
+      real("span_length", &T::span_length, "4", 1, 1000)
+          .means("spans: tokens that are cut out together, on average", idle(cuts_nothing, not_cut)),
       choice("loss_average", &T::loss_average, {"tokens", "micro_batches"}, "\"micro_batches\"")
           .means(
               "what the loss of a step, and its gradient, are the mean of: all tokens of the global batch "
@@ -203,6 +214,13 @@ void check_objective(const Config& config, const Value& file) {
     at.error(
         "\"mlm\" is learned from tokens on both sides, and model.causal is true: set it to false, or take "
         "\"next_token\"");
+  const bool writes_spans =
+      config.objective() == Objective::spans || config.objective() == Objective::seq2seq;
+  if (writes_spans != config.model->has_encoder())
+    at.error(config.model->has_encoder()
+                 ? "a model with an encoder learns \"spans\" or \"seq2seq\": take one of them"
+                 : "\"spans\" and \"seq2seq\" are learned by models with an encoder: add the section "
+                   "model.encoder, or take another objective");
   if (objective == Objective::next_token && !config.model->causal)
     at.error("\"next_token\" would be seen, as model.causal is false: set it to true, or take \"mlm\"");
   if (objective != Objective::automatic &&
@@ -213,6 +231,9 @@ void check_objective(const Config& config, const Value& file) {
     Value{*training->find("adapter"), "training.adapter", file.context}.error(
         "would leave the layers that score labels as they are: train a classifier whole, without "
         "training.adapter");
+  if (config.model->has_encoder() && config.training.adapter.type != AdapterType::none)
+    Value{*training->find("adapter"), "training.adapter", file.context}.error(
+        "is not there for models with an encoder: train such a model whole");
   if (config.objective() != Objective::next_token && config.training.adapter.has_prompt())
     Value{*training->find("adapter"), "training.adapter.type", file.context}.error(
         "virtual tokens are for models that write behind their text, and model.causal is false: take another "

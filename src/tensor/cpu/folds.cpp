@@ -124,11 +124,16 @@ bool above(C b, C a) {
 
 constexpr float least = std::numeric_limits<float>::lowest();
 
-/// A block of a row, scaled; what is hidden, and -infinity, is the least finite value.
-void load_scores(const IsaTable& isa, const Tensor& x, Count first, Count column, Count n,
-                 const Softmax& args, float* values) {
-  load_block(isa, x, first + column, n, values);
+/// A block of a row, scaled, with what its distances add; what is hidden, and -infinity, is the least finite
+/// value.
+void load_scores(const IsaTable& isa, const Tensor& x, Count row, Count column, Count n, const Softmax& args,
+                 float* values) {
+  const Count columns = x.shape().back();
+  load_block(isa, x, row * columns + column, n, values);
   isa.elementwise[storage_f32].scale(values, static_cast<float>(args.scale), values, n);
+  if (args.distances.defined())
+    isa.elementwise[storage_f32].add(
+        values, args.distances.data<float>() + args.distance(row, columns) + column, values, n);
   for (Count i = 0; i < n; ++i) values[i] = values[i] < least ? least : values[i];
   if (!args.seen.defined()) return;
   const std::uint8_t* seen = args.seen.data<std::uint8_t>() + column;
@@ -140,13 +145,12 @@ struct RowExponentials {
   double sum = 0;  ///< sum of e^(x - top)
 };
 
-RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count first, Count seen,
-                           const Softmax& args) {
+RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count row, Count seen, const Softmax& args) {
   RowExponentials out;
   float values[stack_block];
   for (Count i = 0; i < seen; i += stack_block) {
     const Count n = std::min(stack_block, seen - i);
-    load_scores(isa, x, first, i, n, args, values);
+    load_scores(isa, x, row, i, n, args, values);
     float top, sum;
     isa.softmax[storage_f32].max_and_sum(values, n, &top, &sum);
     if (top > out.top) {
@@ -164,13 +168,13 @@ RowExponentials sum_scores(const IsaTable& isa, const Tensor& x, Count first, Co
 
 void softmax_row(const IsaTable& isa, const Tensor& x, Count row, const Softmax& args, const Tensor& y) {
   const Count n = x.shape().back(), first = row * n, seen = args.columns_of(row, n);
-  const RowExponentials row_sum = sum_scores(isa, x, first, seen, args);
+  const RowExponentials row_sum = sum_scores(isa, x, row, seen, args);
   const auto log_sum = static_cast<float>(std::log(row_sum.sum));
   const auto factor = static_cast<float>(row_sum.sum == 0 ? 0 : 1 / row_sum.sum);
   float values[stack_block];
   for (Count i = 0; i < n; i += stack_block) {
     const Count count = std::min(stack_block, n - i), here = std::clamp<Count>(seen - i, 0, count);
-    if (here > 0) load_scores(isa, x, first, i, here, args, values);
+    if (here > 0) load_scores(isa, x, row, i, here, args, values);
     if (row_sum.sum == 0)
       std::fill_n(values, here, 0.0f);
     else if (args.log)  // one after the other: their sum would round away a small logarithm beside a large
@@ -187,7 +191,12 @@ void softmax_row_f64(const double* x, Count row, Count n, const Softmax& args, d
   const std::uint8_t* seen = args.seen.defined() ? args.seen.data<std::uint8_t>() : nullptr;
   const Count visible = args.columns_of(row, n);
   constexpr double none = -std::numeric_limits<double>::infinity();
-  const auto score = [&](Count i) { return i < visible && (!seen || seen[i]) ? x[i] * args.scale : none; };
+  const double* distances =
+      args.distances.defined() ? args.distances.data<double>() + args.distance(row, n) : nullptr;
+  const auto score = [&](Count i) {
+    if (i >= visible || (seen && !seen[i])) return none;
+    return x[i] * args.scale + (distances ? distances[i] : 0);
+  };
   double top = none, sum = 0;
   for (Count i = 0; i < n; ++i) top = above(score(i), top) ? score(i) : top;
   for (Count i = 0; i < n && top != none; ++i) sum += std::exp(score(i) - top);

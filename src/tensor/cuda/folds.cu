@@ -87,6 +87,8 @@ struct SoftmaxScores {
   C scale;
   const std::uint8_t* seen;
   Count causal_rows;
+  const C* distances;  ///< null: none
+  Count distance_rows;
 
   /// How many columns the row looks at: Softmax::columns_of().
   __device__ Count columns_of(Count row) const {
@@ -96,7 +98,8 @@ struct SoftmaxScores {
   }
   __device__ C at(Count row, Count column) const {
     if (seen && !seen[column]) return lowest<C>;
-    const C value = widen(x[row * columns + column]) * scale;
+    C value = widen(x[row * columns + column]) * scale;
+    if (distances) value = value + distances[distance_rows - 1 - row % distance_rows + column];
     return value < lowest<C> ? lowest<C> : value;
   }
 };
@@ -208,8 +211,16 @@ void CudaKernels::softmax(const Tensor& x, const Softmax& args, const Tensor& y)
       using In = decltype(from);
       using Out = decltype(to);
       if constexpr (std::is_same_v<In, Out> || std::is_same_v<In, Compute<Out>>) {
-        const SoftmaxScores<In> scores{
-            in<In>(x), rows, columns, static_cast<Compute<In>>(args.scale), seen, args.causal_rows};
+        using C = Compute<In>;
+        const bool told = args.distances.defined();
+        const SoftmaxScores<In> scores{in<In>(x),
+                                       rows,
+                                       columns,
+                                       static_cast<C>(args.scale),
+                                       seen,
+                                       args.causal_rows,
+                                       in_or_null<C>(args.distances),
+                                       told ? args.distance_rows(columns) : 0};
         launch(softmax_kernel<In, Out>, blocks_for(rows, 1, target_.processors, 16), fold_threads, 0,
                target_.stream, scores, args.log, out<Out>(y));
       }
@@ -226,8 +237,8 @@ void CudaKernels::softmax_backward(const Tensor& y, const Tensor& dy, const Soft
       using S = decltype(value);
       using Slope = decltype(slope);
       if constexpr (std::is_same_v<S, Slope> || std::is_same_v<Slope, Compute<S>>)
-        launch(softmax_backward_kernel<S, Slope>, blocks_for(rows, 1, target_.processors, 16), fold_threads, 0,
-               target_.stream, in<S>(y), in<Slope>(dy), rows, columns, static_cast<Compute<S>>(args.scale),
+        launch(softmax_backward_kernel<S, Slope>, blocks_for(rows, 1, target_.processors, 16), fold_threads,
+               0, target_.stream, in<S>(y), in<Slope>(dy), rows, columns, static_cast<Compute<S>>(args.scale),
                args.log, out<S>(dx));
     });
   });

@@ -83,7 +83,7 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
     return {bare(store.states), bare(store.places)};
   }
   static tensor::Softmax bare(tensor::Softmax args) {
-    args.seen = bare(args.seen);
+    args.seen = bare(args.seen), args.distances = bare(args.distances);
     return args;
   }
   static tensor::RouterLossGradients bare(tensor::RouterLossGradients losses) {
@@ -114,6 +114,7 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
   }
   static void note(Key& key, const tensor::Softmax& args) {
     note(key, args.scale), note(key, args.log), note(key, args.seen), note(key, args.causal_rows);
+    note(key, args.distances);
   }
   static void note(Key& key, const Attention& geometry) {
     note(key, geometry.heads), note(key, geometry.kv_heads);

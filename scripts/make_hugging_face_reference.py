@@ -5,7 +5,8 @@
 All weights are random, and exact in fp32; norms' gains are near 1. expected.safetensors holds `tokens` and
 `labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss), `logits`, `loss` (the mean of the
 labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
-and `grad.NAME` for every weight, in fp32, computed in double.
+and `grad.NAME` for every weight, in fp32, computed in double. An encoder's tokens stand in front of its decoder's, of
+which alone there are logits, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
 
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
@@ -285,6 +286,12 @@ def make(family, kind, config, options, root):
                 "loss": loss.detach().float().reshape(1)}
     if types is not None:
         expected["token_types"] = types.int()
+    if config.is_encoder_decoder:
+        model.generation_config.eos_token_id = None
+        # transformers 5.24 takes the encoder's number of layers for its cache
+        expected["generated"] = model.generate(
+            tokens[:, :SOURCE], do_sample=False, max_new_tokens=SOURCE, decoder_start_token_id=0,
+            use_cache=config.num_decoder_layers == config.num_layers)[:, 1:].int().contiguous()
     expected.update({f"grad.{name}": value.contiguous() for name, value in grads.items()})
     safetensors.torch.save_file(expected, folder / "expected.safetensors")
     model.save_pretrained(folder, **options)

@@ -18,9 +18,10 @@ struct Text {
   std::size_t index;  ///< the request's
   std::int64_t place;
   std::vector<std::int32_t> tokens;
-  std::int64_t virtual_tokens;  ///< in front of them
-  std::int64_t begin = 0;       ///< the token behind these
-  std::int64_t stored = 0;      ///< positions whose keys are there
+  std::int64_t virtual_tokens;         ///< in front of them
+  std::vector<std::int32_t> source{};  ///< what an encoder reads; tokens are then the decoder's alone
+  std::int64_t begin = 0;              ///< the token behind these
+  std::int64_t stored = 0;             ///< positions whose keys are there
   std::int64_t made = 0;
 
   /// Positions, the unread ones included.
@@ -31,6 +32,10 @@ struct Text {
 /// As many positions as some text needs: the last token is not read.
 std::int64_t positions_for(const Gpt& model, std::span<const TextRequest> texts) {
   std::int64_t most = 1;
+  if (model.config().has_encoder()) {
+    for (const TextRequest& text : texts) most = std::max(most, text.max_tokens);
+    return std::min(most, model.config().target_length());
+  }
   for (const TextRequest& text : texts)
     most = std::max(most, std::ssize(text.prompt) + std::max<std::int64_t>(0, text.max_tokens) - 1);
   return model.config().adapter.virtual_tokens() + std::min(most, model.config().max_text());
@@ -70,17 +75,25 @@ class Texts {
       texts_.push_back({next_, free_.back(), request.prompt, std::ssize(prompt_)});
       free_.pop_back();
       Text& text = texts_.back();
+      if (model_.config().has_encoder()) {
+        text.source = std::exchange(text.tokens, {});
+        if (const std::int64_t most = model_.config().encoder.seq_length; std::ssize(text.source) > most)
+          text.source.resize(static_cast<std::size_t>(most));
+        text.tokens = {static_cast<std::int32_t>(model_.config().decoder_start_token_id)};
+        continue;
+      }
       text.begin = std::max<std::int64_t>(0, std::ssize(text.tokens) - model_.config().max_text());
     }
   }
 
-  /// Texts none of whose keys are there: as many as a pass over prompts takes.
+  /// Texts none of whose keys are there: as many as a pass over prompts takes, with as many tokens of a
+  /// source.
   std::vector<Text*> to_read() {
     std::vector<Text*> out;
     std::int64_t longest = 0;
     for (Text& text : texts_) {
-      if (text.stored > 0) continue;
-      longest = std::max(longest, text.end());
+      if (text.stored > 0 || (!out.empty() && text.source.size() != out.front()->source.size())) continue;
+      longest = std::max(longest, text.end() + std::ssize(text.source));
       if (!out.empty() && (std::ssize(out) + 1) * longest > most_prompt_rows) break;
       out.push_back(&text);
     }
@@ -92,7 +105,7 @@ class Texts {
     std::int64_t longest = 0;
     for (const Text* text : texts) {
       longest = std::max(longest, text->unread());
-      stats_.prompt_tokens += text->unread();
+      stats_.prompt_tokens += text->unread() + std::ssize(text->source);
     }
     const std::int64_t rows = longest == 1 ? 1 : (longest + row_step - 1) / row_step * row_step;
     pass(texts, std::min(rows, cache_.positions()));
@@ -114,13 +127,16 @@ class Texts {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  /// Reads what is unread of the texts, in a batch of `rows` rows, and takes a token for each.
+  /// Reads what is unread of the texts, in a batch of `rows` rows behind those of sources that begin, and
+  /// takes a token for each.
   void pass(const std::vector<Text*>& texts, std::int64_t rows) {
-    std::vector<std::int32_t> ids(texts.size() * static_cast<std::size_t>(rows), 0);
+    const std::int64_t source = texts.front()->stored == 0 ? std::ssize(texts.front()->source) : 0;
+    std::vector<std::int32_t> ids(texts.size() * static_cast<std::size_t>(source + rows), 0);
     std::vector<autograd::KeyCache::Rows> places;
     for (std::size_t i = 0; i < texts.size(); ++i) {
       Text& text = *texts[i];
-      auto to = ids.begin() + static_cast<std::ptrdiff_t>(i) * rows;
+      auto to = ids.begin() + static_cast<std::ptrdiff_t>(i) * (source + rows);
+      if (source > 0) to = std::copy(text.source.begin(), text.source.end(), to);
       std::int64_t unread = text.unread();
       if (text.stored == 0) to = std::copy(prompt_.begin(), prompt_.end(), to), unread -= std::ssize(prompt_);
       std::copy(text.tokens.end() - unread, text.tokens.end(), to);
@@ -130,8 +146,9 @@ class Texts {
     tensor::Tensor logits;
     run_([&](Tape& tape) {
       const autograd::WithKeyCache continues(tape, cache_);
-      cache_.begin(tape.device(), std::move(places), rows);
-      const auto tokens = tensor::Tensor::of<std::int32_t>(tape.device(), {std::ssize(texts), rows}, ids);
+      cache_.begin(tape.device(), std::move(places), rows, source);
+      const auto tokens =
+          tensor::Tensor::of<std::int32_t>(tape.device(), {std::ssize(texts), source + rows}, ids);
       const tensor::Tensor scores = model_.next_logits(tape, tokens);
       const tensor::Tensor wide = tape.empty(scores.shape(), DType::f32);
       tape.kernels().copy(scores, wide);
@@ -148,8 +165,9 @@ class Texts {
     sampling.key = request.key;
     text.tokens.push_back(sample_token(logits, sampling, static_cast<std::uint64_t>(text.made), text.tokens));
     ++text.made, ++stats_.tokens;
-    const bool goes_on = on_token_(text.index, text.tokens.back());
-    if (!goes_on || text.made == request.max_tokens) {
+    const bool goes_on = on_token_(text.index, text.tokens.back()),
+               full = !text.source.empty() && text.end() > cache_.positions();
+    if (!goes_on || full || text.made == request.max_tokens) {
       free_.push_back(text.place);
       text.place = -1;
     } else if (text.end() > model_.config().seq_length) {

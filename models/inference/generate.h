@@ -65,6 +65,9 @@ using OnToken = std::function<bool(std::size_t text, std::int32_t token)>;
 /// least. Of a model with virtual tokens (GptConfig::prompt()) these stand in front of all that, and
 /// max_text() is what they leave.
 ///
+/// Of an encoder in front of a decoder the prompt is what the encoder reads, its first encoder.seq_length
+/// tokens; the decoder writes no more tokens than it has places (config::Model::target_length()).
+///
 /// All ranks of a sharded model call this alike, and on_token answers alike on all. Throws Error{usage} for
 /// an empty prompt, a batch below 1 and what sample_token() refuses.
 GenerationStats generate_texts(Gpt& model, const RunPass& run, std::span<const TextRequest> texts,

@@ -11,6 +11,7 @@
 #include "cli/inference/prompts_file.h"
 #include "cli/program.h"
 #include "cli/weights.h"
+#include "data/packing/packing.h"
 
 namespace sherd::cli {
 namespace {
@@ -142,6 +143,19 @@ models::Pooling pooling_of(const CommandLine& line) {
   throw UsageError(cat("--pooling '", excerpt(name), "' is not mean, cls or last"));
 }
 
+/// A prompt as an encoder in front of a decoder reads it.
+std::vector<std::int32_t> source_of(const Inference& inference, const Prompt& prompt) {
+  const data::Tokenizer& tokenizer = inference.tokenizer();
+  std::vector<std::int32_t> ids = prompt_of(tokenizer, prompt.text);
+  if (ids.back() != tokenizer.end_of_document()) ids.push_back(tokenizer.end_of_document());
+  const std::int64_t most = inference.config().model->encoder.seq_length;
+  if (std::ssize(ids) > most)
+    log_info(prompt.place, prompt.place.empty() ? "" : ": ", "the prompt has ", ids.size(),
+             " tokens, and the encoder reads its first ", most, " (model.encoder.seq_length)");
+  data::cut_text(ids, most, tokenizer.end_of_document());
+  return ids;
+}
+
 void embed_prompts(const CommandLine& line, const Inference& inference, const std::vector<Prompt>& prompts) {
   CompletionsFile out(line.text("output"), prompts);
   EmbedRequest request{inference, {}, line.integer("batch-size", 1), {}, out};
@@ -172,6 +186,11 @@ void generate_command(const Arguments& arguments) {
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which does not continue texts: give --embed for "
          "their embeddings, or --classify for their labels");
+  const config::Model& model = *inference.config().model;
+  if (chat && model.has_encoder())
+    fail(ErrorKind::config,
+         "--chat is for models that continue a text; this one has an encoder (model.encoder), which reads a "
+         "prompt: give --prompt or --prompts");
   const data::Tokenizer& tokenizer = inference.tokenizer();
   tell_of_settings_beside(line, inference);
   Request request{inference,
@@ -180,7 +199,9 @@ void generate_command(const Arguments& arguments) {
                   line.all("stop"),
                   max_tokens,
                   line.integer("batch-size", 1),
-                  sampling_of(line, tokenizer)};
+                  sampling_of(line, tokenizer),
+                  model.has_encoder(),
+                  !model.has_encoder()};
   std::optional<ChatStyle> style;
   if (chat) {
     style = style_of(line, inference, max_tokens);
@@ -191,9 +212,10 @@ void generate_command(const Arguments& arguments) {
     request.echo = false;
   }
   for (const Prompt& prompt : prompts) {
-    request.prompts.push_back(chat ? question_of(inference, *style, prompt)
-                                   : prompt_of(tokenizer, prompt.text));
-    require_rows(request.prompts.back(), tokenizer, inference.config().model->vocab_size, prompt.place);
+    request.prompts.push_back(chat                  ? question_of(inference, *style, prompt)
+                              : model.has_encoder() ? source_of(inference, prompt)
+                                                    : prompt_of(tokenizer, prompt.text));
+    require_rows(request.prompts.back(), tokenizer, model.vocab_size, prompt.place);
   }
   std::optional<CompletionsFile> completions;
   if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);

@@ -98,7 +98,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
   const std::int64_t length = samples_->seq_length();
   tokens_.clear(), labels_.clear(), types_.clear();
-  documents_.assign(1, 0), filling_.clear();
+  documents_.assign(1, 0), filling_.clear(), sources_.clear();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
     samples_->load(wrapped(first + i), row_);
     types_.insert(types_.end(), row_.types.begin(), row_.types.end());
@@ -106,7 +106,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
     tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
     for (const std::int32_t ends : row_.ends) documents_.push_back(begin + ends);
-    filling_.push_back(row_.filling);
+    filling_.push_back(row_.filling), sources_.push_back(row_.source);
     if (first + i < end) continue;
     std::fill(labels_.end() - length, labels_.end(), no_label);
     filling_.back() = static_cast<std::int32_t>(length);
@@ -125,6 +125,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
     batch["targets"] = on_processor(targets);
   }
   const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
+  if (samples_->tells_sources()) batch["source_lengths"] = on_processor(sources_);
   if (samples_->keeps_documents_apart()) add_documents(batch);
   if (samples_->keeps_documents_apart() || counted < rank().micro_batch)
     batch["filling"] = on_processor(filling_);

@@ -135,7 +135,9 @@ class Loader {
 /// of variable-length attention),
 /// {"positions": int32 [b, s]}, each token's within its document, and
 /// {"filling": int32 [b]}, how many places at the end of each row hold no token, where the processor reads
-/// it. While a batch is in use the kernel reads the next one ahead.
+/// it. Of samples that tell sources {"source_lengths": int32 [b]}, how many of the first places of each row,
+/// an encoder's, hold one, where the processor reads it. While a batch is in use the kernel reads the next
+/// one ahead.
 class TokenLoader final : public Loader {
  public:
   /// `window` > 0 walks only the first `window` positions of the samples and begins again: a fixed held-out
@@ -167,7 +169,7 @@ class TokenLoader final : public Loader {
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   SampleRow row_;
-  std::vector<std::int32_t> tokens_, labels_, types_, documents_, filling_;
+  std::vector<std::int32_t> tokens_, labels_, types_, documents_, filling_, sources_;
 };
 
 }  // namespace sherd::data

@@ -11,9 +11,11 @@
 #include "base/log.h"
 #include "base/text/excerpt.h"
 #include "data/blend.h"
+#include "data/packing/answer_samples.h"
 #include "data/packing/document_packing.h"
 #include "data/packing/masked_samples.h"
 #include "data/packing/packing.h"
+#include "data/packing/span_samples.h"
 #include "data/tokenizer.h"
 
 namespace sherd::engine {
@@ -111,6 +113,10 @@ void require_labels(const config::Config& config) {
 data::PackingOptions packing_of(const config::Config& config, const TokenData& data) {
   data::PackingOptions packing;
   packing.seq_length = config.model->seq_length;
+  if (config.objective() == config::Objective::spans)
+    packing.seq_length = data::span_lengths(config.model->encoder.seq_length, config.training.span_density,
+                                            config.training.span_length)
+                             .tokens;
   packing.seed = config.data->seed;
   packing.vocab_size = data.vocab_size;
   const config::Objective objective = config.objective();
@@ -131,13 +137,65 @@ data::VirtualTokens prompt_of(const config::Config& config, const TokenData& dat
       adapter.prompt.virtual_tokens};
 }
 
+/// The tokenizer whose tokens stand for others; `objective` says why it is needed.
+std::shared_ptr<const data::Tokenizer> tokenizer_for(const char* objective, const config::Config& config,
+                                                     const TokenData& data) {
+  if (data.tokenizer.empty())
+    fail(ErrorKind::config, "training.objective \"", objective, ", and nothing tells the tokenizer of ",
+         config.data->sources.front().path, ": set data.tokenizer");
+  return data::make_tokenizer(data.tokenizer);
+}
+
+/// The samples as an encoder in front of a decoder learns what was cut out of them.
+std::shared_ptr<const data::Samples> with_spans(std::shared_ptr<const data::Samples> samples,
+                                                const config::Config& config, const TokenData& data) {
+  const config::Model& model = *config.model;
+  data::SpanOptions options{.density = config.training.span_density,
+                            .mean_length = config.training.span_length,
+                            .source = model.encoder.seq_length,
+                            .places = model.seq_length,
+                            .seed = config.data->seed,
+                            .start = static_cast<std::int32_t>(model.decoder_start_token_id)};
+  const data::SpanLengths lengths = data::span_lengths(options.source, options.density, options.mean_length);
+  const auto tokenizer = tokenizer_for("spans\" cuts tokens out", config, data);
+  options.end = tokenizer->end_of_document();
+  options.sentinels = data::sentinels_of(*tokenizer, data.vocab_size, lengths.spans);
+  if (const std::int64_t needed = options.source + lengths.target(); model.seq_length > needed)
+    log_info("model.seq_length ", model.seq_length, " leaves places of each sample without a token: ", needed,
+             " are enough for spans of ", lengths.tokens, " tokens");
+  return std::make_shared<data::SpanSamples>(std::move(samples), std::move(options));
+}
+
+/// The prompts of a dataset and their answers.
+std::shared_ptr<const data::Samples> answers(std::shared_ptr<const data::IndexedDataset> dataset,
+                                             data::SequenceRange range, const data::PackingOptions& packing,
+                                             const config::Config& config, const TokenData& data,
+                                             const char* name) {
+  const config::Model& model = *config.model;
+  const auto tokenizer = tokenizer_for("seq2seq\" ends texts", config, data);
+  const auto out = std::make_shared<data::AnswerSamples>(
+      dataset, range,
+      data::AnswerOptions{.source = model.encoder.seq_length,
+                          .places = model.seq_length,
+                          .seed = packing.seed,
+                          .shuffle = packing.shuffle,
+                          .vocab_size = data.vocab_size,
+                          .start = static_cast<std::int32_t>(model.decoder_start_token_id),
+                          .end = tokenizer->end_of_document()},
+      name);
+  if (out->cut() > 0)
+    log_warning(
+        counted(out->cut(), "sample"), " of the ", name, " of ", dataset->prefix(),
+        " has a prompt longer than model.encoder.seq_length or an answer longer than what that leaves "
+        "of model.seq_length: their ends are left out");
+  return out;
+}
+
 /// The samples as an encoder learns them.
 std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples> samples,
                                             const config::Config& config, const TokenData& data) {
-  if (data.tokenizer.empty())
-    fail(ErrorKind::config, "training.objective \"mlm\" masks tokens, and nothing tells the tokenizer of ",
-         config.data->sources.front().path, ": set data.tokenizer");
-  data::MaskingOptions options = data::masking_of(*data::make_tokenizer(data.tokenizer), data.vocab_size);
+  data::MaskingOptions options =
+      data::masking_of(*tokenizer_for("mlm\" masks tokens", config, data), data.vocab_size);
   options.probability = config.training.mlm_probability;
   options.whole_words = config.training.whole_word_mask;
   options.seed = config.data->seed;
@@ -157,7 +215,10 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     if (range.size() == 0 && part > 0) continue;
     packing.prompt = prompt_of(config, data, section.sources[i]);
     try {
-      if (section.packing == config::SamplePacking::documents || packing.targets == data::Targets::classes) {
+      if (config.objective() == config::Objective::seq2seq) {
+        parts.push_back(answers(data.datasets[i], range, packing, config, data, names[part]));
+      } else if (section.packing == config::SamplePacking::documents ||
+                 packing.targets == data::Targets::classes) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",
@@ -185,7 +246,8 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
   if (parts.empty()) return nullptr;
   std::shared_ptr<const data::Samples> all = parts.front();
   if (parts.size() > 1) all = std::make_shared<data::BlendedSamples>(std::move(parts), std::move(weights));
-  return config.objective() == config::Objective::mlm ? masked(std::move(all), config, data) : all;
+  if (config.objective() == config::Objective::mlm) return masked(std::move(all), config, data);
+  return config.objective() == config::Objective::spans ? with_spans(std::move(all), config, data) : all;
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // scripts/make_hugging_face_reference.py made them and says what they hold.
 #include <gtest/gtest.h>
 
+#include "models/inference/generate.h"
 #include "nn/step_state.h"
 #include "support/cpu_fixture.h"
 #include "support/hugging_face/published_folder.h"
@@ -165,6 +166,41 @@ TEST_P(Family, ExportGivesTheFilesBack) {
   for (const std::string& base : {original, std::string()}) {
     const std::string text = to_hugging_face(*config_.model, 37, "float32", base);
     EXPECT_EQ(from_hugging_face(text, "exported").model, *config_.model) << text;
+  }
+}
+
+/// What a decoder writes behind an encoder, with the keys and values that it keeps of both.
+TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
+  if (!options_.has_encoder()) return;
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  autograd::Tape tape(*cpu_.kernels);
+  const Values tokens = cpu_.values(ids("tokens"));
+  const std::size_t source = static_cast<std::size_t>(options_.encoder.seq_length);
+  const RunPass run = [&](const std::function<void(autograd::Tape&)>& body) {
+    tape.training = false;
+    body(tape);
+  };
+  std::vector<TextRequest> requests;
+  for (std::size_t row = 0; row < 2; ++row)
+    requests.push_back(
+        {std::vector<std::int32_t>(tokens.begin() + static_cast<std::ptrdiff_t>(12 * row),
+                                   tokens.begin() + static_cast<std::ptrdiff_t>(12 * row + source)),
+         options_.target_length()});
+  const Values want = expected("generated");
+  // A shorter prompt among them, as others' answers do not depend on it.
+  requests.insert(requests.begin() + 1, {std::vector<std::int32_t>(3, 7), 4});
+  for (const std::int64_t batch : {1, 3}) {
+    std::vector<Values> got(3);
+    const GenerationStats stats = generate_texts(model, run, requests, batch, {.temperature = 0},
+                                                 [&](std::size_t text, std::int32_t token) {
+                                                   got[text].push_back(token);
+                                                   return true;
+                                                 });
+    EXPECT_EQ(got[0], Values(want.begin(), want.begin() + 6)) << batch;
+    EXPECT_EQ(got[2], Values(want.begin() + 6, want.end())) << batch;
+    EXPECT_EQ(stats.tokens, 16) << batch;
   }
 }
 

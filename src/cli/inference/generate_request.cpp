@@ -18,7 +18,8 @@ class RequestTexts {
       : request_(request), writes_(writes), alone_(alone) {
     for (std::size_t i = 0; i < request.prompts.size(); ++i) {
       const std::vector<std::int32_t>& prompt = request.prompts[i];
-      growing_.emplace_back(request.from.tokenizer(), prompt, request.stops, request.drop);
+      growing_.emplace_back(request.from.tokenizer(), request.answers ? std::vector<std::int32_t>() : prompt,
+                            request.stops, request.drop);
       // The first text has the seed's own stream, as a single one does.
       const RandomKey key = i == 0 ? request.sampling.key : request.sampling.key.at(i);
       texts_.push_back({prompt, request.max_tokens, key});

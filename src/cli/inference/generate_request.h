@@ -16,6 +16,7 @@ struct Request {
   std::vector<std::string> stops;     ///< as each of these does
   std::int64_t max_tokens, batch;
   models::Sampling sampling;
+  bool answers = false;   ///< a decoder writes behind an encoder, and does not go on with the prompt's text
   bool echo = true;       ///< print a single prompt before what continues it
   std::string drop = {};  ///< is taken off a text that begins with it
   /// Null: one prompt, whose text is printed as it comes.

@@ -117,9 +117,13 @@ void check_packing(const Config& config, const Value& file) {
         config.parallel.context,
         " ranks hold parts of sequences, and texts with labels are kept apart on ranks that "
         "have whole ones: set it to 1");
-  if (!config.data || config.data->packing != SamplePacking::documents || config.parallel.context <= 1)
-    return;
+  if (!config.data || config.data->packing != SamplePacking::documents) return;
   const Node* data = file.node.find("data");
+  if (config.model && config.model->has_encoder())
+    Value{*data, "data.packing", file.context}.error(
+        "\"documents\" lie behind each other in a sample, and one of an encoder and a decoder has one text: "
+        "take \"stream\"");
+  if (config.parallel.context <= 1) return;
   Value{*data, "data.packing", file.context}.error(
       "\"documents\" are kept apart on ranks that have whole sequences, and parallel.context is ",
       config.parallel.context, "; take \"stream\", or set parallel.context to 1");

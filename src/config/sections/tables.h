@@ -20,7 +20,7 @@ std::vector<Key<Zero>> offload_keys();               // offload_keys.cpp: those 
 std::vector<Key<Config>> tier_keys();                // offload_keys.cpp: aio, activation_checkpointing
 Key<Config> model_key();                             // model_keys.cpp
 const Table<Model>& model_table();                   // model_keys.cpp
-const Table<RopeScaling>& rope_table();              // model_keys.cpp: model.rope_scaling
+const Table<RopeScaling>& rope_table();              // rope_keys.cpp: model.rope_scaling
 Table<Moe> moe_table();                              // moe_keys.cpp: model.moe
 Key<Config> data_key();                              // data_keys.cpp
 Key<Config> training_key();                          // training_keys.cpp
@@ -79,6 +79,8 @@ void fill_from_trainer(Node& file, Context& context);
 // These draw conclusions from the keys of a section that were given, and throw where they contradict each
 // other.
 
+/// How many items a list has, all of which are of a kind. rope_keys.cpp
+std::size_t length_of(const Value& value, bool (*fits)(const Node&), const char* what);
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);
 void finish_prompt(Adapter& adapter, const Given& given, const Value& section);
 void finish_bottleneck(const BottleneckKeys& keys, const Given& given, const Value& section);

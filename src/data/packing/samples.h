@@ -21,6 +21,7 @@ struct SampleRow {
   /// Where documents end that do not see each other, the last one at seq_length; empty: the row is one text.
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token
+  std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
 };
 
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and
@@ -39,6 +40,8 @@ class Samples {
   /// Rows have ends.
   virtual bool keeps_documents_apart() const = 0;
 
+  /// Rows tell how much of an encoder's places holds tokens (SampleRow::source).
+  virtual bool tells_sources() const { return false; }
   /// Few tokens have a label, which batches then tell.
   virtual bool has_few_targets() const { return false; }
 

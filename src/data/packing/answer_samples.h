@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/packing/packing.h"
+
+namespace sherd::data {
+
+/// How prompts and answers lie in rows of an encoder's places and a decoder's.
+struct AnswerOptions {
+  std::int64_t source = 0;  ///< places of the encoder
+  std::int64_t places = 0;  ///< of a row, the decoder's behind them
+  std::uint64_t seed = 1234;
+  bool shuffle = true;
+  std::int64_t vocab_size = 0;
+  std::int32_t start = 0;  ///< what the decoder's text begins with
+  std::int32_t end = 0;    ///< of both texts
+};
+
+/// Samples of one prompt and its answer each, for an encoder to read and a decoder to write. A sequence of
+/// the dataset is one: its tokens before the first target are the prompt, the others the answer, of which
+/// targets alone have labels. Both end with the end token, and lose what their places do not hold. Every
+/// round takes them in another order.
+///
+/// Held in memory: 4 bytes per sequence, and per round in use 12.
+class AnswerSamples final : public Samples {
+ public:
+  /// Throws Error{data} for a dataset without a mask, which tells prompts from answers, and for a range
+  /// without answers. `what` names the range.
+  AnswerSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range, AnswerOptions options,
+                const std::string& what = "dataset");
+
+  std::int64_t seq_length() const override { return options_.places; }
+  std::int64_t tokens() const override { return tokens_; }
+  std::int64_t tokens_before(std::int64_t position) const override;
+  std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(sequences_.size()); }
+  bool keeps_documents_apart() const override { return false; }
+  bool tells_sources() const override { return true; }
+  void load(std::int64_t position, SampleRow& row) const override;
+  void will_need(std::int64_t position) const override;
+  /// Samples whose prompt or answer loses tokens.
+  std::int64_t cut() const { return cut_; }
+
+ private:
+  struct Answer {
+    std::uint32_t sequence = 0;  // from the range's beginning
+    std::int32_t prompt = 0;     // tokens before the answer
+  };
+  struct Round {
+    std::vector<std::uint32_t> order;
+    std::vector<std::int64_t> tokens;  // before each place
+  };
+  std::int64_t tokens_of(const Answer& answer) const;
+  std::shared_ptr<const Round> round(std::int64_t index) const;
+  const Answer& at(std::int64_t position) const;
+
+  std::shared_ptr<const IndexedDataset> dataset_;
+  SequenceRange range_;
+  AnswerOptions options_;
+  std::vector<Answer> sequences_;
+  std::int64_t tokens_ = 0, cut_ = 0;
+  RecentRounds<Round> rounds_;
+};
+
+}  // namespace sherd::data

@@ -43,6 +43,8 @@ KeyDefaults::KeyDefaults() {
   plain_ = values(needed);
   for (const std::string& type : types) {
     std::vector<std::string> assignments = needed;
+    if (defaults_of(family_named(type)).position == PositionType::relative)  // which knows no experts
+      std::erase_if(assignments, [](const std::string& each) { return each.starts_with("model.moe"); });
     assignments.push_back(cat("model.type=\"", type, "\""));
     models_.emplace_back(type, values(assignments));
   }

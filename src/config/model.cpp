@@ -381,13 +381,17 @@ void settle_latents(Model& m) {
   m.head_dim = head;
 }
 
-/// Layers of an encoder in front of a decoder's.
-void check_encoder(const Model& m) {
-  const Encoder& e = m.encoder;
-  expect((m.position == PositionType::relative) == m.has_encoder(),
-         m.has_encoder() ? "encoder goes with position \"relative\": take a type that has it, such as t5"
-                         : "position \"relative\" needs the section encoder: its num_layers and seq_length");
-  if (!m.has_encoder()) return;
+/// Layers of an encoder in front of a decoder's: half of both where nothing else is said.
+void settle_encoder(Model& m) {
+  Encoder& e = m.encoder;
+  if (m.position == PositionType::relative && e.num_layers == 0) e.num_layers = m.num_layers / 2;
+  if (m.position == PositionType::relative && e.seq_length == 0) e.seq_length = m.seq_length / 2;
+  expect(m.position == PositionType::relative || e == Encoder(),
+         "encoder goes with position \"relative\": take a type that has it, such as t5");
+  if (m.position != PositionType::relative) return;
+  expect(e.num_layers > 0 && e.seq_length > 0,
+         "position \"relative\" is of an encoder and a decoder: make "
+         "num_layers and seq_length 2 or more");
   expect(e.num_layers < m.num_layers, "encoder.num_layers ", e.num_layers, " leaves no layer of ",
          m.num_layers, " to the decoder: num_layers counts both");
   expect(e.seq_length > 0 && e.seq_length < m.seq_length, "encoder.seq_length ", e.seq_length,
@@ -481,7 +485,7 @@ Model resolved(Model m) {
          " elements, which must be an even number of them");
   expect(m.activation != FfnActivation::relu || m.moe.experts == 0,
          "activation \"relu\" is not for experts: take \"gelu\"");
-  check_experts(m), check_encoder(m);
+  check_experts(m), settle_encoder(m);
   return m;
 }
 

@@ -136,6 +136,65 @@ TEST_F(Operations, GradientsOfAttention) {
   }
 }
 
+TEST_F(Operations, GradientsOfAttentionByDistance) {
+  for (const auto& [queries, keys, causal, dropout] : {std::tuple{3, 5, false, 0.f},
+                                                       {4, 4, true, 0.f},
+                                                       {1, 6, false, 0.f},
+                                                       {5, 3, false, 0.4f},
+                                                       {4, 4, true, 0.4f}}) {
+    SCOPED_TRACE(cat(queries, " queries, ", keys, " keys"));
+    check({normal({2, queries, 2, 4}, 1), normal({2, keys, 2, 4}, 2), normal({2, keys, 2, 3}, 3),
+           normal({2, queries + keys - 1}, 4)},
+          [&](Tape&, const Vars& in) {
+            return attention(
+                in[0], in[1], in[2],
+                {.causal = causal, .scale = 0.7f, .distances = in[3], .dropout = dropout, .key = {3, 5}});
+          });
+  }
+}
+
+/// Term by term, with the mask of dropout that all heads together have.
+TEST_F(Operations, AttentionByDistanceIsItsTerms) {
+  constexpr std::int64_t queries = 3, keys = 4, heads = 2;
+  const RandomKey key{7, 9};
+  Tape tape(*cpu_.kernels);
+  const Var q = tape.input(normal({1, queries, heads, 4}, 1)), k = tape.input(normal({1, keys, heads, 4}, 2)),
+            v = tape.input(normal({1, keys, heads, 4}, 3)),
+            line = tape.input(normal({heads, queries + keys - 1}, 4));
+  const std::vector<double> a = cpu_.values(q.value()), b = cpu_.values(k.value()),
+                            c = cpu_.values(v.value()), d = cpu_.values(line.value());
+  for (std::int64_t head = 0; head < heads; ++head) {
+    const auto of_head = [&](const Var& x) { return slice(x, 2, head, head + 1); };
+    const Var y = attention(of_head(q), of_head(k), of_head(v),
+                            {.scale = 0.5f,
+                             .distances = slice(line, 0, head, head + 1),
+                             .dropout = 0.5f,
+                             .key = key,
+                             .first_head = head,
+                             .all_heads = heads});
+    const std::vector<double> got = cpu_.values(y.value());
+    for (std::int64_t i = 0; i < queries; ++i) {
+      std::vector<double> weights(keys);
+      double sum = 0;
+      for (std::int64_t j = 0; j < keys; ++j) {
+        double score = d[static_cast<std::size_t>(head * (queries + keys - 1) + j - i + queries - 1)];
+        for (std::int64_t e = 0; e < 4; ++e)
+          score += 0.5 * a[static_cast<std::size_t>((i * heads + head) * 4 + e)] *
+                   b[static_cast<std::size_t>((j * heads + head) * 4 + e)];
+        sum += weights[static_cast<std::size_t>(j)] = std::exp(score);
+      }
+      for (std::int64_t e = 0; e < 4; ++e) {
+        double want = 0;
+        for (std::int64_t j = 0; j < keys; ++j)
+          if (uniform_at(key, static_cast<std::uint64_t>((head * queries + i) * keys + j)) >= 0.5f)
+            want += 2 * weights[static_cast<std::size_t>(j)] / sum *
+                    c[static_cast<std::size_t>((j * heads + head) * 4 + e)];
+        EXPECT_NEAR(got[static_cast<std::size_t>(i * 4 + e)], want, 1e-12) << head << ' ' << i << ' ' << e;
+      }
+    }
+  }
+}
+
 TEST_F(Operations, AgreeWithPyTorch) {
   const auto file = test::read_reference(SHERD_SOURCE_DIR "/tests/autograd/reference/operations.safetensors");
   const auto tensor = [&](const std::string& name) {

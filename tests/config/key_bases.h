@@ -42,6 +42,9 @@ inline const char* const prompted =
 inline const char* const encoder =
     R"({"model": {"type": "bert", "seq_length": 64, "hidden_size": 96, "num_layers": 2, "num_heads": 4}})";
 
+inline const char* const t5 =
+    R"({"model": {"type": "t5", "seq_length": 64, "hidden_size": 96, "num_layers": 4, "num_heads": 4}})";
+
 inline const char* const bottlenecked = R"({"training": {"adapter": {"type": "bottleneck"}}})";
 
 /// A valid file in which the key's section is present, so that setting the key is the only difference.
@@ -80,6 +83,10 @@ inline std::string base_for(const std::string& path) {
       {"model.mla",
        R"({"model": {"type": "llama", "seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4,
            "mla": {"kv_lora_rank": 16}}})"},
+      {"model.encoder", t5},
+      {"model.relative_attention", t5},
+      {"model.decoder_start_token_id", t5},
+      {"training.span_", t5},
       {"model.layer_types", sliding("")},
       {"model.sliding_rope.rope_scaling.short_factor", sliding(std::string(", ") + longrope)},
       {"model.sliding_rope.rope_scaling.long_factor", sliding(std::string(", ") + longrope)},

@@ -303,7 +303,11 @@ TEST(EstimateOfAttentions, IsWhatARunBooks) {
   hybrid.model = R"(, "layer_types": ["linear_attention", "full_attention"], "attention_gate": true,
                     "linear_attention": {"num_key_heads": 2, "num_value_heads": 4, "key_head_dim": 32,
                                          "value_head_dim": 32})";
-  for (Shape shape : {latents, hybrid})
+  Shape both;  // an encoder in front of a decoder
+  both.llama = true, both.kv_heads = 4, both.ranks = 2, both.stage = 3;
+  both.model = R"(, "position": "relative", "encoder": {"num_layers": 1, "seq_length": 20},
+                  "attention_multiplier": 1)";
+  for (Shape shape : {latents, hybrid, both})
     for (const char* recompute : {"none", "selective", "full"}) {
       shape.recompute = recompute;
       SCOPED_TRACE(cat(shape.model, recompute));

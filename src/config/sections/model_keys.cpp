@@ -109,13 +109,14 @@ const Table<Encoder>& encoder_table() {
   static const Table<Encoder> table{
       Auto::is_a_value,
       {integer("num_layers", &T::num_layers, "1", 0, most_layers)
-           .means(
-               "how many of `model.num_layers`, the first ones, are an encoder's in front of the decoder; 0: "
-               "there is no such section",
-               shapes),
+           .unset(std::int64_t{0})
+           .means("how many of `model.num_layers`, the first ones, are an encoder's in front of the decoder",
+                  shapes, by("half of them")),
        integer("seq_length", &T::seq_length, "48", 0, most_positions)
+           .unset(std::int64_t{0})
            .means("how many of `model.seq_length`, the first ones, the encoder reads; the decoder writes the "
-                  "others")}};
+                  "others",
+                  by("half of them"))}};
   return table;
 }
 

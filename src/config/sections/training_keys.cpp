@@ -231,10 +231,7 @@ void check_objective(const Config& config, const Value& file) {
     Value{*training->find("adapter"), "training.adapter", file.context}.error(
         "would leave the layers that score labels as they are: train a classifier whole, without "
         "training.adapter");
-  if (config.model->has_encoder() && config.training.adapter.type != AdapterType::none)
-    Value{*training->find("adapter"), "training.adapter", file.context}.error(
-        "is not there for models with an encoder: train such a model whole");
-  if (config.objective() != Objective::next_token && config.training.adapter.has_prompt())
+  if (!config.model->causal && config.training.adapter.has_prompt())
     Value{*training->find("adapter"), "training.adapter.type", file.context}.error(
         "virtual tokens are for models that write behind their text, and model.causal is false: take another "
         "type");

@@ -152,6 +152,42 @@ void expect_cuts_agree(RunSpec s, bool context = true) {
   }
 }
 
+/// An encoder in front of a decoder, whose layers share tables of relative positions.
+RunSpec spec_of_both(int ranks, int stage) {
+  RunSpec spec = spec_of(ranks, stage);
+  spec.llama = true, spec.kv_heads = 4;
+  spec.model =
+      R"(, "position": "relative", "encoder": {"num_layers": 1, "seq_length": 9}, "attention_multiplier": 1,
+          "relative_attention_num_buckets": 8, "relative_attention_max_distance": 10, "ffn_dropout": 0.1)";
+  return spec;
+}
+
+TEST(EncoderDecoderEquality, RanksStagesTiersAndRecomputeGiveTheSameBits) {
+  const RunResult expected = train_local(spec_of_both(1, 2));
+  ASSERT_NE(expected.losses.front(), expected.losses.back());
+  RunSpec s = spec_of_both(4, 3);
+  s.bucket = 3000, s.overlap = true, s.prefetch = 1'000'000, s.recompute = "full";
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "4 ranks, stage 3, prefetched, full recompute";
+  const TempFolder folder;
+  s = spec_of_both(2, 3);
+  s.nvme_path = folder.path().string(), s.offload_param = s.offload_optimizer = "nvme";
+  s.recompute = "selective", s.resume_at = 2, s.directory = folder.path().string();
+  EXPECT_TRUE(train_local(s).bits() == expected.bits())
+      << "2 ranks, everything on NVMe, selective recompute, resumed";
+  s = spec_of_both(1, 2);
+  s.lazy = true;
+  EXPECT_TRUE(train_local(s).bits() == expected.bits()) << "a late device";
+}
+
+/// Masks of dropout too are those of one rank's heads and columns.
+TEST(EncoderDecoderEquality, CutModelsAgreeToRounding) {
+  RunSpec s = spec_of_both(1, 1);
+  ASSERT_GT(s.dropout, 0);
+  expect_cuts_agree(s, false);
+  s.tied = true, s.schedule = "";
+  expect_cuts_agree(s, false);
+}
+
 TEST(BlocksEquality, CutModelsAgreeToRounding) {
   expect_cuts_agree(spec_of_blocks(1, 1));
 }

@@ -6,7 +6,7 @@ All weights are random, and exact in fp32; norms' gains are near 1. expected.saf
 `labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss), `logits`, `loss` (the mean of the
 labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
 and `grad.NAME` for every weight, in fp32, computed in double. An encoder's tokens stand in front of its decoder's, of
-which alone there are logits, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
+which alone there are logits, `padded_loss` is that of a second row of which the encoder sees 4 tokens, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
 
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
@@ -287,6 +287,11 @@ def make(family, kind, config, options, root):
     if types is not None:
         expected["token_types"] = types.int()
     if config.is_encoder_decoder:
+        seen = torch.tensor([[1] * SOURCE, [1] * 4 + [0] * (SOURCE - 4)])
+        with torch.no_grad(), InDouble():
+            padded = wide(tokens[:, :SOURCE], attention_mask=seen, decoder_input_ids=tokens[:, SOURCE:], use_cache=False)
+        expected["padded_loss"] = torch.nn.functional.cross_entropy(
+            padded.logits.view(len(wanted), -1), wanted, ignore_index=-100).float().reshape(1)
         model.generation_config.eos_token_id = None
         # transformers 5.24 takes the encoder's number of layers for its cache
         expected["generated"] = model.generate(

@@ -169,6 +169,20 @@ TEST_P(Family, ExportGivesTheFilesBack) {
   }
 }
 
+TEST_P(Family, APaddedSourceIsNotSeen) {
+  if (!options_.has_encoder()) return;
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  autograd::Tape tape(*cpu_.kernels);
+  const tensor::Batch batch{
+      {"tokens", ids("tokens")},
+      {"labels", ids("labels")},
+      {"source_lengths", Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{6, 4})}};
+  EXPECT_NEAR(cpu_.values(model(tape, batch).value())[0], expected("padded_loss")[0], 1e-5);
+  EXPECT_GT(std::abs(expected("padded_loss")[0] - expected("loss")[0]), 1e-4);
+}
+
 /// What a decoder writes behind an encoder, with the keys and values that it keeps of both.
 TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
   if (!options_.has_encoder()) return;

@@ -43,14 +43,16 @@ class DryGeneration {
               .calls = [this](const comm::CommWork& work) { tell(work); }}) {}
 
   /// A pass over `rows` rows of each text, behind `stored` rows; `bytes`: what the cache then holds.
-  std::vector<Work> pass(std::int64_t texts, std::int64_t stored, std::int64_t rows, std::uint64_t& bytes) {
+  /// `source`: what an encoder reads where texts begin.
+  std::vector<Work> pass(std::int64_t texts, std::int64_t stored, std::int64_t rows, std::uint64_t& bytes,
+                         std::int64_t source) {
     KeyCache cache(texts, stored + rows);
     pass_.clear();
     run_.engine().evaluate([&](autograd::Tape& tape) {
       const autograd::WithKeyCache continues(tape, cache);
-      if (stored > 0) read(tape, cache, texts, 0, stored);
+      if (stored > 0) read(tape, cache, texts, 0, source > 0 ? 1 : stored, source);
       telling_ = true;
-      read(tape, cache, texts, stored, rows);
+      read(tape, cache, texts, stored, rows, stored == 0 ? source : 0);
       telling_ = false;
     });
     bytes = cache.bytes();
@@ -70,13 +72,13 @@ class DryGeneration {
       return std::make_shared<models::Gpt>(shape, layout);
     };
   }
-  void read(autograd::Tape& tape, KeyCache& cache, std::int64_t texts, std::int64_t first,
-            std::int64_t rows) {
+  void read(autograd::Tape& tape, KeyCache& cache, std::int64_t texts, std::int64_t first, std::int64_t rows,
+            std::int64_t source) {
     std::vector<KeyCache::Rows> places;
     for (std::int64_t text = 0; text < texts; ++text) places.push_back({text, first, rows});
-    cache.begin(tape.device(), std::move(places), rows);
+    cache.begin(tape.device(), std::move(places), rows, source);
     dynamic_cast<models::Gpt&>(run_.engine().module())
-        .next_logits(tape, tensor::Tensor::empty(tape.device(), {texts, rows}, DType::i32));
+        .next_logits(tape, tensor::Tensor::empty(tape.device(), {texts, source + rows}, DType::i32));
   }
   void tell(Work work) {
     if (telling_) pass_.push_back(std::move(work));
@@ -95,7 +97,13 @@ GenerationTime generation_time(const config::Config& config, const config::Machi
   engine::require_rates(run, machine, tensor);
   const models::GptConfig model = models::gpt_config(run, vocabulary);
   if (!model.causal) fail(ErrorKind::config, "an encoder (model.causal is false) does not continue texts");
-  if (shape.prompt + shape.tokens - 1 > model.max_text())
+  // An encoder reads the prompt, and a decoder begins with a token of its own.
+  const std::int64_t source = model.has_encoder() ? shape.prompt : 0, prompt = source > 0 ? 1 : shape.prompt;
+  if (model.has_encoder() && (source > model.encoder.seq_length || shape.tokens > model.target_length()))
+    fail(ErrorKind::config, "a prompt of ", source, " tokens with an answer of ", shape.tokens,
+         " is longer than the model's ", model.encoder.seq_length, " and ", model.target_length(),
+         " positions (model.encoder.seq_length, and what it leaves of model.seq_length): shorten either");
+  if (prompt + shape.tokens - 1 > model.max_text())
     fail(ErrorKind::config, "a prompt of ", shape.prompt, " tokens with ", shape.tokens,
          " that follow is longer than the model's ", model.max_text(),
          " positions (model.seq_length): shorten either");
@@ -110,16 +118,16 @@ GenerationTime generation_time(const config::Config& config, const config::Machi
   const std::int64_t together =
       std::clamp<std::int64_t>(models::most_prompt_rows / shape.prompt, 1, shape.batch);
   out.prefill =
-      seconds(dry.pass(together, 0, shape.prompt, keys)) * static_cast<double>(shape.batch / together);
+      seconds(dry.pass(together, 0, prompt, keys, source)) * static_cast<double>(shape.batch / together);
   if (const std::int64_t left = shape.batch % together; left > 0)
-    out.prefill += seconds(dry.pass(left, 0, shape.prompt, keys));
+    out.prefill += seconds(dry.pass(left, 0, prompt, keys, source));
   // What a token costs grows with the text: that in the middle has the mean.
   if (shape.tokens > 1)
-    out.decode = seconds(dry.pass(shape.batch, shape.prompt + (shape.tokens - 1) / 2, 1, keys));
+    out.decode = seconds(dry.pass(shape.batch, prompt + (shape.tokens - 1) / 2, 1, keys, source));
   const double all = out.prefill + out.decode * static_cast<double>(shape.tokens - 1);
   out.tokens_per_second = static_cast<double>(shape.batch * shape.tokens) / all;
   // The cache has room for whole texts.
-  dry.pass(shape.batch, 0, shape.prompt + shape.tokens - 1, keys);
+  dry.pass(shape.batch, 0, prompt + shape.tokens - 1, keys, source);
   out.memory = dry.weight_bytes(run.precision.compute) + keys;
   const std::uint64_t room = machine.accelerator() ? machine.memory : machine.host.memory;
   const std::uint64_t needed =

@@ -1,5 +1,6 @@
 #include "planning/model_work.h"
 
+#include <algorithm>
 #include <numeric>
 #include <set>
 #include <tuple>
@@ -18,10 +19,11 @@ using engine::ModelWork;
 using engine::PartWork;
 using models::GptConfig;
 
-/// What of a block's work goes by its index: experts, what its queries see, and rotary positions.
-using Kind = std::tuple<bool, config::LayerType, bool>;
+/// What of a block's work goes by its index: experts, what its queries see, rotary positions, and whether it
+/// is an encoder's in front of a decoder.
+using Kind = std::tuple<bool, config::LayerType, bool, bool>;
 Kind kind_of(const config::Model& shape, std::int64_t block) {
-  return {shape.moe.in(block), shape.layer_type(block), shape.rotates(block)};
+  return {shape.moe.in(block), shape.layer_type(block), shape.rotates(block), shape.encodes(block)};
 }
 
 /// Blocks of the model among which every kind is, to be recorded in their place: one of each where a pattern
@@ -46,6 +48,8 @@ std::vector<PartWork> record_blocks(config::Config config, std::int64_t vocabula
   std::vector<config::LayerType> types;
   if (model.sliding_window > 0 || model.any_linear())
     for (const std::int64_t block : blocks) types.push_back(model.layer_type(block));
+  model.encoder.num_layers =
+      std::count_if(blocks.begin(), blocks.end(), [&](std::int64_t block) { return model.encodes(block); });
   model.num_layers = std::ssize(blocks), model.layer_types = std::move(types);
   config.training.recompute_blocks = -1;
   const GptConfig shape = models::gpt_config(config, vocabulary);

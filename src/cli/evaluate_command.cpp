@@ -273,6 +273,10 @@ void evaluate_command(const Arguments& arguments) {
     std::fwrite(report.data(), 1, report.size(), stdout);
     return;
   }
+  if (inference.config().model->has_encoder())
+    fail(ErrorKind::config,
+         "the model has an encoder (model.encoder), whose decoder gives no text of its own a likelihood yet: "
+         "`sherd train` tells the loss of its validation split, and `sherd generate` its answers");
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which gives no text a likelihood: `sherd train` "

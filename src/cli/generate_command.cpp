@@ -181,6 +181,11 @@ void generate_command(const Arguments& arguments) {
     if (stop.empty()) throw UsageError("--stop is empty; give the text in front of which to end");
   const std::int64_t max_tokens = line.has("max-tokens") ? line.integer("max-tokens", 1) : chat ? 512 : 100;
   const Inference inference(line);
+  if (line.has("embed") && inference.config().model->has_encoder())
+    fail(
+        ErrorKind::config,
+        "--embed is not there for a model with an encoder in front of a decoder (model.encoder): its answers "
+        "are, without --embed");
   if (line.has("embed") || line.has("classify")) return embed_prompts(line, inference, prompts);
   if (!inference.config().model->causal)
     fail(ErrorKind::config,

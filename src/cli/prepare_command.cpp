@@ -97,6 +97,9 @@ void prepare_command(const Arguments& arguments) {
           "chat-template", "NAME",
           "how messages are written: chatml, llama3, mistral or plain; not given: as the template beside the "
           "tokenizer does, else as its tokens tell")
+      .flag("seq2seq",
+            "prompts and completions are texts of their own, which an encoder reads and a decoder writes; "
+            "else a completion goes on with its prompt")
       .value("labels", "A,B,...",
              "names of the classes of texts: each line of a .jsonl file has a text, or two, and a label (its "
              "name, "
@@ -115,7 +118,8 @@ void prepare_command(const Arguments& arguments) {
   options.json_field = line.text("json-field");
   options.chat_template = line.text("chat-template");
   options.labels = names_in(line.text("labels"));
-  for (const char* name : {"document", "chat-template"})
+  options.seq2seq = line.has("seq2seq");
+  for (const char* name : {"document", "chat-template", "seq2seq"})
     if (line.has(name) && !options.labels.empty())
       throw UsageError(cat("--", name, " does not go with --labels"));
   for (const char* name : {"label-field", "pair-field"})

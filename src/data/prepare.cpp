@@ -162,6 +162,7 @@ std::string published_template_of(const PrepareOptions& options) {
 /// the tokenizer's tokens tell.
 ExampleOptions example_options(const PrepareOptions& options, const Tokenizer& tokenizer) {
   ExampleOptions out{options.json_field, ChatTemplate::plain, tokenizer};
+  out.apart = options.seq2seq;
   if (!options.chat_template.empty()) {
     out.chat_template = parse_chat_template(options.chat_template);
     return out;

@@ -32,6 +32,7 @@ struct PrepareOptions {
   /// with a label, as read_labelled() says. Empty: texts have none.
   std::vector<std::string> labels;
   std::string label_field = "label", pair_field = "text_pair";  ///< with labels
+  bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
   /// The template of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
   std::string chat_template;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from

@@ -260,6 +260,7 @@ struct SoftmaxCase {
   bool log = false, hides = false;
   std::int64_t causal_rows = 0;
   double scale = 1;
+  std::int64_t distance_rows = 0;  ///< rows that distances tell apart
 };
 const SoftmaxCase softmax_cases[] = {{1, 1},
                                      {3, 7},
@@ -269,12 +270,16 @@ const SoftmaxCase softmax_cases[] = {{1, 1},
                                      {6, 12, false, true},
                                      {8, 9, false, false, 4, -2},
                                      {9, 1500, false, true, 3, 0.125},
-                                     {7, 3, false, false, 7}};
+                                     {7, 3, false, false, 7},
+                                     {6, 11, false, false, 0, 1, 3},
+                                     {8, 1030, false, true, 4, 0.5, 4},
+                                     {2, 5, false, false, 0, 2, 1}};
 
 /// Softmax and its gradient by hand, columns from the last to the first.
 std::pair<std::vector<double>, std::vector<double>> softmax_by_hand(const SoftmaxCase& c,
                                                                     const std::vector<double>& x,
                                                                     const std::vector<std::uint8_t>& seen,
+                                                                    const std::vector<double>& distances,
                                                                     const std::vector<double>& dy) {
   std::vector<double> y(x.size()), dx(x.size());
   for (std::int64_t row = 0; row < c.rows; ++row) {
@@ -283,13 +288,15 @@ std::pair<std::vector<double>, std::vector<double>> softmax_by_hand(const Softma
       return (!c.hides || seen[static_cast<std::size_t>(i)]) &&
              (c.causal_rows == 0 || i <= row % c.causal_rows);
     };
+    const auto score = [&](std::int64_t i) {
+      const std::int64_t r = c.distance_rows;
+      return c.scale * x[at(i)] + (r == 0 ? 0 : distances[static_cast<std::size_t>(i - row % r + r - 1)]);
+    };
     double sum = 0, slope = 0;
     for (std::int64_t i = c.columns - 1; i >= 0; --i)
-      if (visible(i)) sum += std::exp(c.scale * x[at(i)]);
+      if (visible(i)) sum += std::exp(score(i));
     for (std::int64_t i = 0; i < c.columns; ++i) {
-      y[at(i)] = !visible(i) ? 0
-                 : c.log     ? c.scale * x[at(i)] - std::log(sum)
-                             : std::exp(c.scale * x[at(i)]) / sum;
+      y[at(i)] = !visible(i) ? 0 : c.log ? score(i) - std::log(sum) : std::exp(score(i)) / sum;
       slope += c.log ? dy[at(i)] : y[at(i)] * dy[at(i)];
     }
     for (std::int64_t i = 0; i < c.columns; ++i)
@@ -309,11 +316,15 @@ TEST(Softmax, and_its_gradient_of_scaled_and_masked_rows) {
         std::vector<std::uint8_t> seen(static_cast<std::size_t>(c.columns));
         for (std::size_t i = 0; i < seen.size(); ++i)
           seen[i] = i % 3 != 0;  // and a first row that sees nothing
-        const auto [y, dx] = softmax_by_hand(c, x, seen, dy);
+        const DType of_distances = tensor::compute_type(dtype);
+        const std::vector<double> distances = normals_in(of_distances, c.columns + c.distance_rows, 11);
+        const auto [y, dx] = softmax_by_hand(c, x, seen, distances, dy);
         on_every_machine(
             [&, y = y](Machine& m) {
               Softmax args{.scale = c.scale, .log = c.log, .seen = {}, .causal_rows = c.causal_rows};
               if (c.hides) args.seen = m.holding(Shape{c.columns}, seen);
+              if (const std::int64_t count = c.columns + c.distance_rows - 1; c.distance_rows > 0)
+                args.distances = m.of({count}, of_distances, {distances.begin(), distances.begin() + count});
               const Shape shape{c.rows, c.columns};
               const Tensor out = m.empty(shape, dtype), slopes = m.empty(shape, dtype);
               m.kernels.softmax(m.of(shape, from, x), args, out);

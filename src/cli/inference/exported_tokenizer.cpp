@@ -53,11 +53,12 @@ void write_tokenizer_config(const data::Tokenizer& tokenizer, const config::Mode
   const data::HuggingFaceSpec spec = data::HuggingFaceSpec::parse(tokenizer.spec());
   const std::string begin = spec.begin.value_or("");
   set_begin(to / engine::tokenizer_json_file, spec, tokenizer.begin_of_document());
-  ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
-                      {"bos_token", begin.empty() ? ordered_json() : ordered_json(begin)},
-                      {"eos_token", *spec.end},
-                      {"clean_up_tokenization_spaces", false},
-                      {"model_max_length", model.seq_length}};
+  ordered_json config{
+      {"tokenizer_class", "PreTrainedTokenizerFast"},
+      {"bos_token", begin.empty() ? ordered_json() : ordered_json(begin)},
+      {"eos_token", *spec.end},
+      {"clean_up_tokenization_spaces", false},
+      {"model_max_length", model.has_encoder() ? model.encoder.seq_length : model.seq_length}};
   // What encoders' users ask for by name: texts are filled up, and tokens masked.
   for (const auto& [name, token] : {std::pair("unk_token", "[UNK]"),
                                     {"sep_token", "[SEP]"},

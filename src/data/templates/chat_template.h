@@ -22,7 +22,8 @@ enum class SegmentKind {
   text,
   control,  ///< a token of the template's own, "<|im_end|>": one id where the tokenizer has it, else text
   begin,    ///< the token with which the tokenizer begins documents; only where it has one
-  end       ///< the tokenizer's end of a document
+  end,      ///< the tokenizer's end of a document
+  apart     ///< the same, and what follows is a text of its own
 };
 /// A part of an example's text, one behind the other.
 struct TextSegment {

@@ -99,6 +99,7 @@ Example completion(const json& object, const ExampleOptions& options) {
     Example example;
     example.marked = true;
     example.segments = {{prompt.get<std::string>(), false, SegmentKind::text},
+                        {"", false, options.apart ? SegmentKind::apart : SegmentKind::text},
                         {answer.get<std::string>(), true, SegmentKind::text},
                         {"", true, SegmentKind::end}};
     return example;
@@ -144,6 +145,7 @@ std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const TextSegment&
     case SegmentKind::begin:
       return tokenizer.begin_of_document();
     case SegmentKind::end:
+    case SegmentKind::apart:
       return tokenizer.end_of_document();
     case SegmentKind::text:
       break;
@@ -348,7 +350,7 @@ void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> se
       continue;
     }
     run.encode(encoder, behind, ids, learned);
-    behind = Behind::token;
+    behind = segment.kind == SegmentKind::apart ? Behind::nothing : Behind::token;
     ids.push_back(*id);
     learned.push_back(segment.learned);
   }

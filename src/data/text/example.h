@@ -19,6 +19,9 @@ struct ExampleOptions {
   ChatTemplate chat_template = ChatTemplate::plain;
   const Tokenizer& tokenizer;    ///< it will encode the examples
   std::string no_template = {};  ///< why conversations are refused; empty: they are not
+  /// A completion is a text of its own behind the end of its prompt, as a decoder writes it behind an
+  /// encoder; else it goes on with the prompt.
+  bool apart = false;
 };
 
 /// The contents of one line.

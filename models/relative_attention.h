@@ -30,9 +30,6 @@ class RelativePositions : public nn::Module {
   bool both_sides_;
   std::int64_t buckets_, most_distance_;
   nn::ParameterPtr weight_;
-  /// The buckets of the last call; layers ask for the same ones.
-  tensor::Tensor ids_;
-  std::vector<std::int64_t> ids_of_;
 };
 
 /// T5's attention: of a stream to itself, or of a decoder's to what an encoder made. Parts: "q" and

@@ -136,9 +136,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
     : layout_(layout),
       gated_(c.gated()),
-      relu_(c.activation == config::FfnActivation::relu),
+      relu_(c.relu_power()),
       glu_(c.glu()),
-      width_(width),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
                         c.hidden_size, gated_ ? 2 * width : width, layout,
                         nn::LinearOptions{.bias = c.has_mlp_bias(),
@@ -165,15 +164,9 @@ void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layou
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
   if (gated_) wide = autograd::glu(wide, glu_);
-  if (relu_) wide = autograd::relu(wide);
-  if (dropout_) {  // rows of this rank's stream that tensor ranks share, columns of its own
-    std::vector<std::int64_t> all(wide.shape().dims().begin(), wide.shape().dims().end());
-    all.back() = width_;
-    wide = dropout_->apply(
-        tape, wide,
-        parallel::tensor_slice("the feed-forward part", Shape(std::span<const std::int64_t>(all)),
-                               static_cast<int>(all.size()) - 1, layout_));
-  }
+  if (relu_ > 0) wide = autograd::relu(wide);
+  if (relu_ > 1) wide = autograd::multiply(wide, wide);
+  if (dropout_) wide = dropout_->apply(tape, wide, layout_.inner_slice(wide.shape()));
   return (*down_)(tape, wide);
 }
 

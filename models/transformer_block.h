@@ -51,9 +51,9 @@ class FeedForward : public nn::Layer {
 
  private:
   parallel::Layout layout_;
-  bool gated_, relu_;
+  bool gated_;
+  int relu_;  ///< to which power; 0: the product has another function, or none
   tensor::Glu glu_;
-  std::int64_t width_;
   std::shared_ptr<parallel::ColumnLinear> up_;
   std::shared_ptr<parallel::RowLinear> down_;
   std::shared_ptr<nn::Dropout> dropout_;  ///< null: none

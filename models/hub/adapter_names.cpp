@@ -136,7 +136,8 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
   config::Adapter out = adapter;
   if (model.has_encoder())
     fail(ErrorKind::config,
-         "training.adapter is yet to come for models with an encoder in front (model.encoder): train the whole "
+         "training.adapter is yet to come for models with an encoder in front (model.encoder): train the "
+         "whole "
          "model");
   if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return out;
   if (model.mla.kv_lora_rank > 0)

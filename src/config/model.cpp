@@ -415,6 +415,7 @@ void settle_encoder(Model& m) {
                                                  {"token_types", m.token_types > 0},
                                                  {"embedding_norm", m.embedding_norm},
                                                  {"bias", m.has_qkv_bias()},
+                                                 {"residual_multiplier", m.residual_multiplier != 1},
                                                  {"norm_placement", m.norm_placement != NormPlacement::pre}};
   for (const auto& [key, there] : others)
     expect(!there, key, " is not for models with an encoder in front: leave it out");
@@ -483,8 +484,10 @@ Model resolved(Model m) {
   expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0) || m.mla.kv_lora_rank > 0,
          "partial_rotary_factor ", m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
          " elements, which must be an even number of them");
-  expect(m.activation != FfnActivation::relu || m.moe.experts == 0,
-         "activation \"relu\" is not for experts: take \"gelu\"");
+  const bool relu = m.activation == FfnActivation::relu || m.activation == FfnActivation::relu2;
+  expect(!relu || (m.moe.experts == 0 && m.head == Head::lm), "activation \"", name_of(m.activation),
+         "\" is neither for experts nor for the layers of other heads than \"lm\": take \"gelu\"");
+  expect(m.ffn_dropout == 0 || m.moe.experts == 0, "ffn_dropout is not for experts: leave it at 0");
   check_experts(m), settle_encoder(m);
   return m;
 }

@@ -74,6 +74,9 @@ GptConfig GptConfig::resolved() const {
   } catch (const Error& error) {
     fail(error.kind(), "model: ", error.what());
   }
+  if (has_encoder() && decoder_start_token_id >= vocab_size)
+    fail(ErrorKind::config, "model: decoder_start_token_id ", decoder_start_token_id, " is none of ",
+         vocab_size, " ids");
   if (out.max_text() <= 0)
     fail(ErrorKind::config, "model: sequences of ", seq_length, " tokens leave no room for text behind ",
          adapter.virtual_tokens(), " virtual ones");

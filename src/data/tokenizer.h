@@ -90,7 +90,10 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
 /// The same of the bytes of its file.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const std::string& bytes);
 
-/// The file that a spec names; empty: none.
+/// What published folders call a SentencePiece model.
+inline constexpr const char* sentencepiece_files[] = {"tokenizer.model", "spiece.model"};
+
+/// The file that a spec names, of a folder the one that it is called by there; empty: none.
 std::string model_file_of(const std::string& spec);
 /// The same spec of a file that lies elsewhere.
 std::string with_model_file(const std::string& spec, const std::string& path);

@@ -265,7 +265,8 @@ std::vector<Key<Model>> block_keys() {
           .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
           .means("of the embeddings' sum, and with `encoder` behind both last norms", by("`dropout`")),
-      real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99).means("of what the MLP's activation gives (T5)"),
+      real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99)
+          .means("of what the MLP's activation gives (T5)", by("0; of relative positions `dropout`")),
       integer("token_types", &T::token_types, "2", 0, most_token_types)
           .means("rows of a table of types of tokens (`type_vocab_size`), whose first is every token's where "
                  "data do not say others; 0: none",
@@ -331,6 +332,8 @@ std::vector<Key<Model>> block_keys() {
 void fill(Model& model, const Given& given, const Value& section) {
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
+  if (!given.contains("ffn_dropout") && model.position == PositionType::relative)
+    model.ffn_dropout = model.dropout;
   if (!given.contains("logits_scaling") && model.position == PositionType::relative && model.tie_embeddings)
     model.logits_scaling = std::sqrt(static_cast<double>(model.hidden_size));
   if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || defaults_of(model.type).qkv_bias;

@@ -58,11 +58,25 @@ bool is_bert_cjk(char32_t c) {
          (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
+/// As SentencePiece's rules for translation have it, which the package repeats.
+bool is_dropped_by_nmt(char32_t c) {
+  return (c >= 0x1 && c <= 0x8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
+}
+bool is_space_to_nmt(char32_t c) {
+  return c == 0x9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+         c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+}
+
 /// One character by one of the steps that look at nothing else.
 void append_changed(NormalizerKind kind, std::string_view character, std::string& out) {
   const char32_t c = first_character(character);
   if (kind == NormalizerKind::lowercase) return append_lower(c, out);
-  if (kind == NormalizerKind::strip_accents && is_nonspacing_mark(c)) return;
+  if (kind == NormalizerKind::strip_nonspacing && is_nonspacing_mark(c)) return;
+  if (kind == NormalizerKind::strip_accents && is_mark(c)) return;
+  if (kind == NormalizerKind::nmt) {
+    if (is_dropped_by_nmt(c)) return;
+    if (is_space_to_nmt(c)) return out.push_back(' ');
+  }
   if (kind == NormalizerKind::clean) {
     const bool kept = c == '\t' || c == '\n' || c == '\r';
     if (c == 0xFFFD || (!kept && is_control(c))) return;
@@ -114,12 +128,16 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
       if (of_first > 0) of_first += step.content.size();
       return true;
     case NormalizerKind::lowercase:
+    case NormalizerKind::nmt:
     case NormalizerKind::strip_accents:
+    case NormalizerKind::strip_nonspacing:
     case NormalizerKind::clean:
     case NormalizerKind::space_cjk:
       by_characters(step.kind, text.substr(0, of_first), out);
       of_first = out.size();
       return out.clear(), by_characters(step.kind, text, out);
+    case NormalizerKind::precompiled:
+      return step.charsmap->apply(text, out, space, of_first);
     case NormalizerKind::strip:
       out = stripped(step, text, goes_on);
       if (step.left && !goes_on) {

@@ -21,7 +21,8 @@ MODEL_TEXTS = ["abcabc", "abcd", "xab", "xabxab", "ab x y ab", "éx", "xéyé", 
 STEP_TEXTS = ["ab ab", " ab", "\x01\x02ab", "\x01 ab", "™\x1eab", "½\ufe0fa", "½a", "a\r\nb", "\r\nab", "\ufb01\u0301b", "\ufb01ab",
               "e\u0301ab", "e\u0301\u0323b", "\u0958a", "\u0958\u0300a", "\u200dab", "ab\u200dab", "\u0344\u0301a", "①\u0300\u0301a",
               "a" + "\u0301" * 9 + "b", "🇩🇪🇩a", "👩\u200d👩a", "\u1100\u1161\u11a8a", "\u0e01\u0e33a", "क\u093eक\u0902", "\u1cf2a\u1cf7",
-              "\u3000ab", "\t\tab", "ab1ab12", "<x>ab", "ab<x>ab", "<x> ab", "a\0b", "\0", "\x01", "™", "AB", "Å\u0301b", "\xa0\u0301b"]
+              "\u3000ab", "\t\tab", "ab1ab12", "<x>ab", "ab<x>ab", "<x> ab", "a\0b", "\0", "\x01", "™", "AB", "Å\u0301b", "\xa0\u0301b", "™®a", "क\u094d\u0958\u0300a",
+              "\U0001fbf1a"]
 
 
 def state_of(model, normalizer=None, pre_tokenizer=None, added=()):

@@ -34,7 +34,8 @@ def trained(texts, size, full=False, **more):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "rules.tsv")
         hexadecimal = lambda text: " ".join(f"{ord(c):X}" for c in text)
-        path.write_text("".join(f"{hexadecimal(a)}\t{hexadecimal(b)}\n" for a, b in rules(texts).items()))
+        if not full:
+            path.write_text("".join(f"{hexadecimal(a)}\t{hexadecimal(b)}\n" for a, b in rules(texts).items()))
         rule = {"normalization_rule_name": "nmt_nfkc"} if full else {"normalization_rule_tsv": str(path)}
         writer = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(

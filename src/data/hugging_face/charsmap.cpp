@@ -1,10 +1,10 @@
 #include "data/hugging_face/charsmap.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/text/utf8.h"
+#include "data/hugging_face/cluster.h"
 
 namespace sherd::data {
 namespace {
@@ -123,7 +123,7 @@ Charsmap::Charsmap(const std::string& base64) {
     fail(ErrorKind::data, "precompiled_charsmap has replacements that are no UTF-8");
   for (unsigned char c = 0; c < 0x80; ++c) {
     const char byte = static_cast<char>(c);
-    is_plain_[c] = c != '\r' && !replacement({&byte, 1});  // "\r\n" is a cluster
+    is_plain_[c] = is_plain_in_clusters(byte) && !replacement({&byte, 1});
   }
 }
 
@@ -160,22 +160,19 @@ void Charsmap::apply_to_cluster(std::string_view cluster, Result& result) const 
   }
 }
 
-bool Charsmap::apply(std::string_view text, std::string& out, MatchSpace& space,
-                     std::size_t& of_first) const {
+bool Charsmap::apply(std::string_view text, std::string& out, std::size_t& of_first) const {
   Result result{out, {text, of_first}};
-  const auto is_plain = [&](std::size_t at) { return is_plain_[static_cast<unsigned char>(text[at])]; };
-  const auto is_ascii = [&](std::size_t at) { return static_cast<unsigned char>(text[at]) < 0x80; };
   for (std::size_t at = 0; at < text.size();) {
-    // What ASCII follows is a cluster by itself.
     std::size_t end = at;
-    while (end < text.size() && is_plain(end) && (end + 1 == text.size() || is_ascii(end + 1))) ++end;
+    while (end < text.size() && is_plain_[static_cast<unsigned char>(text[end])] &&
+           (end + 1 == text.size() || is_plain_in_clusters(text[end + 1])))
+      ++end;
     if (end > at) {
       result.put(text.substr(at, end - at), std::nullopt);
       at = end;
       continue;
     }
-    std::size_t begin = 0, length = 0;
-    cluster_->find(text.substr(at), 0, space, begin, length);
+    const std::size_t length = cluster_length(text.substr(at));
     apply_to_cluster(text.substr(at, length), result);
     at += length;
   }

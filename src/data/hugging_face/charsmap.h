@@ -2,13 +2,10 @@
 
 #include <array>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "data/hugging_face/pattern.h"
 
 namespace sherd::data {
 
@@ -23,7 +20,7 @@ class Charsmap {
 
   /// False where `text`, valid UTF-8, stays as it is; else the result is in `out`, which was empty.
   /// `of_first` as in Normalizer::apply(). Throws Error{data} where the table leads outside of itself.
-  bool apply(std::string_view text, std::string& out, MatchSpace& space, std::size_t& of_first) const;
+  bool apply(std::string_view text, std::string& out, std::size_t& of_first) const;
 
  private:
   struct Result;
@@ -31,10 +28,8 @@ class Charsmap {
   void apply_to_cluster(std::string_view cluster, Result& result) const;
 
   std::vector<std::uint32_t> units_;
-  std::string replacements_;  // each ends with a zero byte
-  std::array<bool, 256>
-      is_plain_{};  // a byte of ASCII that stays, and begins no cluster with another of ASCII
-  std::shared_ptr<const Pattern> cluster_ = Pattern::cluster();
+  std::string replacements_;          // each ends with a zero byte
+  std::array<bool, 256> is_plain_{};  // characters of ASCII that stay
 };
 
 }  // namespace sherd::data

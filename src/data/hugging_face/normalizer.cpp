@@ -2,6 +2,7 @@
 
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uniset.h>
 
 #include <algorithm>
 
@@ -16,19 +17,40 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
+/// A normal form of the characters of Unicode 11 alone: the package's tables have no later ones, which stay
+/// as they are and part what is before and behind them.
+std::unique_ptr<const icu::Normalizer2> of_unicode_11(const icu::Normalizer2* (*form)(UErrorCode&)) {
+  UErrorCode status = U_ZERO_ERROR;
+  static const icu::UnicodeSet* known = [&] {
+    auto* set = new icu::UnicodeSet("[:age=11.0:]", status);
+    return set->freeze(), set;
+  }();
+  const icu::Normalizer2* whole = form(status);
+  if (U_FAILURE(status)) fail(ErrorKind::data, "ICU has no normal forms: ", u_errorName(status));
+  return std::make_unique<icu::FilteredNormalizer2>(*whole, *known);
+}
+
+const icu::Normalizer2& form_of(NormalizerKind kind) {
+  static const auto nfc = of_unicode_11(icu::Normalizer2::getNFCInstance);
+  static const auto nfd = of_unicode_11(icu::Normalizer2::getNFDInstance);
+  static const auto nfkc = of_unicode_11(icu::Normalizer2::getNFKCInstance);
+  static const auto nfkd = of_unicode_11(icu::Normalizer2::getNFKDInstance);
+  return kind == NormalizerKind::nfc    ? *nfc
+         : kind == NormalizerKind::nfd  ? *nfd
+         : kind == NormalizerKind::nfkc ? *nfkc
+                                        : *nfkd;
+}
+
 /// False where `text` is in that form.
 bool to_form(NormalizerKind kind, std::string_view text, std::string& out) {
   if (is_ascii(text)) return false;
   UErrorCode status = U_ZERO_ERROR;
-  const icu::Normalizer2* form = kind == NormalizerKind::nfc    ? icu::Normalizer2::getNFCInstance(status)
-                                 : kind == NormalizerKind::nfd  ? icu::Normalizer2::getNFDInstance(status)
-                                 : kind == NormalizerKind::nfkc ? icu::Normalizer2::getNFKCInstance(status)
-                                                                : icu::Normalizer2::getNFKDInstance(status);
+  const icu::Normalizer2& form = form_of(kind);
   const icu::StringPiece piece(text.data(), static_cast<std::int32_t>(text.size()));
-  bool done = U_SUCCESS(status) && form->isNormalizedUTF8(piece, status);
+  bool done = U_SUCCESS(status) && form.isNormalizedUTF8(piece, status);
   if (!done && U_SUCCESS(status)) {
     icu::StringByteSink<std::string> sink(&out, static_cast<std::int32_t>(text.size()));
-    form->normalizeUTF8(0, piece, sink, nullptr, status);
+    form.normalizeUTF8(0, piece, sink, nullptr, status);
   }
   if (U_FAILURE(status)) fail(ErrorKind::data, "ICU cannot normalise a text: ", u_errorName(status));
   return !done;
@@ -137,7 +159,7 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
       of_first = out.size();
       return out.clear(), by_characters(step.kind, text, out);
     case NormalizerKind::precompiled:
-      return step.charsmap->apply(text, out, space, of_first);
+      return step.charsmap->apply(text, out, of_first);
     case NormalizerKind::strip:
       out = stripped(step, text, goes_on);
       if (step.left && !goes_on) {

@@ -52,14 +52,7 @@ Pattern::Pattern() = default;
 Pattern::~Pattern() = default;
 
 std::shared_ptr<const Pattern> Pattern::expression(const std::string& text) {
-  return compiled(text, to_pcre(text));
-}
-
-std::shared_ptr<const Pattern> Pattern::cluster() {
-  return compiled("\\X", "\\X");
-}
-
-std::shared_ptr<const Pattern> Pattern::compiled(const std::string& text, const std::string& translated) {
+  const std::string translated = to_pcre(text);
   std::shared_ptr<Pattern> out(new Pattern);
   out->text_ = text;
   out->code_ = std::make_unique<Code>();

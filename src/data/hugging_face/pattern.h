@@ -30,8 +30,6 @@ class Pattern {
   static std::shared_ptr<const Pattern> expression(const std::string& text);
   /// `text` itself, which is not empty.
   static std::shared_ptr<const Pattern> literal(const std::string& text);
-  /// A grapheme cluster (Unicode Standard Annex 29), what a reader takes for one character.
-  static std::shared_ptr<const Pattern> cluster();
   ~Pattern();
 
   /// The first match in `text`, valid UTF-8, at or behind `from`; false: none. Throws Error{data} where
@@ -58,7 +56,6 @@ class Pattern {
  private:
   struct Code;
   Pattern();
-  static std::shared_ptr<const Pattern> compiled(const std::string& text, const std::string& translated);
   std::string text_;
   std::unique_ptr<Code> code_;  // null: text_ is looked for
 };

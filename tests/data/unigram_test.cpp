@@ -55,6 +55,20 @@ TEST(Unigram, APieceMayBeThereTwice) {
   EXPECT_EQ(tokenizer->vocab_size(), 6);
 }
 
+/// What transformers writes for spaces at the ends of a text: a text that was cut has none where it goes on.
+TEST(Unigram, TheBeginningOfATextIsThatOfTheWhole) {
+  json file = unigram_file(few_pieces);
+  file["model"]["vocab"].push_back({"\u2581", -3});
+  file["normalizer"] =
+      json::parse(R"({"type": "Replace", "pattern": {"Regex": "\\A +| +\\z"}, "content": ""})");
+  file["pre_tokenizer"] = {{"type", "Metaspace"}, {"replacement", "\u2581"}, {"split", false}};
+  const auto tokenizer = made_of(file);
+  EXPECT_EQ(tokenizer->encode("  a a "), (Ids{5, 2, 5, 2}));
+  Ids continued;
+  tokenizer->encode("  a a ", {.behind = EncodeOptions::Behind::text}, continued);
+  EXPECT_EQ(continued, (Ids{5, 5, 2, 5, 2}));
+}
+
 /// Time and result of a text without spaces: each place looks no further than the longest piece.
 TEST(Unigram, ALongWordIsReadInOneGo) {
   const auto tokenizer = made_of(unigram_file(few_pieces));

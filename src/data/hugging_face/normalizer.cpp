@@ -56,18 +56,22 @@ bool to_form(NormalizerKind kind, std::string_view text, std::string& out) {
   return !done;
 }
 
-bool replace(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space,
-             std::size_t& of_first) {
-  std::size_t done = 0, first = of_first;
+bool replace(const NormalizerStep& step, std::string_view text, bool goes_on, std::string& out,
+             MatchSpace& space, std::size_t& of_first) {
+  // A text that goes on has something in front, so that \A is not there.
+  const std::string longer = goes_on ? cat('x', text) : std::string();
+  if (goes_on) text = longer;
+  std::size_t done = goes_on ? 1 : 0, first = of_first;
   bool changed = false;
-  step.pattern->for_each(text, space, [&](std::size_t begin, std::size_t end) {
+  const auto on_match = [&](std::size_t begin, std::size_t end) {
     out.append(text.substr(done, begin - done));
     // The text that comes is counted to the last character of the one that went.
     if (begin < of_first)
       first = end <= of_first ? out.size() + step.content.size() + (of_first - end) : out.size();
     out += step.content;
     done = end, changed = true;
-  });
+  };
+  step.pattern->for_each(text, space, on_match, done);
   of_first = first;
   if (changed) out.append(text.substr(done));
   return changed;
@@ -142,7 +146,7 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
   if (text.empty()) return false;
   switch (step.kind) {
     case NormalizerKind::replace:
-      return replace(step, text, out, space, of_first);
+      return replace(step, text, goes_on, out, space, of_first);
     case NormalizerKind::prepend:
       if (goes_on) return false;
       out = step.content;

@@ -23,7 +23,7 @@ STEP_TEXTS = ["ab ab", " ab", "\x01\x02ab", "\x01 ab", "™\x1eab", "½\ufe0fa",
               "a" + "\u0301" * 9 + "b", "🇩🇪🇩a", "👩\u200d👩a", "\u1100\u1161\u11a8a", "\u0e01\u0e33a", "क\u093eक\u0902", "\u1cf2a\u1cf7",
               "\u3000ab", "\t\tab", "ab1ab12", "<x>ab", "ab<x>ab", "<x> ab", "a\0b", "\0", "\x01", "™", "AB", "Å\u0301b", "\xa0\u0301b",
               "™®a", "क\u094d\u0958\u0300a", "\U0001fbf1a",
-              "½\x1ea", "é", "Ã©"]
+              "½\x1ea", "ê", "Ãª"]
 
 
 def state_of(model, normalizer=None, pre_tokenizer=None, added=()):
@@ -72,7 +72,7 @@ def of_steps():
               every([normalizers.Prepend("\x01"), precompiled]), normalizers.Nmt(), every([normalizers.Nmt(), normalizers.NFKC()])]
     for normalizer, step in [*((precompiled, step) for step in steps), *((normalizer, steps[0]) for normalizer in others)]:
         yield state_of(unigram(*pieces), normalizer, step, [AddedToken("<x>", normalized=False), AddedToken("<x>a", normalized=False)])
-    yield state_of(unigram(("Ã", -1.0), ("©", -1.0), ("a", -1.0), ("Ġa", -2.0), ("Ġ", -3.0), ("b", -1.0)), None,
+    yield state_of(unigram(("Ã", -1.0), ("ª", -1.0), ("a", -1.0), ("Ġa", -2.0), ("Ġ", -3.0), ("b", -1.0)), None,
                    pre_tokenizers.ByteLevel(add_prefix_space=False))
 
 

@@ -10,8 +10,8 @@ namespace sherd::data {
 /// scripts are one). In front of `text` no cluster goes on.
 std::size_t cluster_length(std::string_view text);
 
-/// Whether the character at the front of `text` is a cluster by itself wherever a character follows it that
-/// is such, too; a quick test that may say no. Characters below U+0300 are, but for the carriage return.
+/// A quick test by a character's first byte: two neighbours that pass it are never of one cluster. Those
+/// below U+0300 do, but for the carriage return.
 inline bool is_plain_in_clusters(char lead) {
   return static_cast<unsigned char>(lead) < 0xCC && lead != '\r';
 }

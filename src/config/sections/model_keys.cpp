@@ -266,7 +266,7 @@ std::vector<Key<Model>> block_keys() {
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
           .means("of the embeddings' sum, and with `encoder` behind both last norms", by("`dropout`")),
       real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99)
-          .means("of what the MLP's activation gives (T5)", by("0; of relative positions `dropout`")),
+          .means("of what the MLP's activation gives; of relative positions, not given, `dropout` (T5)"),
       integer("token_types", &T::token_types, "2", 0, most_token_types)
           .means("rows of a table of types of tokens (`type_vocab_size`), whose first is every token's where "
                  "data do not say others; 0: none",
@@ -285,8 +285,8 @@ std::vector<Key<Model>> block_keys() {
           .means("of queries times keys (Granite; Gemma's `query_pre_attn_scalar` to the power of -1/2)",
                  by("1/√`head_dim`")),
       real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
-          .means("that the vocabulary's scores are divided by (Granite)",
-                 by("1; of relative positions with `tie_embeddings` √`hidden_size` (T5)")),
+          .means("that the vocabulary's scores are divided by (Granite); of relative positions with "
+                 "`tie_embeddings`, not given, √`hidden_size` (T5)"),
       boolean("attention_gate", &T::attention_gate)
           .means("what attention finds is multiplied by the sigmoid of a projection of the same input "
                  "(Qwen3-Next)",

@@ -5,6 +5,7 @@
 
 #include "autograd/key_cache.h"
 #include "autograd/ops.h"
+#include "models/adapters/adapters.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::models {
@@ -52,9 +53,9 @@ Var RelativePositions::distances(Tape& tape, std::int64_t queries, std::int64_t 
   return autograd::cast(out, tensor::compute_type(out.dtype()));
 }
 
-RelativeAttention::RelativeAttention(const GptConfig& c, bool encodes, const parallel::Layout& layout,
+RelativeAttention::RelativeAttention(const GptConfig& c, std::int64_t layer, const parallel::Layout& layout,
                                      std::shared_ptr<RelativePositions> positions)
-    : causal_(!encodes && positions),
+    : causal_(!c.encodes(layer) && positions),
       to_source_(!positions),
       heads_(c.num_heads / layout.tensor_size()),
       first_head_(heads_ * layout.tensor_rank()),
@@ -77,6 +78,15 @@ RelativeAttention::RelativeAttention(const GptConfig& c, bool encodes, const par
   projection_ = add("projection", std::make_shared<parallel::RowLinear>(
                                       width, c.hidden_size, layout,
                                       nn::LinearOptions{.bias = false, .init = c.init_of(width)}));
+  using Cut = parallel::AdaptedLayer::Cut;
+  const auto adapt = [&](parallel::ParallelLinear& linear, const char* name, const tensor::Shape& weight,
+                         Cut cut, std::vector<std::int64_t> blocks) {
+    linear.set_adapter(make_adapter(c, cat(to_source_ ? "cross_attention." : "attention.", name), weight, cut,
+                                    layout, std::move(blocks), layer));
+  };
+  adapt(*q_, "q", {width, c.hidden_size}, Cut::outputs, {});
+  adapt(*kv_, "kv", {2 * width, c.hidden_size}, Cut::outputs, {width, width});
+  adapt(*projection_, "projection", {c.hidden_size, width}, Cut::inputs, {});
   if (positions_) share("positions", positions_->weight());
 }
 

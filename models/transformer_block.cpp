@@ -63,9 +63,10 @@ Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, con
 
 /// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
 /// its attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
+std::shared_ptr<FeedForward> dense_part(const GptConfig& c, std::int64_t index,
+                                        const parallel::Layout& layout) {
   auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
-  if (c.moe.experts == 0) out->set_adapters(c, layout);
+  if (c.moe.experts == 0) out->set_adapters(c, index, layout);
   return out;
 }
 
@@ -152,13 +153,13 @@ FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel:
     dropout_ = add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.ffn_dropout)));
 }
 
-void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layout) {
+void FeedForward::set_adapters(const GptConfig& c, std::int64_t index, const parallel::Layout& layout) {
   using Cut = parallel::AdaptedLayer::Cut;
   const std::int64_t width = c.ffn_hidden_size;
   const auto blocks = gated_ ? std::vector{width, width} : std::vector<std::int64_t>{};
-  up_->set_adapter(
-      make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs, layout, blocks));
-  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout));
+  up_->set_adapter(make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs,
+                                layout, blocks, index));
+  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout, {}, index));
 }
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
@@ -216,7 +217,7 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   norm_1_ = norm("norm_1", c.norm_before(index));
   if (positions)
     attention_ =
-        add("attention", std::make_shared<RelativeAttention>(c, encodes_, layout, std::move(positions)));
+        add("attention", std::make_shared<RelativeAttention>(c, index, layout, std::move(positions)));
   else if (c.linear(index))
     attention_ = add("attention", std::make_shared<DeltaNet>(c, layout));
   else if (c.mla.kv_lora_rank > 0)
@@ -227,14 +228,14 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   attention_dropout_ = dropout("attention_dropout");
   if (c.has_encoder() && !encodes_) {
     cross_norm_ = norm("cross_norm", true);
-    cross_attention_ = add("cross_attention", std::make_shared<RelativeAttention>(c, false, layout, nullptr));
+    cross_attention_ = add("cross_attention", std::make_shared<RelativeAttention>(c, index, layout, nullptr));
     cross_dropout_ = dropout("cross_dropout");
   }
   norm_2_ = norm("norm_2", before);
   if (c.moe.in(index))
     mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
   else
-    mlp_ = add("mlp", dense_part(c, layout));
+    mlp_ = add("mlp", dense_part(c, index, layout));
   post_norm_2_ = norm("post_norm_2", behind);
   mlp_dropout_ = dropout("mlp_dropout");
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));

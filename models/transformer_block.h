@@ -43,8 +43,8 @@ class SelfAttention : public nn::Layer {
 class FeedForward : public nn::Layer {
  public:
   FeedForward(const GptConfig& config, std::int64_t width, const parallel::Layout& layout);
-  /// Adapters for the part of a dense block, as `config` asks for them.
-  void set_adapters(const GptConfig& config, const parallel::Layout& layout);
+  /// Adapters for the part of a dense block of that index, as `config` asks for them.
+  void set_adapters(const GptConfig& config, std::int64_t index, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;

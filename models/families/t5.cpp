@@ -150,6 +150,8 @@ Family of_t5(const char* name, const char* architecture) {
           .keys = t5_keys(),
           .names = decoder_names(),
           .encoder_names = encoder_names(),
+          .lora_targets = {"q", "v"},
+          .ia3_targets = {"k", "v", "wo"},
           .has = {"activation", "attention_multiplier", "logits_scaling"}};
 }
 

@@ -384,7 +384,6 @@ Tensor Gpt::class_scores(Tape& tape, const tensor::Batch& batch) {
 Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, const Tensor& labels) {
   Tape::NoGrad pause(tape);
   require_whole_texts();
-  require(!config_.has_encoder(), "how likely texts are is not found of models with an encoder in front");
   const KeepDtypes keep(tape);
   const auto head = [&](const Var& x) {
     const Tensor& all = x.value();
@@ -399,7 +398,8 @@ Tensor Gpt::label_scores(Tape& tape, const Tensor& tokens, const Tensor& rows, c
 Var Gpt::forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) {
   tape.documents = documents_of(tape, batch);
   tape.filling = filling_of(tape, batch);
-  tape.source_lengths = source_lengths_of(tape, batch, config_.encoder.seq_length);
+  tape.source_lengths = tape.key_cache ? tape.key_cache->source_lengths()
+                                       : source_lengths_of(tape, batch, config_.encoder.seq_length);
   require(!tape.documents || !config_.has_encoder(),
           "sequences of an encoder's tokens and a decoder's hold one document each");
   if (part == 0) return embed(tape, batch);

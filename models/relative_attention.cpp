@@ -149,8 +149,11 @@ Var RelativeAttention::continued(Tape& tape, const Var& queries, const Var& sour
     require(to_source_ || of.first == 0 || count == 1, "a decoder's text goes on by a row at a time, not by ",
             count);
     autograd::KeyCache::TextKeys& text = texts[static_cast<std::size_t>(of.text)];
-    const Tensor keys = own(made.keys);
-    store(tape, text, to_source_ ? 0 : of.first, keys, own(made.values),
+    Tensor keys = own(made.keys), values = own(made.values);
+    if (to_source_ && keys.defined() && of.source > 0)  // those that hold tokens
+      for (Tensor* each : {&keys, &values})
+        *each = each->range(0, of.source * heads_ * head_dim_).reshape({1, of.source, heads_, head_dim_});
+    store(tape, text, to_source_ ? 0 : of.first, keys, values,
           to_source_ && keys.defined() ? keys.shape()[1] : cache.positions());
     autograd::AttentionMask seen{.causal = causal_ && of.first == 0, .scale = scale_};
     if (positions_) seen.distances = positions_->distances(tape, count, text.rows, of.first);

@@ -86,13 +86,12 @@ class Texts {
     }
   }
 
-  /// Texts none of whose keys are there: as many as a pass over prompts takes, with as many tokens of a
-  /// source.
+  /// Texts none of whose keys are there: as many as a pass over prompts takes.
   std::vector<Text*> to_read() {
     std::vector<Text*> out;
     std::int64_t longest = 0;
     for (Text& text : texts_) {
-      if (text.stored > 0 || (!out.empty() && text.source.size() != out.front()->source.size())) continue;
+      if (text.stored > 0) continue;
       longest = std::max(longest, text.end() + std::ssize(text.source));
       if (!out.empty() && (std::ssize(out) + 1) * longest > most_prompt_rows) break;
       out.push_back(&text);
@@ -130,17 +129,19 @@ class Texts {
   /// Reads what is unread of the texts, in a batch of `rows` rows behind those of sources that begin, and
   /// takes a token for each.
   void pass(const std::vector<Text*>& texts, std::int64_t rows) {
-    const std::int64_t source = texts.front()->stored == 0 ? std::ssize(texts.front()->source) : 0;
+    std::int64_t source = 0;
+    for (const Text* text : texts)
+      if (text->stored == 0) source = std::max(source, std::ssize(text->source));
     std::vector<std::int32_t> ids(texts.size() * static_cast<std::size_t>(source + rows), 0);
     std::vector<autograd::KeyCache::Rows> places;
     for (std::size_t i = 0; i < texts.size(); ++i) {
       Text& text = *texts[i];
       auto to = ids.begin() + static_cast<std::ptrdiff_t>(i) * (source + rows);
-      if (source > 0) to = std::copy(text.source.begin(), text.source.end(), to);
+      if (source > 0) std::copy(text.source.begin(), text.source.end(), to), to += source;
       std::int64_t unread = text.unread();
       if (text.stored == 0) to = std::copy(prompt_.begin(), prompt_.end(), to), unread -= std::ssize(prompt_);
       std::copy(text.tokens.end() - unread, text.tokens.end(), to);
-      places.push_back({text.place, text.stored, text.unread()});
+      places.push_back({text.place, text.stored, text.unread(), source > 0 ? std::ssize(text.source) : 0});
       text.stored = text.end();
     }
     tensor::Tensor logits;

@@ -14,20 +14,35 @@ constexpr std::int64_t scored_row_step = 32;
 
 using Batch = std::vector<std::size_t>;  ///< indices of texts
 
-/// Rows that a text takes behind so many virtual tokens.
-std::int64_t rows_of(const ScoreRequest& text, std::int64_t before) {
-  return before + std::ssize(text.tokens) - 1;  // the last token is scored, not read
+/// Rows of a text, or of a batch of them: an encoder's, and those that are scored, or lead to these.
+struct RowsOfText {
+  std::int64_t source = 0, own = 0;
+  std::int64_t all() const { return source + own; }
+};
+
+RowsOfText rows_of(const ScoreRequest& text, const GptConfig& model) {
+  const std::int64_t tokens = std::ssize(text.tokens);
+  // A decoder begins with a token of its own; the last token is scored, not read.
+  if (model.has_encoder()) return {text.first, tokens - text.first};
+  return {0, model.adapter.virtual_tokens() + tokens - 1};
 }
 
-std::int64_t width_of(std::int64_t rows, std::int64_t seq_length) {
-  return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, seq_length);
+/// Rows that hold any of the texts.
+RowsOfText width_of(std::span<const ScoreRequest> texts, const Batch& batch, const GptConfig& model) {
+  RowsOfText out;
+  for (const std::size_t text : batch) {
+    const RowsOfText rows = rows_of(texts[text], model);
+    out.source = std::max(out.source, rows.source), out.own = std::max(out.own, rows.own);
+  }
+  const std::int64_t most = model.has_encoder() ? model.target_length() : model.seq_length;
+  out.own = std::min((out.own + scored_row_step - 1) / scored_row_step * scored_row_step, most);
+  return out;
 }
 
 /// Texts that are the same count once, as the first of them. The longest first, so that a model that does not
 /// fit fails at once.
 std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<const std::size_t> first_alike,
                               std::int64_t most_rows, const GptConfig& model) {
-  const std::int64_t before = model.adapter.virtual_tokens();
   Batch order;
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (first_alike[i] == i) order.push_back(i);
@@ -35,12 +50,13 @@ std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<con
     return texts[a].tokens.size() > texts[b].tokens.size();
   });
   std::vector<Batch> out;
-  std::int64_t width = 0;
   for (const std::size_t text : order) {
-    if (out.empty() || (std::ssize(out.back()) + 1) * width > most_rows) {
-      out.emplace_back();
-      width = width_of(rows_of(texts[text], before), model.seq_length);
+    if (!out.empty()) {
+      out.back().push_back(text);
+      if (std::ssize(out.back()) * width_of(texts, out.back(), model).all() <= most_rows) continue;
+      out.back().pop_back();
     }
+    if (out.empty() || !out.back().empty()) out.emplace_back();
     out.back().push_back(text);
   }
   return out;
@@ -60,11 +76,16 @@ std::vector<std::size_t> first_alike(std::span<const ScoreRequest> texts) {
   return out;
 }
 
-void check(std::span<const ScoreRequest> texts, std::int64_t max_text) {
+void check(std::span<const ScoreRequest> texts, const GptConfig& model) {
   for (const ScoreRequest& text : texts) {
-    const std::int64_t tokens = std::ssize(text.tokens);
-    require(tokens >= 2 && tokens <= max_text + 1, "a text to score has 2 to ", max_text + 1, " tokens, not ",
-            tokens);
+    const std::int64_t tokens = std::ssize(text.tokens), most = model.max_text() + 1;
+    if (model.has_encoder())
+      require(text.first <= model.encoder.seq_length && tokens - text.first <= model.target_length(),
+              "a text of ", text.first, " tokens and ", tokens - text.first,
+              " behind them to score, where the encoder takes ", model.encoder.seq_length,
+              " and the decoder ", model.target_length());
+    else
+      require(tokens >= 2 && tokens <= most, "a text to score has 2 to ", most, " tokens, not ", tokens);
     require(text.first >= 1 && text.first < tokens, "of a text of ", tokens,
             " tokens those from 1 on can be scored, not from ", text.first);
     require(text.counted.empty() || std::ssize(text.counted) == tokens - text.first, "a text says of ",
@@ -81,25 +102,32 @@ struct Label {
 class Scorer {
  public:
   Scorer(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts)
-      : model_(model), run_(run), texts_(texts), prompt_(model.config().prompt()) {}
+      : model_(model), run_(run), texts_(texts), prompt_(model.config().prompt()) {
+    if (model.config().has_encoder())
+      prompt_ = {static_cast<std::int32_t>(model.config().decoder_start_token_id)};
+  }
 
   /// Adds to `scores`, where given.
   void score(const Batch& batch, std::vector<Score>* scores) {
-    const std::int64_t width =
-        width_of(rows_of(texts_[batch.front()], std::ssize(prompt_)), model_.config().seq_length);
-    std::vector<std::int32_t> ids(batch.size() * static_cast<std::size_t>(width), 0);
+    const GptConfig& config = model_.config();
+    const RowsOfText width = width_of(texts_, batch, config);
+    std::vector<std::int32_t> ids(batch.size() * static_cast<std::size_t>(width.all()), 0);
     std::vector<autograd::KeyCache::Rows> places;
     std::vector<Label> labels;
     for (const std::size_t index : batch) {
       const ScoreRequest& text = texts_[index];
-      const std::int64_t place = std::ssize(places), begin = place * width + std::ssize(prompt_);
-      std::copy(prompt_.begin(), prompt_.end(), ids.begin() + place * width);
-      std::copy(text.tokens.begin(), text.tokens.end() - 1, ids.begin() + begin);
-      places.push_back({place, 0, rows_of(text, std::ssize(prompt_))});
+      const std::int64_t place = std::ssize(places), source = config.has_encoder() ? text.first : 0;
+      const auto at = ids.begin() + place * width.all();
+      std::copy(text.tokens.begin(), text.tokens.begin() + source, at);
+      const auto own = std::copy(prompt_.begin(), prompt_.end(), at + width.source);
+      std::copy(text.tokens.begin() + source, text.tokens.end() - 1, own);
+      places.push_back({place, 0, rows_of(text, config).own, source});
+      // The row in front of the first of these tokens.
+      const std::int64_t before = own - ids.begin() - source - 1;
       for (std::int64_t i = text.first; i < std::ssize(text.tokens); ++i)
         if (text.counted.empty() || text.counted[static_cast<std::size_t>(i - text.first)])
           labels.push_back(
-              {index, static_cast<std::int32_t>(begin + i - 1), text.tokens[static_cast<std::size_t>(i)]});
+              {index, static_cast<std::int32_t>(before + i), text.tokens[static_cast<std::size_t>(i)]});
     }
     if (labels.empty()) labels.push_back({batch.front(), 0, 0}), scores = nullptr;
     const tensor::Tensor parts = pass(ids, std::move(places), width, labels);
@@ -108,7 +136,7 @@ class Scorer {
 
  private:
   tensor::Tensor pass(const std::vector<std::int32_t>& ids, std::vector<autograd::KeyCache::Rows> places,
-                      std::int64_t width, const std::vector<Label>& labels) {
+                      RowsOfText width, const std::vector<Label>& labels) {
     std::vector<std::int32_t> rows, wanted;
     for (const Label& label : labels) rows.push_back(label.row), wanted.push_back(label.id);
     const std::int64_t texts = std::ssize(places), n = std::ssize(labels);
@@ -116,14 +144,14 @@ class Scorer {
     run_([&](Tape& tape) {
       // A pass over whole texts stores keys that nobody reads; with a cache no expert's capacity drops
       // tokens, by which a text's score would depend on the texts beside it.
-      autograd::KeyCache cache(texts, width);
+      autograd::KeyCache cache(texts, width.own);
       const autograd::WithKeyCache reads(tape, cache);
-      cache.begin(tape.device(), std::move(places), width);
+      cache.begin(tape.device(), std::move(places), width.own, width.source);
       const auto of = [&](const tensor::Shape& shape, const std::vector<std::int32_t>& values) {
         return tensor::Tensor::of<std::int32_t>(tape.device(), shape, values);
       };
       const tensor::Tensor parts =
-          model_.label_scores(tape, of({texts, width}, ids), of({n}, rows), of({n}, wanted));
+          model_.label_scores(tape, of({texts, width.all()}, ids), of({n}, rows), of({n}, wanted));
       const tensor::Tensor wide = tape.empty(parts.shape(), DType::f64);
       tape.kernels().copy(parts, wide);
       out = tensor::to_host(tape.device(), wide);
@@ -157,7 +185,7 @@ class Scorer {
   Gpt& model_;
   const RunPass& run_;
   std::span<const ScoreRequest> texts_;
-  std::vector<std::int32_t> prompt_;  ///< virtual tokens in front of each text
+  std::vector<std::int32_t> prompt_;  ///< virtual tokens in front of each text, or what a decoder begins with
 };
 
 }  // namespace
@@ -185,7 +213,7 @@ std::vector<ScoreRequest> score_windows(std::span<const std::int32_t> tokens, st
 
 std::vector<Score> score_texts(Gpt& model, const RunPass& run, std::span<const ScoreRequest> texts,
                                std::int64_t most_rows, ScoreShare share) {
-  check(texts, model.config().max_text());
+  check(texts, model.config());
   std::vector<Score> scores(texts.size());
   const std::vector<std::size_t> alike = first_alike(texts);
   const std::vector<Batch> batches = batches_of(texts, alike, most_rows, model.config());

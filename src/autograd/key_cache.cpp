@@ -32,6 +32,17 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
     end = r.first + r.count;
     for (const std::int64_t n : {r.text, r.first, r.count}) places.push_back(static_cast<std::int32_t>(n));
   }
+  source_lengths_ = nullptr;
+  if (std::any_of(rows.begin(), rows.end(),
+                  [&](const Rows& r) { return r.source > 0 && r.source < source_rows; })) {
+    std::vector<std::int32_t> lengths;
+    for (const Rows& r : rows) {
+      require(r.source >= 0 && r.source <= source_rows, "a source of ", r.source, " of ", source_rows,
+              " rows");
+      lengths.push_back(static_cast<std::int32_t>(r.source > 0 ? r.source : source_rows));
+    }
+    source_lengths_ = std::make_shared<const std::vector<std::int32_t>>(std::move(lengths));
+  }
   rows_ = std::move(rows);
   width_ = width;
   places_ = Tensor::of<std::int32_t>(device, {std::ssize(rows_), 3}, places);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <vector>
 
 #include "autograd/tape.h"
@@ -26,6 +27,7 @@ class KeyCache {
   /// them, to where the batch is rectangular, give anything and change nothing.
   struct Rows {
     std::int64_t text = 0, first = 0, count = 0;
+    std::int64_t source = 0;  ///< of an encoder's rows in front, how many hold tokens, the first ones; 0: all
   };
 
   /// Room for texts 0 … texts - 1 of up to `positions` tokens each.
@@ -39,6 +41,8 @@ class KeyCache {
   void begin(tensor::Device& device, std::vector<Rows> rows, std::int64_t width,
              std::int64_t source_rows = 0);
   std::int64_t source_rows() const { return source_rows_; }
+  /// Of each sequence how many of these hold tokens; null: all do, or there are none.
+  std::shared_ptr<const std::vector<std::int32_t>> source_lengths() const { return source_lengths_; }
   const std::vector<Rows>& rows() const { return rows_; }
   /// Every text of the pass begins with it, by several rows: they see nothing but each other.
   bool fresh() const { return fresh_; }
@@ -81,6 +85,7 @@ class KeyCache {
   std::vector<std::int64_t> ends_;               ///< of each text, the rows that its states have seen
   std::vector<Rows> rows_;
   std::int64_t width_ = 0, source_rows_ = 0;
+  std::shared_ptr<const std::vector<std::int32_t>> source_lengths_;
   bool fresh_ = false;   ///< no sequence of the pass has keys yet
   bool goes_on_ = true;  ///< every sequence begins, or goes on where its text ended
   Tensor places_;

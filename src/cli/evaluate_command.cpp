@@ -78,6 +78,21 @@ void require_same_tokenizer(const data::IndexedDataset& dataset, const data::Tok
        tokenizer.spec(), ": prepare the text with that one");
 }
 
+/// A decoder behind an encoder answers; a text alone it does not go on with.
+void require_answers(const Questions& questions) {
+  if (questions.dataset)
+    fail(ErrorKind::config,
+         "the model has an encoder (model.encoder), which reads no dataset here: `sherd train` tells the "
+         "loss of "
+         "its validation split; give --tasks with a context and choices or a completion");
+  for (const TaskExample& example : questions.examples)
+    if (example.is_text)
+      fail(
+          ErrorKind::config, "line ", example.line,
+          " is a text alone, and the model has an encoder (model.encoder), which reads a context, before the "
+          "decoder answers: give a context and choices or a completion");
+}
+
 /// Scores questions on one rank; rank 0 judges and tells.
 class Evaluation {
  public:
@@ -119,8 +134,10 @@ class Evaluation {
                                   max_text));
     const TaskExample& example = questions_.examples[question];
     for (const std::string& continuation : example.continuations)
-      add(example.is_text ? text_windows(from_.tokenizer(), continuation, max_text)
-                          : windows_of(from_.tokenizer(), example.context, continuation, max_text));
+      add(from_.config().model->has_encoder() ? std::vector{answer_to(from_.tokenizer(), example.context,
+                                                                      continuation, *from_.config().model)}
+          : example.is_text                   ? text_windows(from_.tokenizer(), continuation, max_text)
+                            : windows_of(from_.tokenizer(), example.context, continuation, max_text));
   }
 
   /// Takes what ranks found, whose threads share this object. When it returns on rank 0, all have given
@@ -273,10 +290,7 @@ void evaluate_command(const Arguments& arguments) {
     std::fwrite(report.data(), 1, report.size(), stdout);
     return;
   }
-  if (inference.config().model->has_encoder())
-    fail(ErrorKind::config,
-         "the model has an encoder (model.encoder), whose decoder gives no text of its own a likelihood yet: "
-         "`sherd train` tells the loss of its validation split, and `sherd generate` its answers");
+  if (inference.config().model->has_encoder()) require_answers(questions);
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which gives no text a likelihood: `sherd train` "

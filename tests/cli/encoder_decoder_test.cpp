@@ -112,6 +112,17 @@ TEST_F(EncoderDecoder, AnswersWhatItLearnedByHeart) {
   const Outcome one =
       sherd({"generate", "--checkpoint", in("run"), "--prompt", "twenty", "--temperature", "0"});
   EXPECT_EQ(one.out, "veinte\n");
+  std::string tasks;
+  for (const auto& [prompt, answer] : pairs)
+    tasks += cat(R"({"context": ")", prompt, R"(", "choices": ["uno", "veinte", "un", "ocho"], "answer": ")",
+                 answer, "\"}\n");
+  write_text(folder_ / "tasks.jsonl", tasks);
+  for (const char* ranks : {"1", "2"}) {
+    const Outcome judged = sherd(
+        {"evaluate", "--checkpoint", in("run"), "--tasks", in("tasks.jsonl"), "--json", "--ranks", ranks});
+    ASSERT_EQ(judged.code, 0) << judged.err;
+    EXPECT_EQ(nlohmann::json::parse(judged.out)["tasks"]["acc"], 1.0) << judged.out;
+  }
   const Outcome exported = sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"});
   ASSERT_EQ(exported.code, 0) << exported.err;
   EXPECT_THAT(read_text(folder_ / "hf" / "config.json"), HasSubstr("\"T5ForConditionalGeneration\""));

@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(All, Adapted,
                          ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all",
                                                               "llama_default", "qwen2_some", "gpt2_ia3",
                                                               "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
-                                                              "llama_pfeiffer", "mistral_attention"),
+                                                              "llama_pfeiffer", "mistral_attention", "t5_all"),
                                             ::testing::ValuesIn(step_settings)),
                          name_of);
 // Sixteen tokens of prompt, which ranks can share.

@@ -4,6 +4,7 @@
 
 #include "autograd/key_cache.h"
 #include "models/inference/generate.h"
+#include "models/inference/score.h"
 #include "nn/step_state.h"
 #include "support/cpu_fixture.h"
 #include "support/hugging_face/published_folder.h"
@@ -220,6 +221,41 @@ TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
     if (batch == 1) alone = got[1];
     EXPECT_EQ(got[1], alone) << batch;
   }
+}
+
+/// Of answers the logarithm of what softmax of the logits gives, whatever is beside them.
+TEST_P(Family, ADecodersScoresAreThoseOfItsLogits) {
+  if (!options_.has_encoder()) return;
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  const Values tokens = cpu_.values(ids("tokens")), logits = expected("logits");
+  const RunPass run = [&](const std::function<void(autograd::Tape&)>& body) {
+    autograd::Tape tape(*cpu_.kernels);
+    tape.training = false;
+    body(tape);
+  };
+  // The first row with all of its source, its decoder's tokens and one more; a shorter one beside it.
+  std::vector<ScoreRequest> texts{{{3, 4, 5, 6}, 2, {}}, {{}, 6, {}}};
+  for (std::size_t i = 0; i < 12; ++i)
+    if (i != 6)
+      texts[1].tokens.push_back(static_cast<std::int32_t>(tokens[i]));  // which begins the decoder's
+  texts[1].tokens.push_back(9);
+  const std::vector<Score> together = score_texts(model, run, texts, 1000),
+                           alone = score_texts(model, run, texts, 1);
+  double want = 0;
+  for (std::size_t row = 0; row < 6; ++row) {
+    const auto vocabulary = static_cast<std::size_t>(options_.vocab_size);
+    const double* of = logits.data() + row * vocabulary;
+    double sum = 0;
+    for (std::size_t id = 0; id < vocabulary; ++id) sum += std::exp(of[id]);
+    want += of[static_cast<std::size_t>(texts[1].tokens[6 + row])] - std::log(sum);
+  }
+  EXPECT_NEAR(together[1].log_likelihood, want, 1e-4);
+  EXPECT_EQ(together[1].tokens, 6);
+  EXPECT_EQ(together[0].tokens, 2);
+  for (std::size_t i = 0; i < 2; ++i)
+    EXPECT_NEAR(together[i].log_likelihood, alone[i].log_likelihood, 1e-5) << i;
 }
 
 /// Row by row as in a whole reading.

@@ -163,6 +163,23 @@ std::vector<TaskExample> read_examples(const std::filesystem::path& path) {
   return out;
 }
 
+models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::string& context,
+                               const std::string& continuation, const config::Model& model) {
+  std::vector<std::int32_t> source = prompt_of(tokenizer, context), target = tokenizer.encode(continuation);
+  for (std::vector<std::int32_t>* text : {&source, &target})
+    if (text->empty() || text->back() != tokenizer.end_of_document())
+      text->push_back(tokenizer.end_of_document());
+  for (const auto& [what, text, most] : {std::tuple("context", &source, model.encoder.seq_length),
+                                         {"continuation", &target, model.target_length()}})
+    if (std::ssize(*text) > most)
+      fail(ErrorKind::data, "a ", what, " of ", text->size(), " tokens is longer than the model's ", most,
+           ": '", excerpt(what == std::string("context") ? context : continuation), "'");
+  models::ScoreRequest out{std::move(source), 0, {}};
+  out.first = std::ssize(out.tokens);
+  out.tokens.insert(out.tokens.end(), target.begin(), target.end());
+  return out;
+}
+
 std::vector<models::ScoreRequest> windows_of(const data::Tokenizer& tokenizer, const std::string& context,
                                              const std::string& continuation, std::int64_t max_seq) {
   const std::string before(data::without_python_space_behind(context));

@@ -31,6 +31,11 @@ struct TaskExample {
 /// that names the line.
 std::vector<TaskExample> read_examples(const std::filesystem::path& path);
 
+/// A context as an encoder reads it and a continuation as a decoder writes it, each with its end, as that
+/// harness has them. Throws Error{data} where either is longer than its places.
+models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::string& context,
+                               const std::string& continuation, const config::Model& model);
+
 /// The windows of a continuation behind its context, as the common evaluation harness (lm-evaluation-harness
 /// 0.4.13, TemplateLM) encodes them: white space at the context's end belongs to what follows, both are
 /// encoded as one text, and what comes there behind as many tokens as the context alone has stands behind the

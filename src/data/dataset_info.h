@@ -23,7 +23,8 @@ struct DatasetInfo {
   std::int64_t masked_tokens = 0;  ///< tokens that are no targets of the loss: PREFIX.mask says which
   std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
   std::vector<std::string>
-      labels{};  ///< names of the classes; not empty: the last id of each document is one
+      labels{};                   ///< names of the classes; not empty: the last id of each document is one
+  bool labels_of_tokens = false;  ///< of its tokens instead, as read_token_classes() says
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

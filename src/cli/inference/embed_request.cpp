@@ -4,7 +4,7 @@
 
 #include "base/text/excerpt.h"
 #include "data/packing/packing.h"
-#include "data/text/example.h"
+#include "data/text/labelled_example.h"
 
 namespace sherd::cli {
 

@@ -60,25 +60,16 @@ class TokenLabels : public Train {
     EXPECT_EQ(out.code, 0) << out.err;
     return out.out;
   }
+  /// The lines of a dataset are prompts, too, and find the same labels.
+  void expect_given(double accuracy) const;
+  void expect_given_of_text() const;
+  /// Out and in, and on other ranks.
+  void expect_back(const nlohmann::json& report) const;
 };
 
 const std::string labels_set = cat("model.labels=", label_names);
 
-TEST_F(TokenLabels, AreLearnedJudgedAndGiven) {
-  prepare_words("train", 400, 0), prepare_words("test", 60, 401);
-  const Outcome trained = train_encoder({labels_set, "data.path=" + in("train"), "train_batch_size=8"},
-                                        {"--steps", "120", "--ranks", "2"});
-  ASSERT_EQ(trained.code, 0) << trained.err;
-  const nlohmann::json report = judged("run", "test");
-  EXPECT_EQ(report.at("tokens"), 60 * 9) << "words, not their further tokens";
-  EXPECT_GT(report.at("accuracy").get<double>(), 0.95) << report.dump(2);
-  EXPECT_GT(report.at("entities").at("f1").get<double>(), 0.9) << report.dump(2);
-  EXPECT_EQ(report["entities"]["types"].at("LOC").at("entities"), 60);
-  EXPECT_EQ(report["labels"].at("B-LOC").at("tokens"), 60);
-  EXPECT_EQ(report["entities"]["types"].at("NUM").at("entities"), report["labels"]["B-NUM"]["tokens"]);
-  const Outcome shown = sherd({"evaluate", "--checkpoint", in("run"), "--data", in("test")});
-  EXPECT_THAT(shown.out, HasSubstr("\nentity  precision"));
-  // The lines of a dataset are prompts, too, and find the same labels.
+void TokenLabels::expect_given(double accuracy) const {
   const std::string all = given("run", {"--prompts", in("test.jsonl")});
   std::istringstream lines(all), wanted(read_text(folder_ / "test.jsonl"));
   const auto names = nlohmann::json::parse(label_names);
@@ -94,8 +85,11 @@ TEST_F(TokenLabels, AreLearnedJudgedAndGiven) {
     }
   }
   EXPECT_EQ(words, 60 * 9);
-  EXPECT_EQ(right, std::lround(60 * 9 * report["accuracy"].get<double>()));
+  EXPECT_EQ(right, std::lround(60 * 9 * accuracy));
   EXPECT_EQ(given("run", {"--prompts", in("test.jsonl"), "--batch-size", "1"}), all);
+}
+
+void TokenLabels::expect_given_of_text() const {
   // Of a text words lie between white space; of a long one some are not seen.
   std::string text = "The  jar 3 4 lies in Ulm";
   for (int i = 0; i < 40; ++i) text += " of";
@@ -106,7 +100,10 @@ TEST_F(TokenLabels, AreLearnedJudgedAndGiven) {
   EXPECT_EQ(own["words"][1].at("word"), "jar");
   EXPECT_EQ(own["words"][2].at("label"), "B-NUM");
   EXPECT_TRUE(own["words"].back().at("label").is_null());
-  // Out and in, and on other ranks.
+}
+
+void TokenLabels::expect_back(const nlohmann::json& report) const {
+  const std::string all = given("run", {"--prompts", in("test.jsonl")});
   const Outcome exported = sherd({"export", in("run"), "--output", in("hf"), "--dtype", "fp32"});
   ASSERT_EQ(exported.code, 0) << exported.err;
   const std::string config = read_text(folder_ / "hf" / "config.json");
@@ -120,6 +117,25 @@ TEST_F(TokenLabels, AreLearnedJudgedAndGiven) {
     EXPECT_NEAR(there.at("accuracy").get<double>(), report["accuracy"].get<double>(), 0.01) << layout;
     EXPECT_NEAR(there.at("loss").get<double>(), report["loss"].get<double>(), 0.01) << layout;
   }
+}
+
+TEST_F(TokenLabels, AreLearnedJudgedAndGiven) {
+  prepare_words("train", 400, 0), prepare_words("test", 60, 401);
+  const Outcome trained = train_encoder({labels_set, "data.path=" + in("train"), "train_batch_size=8"},
+                                        {"--steps", "120", "--ranks", "2"});
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const nlohmann::json report = judged("run", "test");
+  EXPECT_EQ(report.at("tokens"), 60 * 9) << "words, not their further tokens";
+  EXPECT_GT(report.at("accuracy").get<double>(), 0.95) << report.dump(2);
+  EXPECT_GT(report.at("entities").at("f1").get<double>(), 0.9) << report.dump(2);
+  EXPECT_EQ(report["entities"]["types"].at("LOC").at("entities"), 60);
+  EXPECT_EQ(report["labels"].at("B-LOC").at("tokens"), 60);
+  EXPECT_EQ(report["entities"]["types"].at("NUM").at("entities"), report["labels"]["B-NUM"]["tokens"]);
+  const Outcome shown = sherd({"evaluate", "--checkpoint", in("run"), "--data", in("test")});
+  EXPECT_THAT(shown.out, HasSubstr("\nentity  precision"));
+  expect_given(report.at("accuracy").get<double>());
+  expect_given_of_text();
+  expect_back(report);
 }
 
 TEST_F(TokenLabels, TrainAlikeOnAllLayouts) {

@@ -127,6 +127,7 @@ TEST_F(LabelledWordsData, NamesLinesThatDoNotFit) {
   refused(R"({"tokens": ["a"], "ner_tags": [0]})", "by --label-field");
   refused(R"({"tokens": ["a", 2], "labels": [0, 0]})", "'tokens' has 2, which is no string");
   refused(R"({"text": "a", "label": "O"})", "has no 'tokens'");
+  refused(R"({"tokens": ["a"], "labels": [0], "text_pair": "b"})", "has 'text_pair' beside its words");
   refused(R"({"tokens": "a", "labels": "O"})", "'tokens' is no list, and the first line has");
   expect_error(ErrorKind::data, "line 2, has no string 'text'",
                [&] { prepare_lines("{\"text\": \"a\", \"label\": 0}\n" + good); });

@@ -84,6 +84,9 @@ LabelledWords read_labelled_words(const std::string& line, const LabelledOptions
     if (words.size() != labels.size())
       fail(ErrorKind::data, "'", excerpt(field), "' has ", counted(std::ssize(words), "word"), " and '",
            excerpt(label_field), "' ", counted(std::ssize(labels), "label"), ": give one of each word");
+    if (string_in(object, options.pair_field))
+      fail(ErrorKind::data, "has '", excerpt(options.pair_field),
+           "' beside its words, which are one text: take it out");
     LabelledWords out;
     for (const json& word : words) {
       if (!word.is_string())

@@ -62,6 +62,7 @@ class TokenLabels : public Train {
   }
   /// The lines of a dataset are prompts, too, and find the same labels.
   void expect_given(double accuracy) const;
+  /// Words of a text lie between white space; of a long one some are not seen.
   void expect_given_of_text() const;
   /// Out and in, and on other ranks.
   void expect_back(const nlohmann::json& report) const;
@@ -90,7 +91,6 @@ void TokenLabels::expect_given(double accuracy) const {
 }
 
 void TokenLabels::expect_given_of_text() const {
-  // Of a text words lie between white space; of a long one some are not seen.
   std::string text = "The  jar 3 4 lies in Ulm";
   for (int i = 0; i < 40; ++i) text += " of";
   const nlohmann::json own = nlohmann::json::parse(given("run", {"--prompt", text}));

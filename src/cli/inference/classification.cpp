@@ -47,7 +47,7 @@ LabelledTexts texts_of(const data::IndexedDataset& dataset, std::size_t limit, c
   return out;
 }
 
-/// What became of texts, or of their tokens.
+/// Texts or their tokens as they were given labels.
 struct Judged {
   Judged(const config::Model& of, const LabelledTexts& asked)
       : model(of), texts(asked), matrix(model.labels.size()) {

@@ -6,7 +6,7 @@
 
 #include "base/text/excerpt.h"
 
-// What readers of .jsonl files share.
+// Readers of .jsonl files share this.
 namespace sherd::data {
 
 /// The keys of an object (a nlohmann::json), for errors.

@@ -2,7 +2,7 @@
 """`sherd prepare --tokenizer hf:FILE` beside the tokenizers package's batch encoding, in alternating rounds.
 
   bench/tokenizer_vs_hf.py --text FILE... [--build build] [--megabytes 32] [--vocab 32000] [--train-megabytes 4]
-                           [--threads 2] [--rounds 5] [--only gpt2,llama3,qwen,llama2,mistral]
+                           [--threads 2] [--rounds 5] [--only gpt2,llama3,qwen,llama2,mistral,t5,…]
 
 Run it with a Python that has tokenizers. The text is what the files hold, as often as it takes, cut into documents at blank
 lines; tokenizers with the structure of public families (scripts/make_tokenizer_reference.py) are trained on its beginning.
@@ -11,6 +11,7 @@ encode_batch_fast() of a list of documents that is in memory. Prints a JSON obje
 ratios, and whether both gave as many tokens.
 """
 import argparse
+import functools
 import json
 import os
 import pathlib
@@ -47,8 +48,7 @@ def compare(a, name, tok, documents, folder):
     path = folder / f"{name}.json"
     path.write_text(tok.to_str())
     (folder / "text.txt").write_text("\n\n".join(documents) + "\n")
-    end = "<|endoftext|>" if tok.token_to_id("<|endoftext|>") is not None else "<|end_of_text|>"
-    end = end if tok.token_to_id(end) is not None else "</s>"
+    end = next(t for t in ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]") if tok.token_to_id(t) is not None)
     command = [str(pathlib.Path(a.build) / "sherd"), "prepare", "--input", str(folder / "text.txt"), "--tokenizer",
                f"hf:{path}?eod={end}&bos=", "--output", str(folder / "out"), "--threads", str(a.threads)]
     ours, batch, fast, tokens = [], [], [], 0
@@ -87,7 +87,8 @@ def main():
     documents = documents_of(a.text, a.megabytes)
     some = documents_of(a.text, a.train_megabytes)
     make = {"gpt2": reference.gpt2, "llama3": reference.llama3, "qwen": reference.qwen,
-            "llama2": lambda *of: reference.llama2(False, *of), "mistral": lambda *of: reference.llama2(True, *of)}
+            "llama2": lambda *of: reference.llama2(False, *of), "mistral": lambda *of: reference.llama2(True, *of),
+            **{name: functools.partial(of, full=True) for name, of in reference.unigram_tokenizers.FAMILIES.items()}}
     with tempfile.TemporaryDirectory() as folder:
         for name in a.only.split(","):
             print(json.dumps(compare(a, name, make[name](some, a.vocab), documents, pathlib.Path(folder))), flush=True)

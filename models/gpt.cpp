@@ -54,11 +54,14 @@ std::shared_ptr<const std::vector<bool>> filling_of(Tape& tape, const tensor::Ba
   return out;
 }
 
-/// How much of each encoder's rows is there; null where all is. On a meta device nobody can read it.
+/// How much of each encoder's rows is there; null where all is. On a meta device nobody can read it: all is.
 std::shared_ptr<const std::vector<std::int32_t>> source_lengths_of(Tape& tape, const tensor::Batch& batch,
                                                                    std::int64_t rows) {
   const auto found = batch.find("source_lengths");
-  if (found == batch.end() || tape.device().kind() == device::Kind::meta) return nullptr;
+  if (found == batch.end()) return nullptr;
+  if (tape.device().kind() == device::Kind::meta)
+    return std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(found->second.numel()),
+                                                       static_cast<std::int32_t>(rows));
   const auto* lengths = found->second.data<std::int32_t>();
   auto out = std::make_shared<std::vector<std::int32_t>>(lengths, lengths + found->second.numel());
   if (std::ssize(*out) != entry(batch, "tokens").shape()[0])
@@ -131,10 +134,17 @@ struct KeepDtypes {
   std::optional<DType> input_dtype;
 };
 
+/// Sequences of an encoder's rows and a decoder's are whole on all tensor ranks.
+parallel::Layout layout_for(const GptConfig& config, parallel::Layout layout) {
+  if (config.has_encoder()) layout.sequence_parallel = false;
+  return layout;
+}
+
 }  // namespace
 
 /// Says what parallel layers would say of their own sizes, in the configuration's words.
-void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& problems) {
+void check_layout(const GptConfig& c, const parallel::Layout& given, Problems& problems) {
+  const parallel::Layout layout = layout_for(c, given);
   problems.attempt([&] { (void)parallel::rank_heads(c.attention(0), layout); });
   const int ranks = layout.tensor_size();
   const std::string over = cat(" cannot be cut over ", counted(ranks, "tensor rank"));
@@ -168,16 +178,6 @@ void check_layout(const GptConfig& c, const parallel::Layout& layout, Problems& 
                      over, ": make parallel.tensor 1, 2, 4 or 8"));
 }
 
-namespace {
-
-/// Sequences of an encoder's rows and a decoder's are whole on all tensor ranks.
-parallel::Layout layout_for(const GptConfig& config, parallel::Layout layout) {
-  if (config.has_encoder()) layout.sequence_parallel = false;
-  return layout;
-}
-
-}  // namespace
-
 Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
     : config_(config.resolved()), layout_(layout_for(config_, given)) {
   const GptConfig& c = config_;
@@ -199,6 +199,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
   const auto relative = [&](const char* name, bool encodes) {
     return c.has_encoder() ? add(name, std::make_shared<RelativePositions>(c, encodes, layout)) : nullptr;
   };
+  // No part has these, but blocks that share what they have: else ranks without such a block would have it
+  // too.
   encoder_positions_ = relative("encoder_positions", true);
   decoder_positions_ = relative("decoder_positions", false);
   if (c.embedding_norm) embedding_norm_ = add("embedding_norm", make_norm(c, layout));
@@ -240,8 +242,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
     std::erase(modules, nullptr);
     append_part(std::move(modules));
   };
-  append({tokens_, token_types_, positions_, encoder_positions_, decoder_positions_, embedding_norm_,
-          embedding_dropout_});
+  append({tokens_, token_types_, positions_, embedding_norm_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
   append({norm_, head_dense_, head_norm_, head_dropout_, head_});
   if (c.adapter.type == config::AdapterType::none) return;
@@ -270,14 +271,16 @@ void Gpt::check_tokens(const Tensor& tokens) const {
 
 Var Gpt::scored(Tape& tape, const Var& x) const {
   const std::int64_t first = source_rows(tape, config_.encoder.seq_length), rows = x.shape()[1];
-  if (first >= rows && config_.has_encoder())
-    fail(ErrorKind::data, "a sequence of ", rows, " tokens has none behind the encoder's ", first);
   return first == 0 ? x : autograd::slice(x, 1, first, rows);
 }
 
 Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   check_tokens(tokens);
+  if (const std::int64_t rows = tokens.shape()[1], first = source_rows(tape, config_.encoder.seq_length);
+      first >= rows)
+    fail(ErrorKind::data, "a sequence of ", rows, " tokens has none behind the encoder's ", first,
+         " (model.encoder.seq_length): give the decoder's behind them");
   if (tape.documents && config_.llama_4_scaling_beta > 0 && tokens.shape()[1] > config_.query_positions())
     fail(ErrorKind::config,
          "queries grow with their position in a row (model.llama_4_scaling_beta), not in a document of it: "

@@ -74,6 +74,9 @@ GptConfig GptConfig::resolved() const {
   } catch (const Error& error) {
     fail(error.kind(), "model: ", error.what());
   }
+  if (has_encoder() && decoder_start_token_id >= vocab_size)
+    fail(ErrorKind::config, "model: decoder_start_token_id ", decoder_start_token_id, " is none of ",
+         vocab_size, " ids");
   if (out.max_text() <= 0)
     fail(ErrorKind::config, "model: sequences of ", seq_length, " tokens leave no room for text behind ",
          adapter.virtual_tokens(), " virtual ones");
@@ -130,7 +133,7 @@ std::optional<tensor::Rotary> GptConfig::rotary(std::int64_t layer) const {
 }
 
 tensor::Activation GptConfig::fused_activation() const {
-  if (gated() || activation == config::FfnActivation::relu) return tensor::Activation::none;
+  if (gated() || relu_power() > 0) return tensor::Activation::none;
   return activation == config::FfnActivation::gelu ? tensor::Activation::gelu_erf
                                                    : tensor::Activation::gelu_tanh;
 }
@@ -217,7 +220,7 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
   for (std::int64_t layer = 0; layer < c.num_layers; ++layer)
     attention += attention_weights(c, layer) + attention_vectors(c, layer) + source_weights(c, layer);
   if (c.has_encoder())  // norms before these, the encoder's last, and the biases of both stacks
-    attention += (c.num_layers - c.encoder.num_layers + 1) * hidden +
+    attention += (c.num_layers - c.encoder.num_layers + 1) * norm_size +
                  2 * c.num_heads * c.relative_attention_num_buckets;
   const auto feed_forward = [&](std::int64_t width) {
     return width == 0 ? 0 : feed_forward_weights(c, width) + feed_forward_biases(c, width);

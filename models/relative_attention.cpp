@@ -5,6 +5,7 @@
 
 #include "autograd/key_cache.h"
 #include "autograd/ops.h"
+#include "models/adapters/adapters.h"
 #include "tensor/argument_checks.h"
 
 namespace sherd::models {
@@ -39,22 +40,22 @@ RelativePositions::RelativePositions(const GptConfig& c, bool both_sides, const 
 }
 
 Var RelativePositions::distances(Tape& tape, std::int64_t queries, std::int64_t keys, std::int64_t first) {
-  if (const std::vector<std::int64_t> asked{queries, keys, first}; ids_of_ != asked) {
-    std::vector<std::int32_t> ids;
+  // All layers of a stack ask for the same ones.
+  const Tensor ids = tape.constant({0, both_sides_, buckets_, most_distance_, queries, keys, first}, [&] {
+    std::vector<std::int32_t> buckets;
     for (std::int64_t i = 0; i < queries + keys - 1; ++i)
-      ids.push_back(static_cast<std::int32_t>(
+      buckets.push_back(static_cast<std::int32_t>(
           relative_bucket(i - (queries - 1) - first, both_sides_, buckets_, most_distance_)));
-    ids_ = Tensor::of<std::int32_t>(tape.device(), {std::ssize(ids)}, ids);
-    ids_of_ = asked;
-  }
+    return Tensor::of<std::int32_t>(tape.device(), {std::ssize(buckets)}, buckets);
+  });
   const Var by_bucket = autograd::transpose(tape.parameter(weight_), 0, 1);
-  const Var out = autograd::transpose(autograd::embedding(ids_, by_bucket), 0, 1);
+  const Var out = autograd::transpose(autograd::embedding(ids, by_bucket), 0, 1);
   return autograd::cast(out, tensor::compute_type(out.dtype()));
 }
 
-RelativeAttention::RelativeAttention(const GptConfig& c, bool encodes, const parallel::Layout& layout,
+RelativeAttention::RelativeAttention(const GptConfig& c, std::int64_t layer, const parallel::Layout& layout,
                                      std::shared_ptr<RelativePositions> positions)
-    : causal_(!encodes && positions),
+    : causal_(!c.encodes(layer) && positions),
       to_source_(!positions),
       heads_(c.num_heads / layout.tensor_size()),
       first_head_(heads_ * layout.tensor_rank()),
@@ -77,6 +78,15 @@ RelativeAttention::RelativeAttention(const GptConfig& c, bool encodes, const par
   projection_ = add("projection", std::make_shared<parallel::RowLinear>(
                                       width, c.hidden_size, layout,
                                       nn::LinearOptions{.bias = false, .init = c.init_of(width)}));
+  using Cut = parallel::AdaptedLayer::Cut;
+  const auto adapt = [&](parallel::ParallelLinear& linear, const char* name, const tensor::Shape& weight,
+                         Cut cut, std::vector<std::int64_t> blocks) {
+    linear.set_adapter(make_adapter(c, cat(to_source_ ? "cross_attention." : "attention.", name), weight, cut,
+                                    layout, std::move(blocks), layer));
+  };
+  adapt(*q_, "q", {width, c.hidden_size}, Cut::outputs, {});
+  adapt(*kv_, "kv", {2 * width, c.hidden_size}, Cut::outputs, {width, width});
+  adapt(*projection_, "projection", {c.hidden_size, width}, Cut::inputs, {});
   if (positions_) share("positions", positions_->weight());
 }
 
@@ -112,10 +122,14 @@ Var stored(Tape& tape, const Tensor& room, std::int64_t rows) {
 autograd::AttentionMask RelativeAttention::mask(Tape& tape, std::int64_t batch, std::int64_t keys) {
   autograd::AttentionMask out{.causal = causal_, .scale = scale_};
   if (tape.source_lengths && !causal_) {
-    std::vector<std::uint8_t> seen(static_cast<std::size_t>(batch * keys));
-    for (std::int64_t b = 0; b < batch; ++b)
-      std::fill_n(seen.begin() + b * keys, tape.source_lengths->at(static_cast<std::size_t>(b)), 1);
-    out.seen = Tensor::of<std::uint8_t>(tape.device(), {batch, keys}, seen);
+    std::vector<std::int64_t> what{1, batch, keys};
+    what.insert(what.end(), tape.source_lengths->begin(), tape.source_lengths->end());
+    out.seen = tape.constant(what, [&] {
+      std::vector<std::uint8_t> seen(static_cast<std::size_t>(batch * keys));
+      for (std::int64_t b = 0; b < batch; ++b)
+        std::fill_n(seen.begin() + b * keys, tape.source_lengths->at(static_cast<std::size_t>(b)), 1);
+      return Tensor::of<std::uint8_t>(tape.device(), {batch, keys}, seen);
+    });
   }
   out.dropout = dropout_->p(), out.first_head = first_head_, out.all_heads = all_heads_;
   if (tape.training && out.dropout > 0) out.key = dropout_->key(tape);

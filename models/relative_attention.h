@@ -30,9 +30,6 @@ class RelativePositions : public nn::Module {
   bool both_sides_;
   std::int64_t buckets_, most_distance_;
   nn::ParameterPtr weight_;
-  /// The buckets of the last call; layers ask for the same ones.
-  tensor::Tensor ids_;
-  std::vector<std::int64_t> ids_of_;
 };
 
 /// T5's attention: of a stream to itself, or of a decoder's to what an encoder made. Parts: "q" and
@@ -44,9 +41,9 @@ class RelativePositions : public nn::Module {
 /// made by the pass that reads it, and stay.
 class RelativeAttention : public nn::Layer {
  public:
-  /// `positions`: null for attention to an encoder. `encodes`: queries see keys behind them too, and no place
-  /// that fills up a source (Tape::source_lengths).
-  RelativeAttention(const GptConfig& config, bool encodes, const parallel::Layout& layout,
+  /// `positions`: null for attention to an encoder. `layer`: the index of its block; an encoder's queries see
+  /// keys behind them too, and no place that fills up a source (Tape::source_lengths).
+  RelativeAttention(const GptConfig& config, std::int64_t layer, const parallel::Layout& layout,
                     std::shared_ptr<RelativePositions> positions);
   /// What queries of x [batch, rows, hidden] find in `source` [batch, rows there, hidden]; undefined where a
   /// key cache has its keys.

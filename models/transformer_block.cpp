@@ -63,9 +63,10 @@ Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, con
 
 /// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
 /// its attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptConfig& c, const parallel::Layout& layout) {
+std::shared_ptr<FeedForward> dense_part(const GptConfig& c, std::int64_t index,
+                                        const parallel::Layout& layout) {
   auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
-  if (c.moe.experts == 0) out->set_adapters(c, layout);
+  if (c.moe.experts == 0) out->set_adapters(c, index, layout);
   return out;
 }
 
@@ -136,9 +137,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
 FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
     : layout_(layout),
       gated_(c.gated()),
-      relu_(c.activation == config::FfnActivation::relu),
+      relu_(c.relu_power()),
       glu_(c.glu()),
-      width_(width),
       up_(add("up", std::make_shared<parallel::ColumnLinear>(
                         c.hidden_size, gated_ ? 2 * width : width, layout,
                         nn::LinearOptions{.bias = c.has_mlp_bias(),
@@ -153,27 +153,21 @@ FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel:
     dropout_ = add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.ffn_dropout)));
 }
 
-void FeedForward::set_adapters(const GptConfig& c, const parallel::Layout& layout) {
+void FeedForward::set_adapters(const GptConfig& c, std::int64_t index, const parallel::Layout& layout) {
   using Cut = parallel::AdaptedLayer::Cut;
   const std::int64_t width = c.ffn_hidden_size;
   const auto blocks = gated_ ? std::vector{width, width} : std::vector<std::int64_t>{};
-  up_->set_adapter(
-      make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs, layout, blocks));
-  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout));
+  up_->set_adapter(make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs,
+                                layout, blocks, index));
+  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout, {}, index));
 }
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
   Var wide = (*up_)(tape, x);
   if (gated_) wide = autograd::glu(wide, glu_);
-  if (relu_) wide = autograd::relu(wide);
-  if (dropout_) {  // rows of this rank's stream that tensor ranks share, columns of its own
-    std::vector<std::int64_t> all(wide.shape().dims().begin(), wide.shape().dims().end());
-    all.back() = width_;
-    wide = dropout_->apply(
-        tape, wide,
-        parallel::tensor_slice("the feed-forward part", Shape(std::span<const std::int64_t>(all)),
-                               static_cast<int>(all.size()) - 1, layout_));
-  }
+  if (relu_ > 0) wide = autograd::relu(wide);
+  if (relu_ > 1) wide = autograd::multiply(wide, wide);
+  if (dropout_) wide = dropout_->apply(tape, wide, layout_.inner_slice(wide.shape()));
   return (*down_)(tape, wide);
 }
 
@@ -223,7 +217,7 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   norm_1_ = norm("norm_1", c.norm_before(index));
   if (positions)
     attention_ =
-        add("attention", std::make_shared<RelativeAttention>(c, encodes_, layout, std::move(positions)));
+        add("attention", std::make_shared<RelativeAttention>(c, index, layout, std::move(positions)));
   else if (c.linear(index))
     attention_ = add("attention", std::make_shared<DeltaNet>(c, layout));
   else if (c.mla.kv_lora_rank > 0)
@@ -234,14 +228,14 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
   attention_dropout_ = dropout("attention_dropout");
   if (c.has_encoder() && !encodes_) {
     cross_norm_ = norm("cross_norm", true);
-    cross_attention_ = add("cross_attention", std::make_shared<RelativeAttention>(c, false, layout, nullptr));
+    cross_attention_ = add("cross_attention", std::make_shared<RelativeAttention>(c, index, layout, nullptr));
     cross_dropout_ = dropout("cross_dropout");
   }
   norm_2_ = norm("norm_2", before);
   if (c.moe.in(index))
     mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
   else
-    mlp_ = add("mlp", dense_part(c, layout));
+    mlp_ = add("mlp", dense_part(c, index, layout));
   post_norm_2_ = norm("post_norm_2", behind);
   mlp_dropout_ = dropout("mlp_dropout");
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));

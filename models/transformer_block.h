@@ -43,17 +43,17 @@ class SelfAttention : public nn::Layer {
 class FeedForward : public nn::Layer {
  public:
   FeedForward(const GptConfig& config, std::int64_t width, const parallel::Layout& layout);
-  /// Adapters for the part of a dense block, as `config` asks for them.
-  void set_adapters(const GptConfig& config, const parallel::Layout& layout);
+  /// Adapters for the part of a dense block of that index, as `config` asks for them.
+  void set_adapters(const GptConfig& config, std::int64_t index, const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
 
  private:
   parallel::Layout layout_;
-  bool gated_, relu_;
+  bool gated_;
+  int relu_;  ///< to which power; 0: the product has another function, or none
   tensor::Glu glu_;
-  std::int64_t width_;
   std::shared_ptr<parallel::ColumnLinear> up_;
   std::shared_ptr<parallel::RowLinear> down_;
   std::shared_ptr<nn::Dropout> dropout_;  ///< null: none

@@ -2,10 +2,9 @@
 """Draws tokenizers of rare parts (normalizers, pre-tokenizers, added tokens) and compares the ids of `sherd prepare` with
 those of the tokenizers package on random texts.
 
-A tokenizer that Sherd refuses is counted, and a text on which the package itself panics is left out. Of several added
-tokens that are normalised to one text the package takes any, anew in each process: such a difference is none.
+A tokenizer that Sherd refuses is counted, and a text on which the package itself panics is left out.
 
-Needs tokenizers and numpy; nothing that Sherd builds, tests or runs needs this file.
+Needs tokenizers, sentencepiece and numpy; nothing that Sherd builds, tests or runs needs this file.
 Usage: check_tokenizer_parts.py [--sherd build/sherd] [--tokenizers N] [--seed S]
 """
 import argparse
@@ -19,12 +18,35 @@ import tempfile
 import numpy
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+import make_tokenizer_reference as reference
+import unigram_tokenizers
+
 END = "</s>"
 CHARACTERS = [chr(c) for c in range(32, 127)] + list("▁²³¹¼½¾ªºéµ\u00a0\u3000\n\t")
 EXPRESSIONS = [r"\w", r"\w+", r"[\w]+", r"[^\w]+", r"\W", r"\W+", r"[^\s\w]+", r"\s+", r"\d+", r"\w+|x", r"(?i:\w)a", r"[\w²]"]
 CONTENTS = ["<a>", END, " ", "  ", "x ", " x", "ab", "▁", "²", "X", "aXb", "\n"]
 PIECES = [" ", "  ", "a", "b", "ab", "<a>", END, "x", "X", "²", "½", "ª", "\u00a0", "\u3000", "\n", "▁", "_", "1", "12", ".", "é",
-          "q", "aXb", "\t"]
+          "q", "aXb", "\t", "\r\n", "\u0301", "\u0323", "½", "ﬁ", "™", "\x01", "\x1e", "\ufe0f", "\u200d", "\u0958", "\u0e33", "Å", "\0", "☃"]
+CHARSMAP = unigram_tokenizers.trained(reference.corpus(), 900)[1]
+
+
+def model(r):
+    """Of byte pairs, or unigrams whose sums are often equal."""
+    pieces = [*CHARACTERS, "aa", "ab", "▁a", "▁▁", "ba", "▁ab"]
+    if r.random() < 0.5:
+        merges = [("a", "a"), ("a", "b"), ("▁", "a"), ("▁", "▁"), ("b", "a"), ("▁", "ab")]
+        return models.BPE(vocab={token: i for i, token in enumerate(["<unk>", END, *pieces])}, merges=merges, unk_token="<unk>")
+    if r.random() < 0.5:
+        pieces += [f"<0x{byte:02X}>" for byte in range(256) if r.random() < 0.99]
+    lone = r.random()
+    score = lambda piece: r.choice([-1.0, -2.0, -0.1, -0.2, -0.3, -r.random()]) * len(piece)
+    scored = [(piece, score(piece)) for piece in pieces if len(piece) > 1 or r.random() < 0.3 + lone]
+    return models.Unigram([("<unk>", 0.0), (END, 0.0), *scored], unk_id=0, byte_fallback=r.random() < 0.5)
+
+
+def distinct(normalizer, contents):
+    """Without those that are normalised to the text of another: the package takes any of them, anew in each process."""
+    return list({normalizer.normalize_str(content): content for content in contents}.values())
 
 
 def drawn(r):
@@ -32,18 +54,18 @@ def drawn(r):
     coin = lambda: r.random() < 0.5
     normalizer = [lambda: normalizers.Strip(left=coin(), right=coin()), lambda: normalizers.Prepend("▁"),
                   lambda: normalizers.Replace(" ", "▁"), normalizers.Lowercase, normalizers.NFKC,
-                  lambda: normalizers.Replace(Regex(r"\s{2,}"), " "), lambda: normalizers.Replace("x", "")]
+                  lambda: normalizers.Replace(Regex(r"\s{2,}"), " "), lambda: normalizers.Replace("x", ""),
+                  lambda: normalizers.Precompiled(CHARSMAP), normalizers.Nmt, normalizers.StripAccents]
     step = [lambda: pre_tokenizers.Metaspace("▁", prepend_scheme=r.choice(["first", "always", "never"]), split=coin()),
             lambda: pre_tokenizers.Split(Regex(r.choice(EXPRESSIONS)), r.choice(
                 ["isolated", "removed", "merged_with_next", "contiguous", "merged_with_previous"])),
-            lambda: pre_tokenizers.Digits(individual_digits=coin()), lambda: pre_tokenizers.Punctuation(r.choice(["isolated", "removed"]))]
-    vocab = {token: i for i, token in enumerate(["<unk>", END, *CHARACTERS, "aa", "ab", "▁a", "▁▁", "ba", "▁ab"])}
-    merges = [("a", "a"), ("a", "b"), ("▁", "a"), ("▁", "▁"), ("b", "a"), ("▁", "ab")]
-    made = Tokenizer(models.BPE(vocab=vocab, merges=merges, unk_token="<unk>"))
+            lambda: pre_tokenizers.Digits(individual_digits=coin()), lambda: pre_tokenizers.Punctuation(r.choice(["isolated", "removed"])),
+            pre_tokenizers.WhitespaceSplit, pre_tokenizers.Whitespace]
+    made = Tokenizer(model(r))
     made.normalizer = normalizers.Sequence([r.choice(normalizer)() for _ in range(r.randrange(3))])
     made.pre_tokenizer = pre_tokenizers.Sequence([r.choice(step)() for _ in range(r.randrange(3))])
     made.add_tokens([AddedToken(content, lstrip=coin(), rstrip=coin(), single_word=r.random() < 0.3, normalized=coin(), special=coin())
-                     for content in r.sample(CONTENTS, r.randrange(6))])
+                     for content in distinct(made.normalizer, r.sample(CONTENTS, r.randrange(6)))])
     made.add_special_tokens([END])
     return json.loads(Tokenizer.from_str(made.to_str()).to_str())
 

@@ -11,7 +11,7 @@ the label of the last of these, as PEFT's own loss does, with which it is compar
 that its network made; `encoder.NAME` and `grad.NAME` are the network's.
 
 Needs torch, transformers, peft and safetensors; nothing that Sherd builds, tests or runs needs this file.
-Usage: make_peft_reference.py [OUTPUT_FOLDER]
+Usage: make_peft_reference.py [OUTPUT_FOLDER [NAME...]]
 """
 import pathlib
 import shutil
@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 import transformers
 
+from make_hugging_face_reference import SOURCE
 from make_moe_reference import InDouble
 
 ROOT = pathlib.Path(__file__).parent.parent / "tests/models/reference"
@@ -36,6 +37,9 @@ ADAPTERS = {
     "gpt2_ia3": ("gpt2", IA3(fan_in_fan_out=True)),
     "llama_ia3": ("llama", IA3()),
     "qwen2_ia3": ("qwen2", IA3(target_modules=["q_proj", "gate_proj", "o_proj"], feedforward_modules=[])),
+    "t5_default": ("t5", LORA(r=2, lora_alpha=4)),
+    "t5_all": ("t5", LORA(r=3, lora_alpha=3, target_modules="all-linear")),
+    "t5_ia3": ("t5", IA3()),
 }
 
 
@@ -51,7 +55,15 @@ def load(family):
     folder = ROOT / "hugging_face" / family
     config = transformers.AutoConfig.from_pretrained(folder)
     config._attn_implementation = config._experts_implementation = "eager"
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32)
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    return kind.from_pretrained(folder, config=config, dtype=torch.float32)
+
+
+def run(model, tokens):
+    """Of an encoder and a decoder what the latter gives for its own tokens, behind the former's."""
+    if model.config.is_encoder_decoder:
+        return model(tokens[:, :SOURCE], decoder_input_ids=tokens[:, SOURCE:], use_cache=False)
+    return model(tokens, use_cache=False)
 
 
 def widen(model):
@@ -69,7 +81,7 @@ def widen(model):
 def make(name, family, config, root):
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
-    config.task_type, config.base_model_name_or_path = "CAUSAL_LM", family
+    config.task_type, config.base_model_name_or_path = "SEQ_2_SEQ_LM" if family == "t5" else "CAUSAL_LM", family
     model = peft.get_peft_model(load(family), config).eval()
     config.base_model_name_or_path = family
     torch.manual_seed(70 + list(ADAPTERS).index(name))
@@ -82,11 +94,12 @@ def make(name, family, config, root):
     (folder / "README.md").unlink(missing_ok=True)
     of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
     tokens, labels = of_model["tokens"].long(), of_model["labels"].long()
-    single = model(tokens, use_cache=False).logits
+    single = run(model, tokens).logits
     widen(model)
     with InDouble():
-        logits = model(tokens, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits.view(-1, 37), labels.view(-1), ignore_index=-100)
+        logits = run(model, tokens).logits
+        wanted = labels[:, -logits.shape[1]:].reshape(-1)
+        loss = torch.nn.functional.cross_entropy(logits.view(-1, 37), wanted, ignore_index=-100)
     loss.backward()
     expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": logits.detach().float(),
                 "loss": loss.detach().float().reshape(1)}
@@ -153,10 +166,10 @@ def make_prompt(name, family, config, root):
 def main():
     root = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "peft"
     transformers.logging.disable_progress_bar()
-    for name, (family, config) in ADAPTERS.items():
-        make(name, family, config, root)
-    for name, (family, config) in PROMPTS.items():
-        make_prompt(name, family, config, root)
+    for table, make_it in ((ADAPTERS, make), (PROMPTS, make_prompt)):
+        for name, (family, config) in table.items():
+            if not sys.argv[2:] or name in sys.argv[2:]:
+                make_it(name, family, config, root)
 
 
 if __name__ == "__main__":

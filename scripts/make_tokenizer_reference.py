@@ -3,10 +3,11 @@
 
 Each NAME.json is a tokenizer.json that the tokenizers package trained on text of this file. texts.txt has a text per
 line, as hexadecimal digits of its bytes (some are no UTF-8), NAME.txt the ids that the package gives for it, decoded with
-errors="replace", and the text that it makes of these ids; "=" is the decoded text itself, "-" nothing.
+errors="replace", and the text that it makes of these ids; "=" is the decoded text itself, "-" nothing, and "?" one with
+U+FFFD that the text does not have: the package puts it for bytes that Sherd leaves as they are.
 
-Needs tokenizers; nothing that Sherd builds, tests or runs needs this file.
-Usage: make_tokenizer_reference.py [FOLDER]
+Needs tokenizers and sentencepiece; nothing that Sherd builds, tests or runs needs this file.
+Usage: make_tokenizer_reference.py [FOLDER [NAME...]]
 """
 import json
 import pathlib
@@ -14,6 +15,8 @@ import random
 import sys
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import unigram_tokenizers
 
 # A sentence or two in many scripts.
 SCRIPTS = [
@@ -205,8 +208,9 @@ def main():
     texts = corpus()
     made = {"gpt2": gpt2(texts), "llama3": llama3(texts), "qwen": qwen(texts), "llama2": llama2(False, texts),
             "mistral": llama2(True, texts), "variety": variety(texts), "bert": bert(texts),
-            "bert_cased": bert(texts, lowercase=False)}
+            "bert_cased": bert(texts, lowercase=False), **{name: make(texts) for name, make in unigram_tokenizers.FAMILIES.items()}}
     raw_texts = hard_texts()
+    made = {name: tok for name, tok in made.items() if name in (sys.argv[2:] or made)}
     (folder / "texts.txt").write_text("".join(f"{raw.hex() or '-'}\n" for raw in raw_texts))
     for name, tok in made.items():
         state = json.dumps(json.loads(tok.to_str()), ensure_ascii=False, separators=(",", ":"))
@@ -217,7 +221,7 @@ def main():
             text = raw.decode(errors="replace")
             ids = tok.encode(text, add_special_tokens=False).ids
             decoded = tok.decode(ids)
-            back = "=" if decoded == text else decoded.encode().hex() or "-"
+            back = "=" if decoded == text else "?" if "\ufffd" in decoded and "\ufffd" not in text else decoded.encode().hex() or "-"
             lines.append(f"{','.join(map(str, ids)) or '-'} {back}\n")
         (folder / f"{name}.txt").write_text("".join(lines))
 

@@ -47,10 +47,10 @@ std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::Parameter
 std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& part,
                                                       const Shape& weight, parallel::AdaptedLayer::Cut cut,
                                                       const parallel::Layout& layout,
-                                                      std::vector<std::int64_t> blocks) {
+                                                      std::vector<std::int64_t> blocks, std::int64_t block) {
   const config::Adapter& adapter = config.adapter;
   if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return nullptr;
-  const AdaptedWeight adapted = adapted_weight(config, "blocks.0." + part);
+  const AdaptedWeight adapted = adapted_weight(config, cat("blocks.", block, ".", part));
   parallel::AdaptedLayer layer{cut, weight[1], weight[0], {}, std::move(blocks)};
   for (const int tensor : adapted.tensors) {
     std::vector<Range> rows;

@@ -59,6 +59,7 @@ struct TensorNames {
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
   std::string classifier = "", pooler = "";  ///< of labels; in the place of head_dense, with the prefix
+  std::vector<std::string> copies{};  ///< tables that files may have too, and which must be that of `tokens`
   /// What begins names of tensors that the model does not have, and files may.
   std::vector<std::string> passed_over{};
   bool transposed = false;   ///< matrices of the blocks are [in, out]

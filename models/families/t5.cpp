@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "base/error.h"
 #include "models/families/family.h"
 
 // T5 (Raffel et al. 2020), also as 1.1 (gated, scores of a table of their own), and mT5 (Xue et al. 2021).
@@ -10,9 +11,9 @@ using config::FfnActivation;
 using config::Value;
 using M = config::Model;
 
-/// The first T5's scores are those of the embeddings, divided by the root of their width.
-double tied_scaling(const M& m) {
-  return m.tie_embeddings ? std::sqrt(static_cast<double>(m.hidden_size)) : 1;
+/// What the first T5's scores, those of the table of embeddings, are divided by.
+double root_of_width(const M& m) {
+  return std::sqrt(static_cast<double>(m.hidden_size));
 }
 
 /// One share for all that is dropped.
@@ -47,7 +48,17 @@ JsonKeys t5_keys() {
             config::most_positions),
       whole("decoder_start_token_id", &M::decoder_start_token_id, 0, config::most_vocabulary),
       whole("n_positions", &M::max_positions, 1, config::most_positions / 2).written(source_positions),
-      flag("scale_decoder_outputs", &Published::scales_scores),
+      config::custom<Published>(
+          "scale_decoder_outputs", "",
+          [](Published& p, const Value& value) { p.scales_scores = value.boolean(); },
+          [](const Published& p) { return config::node_of(p.model.logits_scaling != 1); }),
+      config::custom<Published>("dense_act_fn", "",
+                                [](Published& p, const Value& value) { p.dense_act = value.text(); }),
+      config::custom<Published>("is_gated_act", "",
+                                [](Published& p, const Value& value) { p.gated_act = value.boolean(); }),
+      idle("pad_token_id").written([](const Published& p) {
+        return config::node_of(p.model.decoder_start_token_id);
+      }),
       dropout_rate(),
       positive("layer_norm_epsilon", &M::norm_epsilon),
       positive("initializer_factor", &M::init_std),
@@ -61,7 +72,7 @@ JsonKeys t5_keys() {
       only("is_encoder_decoder", is_true, "the model is an encoder in front of a decoder")
           .written([](const Published&) { return config::node_of(true); }),
       only("is_decoder", config::is_false, "the model is an encoder in front of a decoder")};
-  for (const char* name : {"dense_act_fn", "is_gated_act", "scalable_attention", "classifier_dropout"})
+  for (const char* name : {"scalable_attention", "classifier_dropout"})
     out.push_back(idle(name));
   return out;
 }
@@ -77,8 +88,8 @@ TensorNames decoder_names() {
   names.cross_projection = cross + "o";
   const std::string wide = "layer.2.DenseReluDense.";
   names.up = {wide + "wi_0", wide + "wi_1"}, names.plain_up = wide + "wi", names.down = wide + "wo";
-  names.passed_over = {"encoder.embed_tokens.", "decoder.embed_tokens.",
-                       "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."};
+  names.copies = {"encoder.embed_tokens", "decoder.embed_tokens"};
+  names.passed_over = {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias."};
   return names;
 }
 
@@ -91,14 +102,17 @@ TensorNames encoder_names() {
   return names;
 }
 
-/// What both lack; `scaling`: that of the class's scores.
-std::optional<std::string> lacks(const M& m, double scaling) {
+/// What both lack; the shares of what is dropped go out as `dropout` alone.
+std::optional<std::string> t5_lacks(const M& m) {
   if (m.attention_multiplier != 1) return "model.attention_multiplier that is not 1";
-  for (const double other : {m.attention_dropout, m.embedding_dropout, m.ffn_dropout})
-    if (other != m.dropout) return "dropouts that are not model.dropout";
-  if (std::abs(m.logits_scaling - scaling) > 1e-6 * scaling)
-    return cat("model.logits_scaling that is not ", scaling);
+  const double scaling = m.logits_scaling;
+  if (scaling != 1 && std::abs(scaling - root_of_width(m)) > 1e-6 * scaling)
+    return cat("model.logits_scaling that is neither 1 nor ", root_of_width(m));
   return std::nullopt;
+}
+
+std::optional<std::string> mt5_lacks(const M& m) {
+  return m.logits_scaling != 1 ? "model.logits_scaling" : t5_lacks(m);
 }
 
 void class_defaults(Published& p) {
@@ -106,8 +120,23 @@ void class_defaults(Published& p) {
   p.model.dropout = p.model.attention_dropout = p.model.embedding_dropout = p.model.ffn_dropout = 0.1;
 }
 
+/// What files say of the activation a second time must be the same.
+void check_activation(const Published& p) {
+  const bool gated = p.model.gated();
+  const FfnActivation own = p.model.activation;
+  const bool same = p.dense_act.empty() ||
+                    p.dense_act == (own == FfnActivation::relu     ? "relu"
+                                    : own == FfnActivation::swiglu ? "silu"
+                                    : own == FfnActivation::gelu   ? "gelu"
+                                                                   : "gelu_new");
+  if (!same || p.gated_act.value_or(gated) != gated)
+    fail(ErrorKind::config, "dense_act_fn and is_gated_act contradict feed_forward_proj: take them out, or make "
+                            "feed_forward_proj say the same");
+}
+
 void settle_layers(Published& p) {
   M& m = p.model;
+  check_activation(p);
   m.encoder.num_layers = p.encoder_layers;
   m.num_layers = p.encoder_layers + (p.decoder_layers > 0 ? p.decoder_layers : p.encoder_layers);
   m.encoder.seq_length = m.max_positions;  // and as many for the decoder
@@ -121,6 +150,8 @@ Family of_t5(const char* name, const char* architecture) {
           .keys = t5_keys(),
           .names = decoder_names(),
           .encoder_names = encoder_names(),
+          .lora_targets = {"q", "v"},
+          .ia3_targets = {"k", "v", "wo"},
           .has = {"activation", "attention_multiplier", "logits_scaling"}};
 }
 
@@ -135,10 +166,12 @@ Family t5() {
   };
   out.settle = [](Published& p) {
     settle_layers(p);
-    if (!p.scales_scores) p.model.tie_embeddings = false;
-    p.model.logits_scaling = tied_scaling(p.model);
+    // As transformers 5 writes T5 1.1, whose files have a table of their own for scores.
+    const bool scales = p.scales_scores.value_or(p.model.tie_embeddings);
+    if (!scales) p.model.tie_embeddings = false;
+    p.model.logits_scaling = scales ? root_of_width(p.model) : 1;
   };
-  out.lacks = [](const M& m) { return lacks(m, tied_scaling(m)); };
+  out.lacks = t5_lacks;
   return out;
 }
 
@@ -153,9 +186,7 @@ Family mt5() {
     settle_layers(p);
     p.model.tie_embeddings = false;
   };
-  out.lacks = [](const M& m) {
-    return m.tie_embeddings ? std::optional<std::string>("model.tie_embeddings true") : lacks(m, 1);
-  };
+  out.lacks = mt5_lacks;
   return out;
 }
 

@@ -123,10 +123,10 @@ Adapter from_peft(std::string_view text, const std::string& name) {
 
 std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
-                    bool causal) {
+                    const std::string& task) {
   const bool lora = adapter.type == AdapterType::lora;
   Json out{{"peft_type", lora ? "LORA" : "IA3"},
-           {"task_type", causal ? Json("CAUSAL_LM") : Json()},
+           {"task_type", task.empty() ? Json() : Json(task)},
            {"base_model_name_or_path", base_name(base)},
            {"inference_mode", true},
            {"target_modules", targets},

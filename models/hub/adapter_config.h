@@ -17,11 +17,11 @@ config::Adapter from_peft(std::string_view text, const std::string& name);
 
 /// An adapter of layers as PEFT's adapter_config.json. `targets`: ends of the names of all modules that have
 /// one, `feedforward` among them, which IA³ takes at their input; `transposed`: published weights are
-/// [in, out], as GPT-2's are; `base`: a name or path of the model, or empty; `causal`: it is no encoder, of
-/// whose tasks PEFT knows none that is masked tokens.
+/// [in, out], as GPT-2's are; `base`: a name or path of the model, or empty; `task`: PEFT's task_type, empty
+/// for masked tokens, which it does not know.
 std::string to_peft(const config::Adapter& adapter, const std::vector<std::string>& targets,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
-                    bool causal);
+                    const std::string& task);
 
 /// The numbers of a model that its prompt's adapter_config.json tells.
 struct PromptedModel {

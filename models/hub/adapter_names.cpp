@@ -38,22 +38,38 @@ std::vector<int> chosen(const config::Adapter& adapter, const PublishedParameter
   return out;
 }
 
-/// The parts of a block that can have an adapter.
-std::vector<std::string> parts_of(const config::Model& model) {
-  std::vector<std::string> out{"attention.qkv", "attention.projection"};
-  if (model.moe.experts == 0) out.insert(out.end(), {"mlp.up", down});
+/// The parts of a block that can have an adapter, in a block as all are, or with an encoder in front in the
+/// first of each stack.
+struct AdaptedPart {
+  std::string part, block;
+};
+std::vector<AdaptedPart> parts_of(const config::Model& model) {
+  std::vector<AdaptedPart> out;
+  const auto append = [&](std::int64_t block, std::initializer_list<const char*> parts) {
+    for (const char* part : parts) out.push_back({part, std::to_string(block)});
+  };
+  if (model.has_encoder()) {
+    append(0, {"attention.q", "attention.kv", "attention.projection", "mlp.up", down});
+    append(model.encoder.num_layers,
+           {"attention.q", "attention.kv", "attention.projection", "cross_attention.q", "cross_attention.kv",
+            "cross_attention.projection", "mlp.up", down});
+    return out;
+  }
+  append(0, {"attention.qkv", "attention.projection"});
+  if (model.moe.experts == 0) append(0, {"mlp.up", down});
   return out;
 }
 
 PublishedParameter weight_of(const HuggingFaceLayout& layout, const std::string& part,
-                             const std::string& block = "0") {
+                             const std::string& block) {
   return layout.published(cat("blocks.", block, ".", part, ".weight"));
 }
 
 /// The part behind the block's number: "self_attn.q_proj".
 std::string short_name(const std::string& module) {
-  const std::size_t block = module.find(".0.");
-  return module.substr(block + 3);
+  std::string out = module.substr(module.find(".0.") + std::strlen(".0."));
+  if (out.starts_with("layer.")) out = out.substr(out.find('.', std::strlen("layer.")) + 1);  // T5's parts
+  return out;
 }
 
 /// The number of the block that a target's name has, and what is behind it; -1: none has one.
@@ -94,11 +110,13 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
 void check_targets(const config::Adapter& adapter, const config::Model& model,
                    const HuggingFaceLayout& layout) {
   std::vector<std::string> modules;
-  for (const std::string& part : parts_of(model))
-    for (const PublishedTensor& tensor : weight_of(layout, part).tensors)
-      modules.push_back(module_of(tensor));
   std::string there;
-  for (const std::string& module : modules) there += cat(there.empty() ? "" : ", ", short_name(module));
+  for (const auto& [part, block] : parts_of(model))
+    for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
+      modules.push_back(module_of(tensor));
+      const std::string name = short_name(modules.back());
+      if (there.find(name) == std::string::npos) there += cat(there.empty() ? "" : ", ", name);
+    }
   const bool experts = model.moe.experts > 0;
   for (const std::string& target : adapter.targets) {
     const bool found = std::any_of(modules.begin(), modules.end(),
@@ -134,10 +152,9 @@ std::string adapter_stem(AdapterType type) {
 
 config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig& model) {
   config::Adapter out = adapter;
-  if (model.has_encoder())
-    fail(ErrorKind::config,
-         "training.adapter is yet to come for models with an encoder in front (model.encoder): train the whole "
-         "model");
+  if (model.has_encoder() && adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3)
+    fail(ErrorKind::config, "training.adapter.type ", config::name_of(adapter.type),
+         " is yet to come for models with an encoder in front (model.encoder): take lora or ia3");
   if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return out;
   if (model.mla.kv_lora_rank > 0)
     fail(ErrorKind::config, "training.adapter.type ", config::name_of(adapter.type),
@@ -222,14 +239,20 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   const HuggingFaceLayout layout(model);
   std::vector<std::string> targets, feedforward;
   bool transposed = false;
-  for (const std::string& part : parts_of(model))
-    for (const PublishedTensor& tensor : weight_of(layout, part).tensors) {
-      if (!is_chosen(model.adapter, tensor)) continue;
-      targets.push_back(short_name(module_of(tensor)));
+  for (const auto& [part, block] : parts_of(model))
+    for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
+      const std::string name = short_name(module_of(tensor));
+      if (!is_chosen(model.adapter, tensor) ||
+          std::find(targets.begin(), targets.end(), name) != targets.end())
+        continue;
+      targets.push_back(name);
       if (part == down) feedforward.push_back(targets.back());
       transposed = transposed || tensor.transposed;
     }
-  return to_peft(adapter, targets, feedforward, transposed, base, model.causal);
+  return to_peft(adapter, targets, feedforward, transposed, base,
+                 !model.causal         ? ""
+                 : model.has_encoder() ? "SEQ_2_SEQ_LM"
+                                       : "CAUSAL_LM");
 }
 
 AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
@@ -238,8 +261,9 @@ AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
   const std::size_t dot = layer.starts_with("blocks.") ? layer.find('.', block) : std::string::npos;
   if (dot == std::string::npos) return out;
   const std::string part = layer.substr(dot + 1);
-  const std::vector<std::string> parts = parts_of(model);
-  if (std::find(parts.begin(), parts.end(), part) == parts.end()) return out;
+  const std::vector<AdaptedPart> parts = parts_of(model);
+  if (std::none_of(parts.begin(), parts.end(), [&](const AdaptedPart& each) { return each.part == part; }))
+    return out;
   out.weight = weight_of(HuggingFaceLayout(model), part, layer.substr(block, dot - block));
   out.tensors = chosen(model.adapter, out.weight);
   out.of_inputs = part == down;

@@ -242,6 +242,11 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
   if (!family.can("activation") &&
       (m.gated() != has.gated() || (m.gated() && m.activation != has.activation)))
     return cat("model.activation \"", config::name_of(m.activation), "\"");
+  Published published;
+  published.model = m;
+  for (const JsonKey& key : family.keys)
+    if (key.can_say && !key.can_say(published))
+      return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
   if (m.classifies() ? !family.class_of(m.head) : m.head != has.head)
     return cat("model.head \"", config::name_of(m.head), "\"");

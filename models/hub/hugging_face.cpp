@@ -367,6 +367,12 @@ std::vector<std::pair<std::string, PublishedTensor>> HuggingFaceLayout::states()
   return out;
 }
 
+std::vector<std::string> HuggingFaceLayout::copies_of_tokens() const {
+  std::vector<std::string> out;
+  for (const std::string& name : names().copies) out.push_back(cat(prefix(), name, ".weight"));
+  return out;
+}
+
 bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
   std::vector<std::string> begins = names().passed_over;
   if (const std::string blocks = cat(prefix(), names().blocks, ".");

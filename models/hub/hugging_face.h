@@ -66,6 +66,8 @@ class HuggingFaceLayout {
   void take_stacked_experts() { experts_stacked_ = true; }
   /// The name of such a tensor of the first layer with experts; empty: the model has none.
   std::string stacked_experts() const;
+  /// Tensors that files may have beside the table of tokens, and that must equal it.
+  std::vector<std::string> copies_of_tokens() const;
   /// Whether files may have a tensor of that name that the model does not have.
   bool passes_over(const std::string& tensor) const;
   /// The part that published files may lack in front of all names but the head's: "transformer." or "model.".

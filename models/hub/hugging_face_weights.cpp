@@ -111,6 +111,10 @@ void HuggingFaceWeights::require_tied(const std::string& head, const std::string
     const std::int64_t count = std::min(most, one.numel() - at);
     same = values(head, one, at, count) == values(table, other, at, count);
   }
+  const std::vector<std::string> copies = layout_.copies_of_tokens();
+  if (!same && std::find(copies.begin(), copies.end(), head) != copies.end())
+    fail(ErrorKind::data, files_.path().string(), ": ", head, " differs from ", table,
+         ", and both stacks have one table here: such a model is not supported");
   if (!same)
     fail(ErrorKind::data, files_.path().string(), ": ", head, " differs from ", table,
          ", and config.json says that they are one (tie_word_embeddings): set it to false there, or remove ",
@@ -169,6 +173,9 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
   const std::string head = found_as(layout_.head()),
                     table = found_as(layout_.published("tokens.weight").tensors[0].name);
   const bool tied = layout_.tied() && !expected.contains(head) && files_.find(head) && files_.find(table);
+  std::vector<std::string> copies;
+  for (const std::string& name : layout_.copies_of_tokens())
+    if (files_.find(found_as(name))) copies.push_back(found_as(name)), expected.insert(copies.back());
   for (const std::string& name : files_.names())
     if (!expected.contains(name) && name.starts_with(text_part_) && !is_buffer(name, *files_.find(name)) &&
         !(tied && name == head) && !layout_.passes_over(name))
@@ -180,8 +187,12 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
   list(problems, "not the model's are", unexpected);
   if (!problems.empty())
     fail(ErrorKind::data, "the tensors in ", files_.path().string(), " are not the weights of this model (",
-         layout_.family(), "): ", problems);
+         layout_.family(), "): ", problems,
+         missing == std::vector<std::string>{head}
+             ? "; where the table of embeddings makes the scores, set model.tie_embeddings to true"
+             : "");
   if (tied) require_tied(head, table);
+  for (const std::string& copy : copies) require_tied(copy, table);
 }
 
 bool HuggingFaceWeights::has(const std::string& name) const {

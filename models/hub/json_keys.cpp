@@ -39,7 +39,12 @@ JsonKey activation(std::string name, std::vector<std::pair<std::string, config::
       if (published.model.activation == activation) return config::node_of(text);
     return Node();
   };
-  return config::custom<Published>(name, "", read, write);
+  JsonKey key = config::custom<Published>(name, "", read, write);
+  key.can_say = [names](const Published& published) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const auto& each) { return each.second == published.model.activation; });
+  };
+  return key;
 }
 
 std::function<bool(const Value&)> equals_text(std::string text) {

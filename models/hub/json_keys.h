@@ -43,7 +43,9 @@ struct Published {
   std::int64_t shared_width = 0;  ///< of the experts that all tokens take, together; 0: absent
   bool greedy_experts = false;    ///< DeepSeek-V2's topk_method, which looks at no groups
   std::int64_t encoder_layers = 0, decoder_layers = 0;  ///< 0 of a decoder: as many as of the encoder
-  bool scales_scores = true;  ///< T5's are divided where the table of embeddings makes them
+  std::optional<bool> scales_scores;  ///< T5's are divided by the root of the width; nothing: absent
+  std::string dense_act;              ///< T5's activation said again; empty: absent
+  std::optional<bool> gated_act;      ///< and whether it has a gate
   bool use_sliding_window = true;
   std::int64_t window = 0;
   std::int64_t first_full_layers = 0;          ///< layers at the start that see everything

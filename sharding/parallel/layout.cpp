@@ -57,17 +57,35 @@ Positions Layout::stream_positions(std::int64_t rows) const {
   return part_of(inner_positions(rows * tensor_size()), tensor_rank() * rows, rows);
 }
 
-Slice Layout::stream_slice(const tensor::Shape& local) const {
+namespace {
+
+/// Elements of [batch, all, width] in the rows that a rank has, and in some of the columns.
+Slice slice_of_rows(const tensor::Shape& local, const Positions& at, std::int64_t all, Range columns,
+                    std::int64_t width) {
   require(local.rank() == 3, "the stream is [batch, seq, width], not ", local.str());
   const std::int64_t rows = local[1];
-  const Positions at = stream_positions(rows);
-  const std::int64_t all = rows * context_size() * (cuts_stream() ? tensor_size() : 1);
   std::vector<Range> tokens;
   if (at.count == 0)
     tokens = {{at.first, at.first + rows}};
   else
     tokens = {{at.first, at.first + at.count}, {at.second, at.second + rows - at.count}};
-  return {{local[0], all, local[2]}, {{{0, local[0]}}, std::move(tokens), {{0, local[2]}}}};
+  return {{local[0], all, width}, {{{0, local[0]}}, std::move(tokens), {columns}}};
+}
+
+}  // namespace
+
+Slice Layout::stream_slice(const tensor::Shape& local) const {
+  require(local.rank() == 3, "the stream is [batch, seq, width], not ", local.str());
+  return slice_of_rows(local, stream_positions(local[1]),
+                       local[1] * context_size() * (cuts_stream() ? tensor_size() : 1), {0, local[2]},
+                       local[2]);
+}
+
+Slice Layout::inner_slice(const tensor::Shape& local) const {
+  require(local.rank() == 3, "the inner part is [batch, seq, width], not ", local.str());
+  const std::int64_t columns = local[2], first = tensor_rank() * columns;
+  return slice_of_rows(local, inner_positions(local[1]), local[1] * context_size(), {first, first + columns},
+                       columns * tensor_size());
 }
 
 Slice tensor_slice(const std::string& what, const tensor::Shape& logical, int dim, const Layout& layout,

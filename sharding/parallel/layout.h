@@ -65,6 +65,8 @@ struct Layout {
   tensor::Positions stream_positions(std::int64_t rows) const;
   /// Which elements of the whole stream [batch, S, width] this rank's part, of that shape, holds.
   tensor::Slice stream_slice(const tensor::Shape& local) const;
+  /// Which elements of the whole inner part [batch, S, width] this rank's features of it hold, of that shape.
+  tensor::Slice inner_slice(const tensor::Shape& local) const;
 };
 
 /// Rows of [..., rows, features], over which the stream is cut.

@@ -286,6 +286,10 @@ class Tape {
   /// Computes the weight gradients that backward has put off, of one block; false once nothing is left.
   bool continue_weight_gradients();
 
+  /// A value that operations of a pass share, of the device, which `make` gives once a pass: `what` says all
+  /// that it depends on, first of all which kind of value it is.
+  Tensor constant(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make);
+
   /// Drops everything recorded: what comes is another pass.
   void clear();
   std::size_t size() const { return nodes_.size(); }
@@ -296,6 +300,7 @@ class Tape {
   };
 
  private:
+  std::vector<std::pair<std::vector<std::int64_t>, Tensor>> constants_;
   struct RecordedOperation {
     GradRef output;  // null for block markers
     BackwardFn backward;

@@ -19,8 +19,9 @@ namespace {
 /// that is not there or not supported.
 void take_tokenizer(const std::string& folder, engine::Manifest& manifest, engine::ExtraFiles& files) {
   std::string why_not;
-  for (const auto& [kind, name] :
-       {std::pair{"hf:", engine::tokenizer_json_file}, std::pair{"spm:", engine::tokenizer_file}}) {
+  std::vector<std::pair<const char*, const char*>> kinds{{"hf:", engine::tokenizer_json_file}};
+  for (const char* name : data::sentencepiece_files) kinds.emplace_back("spm:", name);
+  for (const auto& [kind, name] : kinds) {
     const auto found = files.find(cat(companion_prefix, name));
     if (found == files.end()) continue;
     try {
@@ -28,7 +29,7 @@ void take_tokenizer(const std::string& folder, engine::Manifest& manifest, engin
           data::make_tokenizer(cat(kind, (fs::path(folder) / name).string()), found->second);
       manifest.data.tokenizer = tokenizer->spec();
       manifest.data.vocab_size = tokenizer->vocab_size();
-      files[name] = found->second;
+      files[kind == std::string("hf:") ? name : engine::tokenizer_file] = found->second;
       return;
     } catch (const Error& error) {
       why_not += cat(why_not.empty() ? "" : "; ", error.what());

@@ -365,9 +365,9 @@ DType published_dtype(const std::string& folder) {
 
 engine::ExtraFiles companion_files(const std::string& folder) {
   engine::ExtraFiles out;
-  for (const char* name :
-       {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model",
-        "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja"}) {
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                           "tokenizer.model", "spiece.model", "special_tokens_map.json", "added_tokens.json",
+                           "vocab.json", "merges.txt", "chat_template.jinja"}) {
     std::error_code error;
     const fs::path path = fs::path(folder) / name;
     if (fs::exists(path, error)) out[cat(companion_prefix, name)] = read_file(path);

@@ -416,6 +416,7 @@ void settle_encoder(Model& m) {
                                                  {"token_types", m.token_types > 0},
                                                  {"embedding_norm", m.embedding_norm},
                                                  {"bias", m.has_qkv_bias()},
+                                                 {"residual_multiplier", m.residual_multiplier != 1},
                                                  {"norm_placement", m.norm_placement != NormPlacement::pre}};
   for (const auto& [key, there] : others)
     expect(!there, key, " is not for models with an encoder in front: leave it out");
@@ -459,7 +460,7 @@ Model resolved(Model m) {
   settle_latents(m);
   if (m.moe.bias_update > 0) m.moe.correction_bias = true;
   const bool own_head = m.head_dim > 0;
-  if (m.max_positions == 0) m.max_positions = m.seq_length;
+  if (m.max_positions == 0 || m.position == PositionType::relative) m.max_positions = m.seq_length;
   if (m.num_kv_heads == 0) m.num_kv_heads = m.num_heads;
   expect(own_head || m.hidden_size % m.num_heads == 0, "hidden_size ", m.hidden_size,
          " is not a multiple of num_heads ", m.num_heads, "; set head_dim to have them differ");
@@ -484,9 +485,12 @@ Model resolved(Model m) {
   expect(m.position != PositionType::rotary || (turned > 0 && turned % 2 == 0) || m.mla.kv_lora_rank > 0,
          "partial_rotary_factor ", m.partial_rotary_factor, " turns ", turned, " of a head's ", m.head_dim,
          " elements, which must be an even number of them");
-  expect(m.activation != FfnActivation::relu || m.moe.experts == 0,
-         "activation \"relu\" is not for experts: take \"gelu\"");
-  check_experts(m), settle_encoder(m);
+  settle_encoder(m);
+  const bool relu = m.activation == FfnActivation::relu || m.activation == FfnActivation::relu2;
+  expect(!relu || (m.moe.experts == 0 && m.head == Head::lm), "activation \"", name_of(m.activation),
+         "\" is neither for experts nor for the layers of other heads than \"lm\": take \"gelu\"");
+  expect(m.ffn_dropout == 0 || m.moe.experts == 0, "ffn_dropout is not for experts: leave it at 0");
+  check_experts(m);
   return m;
 }
 

@@ -19,7 +19,16 @@ enum class ModelType : std::uint8_t {};
 enum class PositionType : std::uint8_t { learned, rotary, relative };
 enum class Norm : std::uint8_t { layernorm, rmsnorm };
 /// Those from swiglu on have a gate (tensor::Glu).
-enum class FfnActivation : std::uint8_t { gelu_tanh, gelu, relu, swiglu, geglu_tanh, geglu, swiglu_clamped };
+enum class FfnActivation : std::uint8_t {
+  gelu_tanh,
+  gelu,
+  relu,
+  relu2,  ///< its square
+  swiglu,
+  geglu_tanh,
+  geglu,
+  swiglu_clamped
+};
 /// Where a block's norms stand: x + f(norm(x)), x + norm(f(x)) (OLMo 2), x + norm(f(norm(x))) (Gemma 2), or
 /// norm(x + f(x)) (Vaswani et al. 2017; BERT), where no norm follows the last block.
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
@@ -191,7 +200,7 @@ struct Model {
   double attention_dropout = 0;  ///< dropout of attention weights; default `dropout`
   /// dropout of the embeddings' sum, and with `encoder` behind both last norms; default `dropout`
   double embedding_dropout = 0;
-  double ffn_dropout = 0;        ///< dropout of what the feed-forward part's activation gives; by type
+  double ffn_dropout = 0;        ///< dropout of what the feed-forward part's activation gives
   std::int64_t token_types = 0;  ///< rows of a table of types of tokens (segments); 0: none; by type
   /// A norm behind the embeddings' sum, in the place of the first layer's own; by type.
   bool embedding_norm = false;

@@ -117,6 +117,7 @@ struct Key : Row {
   std::function<Node(const T&, Selection)> write = {};
   std::function<bool(const T&)> matters = {};   ///< false: it has no effect beside the others
   std::function<bool(const T&)> left_out = {};  ///< true: the value is not written
+  std::function<bool(const T&)> can_say = {};   ///< false: it has no word for the value
 
   /// Says what the key is, and what else there is to know of it.
   template <class... Tags>

@@ -77,6 +77,7 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
                        {"unigram_entropy_nats", info.unigram_entropy}};
   if (info.masked_tokens > 0) json["masked_tokens"] = info.masked_tokens;
   if (!info.chat_template.empty()) json["chat_template"] = info.chat_template;
+  if (info.seq2seq) json["seq2seq"] = true;
   if (!info.labels.empty()) json["labels"] = info.labels;
   if (info.labels_of_tokens) json["labels_of"] = "tokens";
   write_file_atomically(info_path(prefix), json.dump(2) + "\n");
@@ -109,6 +110,7 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.documents = count("documents", 0, any);
     info.masked_tokens = json.contains("masked_tokens") ? count("masked_tokens", 0, info.tokens) : 0;
     info.chat_template = json.value("chat_template", "");
+    info.seq2seq = json.value("seq2seq", false);
     info.labels = json.value("labels", std::vector<std::string>());
     info.labels_of_tokens = json.value("labels_of", "texts") == "tokens";
     info.text_bytes = count("text_bytes", 0, any);

@@ -24,6 +24,7 @@ struct DatasetInfo {
   std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
   std::vector<std::string>
       labels{};                   ///< names of the classes; not empty: the last id of each document is one
+  bool seq2seq = false;           ///< prompts and completions are texts of their own, each with its end
   bool labels_of_tokens = false;  ///< of its tokens instead, as read_token_classes() says
 };
 

@@ -231,6 +231,10 @@ class Preparation {
       fail(ErrorKind::data, "none of ", counted(left_out_, "example"),
            " has an answer to learn from (a message of the assistant's, or a completion); nothing was "
            "written");
+    if (options_.seq2seq && builder_.counts().masked == 0)
+      fail(ErrorKind::config,
+           "--seq2seq is for lines with a prompt and a completion, of which there are none: leave "
+           "it out; nothing was written");
     if (builder_.counts().documents == 0)
       fail(ErrorKind::data, "the ", source_.files().size() == 1 ? "input holds" : "inputs hold",
            " no text (first: '", source_.files().front().path.string(), "'); nothing was written");
@@ -252,6 +256,7 @@ class Preparation {
               so_far.masked,
               conversations_ ? name_of(example_options_.chat_template) : "",
               options_.labels,
+              options_.seq2seq,
               of_words_.value_or(false)};
       if (!model.empty()) write_file_atomically(model_file_of(tokenizer_.spec()), model);
       write_dataset_info(options_.output, info);

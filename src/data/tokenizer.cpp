@@ -128,8 +128,12 @@ std::string model_file_of(const std::string& spec) {
     fail(ErrorKind::config, "tokenizer '", spec, "' names no model file; give ",
          hugging_face ? "hf:PATH" : "spm:MODEL");
   std::error_code none;
-  if (!hugging_face || !std::filesystem::is_directory(path, none)) return path;
-  return (std::filesystem::path(path) / "tokenizer.json").string();
+  if (!std::filesystem::is_directory(path, none)) return path;
+  const std::filesystem::path folder = path;
+  if (hugging_face) return (folder / "tokenizer.json").string();
+  for (const char* name : sentencepiece_files)
+    if (std::filesystem::exists(folder / name, none)) return (folder / name).string();
+  return path;
 }
 
 std::string with_model_file(const std::string& spec, const std::string& path) {

@@ -80,7 +80,7 @@ std::shared_ptr<const Tokenizer> make_sentencepiece(const std::string& bytes, co
 std::string read_model_file(const std::string& model_path);
 
 /// The tokenizer that a spec names: "byte", "spm:MODEL" or "hf:PATH", a tokenizer.json or its folder. Files
-/// of byte-level BPE and of BPE with byte fallback are read; ids are those of the tokenizers package with
+/// of BPE, WordPiece and unigram models are read; ids are those of the tokenizers package with
 /// bytes that are no UTF-8 replaced by U+FFFD. The end of a document is the eos_token of the files beside it,
 /// or "hf:PATH?eod=TOKEN"; a document begins as its post-processor says, or with "bos=TOKEN" ("bos=": with
 /// nothing). Throws Error{config} for any other text, and where nobody says how a document ends; Error{io}
@@ -90,7 +90,10 @@ std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec);
 /// The same of the bytes of its file.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, const std::string& bytes);
 
-/// The file that a spec names; empty: none.
+/// What published folders call a SentencePiece model.
+inline constexpr const char* sentencepiece_files[] = {"tokenizer.model", "spiece.model"};
+
+/// The file that a spec names, of a folder the one that it is called by there; empty: none.
 std::string model_file_of(const std::string& spec);
 /// The same spec of a file that lies elsewhere.
 std::string with_model_file(const std::string& spec, const std::string& path);

@@ -88,6 +88,28 @@ void require_one_tokenizer(const config::Data& section) {
   }
 }
 
+/// Prompts and answers are learned as what they are, or where that was asked for.
+void require_objective(const config::Config& config) {
+  for (const config::DataSource& source : config.data->sources) {
+    const auto info = data::read_dataset_info(source.path);
+    if (!info) continue;
+    if (config.model->has_encoder() && info->masked_tokens > 0 &&
+        config.training.objective == config::Objective::automatic)
+      fail(ErrorKind::config, "the texts of '", source.path,
+           "' are prompts and answers: set training.objective to \"seq2seq\" to learn the answers, or to "
+           "\"spans\" to learn what is cut out of all of it");
+    if (config.objective() == config::Objective::seq2seq && !info->seq2seq && info->chat_template.empty())
+      log_warning("the completions of '", source.path,
+                  "' go on with their prompts' texts, and answers are texts of their own: prepare them with "
+                  "`sherd prepare --seq2seq`");
+    if (!config.model->has_encoder() && info->seq2seq)
+      log_warning(
+          "the prompts and completions of '", source.path,
+          "' are texts of their own (sherd prepare --seq2seq), and the model has no encoder: it learns "
+          "them behind each other, with an end between");
+  }
+}
+
 /// The data's classes are those of the model, of texts or of tokens.
 void require_labels(const config::Config& config) {
   const bool of_tokens = config.model->labels_tokens();
@@ -178,6 +200,8 @@ std::shared_ptr<const data::Samples> answers(std::shared_ptr<const data::Indexed
                                              const char* name) {
   const config::Model& model = *config.model;
   const auto tokenizer = tokenizer_for("seq2seq\" ends texts", config, data);
+  const auto info = data::read_dataset_info(dataset->prefix());
+  const bool apart = info && info->seq2seq;
   const auto out = std::make_shared<data::AnswerSamples>(
       dataset, range,
       data::AnswerOptions{.source = model.encoder.seq_length,
@@ -186,13 +210,14 @@ std::shared_ptr<const data::Samples> answers(std::shared_ptr<const data::Indexed
                           .shuffle = packing.shuffle,
                           .vocab_size = data.vocab_size,
                           .start = static_cast<std::int32_t>(model.decoder_start_token_id),
-                          .end = tokenizer->end_of_document()},
+                          .end = tokenizer->end_of_document(),
+                          .ended = apart},
       name);
   if (out->cut() > 0)
-    log_warning(
-        counted(out->cut(), "sample"), " of the ", name, " of ", dataset->prefix(),
-        " has a prompt longer than model.encoder.seq_length or an answer longer than what that leaves "
-        "of model.seq_length: their ends are left out");
+    log_warning("of the ", name, " of ", dataset->prefix(), " ", counted(out->cut(), "sample"),
+                out->cut() == 1 ? " has" : " have",
+                " a prompt longer than model.encoder.seq_length or an answer longer than what that leaves "
+                "of model.seq_length: their ends are left out");
   return out;
 }
 
@@ -285,6 +310,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   }
   require_one_tokenizer(*config.data);
   require_labels(config);
+  require_objective(config);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   // Now, and not after hours of training.

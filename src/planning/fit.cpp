@@ -315,6 +315,9 @@ tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device:
     return tensor::Tensor::empty(device, {rows, config.model->seq_length}, DType::i32);
   };
   tensor::Batch out{{"tokens", ids()}, {"labels", ids()}};
+  if (config.objective() == config::Objective::seq2seq)
+    out["source_lengths"] = tensor::Tensor::empty(device, {rows}, DType::i32, device::Category::activations,
+                                                  device.processor_tier());
   if (config.objective() != config::Objective::mlm) return out;
   // As many as hardly any batch has more of.
   const double share = config.training.mlm_probability, n = static_cast<double>(tokens);

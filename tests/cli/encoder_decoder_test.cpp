@@ -78,6 +78,27 @@ TEST_F(EncoderDecoder, AnswersWhatItLearnedByHeart) {
       sherd({"prepare", "--seq2seq", "--input", in("pairs.jsonl"), "--tokenizer",
              "hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json", "--output", in("pairs")});
   ASSERT_EQ(prepared.code, 0) << prepared.err;
+  // Stages between the first and the last learn of the lengths of prompts too.
+  std::vector<double> losses[2];
+  for (const int stages : {1, 4}) {
+    const Outcome got = train_t5({"--steps",   "3",
+                                  "--set",     "data.path=" + in("pairs"),
+                                  "--set",     "training.objective=seq2seq",
+                                  "--set",     "model.seq_length=20",
+                                  "--set",     "model.encoder.seq_length=12",
+                                  "--set",     "bf16.enabled=false",
+                                  "--set",     cat("parallel.pipeline=", stages),
+                                  "--ranks",   std::to_string(stages),
+                                  "--set",     "zero_optimization.stage=1",
+                                  "--metrics", in("stages.jsonl"),
+                                  "--set",     "training.save_dir="});
+    ASSERT_EQ(got.code, 0) << got.err;
+    for (const std::string& loss : metric("stages.jsonl", "loss"))
+      losses[stages / 4].push_back(std::stod(loss));
+    std::filesystem::remove(folder_ / "stages.jsonl");
+  }
+  ASSERT_EQ(losses[0].size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses[0][i], losses[1][i], 1e-4) << i;
   const Outcome trained = train_t5({"--steps", "120", "--set", "data.path=" + in("pairs"), "--set",
                                     "training.objective=seq2seq", "--set", "model.seq_length=20", "--set",
                                     "model.encoder.seq_length=12", "--set", "optimizer.params.lr=0.01"});

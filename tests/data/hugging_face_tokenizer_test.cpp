@@ -38,7 +38,8 @@ std::vector<std::string> lines_of(const std::string& name) {
 
 /// The tokenizers package's results for a text (scripts/make_tokenizer_reference.py).
 struct Expected {
-  std::string text, decoded;
+  std::string text;
+  std::optional<std::string> decoded;  ///< none: they differ knowingly
   std::vector<std::int32_t> ids;
 };
 
@@ -47,12 +48,13 @@ std::vector<Expected> expected_of(const std::string& name) {
   const std::vector<std::string> texts = lines_of("texts.txt"), lines = lines_of(name + ".txt");
   EXPECT_EQ(texts.size(), lines.size());
   for (std::size_t i = 0; i < std::min(texts.size(), lines.size()); ++i) {
-    Expected one{from_hex(texts[i] == "-" ? "" : texts[i]), "", {}};
+    Expected one{from_hex(texts[i] == "-" ? "" : texts[i]), std::nullopt, {}};
     const std::size_t space = lines[i].find(' ');
     const std::string back = lines[i].substr(space + 1);
     std::string storage;
-    one.decoded =
-        back == "=" ? std::string(valid_utf8(one.text, storage)) : from_hex(back == "-" ? "" : back);
+    if (back != "?")
+      one.decoded =
+          back == "=" ? std::string(valid_utf8(one.text, storage)) : from_hex(back == "-" ? "" : back);
     std::istringstream ids(lines[i].substr(0, space) == "-" ? "" : lines[i].substr(0, space));
     for (std::string id; std::getline(ids, id, ',');) one.ids.push_back(std::stoi(id));
     out.push_back(std::move(one));
@@ -78,7 +80,8 @@ TEST_P(HuggingFaceTokenizer, GivesThePackagesIdsAndTexts) {
     EXPECT_EQ(tokenizer_->encode(one.text), one.ids) << "'" << one.text << "'";
     // The package replaces bytes that are no UTF-8 as it decodes.
     std::string storage;
-    EXPECT_EQ(valid_utf8(tokenizer_->decode(one.ids), storage), one.decoded) << "'" << one.text << "'";
+    if (!one.decoded) continue;
+    EXPECT_EQ(valid_utf8(tokenizer_->decode(one.ids), storage), *one.decoded) << "'" << one.text << "'";
   }
 }
 
@@ -115,7 +118,9 @@ INSTANTIATE_TEST_SUITE_P(Families, HuggingFaceTokenizer,
                                            Sample{"qwen", "<|endoftext|>", ""},
                                            Sample{"llama2", "</s>", "<s>"}, Sample{"mistral", "</s>", "<s>"},
                                            Sample{"variety", "</s>", ""}, Sample{"bert", "[SEP]", "[CLS]"},
-                                           Sample{"bert_cased", "[SEP]", "[CLS]"}),
+                                           Sample{"bert_cased", "[SEP]", "[CLS]"}, Sample{"t5", "</s>", ""},
+                                           Sample{"mt5", "</s>", ""}, Sample{"xlm_roberta", "</s>", "<s>"},
+                                           Sample{"albert", "[SEP]", "[CLS]"}),
                          [](const auto& sample) { return std::string(sample.param.name); });
 
 TEST(HuggingFaceSpec, NamesOptionsThatAreNone) {
@@ -259,7 +264,7 @@ TEST(HuggingFaceRefusals, NameWhatIsNotSupported) {
   EXPECT_EQ(make_tokenizer(spec, small_file(""))->encode("abxa"), (std::vector<std::int32_t>{2, 0}));
   const Refused cases[] = {
       {"key 'colour'", R"(, "colour": 1)", ""},
-      {"normalizer is of the type 'Precompiled'", R"(, "normalizer": {"type": "Precompiled"})", ""},
+      {"normalizer is of the type 'Uppercase'", R"(, "normalizer": {"type": "Uppercase"})", ""},
       {"pre_tokenizer.pretokenizers[0] is of the type 'UnicodeScripts'",
        R"(, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}]})", ""},
       {"pretokenizers[1] comes behind ByteLevel",
@@ -282,7 +287,8 @@ TEST(HuggingFaceRefusals, NameWhatIsNotSupported) {
     expect_error(ErrorKind::data, what, [&] { make_tokenizer(spec, bytes); });
   };
   refuse("is no JSON", "{");
-  refuse("'Unigram', and BPE and WordPiece", R"({"model": {"type": "Unigram", "vocab": []}})");
+  refuse("'WordLevel', which is not supported; known are BPE, WordPiece and Unigram",
+         R"({"model": {"type": "WordLevel", "vocab": {}}})");
   refuse("'ac' is not in", R"({"model": {"vocab": {"a": 0, "c": 1}, "merges": ["a c"]}})");
   refuse("no pair of tokens", R"({"model": {"vocab": {"a": 0}, "merges": ["a a a"]}})");
   refuse("the id 5, and the tokenizers package gives it 1",

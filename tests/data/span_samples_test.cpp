@@ -8,10 +8,13 @@
 #include <cmath>
 #include <map>
 
+#include "data/blend.h"
 #include "data/dataset_builder.h"
 #include "data/dataset_info.h"
+#include "data/loader.h"
 #include "data/packing/answer_samples.h"
 #include "data/tokenizer.h"
+#include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
 
@@ -38,6 +41,7 @@ TEST(SpanSamples, LengthsAreThoseOfTheRecipe) {
   for (std::int64_t source = 3; source < 700; ++source)
     EXPECT_EQ(span_lengths(source, 0.15, 3).source(), source) << "all places are taken";
   expect_error(ErrorKind::config, "has no room", [] { span_lengths(2, 0.15, 3); });
+  expect_error(ErrorKind::config, "set model.encoder.seq_length to 255", [] { span_lengths(256, 0.5, 1); });
 }
 
 /// Ids that count up from the position.
@@ -160,7 +164,7 @@ TEST(SpanSamples, SentinelsAreNamedOrBehindTheVocabulary) {
 
 class Answers : public ::testing::Test {
  protected:
-  /// Sequences of prompt and answer tokens.
+  /// Sequences of prompt and answer tokens; 49 in an answer is no target.
   std::shared_ptr<const IndexedDataset> write(
       const std::vector<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>& pairs) {
     const std::string prefix = (folder_.path() / "pairs").string();
@@ -169,7 +173,7 @@ class Answers : public ::testing::Test {
       std::vector<std::int32_t> ids = prompt;
       ids.insert(ids.end(), answer.begin(), answer.end());
       std::vector<std::uint8_t> targets(prompt.size(), 0);
-      targets.resize(ids.size(), 1);
+      for (const std::int32_t id : answer) targets.push_back(id != 49);
       builder.add(ids, true, targets);
     }
     const auto count = static_cast<std::int64_t>(pairs.size());
@@ -210,6 +214,15 @@ TEST_F(Answers, LieBehindTheirPrompts) {
   EXPECT_EQ(samples.tokens_before(3), samples.tokens());
 }
 
+TEST_F(Answers, OfConversationsHaveTheLabelsOfTheMask) {
+  const AnswerSamples samples(write({{{7}, {10, 49, 11}}}), {0, 1}, options_);
+  SampleRow row;
+  samples.load(0, row);
+  const auto n = no_label;
+  EXPECT_EQ(row.tokens, (std::vector<std::int32_t>{7, 1, 1, 1, 1, 0, 10, 49, 11}));
+  EXPECT_EQ(row.labels, (std::vector<std::int32_t>{n, n, n, n, n, 10, n, 11, 1}));
+}
+
 TEST_F(Answers, EveryRoundHasAllInAnotherOrder) {
   std::vector<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>> pairs;
   for (std::int32_t i = 0; i < 20; ++i) pairs.push_back({{5 + i}, {5 + i, 30}});
@@ -226,6 +239,21 @@ TEST_F(Answers, EveryRoundHasAllInAnotherOrder) {
   for (auto& round : rounds) {
     std::sort(round.begin(), round.end());
     for (std::int32_t i = 0; i < 20; ++i) EXPECT_EQ(round[static_cast<std::size_t>(i)], 5 + i);
+  }
+}
+
+/// A model's batch, of samples blended too.
+TEST_F(Answers, BatchesTellHowLongSourcesAre) {
+  const auto samples = std::make_shared<AnswerSamples>(write({{{7, 8, 9}, {10}}, {{12}, {13}}}),
+                                                       SequenceRange{0, 2}, options_);
+  test::Cpu cpu;
+  for (const auto& each : {std::shared_ptr<const Samples>(samples),
+                           std::shared_ptr<const Samples>(std::make_shared<BlendedSamples>(
+                               std::vector<std::shared_ptr<const Samples>>{samples}, std::vector{1.0}))}) {
+    TokenLoader loader(each, {.micro_batch = 2}, *cpu.device);
+    const tensor::Batch batch = loader.next();
+    EXPECT_EQ(cpu.values(batch.at("source_lengths")), (std::vector<double>{4, 2}));
+    EXPECT_EQ(batch.at("tokens").shape(), (tensor::Shape{2, 9}));
   }
 }
 

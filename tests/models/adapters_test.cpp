@@ -92,7 +92,7 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
 INSTANTIATE_TEST_SUITE_P(All, Peft,
                          ::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
-                                           "qwen2_ia3"),
+                                           "qwen2_ia3", "t5_default", "t5_all", "t5_ia3"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {

@@ -50,6 +50,7 @@ class WholeModel : public ::testing::TestWithParam<Style> {
       o.mla = {.kv_lora_rank = 40, .qk_nope_head_dim = 16, .qk_rope_head_dim = 8, .v_head_dim = 24};
     else
       o.head_dim = 24;
+    if (o.has_encoder()) o.encoder.seq_length = 40;
     if (o.any_linear()) o.linear_attention.key_head_dim = 12, o.linear_attention.value_head_dim = 20;
     if (o.position == config::PositionType::learned) o.num_kv_heads = 4;
     o.init_std = 0.05;
@@ -152,16 +153,18 @@ GptConfig residual_experts() {
 
 INSTANTIATE_TEST_SUITE_P(
     Styles, WholeModel,
-    ::testing::Values(
-        Style{"gpt2", test::tiny_gpt2()}, Style{"llama", test::tiny_llama()},
-        Style{"gemma", test::tiny_gemma()}, Style{"post_norms", test::tiny_post_norms()},
-        Style{"bert", test::tiny_bert()}, Style{"latents", test::tiny_latents()},
-        Style{"hybrid", test::tiny_hybrid()}, Style{"gpt_oss", test::with_experts(test::tiny_gpt_oss())},
-        Style{"gpt2_experts", test::with_experts(test::tiny_gpt2())},
-        Style{"llama_sigmoid_experts", sigmoid_experts()}, Style{"gpt2_switch", switch_experts()},
-        Style{"llama_gated_shared", gated_shared_experts()}, Style{"gpt2_residual", residual_experts()},
-        Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
-        Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
+    ::testing::Values(Style{"gpt2", test::tiny_gpt2()}, Style{"llama", test::tiny_llama()},
+                      Style{"gemma", test::tiny_gemma()}, Style{"post_norms", test::tiny_post_norms()},
+                      Style{"bert", test::tiny_bert()}, Style{"latents", test::tiny_latents()},
+                      Style{"hybrid", test::tiny_hybrid()}, Style{"t5", test::with_dropout(test::tiny_t5())},
+                      Style{"gpt_oss", test::with_experts(test::tiny_gpt_oss())},
+                      Style{"gpt2_experts", test::with_experts(test::tiny_gpt2())},
+                      Style{"llama_sigmoid_experts", sigmoid_experts()},
+                      Style{"gpt2_switch", switch_experts()},
+                      Style{"llama_gated_shared", gated_shared_experts()},
+                      Style{"gpt2_residual", residual_experts()},
+                      Style{"gpt2_dropout", test::with_dropout(test::tiny_gpt2())},
+                      Style{"llama_dropout", test::with_dropout(test::tiny_llama())}),
     [](const auto& test) { return std::string(test.param.name); });
 
 }  // namespace

@@ -2,6 +2,7 @@
 // scripts/make_hugging_face_reference.py made them and says what they hold.
 #include <gtest/gtest.h>
 
+#include "autograd/key_cache.h"
 #include "models/inference/generate.h"
 #include "nn/step_state.h"
 #include "support/cpu_fixture.h"
@@ -208,6 +209,7 @@ TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
   const Values want = expected("generated");
   // A shorter prompt among them, as others' answers do not depend on it.
   requests.insert(requests.begin() + 1, {std::vector<std::int32_t>(3, 7), 4});
+  Values alone;
   for (const std::int64_t batch : {1, 3}) {
     std::vector<Values> got(3);
     const GenerationStats stats = generate_texts(model, run, requests, batch, {.temperature = 0},
@@ -218,6 +220,42 @@ TEST_P(Family, ADecoderAnswersAsTransformersDoes) {
     EXPECT_EQ(got[0], Values(want.begin(), want.begin() + 6)) << batch;
     EXPECT_EQ(got[2], Values(want.begin() + 6, want.end())) << batch;
     EXPECT_EQ(stats.tokens, 16) << batch;
+    if (batch == 1) alone = got[1];
+    EXPECT_EQ(got[1], alone) << batch;
+  }
+}
+
+/// Row by row as in a whole reading.
+TEST_P(Family, ADecodersStoredKeysAreThoseOfAWholeReading) {
+  if (!options_.has_encoder()) return;
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  for (const auto& p : parameters.all())  // distances that matter
+    if (p->name.ends_with("coder_positions.weight")) cpu_.kernels->scale(p->value, 20, p->value);
+  autograd::Tape tape(*cpu_.kernels);
+  tape.training = false;
+  const autograd::Tape::NoGrad pause(tape);
+  const Values want = cpu_.values(model.logits(tape, ids("tokens")).value()),
+               tokens = cpu_.values(ids("tokens"));
+  const std::int64_t columns = options_.padded_vocab(), source = 6, targets = 6;
+  autograd::KeyCache cache(2, targets);
+  const autograd::WithKeyCache continues(tape, cache);
+  for (std::int64_t row = 0; row < targets; ++row) {
+    const std::int64_t begin = row == 0 ? 0 : source + row, end = source + row + 1;
+    std::vector<std::int32_t> read;
+    for (std::int64_t text = 0; text < 2; ++text)
+      for (std::int64_t i = begin; i < end; ++i)
+        read.push_back(static_cast<std::int32_t>(tokens[static_cast<std::size_t>(12 * text + i)]));
+    cache.begin(*cpu_.device, {{0, row, 1}, {1, row, 1}}, 1, row == 0 ? source : 0);
+    const Values got =
+        cpu_.values(model.next_logits(tape, Tensor::of<std::int32_t>(*cpu_.device, {2, end - begin}, read)));
+    for (std::int64_t text = 0; text < 2; ++text) {
+      const auto of = [&](const Values& all, std::int64_t at) {
+        return Values(all.begin() + at * columns, all.begin() + at * columns + options_.vocab_size);
+      };
+      expect_near(of(got, text), of(want, text * targets + row), 1e-5);
+    }
   }
 }
 

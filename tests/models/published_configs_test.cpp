@@ -80,6 +80,68 @@ TEST(PublishedConfigs, MixturesOfLatentAttentionAndSharedExperts) {
 }
 
 /// Where a file says no scaling, the class has its own.
+TEST(PublishedConfigs, EncodersInFrontOfDecoders) {
+  const auto parameters = [](const Model& m) {
+    return gpt_config(parse_text(section_of(m)), m.vocab_size).num_parameters(false);
+  };
+  const Model small = read(R"({
+    "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 512,
+    "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "initializer_factor": 1.0,
+    "is_encoder_decoder": true, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512,
+    "num_heads": 8, "num_layers": 6, "output_past": true, "pad_token_id": 0,
+    "relative_attention_num_buckets": 32, "task_specific_params": {"summarization": {"max_length": 200}},
+    "vocab_size": 32128})")
+                          .model;
+  EXPECT_EQ(parameters(small), 60'506'624);
+  EXPECT_EQ(small.num_layers, 12);
+  EXPECT_EQ(small.encoder, (config::Encoder{6, 512}));
+  EXPECT_TRUE(small.tied());
+  EXPECT_DOUBLE_EQ(small.logits_scaling, std::sqrt(512.0));
+  EXPECT_EQ(small.ffn_dropout, 0.1);
+  const Model mt5 = read(R"({
+    "architectures": ["MT5ForConditionalGeneration"], "d_ff": 1024, "d_kv": 64, "d_model": 512,
+    "decoder_start_token_id": 0, "dropout_rate": 0.1, "eos_token_id": 1, "feed_forward_proj": "gated-gelu",
+    "initializer_factor": 1.0, "is_encoder_decoder": true, "layer_norm_epsilon": 1e-06, "model_type": "mt5",
+    "num_decoder_layers": 8, "num_heads": 6, "num_layers": 8, "pad_token_id": 0,
+    "relative_attention_num_buckets": 32, "tie_word_embeddings": false, "tokenizer_class": "T5Tokenizer",
+    "use_cache": true, "vocab_size": 250112})")
+                        .model;
+  EXPECT_EQ(parameters(mt5), 300'176'768);
+  EXPECT_FALSE(mt5.tied());
+  // What transformers 4 and 5 say of the head.
+  const auto of = [](const std::string& keys) {
+    return read((R"({"model_type": "t5", "feed_forward_proj": "gated-gelu", "num_decoder_layers": 4)" + keys +
+                 "}")
+                    .c_str())
+        .model;
+  };
+  const Model flan = of(R"(, "tie_word_embeddings": false)");
+  EXPECT_FALSE(flan.tied());
+  EXPECT_EQ(flan.logits_scaling, 1);
+  EXPECT_EQ(flan.num_layers, 10);
+  EXPECT_EQ(of(R"(, "tie_word_embeddings": true, "scale_decoder_outputs": false)"), flan) << "written by 5";
+  const Model scaled = of(R"(, "tie_word_embeddings": false, "scale_decoder_outputs": true)");
+  EXPECT_FALSE(scaled.tied());
+  EXPECT_DOUBLE_EQ(scaled.logits_scaling, std::sqrt(512.0));
+  Model tied = flan;
+  tied.tie_embeddings = true;
+  for (const Model& each : {small, flan, scaled, tied, mt5}) {
+    const std::string text = to_hugging_face(each, each.vocab_size, "float32", "");
+    Model back = read(text.c_str()).model;
+    if (each == tied) back.tie_embeddings = true;  // which the files decide
+    EXPECT_EQ(back, each) << text;
+  }
+  EXPECT_THROW(of(R"(, "dense_act_fn": "relu")"), Error);
+  EXPECT_THROW(of(R"(, "is_gated_act": false)"), Error);
+  EXPECT_EQ(of(R"(, "dense_act_fn": "gelu_new", "is_gated_act": true)"), of(""));
+  Model other = flan;
+  other.activation = config::FfnActivation::geglu;
+  EXPECT_THROW(to_hugging_face(other, 37, "float32", ""), Error)
+      << "no word of transformers is exact GELU here";
+  other.activation = config::FfnActivation::relu2;
+  EXPECT_THROW(to_hugging_face(other, 37, "float32", ""), Error);
+}
+
 TEST(PublishedConfigs, PositionsOfGptOss) {
   const Model m = read(R"({"model_type": "gpt_oss", "rope_theta": 10000.0, "rope_scaling": null})").model;
   EXPECT_EQ(m.rotary_base, 10000);

@@ -97,6 +97,17 @@ inline models::GptConfig tiny_bert() {
   return o;
 }
 
+/// An encoder of two layers in front of a decoder of one, T5's style.
+inline models::GptConfig tiny_t5() {
+  models::GptConfig o = models::GptConfig::of_family("t5");
+  o.vocab_size = 11, o.pad_vocab_to_multiple_of = 4, o.seq_length = 9, o.hidden_size = 6, o.num_layers = 3;
+  o.num_heads = 2, o.head_dim = 4, o.ffn_hidden_size = 10, o.norm_epsilon = 1e-3;
+  o.encoder = {.num_layers = 2, .seq_length = 3};
+  o.relative_attention_num_buckets = 4, o.relative_attention_max_distance = 4;
+  o.activation = config::FfnActivation::relu2, o.ffn_dropout = 0.2;
+  return o;
+}
+
 inline models::GptConfig with_dropout(models::GptConfig o) {
   o.embedding_dropout = 0.1f, o.attention_dropout = 0.2f, o.dropout = 0.3f;
   return o;

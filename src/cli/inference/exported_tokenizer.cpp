@@ -72,8 +72,10 @@ void write_tokenizer_config(const data::Tokenizer& tokenizer, const config::Mode
 }
 
 void write_generation_config(const std::vector<std::int32_t>& ends, const data::Tokenizer& tokenizer,
-                             const fs::path& to) {
+                             const config::Model& model, const fs::path& to) {
   ordered_json object = object_of(to / "generation_config.json");
+  if (model.has_encoder())
+    object["decoder_start_token_id"] = object["pad_token_id"] = model.decoder_start_token_id;
   object["eos_token_id"] = ends.size() == 1 ? ordered_json(ends[0]) : ordered_json(ends);
   if (!object.contains("bos_token_id"))
     object["bos_token_id"] =
@@ -95,7 +97,8 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
     return;
   }
   const bool came = fs::exists(to / "tokenizer_config.json");
-  if (!came) write_tokenizer_config(*tokenizer, *config::parse_text(manifest.config, "the run's").model, to);
+  const config::Model model = *config::parse_text(manifest.config, "the run's").model;
+  if (!came) write_tokenizer_config(*tokenizer, model, to);
   std::vector<std::int32_t> ends = end_ids_of(reader, *tokenizer);
   if (!name.empty()) {
     const data::ChatTemplate which = data::parse_chat_template(name);
@@ -103,7 +106,7 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
       if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
     write_file_atomically(to / "chat_template.jinja", data::jinja_of(which, *tokenizer));
   }
-  if (!came || !name.empty()) write_generation_config(ends, *tokenizer, to);
+  if (!came || !name.empty()) write_generation_config(ends, *tokenizer, model, to);
 }
 
 }  // namespace sherd::cli

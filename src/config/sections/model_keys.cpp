@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "config/sections/tables.h"
 
@@ -10,8 +11,8 @@ namespace {
 const std::vector<std::string> position_types = {"learned", "rotary", "relative"};
 const std::vector<std::string> norm_names = {"layernorm", "rmsnorm"};
 const std::vector<std::string> layer_type_names = {"full_attention", "sliding_attention", "linear_attention"};
-const std::vector<std::string> activation_names = {"gelu_tanh",  "gelu",  "relu",          "swiglu",
-                                                   "geglu_tanh", "geglu", "swiglu_clamped"};
+const std::vector<std::string> activation_names = {"gelu_tanh", "gelu",       "relu",  "relu2",
+                                                   "swiglu",    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
 const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification", "token_classification"};
 
@@ -254,17 +255,18 @@ std::vector<Key<Model>> block_keys() {
                  "the sums of its parts and what they were given (BERT)",
                  shapes),
       choice("activation", &T::activation, activation_names, "\"swiglu\"")
-          .means(
-              "of the MLP; gelu is x·Φ(x), gelu_tanh its approximation; swiglu, geglu and geglu_tanh have a "
-              "gate; swiglu_clamped is GPT-OSS's, g·sigmoid(1.702·g)·(u + 1) with gate and up within 7",
-              shapes),
+          .means("of the MLP; gelu is x·Φ(x), gelu_tanh its approximation; relu2 is relu's square; swiglu, "
+                 "geglu and geglu_tanh have a "
+                 "gate; swiglu_clamped is GPT-OSS's, g·sigmoid(1.702·g)·(u + 1) with gate and up within 7",
+                 shapes),
       real("dropout", &T::dropout, "0.2", 0, 0.99)
           .means("share dropped of what blocks add to the residual stream"),
       real("attention_dropout", &T::attention_dropout, "0.2", 0, 0.99)
           .means("of attention's weights", by("`dropout`")),
       real("embedding_dropout", &T::embedding_dropout, "0.2", 0, 0.99)
           .means("of the embeddings' sum, and with `encoder` behind both last norms", by("`dropout`")),
-      real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99).means("of what the MLP's activation gives (T5)"),
+      real("ffn_dropout", &T::ffn_dropout, "0.2", 0, 0.99)
+          .means("of what the MLP's activation gives; of relative positions, not given, `dropout` (T5)"),
       integer("token_types", &T::token_types, "2", 0, most_token_types)
           .means("rows of a table of types of tokens (`type_vocab_size`), whose first is every token's where "
                  "data do not say others; 0: none",
@@ -283,7 +285,8 @@ std::vector<Key<Model>> block_keys() {
           .means("of queries times keys (Granite; Gemma's `query_pre_attn_scalar` to the power of -1/2)",
                  by("1/√`head_dim`")),
       real("logits_scaling", &T::logits_scaling, "8", 0, infinity, true)
-          .means("that the vocabulary's scores are divided by (Granite)"),
+          .means("that the vocabulary's scores are divided by (Granite); of relative positions with "
+                 "`tie_embeddings`, not given, √`hidden_size` (T5)"),
       boolean("attention_gate", &T::attention_gate)
           .means("what attention finds is multiplied by the sigmoid of a projection of the same input "
                  "(Qwen3-Next)",
@@ -332,6 +335,10 @@ std::vector<Key<Model>> block_keys() {
 void fill(Model& model, const Given& given, const Value& section) {
   if (!given.contains("attention_dropout")) model.attention_dropout = model.dropout;
   if (!given.contains("embedding_dropout")) model.embedding_dropout = model.dropout;
+  if (!given.contains("ffn_dropout") && model.position == PositionType::relative)
+    model.ffn_dropout = model.dropout;
+  if (!given.contains("logits_scaling") && model.position == PositionType::relative && model.tie_embeddings)
+    model.logits_scaling = std::sqrt(static_cast<double>(model.hidden_size));
   if (!given.contains("qkv_bias")) model.qkv_bias = model.bias || defaults_of(model.type).qkv_bias;
   try {
     model = resolved(model);

@@ -22,9 +22,13 @@ std::vector<Key<Parallel>> layer_keys() {
       boolean("sequence_parallel", &P::sequence_parallel)
           .means("with `tensor` above 1: norms, dropout and residuals work on a part of the sequence on each "
                  "of these ranks",
-                 Concerns::training,
-                 idle([](const Config& c) { return c.parallel.sequence_parallel && c.parallel.tensor == 1; },
-                      "no effect without parallel.tensor above 1")),
+                 Concerns::training, idle([](const Config& c) -> std::string {
+                   if (!c.parallel.sequence_parallel) return "";
+                   if (c.parallel.tensor == 1) return "no effect without parallel.tensor above 1";
+                   return c.model && c.model->has_encoder()
+                              ? "no effect: tensor ranks have whole sequences of an encoder and a decoder"
+                              : "";
+                 })),
       integer("context", &P::context, "2", 1)
           .also_as(&P::context, context_size)
           .means("ranks that hold pieces of the same sequences",

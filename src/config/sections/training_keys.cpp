@@ -211,10 +211,6 @@ void check_objective(const Config& config, const Value& file) {
   const Node* given = training ? training->find("objective") : nullptr;
   const Node* model = file.node.find("model");
   const Value at{given ? *given : *model, "training.objective", file.context};
-  if (objective == Objective::mlm && config.model->causal)
-    at.error(
-        "\"mlm\" is learned from tokens on both sides, and model.causal is true: set it to false, or take "
-        "\"next_token\"");
   const bool writes_spans =
       config.objective() == Objective::spans || config.objective() == Objective::seq2seq;
   if (writes_spans != config.model->has_encoder())
@@ -222,6 +218,10 @@ void check_objective(const Config& config, const Value& file) {
                  ? "a model with an encoder learns \"spans\" or \"seq2seq\": take one of them"
                  : "\"spans\" and \"seq2seq\" are learned by models with an encoder: add the section "
                    "model.encoder, or take another objective");
+  if (objective == Objective::mlm && config.model->causal)
+    at.error(
+        "\"mlm\" is learned from tokens on both sides, and model.causal is true: set it to false, or take "
+        "\"next_token\"");
   if (objective == Objective::next_token && !config.model->causal)
     at.error("\"next_token\" would be seen, as model.causal is false: set it to true, or take \"mlm\"");
   if (objective != Objective::automatic &&

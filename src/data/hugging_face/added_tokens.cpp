@@ -9,40 +9,6 @@
 
 namespace sherd::data {
 
-void AddedTokens::Trie::add(std::string_view text, std::int32_t token) {
-  begins[static_cast<unsigned char>(text[0])] = true;
-  std::size_t node = 0;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    auto& next = nodes[node].next;
-    const auto found =
-        std::find_if(next.begin(), next.end(), [&](const auto& edge) { return edge.first == byte; });
-    if (found != next.end()) {
-      node = static_cast<std::size_t>(found->second);
-      continue;
-    }
-    next.emplace_back(byte, static_cast<std::int32_t>(nodes.size()));
-    node = nodes.size();
-    nodes.emplace_back();
-  }
-  if (nodes[node].token < 0) nodes[node].token = token;
-}
-
-std::int32_t AddedTokens::Trie::match(std::string_view text, std::size_t& length) const {
-  std::int32_t best = -1;
-  std::size_t node = 0;
-  for (std::size_t at = 0; at < text.size(); ++at) {
-    const auto byte = static_cast<unsigned char>(text[at]);
-    const auto& next = nodes[node].next;
-    const auto found =
-        std::find_if(next.begin(), next.end(), [&](const auto& edge) { return edge.first == byte; });
-    if (found == next.end()) break;
-    node = static_cast<std::size_t>(found->second);
-    if (nodes[node].token >= 0) best = nodes[node].token, length = at + 1;
-  }
-  return best;
-}
-
 AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* normalizer)
     : tokens_(std::move(tokens)) {
   MatchSpace space;
@@ -56,6 +22,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
     if (token.special) special_.insert(token.content);
     end_ = std::max(end_, token.id + 1);
   }
+  std::vector<std::pair<std::string_view, std::int32_t>> plain, normalized;
   // The last of one id counts, as of one content; of several that are normalised to one text the first.
   for (std::size_t i = 0; i < tokens_.size(); ++i) {
     if (by_id_.at(tokens_[i].id) != i) continue;
@@ -63,20 +30,23 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
       fail(ErrorKind::data, "the normalizer leaves nothing of the added token '", excerpt(tokens_[i].content),
            "' (normalized), at which the package would cut every text between any two characters; save it "
            "with \"normalized\": false");
-    (tokens_[i].normalized ? normalized_ : plain_).add(written_[i], static_cast<std::int32_t>(i));
+    (tokens_[i].normalized ? normalized : plain).emplace_back(written_[i], static_cast<std::int32_t>(i));
   }
+  plain_ = ByteTrie(std::move(plain)), normalized_ = ByteTrie(std::move(normalized));
 }
 
 void AddedTokens::find(std::string_view text, bool normalized, bool special,
                        std::vector<Found>& found) const {
   found.clear();
-  const Trie& trie = normalized ? normalized_ : plain_;
-  if (trie.nodes.size() == 1) return;
+  const ByteTrie& trie = normalized ? normalized_ : plain_;
+  if (trie.empty()) return;
   std::size_t free = 0;  // where what was found last ends, with its white space
   for (std::size_t at = 0; at < text.size();) {
     std::size_t length = 0;
-    const std::int32_t which =
-        trie.begins[static_cast<unsigned char>(text[at])] ? trie.match(text.substr(at), length) : -1;
+    std::int32_t which = -1;
+    trie.for_each_prefix(text.substr(at), [&](std::size_t bytes, std::int32_t token) {
+      length = bytes, which = token;  // the longest comes last
+    });
     if (which < 0) {
       ++at;
       continue;

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -9,6 +8,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "data/hugging_face/byte_trie.h"
 #include "data/hugging_face/steps.h"
 
 namespace sherd::data {
@@ -47,23 +47,9 @@ class AddedTokens {
   std::int32_t end() const { return end_; }
 
  private:
-  /// A tree of bytes; node 0 is the root.
-  struct Trie {
-    struct Node {
-      std::vector<std::pair<unsigned char, std::int32_t>> next;
-      std::int32_t token = -1;
-    };
-    std::vector<Node> nodes{1};
-    std::array<bool, 256> begins{};
-
-    void add(std::string_view text, std::int32_t token);
-    /// The longest token at the front of `text`, and its length; -1: none.
-    std::int32_t match(std::string_view text, std::size_t& length) const;
-  };
-
   std::vector<AddedToken> tokens_;
   std::vector<std::string> written_;  // each token's text in decoding
-  Trie plain_, normalized_;
+  ByteTrie plain_, normalized_;
   std::unordered_map<std::string, std::size_t> by_content_;
   std::unordered_map<std::int32_t, std::size_t> by_id_;
   std::unordered_set<std::string> special_;

@@ -26,11 +26,6 @@ std::size_t hash_pair(std::uint64_t pair) {
   return static_cast<std::size_t>(pair ^ pair >> 32);
 }
 
-std::string fallback_token(int byte) {
-  static constexpr char digits[] = "0123456789ABCDEF";
-  return {'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'};
-}
-
 std::int32_t token_of(const Vocabulary& vocabulary, const std::string& token, const char* what) {
   const std::optional<std::int32_t> id = vocabulary.id(token);
   if (!id) fail(ErrorKind::data, what, " '", excerpt(token), "' is not in the vocabulary");
@@ -76,19 +71,13 @@ bool Bpe::add_merges(const BpeParts& parts) {
 
 void Bpe::find_bytes(const BpeParts& parts) {
   bytes_.fill(-1);
-  int found = 0;
-  for (int byte = 0; byte < 256; ++byte) {
+  if (parts.byte_fallback && !parts.byte_level) bytes_ = fallback_tokens(vocabulary_);
+  for (int byte = 0; byte < 256 && parts.byte_level; ++byte) {
     std::string token;
-    if (parts.byte_level)
-      append_utf8(written_byte(static_cast<unsigned char>(byte)), token);
-    else if (parts.byte_fallback)
-      token = fallback_token(byte);
-    const std::optional<std::int32_t> id = vocabulary_.id(token);
-    if (!id) continue;
-    bytes_[static_cast<std::size_t>(byte)] = *id;
-    ++found;
+    append_utf8(written_byte(static_cast<unsigned char>(byte)), token);
+    bytes_[static_cast<std::size_t>(byte)] = vocabulary_.id(token).value_or(-1);
   }
-  all_bytes_ = found == 256;
+  all_bytes_ = std::count(bytes_.begin(), bytes_.end(), -1) == 0;
   if (byte_level_ && byte_fallback_ && !all_bytes_)
     fail(ErrorKind::data, "a byte-level vocabulary that lacks bytes, with byte_fallback, is not read");
 }
@@ -124,11 +113,7 @@ void Bpe::encode_cached(std::string_view word, BpeSpace& space, std::vector<std:
 void Bpe::encode_word(std::string_view word, BpeSpace& space) const {
   space.ids.clear();
   std::string_view written = word;
-  if (byte_level_ && (ignore_merges_ || !all_bytes_)) {
-    space.written.clear();
-    for (const char c : word) append_utf8(written_byte(static_cast<unsigned char>(c)), space.written);
-    written = space.written;
-  }
+  if (byte_level_ && (ignore_merges_ || !all_bytes_)) written = written_bytes(word, space.written);
   if (ignore_merges_)
     if (const std::optional<std::int32_t> id = vocabulary_.id(written)) return void(space.ids.push_back(*id));
   if (byte_level_ && all_bytes_)

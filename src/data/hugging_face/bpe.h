@@ -23,7 +23,7 @@ struct BpeParts {
   bool byte_level = false;     ///< a piece's bytes are written as written_byte() says
 };
 
-/// The memory of a thread that merges.
+/// The memory of a thread that turns pieces into ids.
 struct BpeSpace {
   struct Symbol {
     std::int32_t id, previous, next;
@@ -32,8 +32,17 @@ struct BpeSpace {
     std::uint32_t rank;
     std::int32_t at, left, right;
   };
+  /// The best way of a unigram model to a place in the text: its score, where its last piece begins, and
+  /// that.
+  struct PathEnd {
+    static constexpr std::uint32_t none = ~std::uint32_t{0};
+    double score = 0;
+    std::uint32_t begin = none;
+    std::int32_t id = 0;
+  };
   std::vector<Symbol> symbols = {};
   std::vector<Candidate> heap = {};
+  std::vector<PathEnd> ends = {};  // by place: a unigram model's
   std::vector<std::int32_t> ids = {};
   std::vector<std::uint64_t> made = {};  ///< by pair: rank and new id, or none
   std::string written = {};

@@ -2,6 +2,7 @@
 
 #include <unicode/bytestream.h>
 #include <unicode/normalizer2.h>
+#include <unicode/uniset.h>
 
 #include <algorithm>
 
@@ -16,36 +17,61 @@ bool is_ascii(std::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x80; });
 }
 
+/// A normal form of the characters of Unicode 11 alone: the package's tables have no later ones, which stay
+/// as they are and part what is before and behind them.
+std::unique_ptr<const icu::Normalizer2> of_unicode_11(const icu::Normalizer2* (*form)(UErrorCode&)) {
+  UErrorCode status = U_ZERO_ERROR;
+  static const icu::UnicodeSet* known = [&] {
+    auto* set = new icu::UnicodeSet("[:age=11.0:]", status);
+    return set->freeze(), set;
+  }();
+  const icu::Normalizer2* whole = form(status);
+  if (U_FAILURE(status)) fail(ErrorKind::data, "ICU has no normal forms: ", u_errorName(status));
+  return std::make_unique<icu::FilteredNormalizer2>(*whole, *known);
+}
+
+const icu::Normalizer2& form_of(NormalizerKind kind) {
+  static const auto nfc = of_unicode_11(icu::Normalizer2::getNFCInstance);
+  static const auto nfd = of_unicode_11(icu::Normalizer2::getNFDInstance);
+  static const auto nfkc = of_unicode_11(icu::Normalizer2::getNFKCInstance);
+  static const auto nfkd = of_unicode_11(icu::Normalizer2::getNFKDInstance);
+  return kind == NormalizerKind::nfc    ? *nfc
+         : kind == NormalizerKind::nfd  ? *nfd
+         : kind == NormalizerKind::nfkc ? *nfkc
+                                        : *nfkd;
+}
+
 /// False where `text` is in that form.
 bool to_form(NormalizerKind kind, std::string_view text, std::string& out) {
   if (is_ascii(text)) return false;
   UErrorCode status = U_ZERO_ERROR;
-  const icu::Normalizer2* form = kind == NormalizerKind::nfc    ? icu::Normalizer2::getNFCInstance(status)
-                                 : kind == NormalizerKind::nfd  ? icu::Normalizer2::getNFDInstance(status)
-                                 : kind == NormalizerKind::nfkc ? icu::Normalizer2::getNFKCInstance(status)
-                                                                : icu::Normalizer2::getNFKDInstance(status);
+  const icu::Normalizer2& form = form_of(kind);
   const icu::StringPiece piece(text.data(), static_cast<std::int32_t>(text.size()));
-  bool done = U_SUCCESS(status) && form->isNormalizedUTF8(piece, status);
+  bool done = U_SUCCESS(status) && form.isNormalizedUTF8(piece, status);
   if (!done && U_SUCCESS(status)) {
     icu::StringByteSink<std::string> sink(&out, static_cast<std::int32_t>(text.size()));
-    form->normalizeUTF8(0, piece, sink, nullptr, status);
+    form.normalizeUTF8(0, piece, sink, nullptr, status);
   }
   if (U_FAILURE(status)) fail(ErrorKind::data, "ICU cannot normalise a text: ", u_errorName(status));
   return !done;
 }
 
-bool replace(const NormalizerStep& step, std::string_view text, std::string& out, MatchSpace& space,
-             std::size_t& of_first) {
-  std::size_t done = 0, first = of_first;
+bool replace(const NormalizerStep& step, std::string_view text, bool goes_on, std::string& out,
+             MatchSpace& space, std::size_t& of_first) {
+  // A text that goes on has something in front, so that \A is not there.
+  const std::string longer = goes_on ? cat('x', text) : std::string();
+  if (goes_on) text = longer;
+  std::size_t done = goes_on ? 1 : 0, first = of_first;
   bool changed = false;
-  step.pattern->for_each(text, space, [&](std::size_t begin, std::size_t end) {
+  const auto on_match = [&](std::size_t begin, std::size_t end) {
     out.append(text.substr(done, begin - done));
     // The text that comes is counted to the last character of the one that went.
     if (begin < of_first)
       first = end <= of_first ? out.size() + step.content.size() + (of_first - end) : out.size();
     out += step.content;
     done = end, changed = true;
-  });
+  };
+  step.pattern->for_each(text, space, on_match, done);
   of_first = first;
   if (changed) out.append(text.substr(done));
   return changed;
@@ -58,11 +84,25 @@ bool is_bert_cjk(char32_t c) {
          (c >= 0xF900 && c <= 0xFAFF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
+/// As SentencePiece's rules for translation have it, which the package repeats.
+bool is_dropped_by_nmt(char32_t c) {
+  return (c >= 0x1 && c <= 0x8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
+}
+bool is_space_to_nmt(char32_t c) {
+  return c == 0x9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) ||
+         c == 0x2028 || c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+}
+
 /// One character by one of the steps that look at nothing else.
 void append_changed(NormalizerKind kind, std::string_view character, std::string& out) {
   const char32_t c = first_character(character);
   if (kind == NormalizerKind::lowercase) return append_lower(c, out);
-  if (kind == NormalizerKind::strip_accents && is_nonspacing_mark(c)) return;
+  if (kind == NormalizerKind::strip_nonspacing && is_nonspacing_mark(c)) return;
+  if (kind == NormalizerKind::strip_accents && is_mark(c)) return;
+  if (kind == NormalizerKind::nmt) {
+    if (is_dropped_by_nmt(c)) return;
+    if (is_space_to_nmt(c)) return out.push_back(' ');
+  }
   if (kind == NormalizerKind::clean) {
     const bool kept = c == '\t' || c == '\n' || c == '\r';
     if (c == 0xFFFD || (!kept && is_control(c))) return;
@@ -106,7 +146,7 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
   if (text.empty()) return false;
   switch (step.kind) {
     case NormalizerKind::replace:
-      return replace(step, text, out, space, of_first);
+      return replace(step, text, goes_on, out, space, of_first);
     case NormalizerKind::prepend:
       if (goes_on) return false;
       out = step.content;
@@ -114,12 +154,16 @@ bool run(const NormalizerStep& step, std::string_view text, bool goes_on, std::s
       if (of_first > 0) of_first += step.content.size();
       return true;
     case NormalizerKind::lowercase:
+    case NormalizerKind::nmt:
     case NormalizerKind::strip_accents:
+    case NormalizerKind::strip_nonspacing:
     case NormalizerKind::clean:
     case NormalizerKind::space_cjk:
       by_characters(step.kind, text.substr(0, of_first), out);
       of_first = out.size();
       return out.clear(), by_characters(step.kind, text, out);
+    case NormalizerKind::precompiled:
+      return step.charsmap->apply(text, out, of_first);
     case NormalizerKind::strip:
       out = stripped(step, text, goes_on);
       if (step.left && !goes_on) {

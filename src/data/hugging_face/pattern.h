@@ -37,10 +37,11 @@ class Pattern {
   bool find(std::string_view text, std::size_t from, MatchSpace& space, std::size_t& begin,
             std::size_t& end) const;
 
-  /// Calls on_match(begin, end) for the matches from left to right; no empty one right behind another.
+  /// Calls on_match(begin, end) for the matches at or behind `from`, from left to right; no empty one right
+  /// behind another.
   template <class F>
-  void for_each(std::string_view text, MatchSpace& space, const F& on_match) const {
-    std::size_t from = 0, begin = 0, end = 0, last = std::string_view::npos;
+  void for_each(std::string_view text, MatchSpace& space, const F& on_match, std::size_t from = 0) const {
+    std::size_t begin = 0, end = 0, last = std::string_view::npos;
     while (from <= text.size() && find(text, from, space, begin, end)) {
       from = end;
       if (begin == end && end == last) {

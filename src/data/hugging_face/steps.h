@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "data/hugging_face/charsmap.h"
 #include "data/hugging_face/pattern.h"
 #include "data/tokenizer.h"
 
@@ -23,15 +24,19 @@ enum class NormalizerKind {
   prepend,
   lowercase,
   strip,
-  strip_accents,  ///< nonspacing marks go
-  clean,          ///< BERT's: control characters go, white space becomes spaces
-  space_cjk       ///< BERT's: spaces around each Chinese character
+  precompiled,       ///< SentencePiece's table of replacements
+  nmt,               ///< SentencePiece's: control characters go, white space and some others become spaces
+  strip_accents,     ///< marks go
+  strip_nonspacing,  ///< BERT's: nonspacing marks go
+  clean,             ///< BERT's: control characters go, white space becomes spaces
+  space_cjk          ///< BERT's: spaces around each Chinese character
 };
 struct NormalizerStep {
   NormalizerKind kind = NormalizerKind::nfc;
   std::shared_ptr<const Pattern> pattern = nullptr;  ///< replace: the texts that go
   std::string content = {};          ///< replace: the text that comes; prepend: the one in front of others
   bool left = false, right = false;  ///< strip: White_Space at which ends
+  std::shared_ptr<const Charsmap> charsmap = nullptr;  ///< precompiled
 };
 
 /// Changes a text before it is cut, step by step. NFC and its kin are ICU's.

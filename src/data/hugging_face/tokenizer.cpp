@@ -24,10 +24,15 @@ struct EncodeSpace {
   std::vector<AddedTokens::Found> found = {}, found_normalized = {};
 };
 
+std::unique_ptr<const WordModel> model_of(const TokenizerFile& file) {
+  if (file.unigram) return make_unigram(file.model, *file.unigram);
+  return file.word_piece ? make_word_piece(file.model, *file.word_piece) : make_bpe(file.model);
+}
+
 class HuggingFaceTokenizer final : public Tokenizer {
  public:
   HuggingFaceTokenizer(TokenizerFile file, const HuggingFaceSpec& spec)
-      : model_(file.word_piece ? make_word_piece(file.model, *file.word_piece) : make_bpe(file.model)),
+      : model_(model_of(file)),
         normalizer_(std::move(file.normalizer)),
         added_(std::move(file.added), &normalizer_),
         pre_tokenizer_(std::move(file.pre_tokenizer)),

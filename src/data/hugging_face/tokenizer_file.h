@@ -8,6 +8,7 @@
 #include "data/hugging_face/added_tokens.h"
 #include "data/hugging_face/bpe.h"
 #include "data/hugging_face/steps.h"
+#include "data/hugging_face/unigram.h"
 #include "data/hugging_face/word_piece.h"
 
 namespace sherd::data {
@@ -16,6 +17,7 @@ namespace sherd::data {
 struct TokenizerFile {
   BpeParts model;
   std::optional<WordPieceOptions> word_piece;  ///< the model is WordPiece, with the vocabulary of `model`
+  std::optional<UnigramOptions> unigram;       ///< or a unigram model
   std::vector<AddedToken> added;
   std::vector<NormalizerStep> normalizer;
   std::vector<PreTokenizerStep> pre_tokenizer;

@@ -131,10 +131,10 @@ bool is_space(char32_t character) {
 
 namespace {
 
-bool is_late(UChar32 character) {
+bool is_late(UChar32 character, int last = 8) {
   UVersionInfo age;
   u_charAge(character, age);
-  return age[0] > 8;
+  return age[0] > last;
 }
 
 }  // namespace
@@ -145,6 +145,13 @@ bool is_nonspacing_mark(char32_t character) {
   if (c == 0x1734) return true;
   if (c == 0x1885 || c == 0x1886 || c == 0xA9BD || c == 0x111C9) return false;
   return u_charType(c) == U_NON_SPACING_MARK && !is_late(c);
+}
+
+bool is_mark(char32_t character) {
+  const auto c = static_cast<UChar32>(character);
+  // Characters that were of another category, or are today.
+  if (c == 0x1CF2 || c == 0x1CF3) return true;
+  return (U_GET_GC_MASK(c) & U_GC_M_MASK) != 0 && c != 0x111C9 && !is_late(c, 9);
 }
 
 bool is_control(char32_t character) {
@@ -180,6 +187,12 @@ void append_lower(char32_t character, std::string& text) {
 
 char32_t written_byte(unsigned char byte) {
   return byte_alphabet.written[byte];
+}
+
+std::string_view written_bytes(std::string_view text, std::string& storage) {
+  storage.clear();
+  for (const char byte : text) append_utf8(written_byte(static_cast<unsigned char>(byte)), storage);
+  return storage;
 }
 
 int byte_written(char32_t character) {

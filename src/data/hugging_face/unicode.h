@@ -31,6 +31,8 @@ bool is_word(char32_t character);
 // What the tokenizers package asks of characters by a table of Unicode 8, which has no later ones.
 /// Mn.
 bool is_nonspacing_mark(char32_t character);
+/// M, by another table, of Unicode 9.
+bool is_mark(char32_t character);
 /// Cc, Cf, Co and Cs.
 bool is_control(char32_t character);
 /// An expression to stand in front of one for P, which keeps out what came after Unicode 8.
@@ -41,6 +43,8 @@ void append_lower(char32_t character, std::string& text);
 /// The character by which byte-level vocabularies write a byte: itself where it is printable in Latin-1,
 /// else U+0100 and up (GPT-2's bytes_to_unicode).
 char32_t written_byte(unsigned char byte);
+/// All of a text so, in `storage`.
+std::string_view written_bytes(std::string_view text, std::string& storage);
 /// The byte that it stands for; -1: none.
 int byte_written(char32_t character);
 

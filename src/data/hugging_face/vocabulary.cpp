@@ -34,13 +34,14 @@ std::uint64_t hash_bytes(std::string_view text) {
   return mixed(hash ^ eight, factor);
 }
 
-Vocabulary::Vocabulary(const std::vector<std::pair<std::string, std::int32_t>>& tokens)
+Vocabulary::Vocabulary(const std::vector<std::pair<std::string, std::int32_t>>& tokens, Repeats repeats)
     : slots_(std::bit_ceil(2 * tokens.size() + 2), -1) {
   for (const auto& [token, id] : tokens) {
     if (id < 0 || id >= most_ids)
       fail(ErrorKind::data, "token '", excerpt(token), "' has the id ", id, ", which no model has");
     const std::size_t slot = slot_of(token);
-    if (slots_[slot] >= 0) fail(ErrorKind::data, "token '", excerpt(token), "' is there twice");
+    if (slots_[slot] >= 0 && repeats == Repeats::fault)
+      fail(ErrorKind::data, "token '", excerpt(token), "' is there twice");
     if (static_cast<std::size_t>(id) >= places_.size()) places_.resize(static_cast<std::size_t>(id) + 1);
     TokenRange& place = places_[static_cast<std::size_t>(id)];
     if (place.length > 0)
@@ -67,6 +68,15 @@ std::string_view Vocabulary::token(std::int32_t id) const {
   if (id < 0 || id >= end()) return {};
   const TokenRange place = places_[static_cast<std::size_t>(id)];
   return std::string_view(text_).substr(place.begin, place.length);
+}
+
+std::array<std::int32_t, 256> fallback_tokens(const Vocabulary& vocabulary) {
+  static constexpr char digits[] = "0123456789ABCDEF";
+  std::array<std::int32_t, 256> ids{};
+  for (std::size_t byte = 0; byte < ids.size(); ++byte)
+    ids[byte] =
+        vocabulary.id(std::string{'<', '0', 'x', digits[byte >> 4], digits[byte & 15], '>'}).value_or(-1);
+  return ids;
 }
 
 }  // namespace sherd::data

@@ -9,7 +9,7 @@
 
 namespace sherd::data {
 
-/// What turns pre-tokens into ids: byte-pair encoding, or WordPiece. Immutable.
+/// What turns pre-tokens into ids: byte-pair encoding, WordPiece, or a unigram model. Immutable.
 class WordModel {
  public:
   virtual ~WordModel() = default;

@@ -30,18 +30,20 @@ AnswerSamples::AnswerSamples(std::shared_ptr<const IndexedDataset> dataset, Sequ
                           static_cast<std::int32_t>(first - targets.begin())});
     tokens_ += tokens_of(sequences_.back());
     const std::int64_t prompt = sequences_.back().prompt, answer = std::ssize(targets) - prompt;
-    if (prompt + 1 > options_.source || answer > options_.places - options_.source) ++cut_;
+    const std::int64_t ends = options_.ended ? 0 : 1;
+    if (prompt + ends > options_.source || answer + ends > options_.places - options_.source) ++cut_;
   }
   if (sequences_.empty())
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has no prompt with an answer in ",
          counted(range.size(), "sequence"), "; give it a larger part in data.split, or prepare more of them");
 }
 
-/// Places that a sample takes, about: an end that is there already counts twice.
+/// Places that a sample takes; those of ends too, which are yet to come unless the dataset has them.
 std::int64_t AnswerSamples::tokens_of(const Answer& answer) const {
-  const std::int64_t all = dataset_->length(range_.begin + answer.sequence), prompt = answer.prompt;
-  return std::min(prompt + 1, options_.source) +
-         std::min(all - prompt + 1, options_.places - options_.source);
+  const std::int64_t all = dataset_->length(range_.begin + answer.sequence), prompt = answer.prompt,
+                     ends = options_.ended ? 0 : 1;
+  return std::min(prompt + ends, options_.source) +
+         std::min(all - prompt + ends, options_.places - options_.source);
 }
 
 std::shared_ptr<const AnswerSamples::Round> AnswerSamples::round(std::int64_t index) const {

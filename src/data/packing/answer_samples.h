@@ -18,6 +18,7 @@ struct AnswerOptions {
   std::int64_t vocab_size = 0;
   std::int32_t start = 0;  ///< what the decoder's text begins with
   std::int32_t end = 0;    ///< of both texts
+  bool ended = false;      ///< the dataset's have it
 };
 
 /// Samples of one prompt and its answer each, for an encoder to read and a decoder to write. A sequence of

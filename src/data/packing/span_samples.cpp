@@ -47,6 +47,10 @@ SpanLengths span_lengths(std::int64_t source, double density, double mean_length
   for (SpanLengths next = out; next.source() <= source;
        next = lengths_of(next.tokens + 1, density, mean_length))
     out = next;
+  if (out.source() < source)
+    fail(ErrorKind::config, "texts of which spans are cut out fill ", out.source(), " of an encoder's ",
+         source, " places, and with a token more take too many: set model.encoder.seq_length to ",
+         out.source());
   return out;
 }
 

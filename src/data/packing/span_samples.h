@@ -38,7 +38,8 @@ struct SpanLengths {
 };
 
 /// The longest text of which no more than `source` places are left (compute_input_and_target_lengths() of the
-/// T5 library). Throws Error{config} for a source in which no token would be left.
+/// T5 library). Throws Error{config} for a source in which no token would be left, or whose places they do
+/// not fill, as where most tokens are cut out in short spans.
 SpanLengths span_lengths(std::int64_t source, double density, double mean_length);
 
 /// The ids of a tokenizer's "<extra_id_0>", "<extra_id_1>" …; of one that names none the last of 100 ids

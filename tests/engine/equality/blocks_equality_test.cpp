@@ -184,8 +184,33 @@ TEST(EncoderDecoderEquality, CutModelsAgreeToRounding) {
   RunSpec s = spec_of_both(1, 1);
   ASSERT_GT(s.dropout, 0);
   expect_cuts_agree(s, false);
-  s.tied = true, s.schedule = "";
+  s.tied = true;
   expect_cuts_agree(s, false);
+}
+
+/// Stages that end in either stack, or have one alone, and the embeddings with neither; parts of all
+/// micro-batches one by one, which sum what layers share in another order.
+TEST(EncoderDecoderEquality, StagesEndAnywhere) {
+  RunSpec s = spec_of_both(1, 1);
+  s.layers = 4, s.dtype = "fp32", s.accumulate_in.clear();
+  s.model.replace(s.model.find("\"num_layers\": 1"), 15, "\"num_layers\": 2");
+  const RunResult one = train_local(s);
+  const auto expect_near_one = [&](const RunSpec& spec, const char* what) {
+    const RunResult cut = train_local(spec);
+    for (std::size_t i = 0; i < one.losses.size(); ++i) {
+      EXPECT_NEAR(cut.losses[i], one.losses[i], 2e-5) << what << ", step " << i;
+      EXPECT_NEAR(cut.norms[i], one.norms[i], 1e-4 * one.norms[i]) << what << ", step " << i;
+    }
+  };
+  s.partition = "uniform";
+  for (const int stages : {2, 3, 6}) {
+    s.ranks = s.pipeline = stages;
+    expect_near_one(s, cat(stages, " stages").c_str());
+  }
+  s.ranks = 4, s.pipeline = 2, s.accumulation = 2, s.stage = 1;
+  expect_near_one(s, "2 stages, 2 data-parallel ranks");
+  s.ranks = 1, s.pipeline = 1, s.accumulation = 4, s.partition.clear(), s.schedule = "layered", s.stage = 3;
+  expect_near_one(s, "layered");
 }
 
 TEST(BlocksEquality, CutModelsAgreeToRounding) {

@@ -25,7 +25,7 @@ struct DatasetInfo {
   std::vector<std::string>
       labels{};                   ///< names of the classes; not empty: the last id of each document is one
   bool seq2seq = false;           ///< prompts and completions are texts of their own, each with its end
-  bool labels_of_tokens = false;  ///< of its tokens instead, as read_token_classes() says
+  bool labels_of_tokens = false;  ///< labels are of tokens, as read_token_classes() says
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

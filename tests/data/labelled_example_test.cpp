@@ -37,10 +37,10 @@ TEST(LabelledExample, WordsAreEncodedApartAsTransformersDoes) {
   int read = 0;
   for (std::string name, ids, first; lines >> name >> ids >> first; ++read) {
     SCOPED_TRACE(name);
-    const char* end = name.starts_with("bert")                ? "[SEP]"
-                      : name == "llama2" || name == "mistral" ? "</s>"
-                      : name == "llama3"                      ? "<|end_of_text|>"
-                                                              : "<|endoftext|>";
+    const std::string end = name.starts_with("bert") || name == "albert" ? "[SEP]"
+                            : name == "gpt2" || name == "qwen"           ? "<|endoftext|>"
+                            : name == "llama3"                           ? "<|end_of_text|>"
+                                                                         : "</s>";
     const auto tokenizer = make_tokenizer(cat("hf:", tokenizers_folder, name, ".json?eod=", end));
     const EncodedWords got = encode_words(*tokenizer, some_words);
     const auto begin = tokenizer->begin_of_document();
@@ -53,7 +53,7 @@ TEST(LabelledExample, WordsAreEncodedApartAsTransformersDoes) {
     EXPECT_EQ(std::vector<std::int64_t>(got.ids.begin(), got.ids.end()), want_ids);
     EXPECT_EQ(got.first, want_first);
   }
-  EXPECT_EQ(read, 7);
+  EXPECT_EQ(read, 9);
 }
 
 TEST(LabelledExample, CutsWordsWithTheirTokens) {

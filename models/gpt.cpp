@@ -213,8 +213,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
     blocks_->append(std::make_shared<TransformerBlock>(
         c, i, layout, pooled, c.encodes(i) ? encoder_positions_ : decoder_positions_));
   if (c.final_norm()) norm_ = add("norm", make_norm(c, layout));
-  const bool has_layers = c.head != config::Head::lm;
-  if (has_layers) {
+  if (c.has_head_dense()) {
     head_dense_ =
         add("head_dense",
             parallel::on_stream(
@@ -224,17 +223,16 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
                         .bias = c.bias, .activation = c.head_activation(), .init = init, .fp8 = false}),
                 layout));
     if (!c.pools()) head_norm_ = add("head_norm", make_norm(c, layout));
-    if (c.classifies())
-      head_dropout_ = add("head_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.dropout)));
   }
-  if (c.has_encoder())
-    head_dropout_ =
-        add("head_dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.embedding_dropout)));
+  if (c.classifies() || c.has_encoder())
+    head_dropout_ = add(
+        "head_dropout",
+        std::make_shared<nn::Dropout>(static_cast<float>(c.classifies() ? c.dropout : c.embedding_dropout)));
   head_ =
       add("head",
           std::make_shared<parallel::ColumnLinear>(
               c.hidden_size, c.padded_scores(), layout,
-              nn::LinearOptions{.bias = has_layers,
+              nn::LinearOptions{.bias = c.head != config::Head::lm,
                                 .init = c.init_of(c.hidden_size),
                                 .packing = c.classifies() ? autograd::Packing() : tokens_->weight()->packing,
                                 .tied = c.tied() ? tokens_->weight() : nullptr,
@@ -370,10 +368,12 @@ Tensor Gpt::class_scores(Tape& tape, const tensor::Batch& batch) {
   const auto head = [&](const Var& x) {
     const Tensor& all = x.value();
     const std::int64_t sequences = all.shape()[0], rows = all.shape()[1], width = all.shape()[2];
-    std::vector<std::int32_t> first;
-    for (std::int64_t i = 0; i < sequences; ++i) first.push_back(static_cast<std::int32_t>(i * rows));
+    std::vector<std::int32_t> seen(
+        static_cast<std::size_t>(config_.labels_tokens() ? sequences * rows : sequences));
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      seen[i] = static_cast<std::int32_t>(config_.labels_tokens() ? i : i * static_cast<std::size_t>(rows));
     const Var picked = autograd::take_rows(tape.input(all.reshape({sequences * rows, width})),
-                                           Tensor::of<std::int32_t>(tape.device(), {sequences}, first));
+                                           Tensor::of<std::int32_t>(tape.device(), {std::ssize(seen)}, seen));
     const parallel::VocabHead table = vocabulary(tape);
     return parallel::gather(autograd::linear(normed(tape, picked), table.weight, table.bias), 1,
                             layout_.tensor);

@@ -58,8 +58,9 @@ class Gpt : public nn::LayeredModel {
   /// recorded. Layouts as of next_logits().
   tensor::Tensor hidden(Tape& tape, const tensor::Batch& batch);
   /// Scores of the model's labels, [sequences, padded scores], by the first token of each sequence of a batch
-  /// as of hidden(), with the columns behind the labels meaning nothing. Every rank calls it alike, and all
-  /// get the result. Throws Error{usage} for a model without such a head.
+  /// as of hidden(), or of labels of tokens by each token, [sequences·rows, padded scores], with the columns
+  /// behind the labels meaning nothing. Every rank calls it alike, and all get the result. Throws
+  /// Error{usage} for a model without such a head.
   tensor::Tensor class_scores(Tape& tape, const tensor::Batch& batch);
   /// The parts of the scores of `labels`, as parallel::vocab_scores() says: labels[i] follows row rows[i]
   /// of the batch's batch·seq rows; both int32 [n]. Every rank calls it alike, and all get the result. Not
@@ -69,16 +70,16 @@ class Gpt : public nn::LayeredModel {
 
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s]
-  /// (an encoder's: the one that was masked there, or the class of the text that begins there), or -100 where
-  /// none is to be learned. "token_types", int32
-  /// [batch, seq], may tell rows of that table, else the first. "targets", int32 [n] that the processor
-  /// reads, may name the rows among batch·seq that have a label: the head of a model for masked tokens then
-  /// looks at no others. Where there are "documents", int32 [n + 1] that the processor reads, the bounds
-  /// among all rows of documents that do not see each other, "positions", int32 [batch, seq], counts each
-  /// one's tokens. "filling", int32 [batch] that the processor reads, tells how many places at each row's end
-  /// hold no token: routers leave them out. "source_lengths", int32 [batch] that the processor reads, tells
-  /// how many of the encoder's places in front of a decoder's hold tokens, the first ones. Throws Error{data}
-  /// for what is missing or does not fit.
+  /// (an encoder's: the one that was masked there, or the class of the text that begins there, or of the
+  /// token), or -100 where none is to be learned. "token_types", int32 [batch, seq], may tell rows of that
+  /// table, else the first. "targets", int32 [n] that the processor reads, may name the rows among batch·seq
+  /// that have a label: the head of a model for masked tokens then looks at no others. Where there are
+  /// "documents", int32 [n + 1] that the processor reads, the bounds among all rows of documents that do not
+  /// see each other, "positions", int32 [batch, seq], counts each one's tokens. "filling", int32 [batch] that
+  /// the processor reads, tells how many places at each row's end hold no token: routers leave them out.
+  /// "source_lengths", int32 [batch] that the processor reads, tells how many of the encoder's places in
+  /// front of a decoder's hold tokens, the first ones. Throws Error{data} for what is missing or does not
+  /// fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:

@@ -240,10 +240,13 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
                                 : rows)) *
           hidden +
       ((c.position == config::PositionType::learned ? c.max_positions : 0) + c.token_types) * hidden;
-  const std::int64_t head = c.head == config::Head::lm
-                                ? 0
-                                : hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) +
-                                      (c.classifies() ? (padding ? c.padded_scores() : c.scores()) : rows);
+  const std::int64_t score_biases = c.head == config::Head::lm ? 0
+                                    : !c.classifies()          ? rows
+                                    : padding                  ? c.padded_scores()
+                                                               : c.scores();
+  const std::int64_t head =
+      score_biases +
+      (c.has_head_dense() ? hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) : 0);
   return tables + attention + c.num_layers * c.block_norms() * norm_size + networks +
          ((c.final_norm() ? 1 : 0) + (c.embedding_norm ? 1 : 0) - (first_lacks_one ? 1 : 0)) * norm_size +
          head;
@@ -288,8 +291,7 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
   const double blocks = 2.0 * (both ? encoder_decoder_products(c, s, convention) / s
                                     : products + pairs * pair_width + networks);
   const double scored = both ? static_cast<double>(c.target_length()) / static_cast<double>(c.seq_length) : 1;
-  const double head =
-      2.0 * scored * h * (static_cast<double>(c.scores()) + (c.head == config::Head::lm ? 0.0 : h));
+  const double head = 2.0 * scored * h * (static_cast<double>(c.scores()) + (c.has_head_dense() ? h : 0.0));
   // Weights that stay as they are have no gradients.
   const double trained = c.adapter.type == config::AdapterType::none ? 3.0 : 2.0;
   const double passes = recompute == Recompute::full ? trained + 1 : trained;

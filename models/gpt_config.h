@@ -49,7 +49,9 @@ struct GptConfig : config::Model {
   /// The function that the product of the head's linear layer ends with.
   tensor::Activation head_activation() const;
   /// The head is BERT's pooler: tanh follows that layer, and no norm.
-  bool pools() const { return classifies() && !final_norm(); }
+  bool pools() const { return head == config::Head::sequence_classification && !final_norm(); }
+  /// Whether a linear layer stands in the head before its scores: BERT's labels of tokens have none.
+  bool has_head_dense() const { return head != config::Head::lm && !(labels_tokens() && !final_norm()); }
   /// The unit of a feed-forward part that has a gate.
   tensor::Glu glu() const;
   /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;

@@ -163,6 +163,13 @@ FAMILIES = {
     "t5_gated": (transformers.T5ForConditionalGeneration, transformers.T5Config(
         **BOTH, num_decoder_layers=3, feed_forward_proj="gated-gelu", tie_word_embeddings=False), {}),
     "mt5": (transformers.MT5ForConditionalGeneration, transformers.MT5Config(**BOTH), {}),
+    "bert_tokens": (transformers.BertForTokenClassification, transformers.BertConfig(
+        **SHARED, intermediate_size=20, hidden_dropout_prob=0, attention_probs_dropout_prob=0, pad_token_id=None,
+        id2label={0: "O", 1: "B-PER", 2: "I-PER"}), {}),
+    "modernbert_tokens": (transformers.ModernBertForTokenClassification, transformers.ModernBertConfig(
+        **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
+        pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None,
+        id2label={0: "O", 1: "B-PER", 2: "I-PER"}), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3", "deepseek_v3")
@@ -260,7 +267,7 @@ def make(family, kind, config, options, root):
     text = torch.randint(0, 37, (2, 13))
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
     types = (torch.arange(24).view(2, 12) % 12 > 7).long() if hasattr(config, "type_vocab_size") else None
-    classes = torch.tensor([2, 0]) if "Classification" in kind.__name__ else None
+    classes = torch.tensor([2, 0]) if "SequenceClassification" in kind.__name__ else None
     if classes is not None:  # of a text, at its first token
         labels = torch.full_like(labels, -100)
         labels[:, 0] = classes
@@ -268,6 +275,8 @@ def make(family, kind, config, options, root):
         tokens[:, SOURCE] = 0
         labels[:, :SOURCE] = labels[0, -2:] = -100
     else:
+        if "TokenClassification" in kind.__name__:
+            labels %= config.num_labels
         labels[0, 3:8] = labels[1, -1] = -100  # micro-batches of one row have different numbers of targets
     wide = in_double(model)
     with InDouble():

@@ -75,6 +75,7 @@ Family bert() {
   return {.name = "bert",
           .architecture = "BertForMaskedLM",
           .sequence_classifier = "BertForSequenceClassification",
+          .token_classifier = "BertForTokenClassification",
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {30522, 768, 3072, 12, 12, 0, 512});

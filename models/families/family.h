@@ -72,6 +72,13 @@ struct Family {
   const char* name;                           ///< model_type; one of config::family_names()
   const char* architecture;                   ///< the class of transformers
   const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
+  const char* token_classifier = nullptr;     ///< and their tokens
+  /// The class of models with that head; null: there is none.
+  const char* class_of(config::Head head) const {
+    return head == config::Head::sequence_classification ? sequence_classifier
+           : head == config::Head::token_classification  ? token_classifier
+                                                         : architecture;
+  }
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
   /// lacks.
   void (*class_defaults)(Published&) = nullptr;

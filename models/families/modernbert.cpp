@@ -82,6 +82,7 @@ Family modernbert() {
   return {.name = "modernbert",
           .architecture = "ModernBertForMaskedLM",
           .sequence_classifier = "ModernBertForSequenceClassification",
+          .token_classifier = "ModernBertForTokenClassification",
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {50368, 768, 1152, 22, 12, 0, 8192});

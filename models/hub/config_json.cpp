@@ -159,26 +159,9 @@ void settle_experts(Published& p, const config::Given& given, const Value& file)
         "is true; model.moe.aux_loss sets it");
 }
 
-/// A class that classifies texts, and the names of its labels.
-void settle_head(Published& p, const Value& file, const Family& family) {
-  const Node *classes = file.node.find("architectures"), *names = file.node.find("id2label");
-  const auto classifies = [&](const Node& item) { return item.is_text(family.sequence_classifier); };
-  if (!family.sequence_classifier || !classes || !classes->is(Node::Kind::array) ||
-      std::none_of(classes->items.begin(), classes->items.end(), classifies))
-    return;
-  if (const Node* pooling = file.node.find("classifier_pooling"); pooling && !pooling->is_text("cls"))
-    refuse(file, "classifier_pooling ", pooling->brief(),
-           " is not supported: texts are classified by their first token");
-  if (const Node* problem = file.node.find("problem_type");
-      problem && !problem->is(Node::Kind::null) && !problem->is_text("single_label_classification"))
-    refuse(file, "problem_type ", problem->brief(), " is not supported: a text has one label");
-  if (const Node* dropout = file.node.find("classifier_dropout"); dropout && !dropout->is(Node::Kind::null))
-    if (const double share = Value{*dropout, "classifier_dropout", file.context}.real(0, 0.99);
-        share != p.model.dropout)
-      refuse(file, "classifier_dropout ", share, " is not supported: it must be that of the blocks, ",
-             p.model.dropout);
-  p.model.head = config::Head::sequence_classification;
-  const Node* count = file.node.find("num_labels");
+/// The names of the labels of a class that classifies.
+void settle_labels(Published& p, const Value& file) {
+  const Node *count = file.node.find("num_labels"), *names = file.node.find("id2label");
   const std::int64_t labels = count && !count->is(Node::Kind::null)
                                   ? Value{*count, "num_labels", file.context}.integer(2, config::most_labels)
                                   : 2;
@@ -190,6 +173,33 @@ void settle_head(Published& p, const Value& file, const Family& family) {
     if (!name) refuse(file, "id2label has ", names->members.size(), " labels, and none of number ", i);
     p.model.labels.push_back(Value{*name, "id2label", file.context}.text());
   }
+}
+
+/// A class that classifies texts or tokens.
+void settle_head(Published& p, const Value& file, const Family& family) {
+  const Node* classes = file.node.find("architectures");
+  if (!classes || !classes->is(Node::Kind::array)) return;
+  for (const config::Head head : {config::Head::sequence_classification, config::Head::token_classification})
+    if (const char* name = family.class_of(head);
+        name && std::any_of(classes->items.begin(), classes->items.end(),
+                            [&](const Node& item) { return item.is_text(name); }))
+      p.model.head = head;
+  if (!p.model.classifies()) return;
+  const bool of_texts = !p.model.labels_tokens();
+  if (const Node* pooling = file.node.find("classifier_pooling");
+      of_texts && pooling && !pooling->is_text("cls"))
+    refuse(file, "classifier_pooling ", pooling->brief(),
+           " is not supported: texts are classified by their first token");
+  if (const Node* problem = file.node.find("problem_type"); of_texts && problem &&
+                                                            !problem->is(Node::Kind::null) &&
+                                                            !problem->is_text("single_label_classification"))
+    refuse(file, "problem_type ", problem->brief(), " is not supported: a text has one label");
+  if (const Node* dropout = file.node.find("classifier_dropout"); dropout && !dropout->is(Node::Kind::null))
+    if (const double share = Value{*dropout, "classifier_dropout", file.context}.real(0, 0.99);
+        share != p.model.dropout)
+      refuse(file, "classifier_dropout ", share, " is not supported: it must be that of the blocks, ",
+             p.model.dropout);
+  settle_labels(p, file);
 }
 
 void settle(Published& p, const config::Given& given, const Value& file, const Family& family) {
@@ -238,7 +248,7 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     if (key.can_say && !key.can_say(published))
       return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
-  if (m.classifies() ? !family.sequence_classifier : m.head != has.head)
+  if (m.classifies() ? !family.class_of(m.head) : m.head != has.head)
     return cat("model.head \"", config::name_of(m.head), "\"");
   if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
   if (m.bias != has.bias && !family.can("bias")) return said("bias", m.bias);
@@ -366,8 +376,7 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
     else
       out.members.emplace_back(name, std::move(value));
   };
-  put("architectures", config::list_of(std::vector<std::string>{
-                           model.classifies() ? family.sequence_classifier : family.architecture}));
+  put("architectures", config::list_of(std::vector<std::string>{family.class_of(model.head)}));
   if (model.classifies()) put_labels(model, put);
   put("model_type", config::node_of(family.name));
   put("vocab_size", config::node_of(vocab_size));

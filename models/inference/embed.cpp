@@ -60,8 +60,18 @@ std::vector<float> pooled(const float* vectors, std::int64_t tokens, std::int64_
   return out;
 }
 
+/// Appends the probabilities of so many scores.
+void append_softmax(const float* scores, std::size_t count, std::vector<double>& out) {
+  const std::size_t first = out.size();
+  const double most = *std::max_element(scores, scores + count);
+  double sum = 0;
+  for (std::size_t i = 0; i < count; ++i)
+    sum += out.emplace_back(std::exp(static_cast<double>(scores[i]) - most));
+  for (std::size_t i = first; i < out.size(); ++i) out[i] /= sum;
+}
+
 /// Calls run_batch(tape, batch) for some texts after others, on a tape; its result, as fp32 on the host,
-/// goes to take(first text, how many, width of rows, values).
+/// goes to take(text, its place among these, how many these are, values) for each of them.
 template <class RunBatch, class Take>
 void in_batches(const Gpt& model, const RunPass& run, std::span<const Ids> texts, std::span<const Ids> types,
                 std::int64_t batch, const RunBatch& run_batch, const Take& take) {
@@ -88,7 +98,7 @@ void in_batches(const Gpt& model, const RunPass& run, std::span<const Ids> texts
       values = tensor::to_host(tape.device(), wide);
       tape.texts_apart = false;
     });
-    for (std::size_t i = 0; i < some.size(); ++i) take(begin + i, i, values);
+    for (std::size_t i = 0; i < some.size(); ++i) take(begin + i, i, some.size(), values);
     begin += some.size();
   }
 }
@@ -100,7 +110,7 @@ void embed_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, std
   in_batches(
       model, run, texts, types, batch,
       [&](Tape& tape, const tensor::Batch& padded) { return model.hidden(tape, padded); },
-      [&](std::size_t text, std::size_t place, const tensor::Tensor& vectors) {
+      [&](std::size_t text, std::size_t place, std::size_t, const tensor::Tensor& vectors) {
         const std::int64_t width = vectors.shape()[1], hidden = vectors.shape()[2];
         on_embedding(text, pooled(vectors.data<float>() + static_cast<std::int64_t>(place) * width * hidden,
                                   std::ssize(texts[text]), hidden, pooling));
@@ -113,13 +123,13 @@ void classify_texts(Gpt& model, const RunPass& run, std::span<const Ids> texts, 
   in_batches(
       model, run, texts, types, batch,
       [&](Tape& tape, const tensor::Batch& padded) { return model.class_scores(tape, padded); },
-      [&](std::size_t text, std::size_t place, const tensor::Tensor& scores) {
-        const float* row = scores.data<float>() + static_cast<std::int64_t>(place) * scores.shape()[1];
-        std::vector<double> out(labels);
-        const double most = *std::max_element(row, row + labels);
-        double sum = 0;
-        for (std::size_t i = 0; i < labels; ++i) sum += out[i] = std::exp(static_cast<double>(row[i]) - most);
-        for (double& each : out) each /= sum;
+      [&](std::size_t text, std::size_t place, std::size_t together, const tensor::Tensor& scores) {
+        const std::int64_t columns = scores.shape()[1],
+                           rows = scores.shape()[0] / static_cast<std::int64_t>(together);
+        const float* row = scores.data<float>() + static_cast<std::int64_t>(place) * rows * columns;
+        std::vector<double> out;
+        const std::size_t counted = model.config().labels_tokens() ? texts[text].size() : 1;
+        for (std::size_t i = 0; i < counted; ++i, row += columns) append_softmax(row, labels, out);
         on_probabilities(text, out);
       });
 }

@@ -24,7 +24,8 @@ void embed_texts(Gpt& model, const RunPass& run, std::span<const std::vector<std
                  std::span<const std::vector<std::int32_t>> types, std::int64_t batch, Pooling pooling,
                  const OnEmbedding& on_embedding);
 
-/// Given the probabilities of a text's labels, in their order.
+/// Given the probabilities of a text's labels, in their order; of labels of tokens those of each token of the
+/// text, behind each other.
 using OnProbabilities = std::function<void(std::size_t text, std::span<const double> probabilities)>;
 
 /// The probabilities of the labels of texts, by a model with such a head; otherwise as embed_texts().

@@ -37,7 +37,8 @@ CommandLine generate_command_line() {
              "model's files")
       .flag("embed",
             "in the place of continuations give the texts' embeddings, of what stands behind the last block")
-      .flag("classify", "give the texts' labels, by a model that was trained for them")
+      .flag("classify",
+            "give the labels of the texts or of their words, by a model that was trained for them")
       .value("pooling", "P",
              "of --embed: mean of a text's tokens, cls (the first one's) or last; not given: mean")
       .value("output", "FILE",
@@ -158,12 +159,17 @@ std::vector<std::int32_t> source_of(const Inference& inference, const Prompt& pr
 
 void embed_prompts(const CommandLine& line, const Inference& inference, const std::vector<Prompt>& prompts) {
   CompletionsFile out(line.text("output"), prompts);
-  EmbedRequest request{inference, {}, line.integer("batch-size", 1), {}, out};
+  EmbedRequest request{inference, {}, {}, line.integer("batch-size", 1), {}, out};
+  const config::Model& model = *inference.config().model;
   if (line.has("embed")) request.pooling = pooling_of(line);
-  if (!request.pooling && !inference.config().model->classifies())
-    fail(ErrorKind::config, "the model has no labels (model.head is not sequence_classification)");
+  if (!request.pooling && !model.classifies())
+    fail(ErrorKind::config,
+         "the model has no labels (model.head is not sequence_classification or token_classification)");
   for (const Prompt& prompt : prompts)
-    request.texts.push_back(text_to_embed(inference, prompt, !request.pooling));
+    if (!request.pooling && model.labels_tokens())
+      add_words(request, prompt);
+    else
+      request.texts.push_back(text_to_embed(inference, prompt, !request.pooling));
   inference.run(
       "Of embeddings: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
       "or --ranks that share the weights",

@@ -34,8 +34,10 @@ std::string progress_text(const PrepareProgress& progress) {
 void print_report(const data::PrepareReport& report, const std::string& prefix) {
   const data::DatasetInfo& info = report.info;
   const double seconds = report.training_seconds + report.encoding_seconds;
-  const auto per_token = static_cast<double>(info.text_bytes) / static_cast<double>(info.tokens);
-  std::printf("%s: %s in %s from %s of text in %s\n", prefix.c_str(), counted(info.tokens, "token").c_str(),
+  // Ids to be learned are no tokens of texts that have labels.
+  const std::int64_t tokens = info.labels.empty() ? info.tokens : info.masked_tokens;
+  const auto per_token = static_cast<double>(info.text_bytes) / static_cast<double>(tokens);
+  std::printf("%s: %s in %s from %s of text in %s\n", prefix.c_str(), counted(tokens, "token").c_str(),
               counted(info.documents, "document").c_str(),
               human_bytes(static_cast<std::uint64_t>(info.text_bytes)).c_str(),
               engine::human_seconds(seconds).c_str());
@@ -43,8 +45,8 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
               static_cast<long long>(info.vocab_size), per_token, info.token_type.c_str());
   std::printf("unigram entropy %.4f nats per token\n", info.unigram_entropy);
   if (!info.labels.empty())
-    std::printf("%s with one of %zu labels each\n", counted(info.documents, "text").c_str(),
-                info.labels.size());
+    std::printf("%s%s with one of %zu labels each\n", info.labels_of_tokens ? "words of " : "",
+                counted(info.documents, "text").c_str(), info.labels.size());
   if (info.masked_tokens > 0 && info.labels.empty())
     std::printf(
         "%s to be learned (%.1f %%)%s\n", counted((info.tokens - info.masked_tokens), "token").c_str(),
@@ -92,7 +94,9 @@ void prepare_command(const Arguments& arguments) {
              ".mask")
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
       .value("json-field", "NAME",
-             "the text's key in .jsonl files; not given: messages, prompt and completion, or text")
+             "the text's key in .jsonl files; not given: messages, prompt and completion, or text; of words "
+             "with "
+             "labels tokens")
       .value(
           "chat-template", "NAME",
           "how messages are written: chatml, llama3, mistral or plain; not given: as the template beside the "
@@ -101,10 +105,9 @@ void prepare_command(const Arguments& arguments) {
             "prompts and completions are texts of their own, which an encoder reads and a decoder writes; "
             "else a completion goes on with its prompt")
       .value("labels", "A,B,...",
-             "names of the classes of texts: each line of a .jsonl file has a text, or two, and a label (its "
-             "name, "
-             "or its number among these)")
-      .value("label-field", "NAME", "of --labels: the label's key", "label")
+             "names of the classes of texts or words: each line of a .jsonl file has a text, or two, and a "
+             "label (its name, or its number among these), or lists of words and of their labels")
+      .value("label-field", "NAME", "of --labels: the label's key; not given: label, of words labels")
       .value("pair-field", "NAME", "of --labels: the key of a second text, where a line has one", "text_pair")
       .value("threads", "N", "0: all cores", "0")
       .rest_to("input");

@@ -86,12 +86,20 @@ class WithoutScores final : public nn::WeightSource {
   std::function<bool(const std::string&)> drops_;
 };
 
-/// Which parameters of a classifier begin anew, where it begins from a model with other labels or none: what
-/// scores labels, and BERT's pooler where that model has none.
+/// Whether a classifier begins from a model that has other labels or none, or has them of something else.
+bool scores_others(const models::GptConfig& options, const config::Model& source) {
+  return source.labels != options.labels || source.head != options.head;
+}
+
+/// Which parameters of that model are of no use to such a classifier: what scores labels, and the layers
+/// before it where not both models have them, or only one has BERT's pooler.
 std::function<bool(const std::string&)> new_in(const models::GptConfig& options,
                                                const config::Model& source) {
-  return [pooler = options.pools() && !source.classifies()](const std::string& name) {
-    return name == "head.weight" || name == "head.bias" || (pooler && name.starts_with("head"));
+  const models::GptConfig from{source};
+  const bool same_layers =
+      options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools();
+  return [same_layers](const std::string& name) {
+    return name == "head.weight" || name == "head.bias" || (!same_layers && name.starts_with("head"));
   };
 }
 
@@ -188,7 +196,7 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
     source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options));
     const models::PublishedModel published = published_in(folder);
     notes_ = published.notes;
-    if (published.model.classifies() && published.model.labels != options.labels)
+    if (published.model.classifies() && scores_others(options, published.model))
       source_ = std::make_unique<WithoutScores>(std::move(source_), new_in(options, published.model));
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
@@ -198,7 +206,7 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
     if (const auto from = configuration_of(*reader_).model;
-        from && options.classifies() && from->labels != options.labels) {
+        from && options.classifies() && scores_others(options, *from)) {
       const auto drops = new_in(options, *from);
       source_ = std::make_unique<WithoutScores>(
           std::make_unique<engine::CheckpointWeights>(

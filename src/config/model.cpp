@@ -272,13 +272,14 @@ void check_bounds(const Model& m) {
   expect(m.head == Head::lm || m.final_logit_softcapping == 0, "final_logit_softcapping is for head \"lm\"");
   expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
   expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
-  expect(
-      !m.classifies() || !m.causal,
-      "head \"sequence_classification\" is for encoders, whose first token sees all of a text: set causal to "
-      "false, or take a type that has it so, such as bert");
+  const std::string head = cat("head \"", name_of(m.head), '"');
+  expect(!m.classifies() || !m.causal, head,
+         " is for encoders, whose tokens see all of a text: set causal to false, or take a type that has it "
+         "so, such as bert");
   expect(m.classifies() == !m.labels.empty(),
-         m.classifies() ? "head \"sequence_classification\" needs labels, the names of the classes"
-                        : "labels are for head \"sequence_classification\"");
+         m.classifies()
+             ? head + " needs labels, the names of the classes"
+             : "labels are for head \"sequence_classification\" and head \"token_classification\"");
   expect(m.labels.size() != 1 && std::ssize(m.labels) <= most_labels, "labels must be from 2 to ",
          most_labels, " names, not ", m.labels.size());
   for (auto label = m.labels.begin(); label != m.labels.end(); ++label)

@@ -34,8 +34,9 @@ enum class FfnActivation : std::uint8_t {
 enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
 /// What stands behind the blocks: scores of the vocabulary; BERT's head for masked tokens, which are scores
 /// with a bias behind a linear layer, an activation and a norm; or scores of labels, of a text by its first
-/// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout.
-enum class Head : std::uint8_t { lm, mlm, sequence_classification };
+/// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout;
+/// or of each token, behind such layers (where norms follow sums: none) and dropout.
+enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification };
 /// What a layer's queries see: all tokens before them, or those of a window.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_attention };
 
@@ -209,11 +210,10 @@ struct Model {
   double attention_multiplier = 0;  ///< of queries times keys, > 0; 0: 1/√head_dim
   double logits_scaling = 1;        ///< that the scores of the vocabulary are divided by, > 0
   Head head = Head::lm;             ///< by type
-  std::vector<std::string>
-      labels;                  ///< names of the classes that texts have, with Head::sequence_classification
-  bool tie_embeddings = true;  ///< the output projection is the embedding; by type
-  bool bias = true;            ///< linear layers have a bias; by type
-  bool mlp_bias = true;        ///< with `bias`: those of feed-forward parts and experts have one too
+  std::vector<std::string> labels;  ///< names of the classes that texts or their tokens have; classifies()
+  bool tie_embeddings = true;       ///< the output projection is the embedding; by type
+  bool bias = true;                 ///< linear layers have a bias; by type
+  bool mlp_bias = true;             ///< with `bias`: those of feed-forward parts and experts have one too
   /// Bias of the projection to queries, keys and values; true wherever `bias` is; default `bias`, or by type.
   bool qkv_bias = true;
   /// Deviation of normal initial weights, > 0; divided by √(2·num_layers) where they feed the residual
@@ -283,7 +283,9 @@ struct Model {
     return position == PositionType::rotary &&
            (no_rope_layer_interval == 0 || (layer + 1) % no_rope_layer_interval != 0);
   }
-  bool classifies() const { return head == Head::sequence_classification; }
+  /// Whether the head scores labels, of texts or of tokens.
+  bool classifies() const { return head == Head::sequence_classification || labels_tokens(); }
+  bool labels_tokens() const { return head == Head::token_classification; }
   /// Whether the head's table is that of the embeddings.
   bool tied() const { return tie_embeddings && !classifies(); }
   /// Scores that mean something, and rows of the head's table.
@@ -316,7 +318,7 @@ std::string_view name_of(PositionType type);         ///< "learned", "rotary", "
 std::string_view name_of(Norm norm);                 ///< "layernorm", "rmsnorm"
 std::string_view name_of(FfnActivation activation);  ///< "gelu_tanh", "gelu", "swiglu", …
 std::string_view name_of(NormPlacement placement);   ///< "pre", "post", "sandwich", "post_residual"
-std::string_view name_of(Head head);                 ///< "lm", "mlm", "sequence_classification"
+std::string_view name_of(Head head);                 ///< "lm", "mlm", "sequence_classification", …
 std::string_view name_of(LayerType type);  ///< "full_attention", "sliding_attention", "linear_attention"
 
 }  // namespace sherd::config

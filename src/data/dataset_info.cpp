@@ -79,6 +79,7 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   if (!info.chat_template.empty()) json["chat_template"] = info.chat_template;
   if (info.seq2seq) json["seq2seq"] = true;
   if (!info.labels.empty()) json["labels"] = info.labels;
+  if (info.labels_of_tokens) json["labels_of"] = "tokens";
   write_file_atomically(info_path(prefix), json.dump(2) + "\n");
 }
 
@@ -111,6 +112,7 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.chat_template = json.value("chat_template", "");
     info.seq2seq = json.value("seq2seq", false);
     info.labels = json.value("labels", std::vector<std::string>());
+    info.labels_of_tokens = json.value("labels_of", "texts") == "tokens";
     info.text_bytes = count("text_bytes", 0, any);
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
     return info;

@@ -23,8 +23,9 @@ struct DatasetInfo {
   std::int64_t masked_tokens = 0;  ///< tokens that are no targets of the loss: PREFIX.mask says which
   std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
   std::vector<std::string>
-      labels{};          ///< names of the classes; not empty: the last id of each document is one
-  bool seq2seq = false;  ///< prompts and completions are texts of their own, each with its end
+      labels{};                   ///< names of the classes; not empty: the last id of each document is one
+  bool seq2seq = false;           ///< prompts and completions are texts of their own, each with its end
+  bool labels_of_tokens = false;  ///< labels are of tokens, as read_token_classes() says
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

@@ -14,6 +14,7 @@
 #include "data/dataset_builder.h"
 #include "data/templates/published_template.h"
 #include "data/text/example.h"
+#include "data/text/labelled_example.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {
@@ -35,6 +36,16 @@ std::uint64_t total_bytes(const std::vector<InputFile>& files) {
     total += file.bytes;
   }
   return total;
+}
+
+LabelledOptions labelled_options(const PrepareOptions& options) {
+  return {options.json_field, options.label_field, options.pair_field, options.labels};
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string out;
+  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
+  return out;
 }
 
 /// True for the files that an earlier run wrote, when the output lies in a folder that is an input.
@@ -85,14 +96,19 @@ class TrainingLines {
       if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;
       if (source_.bytes_read() >= next_report_) report();
     } while (mix_seed(0, index_++) > threshold_);
-    text_ =
-        piece.json
-            ? text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml, *any_tokenizer_},
-                                   source_.files()[piece.file].path, piece.line))
-            : std::move(piece.text);
+    text_ = piece.json ? text_in(piece) : std::move(piece.text);
     at_ = 0;
     taken_ += static_cast<std::int64_t>(text_.size());
     return true;
+  }
+
+  std::string text_in(const TextPiece& piece) const {
+    const std::filesystem::path& file = source_.files()[piece.file].path;
+    if (const LabelledOptions labelled = labelled_options(options_);
+        !labelled.labels.empty() && has_words(piece.text, labelled))
+      return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
+    return text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml, *any_tokenizer_},
+                                file, piece.line));
   }
 
   void report() {
@@ -201,6 +217,10 @@ class Preparation {
 
   void run() {
     while (read_round()) {
+      if (!of_words_ && !options_.labels.empty()) {  // the first line tells of all
+        const TextPiece& first = jobs_.front().pieces.front();
+        of_words_ = first.json && has_words(first.text, labelled_options(options_));
+      }
       arena_.parallel_for(static_cast<std::int64_t>(used_), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) encode(jobs_[static_cast<std::size_t>(i)]);
       });
@@ -236,7 +256,8 @@ class Preparation {
               so_far.masked,
               conversations_ ? name_of(example_options_.chat_template) : "",
               options_.labels,
-              options_.seq2seq};
+              options_.seq2seq,
+              of_words_.value_or(false)};
       if (!model.empty()) write_file_atomically(model_file_of(tokenizer_.spec()), model);
       write_dataset_info(options_.output, info);
     });
@@ -291,10 +312,7 @@ class Preparation {
   /// [begin] text [end], and of a pair the other text and an end; then the class.
   void encode_labelled(Job& job, const TextPiece& piece) const {
     const LabelledExample example =
-        read_labelled(piece.text,
-                      {options_.json_field.empty() ? "text" : options_.json_field, options_.pair_field,
-                       options_.label_field, options_.labels},
-                      source_.files()[piece.file].path, piece.line);
+        read_labelled(piece.text, labelled_options(options_), source_.files()[piece.file].path, piece.line);
     const std::size_t before = job.tokens.size();
     const std::vector<std::int32_t> ids = encode_parts(tokenizer_, example.text, example.pair);
     job.tokens.insert(job.tokens.end(), ids.begin(), ids.end());
@@ -303,7 +321,23 @@ class Preparation {
     close(job, before, example.text + example.pair.value_or(""), true);
   }
 
+  /// [begin] words [end]; then the class of each token.
+  void encode_labelled_words(Job& job, const TextPiece& piece) const {
+    const LabelledWords example = read_labelled_words(piece.text, labelled_options(options_),
+                                                      source_.files()[piece.file].path, piece.line);
+    const EncodedWords encoded = encode_words(tokenizer_, example.words);
+    const std::size_t before = job.tokens.size(), tokens = encoded.ids.size();
+    job.tokens.insert(job.tokens.end(), encoded.ids.begin(), encoded.ids.end());
+    job.learned.resize(job.tokens.size(), 0);
+    job.tokens.resize(before + 2 * tokens, 0), job.learned.resize(before + 2 * tokens, 1);
+    for (std::size_t i = 0; i < example.words.size(); ++i)
+      if (encoded.first[i] >= 0)
+        job.tokens[before + tokens + static_cast<std::size_t>(encoded.first[i])] = example.labels[i] + 1;
+    close(job, before, joined(example.words), true);
+  }
+
   void encode_line(Job& job, const TextPiece& piece) const {
+    if (of_words_.value_or(false)) return encode_labelled_words(job, piece);
     if (!options_.labels.empty()) return encode_labelled(job, piece);
     const Example example =
         read_example(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
@@ -383,6 +417,7 @@ class Preparation {
   std::size_t used_ = 0;  // so many of jobs_ are filled this round
   std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0;
   bool conversations_ = false;
+  std::optional<bool> of_words_;  // with labels: lines have words with theirs
 };
 
 }  // namespace

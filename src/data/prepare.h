@@ -28,10 +28,11 @@ struct PrepareOptions {
   /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_example()
   /// says.
   std::string json_field;
-  /// Names of the classes that texts have: each line of a .jsonl file is then a text, or a pair of texts,
-  /// with a label, as read_labelled() says. Empty: texts have none.
+  /// Names of the classes that texts or words have: each line of a .jsonl file is then a text, or a pair of
+  /// texts, with a label, as read_labelled() says, or where the first line has a list of words, such a list
+  /// with theirs, as read_labelled_words() says. Empty: texts have none.
   std::vector<std::string> labels;
-  std::string label_field = "label", pair_field = "text_pair";  ///< with labels
+  std::string label_field, pair_field = "text_pair";  ///< with labels: as LabelledOptions
   bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
   /// The template of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
   std::string chat_template;
@@ -56,7 +57,9 @@ struct PrepareReport {
 /// PREFIX.mask where some tokens are no targets of the loss (conversations, completions), so that these files
 /// are all that training needs. Every document ends with the tokenizer's end-of-document id, and begins with
 /// begin_of_document() where it has one; one longer than TextSource::piece_bytes becomes several sequences,
-/// but /// for conversations, completions and texts with labels, whose class is the last id of its document.
+/// but for conversations, completions and texts with labels, whose class is the last id of its document, or
+/// whose tokens have classes behind them (read_token_classes()): a word's first token that of the word, its
+/// others and the special tokens none.
 /// Documents keep their order and the files are the same bytes for any number of threads. Memory is bounded
 /// whatever the size of the text. Nothing appears under the final names unless all went well.
 ///

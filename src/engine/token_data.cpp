@@ -110,8 +110,9 @@ void require_objective(const config::Config& config) {
   }
 }
 
-/// The data's classes are those of the model.
+/// The data's classes are those of the model, of texts or of tokens.
 void require_labels(const config::Config& config) {
+  const bool of_tokens = config.model->labels_tokens();
   const auto list = [](const std::vector<std::string>& labels) {
     std::string out;
     for (const std::string& label : labels) out += cat(out.empty() ? "" : ",", excerpt(label));
@@ -120,15 +121,18 @@ void require_labels(const config::Config& config) {
   for (const config::DataSource& source : config.data->sources) {
     const auto info = data::read_dataset_info(source.path);
     const std::vector<std::string> there = info ? info->labels : std::vector<std::string>();
-    if (there == config.model->labels) continue;
+    if (there == config.model->labels && (there.empty() || info->labels_of_tokens == of_tokens)) continue;
     if (there.empty())
       fail(ErrorKind::config, "the texts of '", source.path,
            "' have no labels: prepare them with `sherd prepare --labels ", list(config.model->labels), "`");
-    fail(ErrorKind::config, "the texts of '", source.path, "' have the labels ", list(there),
-         ", and model.labels are ", config.model->labels.empty() ? "none" : list(config.model->labels),
-         ": set model.head to \"sequence_classification\" and model.labels to these names, in their order, "
-         "or prepare "
-         "the texts without --labels to learn anything else of them");
+    const config::Head head =
+        info->labels_of_tokens ? config::Head::token_classification : config::Head::sequence_classification;
+    fail(ErrorKind::config, info->labels_of_tokens ? "the tokens of '" : "the texts of '", source.path,
+         "' have the labels ", list(there), ", and model.head is \"", config::name_of(config.model->head),
+         "\" with model.labels ", config.model->labels.empty() ? "none" : list(config.model->labels),
+         ": set model.head to \"", config::name_of(head),
+         "\" and model.labels to these names, in their order, or prepare the texts without --labels to learn "
+         "anything else of them");
   }
 }
 
@@ -143,8 +147,9 @@ data::PackingOptions packing_of(const config::Config& config, const TokenData& d
   packing.vocab_size = data.vocab_size;
   const config::Objective objective = config.objective();
   packing.targets = objective == config::Objective::mlm              ? data::Targets::tokens
-                    : objective == config::Objective::classification ? data::Targets::classes
-                                                                     : data::Targets::next_tokens;
+                    : objective != config::Objective::classification ? data::Targets::next_tokens
+                    : config.model->labels_tokens()                  ? data::Targets::token_classes
+                                                                     : data::Targets::classes;
   return packing;
 }
 
@@ -231,6 +236,7 @@ std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples>
 std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Config& config,
                                              std::size_t part, data::PackingOptions packing) {
   const config::Data& section = *config.data;
+  const bool classifies = config.objective() == config::Objective::classification;
   static constexpr std::array names{"training split", "validation split"};
   std::vector<std::shared_ptr<const data::Samples>> parts;
   std::vector<double> weights;
@@ -242,13 +248,12 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     try {
       if (config.objective() == config::Objective::seq2seq) {
         parts.push_back(answers(data.datasets[i], range, packing, config, data, names[part]));
-      } else if (section.packing == config::SamplePacking::documents ||
-                 packing.targets == data::Targets::classes) {
+      } else if (section.packing == config::SamplePacking::documents || classifies) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",
                  100 * documents->filled(), " % of its ", counted(documents->samples_per_round(), "sample"));
-        if (documents->cut() > 0 && packing.targets == data::Targets::classes)
+        if (documents->cut() > 0 && classifies)
           log_warning(counted(documents->cut(), "text"), " of the ", names[part], " of ",
                       data.datasets[i]->prefix(), documents->cut() == 1 ? " is" : " are",
                       " longer than model.seq_length: their ends are left out");

@@ -50,13 +50,17 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
-const char* const families[] = {"gpt2",     "llama",     "llama_linear", "mistral",     "qwen2",
-                                "qwen3",    "mixtral",   "qwen3_moe",    "phi3",        "gemma3_text",
-                                "granite",  "smollm3",   "glm4",         "ministral3",  "olmo2",
-                                "olmo3",    "phi3_long", "bert",         "modernbert",  "bert_classifier",
-                                "gemma2",   "gpt_oss",   "llama_biases", "deepseek_v2", "deepseek_v3",
-                                "glm4_moe", "qwen2_moe", "qwen3_next",   "qwen3_5",     "t5",
-                                "t5_gated"};
+const char* const families[] = {"gpt2",        "llama",           "llama_linear",
+                                "mistral",     "qwen2",           "qwen3",
+                                "mixtral",     "qwen3_moe",       "phi3",
+                                "gemma3_text", "granite",         "smollm3",
+                                "glm4",        "ministral3",      "olmo2",
+                                "olmo3",       "phi3_long",       "bert",
+                                "modernbert",  "bert_classifier", "gemma2",
+                                "gpt_oss",     "llama_biases",    "deepseek_v2",
+                                "deepseek_v3", "glm4_moe",        "qwen2_moe",
+                                "qwen3_next",  "qwen3_5",         "t5",
+                                "t5_gated",    "bert_tokens",     "modernbert_tokens"};
 
 struct Optimizer {
   const char* text;

@@ -50,6 +50,26 @@ TEST_F(GptTest, CountsMatchWhatIsDeclared) {
   }
 }
 
+TEST_F(GptTest, HeadsOfLabelsHaveTheLayersOfTheirClasses) {
+  using Names = std::vector<std::string>;
+  const auto layers = [](const char* family, config::Head head) {
+    GptConfig o = GptConfig::of_family(family);
+    o.vocab_size = 37, o.seq_length = 8, o.hidden_size = 8, o.num_layers = 1, o.num_heads = 2;
+    o.head = head, o.labels = {"a", "b"};
+    Names out;
+    const Gpt model(o);
+    for (const auto& [name, module] : model.children())
+      if (name.starts_with("head")) out.push_back(name);
+    return out;
+  };
+  const auto of_texts = config::Head::sequence_classification, of_tokens = config::Head::token_classification;
+  EXPECT_EQ(layers("bert", of_texts), (Names{"head_dense", "head_dropout", "head"}));
+  EXPECT_EQ(layers("bert", of_tokens), (Names{"head_dropout", "head"}));
+  const Names all{"head_dense", "head_norm", "head_dropout", "head"};
+  EXPECT_EQ(layers("modernbert", of_texts), all);
+  EXPECT_EQ(layers("modernbert", of_tokens), all);
+}
+
 TEST_F(GptTest, TheRootThatScalesEmbeddingsIsRoundedToTheirDtype) {
   const GptConfig o = test::tiny_gemma();  // of width 6
   EXPECT_EQ(o.embedding_root(DType::f32), std::sqrt(6.0f));

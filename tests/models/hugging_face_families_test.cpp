@@ -131,6 +131,9 @@ TEST_P(Family, SlicesAndPartsAreReadAlike) {
   Gpt model(options_);
   model.assign_names();
   HuggingFaceWeights weights(folder_, layout_);
+  std::int64_t elements = 0;
+  for (const auto& p : model.parameters()) elements += p->shape.numel();
+  EXPECT_EQ(options_.num_parameters(), elements);
   for (const auto& p : model.parameters()) {
     SCOPED_TRACE(p->name);
     const Tensor all = Tensor::empty(*cpu_.device, p->shape, DType::f32);
@@ -299,7 +302,8 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                            "bert", "modernbert", "bert_classifier", "modernbert_classifier",
                                            "gemma2", "gpt_oss", "llama_biases", "deepseek_v2",
                                            "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe",
-                                           "qwen3_next", "qwen3_5", "qwen3_5_moe", "t5", "t5_gated", "mt5"),
+                                           "qwen3_next", "qwen3_5", "qwen3_5_moe", "t5", "t5_gated", "mt5",
+                                           "bert_tokens", "modernbert_tokens"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

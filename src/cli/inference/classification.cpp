@@ -13,101 +13,153 @@
 namespace sherd::cli {
 namespace {
 
-double share(std::int64_t part, std::int64_t of) {
-  return of == 0 ? 0 : static_cast<double>(part) / static_cast<double>(of);
-}
+using Labels = std::vector<std::string>;
 
 struct LabelledTexts {
   std::vector<std::vector<std::int32_t>> texts, types;
-  std::vector<std::size_t> labels;
+  std::vector<std::vector<std::int32_t>> classes;  ///< of each text, or of its tokens; below 0: none
 };
 
 /// Texts as training sees them: cut where they are longer than the model takes.
 LabelledTexts texts_of(const data::IndexedDataset& dataset, std::size_t limit, const config::Model& model,
                        std::int32_t end) {
   LabelledTexts out;
+  const auto targets = model.labels_tokens() ? data::Targets::token_classes : data::Targets::classes;
   const auto all = static_cast<std::size_t>(dataset.sequences());
   for (std::size_t i = 0; i < (limit > 0 ? std::min(limit, all) : all); ++i) {
     const auto sequence = static_cast<std::int64_t>(i);
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(dataset.length(sequence)));
+    const std::int64_t tokens = data::text_tokens(dataset.length(sequence), targets);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(std::max<std::int64_t>(0, tokens)));
     dataset.read(sequence, 0, ids);
-    if (ids.size() < 2 || ids.back() < 0 || static_cast<std::size_t>(ids.back()) >= model.labels.size())
-      fail(ErrorKind::data, dataset.prefix(), ": document ", i, " has no text, or no label below ",
-           model.labels.size());
-    out.labels.push_back(static_cast<std::size_t>(ids.back()));
-    ids.pop_back();
     data::cut_text(ids, model.seq_length, end);
+    std::vector<std::int32_t> classes(model.labels_tokens() ? ids.size() : 1);
+    if (!ids.empty() && model.labels_tokens())
+      data::read_token_classes(dataset, sequence, classes);
+    else if (!ids.empty())
+      dataset.read(sequence, tokens, classes);
+    const auto most = std::max_element(classes.begin(), classes.end());
+    if (ids.empty() || *most >= std::ssize(model.labels))
+      fail(ErrorKind::data, dataset.prefix(), ": document ", i, " has no text, or a label that is not below ",
+           model.labels.size());
     out.types.push_back(data::types_of_parts(ids, end));
-    out.texts.push_back(std::move(ids));
+    out.texts.push_back(std::move(ids)), out.classes.push_back(std::move(classes));
   }
   return out;
 }
 
-std::string table(const ConfusionMatrix& found, double loss, const std::vector<std::string>& labels) {
+/// Texts or their tokens as they were given labels.
+struct Judged {
+  Judged(const config::Model& of, const LabelledTexts& asked)
+      : model(of), texts(asked), matrix(model.labels.size()) {
+    of_entities = model.labels_tokens() && are_of_entities(model.labels);
+  }
+
+  void add(std::size_t text, std::span<const double> probabilities) {
+    const std::vector<std::int32_t>& classes = texts.classes[text];
+    const std::size_t labels = model.labels.size();
+    Labels are, given;
+    for (std::size_t i = 0; i < classes.size(); ++i) {
+      if (classes[i] < 0) continue;
+      const std::span<const double> of = probabilities.subspan(i * labels, labels);
+      const auto is = static_cast<std::size_t>(classes[i]);
+      const auto found = static_cast<std::size_t>(std::max_element(of.begin(), of.end()) - of.begin());
+      matrix.add(is, found);
+      loss -= std::log(of[is]);
+      if (of_entities) are.push_back(model.labels[is]), given.push_back(model.labels[found]);
+    }
+    entities.add(are, given);
+  }
+
+  const char* unit() const { return model.labels_tokens() ? "tokens" : "texts"; }
+  double mean_loss() const {
+    return matrix.counted() == 0 ? 0 : loss / static_cast<double>(matrix.counted());
+  }
+
+  const config::Model& model;
+  const LabelledTexts& texts;
+  ConfusionMatrix matrix;
+  EntityScores entities;
+  bool of_entities = false;
+  double loss = 0;
+};
+
+/// Names with their figures, below a line of what these are.
+std::string rows_of(const char* name, const std::vector<std::pair<std::string, FoundCounts>>& rows,
+                    const char* unit) {
   char text[160];
-  std::snprintf(text, sizeof text, "texts %lld  loss %.4f  accuracy %.4f  macro F1 %.4f\n",
-                static_cast<long long>(found.texts()), loss, found.accuracy(), found.macro_f1());
-  std::string out = text;
-  std::size_t width = 5;
-  for (const std::string& label : labels) width = std::max(width, label.size());
-  out += cat("label", std::string(width - 5, ' '), "  precision     recall         F1     texts\n");
-  for (std::size_t i = 0; i < labels.size(); ++i) {
-    std::snprintf(text, sizeof text, "  %9.4f  %9.4f  %9.4f  %8lld\n", found.precision(i), found.recall(i),
-                  found.f1(i), static_cast<long long>(found.texts_of(i)));
-    out += labels[i] + std::string(width - labels[i].size(), ' ') + text;
+  std::size_t width = std::string_view(name).size();
+  for (const auto& [label, counts] : rows) width = std::max(width, label.size());
+  const auto padded = [&](const std::string& label) {
+    return label + std::string(width - label.size(), ' ');
+  };
+  std::snprintf(text, sizeof text, "  precision     recall         F1  %8s\n", unit);
+  std::string out = padded(name) + text;
+  for (const auto& [label, found] : rows) {
+    std::snprintf(text, sizeof text, "  %9.4f  %9.4f  %9.4f  %8lld\n", found.precision(), found.recall(),
+                  found.f1(), static_cast<long long>(found.there));
+    out += padded(label) + text;
   }
   return out;
 }
 
-std::string object(const ConfusionMatrix& found, double loss, const std::vector<std::string>& labels) {
-  nlohmann::ordered_json out{{"texts", found.texts()},
-                             {"loss", loss},
-                             {"accuracy", found.accuracy()},
-                             {"macro_f1", found.macro_f1()}};
-  for (std::size_t i = 0; i < labels.size(); ++i)
-    out["labels"][labels[i]] = {{"precision", found.precision(i)},
-                                {"recall", found.recall(i)},
-                                {"f1", found.f1(i)},
-                                {"texts", found.texts_of(i)}};
+std::string table(const Judged& found) {
+  char text[160];
+  std::snprintf(text, sizeof text, "%s %lld  loss %.4f  accuracy %.4f  macro F1 %.4f\n", found.unit(),
+                static_cast<long long>(found.matrix.counted()), found.mean_loss(), found.matrix.accuracy(),
+                found.matrix.macro_f1());
+  std::string out = text;
+  std::vector<std::pair<std::string, FoundCounts>> rows;
+  for (std::size_t i = 0; i < found.model.labels.size(); ++i)
+    rows.emplace_back(found.model.labels[i], found.matrix.of(i));
+  out += rows_of("label", rows, found.unit());
+  if (!found.of_entities) return out;
+  rows.assign(found.entities.by_type().begin(), found.entities.by_type().end());
+  rows.emplace_back("all", found.entities.all());
+  return out + rows_of("entity", rows, "entities");
+}
+
+nlohmann::ordered_json object_of(const FoundCounts& found, const char* unit) {
+  return {
+      {"precision", found.precision()}, {"recall", found.recall()}, {"f1", found.f1()}, {unit, found.there}};
+}
+
+std::string object(const Judged& found) {
+  nlohmann::ordered_json out{{found.unit(), found.matrix.counted()},
+                             {"loss", found.mean_loss()},
+                             {"accuracy", found.matrix.accuracy()},
+                             {"macro_f1", found.matrix.macro_f1()}};
+  for (std::size_t i = 0; i < found.model.labels.size(); ++i)
+    out["labels"][found.model.labels[i]] = object_of(found.matrix.of(i), found.unit());
+  if (found.of_entities) {
+    out["entities"] = object_of(found.entities.all(), "entities");
+    for (const auto& [type, counts] : found.entities.by_type())
+      out["entities"]["types"][type] = object_of(counts, "entities");
+  }
   return out.dump(2) + "\n";
 }
 
 }  // namespace
 
-std::int64_t ConfusionMatrix::texts() const {
+std::int64_t ConfusionMatrix::counted() const {
   std::int64_t sum = 0;
   for (const std::int64_t each : counts_) sum += each;
-  return sum;
-}
-std::int64_t ConfusionMatrix::texts_of(std::size_t label) const {
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < classes_; ++i) sum += count(label, i);
-  return sum;
-}
-std::int64_t ConfusionMatrix::given(std::size_t label) const {
-  std::int64_t sum = 0;
-  for (std::size_t i = 0; i < classes_; ++i) sum += count(i, label);
   return sum;
 }
 double ConfusionMatrix::accuracy() const {
   std::int64_t right = 0;
   for (std::size_t i = 0; i < classes_; ++i) right += count(i, i);
-  return share(right, texts());
+  return FoundCounts::share(right, counted());
 }
-double ConfusionMatrix::precision(std::size_t label) const {
-  return share(count(label, label), given(label));
-}
-double ConfusionMatrix::recall(std::size_t label) const {
-  return share(count(label, label), texts_of(label));
-}
-double ConfusionMatrix::f1(std::size_t label) const {
-  return share(2 * count(label, label), texts_of(label) + given(label));
+FoundCounts ConfusionMatrix::of(std::size_t label) const {
+  FoundCounts out{count(label, label), 0, 0};
+  for (std::size_t i = 0; i < classes_; ++i) out.there += count(label, i), out.given += count(i, label);
+  return out;
 }
 double ConfusionMatrix::macro_f1() const {
   double sum = 0;
   int classes = 0;
   for (std::size_t i = 0; i < classes_; ++i)
-    if (texts_of(i) + given(i) > 0) sum += f1(i), ++classes;
+    if (const FoundCounts found = of(i); found.there + found.given > 0) sum += found.f1(), ++classes;
   return classes == 0 ? 0 : sum / classes;
 }
 
@@ -115,28 +167,21 @@ std::string classification_report(const Inference& from, const data::IndexedData
                                   std::size_t limit, std::int64_t batch, bool json) {
   const config::Model& model = *from.config().model;
   const auto info = data::read_dataset_info(dataset.prefix());
-  if (!info || info->labels != model.labels)
-    fail(ErrorKind::config, dataset.prefix(),
-         " has other labels than the model, or none: prepare it with `sherd prepare --labels`, as the data "
-         "of its "
-         "training");
+  if (!info || info->labels != model.labels || info->labels_of_tokens != model.labels_tokens())
+    fail(ErrorKind::config, dataset.prefix(), " has other labels than the model's, which are of ",
+         model.labels_tokens() ? "tokens" : "texts",
+         ", or none: prepare it with `sherd prepare --labels`, as the data of its training");
   const LabelledTexts asked = texts_of(dataset, limit, model, info->end_of_document);
-  ConfusionMatrix found(model.labels.size());
-  double loss = 0;
+  Judged found(model, asked);
   from.run("Of classification: give --offload cpu, a smaller --batch-size, or --ranks that share the weights",
            [&](const DistributedPtr& dist) {
              InferenceModel on(from.reader(), from.config(), dist);
-             models::classify_texts(
-                 on.model(), on.run(), asked.texts, asked.types, batch,
-                 [&](std::size_t text, std::span<const double> probabilities) {
-                   if (dist->rank() != 0) return;
-                   const auto likeliest = std::max_element(probabilities.begin(), probabilities.end());
-                   found.add(asked.labels[text], static_cast<std::size_t>(likeliest - probabilities.begin()));
-                   loss -= std::log(probabilities[asked.labels[text]]);
-                 });
+             models::classify_texts(on.model(), on.run(), asked.texts, asked.types, batch,
+                                    [&](std::size_t text, std::span<const double> probabilities) {
+                                      if (dist->rank() == 0) found.add(text, probabilities);
+                                    });
            });
-  loss = found.texts() == 0 ? 0 : loss / static_cast<double>(found.texts());
-  return json ? object(found, loss, model.labels) : table(found, loss, model.labels);
+  return json ? object(found) : table(found);
 }
 
 }  // namespace sherd::cli

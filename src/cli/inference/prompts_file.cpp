@@ -12,6 +12,15 @@
 namespace sherd::cli {
 namespace {
 
+/// The words of a prompt; beside a text "tokens" may be something else.
+std::vector<std::string> words_of(const nlohmann::json& list, bool has_text, const std::string& where) {
+  const bool words = list.is_array() && !list.empty() &&
+                     std::all_of(list.begin(), list.end(), [](const auto& word) { return word.is_string(); });
+  if (words) return list.get<std::vector<std::string>>();
+  if (has_text) return {};
+  fail(ErrorKind::data, where, ": \"tokens\" is no list of words: '", excerpt(list.dump()), "'");
+}
+
 Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number, bool texts) {
   const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
@@ -22,10 +31,13 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
   }
   auto found = object.is_object() ? object.find("prompt") : object.end();
   if (texts && object.is_object() && found == object.end()) found = object.find("text");
-  if (!object.is_object() || found == object.end() || !found->is_string())
+  const bool has_text = object.is_object() && found != object.end() && found->is_string();
+  const bool has_words = texts && object.is_object() && object.contains("tokens");
+  if (!has_text && !has_words)
     fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
          excerpt(line), "'");
-  Prompt prompt{found->get<std::string>(), {}, where};
+  Prompt prompt{has_text ? found->get<std::string>() : "", {}, where};
+  if (has_words) prompt.words = words_of(object["tokens"], has_text, where);
   if (const auto pair = object.find("text_pair"); texts && pair != object.end() && !pair->is_null()) {
     if (!pair->is_string()) fail(ErrorKind::data, where, ": \"text_pair\" is no text: '", excerpt(line), "'");
     prompt.pair = pair->get<std::string>();
@@ -35,11 +47,22 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
 
 nlohmann::ordered_json described(const Prompt& prompt) {
   if (prompt.messages.empty() && prompt.pair) return {{"prompt", prompt.text}, {"text_pair", *prompt.pair}};
+  if (prompt.text.empty() && !prompt.words.empty()) return nlohmann::ordered_json::object();
   if (prompt.messages.empty()) return {{"prompt", prompt.text}};
   auto messages = nlohmann::ordered_json::array();
   for (const data::ChatMessage& message : prompt.messages)
     messages.push_back({{"role", message.role}, {"content", message.content}});
   return {{"messages", messages}};
+}
+
+nlohmann::ordered_json list_of(const std::vector<WordLabel>& words) {
+  auto out = nlohmann::ordered_json::array();
+  for (const WordLabel& each : words) {
+    nlohmann::ordered_json word{{"word", each.word}, {"label", nullptr}};
+    if (!each.label.empty()) word["label"] = each.label, word["probability"] = each.probability;
+    out.push_back(std::move(word));
+  }
+  return out;
 }
 
 }  // namespace
@@ -73,7 +96,7 @@ void CompletionsFile::add(std::size_t prompt, Completion completion) {
   for (auto at = waiting_.find(next_); at != waiting_.end(); at = waiting_.find(++next_)) {
     nlohmann::ordered_json line = described(prompts_[next_]);
     const Completion& done = at->second;
-    const bool completes = done.embedding.empty() && done.labels.empty();
+    const bool completes = done.embedding.empty() && done.labels.empty() && !done.words;
     if (completes) line["completion"] = done.text;
     line["tokens"] = done.tokens;
     if (completes) line["finish"] = done.finish;
@@ -83,6 +106,7 @@ void CompletionsFile::add(std::size_t prompt, Completion completion) {
       line["label"] = std::max_element(done.labels.begin(), done.labels.end(), less)->first;
       for (const auto& [label, probability] : done.labels) line["probabilities"][label] = probability;
     }
+    if (done.words) line["words"] = list_of(*done.words);
     out() << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n' << std::flush;
     if (!out())
       fail(ErrorKind::io, "writing ", path_.empty() ? "stdout" : path_.string(),

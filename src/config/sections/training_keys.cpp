@@ -140,8 +140,9 @@ std::vector<Key<Training>> step_keys() {
              "\"next_token\"")
           .means("what is learned of a text: `next_token`, each token from those before it, by models with "
                  "`causal`; `mlm`, tokens that are masked from all others, by models without "
-                 "([more](data.md#masked-tokens)); `classification`, its label, by models with such a head "
-                 "([more](data.md#classification)); `spans`, what was cut out of a text, and `seq2seq`, the "
+                 "([more](data.md#masked-tokens)); `classification`, its label or those of its tokens, "
+                 "by models with such a head ([more](data.md#classification)); `spans`, what was cut out of "
+                 "a text, and `seq2seq`, the "
                  "answer to a prompt, by models with an `encoder` ([more](data.md#spans)). auto: which of "
                  "them the model can"),
       real("mlm_probability", &T::mlm_probability, "0.3", 0.001, 0.999)
@@ -226,7 +227,9 @@ void check_objective(const Config& config, const Value& file) {
   if (objective != Objective::automatic &&
       (objective == Objective::classification) != config.model->classifies())
     at.error(
-        "\"classification\" and model.head \"sequence_classification\" go together: set both, or neither");
+        "\"classification\" and model.head \"sequence_classification\" or \"token_classification\" go "
+        "together: "
+        "set both, or neither");
   if (config.model->classifies() && config.training.adapter.type != AdapterType::none)
     Value{*training->find("adapter"), "training.adapter", file.context}.error(
         "would leave the layers that score labels as they are: train a classifier whole, without "

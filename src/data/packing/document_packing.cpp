@@ -71,8 +71,8 @@ void DocumentSamples::find_pieces() {
     tokens_ += dataset_->length(i);
     const bool is_cut = places > room();
     cut_ += is_cut;
-    const bool classes = options_.targets == Targets::classes;
-    for (std::int64_t chunk = 0; chunk * room() < (classes ? std::min(places, room()) : places); ++chunk) {
+    const std::int64_t kept = has_classes() ? std::min(places, room()) : places;
+    for (std::int64_t chunk = 0; chunk * room() < kept; ++chunk) {
       const std::int64_t begin = chunk * room(), read = std::min(places - begin, room());
       if (is_cut && dataset_->has_mask() &&
           options_.targets == Targets::next_tokens) {  // a part of a long question has nothing to learn from
@@ -181,9 +181,12 @@ void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const
   }
 }
 
-void DocumentSamples::load_class(std::int64_t sequence, std::span<const std::int32_t> ids,
-                                 std::span<std::int32_t> labels, std::span<std::int32_t> types) const {
-  dataset_->read(sequence, dataset_->length(sequence) - 1, labels.first(1));
+void DocumentSamples::load_classes(std::int64_t sequence, std::span<const std::int32_t> ids,
+                                   std::span<std::int32_t> labels, std::span<std::int32_t> types) const {
+  if (options_.targets == Targets::token_classes)
+    read_token_classes(*dataset_, sequence, labels);
+  else
+    dataset_->read(sequence, own_places(sequence), labels.first(1));
   const std::vector<std::int32_t> of_parts = types_of_parts(ids, padding_);
   std::copy(of_parts.begin(), of_parts.end(), types.begin());
 }
@@ -193,7 +196,7 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
   row.tokens.assign(length, padding_);
   row.labels.assign(length, no_label);
   row.ends.clear();
-  row.types.assign(options_.targets == Targets::classes ? length : 0, 0);
+  row.types.assign(has_classes() ? length : 0, 0);
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> mask;
   std::size_t begin = 0;
@@ -210,10 +213,10 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
       if (dataset_->has_mask()) dataset_->read_mask(sequence, offset, mask);
       write_text(options_.prompt, ids, mask, tokens, labels);
     } else {
-      if (options_.targets == Targets::classes && own_places(sequence) > room()) ids.back() = padding_;
+      if (has_classes() && own_places(sequence) > room()) ids.back() = padding_;
       std::copy(ids.begin(), ids.end(), tokens.begin());
-      if (options_.targets == Targets::classes)
-        load_class(sequence, ids, labels, std::span(row.types).subspan(begin, places));
+      if (has_classes())
+        load_classes(sequence, ids, labels, std::span(row.types).subspan(begin, places));
       else
         std::copy(ids.begin(), ids.end(), labels.begin());
     }
@@ -226,7 +229,11 @@ void DocumentSamples::load(std::int64_t position, SampleRow& row) const {
 
 void DocumentSamples::will_need(std::int64_t position) const {
   for_each_piece(position, [&](std::int64_t sequence, std::int64_t offset, std::int64_t read) {
-    dataset_->will_need(sequence, offset, read + (options_.targets == Targets::tokens ? 0 : 1));
+    dataset_->will_need(sequence, offset, read + (options_.targets == Targets::next_tokens ? 1 : 0));
+    if (has_classes()) {
+      const std::int64_t first = own_places(sequence);
+      dataset_->will_need(sequence, first, std::min(read, dataset_->length(sequence) - first));
+    }
   });
 }
 

@@ -10,9 +10,9 @@ namespace sherd::data {
 
 /// Samples of whole documents that do not see each other: as many as fit into a row, behind each other, the
 /// rest of the row padding (end of document, no labels) that is a document too. A document of n tokens takes
-/// n − 1 places, its last token being a label alone (or n, where labels are the tokens themselves); one that
-/// is longer than a row comes in several pieces, /// each going on where the one before ended, none seeing
-/// another (of one with a class the first piece alone, whose last token is then the end of a document). Which
+/// n − 1 places, its last token being a label alone (or what Targets says); one that is longer than a row
+/// comes in several pieces, each going on where the one before ended, none seeing another (of one with
+/// classes the first piece alone, whose last token is then the end of a document). Which
 /// go together is decided once, by best fit of the longest first (bin packing: Johnson 1973; of documents:
 /// Ding et al. 2024, "Fewer Truncations Improve Language Modeling"); every round puts other documents of the
 /// same lengths into the places, and takes the rows in another order. Here a document is a sequence of the
@@ -56,7 +56,10 @@ class DocumentSamples final : public Samples {
   std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
   /// Tokens of a document that take a place.
   std::int64_t own_places(std::int64_t sequence) const {
-    return dataset_->length(sequence) - (options_.targets == Targets::tokens ? 0 : 1);
+    return text_tokens(dataset_->length(sequence), options_.targets);
+  }
+  bool has_classes() const {
+    return options_.targets == Targets::classes || options_.targets == Targets::token_classes;
   }
   /// Places of a row, those of virtual tokens included.
   std::int64_t places_of(const DocumentPiece& piece) const;
@@ -65,8 +68,8 @@ class DocumentSamples final : public Samples {
   std::shared_ptr<const Round> round(std::int64_t index) const;
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void order(Round& out, std::int64_t index) const;
-  void load_class(std::int64_t sequence, std::span<const std::int32_t> ids, std::span<std::int32_t> labels,
-                  std::span<std::int32_t> types) const;
+  void load_classes(std::int64_t sequence, std::span<const std::int32_t> ids, std::span<std::int32_t> labels,
+                    std::span<std::int32_t> types) const;
   template <class Visit>
   void for_each_piece(std::int64_t position, Visit&& visit) const;
 

@@ -53,6 +53,24 @@ void cut_text(std::vector<std::int32_t>& ids, std::int64_t most, std::int32_t en
   ids.back() = end;
 }
 
+std::int64_t text_tokens(std::int64_t ids, Targets targets) {
+  switch (targets) {
+    case Targets::tokens:
+      return ids;
+    case Targets::token_classes:
+      return ids / 2;
+    default:
+      return ids - 1;
+  }
+}
+
+void read_token_classes(const IndexedDataset& dataset, std::int64_t sequence, std::span<std::int32_t> out) {
+  const std::int64_t tokens = text_tokens(dataset.length(sequence), Targets::token_classes);
+  dataset.read(sequence, tokens, out);
+  for (std::int32_t& each : out) each = each > 0 ? each - 1 : no_label;
+  if (std::ssize(out) < tokens) out.back() = no_label;
+}
+
 std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std::int32_t end) {
   std::vector<std::int32_t> types(ids.size(), 0);
   const auto first = std::find(ids.begin(), ids.end(), end);

@@ -39,9 +39,19 @@ void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
                 std::span<const std::uint8_t> targets, std::span<std::int32_t> tokens,
                 std::span<std::int32_t> labels);
 
-/// What labels of samples are: the tokens behind, the tokens themselves, or for the first token of each
-/// document its class, the last of its ids, which takes no place.
-enum class Targets { next_tokens, tokens, classes };
+/// What labels of samples are: the tokens behind, the tokens themselves, for the first token of each document
+/// its class, the last of its ids, which takes no place, or the classes of tokens, as read_token_classes().
+enum class Targets { next_tokens, tokens, classes, token_classes };
+
+/// How many ids of a sequence of so many are tokens of text.
+std::int64_t text_tokens(std::int64_t ids, Targets targets);
+
+/// Reads the classes of the first tokens of a sequence whose tokens have them. Such a sequence has n tokens
+/// and behind them n ids, of each token 1 + its class, or 0 where it has none: as the class of a text lies
+/// behind it, so that a document is one sequence, with one length, order and checksum; and no id is negative.
+/// Here no_label stands for none. Of a text that is longer the last one asked for has none, as cut_text()
+/// makes it the end.
+void read_token_classes(const IndexedDataset& dataset, std::int64_t sequence, std::span<std::int32_t> out);
 
 struct PackingOptions {
   std::int64_t seq_length = 0;  ///< places of a sample, those of `prompt` included

@@ -8,17 +8,12 @@
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
+#include "data/text/json_line.h"
 
 namespace sherd::data {
 namespace {
 
 using nlohmann::json;
-
-std::string keys_of(const json& object) {
-  std::string keys;
-  for (const auto& [key, value] : object.items()) keys += (keys.empty() ? "'" : ", '") + excerpt(key) + "'";
-  return keys.empty() ? "none" : keys;
-}
 
 /// Refuses what a template would have to write and none here does, so that nothing that was said is dropped.
 /// Keys without a value are those that a table of another line has.
@@ -250,63 +245,7 @@ struct TextRun {
   }
 };
 
-/// The result of `read` for a line; its errors name the place.
-template <class F>
-auto at_line(const std::filesystem::path& file, std::int64_t line_number, const F& read) {
-  const auto place = [&] { return cat("'", file.string(), "', line ", line_number, ", "); };
-  try {
-    return read();
-  } catch (const json::exception& error) {
-    fail(ErrorKind::data, place(), "is no JSON: ", excerpt(error.what(), 300),
-         "; a .jsonl file holds one object per line");
-  } catch (const Error& error) {
-    fail(error.kind(), place(), error.what());
-  }
-}
-
 }  // namespace
-
-LabelledExample read_labelled(const std::string& line, const LabelledOptions& options,
-                              const std::filesystem::path& file, std::int64_t line_number) {
-  return at_line(file, line_number, [&] {
-    const json object = json::parse(line);
-    if (!object.is_object()) fail(ErrorKind::data, "is no JSON object");
-    const auto text = [&](const std::string& field) -> std::optional<std::string> {
-      const auto found = object.find(field);
-      if (found == object.end() || found->is_null()) return std::nullopt;
-      if (!found->is_string()) fail(ErrorKind::data, "'", excerpt(field), "' is no string");
-      return found->get<std::string>();
-    };
-    const std::optional<std::string> first = text(options.text_field);
-    if (!first)
-      fail(ErrorKind::data, "has no string '", excerpt(options.text_field), "' (keys: ", keys_of(object),
-           "); name the field that holds the text, by --json-field");
-    LabelledExample out{*first, text(options.pair_field), -1};
-    const auto label = object.find(options.label_field);
-    if (label == object.end())
-      fail(ErrorKind::data, "has no '", excerpt(options.label_field), "' (keys: ", keys_of(object),
-           "); name the field that holds the label, by --label-field");
-    for (std::size_t i = 0; i < options.labels.size(); ++i)
-      if (label->is_string() ? *label == options.labels[i] : label->is_number() && *label == i)
-        out.label = static_cast<std::int32_t>(i);
-    if (out.label < 0)
-      fail(ErrorKind::data, "has the label ", excerpt(label->dump()),
-           ", which is none of --labels, nor a number below ", options.labels.size());
-    return out;
-  });
-}
-
-std::vector<std::int32_t> encode_parts(const Tokenizer& tokenizer, const std::string& text,
-                                       const std::optional<std::string>& pair) {
-  std::vector<std::int32_t> ids;
-  if (const auto begin = tokenizer.begin_of_document()) ids.push_back(*begin);
-  tokenizer.encode(text, {.special_tokens = false}, ids);
-  ids.push_back(tokenizer.end_of_document());
-  if (!pair) return ids;
-  tokenizer.encode(*pair, {.behind = EncodeOptions::Behind::token, .special_tokens = false}, ids);
-  ids.push_back(tokenizer.end_of_document());
-  return ids;
-}
 
 bool Example::teaches() const {
   return std::any_of(segments.begin(), segments.end(), [](const TextSegment& s) { return s.learned; });

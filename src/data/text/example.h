@@ -38,28 +38,6 @@ struct Example {
 Example read_example(const std::string& line, const ExampleOptions& options,
                      const std::filesystem::path& file, std::int64_t line_number);
 
-/// How a line with a label is read.
-struct LabelledOptions {
-  std::string text_field = "text", pair_field = "text_pair", label_field = "label";
-  std::vector<std::string> labels;  ///< names of the classes, in order; not empty
-};
-
-/// A text, or a pair of texts, with its class, an index of the names.
-struct LabelledExample {
-  std::string text;
-  std::optional<std::string> pair;
-  std::int32_t label = 0;
-};
-
-/// Reads one line, a JSON object; its label is a name or a number of LabelledOptions::labels. Throws
-/// Error{data} naming file, line and cause.
-LabelledExample read_labelled(const std::string& line, const LabelledOptions& options,
-                              const std::filesystem::path& file, std::int64_t line_number);
-
-/// A text as classifiers read it, [begin] text [end], or a pair, [begin] text [end] other [end].
-std::vector<std::int32_t> encode_parts(const Tokenizer& tokenizer, const std::string& text,
-                                       const std::optional<std::string>& pair);
-
 /// The texts of the segments, without the template's own tokens.
 std::string text_of(const Example& example);
 

@@ -11,7 +11,7 @@
 #include "sharding/placement.h"
 #include "sharding/state.h"
 #include "sharding/units/frozen.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 #include "tensor/slice.h"
 
 namespace sherd::sharding {

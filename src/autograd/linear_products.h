@@ -5,7 +5,7 @@
 #include <string>
 
 #include "autograd/gradients.h"
-#include "tensor/fp8.h"
+#include "tensor/formats/fp8.h"
 
 // The three products of a linear layer, in the precision that its weight asks for (Parameter::fp8): of
 // autograd::linear(), and of layers that exchange tensors between these parts (sharding/parallel/linear.h).

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/text/utf8.h"
-#include "data/hugging_face/word_cache.h"
+#include "data/hugging_face/segmentation/word_cache.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {

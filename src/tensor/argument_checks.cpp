@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::tensor {
 

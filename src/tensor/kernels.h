@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "tensor/arrays.h"
 #include "tensor/exact_sum.h"
-#include "tensor/fp8.h"
+#include "tensor/formats/fp8.h"
 #include "tensor/glu.h"
 #include "tensor/rotary.h"
 #include "tensor/routing.h"

@@ -3,9 +3,9 @@
 #include <sstream>
 #include <thread>
 
-#include "data/hugging_face/pattern.h"
-#include "data/hugging_face/unicode.h"
-#include "data/hugging_face/word_cache.h"
+#include "data/hugging_face/steps/pattern.h"
+#include "data/hugging_face/steps/unicode.h"
+#include "data/hugging_face/segmentation/word_cache.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
 #include "data/text/example.h"

@@ -4,9 +4,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/hugging_face/byte_trie.h"
-#include "data/hugging_face/charsmap.h"
-#include "data/hugging_face/cluster.h"
+#include "data/hugging_face/segmentation/byte_trie.h"
+#include "data/hugging_face/steps/charsmap.h"
+#include "data/hugging_face/steps/cluster.h"
 #include "data/tokenizer.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

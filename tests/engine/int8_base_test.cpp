@@ -12,7 +12,7 @@
 #include "support/expect_error.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::test {
 namespace {

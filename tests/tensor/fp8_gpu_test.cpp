@@ -13,7 +13,7 @@
 
 #include "support/expect_error.h"
 #include "support/gpu/kernel_machines.h"
-#include "tensor/fp8.h"
+#include "tensor/formats/fp8.h"
 
 namespace sherd::tensor {
 namespace {

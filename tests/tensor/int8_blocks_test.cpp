@@ -1,5 +1,5 @@
 // Weights in 8 bits, against their formula in double.
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 #include <gtest/gtest.h>
 

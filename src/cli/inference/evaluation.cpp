@@ -10,7 +10,7 @@
 #include "base/text/excerpt.h"
 #include "base/text/utf8.h"
 #include "cli/inference/inference.h"
-#include "data/hugging_face/unicode.h"
+#include "data/hugging_face/steps/unicode.h"
 #include "data/text/input_stream.h"
 
 namespace sherd::cli {

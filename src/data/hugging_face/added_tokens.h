@@ -8,8 +8,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "data/hugging_face/byte_trie.h"
-#include "data/hugging_face/steps.h"
+#include "data/hugging_face/segmentation/byte_trie.h"
+#include "data/hugging_face/steps/steps.h"
 
 namespace sherd::data {
 

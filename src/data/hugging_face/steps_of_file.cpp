@@ -6,7 +6,7 @@
 #include "base/text/excerpt.h"
 #include "base/text/utf8.h"
 #include "data/hugging_face/json_fields.h"
-#include "data/hugging_face/unicode.h"
+#include "data/hugging_face/steps/unicode.h"
 
 namespace sherd::data {
 namespace {

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "data/hugging_face/steps.h"
+#include "data/hugging_face/steps/steps.h"
 
 namespace sherd::data {
 

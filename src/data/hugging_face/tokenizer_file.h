@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "data/hugging_face/added_tokens.h"
-#include "data/hugging_face/bpe.h"
-#include "data/hugging_face/steps.h"
-#include "data/hugging_face/unigram.h"
-#include "data/hugging_face/word_piece.h"
+#include "data/hugging_face/segmentation/bpe.h"
+#include "data/hugging_face/steps/steps.h"
+#include "data/hugging_face/segmentation/unigram.h"
+#include "data/hugging_face/segmentation/word_piece.h"
 
 namespace sherd::data {
 

@@ -16,7 +16,7 @@
 #include "engine/checkpoint/writer.h"
 #include "engine/report/report.h"
 #include "engine/update/rules/parameter_norms.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::engine {
 namespace {

@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/text/check_json.h"
 #include "base/text/excerpt.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::engine {
 namespace {

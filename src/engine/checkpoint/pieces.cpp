@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::engine {
 

@@ -9,7 +9,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "nn/weight_source.h"
 #include "sharding/sharded_model.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {

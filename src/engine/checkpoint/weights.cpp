@@ -12,7 +12,7 @@
 #include "engine/checkpoint/writer.h"
 #include "sharding/segment.h"
 #include "tensor/host_values.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;

@@ -1,4 +1,4 @@
-#include "tensor/fp8.h"
+#include "tensor/formats/fp8.h"
 
 #include <atomic>
 #include <bit>

@@ -2,7 +2,7 @@
 #include <mutex>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::tensor::cpu {
 namespace {

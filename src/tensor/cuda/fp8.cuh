@@ -1,7 +1,7 @@
 #pragma once
 
 #include "tensor/cuda/families.cuh"
-#include "tensor/fp8.h"
+#include "tensor/formats/fp8.h"
 
 // Shared by the kernels that make FP8 by tensor/fp8_code.h, the processors' to the bit. They take tiles of
 // 128 x 128.

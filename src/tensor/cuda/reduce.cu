@@ -2,7 +2,7 @@
 
 #include "tensor/cuda/join_parts.cuh"
 #include "tensor/cuda/workspace.h"
-#include "tensor/int8_blocks.h"
+#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
-#include "tensor/fp8_code.h"
+#include "tensor/formats/fp8_code.h"
 
 namespace sherd::tensor {
 namespace {

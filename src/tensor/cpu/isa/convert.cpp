@@ -1,6 +1,6 @@
 #include "tensor/cpu/isa/tables.h"
 #include "tensor/cpu/isa/vec.h"
-#include "tensor/fp8_code.h"
+#include "tensor/formats/fp8_code.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {

@@ -1,0 +1,135 @@
+// Adapters as a person trains, exports and uses them.
+#include "cli/inference/adapter_fixture.h"
+#include "engine/checkpoint/checkpoint.h"
+
+namespace sherd::cli {
+namespace {
+
+TEST_F(AdapterRuns, GoFromFilesToFilesAndOn) {
+  const Outcome tuned = tune("tuned", {from("hf"), lora_});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  EXPECT_THAT(tuned.err, HasSubstr("trained is an adapter (lora)"));
+  const auto by_file = losses();
+  ASSERT_EQ(tune("as_well", {from("run"), lora_}).code, 0);
+  EXPECT_EQ(losses(), by_file) << "from the base's checkpoint";
+  // Resumed, from its own checkpoint alone.
+  ASSERT_EQ(tune("resumed", {from("hf"), lora_, "training.steps=3"}).code, 0);
+  ASSERT_EQ(tune("resumed", {from("nowhere"), lora_}, {"--resume"}).code, 0);
+  EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+
+  const Outcome exported = sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_TRUE(fs::exists(folder_ / "peft" / "adapter_model.safetensors"));
+  EXPECT_THAT(read_text(folder_ / "peft" / "adapter_config.json"), HasSubstr("\"fan_in_fan_out\": true"));
+  // The same text from the run, from the base with the files, and with the run's checkpoint as an adapter.
+  const std::string own = said("tuned").out;
+  EXPECT_NE(own, said("run").out);
+  EXPECT_EQ(said("run", {"--adapter", in("peft")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  // A new run goes on from the files as from the checkpoint.
+  const auto on = [&](const std::string& to, const std::vector<std::string>& sets) {
+    const Outcome got = tune(to, sets);
+    EXPECT_EQ(got.code, 0) << got.err;
+    return losses();
+  };
+  const auto went_on = on("on_files", {from("hf"), "training.adapter.init_from=" + in("peft")});
+  EXPECT_EQ(on("on_checkpoint", {from("run"), "training.adapter.init_from=" + in("tuned")}), went_on);
+  EXPECT_EQ(on("on_both", {from("tuned"), lora_}), went_on) << "a checkpoint brings both";
+  EXPECT_NE(went_on, by_file);
+  // Merged, it is a model like others.
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  EXPECT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
+  const double plain = std::stod(went_on[0]), merged = std::stod(losses()[0]);
+  EXPECT_NEAR(merged, plain, 0.01 * plain);
+}
+
+/// A base in 8 bits: nearly the losses of the base itself, and the same from any command and place.
+TEST_F(AdapterRuns, ABaseIn8Bits) {
+  const std::string in_8_bits = "training.adapter.base_dtype=int8";
+  ASSERT_EQ(tune("plain", {from("hf"), lora_}).code, 0);
+  const auto plain = losses();
+  const Outcome tuned = tune("tuned", {from("hf"), lora_, in_8_bits});
+  ASSERT_EQ(tuned.code, 0) << tuned.err;
+  const auto by_file = losses();
+  EXPECT_NE(by_file, plain);
+  EXPECT_NEAR(std::stod(by_file[0]), std::stod(plain[0]), 0.01 * std::stod(plain[0]));
+  ASSERT_EQ(tune("resumed", {from("hf"), lora_, in_8_bits, "training.steps=3"}).code, 0);
+  ASSERT_EQ(tune("resumed", {from("nowhere"), lora_, in_8_bits}, {"--resume"}).code, 0);
+  EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+  const std::string own = said("tuned").out;
+  EXPECT_EQ(said("tuned", {"--offload", "cpu"}).out, own);
+  EXPECT_EQ(said("tuned", {"--adapter", in("tuned")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned"), "--offload", "cpu"}).out, own)
+      << "quantised as it is read";
+  ASSERT_EQ(sherd({"checkpoint", "verify", in("tuned")}).code, 0);
+  ASSERT_EQ(sherd({"checkpoint", "convert", in("tuned"), "--output", in("for_3"), "--ranks", "3"}).code, 0);
+  EXPECT_EQ(said("for_3").out, own);
+  // A run begins from it, in 8 bits or not.
+  const Outcome went_on = tune("on", {from("tuned"), "training.steps=1"});
+  ASSERT_EQ(went_on.code, 0) << went_on.err;
+  const std::string on = losses()[0];
+  ASSERT_EQ(tune("on_plain", {from("tuned"), "training.steps=1", "training.adapter.base_dtype=compute"}).code,
+            0);
+  EXPECT_EQ(losses()[0], on);
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  ASSERT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
+  EXPECT_NEAR(std::stod(losses()[0]), std::stod(on), 0.01 * std::stod(on));
+}
+
+/// A file that all checkpoints of a run share, of weights that are elsewhere, takes no adapter with it.
+TEST_F(AdapterRuns, OutliveADamagedBase) {
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);
+  const std::string own = said("tuned").out;
+  const fs::path folder = engine::checkpoint_folder(folder_ / "tuned");
+  const auto flip = [&](const std::string& file) {
+    std::string bytes = read_text(folder / file);
+    bytes.back() ^= 1;
+    write_text(folder / file, bytes);
+  };
+  flip("rank_00000.frozen.safetensors");
+  const Outcome resumed = tune("tuned", {from("hf"), lora_, "training.steps=9"}, {"--resume"});
+  EXPECT_EQ(resumed.code, 1);
+  EXPECT_THAT(resumed.err, HasSubstr("frozen.safetensors is damaged"));
+  EXPECT_THAT(resumed.err, HasSubstr("begin a new run with training.init_from as this one began"));
+  EXPECT_EQ(said("tuned").code, 1);
+  const Outcome exported = sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_EQ(said("run", {"--adapter", in("peft")}).out, own);
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  const Outcome on = tune("on", {from("hf"), "training.adapter.init_from=" + in("tuned")});
+  EXPECT_EQ(on.code, 0) << on.err;
+  // The adapter's own are compared, too.
+  flip("rank_00000.safetensors");
+  for (const Outcome& got : {said("run", {"--adapter", in("tuned")}),
+                             sherd({"export", in("tuned"), "--output", in("x"), "--adapter"}),
+                             tune("y", {from("hf"), "training.adapter.init_from=" + in("tuned")})}) {
+    EXPECT_EQ(got.code, 1);
+    EXPECT_THAT(got.err, HasSubstr("rank_00000.safetensors is damaged"));
+  }
+}
+
+TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
+  const auto expect = [](const Outcome& got, const char* text, int code = 2) {
+    EXPECT_EQ(got.code, code) << got.err;
+    EXPECT_THAT(got.err, HasSubstr(text));
+  };
+  expect(tune("a", {from("hf"), "training.adapter.type=lora", R"(training.adapter.targets=["q_proj"])"}),
+         "there are attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj");
+  expect(tune("b", {from("hf"), "training.adapter.init_from=" + in("run")}), "a run without an adapter");
+  expect(tune("c", {from("hf"), "training.adapter.init_from=" + in("none")}), "is no folder here", 1);
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_, "training.steps=1"}).code, 0);
+  const Outcome alone = tune("d", {from("tuned"), "training.steps=1"});
+  EXPECT_EQ(alone.code, 0) << alone.err;
+  EXPECT_THAT(alone.err, HasSubstr("trained is an adapter (lora)")) << "the checkpoint says so";
+  expect(tune("e", {"training.adapter.init_from=" + in("tuned")}), "give its folder as training.init_from");
+  expect(tune("f", {from("hf"), "training.adapter.init_from=" + in("tuned"), "training.adapter.rank=5"}),
+         "lora_A", 1);
+  expect(sherd({"export", in("run"), "--output", in("x"), "--adapter"}), "a run without training.adapter");
+  // By chance is not what anybody wants, and may be what a test of speed does.
+  const Outcome drawn = tune("g", {lora_, "training.steps=1"});
+  EXPECT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_THAT(drawn.err, HasSubstr("these are drawn by chance"));
+}
+
+}  // namespace
+}  // namespace sherd::cli

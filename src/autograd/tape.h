@@ -289,6 +289,8 @@ class Tape {
   /// A value that operations of a pass share, of the device, which `make` gives once a pass: `what` says all
   /// that it depends on, first of all which kind of value it is.
   Tensor constant(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make);
+  /// At the end of a pass that was not recorded.
+  void drop_constants() { constants_.clear(); }
 
   /// Drops everything recorded: what comes is another pass.
   void clear();

@@ -81,15 +81,6 @@ inline std::set<std::string> reachable_from(const std::string& room) {
   return reached;
 }
 
-/// Headers that have a third party's all the same, as sources of one folder share them: nobody else includes
-/// these.
-inline bool is_shared_by_sources(const std::string& header) {
-  static const std::set<std::string> all{"data/hugging_face/json_fields.h",
-                                         "data/hugging_face/model_of_file.h",
-                                         "data/hugging_face/steps_of_file.h"};
-  return all.contains(header.starts_with("src/") ? header.substr(4) : header);
-}
-
 /// One #include line.
 struct Include {
   int line = 0;
@@ -151,15 +142,11 @@ inline std::string complaint_about(const std::string& file, const Include& inclu
     for (const ThirdParty& party : third_parties()) {
       if (!starts_with_any(include.path, party.prefixes)) continue;
       if (!starts_with_any(file, party.folders)) return "this third party belongs to another room";
-      if (header && !is_shared_by_sources(file))
-        return "third parties appear in sources only, never in headers";
+      if (header) return "third parties appear in sources only, never in headers";
     }
     // A user's program writes <sherd/sherd.h>; inside the project that is the umbrella too.
     if (!include.path.starts_with("sherd/")) return "";
   }
-  if (is_shared_by_sources(include.path) &&
-      !file.starts_with("src/" + include.path.substr(0, include.path.rfind('/') + 1)))
-    return "sources of its folder alone share this header";
   const std::string from = room_of(file), to = room_of(include.path);
   if (!direct_arrows().contains(from)) return "the folder '" + from + "' is no room of the house";
   if (!direct_arrows().contains(to)) return "includes are written from the room, \"room/file.h\"";

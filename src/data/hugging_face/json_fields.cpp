@@ -1,15 +1,15 @@
 #include "data/hugging_face/json_fields.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
 
 namespace sherd::data {
 
-using nlohmann::json;
-
-Fields::Fields(const json& object, std::string where, const std::vector<std::string>& known)
+template <class Json>
+JsonFields<Json>::JsonFields(const Json& object, std::string where, const std::vector<std::string>& known)
     : object_(object), where_(std::move(where)) {
   if (!object.is_object()) fail(ErrorKind::data, where_, " is no object");
   for (const auto& [key, value] : object.items())
@@ -17,41 +17,48 @@ Fields::Fields(const json& object, std::string where, const std::vector<std::str
       fail(ErrorKind::data, where_, " has a key '", excerpt(key), "', which is not known here");
 }
 
-bool Fields::has(const char* key) const {
+template <class Json>
+bool JsonFields<Json>::has(const char* key) const {
   return object_.contains(key) && !object_[key].is_null();
 }
 
-const json& Fields::value(const char* key) const {
+template <class Json>
+const Json& JsonFields<Json>::value(const char* key) const {
   if (!has(key)) fail(ErrorKind::data, where_, " has no '", key, "'");
   return object_[key];
 }
 
-std::string Fields::text(const char* key, const char* absent) const {
+template <class Json>
+std::string JsonFields<Json>::text(const char* key, const char* absent) const {
   if (absent && !has(key)) return absent;
   if (!value(key).is_string()) fail(ErrorKind::data, where_, ".", key, " is no string");
-  return value(key).get<std::string>();
+  return value(key).template get<std::string>();
 }
 
-bool Fields::flag(const char* key, bool absent) const {
+template <class Json>
+bool JsonFields<Json>::flag(const char* key, bool absent) const {
   if (!has(key)) return absent;
   if (!value(key).is_boolean()) fail(ErrorKind::data, where_, ".", key, " is neither true nor false");
-  return value(key).get<bool>();
+  return value(key).template get<bool>();
 }
 
-std::int64_t Fields::integer(const char* key) const {
+template <class Json>
+std::int64_t JsonFields<Json>::integer(const char* key) const {
   if (!value(key).is_number_integer()) fail(ErrorKind::data, where_, ".", key, " is no integer");
-  return value(key).get<std::int64_t>();
+  return value(key).template get<std::int64_t>();
 }
 
-const json& Fields::list(const char* key) const {
+template <class Json>
+const Json& JsonFields<Json>::list(const char* key) const {
   if (!value(key).is_array()) fail(ErrorKind::data, where_, ".", key, " is no list");
   return value(key);
 }
 
-std::string type_of(const json& object, const std::string& where) {
+template <class Json>
+std::string type_of(const Json& object, const std::string& where) {
   if (!object.is_object() || !object.contains("type") || !object["type"].is_string())
     fail(ErrorKind::data, where, " has no 'type'");
-  return object["type"].get<std::string>();
+  return object["type"].template get<std::string>();
 }
 
 void refuse_step(const std::string& where, const std::string& type, const char* known) {
@@ -59,16 +66,24 @@ void refuse_step(const std::string& where, const std::string& type, const char* 
        known);
 }
 
-void each_step(const json& part, const std::string& where, const char* key,
-               const std::function<void(const json&, const std::string&, const std::string&)>& one) {
+template <class Json>
+void each_step(const Json& part, const std::string& where, const char* key,
+               const std::function<void(const std::type_identity_t<Json>&, const std::string&,
+                                        const std::string&)>& one) {
   if (part.is_null()) return;
   const std::string type = type_of(part, where);
   if (type != "Sequence") return one(part, type, where);
-  const Fields fields(part, where, {key});
+  const JsonFields<Json> fields(part, where, {key});
   std::size_t index = 0;
-  for (const json& step : fields.list(key))
-    each_step(step, cat(where, ".", key, "[", index++, "]"), key, one);
+  for (const Json& step : fields.list(key))
+    each_step<Json>(step, cat(where, ".", key, "[", index++, "]"), key, one);
 }
+
+template class JsonFields<nlohmann::json>;
+template std::string type_of(const nlohmann::json&, const std::string&);
+template void each_step(
+    const nlohmann::json&, const std::string&, const char*,
+    const std::function<void(const nlohmann::json&, const std::string&, const std::string&)>&);
 
 std::int32_t checked_id(std::int64_t id, const std::string& token) {
   constexpr std::int64_t most = std::int64_t{1} << 24;

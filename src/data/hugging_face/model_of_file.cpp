@@ -1,5 +1,7 @@
 #include "data/hugging_face/model_of_file.h"
 
+#include <nlohmann/json.hpp>
+
 #include "base/error.h"
 #include "base/text/excerpt.h"
 #include "data/hugging_face/json_fields.h"
@@ -8,6 +10,7 @@ namespace sherd::data {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonFields<json>;
 
 std::pair<std::string, std::string> merge_of(const json& merge) {
   if (merge.is_string()) {
@@ -90,12 +93,15 @@ std::string type_of_model(const json& model) {
 
 }  // namespace
 
-void read_model(const json& model, TokenizerFile& out) {
+template <class Json>
+void read_model(const Json& model, TokenizerFile& out) {
   const std::string type = type_of_model(model);
   if (type == "BPE") return void(out.model = bpe_of(model));
   if (type == "WordPiece") return read_word_piece(model, out);
   if (type == "Unigram") return read_unigram(model, out);
   refuse_step("model", type, "BPE, WordPiece and Unigram");
 }
+
+template void read_model(const nlohmann::json&, TokenizerFile&);
 
 }  // namespace sherd::data

@@ -1,6 +1,7 @@
 #include "data/hugging_face/steps_of_file.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
@@ -12,6 +13,7 @@ namespace sherd::data {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonFields<json>;
 
 constexpr const char* gpt2_expression =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
@@ -182,7 +184,8 @@ DecoderStep decoder_of(const json& step, const std::string& type, const std::str
 
 }  // namespace
 
-std::vector<NormalizerStep> normalizer_steps(const json& part) {
+template <class Json>
+std::vector<NormalizerStep> normalizer_steps(const Json& part) {
   NormalizerSteps out;
   each_step(part, "normalizer", "normalizers", [&](const auto&... step) {
     for (NormalizerStep& each : normalizers_of(step...)) out.push_back(std::move(each));
@@ -190,7 +193,8 @@ std::vector<NormalizerStep> normalizer_steps(const json& part) {
   return out;
 }
 
-std::vector<PreTokenizerStep> pre_tokenizer_steps(const json& part) {
+template <class Json>
+std::vector<PreTokenizerStep> pre_tokenizer_steps(const Json& part) {
   std::vector<PreTokenizerStep> out;
   const auto add = [&](const json& step, const std::string& type, const std::string& where) {
     if (!out.empty() && out.back().kind == PreTokenizerKind::byte_level)
@@ -206,10 +210,15 @@ std::vector<PreTokenizerStep> pre_tokenizer_steps(const json& part) {
   return out;
 }
 
-std::vector<DecoderStep> decoder_steps(const json& part) {
+template <class Json>
+std::vector<DecoderStep> decoder_steps(const Json& part) {
   std::vector<DecoderStep> out;
   each_step(part, "decoder", "decoders", [&](const auto&... step) { out.push_back(decoder_of(step...)); });
   return out;
 }
+
+template std::vector<NormalizerStep> normalizer_steps(const nlohmann::json&);
+template std::vector<PreTokenizerStep> pre_tokenizer_steps(const nlohmann::json&);
+template std::vector<DecoderStep> decoder_steps(const nlohmann::json&);
 
 }  // namespace sherd::data

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "data/hugging_face/steps/steps.h"
@@ -8,9 +7,12 @@
 namespace sherd::data {
 
 // Parts of a tokenizer.json as the steps that they are: one, or a Sequence of them. Throw Error{data} naming
-// what is not supported.
-std::vector<NormalizerStep> normalizer_steps(const nlohmann::json& part);
-std::vector<PreTokenizerStep> pre_tokenizer_steps(const nlohmann::json& part);
-std::vector<DecoderStep> decoder_steps(const nlohmann::json& part);
+// what is not supported. Json is nlohmann's, which sources alone know.
+template <class Json>
+std::vector<NormalizerStep> normalizer_steps(const Json& part);
+template <class Json>
+std::vector<PreTokenizerStep> pre_tokenizer_steps(const Json& part);
+template <class Json>
+std::vector<DecoderStep> decoder_steps(const Json& part);
 
 }  // namespace sherd::data

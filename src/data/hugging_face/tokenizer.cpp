@@ -7,8 +7,8 @@
 #include "base/text/excerpt.h"
 #include "base/text/utf8.h"
 #include "data/hugging_face/files_beside.h"
-#include "data/hugging_face/tokenizer_file.h"
 #include "data/hugging_face/steps/unicode.h"
+#include "data/hugging_face/tokenizer_file.h"
 
 namespace sherd::data {
 namespace {

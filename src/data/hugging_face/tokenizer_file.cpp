@@ -12,6 +12,7 @@ namespace sherd::data {
 namespace {
 
 using nlohmann::json;
+using Fields = JsonFields<json>;
 
 /// The one id of a token in a TemplateProcessing's own table.
 std::int64_t id_of_special(const Fields& step, const std::string& token) {

@@ -7,9 +7,9 @@
 
 #include "data/hugging_face/added_tokens.h"
 #include "data/hugging_face/segmentation/bpe.h"
-#include "data/hugging_face/steps/steps.h"
 #include "data/hugging_face/segmentation/unigram.h"
 #include "data/hugging_face/segmentation/word_piece.h"
+#include "data/hugging_face/steps/steps.h"
 
 namespace sherd::data {
 

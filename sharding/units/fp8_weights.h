@@ -9,7 +9,8 @@ namespace sherd::sharding {
 
 /// Weights of one segment on their way between ranks in FP8 (SegmentKey::fp8): a byte an element. Each rank
 /// makes the codes of what it holds, with scales that all have agreed on, so that what arrives is what the
-/// products make of the whole weight themselves (tensor/fp8_code.h says why). Used from the rank's thread.
+/// products make of the whole weight themselves (tensor/formats/fp8_code.h says why). Used from the rank's
+/// thread.
 class Fp8Weights {
  public:
   explicit Fp8Weights(const Segment& segment);

@@ -97,8 +97,8 @@ struct Adapter {
   /// For lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
   /// empty: the family's default.
   std::vector<std::string> targets;
-  /// The model's own weights in linear layers are kept in 8 bits (tensor/int8_blocks.h), not in the dtype
-  /// that the run computes in.
+  /// The model's own weights in linear layers are kept in 8 bits (tensor/formats/int8_blocks.h), not in the
+  /// dtype that the run computes in.
   bool int8_base = false;
   std::string init_from;  ///< folder of an adapter to go on from: PEFT's, or a checkpoint; empty: none
 

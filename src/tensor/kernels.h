@@ -421,7 +421,7 @@ class Kernels {
                                              const Tensor& weights, const Tensor& factor,
                                              const Tensor& dx) = 0;
 
-  // ---- FP8 (tensor/fp8.h) ----
+  // ---- FP8 (tensor/formats/fp8.h) ----
   /// Throws Error{config} where the device has no products of operands as `recipe` makes them: to be asked
   /// before a run begins. A meta device does not know for which GPU it stands.
   virtual void require_fp8(const Fp8Recipe& recipe) const { static_cast<void>(recipe); }
@@ -442,8 +442,8 @@ class Kernels {
                           const Tensor& values) = 0;
 
   // ---- what sharding and optimizers need ----
-  /// out = the values of `blocks`, uint8 as tensor/int8_blocks.h lays them out, rounded once. out: fp32, bf16
-  /// or fp16, as many elements as the blocks have, a multiple of 64.
+  /// out = the values of `blocks`, uint8 as tensor/formats/int8_blocks.h lays them out, rounded once. out:
+  /// fp32, bf16 or fp16, as many elements as the blocks have, a multiple of 64.
   virtual void dequantize(const Tensor& blocks, const Tensor& out) = 0;
   /// to (+)= `from` rounded to `rounding`: what one rank gives to a sum of gradients. The value, or the sum
   /// in the compute type, rounds once to to's dtype. `from` may be fp32 where `to` is narrower, and the

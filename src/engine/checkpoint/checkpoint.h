@@ -75,8 +75,8 @@ class CheckpointReader {
   std::set<std::string> require_state(const std::string& kind, const std::string& parameter,
                                       const tensor::Slice& slice, std::int64_t begin, std::int64_t end,
                                       DType dtype) const;
-  /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/int8_blocks.h). Nothing where it is not
-  /// there.
+  /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/formats/int8_blocks.h). Nothing where it
+  /// is not there.
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;

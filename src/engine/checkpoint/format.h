@@ -42,7 +42,7 @@ using tensor::SafetensorsWriter;
 // Together the files hold every element; where two hold the same one they agree.
 //
 // A frozen parameter that a run keeps in 8 bits is a tensor of bytes: the blocks of its elements, from the
-// first of a block of the slice on (tensor/int8_blocks.h). No other has this type.
+// first of a block of the slice on (tensor/formats/int8_blocks.h). No other has this type.
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);

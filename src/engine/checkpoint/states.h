@@ -18,7 +18,7 @@ namespace sherd::engine {
 /// in memory of the processor.
 struct SavedState {
   std::string kind;  ///< "fp32", "frozen", "exp_avg", …; of what each replica has, without its number
-  DType dtype;       ///< in files; uint8: bytes of blocks of 8 bits (tensor/int8_blocks.h)
+  DType dtype;       ///< in files; uint8: bytes of blocks of 8 bits (tensor/formats/int8_blocks.h)
   std::int64_t begin, end;
   /// Reads what files hold, from a place on that in_file() gave.
   std::function<void(std::int64_t, const tensor::Tensor&)> read;

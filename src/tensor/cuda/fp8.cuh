@@ -3,7 +3,7 @@
 #include "tensor/cuda/families.cuh"
 #include "tensor/formats/fp8.h"
 
-// Shared by the kernels that make FP8 by tensor/fp8_code.h, the processors' to the bit. They take tiles of
+// Shared by the kernels that make FP8 by tensor/formats/fp8_code.h, the processors' to the bit. They take tiles of
 // 128 x 128.
 
 namespace sherd::tensor::SHERD_CUDA {
@@ -19,7 +19,7 @@ using Bits = std::uint32_t;
 inline constexpr unsigned fp8_threads = 256, fp8_warps = fp8_threads / 32;
 inline constexpr int fp8_side = static_cast<int>(fp8_block), fp8_warp_rows = fp8_side / int{fp8_warps};
 
-/// Numbers for tensor/fp8_code.h.
+/// Numbers for tensor/formats/fp8_code.h.
 struct Fp8Numbers {
   using F = float;
   using U = Bits;

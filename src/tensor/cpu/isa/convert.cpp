@@ -17,7 +17,7 @@ SHERD_INLINE F widen_codes(const std::int8_t* from) {
 }
 #endif
 
-/// Registers for tensor/fp8_code.h.
+/// Registers for tensor/formats/fp8_code.h.
 struct Fp8Registers {
   using F = SHERD_ISA::F;
   using U = SHERD_ISA::U;

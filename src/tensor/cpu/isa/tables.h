@@ -58,10 +58,10 @@ struct ConvertOps {
   void (*block_squares)(const void* x, double* sums, Count n);
   /// The sum of (x - y)², over lanes of double in a fixed order
   double (*squared_difference)(const void* x, const void* y, Count n);
-  /// The values of so many blocks of tensor/int8_blocks.h
+  /// The values of so many blocks of tensor/formats/int8_blocks.h
   void (*from_int8)(const void* blocks, void* out, Count count);
 
-  // FP8 (tensor/fp8_code.h).
+  // FP8 (tensor/formats/fp8_code.h).
   /// The bits of the largest finite magnitude.
   std::uint32_t (*largest)(const void* x, Count n);
   /// The codes of x·inverse, E4M3's and E5M2's, and how many elements were lost.

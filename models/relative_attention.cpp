@@ -41,7 +41,7 @@ RelativePositions::RelativePositions(const GptConfig& c, bool both_sides, const 
 
 Var RelativePositions::distances(Tape& tape, std::int64_t queries, std::int64_t keys, std::int64_t first) {
   // All layers of a stack ask for the same ones.
-  const Tensor ids = tape.constant({0, both_sides_, buckets_, most_distance_, queries, keys, first}, [&] {
+  const Tensor ids = tape.shared_value({0, both_sides_, buckets_, most_distance_, queries, keys, first}, [&] {
     std::vector<std::int32_t> buckets;
     for (std::int64_t i = 0; i < queries + keys - 1; ++i)
       buckets.push_back(static_cast<std::int32_t>(
@@ -124,7 +124,7 @@ autograd::AttentionMask RelativeAttention::mask(Tape& tape, std::int64_t batch, 
   if (tape.source_lengths && !causal_) {
     std::vector<std::int64_t> what{1, batch, keys};
     what.insert(what.end(), tape.source_lengths->begin(), tape.source_lengths->end());
-    out.seen = tape.constant(what, [&] {
+    out.seen = tape.shared_value(what, [&] {
       std::vector<std::uint8_t> seen(static_cast<std::size_t>(batch * keys));
       for (std::int64_t b = 0; b < batch; ++b)
         std::fill_n(seen.begin() + b * keys, tape.source_lengths->at(static_cast<std::size_t>(b)), 1);

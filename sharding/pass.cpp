@@ -104,10 +104,10 @@ void Pass::evaluate(const std::function<void(autograd::Tape&)>& run) {
   model_.begin_pass(*this, Residency::Mode::evaluate);
   try {
     run(tape_);
-    tape_.drop_constants();
+    tape_.drop_shared_values();
     model_.end_pass(*this);
   } catch (...) {
-    tape_.drop_constants();
+    tape_.drop_shared_values();
     try {
       model_.abandon_passes();  // a step may follow, and no lease may last until then
     } catch (const Error&) {

@@ -87,22 +87,28 @@ std::pair<std::int64_t, std::string> numbered(const std::string& target) {
 
 /// Targets without the numbers of blocks, by which PEFT writes out what "all-linear" meant. Throws where
 /// these are not all blocks.
-std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, std::int64_t blocks) {
+std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, const config::Model& model) {
   std::vector<std::string> out;
-  std::map<std::string, std::set<std::int64_t>> seen;
+  std::map<std::pair<std::string, bool>, std::set<std::int64_t>> seen;  // by stack
   for (const std::string& target : targets) {
     const auto [block, name] = numbered(target);
-    if (block < 0)
-      out.push_back(name);
+    // Behind a stack's own number stand those of its blocks' parts.
+    const bool part =
+        model.has_encoder() && !target.starts_with("encoder.") && !target.starts_with("decoder.");
+    if (block < 0 || part)
+      out.push_back(part ? target : name);
     else
-      seen[name].insert(block);
+      seen[{name, target.starts_with("encoder.")}].insert(block);
   }
-  for (const auto& [name, at] : seen) {
+  for (const auto& [of, at] : seen) {
+    const auto& [name, in_encoder] = of;
+    const std::int64_t blocks =
+        in_encoder ? model.encoder.num_layers : model.num_layers - model.encoder.num_layers;
     if (std::ssize(at) != blocks || *at.rbegin() != blocks - 1)
       fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in ", at.size(),
            " of the ", blocks,
            " blocks, and adapters are in all of them here: name it without a block's number");
-    out.push_back(name);
+    if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
   }
   return out;
 }
@@ -110,13 +116,15 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
 void check_targets(const config::Adapter& adapter, const config::Model& model,
                    const HuggingFaceLayout& layout) {
   std::vector<std::string> modules;
-  std::string there;
+  std::vector<std::string> shorts;
   for (const auto& [part, block] : parts_of(model))
     for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
       modules.push_back(module_of(tensor));
       const std::string name = short_name(modules.back());
-      if (there.find(name) == std::string::npos) there += cat(there.empty() ? "" : ", ", name);
+      if (std::find(shorts.begin(), shorts.end(), name) == shorts.end()) shorts.push_back(name);
     }
+  std::string there;
+  for (const std::string& name : shorts) there += cat(there.empty() ? "" : ", ", name);
   const bool experts = model.moe.experts > 0;
   for (const std::string& target : adapter.targets) {
     const bool found = std::any_of(modules.begin(), modules.end(),
@@ -165,7 +173,7 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
          " is yet to come for linear attention and for gates of attention: train the whole model, or take "
          "prompt_tuning or bottleneck");
   const Family& family = family_of(model.type);
-  out.targets = of_all_blocks(adapter.targets, model.num_layers);
+  out.targets = of_all_blocks(adapter.targets, model);
   if (out.targets.empty())
     out.targets = adapter.type == AdapterType::lora ? family.lora_targets : family.ia3_targets;
   check_targets(out, model, HuggingFaceLayout(model));

@@ -16,7 +16,7 @@ enum class Pooling : std::uint8_t { mean, cls, last };
 using OnEmbedding = std::function<void(std::size_t text, std::span<const float> embedding)>;
 
 /// The embeddings of texts: what stands behind the last block and its norm, in fp32, pooled. Up to `batch`
-/// texts go /// through the model together, and none depends on those beside it. `types`: of the texts'
+/// texts go through the model together, and none depends on those beside it. `types`: of the texts'
 /// tokens, where the model has types and not all are of the first; empty: all are. All ranks call this alike,
 /// and each is given all embeddings. Throws Error{usage} for an empty text or a batch below 1, Error{data}
 /// for a text longer than the model's seq_length, and as Gpt::hidden() does.

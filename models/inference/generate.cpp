@@ -132,6 +132,7 @@ class Texts {
     std::int64_t source = 0;
     for (const Text* text : texts)
       if (text->stored == 0) source = std::max(source, std::ssize(text->source));
+    source = std::min((source + row_step - 1) / row_step * row_step, model_.config().encoder.seq_length);
     std::vector<std::int32_t> ids(texts.size() * static_cast<std::size_t>(source + rows), 0);
     std::vector<autograd::KeyCache::Rows> places;
     for (std::size_t i = 0; i < texts.size(); ++i) {

@@ -34,8 +34,11 @@ RowsOfText width_of(std::span<const ScoreRequest> texts, const Batch& batch, con
     const RowsOfText rows = rows_of(texts[text], model);
     out.source = std::max(out.source, rows.source), out.own = std::max(out.own, rows.own);
   }
-  const std::int64_t most = model.has_encoder() ? model.target_length() : model.seq_length;
-  out.own = std::min((out.own + scored_row_step - 1) / scored_row_step * scored_row_step, most);
+  const auto stepped = [](std::int64_t rows, std::int64_t most) {
+    return std::min((rows + scored_row_step - 1) / scored_row_step * scored_row_step, most);
+  };
+  out.own = stepped(out.own, model.has_encoder() ? model.target_length() : model.seq_length);
+  out.source = stepped(out.source, model.encoder.seq_length);
   return out;
 }
 
@@ -47,7 +50,8 @@ std::vector<Batch> batches_of(std::span<const ScoreRequest> texts, std::span<con
   for (std::size_t i = 0; i < texts.size(); ++i)
     if (first_alike[i] == i) order.push_back(i);
   std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return texts[a].tokens.size() > texts[b].tokens.size();
+    const RowsOfText one = rows_of(texts[a], model), other = rows_of(texts[b], model);
+    return std::pair(one.source, one.own) > std::pair(other.source, other.own);
   });
   std::vector<Batch> out;
   for (const std::size_t text : order) {

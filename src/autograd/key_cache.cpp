@@ -26,6 +26,7 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
             r.first, " to ", r.first + width, " of a text, of which ", r.count,
             " count, where a key cache has ", positions_, " positions");
     seen[static_cast<std::size_t>(r.text)] = true;
+    require(r.source >= 0 && r.source <= source_rows, "a source of ", r.source, " of ", source_rows, " rows");
     fresh_ = fresh_ && r.first == 0;
     std::int64_t& end = ends_[static_cast<std::size_t>(r.text)];
     goes_on_ = goes_on_ && (r.first == 0 || r.first == end);
@@ -36,11 +37,8 @@ void KeyCache::begin(tensor::Device& device, std::vector<Rows> rows, std::int64_
   if (std::any_of(rows.begin(), rows.end(),
                   [&](const Rows& r) { return r.source > 0 && r.source < source_rows; })) {
     std::vector<std::int32_t> lengths;
-    for (const Rows& r : rows) {
-      require(r.source >= 0 && r.source <= source_rows, "a source of ", r.source, " of ", source_rows,
-              " rows");
+    for (const Rows& r : rows)
       lengths.push_back(static_cast<std::int32_t>(r.source > 0 ? r.source : source_rows));
-    }
     source_lengths_ = std::make_shared<const std::vector<std::int32_t>>(std::move(lengths));
   }
   rows_ = std::move(rows);

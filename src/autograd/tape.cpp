@@ -343,14 +343,14 @@ void Tape::clear() {
   entered_.clear();
   deferred_.clear();
   uses_.clear();
-  constants_.clear();
+  shared_values_.clear();
   ++pass_;
 }
 
-Tensor Tape::constant(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make) {
-  for (const auto& [known, value] : constants_)
+Tensor Tape::shared_value(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make) {
+  for (const auto& [known, value] : shared_values_)
     if (known == what) return value;
-  return constants_.emplace_back(what, make()).second;
+  return shared_values_.emplace_back(what, make()).second;
 }
 
 /// Takes the newest node off the tape and runs its backward. True where that ended a block's.

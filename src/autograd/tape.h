@@ -288,9 +288,9 @@ class Tape {
 
   /// A value that operations of a pass share, of the device, which `make` gives once a pass: `what` says all
   /// that it depends on, first of all which kind of value it is.
-  Tensor constant(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make);
+  Tensor shared_value(const std::vector<std::int64_t>& what, const std::function<Tensor()>& make);
   /// At the end of a pass that was not recorded.
-  void drop_constants() { constants_.clear(); }
+  void drop_shared_values() { shared_values_.clear(); }
 
   /// Drops everything recorded: what comes is another pass.
   void clear();
@@ -302,7 +302,7 @@ class Tape {
   };
 
  private:
-  std::vector<std::pair<std::vector<std::int64_t>, Tensor>> constants_;
+  std::vector<std::pair<std::vector<std::int64_t>, Tensor>> shared_values_;
   struct RecordedOperation {
     GradRef output;  // null for block markers
     BackwardFn backward;

@@ -134,9 +134,10 @@ class Evaluation {
                                   max_text));
     const TaskExample& example = questions_.examples[question];
     for (const std::string& continuation : example.continuations)
-      add(from_.config().model->has_encoder() ? std::vector{answer_to(from_.tokenizer(), example.context,
-                                                                      continuation, *from_.config().model)}
-          : example.is_text                   ? text_windows(from_.tokenizer(), continuation, max_text)
+      if (const config::Model& model = *from_.config().model; model.has_encoder())
+        add({answer_to(from_.tokenizer(), example.context, continuation, model, cat("line ", example.line))});
+      else
+        add(example.is_text ? text_windows(from_.tokenizer(), continuation, max_text)
                             : windows_of(from_.tokenizer(), example.context, continuation, max_text));
   }
 

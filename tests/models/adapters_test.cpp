@@ -126,6 +126,23 @@ TEST(Adapters, TargetsAreEndsOfPublishedNames) {
             "mlp.up.adapter.lora_A [8, 16]; mlp.up.adapter.lora_B [20, 8]; ");
 }
 
+/// Full names of one stack's blocks, or of both's: the number of a block is its stack's own.
+TEST(Adapters, TargetsOfAnEncoderAndADecoderCountByStack) {
+  const std::vector<std::string> of_decoder{"decoder.block.0.layer.1.EncDecAttention.q",
+                                            "decoder.block.1.layer.1.EncDecAttention.q"};
+  std::vector<std::string> both{
+      "encoder.block.0.layer.0.SelfAttention.q", "encoder.block.1.layer.0.SelfAttention.q",
+      "decoder.block.0.layer.0.SelfAttention.q", "decoder.block.1.layer.0.SelfAttention.q"};
+  EXPECT_EQ(in_first_block(options_of("t5", lora(of_decoder))), "");
+  EXPECT_EQ(in_first_block(options_of("t5", lora(both))),
+            "attention.q.adapter.lora_A [8, 16]; attention.q.adapter.lora_B [24, 8]; ");
+  both.pop_back();
+  expect_error(ErrorKind::config, "has an adapter in 1 of the 2 blocks",
+               [&] { options_of("t5", lora(both)); });
+  expect_error(ErrorKind::config, "DenseReluDense.wo, EncDecAttention.q",
+               [] { options_of("t5", lora({"nowhere"})); });
+}
+
 TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {
   expect_error(ErrorKind::config,
                "no module is called 'q_proj'; there are attn.c_attn, attn.c_proj, mlp.c_fc, "

@@ -38,9 +38,11 @@ LabelledTexts texts_of(const data::IndexedDataset& dataset, std::size_t limit, c
     else if (!ids.empty())
       dataset.read(sequence, tokens, classes);
     const auto most = std::max_element(classes.begin(), classes.end());
-    if (ids.empty() || *most >= std::ssize(model.labels))
-      fail(ErrorKind::data, dataset.prefix(), ": document ", i, " has no text, or a label that is not below ",
-           model.labels.size());
+    if (ids.empty())
+      fail(ErrorKind::data, dataset.prefix(), ": document ", i, " has no text: prepare the dataset again");
+    if (*most >= std::ssize(model.labels))
+      fail(ErrorKind::data, dataset.prefix(), ": document ", i, " has the label ", *most,
+           ", and the model has ", model.labels.size(), ": prepare the dataset with the model's labels");
     out.types.push_back(data::types_of_parts(ids, end));
     out.texts.push_back(std::move(ids)), out.classes.push_back(std::move(classes));
   }
@@ -71,9 +73,7 @@ struct Judged {
   }
 
   const char* unit() const { return model.labels_tokens() ? "tokens" : "texts"; }
-  double mean_loss() const {
-    return matrix.counted() == 0 ? 0 : loss / static_cast<double>(matrix.counted());
-  }
+  double mean_loss() const { return loss / static_cast<double>(matrix.counted()); }
 
   const config::Model& model;
   const LabelledTexts& texts;
@@ -181,6 +181,9 @@ std::string classification_report(const Inference& from, const data::IndexedData
                                       if (dist->rank() == 0) found.add(text, probabilities);
                                     });
            });
+  if (found.matrix.counted() == 0)
+    fail(ErrorKind::data, "none of the ", found.unit(), " of ", dataset.prefix(),
+         " has a label, so that nothing can be judged: prepare texts with labels");
   return json ? object(found) : table(found);
 }
 

@@ -164,7 +164,8 @@ std::vector<TaskExample> read_examples(const std::filesystem::path& path) {
 }
 
 models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::string& context,
-                               const std::string& continuation, const config::Model& model) {
+                               const std::string& continuation, const config::Model& model,
+                               const std::string& where) {
   std::vector<std::int32_t> source = prompt_of(tokenizer, context), target = tokenizer.encode(continuation);
   for (std::vector<std::int32_t>* text : {&source, &target})
     if (text->empty() || text->back() != tokenizer.end_of_document())
@@ -172,8 +173,9 @@ models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::stri
   for (const auto& [what, text, most] : {std::tuple("context", &source, model.encoder.seq_length),
                                          {"continuation", &target, model.target_length()}})
     if (std::ssize(*text) > most)
-      fail(ErrorKind::data, "a ", what, " of ", text->size(), " tokens is longer than the model's ", most,
-           ": '", excerpt(what == std::string("context") ? context : continuation), "'");
+      fail(ErrorKind::data, where, ": a ", what, " of ", text->size(), " tokens is longer than the model's ",
+           most, ", so shorten it, or take the line out", ": '",
+           excerpt(what == std::string("context") ? context : continuation), "'");
   models::ScoreRequest out{std::move(source), 0, {}};
   out.first = std::ssize(out.tokens);
   out.tokens.insert(out.tokens.end(), target.begin(), target.end());

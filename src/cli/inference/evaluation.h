@@ -32,9 +32,10 @@ struct TaskExample {
 std::vector<TaskExample> read_examples(const std::filesystem::path& path);
 
 /// A context as an encoder reads it and a continuation as a decoder writes it, each with its end, as that
-/// harness has them. Throws Error{data} where either is longer than its places.
+/// harness has them. Throws Error{data} that begins with `where` for one that is longer than its places.
 models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::string& context,
-                               const std::string& continuation, const config::Model& model);
+                               const std::string& continuation, const config::Model& model,
+                               const std::string& where);
 
 /// The windows of a continuation behind its context, as the common evaluation harness (lm-evaluation-harness
 /// 0.4.13, TemplateLM) encodes them: white space at the context's end belongs to what follows, both are

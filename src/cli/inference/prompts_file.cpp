@@ -12,13 +12,13 @@
 namespace sherd::cli {
 namespace {
 
-/// The words of a prompt; beside a text "tokens" may be something else.
-std::vector<std::string> words_of(const nlohmann::json& list, bool has_text, const std::string& where) {
+/// The words of a prompt.
+std::vector<std::string> words_of(const nlohmann::json& list, const std::string& where) {
   const bool words = list.is_array() && !list.empty() &&
                      std::all_of(list.begin(), list.end(), [](const auto& word) { return word.is_string(); });
   if (words) return list.get<std::vector<std::string>>();
-  if (has_text) return {};
-  fail(ErrorKind::data, where, ": \"tokens\" is no list of words: '", excerpt(list.dump()), "'");
+  fail(ErrorKind::data, where, ": \"tokens\" is no list of words, one at least: '", excerpt(list.dump()),
+       "'; take the line out, or name its words");
 }
 
 Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number, bool texts) {
@@ -32,12 +32,13 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
   auto found = object.is_object() ? object.find("prompt") : object.end();
   if (texts && object.is_object() && found == object.end()) found = object.find("text");
   const bool has_text = object.is_object() && found != object.end() && found->is_string();
-  const bool has_words = texts && object.is_object() && object.contains("tokens");
+  // Beside a text "tokens" is something else.
+  const bool has_words = texts && !has_text && object.is_object() && object.contains("tokens");
   if (!has_text && !has_words)
     fail(ErrorKind::data, where, " is no JSON object with a text \"prompt\" or a list \"messages\": '",
          excerpt(line), "'");
   Prompt prompt{has_text ? found->get<std::string>() : "", {}, where};
-  if (has_words) prompt.words = words_of(object["tokens"], has_text, where);
+  if (has_words) prompt.words = words_of(object["tokens"], where);
   if (const auto pair = object.find("text_pair"); texts && pair != object.end() && !pair->is_null()) {
     if (!pair->is_string()) fail(ErrorKind::data, where, ": \"text_pair\" is no text: '", excerpt(line), "'");
     prompt.pair = pair->get<std::string>();

@@ -71,6 +71,8 @@ void each_step(const Json& part, const std::string& where, const char* key,
                const std::function<void(const std::type_identity_t<Json>&, const std::string&,
                                         const std::string&)>& one) {
   if (part.is_null()) return;
+  constexpr std::size_t most = 4000;  // letters of a place; each step within another adds some
+  if (where.size() > most) fail(ErrorKind::data, "steps of ", key, " lie too deep within each other");
   const std::string type = type_of(part, where);
   if (type != "Sequence") return one(part, type, where);
   const JsonFields<Json> fields(part, where, {key});

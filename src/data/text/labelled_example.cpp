@@ -51,7 +51,10 @@ json object_in(const std::string& line) {
 
 bool has_words(const std::string& line, const LabelledOptions& options) {
   const json object = json::parse(line, nullptr, false);
-  const auto found = object.is_object() ? object.find(or_else(options.text_field, "tokens")) : object.end();
+  if (!object.is_object()) return false;
+  // Beside a text "tokens" is something else.
+  if (options.text_field.empty() && object.contains("text") && object["text"].is_string()) return false;
+  const auto found = object.find(or_else(options.text_field, "tokens"));
   return found != object.end() && found->is_array();
 }
 

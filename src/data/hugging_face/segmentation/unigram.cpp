@@ -62,7 +62,9 @@ class Unigram final : public WordModel {
         if (end.begin != PathEnd::none && score <= end.score) return;
         if (id < 0)
           fail(ErrorKind::data, "'", excerpt(text.substr(begin, length)),
-               "' is in no piece of the vocabulary, and the model has no unk_id");
+               "' is in no piece of the vocabulary, and the model has no unk_id: give it one in "
+               "tokenizer.json, or "
+               "take that out of the text");
         end = {score, static_cast<std::uint32_t>(begin), id};
       };
       bool alone = false;

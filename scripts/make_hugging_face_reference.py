@@ -6,7 +6,7 @@ All weights are random, and exact in fp32; norms' gains are near 1. expected.saf
 `labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss), `logits`, `loss` (the mean of the
 labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
 and `grad.NAME` for every weight, in fp32, computed in double. An encoder's tokens stand in front of its decoder's, of
-which alone there are logits, `padded_loss` is that of a second row of which the encoder sees 4 tokens, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
+which alone there are logits, `spans.tokens`, `spans.labels` and `spans.loss` are of spans that were cut out, `padded_loss` is that of a second row of which the encoder sees 4 tokens, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
 
 Between them the families have: tied and untied heads, grouped queries, biases on Q, K, V alone, heads of another
 size than hidden/heads with norms of queries and keys, norms behind a block's parts and gains of 1 + weight, scaled
@@ -301,6 +301,13 @@ def make(family, kind, config, options, root):
             padded = wide(tokens[:, :SOURCE], attention_mask=seen, decoder_input_ids=tokens[:, SOURCE:], use_cache=False)
         expected["padded_loss"] = torch.nn.functional.cross_entropy(
             padded.logits.view(len(wanted), -1), wanted, ignore_index=-100).float().reshape(1)
+        # Two texts of which tests/models/hugging_face_families_test.cpp cuts a span each, and fills their rows up.
+        spans = torch.tensor([[2, 5, 8, 11, 36, 1, 0, 36, 14, 17, 0, 0], [9, 12, 15, 18, 36, 1, 0, 36, 21, 24, 0, 0]])
+        cut = torch.tensor([[36, 14, 17, 1, -100, -100], [36, 21, 24, 1, -100, -100]])
+        with torch.no_grad(), InDouble():
+            found = wide(input_ids=spans[:, :SOURCE], labels=cut, use_cache=False)
+        expected.update({"spans.tokens": spans.int(), "spans.loss": found.loss.float().reshape(1),
+                         "spans.labels": torch.cat([torch.full((2, SOURCE), -100), cut], 1).int()})
         model.generation_config.eos_token_id = None
         # transformers 5.24 takes the encoder's number of layers for its cache
         expected["generated"] = model.generate(

@@ -96,10 +96,10 @@ TEST_F(ResumeData, ATokenizerJsonGoesWithDataCheckpointsAndExports) {
   EXPECT_EQ(again.out, first.out);
   // One that is not supported is named, and leaves a checkpoint that trains.
   std::filesystem::remove_all(folder_ / "run");
-  write_text(folder_ / "hf" / "tokenizer.json", R"({"model": {"type": "Unigram"}})");
+  write_text(folder_ / "hf" / "tokenizer.json", R"({"model": {"type": "WordLevel"}})");
   const Outcome without = sherd({"import", hf, "--output", (folder_ / "run").string()});
   EXPECT_EQ(without.code, 0) << without.err;
-  EXPECT_THAT(without.err, HasSubstr("model is of the type 'Unigram'"));
+  EXPECT_THAT(without.err, HasSubstr("model is of the type 'WordLevel'"));
   EXPECT_THAT(generate().err, HasSubstr("does not name its tokenizer"));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "autograd/key_cache.h"
+#include "data/packing/span_samples.h"
 #include "models/inference/generate.h"
 #include "models/inference/score.h"
 #include "nn/step_state.h"
@@ -186,6 +187,51 @@ TEST_P(Family, APaddedSourceIsNotSeen) {
       {"source_lengths", Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{6, 4})}};
   EXPECT_NEAR(cpu_.values(model(tape, batch).value())[0], expected("padded_loss")[0], 1e-5);
   EXPECT_GT(std::abs(expected("padded_loss")[0] - expected("loss")[0]), 1e-4);
+}
+
+/// Texts of which spans were cut out, against the loss that transformers gives for what the script holds of
+/// them.
+TEST_P(Family, TheLossOfSpansIsThatOfTransformers) {
+  if (!options_.has_encoder()) return;
+  class Text final : public data::Samples {
+   public:
+    std::int64_t seq_length() const override { return data::span_lengths(6, 0.3, 1.5).tokens; }
+    std::int64_t tokens() const override { return 100; }
+    std::int64_t tokens_before(std::int64_t position) const override { return position * seq_length(); }
+    std::int64_t samples_per_round() const override { return 10; }
+    bool keeps_documents_apart() const override { return false; }
+    void load(std::int64_t position, data::SampleRow& row) const override {
+      row.tokens.clear();
+      for (std::int64_t i = 0; i < seq_length(); ++i)
+        row.tokens.push_back(static_cast<std::int32_t>(2 + (7 * position + 3 * i) % 30));
+    }
+    void will_need(std::int64_t) const override {}
+  };
+  const data::SpanSamples samples(std::make_shared<Text>(), {.density = 0.3,
+                                                             .mean_length = 1.5,
+                                                             .source = 6,
+                                                             .places = 12,
+                                                             .seed = 5,
+                                                             .start = 0,
+                                                             .end = 1,
+                                                             .sentinels = {36, 35, 34, 33}});
+  std::vector<std::int32_t> tokens, labels;
+  for (const std::int64_t position : {0, 1}) {
+    data::SampleRow row;
+    samples.load(position, row);
+    tokens.insert(tokens.end(), row.tokens.begin(), row.tokens.end());
+    labels.insert(labels.end(), row.labels.begin(), row.labels.end());
+  }
+  const auto doubles = [](const std::vector<std::int32_t>& of) { return Values(of.begin(), of.end()); };
+  EXPECT_EQ(doubles(tokens), expected("spans.tokens"));
+  EXPECT_EQ(doubles(labels), expected("spans.labels"));
+  Gpt model(options_);
+  const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  load(parameters, folder_);
+  autograd::Tape tape(*cpu_.kernels);
+  const tensor::Batch batch{{"tokens", Tensor::of<std::int32_t>(*cpu_.device, {2, 12}, tokens)},
+                            {"labels", Tensor::of<std::int32_t>(*cpu_.device, {2, 12}, labels)}};
+  EXPECT_NEAR(cpu_.values(model(tape, batch).value())[0], expected("spans.loss")[0], 1e-5);
 }
 
 /// What a decoder writes behind an encoder, with the keys and values that it keeps of both.

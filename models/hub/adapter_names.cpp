@@ -87,7 +87,8 @@ std::pair<std::int64_t, std::string> numbered(const std::string& target) {
 
 /// Targets without the numbers of blocks, by which PEFT writes out what "all-linear" meant. Throws where
 /// these are not all blocks.
-std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, const config::Model& model) {
+std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, const config::Model& model,
+                                       const HuggingFaceLayout& layout) {
   std::vector<std::string> out;
   std::map<std::pair<std::string, bool>, std::set<std::int64_t>> seen;  // by stack
   for (const std::string& target : targets) {
@@ -108,6 +109,13 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
       fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in ", at.size(),
            " of the ", blocks,
            " blocks, and adapters are in all of them here: name it without a block's number");
+    if (model.has_encoder() && !seen.contains({name, !in_encoder}))
+      for (const auto& [part, block] : parts_of(model))
+        for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors)
+          if (matches(module_of(tensor), name) && module_of(tensor).starts_with("encoder.") != in_encoder)
+            fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in the ",
+                 in_encoder ? "encoder" : "decoder",
+                 " alone, and adapters are in both here: name it without a block's number");
     if (std::find(out.begin(), out.end(), name) == out.end()) out.push_back(name);
   }
   return out;
@@ -173,10 +181,11 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
          " is yet to come for linear attention and for gates of attention: train the whole model, or take "
          "prompt_tuning or bottleneck");
   const Family& family = family_of(model.type);
-  out.targets = of_all_blocks(adapter.targets, model);
+  const HuggingFaceLayout layout(model);
+  out.targets = of_all_blocks(adapter.targets, model, layout);
   if (out.targets.empty())
     out.targets = adapter.type == AdapterType::lora ? family.lora_targets : family.ia3_targets;
-  check_targets(out, model, HuggingFaceLayout(model));
+  check_targets(out, model, layout);
   return out;
 }
 

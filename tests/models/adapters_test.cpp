@@ -100,14 +100,19 @@ GptConfig options_of(const std::string& family, const config::Adapter& adapter) 
   return gpt_config(config, config.model->vocab_size);
 }
 
-/// Names of adapters' parameters in block 0, with their shapes.
-std::string in_first_block(const GptConfig& options) {
+/// Names of adapters' parameters in a block, with their shapes.
+std::string in_block(int block, const GptConfig& options) {
+  const std::string own = cat("blocks.", block, ".");
   Gpt model(options);
   model.assign_names();
   std::string out;
   for (const auto& p : adapter_parameters(model.parameters()))
-    if (p->name.starts_with("blocks.0.")) out += cat(p->name.substr(9), " ", p->shape.str(), "; ");
+    if (p->name.starts_with(own)) out += cat(p->name.substr(own.size()), " ", p->shape.str(), "; ");
   return out;
+}
+
+std::string in_first_block(const GptConfig& options) {
+  return in_block(0, options);
 }
 
 TEST(Adapters, TargetsAreEndsOfPublishedNames) {
@@ -134,10 +139,15 @@ TEST(Adapters, TargetsOfAnEncoderAndADecoderCountByStack) {
       "encoder.block.0.layer.0.SelfAttention.q", "encoder.block.1.layer.0.SelfAttention.q",
       "decoder.block.0.layer.0.SelfAttention.q", "decoder.block.1.layer.0.SelfAttention.q"};
   EXPECT_EQ(in_first_block(options_of("t5", lora(of_decoder))), "");
+  EXPECT_EQ(in_block(2, options_of("t5", lora(of_decoder))),
+            "cross_attention.q.adapter.lora_A [8, 16]; cross_attention.q.adapter.lora_B [24, 8]; ");
   EXPECT_EQ(in_first_block(options_of("t5", lora(both))),
             "attention.q.adapter.lora_A [8, 16]; attention.q.adapter.lora_B [24, 8]; ");
   both.pop_back();
   expect_error(ErrorKind::config, "has an adapter in 1 of the 2 blocks",
+               [&] { options_of("t5", lora(both)); });
+  both.pop_back();
+  expect_error(ErrorKind::config, "SelfAttention.q has an adapter in the encoder alone",
                [&] { options_of("t5", lora(both)); });
   expect_error(ErrorKind::config, "DenseReluDense.wo, EncDecAttention.q",
                [] { options_of("t5", lora({"nowhere"})); });

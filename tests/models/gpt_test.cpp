@@ -27,6 +27,38 @@ TEST_F(GptTest, Gpt2SmallHasItsParameters) {
   EXPECT_EQ(seven.num_parameters(false), 6'738'415'616);  // Llama 2 7B
 }
 
+/// Of what comes up relu gives the positive part, relu2 its square.
+TEST_F(GptTest, PowersOfRelu) {
+  using Values = std::vector<double>;
+  GptConfig o = test::tiny_gpt2();
+  o.mlp_bias = false;
+  const std::int64_t hidden = o.hidden_size, width = o.ffn_hidden_size;
+  for (const auto& [activation, power] :
+       {std::pair(config::FfnActivation::relu, 1), {config::FfnActivation::relu2, 2}}) {
+    o.activation = activation;
+    FeedForward part(o, width, {});
+    const test::PlainParameters parameters(*cpu_.kernels, part, DType::f32);
+    Values weights[2];
+    for (const auto& p : parameters.all()) weights[p->shape[0] == width ? 0 : 1] = cpu_.values(p->value);
+    autograd::Tape tape(*cpu_.kernels);
+    std::vector<float> x(static_cast<std::size_t>(hidden));
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = 3 * std::sin(static_cast<float>(i));
+    const Values got = cpu_.values(
+        part(tape, tape.input(tensor::Tensor::of<float>(*cpu_.device, {1, 1, hidden}, x))).value());
+    Values want(x.size());
+    for (std::int64_t j = 0; j < width; ++j) {
+      double wide = 0;
+      for (std::int64_t i = 0; i < hidden; ++i)
+        wide += weights[0][static_cast<std::size_t>(j * hidden + i)] * x[static_cast<std::size_t>(i)];
+      wide = std::pow(std::max(wide, 0.0), power);
+      for (std::int64_t i = 0; i < hidden; ++i)
+        want[static_cast<std::size_t>(i)] += weights[1][static_cast<std::size_t>(i * width + j)] * wide;
+    }
+    for (std::size_t i = 0; i < x.size(); ++i)
+      EXPECT_NEAR(got[i], want[i], 1e-6 + 1e-5 * std::abs(want[i])) << power << " at " << i;
+  }
+}
+
 GptConfig gated() {
   GptConfig o = test::with_experts(test::tiny_llama());
   o.moe.shared_experts = 2, o.moe.shared_expert_gate = true, o.moe.first_dense = 1;

@@ -308,6 +308,7 @@ TEST_P(Family, ADecodersScoresAreThoseOfItsLogits) {
 }
 
 /// Row by row as in a whole reading.
+
 TEST_P(Family, ADecodersStoredKeysAreThoseOfAWholeReading) {
   if (!options_.has_encoder()) return;
   Gpt model(options_);
@@ -318,9 +319,23 @@ TEST_P(Family, ADecodersStoredKeysAreThoseOfAWholeReading) {
   autograd::Tape tape(*cpu_.kernels);
   tape.training = false;
   const autograd::Tape::NoGrad pause(tape);
-  const Values want = cpu_.values(model.logits(tape, ids("tokens")).value()),
+  const Values whole = cpu_.values(model.logits(tape, ids("tokens")).value()),
                tokens = cpu_.values(ids("tokens"));
   const std::int64_t columns = options_.padded_vocab(), source = 6, targets = 6;
+  const Tensor lengths = Tensor::of<std::int32_t>(*cpu_.device, {2}, std::vector<std::int32_t>{6, 4});
+  // The loss of the second text's token `label` behind a row, with the shorter source.
+  const auto loss = [&](std::int64_t row, std::int32_t label) {
+    std::vector<std::int32_t> labels(24, -100);
+    labels[static_cast<std::size_t>(12 + source + row)] = label;
+    return cpu_.values(model(tape, {{"tokens", ids("tokens")},
+                                    {"labels", Tensor::of<std::int32_t>(*cpu_.device, {2, 12}, labels)},
+                                    {"source_lengths", lengths}})
+                           .value())[0];
+  };
+  std::vector<Values> losses(static_cast<std::size_t>(targets));
+  for (std::int64_t row = 0; row < targets; ++row)
+    for (const std::int32_t label : {3, 8, 11})
+      losses[static_cast<std::size_t>(row)].push_back(loss(row, label));
   autograd::KeyCache cache(2, targets);
   const autograd::WithKeyCache continues(tape, cache);
   for (std::int64_t row = 0; row < targets; ++row) {
@@ -329,15 +344,18 @@ TEST_P(Family, ADecodersStoredKeysAreThoseOfAWholeReading) {
     for (std::int64_t text = 0; text < 2; ++text)
       for (std::int64_t i = begin; i < end; ++i)
         read.push_back(static_cast<std::int32_t>(tokens[static_cast<std::size_t>(12 * text + i)]));
-    cache.begin(*cpu_.device, {{0, row, 1}, {1, row, 1}}, 1, row == 0 ? source : 0);
+    cache.begin(*cpu_.device, {{0, row, 1}, {1, row, 1, row == 0 ? 4 : 0}}, 1, row == 0 ? source : 0);
     const Values got =
         cpu_.values(model.next_logits(tape, Tensor::of<std::int32_t>(*cpu_.device, {2, end - begin}, read)));
-    for (std::int64_t text = 0; text < 2; ++text) {
-      const auto of = [&](const Values& all, std::int64_t at) {
-        return Values(all.begin() + at * columns, all.begin() + at * columns + options_.vocab_size);
-      };
-      expect_near(of(got, text), of(want, text * targets + row), 1e-5);
-    }
+    const auto of = [&](const Values& all, std::int64_t at) {
+      return Values(all.begin() + at * columns, all.begin() + at * columns + options_.vocab_size);
+    };
+    expect_near(of(got, 0), of(whole, row), 1e-5);
+    const Values second = of(got, 1);
+    double sum = 0;
+    for (const double each : second) sum += std::exp(each);
+    expect_near({std::log(sum) - second[3], std::log(sum) - second[8], std::log(sum) - second[11]},
+                losses[static_cast<std::size_t>(row)], 1e-5);
   }
 }
 

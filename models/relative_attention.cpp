@@ -98,6 +98,8 @@ RelativeAttention::KeysAndValues RelativeAttention::project(Tape& tape, const Va
           autograd::reshape(autograd::slice(kv, 2, width, 2 * width), shape)};
 }
 
+namespace {
+
 /// Adds keys and values [1, rows, …] of a text behind its first `first`; where they are undefined all are
 /// there.
 void store(Tape& tape, autograd::KeyCache::TextKeys& text, std::int64_t first, const Tensor& keys,
@@ -117,6 +119,8 @@ Var stored(Tape& tape, const Tensor& room, std::int64_t rows) {
   const std::int64_t heads = room.shape()[2], width = room.shape()[3];
   return tape.input(room.range(0, rows * heads * width).reshape({1, rows, heads, width}));
 }
+
+}  // namespace
 
 /// But for distances.
 autograd::AttentionMask RelativeAttention::mask(Tape& tape, std::int64_t batch, std::int64_t keys) {

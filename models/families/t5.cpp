@@ -72,8 +72,7 @@ JsonKeys t5_keys() {
       only("is_encoder_decoder", is_true, "the model is an encoder in front of a decoder")
           .written([](const Published&) { return config::node_of(true); }),
       only("is_decoder", config::is_false, "the model is an encoder in front of a decoder")};
-  for (const char* name : {"scalable_attention", "classifier_dropout"})
-    out.push_back(idle(name));
+  for (const char* name : {"scalable_attention", "classifier_dropout"}) out.push_back(idle(name));
   return out;
 }
 
@@ -124,14 +123,14 @@ void class_defaults(Published& p) {
 void check_activation(const Published& p) {
   const bool gated = p.model.gated();
   const FfnActivation own = p.model.activation;
-  const bool same = p.dense_act.empty() ||
-                    p.dense_act == (own == FfnActivation::relu     ? "relu"
-                                    : own == FfnActivation::swiglu ? "silu"
-                                    : own == FfnActivation::gelu   ? "gelu"
-                                                                   : "gelu_new");
+  const bool same = p.dense_act.empty() || p.dense_act == (own == FfnActivation::relu     ? "relu"
+                                                           : own == FfnActivation::swiglu ? "silu"
+                                                           : own == FfnActivation::gelu   ? "gelu"
+                                                                                          : "gelu_new");
   if (!same || p.gated_act.value_or(gated) != gated)
-    fail(ErrorKind::config, "dense_act_fn and is_gated_act contradict feed_forward_proj: take them out, or make "
-                            "feed_forward_proj say the same");
+    fail(ErrorKind::config,
+         "dense_act_fn and is_gated_act contradict feed_forward_proj: take them out, or make "
+         "feed_forward_proj say the same");
 }
 
 void settle_layers(Published& p) {

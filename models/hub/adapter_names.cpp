@@ -66,9 +66,14 @@ PublishedParameter weight_of(const HuggingFaceLayout& layout, const std::string&
 }
 
 /// The part behind the block's number: "self_attn.q_proj".
+std::string in_block(const std::string& module) {
+  return module.substr(module.find(".0.") + std::strlen(".0."));
+}
+
+/// Without the number of the block's part, where these have some (T5): "SelfAttention.q".
 std::string short_name(const std::string& module) {
-  std::string out = module.substr(module.find(".0.") + std::strlen(".0."));
-  if (out.starts_with("layer.")) out = out.substr(out.find('.', std::strlen("layer.")) + 1);  // T5's parts
+  std::string out = in_block(module);
+  if (out.starts_with("layer.")) out = out.substr(out.find('.', std::strlen("layer.")) + 1);
   return out;
 }
 
@@ -93,13 +98,13 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
   std::map<std::pair<std::string, bool>, std::set<std::int64_t>> seen;  // by stack
   for (const std::string& target : targets) {
     const auto [block, name] = numbered(target);
+    const bool encodes = model.has_encoder() && target.starts_with("encoder.");
     // Behind a stack's own number stand those of its blocks' parts.
-    const bool part =
-        model.has_encoder() && !target.starts_with("encoder.") && !target.starts_with("decoder.");
+    const bool part = model.has_encoder() && !encodes && !target.starts_with("decoder.");
     if (block < 0 || part)
       out.push_back(part ? target : name);
     else
-      seen[{name, target.starts_with("encoder.")}].insert(block);
+      seen[{name, encodes}].insert(block);
   }
   for (const auto& [of, at] : seen) {
     const auto& [name, in_encoder] = of;
@@ -254,11 +259,20 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   if (adapter.has_prompt())
     return to_peft(adapter, {model.hidden_size, model.num_layers, model.num_heads, base});
   const HuggingFaceLayout layout(model);
+  const std::vector<AdaptedPart> parts = parts_of(model);
+  // The short name, but where a module without an adapter has it too.
+  const auto target_name = [&](const PublishedTensor& of) {
+    const std::string module = module_of(of), name = short_name(module);
+    for (const auto& [part, block] : parts)
+      for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors)
+        if (!is_chosen(model.adapter, tensor) && matches(module_of(tensor), name)) return in_block(module);
+    return name;
+  };
   std::vector<std::string> targets, feedforward;
   bool transposed = false;
-  for (const auto& [part, block] : parts_of(model))
+  for (const auto& [part, block] : parts)
     for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
-      const std::string name = short_name(module_of(tensor));
+      const std::string name = target_name(tensor);
       if (!is_chosen(model.adapter, tensor) ||
           std::find(targets.begin(), targets.end(), name) != targets.end())
         continue;

@@ -148,7 +148,7 @@ models::Pooling pooling_of(const CommandLine& line) {
 std::vector<std::int32_t> source_of(const Inference& inference, const Prompt& prompt) {
   const data::Tokenizer& tokenizer = inference.tokenizer();
   std::vector<std::int32_t> ids = prompt_of(tokenizer, prompt.text);
-  if (ids.back() != tokenizer.end_of_document()) ids.push_back(tokenizer.end_of_document());
+  data::end_text(ids, tokenizer.end_of_document());
   const std::int64_t most = inference.config().model->encoder.seq_length;
   if (std::ssize(ids) > most)
     log_info(prompt.place, prompt.place.empty() ? "" : ": ", "the prompt has ", ids.size(),

@@ -164,12 +164,12 @@ data::VirtualTokens prompt_of(const config::Config& config, const TokenData& dat
       adapter.prompt.virtual_tokens};
 }
 
-/// The tokenizer whose tokens stand for others; `objective` says why it is needed.
-std::shared_ptr<const data::Tokenizer> tokenizer_for(const char* objective, const config::Config& config,
-                                                     const TokenData& data) {
+/// The tokenizer that the objective needs for what it does.
+std::shared_ptr<const data::Tokenizer> tokenizer_for(const char* objective, const char* does,
+                                                     const config::Config& config, const TokenData& data) {
   if (data.tokenizer.empty())
-    fail(ErrorKind::config, "training.objective \"", objective, ", and nothing tells the tokenizer of ",
-         config.data->sources.front().path, ": set data.tokenizer");
+    fail(ErrorKind::config, "training.objective \"", objective, "\" ", does,
+         ", and nothing tells the tokenizer of ", config.data->sources.front().path, ": set data.tokenizer");
   return data::make_tokenizer(data.tokenizer);
 }
 
@@ -184,7 +184,7 @@ std::shared_ptr<const data::Samples> with_spans(std::shared_ptr<const data::Samp
                             .seed = config.data->seed,
                             .start = static_cast<std::int32_t>(model.decoder_start_token_id)};
   const data::SpanLengths lengths = data::span_lengths(options.source, options.density, options.mean_length);
-  const auto tokenizer = tokenizer_for("spans\" cuts tokens out", config, data);
+  const auto tokenizer = tokenizer_for("spans", "cuts tokens out", config, data);
   options.end = tokenizer->end_of_document();
   options.sentinels = data::sentinels_of(*tokenizer, data.vocab_size, lengths.spans);
   if (const std::int64_t needed = options.source + lengths.target(); model.seq_length > needed)
@@ -199,7 +199,7 @@ std::shared_ptr<const data::Samples> answers(std::shared_ptr<const data::Indexed
                                              const config::Config& config, const TokenData& data,
                                              const char* name) {
   const config::Model& model = *config.model;
-  const auto tokenizer = tokenizer_for("seq2seq\" ends texts", config, data);
+  const auto tokenizer = tokenizer_for("seq2seq", "ends texts", config, data);
   const auto info = data::read_dataset_info(dataset->prefix());
   const bool apart = info && info->seq2seq;
   const auto out = std::make_shared<data::AnswerSamples>(
@@ -225,7 +225,7 @@ std::shared_ptr<const data::Samples> answers(std::shared_ptr<const data::Indexed
 std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples> samples,
                                             const config::Config& config, const TokenData& data) {
   data::MaskingOptions options =
-      data::masking_of(*tokenizer_for("mlm\" masks tokens", config, data), data.vocab_size);
+      data::masking_of(*tokenizer_for("mlm", "masks tokens", config, data), data.vocab_size);
   options.probability = config.training.mlm_probability;
   options.whole_words = config.training.whole_word_mask;
   options.seed = config.data->seed;

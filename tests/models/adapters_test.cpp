@@ -151,6 +151,19 @@ TEST(Adapters, TargetsOfAnEncoderAndADecoderCountByStack) {
                [&] { options_of("t5", lora(both)); });
   expect_error(ErrorKind::config, "DenseReluDense.wo, EncDecAttention.q",
                [] { options_of("t5", lora({"nowhere"})); });
+  // One stack's part, which files of PEFT name by its number.
+  const GptConfig one = options_of("t5", lora({"layer.2.DenseReluDense.wo"}));
+  EXPECT_EQ(in_first_block(one), "");
+  EXPECT_EQ(in_block(2, one), "mlp.down.adapter.lora_A [8, 20]; mlp.down.adapter.lora_B [16, 8]; ");
+  const config::Adapter again = from_peft(adapter_config(one.adapter, one, "t5"), "written");
+  EXPECT_EQ(again.targets, std::vector<std::string>{"layer.2.DenseReluDense.wo"});
+}
+
+/// As PEFT writes "all-linear" of a model without a head, whose blocks lie in a part called encoder.
+TEST(Adapters, TargetsOfAnEncoderAloneCountAllBlocks) {
+  EXPECT_EQ(in_first_block(options_of("bert", lora({"encoder.layer.0.attention.self.query",
+                                                    "encoder.layer.1.attention.self.query"}))),
+            "attention.qkv.adapter.lora_A [8, 16]; attention.qkv.adapter.lora_B [16, 8]; ");
 }
 
 TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {

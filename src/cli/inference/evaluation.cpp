@@ -11,6 +11,7 @@
 #include "base/text/utf8.h"
 #include "cli/inference/inference.h"
 #include "data/hugging_face/steps/unicode.h"
+#include "data/packing/packing.h"
 #include "data/text/input_stream.h"
 
 namespace sherd::cli {
@@ -168,8 +169,7 @@ models::ScoreRequest answer_to(const data::Tokenizer& tokenizer, const std::stri
                                const std::string& where) {
   std::vector<std::int32_t> source = prompt_of(tokenizer, context), target = tokenizer.encode(continuation);
   for (std::vector<std::int32_t>* text : {&source, &target})
-    if (text->empty() || text->back() != tokenizer.end_of_document())
-      text->push_back(tokenizer.end_of_document());
+    data::end_text(*text, tokenizer.end_of_document());
   for (const auto& [what, text, most] : {std::tuple("context", &source, model.encoder.seq_length),
                                          {"continuation", &target, model.target_length()}})
     if (std::ssize(*text) > most)

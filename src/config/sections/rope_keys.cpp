@@ -47,7 +47,6 @@ Key<RopeScaling> pair_factors(std::string_view name, std::vector<double> RopeSca
 
 }  // namespace
 
-/// How many items a list has, all of which are of a kind.
 std::size_t length_of(const Value& value, bool (*fits)(const Node&), const char* what) {
   const std::vector<Node>& items = value.node.items;
   if (!value.node.is(Node::Kind::array) || !std::all_of(items.begin(), items.end(), fits))

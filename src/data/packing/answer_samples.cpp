@@ -80,7 +80,7 @@ void AnswerSamples::load(std::int64_t position, SampleRow& row) const {
   dataset_->read(sequence, 0, ids), dataset_->read_mask(sequence, 0, targets);
   if (options_.vocab_size > 0) dataset_->check_ids(ids, sequence, 0, options_.vocab_size);
   const auto ended = [&](std::vector<std::int32_t>& text, std::int64_t most) {
-    if (text.empty() || text.back() != options_.end) text.push_back(options_.end);
+    end_text(text, options_.end);
     cut_text(text, most, options_.end);
   };
   row.tokens.assign(ids.begin(), ids.begin() + answer.prompt);

@@ -47,6 +47,10 @@ void write_text(const VirtualTokens& prompt, std::span<const std::int32_t> ids,
     if (targets[i] != 0) labels[count + i - 1] = ids[i];
 }
 
+void end_text(std::vector<std::int32_t>& ids, std::int32_t end) {
+  if (ids.empty() || ids.back() != end) ids.push_back(end);
+}
+
 void cut_text(std::vector<std::int32_t>& ids, std::int64_t most, std::int32_t end) {
   if (std::ssize(ids) <= most) return;
   ids.resize(static_cast<std::size_t>(most));

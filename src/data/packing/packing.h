@@ -25,6 +25,9 @@ struct SequenceRange {
 /// (0, 1].
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions);
 
+/// Appends `end` to a text that does not end with it.
+void end_text(std::vector<std::int32_t>& ids, std::int32_t end);
+
 /// The first `most` tokens of a longer text, of which the last is `end` (as transformers truncates).
 void cut_text(std::vector<std::int32_t>& ids, std::int64_t most, std::int32_t end);
 

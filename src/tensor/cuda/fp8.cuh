@@ -3,8 +3,8 @@
 #include "tensor/cuda/families.cuh"
 #include "tensor/formats/fp8.h"
 
-// Shared by the kernels that make FP8 by tensor/formats/fp8_code.h, the processors' to the bit. They take tiles of
-// 128 x 128.
+// Shared by the kernels that make FP8 by tensor/formats/fp8_code.h, the processors' to the bit. They take
+// tiles of 128 x 128.
 
 namespace sherd::tensor::SHERD_CUDA {
 

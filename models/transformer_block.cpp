@@ -55,9 +55,8 @@ Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, con
         static_cast<std::int32_t>(routed.chosen[i] * tokens + static_cast<std::int64_t>(i) / all));
   std::vector<Var> rows;
   for (const Var& part : parts) rows.push_back(as_rows(part));
-  const Var sum = autograd::combine_rows(
-      all == 1 ? rows[0] : autograd::join_rows(rows),
-      tensor::Tensor::of<std::int32_t>(tape.device(), {tokens, all}, places), routed.weights);
+  const Var sum = autograd::combine_rows(all == 1 ? rows[0] : autograd::join_rows(rows),
+                                         autograd::row_numbers(tape, {tokens, all}, places), routed.weights);
   return autograd::reshape(sum, x.shape());
 }
 

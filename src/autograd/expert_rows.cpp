@@ -32,6 +32,11 @@ struct RunGradients {
 
 }  // namespace
 
+Tensor row_numbers(Tape& tape, const Shape& shape, std::span<const std::int32_t> values) {
+  if (tape.device().kind() == device::Kind::meta) return Tensor::empty(tape.device(), shape, DType::i32);
+  return Tensor::of<std::int32_t>(tape.device(), shape, values);
+}
+
 Var take_rows(const Var& x, const Tensor& rows) {
   Tape& tape = x.tape();
   require_rows("take_rows", x.shape());

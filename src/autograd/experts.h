@@ -18,6 +18,7 @@ Var router_logits(const Var& x, const Var& w, const Var& b = {});
 struct Routed {
   Var weights;                           ///< [tokens, top_k], fp32 or fp64
   std::vector<std::int32_t> chosen;      ///< [tokens, top_k], of the most preferred first; -1: none
+                                         ///< (empty in a dry run, whose tokens take all experts in turn)
   std::vector<std::int64_t> per_expert;  ///< how many of these each expert has
 };
 
@@ -43,6 +44,8 @@ RouterSums router_sums(Tape& tape, const Tensor& logits, const tensor::Routing& 
 Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routing,
              std::function<RouterLossFactors()> losses = nullptr, std::vector<bool> filling = {});
 
+/// Numbers of rows, on the device. A dry run has none, and `values` may be empty.
+Tensor row_numbers(Tape& tape, const Shape& shape, std::span<const std::int32_t> values);
 /// The rows of x that `rows` (int32) names. x: [n, width]; the result: [rows.numel(), width]. Gradients of
 /// one row are added in the order of `rows`.
 Var take_rows(const Var& x, const Tensor& rows);

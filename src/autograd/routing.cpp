@@ -8,17 +8,22 @@
 namespace sherd::autograd {
 namespace {
 
-/// A choice as the processor knows it. A dry run's tokens take all experts in turn.
-std::vector<std::int32_t> on_host(device::Device& device, const Tensor& chosen, std::int64_t experts) {
-  std::vector<std::int32_t> out(static_cast<std::size_t>(chosen.numel()));
-  if (device.kind() == device::Kind::meta) {
-    for (std::size_t i = 0; i < out.size(); ++i)
-      out[i] = static_cast<std::int32_t>(static_cast<std::int64_t>(i) % experts);
-    return out;
-  }
+/// A choice as the processor knows it: the experts of each row, and how many rows each expert has.
+void take_down(device::Device& device, const Tensor& chosen, const std::vector<bool>& filling, Routed& out) {
   const Tensor here = tensor::to_host(device, chosen);
-  std::copy_n(here.data<std::int32_t>(), out.size(), out.begin());
-  return out;
+  const std::int32_t* experts = here.data<std::int32_t>();
+  out.chosen.assign(experts, experts + chosen.numel());
+  for (std::size_t row = 0, k = static_cast<std::size_t>(chosen.shape()[1]); row < filling.size(); ++row)
+    if (filling[row]) std::fill_n(out.chosen.begin() + static_cast<std::ptrdiff_t>(row * k), k, -1);
+  for (const std::int32_t expert : out.chosen)
+    if (expert >= 0) ++out.per_expert[static_cast<std::size_t>(expert)];
+}
+
+/// So many choices by tokens that take all experts in turn.
+void take_in_turn(std::int64_t choices, std::vector<std::int64_t>& per_expert) {
+  const std::int64_t experts = std::ssize(per_expert);
+  for (std::int64_t e = 0; e < experts; ++e)
+    per_expert[static_cast<std::size_t>(e)] = choices / experts + (e < choices % experts ? 1 : 0);
 }
 
 Tensor scaled_vector(Tape& tape, const std::vector<double>& values, double factor, DType dtype) {
@@ -103,12 +108,11 @@ Routed route(const Var& logits, const Tensor& bias, const tensor::Routing& routi
   const Tensor chosen = Tensor::empty(tape.device(), {tokens, routing.top_k}, DType::i32);
   tape.kernels().route(logits.value(), bias, routing, scores, chosen, weights);
   Routed out;
-  out.chosen = on_host(tape.device(), chosen, experts);
   out.per_expert.resize(static_cast<std::size_t>(experts));
-  for (std::size_t row = 0, k = static_cast<std::size_t>(routing.top_k); row < filling.size(); ++row)
-    if (filling[row]) std::fill_n(out.chosen.begin() + static_cast<std::ptrdiff_t>(row * k), k, -1);
-  for (const std::int32_t expert : out.chosen)
-    if (expert >= 0) ++out.per_expert[static_cast<std::size_t>(expert)];
+  if (tape.device().kind() == device::Kind::meta)
+    take_in_turn((tokens - std::count(filling.begin(), filling.end(), true)) * routing.top_k, out.per_expert);
+  else
+    take_down(tape.device(), chosen, filling, out);
   out.weights = tape.record(std::move(weights), {logits},
                             RouteBackward{logits, std::move(scores), chosen, routing, std::move(losses),
                                           std::move(filling), logits.grad_ref()});

@@ -28,8 +28,12 @@ std::vector<std::pair<std::string, ParameterPtr>> Module::named_parameters() con
 std::vector<ParameterPtr> Module::parameters() const {
   std::vector<ParameterPtr> out;
   std::unordered_set<const autograd::Parameter*> seen;
-  for (auto& [name, parameter] : named_parameters())
-    if (seen.insert(parameter.get()).second) out.push_back(std::move(parameter));
+  const std::function<void(const Module&)> collect = [&](const Module& module) {
+    for (const auto& [name, parameter] : module.parameters_)
+      if (seen.insert(parameter.get()).second) out.push_back(parameter);
+    for (const auto& [name, child] : module.children_) collect(*child);
+  };
+  collect(*this);
   return out;
 }
 

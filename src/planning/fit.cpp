@@ -309,6 +309,18 @@ std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstim
   return out;
 }
 
+std::uint64_t device_room(const config::Config& config, const World& world, const MachineCapacity& machine) {
+  constexpr std::uint64_t any = std::numeric_limits<std::uint64_t>::max();
+  const std::uint64_t limit = config.device.device_memory_limit, sharing = machine.sharing(world);
+  std::uint64_t room = limit > 0 ? limit : any;
+  if (sharing > 0 && machine.gpu_memory > 0) {
+    const std::uint64_t each = machine.gpu_memory / sharing,
+                        untracked = untracked_of_cuda + untracked_for_nccl(config.parallel, world, machine);
+    room = std::min(room, std::max(each, untracked + 1) - untracked);
+  }
+  return room == any ? 0 : room;
+}
+
 tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device::Device& device) {
   const std::int64_t tokens = rows * config.model->seq_length;
   const auto ids = [&] {
@@ -329,7 +341,7 @@ tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device:
 }
 
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               int rank) {
+                               int rank, const engine::EstimateScope& scope) {
   const models::GptConfig shape = models::gpt_config(config, vocabulary);
   const std::int64_t rows =
       config::resolve_batch(config, engine::data_ranks(config, world.ranks)).micro_batch_size;
@@ -339,21 +351,27 @@ engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabu
     return std::make_shared<models::Gpt>(shape, layout);
   };
   return engine::estimate(config, model, batch,
-                          {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank});
+                          {.ranks = world.ranks, .local_ranks = world.local_ranks, .rank = rank}, scope);
 }
 
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               std::optional<int> rank) {
+                               std::optional<int> rank, engine::EstimateScope scope, bool outer_alone) {
   try {
     const comm::Grid grid(world.ranks, engine::grid_sizes(config));
     const auto device_peak = [](const engine::Estimate& of) { return of.peaks.tiers[0].total_peak; };
+    const std::vector<int> ranks = grid.members(comm::Axis::pipeline, rank.value_or(0));
     StageEstimates out;
-    for (const int other : grid.members(comm::Axis::pipeline, rank.value_or(0))) {
-      out.push_back(estimate_rank(config, vocabulary, world, other));
+    for (const int other : ranks) {
+      if (outer_alone && out.size() > 1 && other != ranks.back()) {
+        out.push_back(out.back());
+        continue;
+      }
+      out.push_back(estimate_rank(config, vocabulary, world, other, scope));
+      scope.values = out.back().values;
       if (rank || grid.size(comm::Axis::replica) <= 2) continue;
-      engine::Estimate last =
-          estimate_rank(config, vocabulary, world,
-                        other + (grid.size(comm::Axis::replica) - 1) * grid.stride(comm::Axis::replica));
+      engine::Estimate last = estimate_rank(
+          config, vocabulary, world,
+          other + (grid.size(comm::Axis::replica) - 1) * grid.stride(comm::Axis::replica), scope);
       if (device_peak(last) > device_peak(out.back())) out.back() = std::move(last);
     }
     return out;

@@ -101,17 +101,23 @@ std::optional<Shortfall> local_shortfall(const config::Config& config, const Sta
 std::vector<Shortfall> shortfalls(const config::Config& config, const StageEstimates& stages,
                                   const World& world, const MachineCapacity& machine);
 
+/// Bytes beyond which shortfalls() tells that a rank holds too much of the device; 0: unknown.
+std::uint64_t device_room(const config::Config& config, const World& world, const MachineCapacity& machine);
+
 /// A batch of a meta device as training has it, of `rows` sequences.
 tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device::Device& device);
 
 /// The estimate of one rank of the GPT that `config` describes. Throws what building it throws.
 engine::Estimate estimate_rank(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               int rank);
+                               int rank, const engine::EstimateScope& scope = {});
 /// Estimates the rank of each stage that has the place of `rank` in its own; without one, of the stage's
 /// first rank, or its last replica's where that takes more of the device (they have other numbers of buckets
 /// under way: sharding/gradients/turns.h).
+/// `outer_alone`: only the first two stages and the last are looked at; those between are taken for the
+/// second, than which they rarely hold more.
 StageEstimates estimate_stages(const config::Config& config, std::int64_t vocabulary, const World& world,
-                               std::optional<int> rank = {});
+                               std::optional<int> rank = {}, engine::EstimateScope scope = {},
+                               bool outer_alone = false);
 
 /// Keys to change, "a.b.c" and their values, and what that does, in words.
 struct Remedy {

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -44,7 +45,19 @@ class Search {
         prices_(reparse, vocabulary, world, rates),
         changes_(known_changes(config_, world, machine.knows_devices(config_), prices_)) {}
 
+  /// By the outer stages of a pipeline, and by all where what these find is not enough after all.
   Remedy run() {
+    Remedy out = find();
+    if (out.keys.empty() || config_.parallel.pipeline == 1) return out;
+    all_stages_ = true;
+    known_.clear();
+    return fits(out) ? out : find();
+  }
+
+ private:
+  using Taken = std::vector<const Change*>;
+
+  Remedy find() {
     Remedy out;
     double slow_down = 0;
     if (const std::optional<Change> one = alone()) {
@@ -58,9 +71,6 @@ class Search {
     if (prices_.known() && std::isfinite(slow_down) && !out.keys.empty()) out.slow_down = slow_down;
     return out;
   }
-
- private:
-  using Taken = std::vector<const Change*>;
 
   /// The cheapest change that is enough by itself. The cost of a graded change is known once its number is.
   std::optional<Change> alone() const {
@@ -122,16 +132,26 @@ class Search {
     return {};
   }
 
-  bool fits(const Remedy& remedy) const { return shortage(remedy) == 0; }
+  bool fits(const Remedy& remedy) const { return shortage(remedy, true) == 0; }
 
-  /// How many times over what there is too little of is needed, added up; 0 where it fits.
-  double shortage(const Remedy& remedy) const {
+  /// How many times over what there is too little of is needed, added up; 0 where it fits. `must_fit`: nobody
+  /// asks how much where it does not.
+  double shortage(const Remedy& remedy, bool must_fit = false) const {
+    const auto [known, is_new] = known_.try_emplace({remedy.line(), must_fit});
+    if (is_new) known->second = look(remedy, must_fit);
+    return known->second;
+  }
+
+  double look(const Remedy& remedy, bool must_fit) const {
     try {
       const config::Config config = reparse_(remedy.overrides());
       if (batch_of(config) != batch_of(config_)) return std::numeric_limits<double>::infinity();
       double sum = 0;
-      for (const Shortfall& missing :
-           shortfalls(config, estimate_stages(config, vocabulary_, world_), world_, machine_))
+      engine::EstimateScope scope{.memory_alone = true};
+      if (must_fit) scope.device_room = device_room(config, world_, machine_);
+      const StageEstimates stages =
+          estimate_stages(config, vocabulary_, world_, {}, std::move(scope), !all_stages_);
+      for (const Shortfall& missing : shortfalls(config, stages, world_, machine_))
         sum += static_cast<double>(missing.needed) / static_cast<double>(missing.available);
       return sum;
     } catch (const Error&) {
@@ -162,6 +182,8 @@ class Search {
   const World& world_;
   const MachineCapacity& machine_;
   config::Config config_;
+  bool all_stages_ = false;
+  mutable std::map<std::pair<std::string, bool>, double> known_;  ///< shortages of what was tried
   Prices prices_;
   Changes changes_;
 };

@@ -83,13 +83,18 @@ World world_of(const config::Machine& machine, int ranks) {
   return {ranks, static_cast<int>(std::min<std::int64_t>(machine.devices, ranks))};
 }
 
-/// Finds the exact memory of a plan's first and last stage, and what it lacks.
-void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary) {
+/// Finds the exact memory of a plan's first and last stage, and what it lacks. Where it `must_fit`, throws
+/// Error{memory} as soon as a rank holds more than a device has.
+void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary, bool must_fit) {
   const World world = world_of(machine, plan.layout.ranks);
   const comm::Grid grid(world.ranks, engine::grid_sizes(plan.config));
   const std::vector<int> stages = grid.members(comm::Axis::pipeline, 0);
-  StageEstimates estimates{estimate_rank(plan.config, vocabulary, world, stages.front())};
-  if (stages.size() > 1) estimates.push_back(estimate_rank(plan.config, vocabulary, world, stages.back()));
+  engine::EstimateScope scope{.memory_alone = true};
+  if (must_fit) scope.device_room = device_room(plan.config, world, capacity_of(machine));
+  StageEstimates estimates{estimate_rank(plan.config, vocabulary, world, stages.front(), scope)};
+  scope.values = estimates[0].values;
+  if (stages.size() > 1)
+    estimates.push_back(estimate_rank(plan.config, vocabulary, world, stages.back(), scope));
   for (const engine::Estimate& estimate : estimates) {
     plan.memory = std::max(plan.memory, estimate.peaks.tiers[0].total_peak);
     plan.host_memory = std::max(
@@ -100,11 +105,11 @@ void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary
 }
 
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
-                int ranks, GptWork& work) {
+                int ranks, GptWork& work, bool must_fit) {
   Plan plan{layout_of(config, ranks), as_run_on(machine, config, ranks), {}};
   plan.layout.micro_batch = plan.config.batch.micro_batch_size;
   plan.time = engine::step_time(plan.config, work.of(plan.config), machine, ranks);
-  look_at(plan, machine, vocabulary);
+  look_at(plan, machine, vocabulary, must_fit);
   return plan;
 }
 
@@ -132,7 +137,8 @@ class LayoutSearch {
 
   SearchResult in(int ranks) {
     ranks_ = ranks;
-    result_ = {}, closest_ = 0, least_ = 0;
+    result_ = {}, least_ = 0;
+    closest_.reset();
     for (const bool on_host : offloads()) {
       plans_.clear();
       for_each_layout(on_host);
@@ -196,6 +202,7 @@ class LayoutSearch {
 
   void cut_batches(Layout layout, int data) {
     constexpr std::int64_t most = 64;
+    has_room_ = recomputes();
     for (std::int64_t micro = 1; micro <= most; micro *= 2) {
       const bool given = is_given_("train_micro_batch_size_per_gpu");
       layout.micro_batch = given ? base_.batch.micro_batch_size : micro;
@@ -212,6 +219,7 @@ class LayoutSearch {
 
   void choose_schedules(Layout layout, std::int64_t batch, std::int64_t micro_batches) {
     const auto parts = static_cast<std::size_t>(shape_.num_layers) + 2;
+    std::vector<Recompute> fitted;
     for (const int chunks : sizes("parallel.virtual_stages", base_.parallel.virtual_stages, 8)) {
       if (chunks > 1 && (layout.pipeline == 1 || micro_batches % layout.pipeline != 0 ||
                          static_cast<std::size_t>(chunks * layout.pipeline) > parts))
@@ -219,13 +227,16 @@ class LayoutSearch {
       layout.virtual_stages = chunks;
       for (const Schedule schedule : schedules(layout))
         for (const int stage : stages(layout))
-          for (const Recompute recompute : recomputes()) {
+          for (const Recompute recompute : has_room_) {
             layout.schedule = schedule, layout.stage = stage, layout.recompute = recompute;
             layout.overlap_comm =
                 base_.zero.overlap_comm || (stage > 0 && !is_given_("zero_optimization.overlap_comm"));
-            price(layout, batch, micro_batches);
+            const bool fits = price(layout, batch, micro_batches);
+            if (fits && std::find(fitted.begin(), fitted.end(), recompute) == fitted.end())
+              fitted.push_back(recompute);
           }
     }
+    has_room_ = std::move(fitted);
   }
   /// gpipe has the bubble of 1f1b and holds more, so it is not tried.
   std::vector<Schedule> schedules(const Layout& layout) const {
@@ -259,8 +270,10 @@ class LayoutSearch {
     return config;
   }
 
-  void price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
+  /// False where rough memory tells that it cannot fit.
+  bool price(const Layout& layout, std::int64_t batch, std::int64_t micro_batches) {
     Plan plan{layout, configured(layout, batch, micro_batches), {}};
+    bool has_room = true;
     attempt([&] {
       const engine::ModelWork& work = work_.of(plan.config);
       ++result_.tried;
@@ -268,6 +281,7 @@ class LayoutSearch {
       const double least = engine::rough_memory(plan.config, work, ranks_).device;
       if (room > 0 && least > room) {
         ++result_.too_large;
+        has_room = false;
         if (result_.closest.empty() || least < least_) {
           least_ = least;
           result_.closest = cat("the smallest layout holds at least ",
@@ -279,6 +293,7 @@ class LayoutSearch {
       plan.time = engine::step_time(plan.config, work, machine_, ranks_);
       plans_.push_back(std::move(plan));
     });
+    return has_room;
   }
 
   /// False where the layout is none that a run would accept.
@@ -339,26 +354,39 @@ class LayoutSearch {
     };
     look(in_order([&](const Plan& plan) { return cost(plan); }));
     if (result_.best.empty()) look(in_order([&](const Plan& plan) { return rough(plan); }));
+    if (result_.best.empty() && closest_) result_.closest = exactly(*closest_, false).lacks;
   }
 
-  /// Prices and estimates a plan as its keys make it, beside all that the configuration says. False where
-  /// that is none that a run would accept.
-  bool confirm(Plan plan) {
+  /// A plan as its keys make it, beside all that the configuration says.
+  Plan exactly(const Plan& plan, bool must_fit) {
+    std::vector<std::string> overrides;
+    for (const auto& [key, value] : plan.keys()) overrides.push_back(cat(key, "=", value));
+    Plan out = plan_as_is(reparse_(overrides), machine_, vocabulary_, ranks_, work_, must_fit);
+    out.layout = plan.layout;
+    return out;
+  }
+
+  /// Prices and estimates a plan. False where it is none that a run would accept.
+  bool confirm(const Plan& plan) {
     return attempt([&] {
-      std::vector<std::string> overrides;
-      for (const auto& [key, value] : plan.keys()) overrides.push_back(cat(key, "=", value));
-      Plan exact = plan_as_is(reparse_(overrides), machine_, vocabulary_, ranks_, work_);
-      exact.layout = plan.layout;
-      if (exact.lacks.empty()) {
-        result_.best.push_back(std::move(exact));
+      if (std::optional<Plan> exact = fitting(plan)) {
+        result_.best.push_back(*std::move(exact));
         return;
       }
       ++result_.too_large;
-      if (closest_ == 0 || exact.memory < closest_) {
-        closest_ = exact.memory;
-        result_.closest = exact.lacks;
-      }
+      if (!closest_ || rough(plan) < rough(*closest_)) closest_ = plan;
     });
+  }
+
+  /// Nothing where it does not fit.
+  std::optional<Plan> fitting(const Plan& plan) {
+    try {
+      Plan exact = exactly(plan, true);
+      if (exact.lacks.empty()) return exact;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::memory) throw;
+    }
+    return {};
   }
 
   double rough(const Plan& plan) {
@@ -376,10 +404,12 @@ class LayoutSearch {
   std::int64_t batch_;  ///< sequences of a step; 0: open
   int ranks_ = 1;
   std::vector<Plan> plans_;
+  /// Those with which a layout of the grid under way may fit: what is too large stays so with larger
+  /// micro-batches.
+  std::vector<Recompute> has_room_;
   SearchResult result_;
-  std::uint64_t closest_ =
-      0;              ///< bytes of the smallest plan that does not fit, exactly; 0: none was looked at
-  double least_ = 0;  ///< of those that were left out before, at least
+  std::optional<Plan> closest_;  ///< the smallest of those looked at that do not fit
+  double least_ = 0;             ///< bytes of those that were left out before, at least
 };
 
 /// Parts of one machine, then machines, doubled each time, up to all.
@@ -417,7 +447,7 @@ SearchResult search(const Reparse& reparse, const std::function<bool(const std::
 Plan plan_as_is(const config::Config& config, const config::Machine& machine, std::int64_t vocabulary,
                 int ranks) {
   GptWork work(vocabulary);
-  return plan_as_is(config, machine, vocabulary, ranks, work);
+  return plan_as_is(config, machine, vocabulary, ranks, work, false);
 }
 
 }  // namespace sherd::planning

@@ -304,7 +304,8 @@ TEST(LayoutEstimates, AreWhatARunBooksAndSends) {
     };
     for (int rank = 0; rank < ranks; ++rank)
       planned.push_back(engine::estimate(spec.config(), cut_model, batch,
-                                         {.ranks = ranks, .local_ranks = ranks, .rank = rank}, false));
+                                         {.ranks = ranks, .local_ranks = ranks, .rank = rank},
+                                         {.evaluates = false}));
     launch_ranks(ranks, [&](DistributedPtr dist) {
       const engine::Estimate& mine = planned[static_cast<std::size_t>(dist->rank())];
       const auto made = initialize({.dist = dist, .model = cut_model, .config = spec.config()});

@@ -205,6 +205,71 @@ TEST(Remedy, RecomputesAsFewMicroBatchesAsAreEnough) {
             cat("--set training.recompute=full --set training.recompute_micro_batches=", number));
 }
 
+/// Memory alone is asked for with fewer micro-batches, and is that of all but for their losses.
+TEST(Fit, MemoryAloneIsThatOfAllMicroBatches) {
+  struct Case {
+    int pipeline, chunks, group;
+    const char *schedule, *recompute;
+    int stage, micro_batches = 25;
+  };
+  for (const Case& c :
+       {Case{2, 1, 0, "1f1b", "none", 1}, Case{4, 1, 0, "1f1b", "full", 3},
+        Case{3, 1, 0, "zero_bubble", "none", 2}, Case{4, 1, 0, "zero_bubble", "full", 1},
+        Case{2, 3, 0, "interleaved", "none", 1, 24}, Case{3, 2, 5, "interleaved", "none", 3, 28},
+        Case{2, 2, 2, "interleaved", "full", 2, 24}, Case{2, 1, 0, "gpipe", "none", 1}}) {
+    const World world{2 * c.pipeline, 2 * c.pipeline};
+    std::vector<std::string> keys{
+        cat("parallel.pipeline=", c.pipeline), cat("parallel.schedule=", c.schedule),
+        cat("parallel.virtual_stages=", c.chunks), cat("training.recompute=", c.recompute),
+        cat("gradient_accumulation_steps=", c.micro_batches)};
+    if (c.group > 0) keys.push_back(cat("parallel.micro_batch_group=", c.group));
+    const config::Config config = configuration(c.stage, keys)({});
+    for (int stage = 0; stage < c.pipeline; ++stage) {
+      SCOPED_TRACE(cat(c.schedule, ", stage ", stage, " of ", c.pipeline, ", ", c.chunks, " chunks"));
+      const engine::Estimate all = estimate_rank(config, vocabulary, world, 2 * stage),
+                             some =
+                                 estimate_rank(config, vocabulary, world, 2 * stage, {.memory_alone = true});
+      constexpr double bytes_of_a_loss = 64;
+      for (const std::size_t tier : {0, 1})
+        EXPECT_NEAR(static_cast<double>(some.peaks.tiers[tier].total_peak),
+                    static_cast<double>(all.peaks.tiers[tier].total_peak), c.micro_batches * bytes_of_a_loss);
+      EXPECT_EQ(some.traffic.p2p < all.traffic.p2p, c.schedule != std::string("gpipe"));
+    }
+  }
+}
+
+TEST(Fit, AnEstimateEndsWithTheDevicesRoom) {
+  const World world{4, 4};
+  const config::Config config = configuration(1, {"parallel.pipeline=2"})({});
+  const std::uint64_t peak = estimate_rank(config, vocabulary, world, 0).peaks.tiers[0].total_peak;
+  EXPECT_EQ(estimate_rank(config, vocabulary, world, 0, {.device_room = peak}).peaks.tiers[0].total_peak,
+            peak);
+  expect_error(ErrorKind::memory, "device",
+               [&] { estimate_rank(config, vocabulary, world, 0, {.device_room = peak - 1}); });
+}
+
+/// Of a long pipeline the outer stages are looked at first, and what is proposed fits all.
+TEST(Remedy, FitsTheStagesBetween) {
+  const World world{8, 8};
+  const std::vector<std::string> keys =
+      of_activations({"parallel.pipeline=8", "gradient_accumulation_steps=8", "model.num_layers=22"});
+  std::uint64_t most = 0;
+  for (const engine::Estimate& stage : estimate_stages(configuration(1, keys)({}), vocabulary, world))
+    most = std::max(most, stage.peaks.tiers[0].total_peak);
+  for (const double part : {0.97, 0.7, 0.5}) {
+    std::vector<std::string> limited = keys;
+    limited.push_back(
+        cat("device.device_memory_limit=", static_cast<std::uint64_t>(static_cast<double>(most) * part)));
+    const auto reparse = configuration(1, limited);
+    const Remedy remedy = cheapest_remedy(reparse, vocabulary, world, machine_with(plenty));
+    ASSERT_FALSE(remedy.keys.empty()) << part;
+    const config::Config config = reparse(remedy.overrides());
+    EXPECT_TRUE(
+        shortfalls(config, estimate_stages(config, vocabulary, world), world, machine_with(plenty)).empty())
+        << remedy.line();
+  }
+}
+
 TEST(Fit, NoReplicaTakesMoreThanTheEstimateSays) {
   const config::Config config =
       configuration(2, {"parallel.shard_size=2", "gradient_accumulation_steps=2", "model.seq_length=16",

@@ -1,6 +1,8 @@
 #include "sharding/parallel/experts/dispatch.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "base/error.h"
 
@@ -8,12 +10,10 @@ namespace sherd::parallel {
 namespace {
 
 /// The choices of each expert, in the order of tokens and choices.
-std::vector<std::vector<std::size_t>> by_expert(std::span<const std::int32_t> chosen, std::int64_t experts,
-                                                const std::vector<bool>& dropped) {
+std::vector<std::vector<std::size_t>> by_expert(std::span<const std::int32_t> chosen, std::int64_t experts) {
   std::vector<std::vector<std::size_t>> out(static_cast<std::size_t>(experts));
   for (std::size_t c = 0; c < chosen.size(); ++c)
-    if (chosen[c] >= 0 && (dropped.empty() || !dropped[c]))
-      out[static_cast<std::size_t>(chosen[c])].push_back(c);
+    if (chosen[c] >= 0) out[static_cast<std::size_t>(chosen[c])].push_back(c);
   return out;
 }
 
@@ -24,7 +24,7 @@ std::vector<bool> dropped_choices(std::span<const std::int32_t> chosen, std::int
   if (capacity < 0) return {};
   const auto k = static_cast<std::size_t>(top_k);
   std::vector<bool> out(chosen.size());
-  for (std::vector<std::size_t>& mine : by_expert(chosen, experts, {})) {
+  for (std::vector<std::size_t>& mine : by_expert(chosen, experts)) {
     if (std::ssize(mine) <= capacity) continue;
     if (drop == Drop::by_weight)
       std::stable_sort(mine.begin(), mine.end(), [&](auto a, auto b) { return weights[a] > weights[b]; });
@@ -38,15 +38,28 @@ std::vector<bool> dropped_choices(std::span<const std::int32_t> chosen, std::int
 Dispatch plan_dispatch(std::span<const std::int32_t> chosen, std::int64_t experts, int top_k,
                        const std::vector<bool>& dropped) {
   const auto k = static_cast<std::size_t>(top_k);
+  const auto taken = [&](std::size_t c) { return chosen[c] >= 0 && (dropped.empty() || !dropped[c]); };
   Dispatch out;
+  out.counts.resize(static_cast<std::size_t>(experts));
+  for (std::size_t c = 0; c < chosen.size(); ++c)
+    if (taken(c)) ++out.counts[static_cast<std::size_t>(chosen[c])];
+  std::vector<std::int64_t> next(out.counts.size());  // the row that comes next, by expert
+  std::exclusive_scan(out.counts.begin(), out.counts.end(), next.begin(), std::int64_t{0});
+  out.sources.resize(static_cast<std::size_t>(out.rows()));
   out.places.assign(chosen.size(), -1);
-  for (const std::vector<std::size_t>& mine : by_expert(chosen, experts, dropped)) {
-    out.counts.push_back(std::ssize(mine));
-    for (const std::size_t c : mine) {
-      out.places[c] = static_cast<std::int32_t>(out.sources.size());
-      out.sources.push_back(static_cast<std::int32_t>(c / k));
-    }
+  for (std::size_t c = 0; c < chosen.size(); ++c) {
+    if (!taken(c)) continue;
+    const std::int64_t row = next[static_cast<std::size_t>(chosen[c])]++;
+    out.places[c] = static_cast<std::int32_t>(row);
+    out.sources[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(c / k);
   }
+  return out;
+}
+
+Dispatch dry_dispatch(std::vector<std::int64_t> counts, std::int64_t most) {
+  Dispatch out{.counts = std::move(counts)};
+  if (most >= 0)
+    for (std::int64_t& n : out.counts) n = std::min(n, most);
   return out;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <vector>
 
@@ -19,10 +20,14 @@ struct Dispatch {
   std::vector<std::int64_t> counts;   ///< rows of each expert
   std::vector<std::int32_t> sources;  ///< the token of each row
   std::vector<std::int32_t> places;   ///< [tokens, top_k]: the row of each choice; -1: dropped, or none
+
+  std::int64_t rows() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
 };
 /// Pure. `dropped`: by choice; empty: none.
 Dispatch plan_dispatch(std::span<const std::int32_t> chosen, std::int64_t experts, int top_k,
                        const std::vector<bool>& dropped = {});
+/// Of a dry run, which knows how many rows each expert has, at most `most` (below 0: all), and not which.
+Dispatch dry_dispatch(std::vector<std::int64_t> counts, std::int64_t most);
 
 /// Rows that arrive from several ranks, each rank's by expert, and the order that puts each expert's
 /// together, those of one rank after those of the rank before.

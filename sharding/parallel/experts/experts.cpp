@@ -16,10 +16,6 @@ namespace {
 using tensor::Tensor;
 using Counts = std::vector<std::int64_t>;
 
-Tensor on_device(Tape& tape, const tensor::Shape& shape, const std::vector<std::int32_t>& values) {
-  return Tensor::of<std::int32_t>(tape.device(), shape, values);
-}
-
 std::int64_t sum(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
@@ -198,8 +194,8 @@ Var Experts::operator()(Tape& tape, const Var& rows, const Var& weights, const D
   const std::size_t ranks = static_cast<std::size_t>(ranks_), local = all_.size() / ranks;
   require(plan.counts.size() == all_.size(), "rows for ", plan.counts.size(), " experts, of which there are ",
           all_.size());
-  const Tensor places = on_device(tape, {rows.shape()[0], weights.shape()[1]}, plan.places);
-  Var sorted = autograd::take_rows(rows, on_device(tape, {std::ssize(plan.sources)}, plan.sources));
+  const Tensor places = autograd::row_numbers(tape, {rows.shape()[0], weights.shape()[1]}, plan.places);
+  Var sorted = autograd::take_rows(rows, autograd::row_numbers(tape, {plan.rows()}, plan.sources));
   if (ranks == 1) {
     std::vector<Counts> by_source;
     for (const std::int64_t n : plan.counts) by_source.push_back({n});
@@ -218,9 +214,10 @@ Var Experts::operator()(Tape& tape, const Var& rows, const Var& weights, const D
     received.push_back(sum(arriving.back()));
     for (std::size_t e = 0; e < local; ++e) by_source[e].push_back(arriving.back()[e]);
   }
-  const Arrivals arrivals = plan_arrivals(arriving);
-  const Tensor order = on_device(tape, {std::ssize(arrivals.order)}, arrivals.order),
-               inverse = on_device(tape, {std::ssize(arrivals.inverse)}, arrivals.inverse);
+  const bool dry = tape.device().kind() == device::Kind::meta;
+  const Arrivals arrivals = dry ? Arrivals() : plan_arrivals(arriving);
+  const Tensor order = autograd::row_numbers(tape, {sum(received)}, arrivals.order),
+               inverse = autograd::row_numbers(tape, {sum(received)}, arrivals.inverse);
   const Var here = all_to_all_rows(sorted, sent, received, expert_, label("rows"));
   const Var made = compute(tape, autograd::permute_rows(here, order, inverse), by_source);
   const Var back = all_to_all_rows(autograd::permute_rows(made, inverse, order), received, sent, expert_,

@@ -41,7 +41,6 @@ void check(const MoeOptions& o) {
 /// On the processor, where those that are no number come last (dropped_choices() compares them).
 std::vector<double> host_values(Tape& tape, const Tensor& x) {
   std::vector<double> out(static_cast<std::size_t>(x.numel()));
-  if (tape.device().kind() == device::Kind::meta) return out;
   Tensor wide = tape.empty(x.shape(), DType::f64);
   tape.kernels().copy(x, wide);
   const Tensor here = tensor::to_host(tape.device(), wide);
@@ -55,9 +54,7 @@ std::vector<double> host_values(Tape& tape, const Tensor& x) {
 std::vector<double> gathered(Tape& tape, std::span<const double> own, comm::Communicator& group,
                              const std::string& label) {
   const auto n = static_cast<std::int64_t>(own.size());
-  std::vector<double> out;
-  for (int rank = 0; rank < group.size(); ++rank) out.insert(out.end(), own.begin(), own.end());
-  if (tape.device().kind() == device::Kind::meta) return out;  // peers as this one
+  std::vector<double> out(own.size() * static_cast<std::size_t>(group.size()));
   const Tensor mine = Tensor::of<double>(tape.device(), {n}, own);
   const Tensor all = tape.empty({n * group.size()}, DType::f64);
   group.all_gather({{mine, all}}, {.label = label}).wait();
@@ -141,9 +138,8 @@ Var Moe::forward(Tape& tape, const Var& x) {
                               router_->bias() ? tape.parameter(router_->bias()) : Var());
   const std::vector<bool> filling = filling_of(tape, inner.shape());
   const autograd::Routed routed = route(tape, logits, filling);
-  const Dispatch plan =
-      plan_dispatch(routed.chosen, o.experts, o.routing.top_k, dropped(tape, routed, inner.shape()));
-  if (tape.training && tape.recording()) totals_.dropped += choices(routed) - std::ssize(plan.sources);
+  const Dispatch plan = dispatch(tape, routed, inner.shape());
+  if (tape.training && tape.recording()) totals_.dropped += choices(routed) - plan.rows();
   const Var made = (*experts_)(tape, copy_to(rows, layout_.tensor, path() + " tokens"),
                                copy_to(routed.weights, layout_.tensor, path() + " weights"), plan);
   const Var out = autograd::reshape(made, inner.shape());
@@ -256,14 +252,25 @@ void Moe::count(Tape& tape, const Var& logits, const autograd::Routed& routed,
     all.balance += sum_of_products(of.probabilities, balance_weights(of));
 }
 
-/// Capacities are those of the whole micro-batch, in whose order of tokens all context ranks' choices lie.
-std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const {
+/// Capacities are those of the whole micro-batch.
+Dispatch Moe::dispatch(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const {
+  std::int64_t capacity = expert_capacity(options_, tokens_of(tape, inner.rows()));
+  // Texts that are generated come in batches that mean nothing: what one becomes must not depend on others.
+  if (tape.key_cache || tape.texts_apart) capacity = -1;
+  const std::int64_t ranks = layout_.context_size();
+  if (tape.device().kind() == device::Kind::meta)
+    return dry_dispatch(routed.per_expert, capacity < 0 ? -1 : (capacity + ranks - 1) / ranks);
+  return plan_dispatch(routed.chosen, options_.experts, options_.routing.top_k,
+                       dropped(tape, routed, inner, capacity));
+}
+
+/// All context ranks' choices lie in the order of the micro-batch's tokens.
+std::vector<bool> Moe::dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner,
+                               std::int64_t capacity) const {
+  if (capacity < 0) return {};
   const MoeOptions& o = options_;
   const std::int64_t rows = inner.rank() == 2 ? inner[0] : inner[-2], batch = inner.rows() / rows;
   const int ranks = layout_.context_size(), k = o.routing.top_k;
-  const std::int64_t capacity = expert_capacity(o, tokens_of(tape, batch * rows));
-  // Texts that are generated come in batches that mean nothing: what one becomes must not depend on others.
-  if (capacity < 0 || tape.key_cache || tape.texts_apart) return {};
   std::vector<double> weights;
   if (o.drop == Drop::by_weight) weights = host_values(tape, routed.weights.value());
   if (ranks == 1) return dropped_choices(routed.chosen, o.experts, k, capacity, o.drop, weights);

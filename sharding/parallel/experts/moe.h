@@ -99,7 +99,9 @@ class Moe : public nn::Layer, public nn::StepState {
   void count(Tape& tape, const Var& logits, const autograd::Routed& routed, const std::vector<bool>& filling,
              MicroBatch& of);
   std::vector<std::int64_t> over_context(Tape& tape, std::vector<std::int64_t> counts) const;
-  std::vector<bool> dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const;
+  Dispatch dispatch(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner) const;
+  std::vector<bool> dropped(Tape& tape, const autograd::Routed& routed, const tensor::Shape& inner,
+                            std::int64_t capacity) const;
 
   MoeOptions options_;
   Layout layout_;

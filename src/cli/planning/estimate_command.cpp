@@ -61,8 +61,6 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
   const std::int64_t vocabulary = engine::vocabulary_size(report.config);
   report.parameters = models::gpt_config(report.config, vocabulary).num_parameters();
   report.machine = planning::this_machine(report.config);
-  report.stages = planning::estimate_stages(report.config, vocabulary, report.world, chosen);
-  look_at(report, chosen);
   report.rates =
       machine.empty() ? planning::usual_machine(report.machine.on_gpus) : config::read_machine(machine);
   report.rates = report.rates.with_devices(report.world.local_ranks);
@@ -70,6 +68,8 @@ void fill(EstimateReport& report, const ConfigFiles& files, std::optional<int> c
     fail(ErrorKind::config, "'", report.rates.name, "' ", report.rates.accelerator() ? "has" : "has no",
          " GPUs, and the run is ", report.machine.on_gpus ? "" : "not ",
          "one on GPUs: set device.type to \"cuda\" or \"cpu\", or name another machine");
+  report.stages = planning::estimate_stages(report.config, vocabulary, report.world, chosen);
+  look_at(report, chosen);
   if (!machine.empty()) price(report, vocabulary);
   report.missing = planning::shortfalls(report.config, report.stages, report.world, report.machine);
   if (!report.missing.empty())

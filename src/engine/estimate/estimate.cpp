@@ -96,6 +96,23 @@ std::vector<ValueForm> forms_of_parts(config::Config config, const ModelSource& 
   return whole.forms_of_parts();
 }
 
+/// With as many micro-batches, at most, as it takes until the stages of a pipeline do the same again and
+/// again: of interleaved stages two groups are under way, of others fewer than there are stages (zero bubble
+/// puts off as many weight gradients).
+config::Config filled_pipeline(config::Config config, int ranks) {
+  const config::Parallel& parallel = config.parallel;
+  if (parallel.pipeline == 1 || parallel.schedule == config::Schedule::gpipe) return config;
+  const bool interleaved = parallel.virtual_stages > 1;
+  const std::int64_t group =
+      interleaved && parallel.micro_batch_group > 0 ? parallel.micro_batch_group : parallel.pipeline;
+  config.batch = config::resolve_batch(config, data_ranks(config, ranks));
+  std::int64_t& micro_batches = config.batch.gradient_accumulation_steps;
+  const std::int64_t all = micro_batches;
+  micro_batches = std::min(all, (interleaved ? 3 : 2) * group + all % group);
+  config.batch.train_batch_size = config.batch.train_batch_size / all * micro_batches;
+  return config;
+}
+
 /// Whether `sherd train` writes checkpoints while steps go on; the last one it waits for anyway.
 bool saves_beside_steps(const config::Training& training) {
   return training.save_async && !training.save_dir.empty() &&
@@ -139,18 +156,24 @@ void add_local_checkpoints(const config::Config& config, Engine& engine, const D
 
 }  // namespace
 
-Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
-                  const DryRank& rank, bool evaluates) {
+Estimate estimate(const config::Config& whole, const ModelSource& model, const MakeBatch& batch,
+                  const DryRank& rank, const EstimateScope& scope) {
+  const config::Config config = scope.memory_alone ? filled_pipeline(whole, rank.ranks) : whole;
   MeasuredDryRun run(config, model, batch, rank);
-  if (config.parallel.pipeline > 1) run.engine().assume_values(forms_of_parts(config, model, batch, rank));
+  run.engine().device().ledger().set_limit(device::Tier::device, scope.device_room);
   Estimate out;
   out.rank = rank.rank;
+  out.values = scope.values;
+  if (config.parallel.pipeline > 1) {
+    if (out.values.empty()) out.values = forms_of_parts(config, model, batch, rank);
+    run.engine().assume_values(out.values);
+  }
   out.states = run.tracked();
   out.exchange = run.exchange(rank.local_ranks);
   // The first pass of each kind records the order of use, the next ones follow its plan and hold more. What
   // evaluation adds to the pool of exchange buffers stays there for the steps that come after.
   run.step();
-  if (evaluates) {
+  if (scope.evaluates) {
     run.evaluate();
     run.evaluate();
   }

@@ -36,14 +36,26 @@ struct Estimate {
     IoBytes io;
   };
   std::optional<WarmUp> warm_up{};
+  /// What passes from part to part of the model, where it is cut into stages.
+  std::vector<ValueForm> values;
   std::string schedule;  ///< a line on it (describe_schedule()); may be empty
   double bubble = 0;     ///< a pipeline's (ideal_bubble())
 };
 
-/// Runs steps dry, and evaluations where the run `evaluates`: everything that a run charges is charged. Takes
-/// milliseconds for small models and about a
-/// second for a thousand layers. Throws what DryRun throws.
+/// What an estimate may leave out.
+struct EstimateScope {
+  bool evaluates = true;  ///< the run does, beside its steps
+  /// Nobody asks for traffic and io: a pipeline's step has no more micro-batches than fill it. What a run
+  /// keeps of each micro-batch to the end of a step, a loss, is of these alone.
+  bool memory_alone = false;
+  std::uint64_t device_room = 0;    ///< bytes beyond which nobody asks; 0: none
+  std::vector<ValueForm> values{};  ///< Estimate::values of another rank of the run; empty: not known
+};
+
+/// Runs steps dry, and evaluations: everything that a run charges is charged. Takes milliseconds for small
+/// models and about a second for a thousand layers, or for a thousand experts in some. Throws what DryRun
+/// throws, and Error{memory} once the rank holds more than device_room.
 Estimate estimate(const config::Config& config, const ModelSource& model, const MakeBatch& batch,
-                  const DryRank& rank, bool evaluates = true);
+                  const DryRank& rank, const EstimateScope& scope = {});
 
 }  // namespace sherd::engine

@@ -48,7 +48,7 @@ TEST(GpuEstimate, is_what_a_run_books) {
       return tensor::Batch{{"tokens", tensor::Tensor::empty(device, {rows, seq}, DType::i32)},
                            {"labels", tensor::Tensor::empty(device, {rows, seq}, DType::i32)}};
     };
-    const engine::Estimate planned = engine::estimate(config, model(), batch, {}, false);
+    const engine::Estimate planned = engine::estimate(config, model(), batch, {}, {.evaluates = false});
     for (const Category category : {Category::parameters, Category::gradients, Category::optimizer})
       for (const Tier tier : {Tier::device, Tier::host, Tier::nvme})
         EXPECT_EQ(book(planned.states, tier).current[static_cast<std::size_t>(category)],

@@ -73,6 +73,9 @@ std::shared_ptr<const std::vector<std::int32_t>> source_lengths_of(Tape& tape, c
   return out;
 }
 
+/// Scores of whether a text goes on, two and those that mean nothing, so that tensor ranks can share them.
+constexpr std::int64_t padded_sentence_scores = 8;
+
 /// The columns of labels [batch, rows] from `first` on.
 Tensor columns_from(Tape& tape, const Tensor& labels, std::int64_t first) {
   const std::int64_t batch = labels.shape()[0], rows = labels.shape()[1];
@@ -224,6 +227,16 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
                 layout));
     if (!c.pools()) head_norm_ = add("head_norm", make_norm(c, layout));
   }
+  if (c.pairs_texts()) {
+    pooler_ =
+        add("pooler", parallel::on_stream(std::make_shared<nn::Linear>(
+                                              c.hidden_size, c.hidden_size,
+                                              nn::LinearOptions{.bias = c.bias, .init = init, .fp8 = false}),
+                                          layout));
+    sentence_head_ = add("sentence_head", std::make_shared<parallel::ColumnLinear>(
+                                              c.hidden_size, padded_sentence_scores, layout,
+                                              nn::LinearOptions{.init = init, .fp8 = false}));
+  }
   if (c.classifies() || c.has_encoder())
     head_dropout_ = add(
         "head_dropout",
@@ -244,7 +257,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
   };
   append({tokens_, token_types_, positions_, embedding_norm_, embedding_dropout_});
   for (const auto& [index, block] : blocks_->children()) append_part({block});
-  append({norm_, head_dense_, head_norm_, head_dropout_, head_});
+  append({norm_, head_dense_, head_norm_, head_dropout_, pooler_, sentence_head_, head_});
   if (c.adapter.type == config::AdapterType::none) return;
   freeze();
   for_each([](nn::Module& module) {
@@ -419,6 +432,30 @@ Tensor Gpt::few_targets(Tape& tape, const tensor::Batch& batch) const {
 }
 
 Var Gpt::loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
+  const Var tokens = token_loss(tape, x, batch);
+  return sentence_head_ ? autograd::add(tokens, sentence_loss(tape, x, batch)) : tokens;
+}
+
+/// By what stands behind the blocks at the first token of each sequence: ranks that have whole ones look at
+/// these rows alone.
+Var Gpt::sentence_loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
+  const Tensor& labels = entry(batch, "sentence_labels");
+  if (labels.shape() != entry(batch, "tokens").shape())
+    fail(ErrorKind::data, "sentence_labels ", labels.shape().str(), " do not match tokens ",
+         entry(batch, "tokens").shape().str());
+  Var rows = x;
+  Tensor own = parallel::inner_part(tape.kernels(), labels, layout_);
+  if (!layout_.cuts_stream() && layout_.context_size() == 1) {
+    rows = autograd::slice(x, 1, 0, 1);
+    own = tape.empty({labels.shape()[0], 1}, labels.dtype());
+    tape.kernels().copy_rows({labels, 0, labels.shape()[1]}, {own, 0, 1}, labels.shape()[0], 1);
+  }
+  const parallel::VocabHead head{tape.parameter(sentence_head_->weight()),
+                                 tape.parameter(sentence_head_->bias()), 2};
+  return parallel::vocab_cross_entropy(autograd::tanh((*pooler_)(tape, rows)), head, own, layout_);
+}
+
+Var Gpt::token_loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   const Tensor& tokens = entry(batch, "tokens");
   const Tensor& labels = entry(batch, "labels");
   if (labels.shape() != tokens.shape())

@@ -29,7 +29,8 @@ void check_layout(const GptConfig& config, const parallel::Layout& layout, Probl
 /// or an encoder in front of a decoder, T5's style, whose tokens stand before the decoder's in each sequence.
 /// Parts: "tokens", "token_types", "positions" (learned ones), "encoder_positions" and "decoder_positions"
 /// (relative ones), "embedding_norm", "embedding_dropout", "blocks", "norm", "head_dense", "head_norm" and
-/// "head_dropout" (as config::Head says), "head" (whose weight is the token table when tied). As a layered
+/// "head_dropout" (as config::Head says), "pooler" and "sentence_head" (of models that learn pairs of texts),
+/// "head" (whose weight is the token table when tied). As a layered
 /// model its parts are the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
 /// recompute too. With an adapter (GptConfig::adapter) its parameters alone are trainable; a prompt's virtual
 /// tokens are ids behind the padded vocabulary, which callers put in front of texts.
@@ -78,8 +79,10 @@ class Gpt : public nn::LayeredModel {
   /// see each other, "positions", int32 [batch, seq], counts each one's tokens. "filling", int32 [batch] that
   /// the processor reads, tells how many places at each row's end hold no token: routers leave them out.
   /// "source_lengths", int32 [batch] that the processor reads, tells how many of the encoder's places in
-  /// front of a decoder's hold tokens, the first ones. Throws Error{data} for what is missing or does not
-  /// fit.
+  /// front of a decoder's hold tokens, the first ones. "sentence_labels", int32 [batch, seq], which models
+  /// with a head for pairs of texts read, has at each pair's first token 0 where the second text goes on with
+  /// the first, 1 where it does not, and -100 elsewhere; the loss is the sum of both means. Throws
+  /// Error{data} for what is missing or does not fit.
   Var forward_part(Tape& tape, std::size_t part, const Var& x, const tensor::Batch& batch) override;
 
  private:
@@ -97,6 +100,8 @@ class Gpt : public nn::LayeredModel {
   /// The rows of the stream that a head looks at: a decoder's behind an encoder, else all.
   Var scored(Tape& tape, const Var& x) const;
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
+  Var token_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
+  Var sentence_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);
 
@@ -110,6 +115,8 @@ class Gpt : public nn::LayeredModel {
   std::shared_ptr<nn::LayerList> blocks_;
   std::shared_ptr<nn::Layer> norm_, head_dense_, head_norm_;  ///< null: none
   std::shared_ptr<nn::Dropout> head_dropout_;                 ///< null: none
+  std::shared_ptr<nn::Layer> pooler_;                         ///< null: texts do not come in pairs
+  std::shared_ptr<parallel::ColumnLinear> sentence_head_;     ///< likewise
   std::shared_ptr<parallel::ColumnLinear> head_;
 };
 

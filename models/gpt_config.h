@@ -88,4 +88,10 @@ enum class AttentionFlops : std::uint8_t {
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
                        Recompute recompute = Recompute::none);
 
+/// Whether a parameter of Gpt stands behind its blocks and their norm.
+inline bool is_of_head(std::string_view parameter) {
+  return parameter.starts_with("head") || parameter.starts_with("pooler.") ||
+         parameter.starts_with("sentence_head.");
+}
+
 }  // namespace sherd::models

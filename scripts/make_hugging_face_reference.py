@@ -3,7 +3,7 @@
 (config.json, model.safetensors or shards of it), and in expected.safetensors what transformers makes of them.
 
 All weights are random, and exact in fp32; norms' gains are near 1. expected.safetensors holds `tokens` and
-`labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss), `logits`, `loss` (the mean of the
+`labels` (int32 [2, 12]; -100: none is learned; encoders' `token_types` too, of the loss, and of pairs of texts `sentence_labels`), `logits`, `loss` (the mean of the
 labels that are not -100; of families with experts the balance loss too, where output_router_logits asks for it)
 and `grad.NAME` for every weight, in fp32, computed in double. An encoder's tokens stand in front of its decoder's, of
 which alone there are logits, `spans.tokens`, `spans.labels` and `spans.loss` are of spans that were cut out, `padded_loss` is that of a second row of which the encoder sees 4 tokens, and `generated` (int32 [2, 6]) is what generate() answers the encoder's, likeliest tokens each.
@@ -170,6 +170,8 @@ FAMILIES = {
         **SHARED, intermediate_size=20, local_attention=6, layer_types=["full_attention", "sliding_attention"],
         pad_token_id=None, bos_token_id=None, eos_token_id=None, cls_token_id=None, sep_token_id=None,
         id2label={0: "O", 1: "B-PER", 2: "I-PER"}), {}),
+    "bert_pretraining": (transformers.BertForPreTraining, transformers.BertConfig(
+        **SHARED, intermediate_size=20, hidden_dropout_prob=0, attention_probs_dropout_prob=0, pad_token_id=None), {}),
 }
 # As transformers 4 wrote config.json.
 OLDER = ("mistral", "llama", "qwen3", "mixtral", "phi3", "granite", "smollm3", "deepseek_v3")
@@ -251,11 +253,14 @@ def options_of(kind):
     return {} if "Bert" in kind.__name__ else {"use_cache": False}
 
 
-def run(model, tokens):
+def run(model, tokens, **more):
     """Of an encoder and a decoder what the latter gives for its own tokens, behind the former's."""
     if model.config.is_encoder_decoder:
         return model(tokens[:, :SOURCE], decoder_input_ids=tokens[:, SOURCE:], use_cache=False)
-    return model(tokens, **options_of(type(model)))
+    result = model(tokens, **more, **options_of(type(model)))
+    if hasattr(result, "prediction_logits"):
+        result.logits = result.prediction_logits
+    return result
 
 
 def make(family, kind, config, options, root):
@@ -267,6 +272,7 @@ def make(family, kind, config, options, root):
     text = torch.randint(0, 37, (2, 13))
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].clone()
     types = (torch.arange(24).view(2, 12) % 12 > 7).long() if hasattr(config, "type_vocab_size") else None
+    pairs = torch.tensor([1, 0]) if "PreTraining" in kind.__name__ else None
     classes = torch.tensor([2, 0]) if "SequenceClassification" in kind.__name__ else None
     if classes is not None:  # of a text, at its first token
         labels = torch.full_like(labels, -100)
@@ -284,8 +290,10 @@ def make(family, kind, config, options, root):
         wanted = labels[:, -result.logits.shape[1]:].reshape(-1) if classes is None else classes
         loss = torch.nn.functional.cross_entropy(result.logits.view(len(wanted), -1), wanted, ignore_index=-100)
         if types is not None:  # of the logits all tokens are of the first type
-            typed = wide(tokens, token_type_ids=types)
+            typed = run(wide, tokens, token_type_ids=types)
             loss = torch.nn.functional.cross_entropy(typed.logits.view(len(wanted), -1), wanted, ignore_index=-100)
+        if pairs is not None:
+            loss = wide(tokens, token_type_ids=types, labels=labels, next_sentence_label=pairs).loss
         if getattr(result, "aux_loss", None) is not None:
             loss = loss + config.router_aux_loss_coef * result.aux_loss
     loss.backward()
@@ -295,6 +303,9 @@ def make(family, kind, config, options, root):
                 "loss": loss.detach().float().reshape(1)}
     if types is not None:
         expected["token_types"] = types.int()
+    if pairs is not None:  # at the first token of each
+        expected["sentence_labels"] = torch.full_like(labels, -100).int()
+        expected["sentence_labels"][:, 0] = pairs
     if config.is_encoder_decoder:
         seen = torch.tensor([[1] * SOURCE, [1] * 4 + [0] * (SOURCE - 4)])
         with torch.no_grad(), InDouble():

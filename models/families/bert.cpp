@@ -1,7 +1,7 @@
 #include "models/families/family.h"
 
-// BERT (Devlin et al. 2019), with its head for masked tokens. Its head for next sentences and its pooler are
-// passed over where files have them, as BertForMaskedLM does.
+// BERT (Devlin et al. 2019), with its head for masked tokens, and by its class (BertForPreTraining) the
+// pooler and the head for next sentences, which are passed over else, as BertForMaskedLM does.
 namespace sherd::models {
 namespace {
 
@@ -57,6 +57,7 @@ TensorNames bert_names() {
           .head_bias = "cls.predictions",
           .classifier = "classifier",
           .pooler = "pooler.dense",
+          .sentence_head = "cls.seq_relationship",
           .passed_over = {"bert.pooler.", "pooler.", "cls.seq_relationship.", "cls.predictions.decoder.bias",
                           "cls.predictions.bias"}};
 }
@@ -76,6 +77,7 @@ Family bert() {
           .architecture = "BertForMaskedLM",
           .sequence_classifier = "BertForSequenceClassification",
           .token_classifier = "BertForTokenClassification",
+          .pretraining = "BertForPreTraining",
           .class_defaults =
               [](Published& p) {
                 set_sizes(p.model, {30522, 768, 3072, 12, 12, 0, 512});

@@ -58,7 +58,9 @@ struct TensorNames {
   LinearNames linear{};
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
-  std::string classifier = "", pooler = "";  ///< of labels; in the place of head_dense, with the prefix
+  std::string classifier = "";  ///< of labels
+  /// In the place of head_dense, with the prefix; what follows it where texts come in pairs, without.
+  std::string pooler = "", sentence_head = "";
   std::vector<std::string> copies{};  ///< tables that files may have too, and which must be that of `tokens`
   /// What begins names of tensors that the model does not have, and files may.
   std::vector<std::string> passed_over{};
@@ -73,10 +75,12 @@ struct Family {
   const char* architecture;                   ///< the class of transformers
   const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
   const char* token_classifier = nullptr;     ///< and their tokens
+  const char* pretraining = nullptr;          ///< that learns pairs of texts
   /// The class of models with that head; null: there is none.
   const char* class_of(config::Head head) const {
     return head == config::Head::sequence_classification ? sequence_classifier
            : head == config::Head::token_classification  ? token_classifier
+           : head == config::Head::pretraining           ? pretraining
                                                          : architecture;
   }
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json

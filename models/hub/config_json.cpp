@@ -175,11 +175,12 @@ void settle_labels(Published& p, const Value& file) {
   }
 }
 
-/// A class that classifies texts or tokens.
+/// A class that classifies texts or tokens, or learns pairs of texts.
 void settle_head(Published& p, const Value& file, const Family& family) {
   const Node* classes = file.node.find("architectures");
   if (!classes || !classes->is(Node::Kind::array)) return;
-  for (const config::Head head : {config::Head::sequence_classification, config::Head::token_classification})
+  for (const config::Head head :
+       {config::Head::sequence_classification, config::Head::token_classification, config::Head::pretraining})
     if (const char* name = family.class_of(head);
         name && std::any_of(classes->items.begin(), classes->items.end(),
                             [&](const Node& item) { return item.is_text(name); }))
@@ -248,7 +249,7 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     if (key.can_say && !key.can_say(published))
       return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
-  if (m.classifies() ? !family.class_of(m.head) : m.head != has.head)
+  if (m.classifies() || m.pairs_texts() ? !family.class_of(m.head) : m.head != has.head)
     return cat("model.head \"", config::name_of(m.head), "\"");
   if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
   if (m.bias != has.bias && !family.can("bias")) return said("bias", m.bias);

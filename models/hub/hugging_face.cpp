@@ -409,6 +409,7 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_table_or_norm(const std:
         {"norm", prefix() + names().norm, c.hidden_size, 0},
         {"head_dense", c.pools() ? prefix() + names().pooler : names().head_dense, c.hidden_size,
          c.hidden_size},
+        {"pooler", prefix() + names().pooler, c.hidden_size, c.hidden_size},
         {"head_norm", names().head_norm, c.hidden_size, 0}})
     if (part == own && !name.empty() && name != prefix())
       return stacked({name + kind}, rows, matrix ? columns : 0);
@@ -433,6 +434,10 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   const std::int64_t extra = c.padded_scores() - c.scores();
   if (parameter == "head.weight" && !tied())
     return padded(stacked({head()}, c.scores(), c.hidden_size), c.scores(), extra);
+  if (parameter.starts_with("sentence_head."))
+    return padded(stacked({names().sentence_head + parameter.substr(parameter.rfind('.'))}, 2,
+                          parameter.ends_with(".weight") ? c.hidden_size : 0),
+                  2, 6);
   // A head of its own has a bias of its own.
   if (const std::string& bias = c.classifies() ? names().classifier
                                 : tied()       ? names().head_bias

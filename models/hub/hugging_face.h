@@ -56,7 +56,7 @@ class HuggingFaceLayout {
   /// Whether files may lack that parameter, which then begins anew: of an encoder what stands behind its
   /// blocks.
   bool may_lack(const std::string& parameter) const {
-    return config_.head != config::Head::lm && parameter.starts_with("head");
+    return config_.head != config::Head::lm && is_of_head(parameter);
   }
   /// Where states are that modules have beside parameters (nn::StepState): routers' correction biases in
   /// fp32, [experts], by the module's path.

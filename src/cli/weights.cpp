@@ -86,20 +86,24 @@ class WithoutScores final : public nn::WeightSource {
   std::function<bool(const std::string&)> drops_;
 };
 
-/// Whether a classifier begins from a model that has other labels or none, or has them of something else.
+/// Whether a model begins from one that has other labels or none, has them of something else, or has a head
+/// for pairs of texts where it has none.
 bool scores_others(const models::GptConfig& options, const config::Model& source) {
   return source.labels != options.labels || source.head != options.head;
 }
 
-/// Which parameters of that model are of no use to such a classifier: what scores labels, and the layers
-/// before it where not both models have them, or only one has BERT's pooler.
+/// Which parameters of that model are of no use to it: what scores pairs of texts, and to a classifier what
+/// scores labels, and the layers before it where not both models have them, or only one has BERT's pooler.
 std::function<bool(const std::string&)> new_in(const models::GptConfig& options,
                                                const config::Model& source) {
   const models::GptConfig from{source};
   const bool same_layers =
       options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools();
-  return [same_layers](const std::string& name) {
-    return name == "head.weight" || name == "head.bias" || (!same_layers && name.starts_with("head"));
+  return [same_layers, classifies = options.classifies()](const std::string& name) {
+    if (!models::is_of_head(name)) return false;
+    const bool scores_tokens = name.starts_with("head");
+    if (!scores_tokens || !classifies) return !scores_tokens;
+    return name == "head.weight" || name == "head.bias" || !same_layers;
   };
 }
 
@@ -206,7 +210,8 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
     if (const auto from = configuration_of(*reader_).model;
-        from && options.classifies() && scores_others(options, *from)) {
+        from && (options.classifies() || options.pairs_texts() || from->pairs_texts()) &&
+        scores_others(options, *from)) {
       const auto drops = new_in(options, *from);
       source_ = std::make_unique<WithoutScores>(
           std::make_unique<engine::CheckpointWeights>(
@@ -278,7 +283,7 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
 std::vector<std::string> Weights::begins_anew(const std::vector<nn::ParameterPtr>& parameters) const {
   std::vector<std::string> out;
   for (const nn::ParameterPtr& parameter : parameters) {
-    if (!parameter->name.starts_with("head") || source_->has(parameter->name)) continue;
+    if (!models::is_of_head(parameter->name) || source_->has(parameter->name)) continue;
     const std::string part = parameter->name.substr(0, parameter->name.find('.'));
     if (out.empty() || out.back() != part) out.push_back(part);
   }

@@ -251,6 +251,11 @@ struct Config {
     if (!model || model->causal) return Objective::next_token;
     return model->classifies() ? Objective::classification : Objective::mlm;
   }
+  /// A row of samples holds texts that do not see each other, or one beside what fills the row up.
+  bool keeps_texts_apart() const {
+    return (data && data->packing == SamplePacking::documents) || objective() == Objective::classification ||
+           (model && model->pairs_texts());
+  }
   /// Compares everything but the notes.
   bool operator==(const Config& other) const;
 };

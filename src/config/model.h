@@ -36,7 +36,7 @@ enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
 /// with a bias behind a linear layer, an activation and a norm; or scores of labels, of a text by its first
 /// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout;
 /// or of each token, behind such layers (where norms follow sums: none) and dropout.
-enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification };
+enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification, pretraining };
 /// What a layer's queries see: all tokens before them, or those of a window.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_attention };
 
@@ -286,6 +286,8 @@ struct Model {
   /// Whether the head scores labels, of texts or of tokens.
   bool classifies() const { return head == Head::sequence_classification || labels_tokens(); }
   bool labels_tokens() const { return head == Head::token_classification; }
+  /// A head beside that for masked tokens says whether the second of two texts goes on with the first.
+  bool pairs_texts() const { return head == Head::pretraining; }
   /// Whether the head's table is that of the embeddings.
   bool tied() const { return tie_embeddings && !classifies(); }
   /// Scores that mean something, and rows of the head's table.

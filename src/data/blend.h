@@ -26,6 +26,7 @@ class BlendedSamples final : public Samples {
   std::int64_t samples_per_round() const override;
   bool keeps_documents_apart() const override { return sources_.front()->keeps_documents_apart(); }
   bool tells_sources() const override { return sources_.front()->tells_sources(); }
+  bool pairs_texts() const override { return sources_.front()->pairs_texts(); }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
 

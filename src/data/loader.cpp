@@ -99,6 +99,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   const std::int64_t length = samples_->seq_length();
   tokens_.clear(), labels_.clear(), types_.clear();
   documents_.assign(1, 0), filling_.clear(), sources_.clear();
+  std::vector<std::int32_t> sentences;
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
     samples_->load(wrapped(first + i), row_);
     types_.insert(types_.end(), row_.types.begin(), row_.types.end());
@@ -107,6 +108,8 @@ CountedBatch TokenLoader::load(std::int64_t end) {
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
     for (const std::int32_t ends : row_.ends) documents_.push_back(begin + ends);
     filling_.push_back(row_.filling), sources_.push_back(row_.source);
+    sentences.resize(labels_.size(), no_label);
+    sentences[static_cast<std::size_t>(begin)] = first + i < end ? row_.sentence : no_label;
     if (first + i < end) continue;
     std::fill(labels_.end() - length, labels_.end(), no_label);
     filling_.back() = static_cast<std::int32_t>(length);
@@ -118,6 +121,8 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
   batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
       static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
+  if (samples_->pairs_texts())
+    batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences);
   if (samples_->has_few_targets()) {
     std::vector<std::int32_t> targets;
     for (std::size_t i = 0; i < labels_.size(); ++i)

@@ -128,11 +128,12 @@ class Loader {
 
 /// Batches of samples: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
 /// tokens[i] (or what else samples say), or no_label where it is no target, {"token_types": int32 [b, s]}
-/// where samples have types, {"targets": int32 [n]}, the numbers of the rows among b·s that have a label,
-/// where these are few and where the processor reads it, and {"target_tokens": int32 [1]}, how many are,
-/// where the processor reads it. Of samples that keep documents apart also {"documents": int32 [n + 1]},
-/// where the processor reads it: where they begin and end among the b·s rows, behind each other (cu_seqlens
-/// of variable-length attention),
+/// where samples have types, {"sentence_labels": int32 [b, s]} where they are pairs of texts (their
+/// SampleRow::sentence at the first token, else no_label), {"targets": int32 [n]}, the numbers of the rows
+/// among b·s that have a label, where these are few and where the processor reads it, and {"target_tokens":
+/// int32 [1]}, how many are, where the processor reads it. Of samples that keep documents apart also
+/// {"documents": int32 [n + 1]}, where the processor reads it: where they begin and end among the b·s rows,
+/// behind each other (cu_seqlens of variable-length attention),
 /// {"positions": int32 [b, s]}, each token's within its document, and
 /// {"filling": int32 [b]}, how many places at the end of each row hold no token, where the processor reads
 /// it. Of samples that tell sources {"source_lengths": int32 [b]}, how many of the first places of each row,

@@ -107,8 +107,7 @@ namespace {
 /// Stages of a pipeline between the first and the last need documents' bounds, the lengths of an encoder's
 /// texts, and labels for what their routers' losses weigh.
 bool every_stage_reads(const config::Config& config) {
-  return (config.data && config.data->packing == config::SamplePacking::documents) ||
-         config.objective() == config::Objective::seq2seq ||
+  return config.keeps_texts_apart() || config.objective() == config::Objective::seq2seq ||
          (config.model && config.model->moe.experts > 0);
 }
 }  // namespace

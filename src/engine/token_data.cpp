@@ -15,6 +15,7 @@
 #include "data/packing/document_packing.h"
 #include "data/packing/masked_samples.h"
 #include "data/packing/packing.h"
+#include "data/packing/pair_samples.h"
 #include "data/packing/span_samples.h"
 #include "data/tokenizer.h"
 
@@ -232,6 +233,32 @@ std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples>
   return std::make_shared<data::MaskedSamples>(std::move(samples), std::move(options));
 }
 
+/// The texts of a dataset, two by two.
+std::shared_ptr<const data::Samples> pairs(std::shared_ptr<const data::IndexedDataset> dataset,
+                                           data::SequenceRange range, const data::PackingOptions& packing,
+                                           const config::Config& config, const TokenData& data,
+                                           const char* name) {
+  const auto tokenizer = tokenizer_for("mlm", "pairs texts", config, data);
+  const auto begin = tokenizer->begin_of_document();
+  if (!begin)
+    fail(ErrorKind::config,
+         "model.head \"pretraining\" learns pairs of texts behind a token as BERT's [CLS], and "
+         "the tokenizer ",
+         tokenizer->spec(),
+         " puts none in front of documents: take one that does, or head "
+         "\"mlm\"");
+  return std::make_shared<data::PairSamples>(
+      std::move(dataset), range,
+      data::PairOptions{.seq_length = packing.seq_length,
+                        .seed = packing.seed,
+                        .shuffle = packing.shuffle,
+                        .vocab_size = data.vocab_size,
+                        .begin = *begin,
+                        .end = tokenizer->end_of_document(),
+                        .goes_on = data::masking_of(*tokenizer, data.vocab_size).goes_on},
+      name);
+}
+
 /// One part of every dataset, by weight where they are several; null where none has that part.
 std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Config& config,
                                              std::size_t part, data::PackingOptions packing) {
@@ -248,6 +275,8 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
     try {
       if (config.objective() == config::Objective::seq2seq) {
         parts.push_back(answers(data.datasets[i], range, packing, config, data, names[part]));
+      } else if (config.model->pairs_texts()) {
+        parts.push_back(pairs(data.datasets[i], range, packing, config, data, names[part]));
       } else if (section.packing == config::SamplePacking::documents || classifies) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);

@@ -50,17 +50,40 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};
-const char* const families[] = {"gpt2",        "llama",           "llama_linear",
-                                "mistral",     "qwen2",           "qwen3",
-                                "mixtral",     "qwen3_moe",       "phi3",
-                                "gemma3_text", "granite",         "smollm3",
-                                "glm4",        "ministral3",      "olmo2",
-                                "olmo3",       "phi3_long",       "bert",
-                                "modernbert",  "bert_classifier", "gemma2",
-                                "gpt_oss",     "llama_biases",    "deepseek_v2",
-                                "deepseek_v3", "glm4_moe",        "qwen2_moe",
-                                "qwen3_next",  "qwen3_5",         "t5",
-                                "t5_gated",    "bert_tokens",     "modernbert_tokens"};
+const char* const families[] = {"gpt2",
+                                "llama",
+                                "llama_linear",
+                                "mistral",
+                                "qwen2",
+                                "qwen3",
+                                "mixtral",
+                                "qwen3_moe",
+                                "phi3",
+                                "gemma3_text",
+                                "granite",
+                                "smollm3",
+                                "glm4",
+                                "ministral3",
+                                "olmo2",
+                                "olmo3",
+                                "phi3_long",
+                                "bert",
+                                "modernbert",
+                                "bert_classifier",
+                                "gemma2",
+                                "gpt_oss",
+                                "llama_biases",
+                                "deepseek_v2",
+                                "deepseek_v3",
+                                "glm4_moe",
+                                "qwen2_moe",
+                                "qwen3_next",
+                                "qwen3_5",
+                                "t5",
+                                "t5_gated",
+                                "bert_tokens",
+                                "modernbert_tokens",
+                                "bert_pretraining"};
 
 struct Optimizer {
   const char* text;
@@ -105,7 +128,7 @@ class Begun : public ::testing::TestWithParam<std::tuple<const char*, HuggingFac
   /// The whole batch, or where micro-batches have one row that row.
   tensor::Batch batch(device::Device& device, int row = 0) const {
     tensor::Batch out;
-    for (const char* name : {"token_types", "tokens", "labels"}) {
+    for (const char* name : {"token_types", "sentence_labels", "tokens", "labels"}) {
       if (!expected_.find(name)) continue;
       std::vector<std::int32_t> ids(static_cast<std::size_t>(12 * setting_.rows));
       expected_.read_bytes(expected_.at(name), static_cast<std::uint64_t>(row) * 48,

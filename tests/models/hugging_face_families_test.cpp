@@ -101,8 +101,9 @@ TEST_P(Family, GivesTheLogitsLossAndGradientsOfTransformers) {
   }
   tape.training = true;
   tensor::Batch batch{{"tokens", ids("tokens")}, {"labels", ids("labels")}};
-  if (expected_.find("token_types")) batch["token_types"] = ids("token_types");
-  if (options_.head == config::Head::mlm) {  // as the loader gives it
+  for (const char* name : {"token_types", "sentence_labels"})
+    if (expected_.find(name)) batch[name] = ids(name);
+  if (options_.head == config::Head::mlm || options_.pairs_texts()) {  // as the loader gives it
     std::vector<std::int32_t> targets;
     const std::vector<double> labels = cpu_.values(ids("labels"));
     for (std::size_t i = 0; i < labels.size(); ++i)
@@ -367,7 +368,7 @@ INSTANTIATE_TEST_SUITE_P(All, Family,
                                            "gemma2", "gpt_oss", "llama_biases", "deepseek_v2",
                                            "deepseek_v2_lite", "deepseek_v3", "glm4_moe", "qwen2_moe",
                                            "qwen3_next", "qwen3_5", "qwen3_5_moe", "t5", "t5_gated", "mt5",
-                                           "bert_tokens", "modernbert_tokens"),
+                                           "bert_tokens", "modernbert_tokens", "bert_pretraining"),
                          [](const auto& test) { return test.param; });
 
 }  // namespace

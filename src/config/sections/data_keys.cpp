@@ -112,17 +112,23 @@ Key<Config> data_key() {
 }
 
 void check_packing(const Config& config, const Value& file) {
-  if (config.objective() == Objective::classification && config.parallel.context > 1)
+  const bool pairs = config.model && config.model->pairs_texts();
+  if ((config.objective() == Objective::classification || pairs) && config.parallel.context > 1)
     Value{*file.node.find("parallel"), "parallel.context", file.context}.error(
-        config.parallel.context,
-        " ranks hold parts of sequences, and texts with labels are kept apart on ranks that "
-        "have whole ones: set it to 1");
+        config.parallel.context, " ranks hold parts of sequences, and ",
+        pairs ? "pairs of texts" : "texts with labels",
+        " are kept apart on ranks that have whole ones: set it to 1");
   if (!config.data || config.data->packing != SamplePacking::documents) return;
   const Node* data = file.node.find("data");
   if (config.model && config.model->has_encoder())
     Value{*data, "data.packing", file.context}.error(
         "\"documents\" lie behind each other in a sample, and one of an encoder and a decoder has one text: "
         "take \"stream\"");
+  if (pairs)
+    Value{*data, "data.packing", file.context}.error(
+        "\"documents\" lie behind each other in a sample, and one of model.head \"pretraining\" has a pair "
+        "of "
+        "texts: leave it out");
   if (config.parallel.context <= 1) return;
   Value{*data, "data.packing", file.context}.error(
       "\"documents\" are kept apart on ranks that have whole sequences, and parallel.context is ",

@@ -14,7 +14,8 @@ const std::vector<std::string> layer_type_names = {"full_attention", "sliding_at
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu",       "relu",  "relu2",
                                                    "swiglu",    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
-const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification", "token_classification"};
+const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification", "token_classification",
+                                             "pretraining"};
 
 bool is_text(const Node& item) {
   return item.is(Node::Kind::string);
@@ -296,7 +297,8 @@ std::vector<Key<Model>> block_keys() {
               "behind the blocks: `lm`, scores of the vocabulary; `mlm`, BERT's, a linear layer, the "
               "activation, a norm, and scores with a bias; `sequence_classification`, scores of `labels` by "
               "the first token of a text ([more](data.md#classification)), `token_classification`, of each "
-              "token ([more](data.md#labels-of-tokens))",
+              "token ([more](data.md#labels-of-tokens)); `pretraining`, BERT's, that of `mlm` and beside "
+              "it whether a text goes on with the one before ([more](data.md#next-sentences))",
               shapes),
       labels_key().means("names of the classes of `sequence_classification` or `token_classification`, in "
                          "the order of their "

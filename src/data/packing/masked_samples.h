@@ -43,6 +43,7 @@ class MaskedSamples final : public Samples {
   }
   std::int64_t samples_per_round() const override { return samples_->samples_per_round(); }
   bool keeps_documents_apart() const override { return samples_->keeps_documents_apart(); }
+  bool pairs_texts() const override { return samples_->pairs_texts(); }
   bool has_few_targets() const override { return true; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override { samples_->will_need(position); }

@@ -22,6 +22,8 @@ struct SampleRow {
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token
   std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
+  std::int32_t sentence =
+      no_label;  ///< of a pair of texts whether the second goes on with the first: 0, else 1
 };
 
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and
@@ -42,6 +44,8 @@ class Samples {
 
   /// Rows tell how much of an encoder's places holds tokens (SampleRow::source).
   virtual bool tells_sources() const { return false; }
+  /// Rows are pairs of texts (SampleRow::sentence).
+  virtual bool pairs_texts() const { return false; }
   /// Few tokens have a label, which batches then tell.
   virtual bool has_few_targets() const { return false; }
 

@@ -27,6 +27,8 @@ class Encoder : public Train {
     more.insert(more.begin(), {"--set", "data.path=" + in("masked")});
     return sherd(train(more));
   }
+  /// A few pairs of texts with labels.
+  void prepare_labelled() const;
   /// The lines of an embedding file.
   static std::vector<std::vector<double>> embeddings(const std::string& lines) {
     std::vector<std::vector<double>> out;
@@ -128,6 +130,14 @@ std::string labelled_lines(int count, bool pairs, int first) {
   return out;
 }
 
+void Encoder::prepare_labelled() const {
+  write_text(folder_ / "labelled.jsonl", labelled_lines(100, true, 0));
+  const Outcome prepared =
+      sherd({"prepare", "--input", in("labelled.jsonl"), "--labels", "first,second", "--tokenizer",
+             "hf:" SHERD_SOURCE_DIR "/tests/data/tokenizers/bert.json", "--output", in("labelled")});
+  ASSERT_EQ(prepared.code, 0) << prepared.err;
+}
+
 TEST_F(Encoder, LearnsLabelsOfTextsAndOfPairs) {
   for (const bool pairs : {false, true}) {
     for (const char* name : {"train", "test"}) {
@@ -214,6 +224,91 @@ TEST_F(Encoder, LearnsLabelsOfTextsAndOfPairs) {
   const Outcome begun = begin_from("run", R"(["no", "yes"])");
   EXPECT_EQ(begun.code, 0);
   EXPECT_THAT(begun.err, HasSubstr("head_dense is not among them, and begins anew"));
+}
+
+std::vector<double> as_numbers(const std::vector<std::string>& metrics) {
+  std::vector<double> out;
+  for (const std::string& each : metrics) out.push_back(std::stod(each));
+  return out;
+}
+
+/// Also on stages between the first and the last, which read neither tokens nor labels.
+TEST_F(Encoder, TextsStayApartOnAllStages) {
+  prepare_labelled();
+  const std::vector<std::vector<std::string>> kinds{
+      {"--set", "data.packing=documents"},
+      {"--set", "data.path=" + in("labelled"), "--set", "model.head=sequence_classification", "--set",
+       R"(model.labels=["first", "second"])"},
+      {"--set", "model.head=pretraining"}};
+  for (const std::vector<std::string>& kind : kinds) {
+    std::vector<double> losses[2];
+    for (const int stages : {1, 3}) {
+      std::vector<std::string> line{"--metrics", in("losses.jsonl"),
+                                    "--ranks",   std::to_string(stages),
+                                    "--set",     cat("parallel.pipeline=", stages),
+                                    "--set",     "model.num_layers=4",
+                                    "--set",     "bf16.enabled=false",
+                                    "--set",     "gradient_accumulation_steps=3",
+                                    "--set",     "train_batch_size=6"};
+      line.insert(line.end(), kind.begin(), kind.end());
+      const Outcome trained = train_bert(line);
+      ASSERT_EQ(trained.code, 0) << trained.err;
+      losses[stages / 3] = as_numbers(metric("losses.jsonl", "loss"));
+      std::filesystem::remove_all(folder_ / "run");
+    }
+    ASSERT_EQ(losses[0].size(), losses[1].size());
+    for (std::size_t i = 0; i < losses[0].size(); ++i)
+      EXPECT_NEAR(losses[0][i], losses[1][i], 2e-5) << kind.back() << ", step " << i;
+  }
+}
+
+/// Pairs of texts, on any number of ranks; what they leave to a classifier and to masked tokens alone.
+TEST_F(Encoder, LearnsWhetherATextGoesOn) {
+  prepare_labelled();
+  std::vector<std::string> found[2];
+  for (const int ranks : {1, 2}) {
+    const Outcome got = train_bert({"--ranks", std::to_string(ranks), "--metrics", in("pairs.jsonl"), "--set",
+                                    "model.head=pretraining", "--set", "train_micro_batch_size_per_gpu=2",
+                                    "--set", "training.save_dir=" + in(cat("run", ranks))});
+    ASSERT_EQ(got.code, 0) << got.err;
+    found[ranks - 1] = metric("pairs.jsonl", "loss");
+  }
+  ASSERT_EQ(found[0].size(), 6u);
+  EXPECT_EQ(found[0], found[1]);
+  EXPECT_GT(std::stod(found[0][0]), std::log(2.0) + 3) << "both losses";
+  const Outcome exported = sherd({"export", in("run1"), "--output", in("hf"), "--dtype", "fp32"});
+  ASSERT_EQ(exported.code, 0) << exported.err;
+  EXPECT_THAT(read_text(folder_ / "hf" / "config.json"), HasSubstr("\"BertForPreTraining\""));
+  for (const std::string from : {"run1", "hf"}) {
+    SCOPED_TRACE(from);
+    const auto begin = [&](std::vector<std::string> more) {
+      more.insert(more.end(),
+                  {"--set", "training.init_from=" + in(from), "--set", "training.save_dir=", "--steps", "1"});
+      const Outcome out = train_bert(more);
+      EXPECT_EQ(out.code, 0) << out.err;
+      return out.err;
+    };
+    EXPECT_EQ(begin({"--set", "model.head=pretraining"}).find("anew"), std::string::npos);
+    EXPECT_EQ(begin({"--set", "model.head=mlm"}).find("anew"), std::string::npos);
+    const std::string classifier =
+        begin({"--set", "model.head=sequence_classification", "--set", R"(model.labels=["first", "second"])",
+               "--set", "data.path=" + in("labelled")});
+    EXPECT_THAT(classifier, HasSubstr("begins anew"));
+    EXPECT_EQ(classifier.find("head_dense") == std::string::npos, from == "hf") << "the pooler is there";
+  }
+  ASSERT_EQ(train_bert().code, 0);
+  const Outcome from_masked =
+      train_bert({"--set", "model.head=pretraining", "--set", "training.init_from=" + in("run"), "--set",
+                  "training.save_dir=", "--steps", "1"});
+  EXPECT_EQ(from_masked.code, 0) << from_masked.err;
+  EXPECT_THAT(from_masked.err, HasSubstr("sentence_head"));
+  const Outcome documents =
+      train_bert({"--set", "model.head=pretraining", "--set", "data.packing=documents"});
+  EXPECT_EQ(documents.code, 2);
+  EXPECT_THAT(documents.err, HasSubstr("a pair of texts"));
+  const Outcome no_types = train_bert({"--set", "model.head=pretraining", "--set", "model.token_types=1"});
+  EXPECT_EQ(no_types.code, 2);
+  EXPECT_THAT(no_types.err, HasSubstr("token_types to 2"));
 }
 
 TEST_F(Encoder, NamesWhatLabelsDoNotFit) {

@@ -73,9 +73,6 @@ std::shared_ptr<const std::vector<std::int32_t>> source_lengths_of(Tape& tape, c
   return out;
 }
 
-/// Scores of whether a text goes on, two and those that mean nothing, so that tensor ranks can share them.
-constexpr std::int64_t padded_sentence_scores = 8;
-
 /// The columns of labels [batch, rows] from `first` on.
 Tensor columns_from(Tape& tape, const Tensor& labels, std::int64_t first) {
   const std::int64_t batch = labels.shape()[0], rows = labels.shape()[1];
@@ -176,6 +173,9 @@ void check_layout(const GptConfig& c, const parallel::Layout& given, Problems& p
   if (c.padded_vocab() % ranks != 0)
     problems.add(cat("a vocabulary padded to ", c.padded_vocab(), " ids", over,
                      ": make model.pad_vocab_to_multiple_of a multiple of ", ranks));
+  if (c.pairs_texts() && padded_sentence_scores % ranks != 0)
+    problems.add(cat("the scores of pairs of texts, padded to ", padded_sentence_scores, ",", over,
+                     ": make parallel.tensor 1, 2, 4 or 8"));
   if (c.classifies() && c.padded_scores() % ranks != 0)
     problems.add(cat("the scores of ", counted(c.scores(), "label"), ", padded to ", c.padded_scores(), ",",
                      over, ": make parallel.tensor 1, 2, 4 or 8"));
@@ -451,7 +451,7 @@ Var Gpt::sentence_loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
     tape.kernels().copy_rows({labels, 0, labels.shape()[1]}, {own, 0, 1}, labels.shape()[0], 1);
   }
   const parallel::VocabHead head{tape.parameter(sentence_head_->weight()),
-                                 tape.parameter(sentence_head_->bias()), 2};
+                                 tape.parameter(sentence_head_->bias()), sentence_scores};
   return parallel::vocab_cross_entropy(autograd::tanh((*pooler_)(tape, rows)), head, own, layout_);
 }
 

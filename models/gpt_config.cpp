@@ -244,8 +244,10 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
                                     : !c.classifies()          ? rows
                                     : padding                  ? c.padded_scores()
                                                                : c.scores();
-  const std::int64_t sentences =
-      c.pairs_texts() ? hidden * hidden + (c.bias ? hidden : 0) + (padding ? 8 : 2) * (hidden + 1) : 0;
+  const std::int64_t sentences = c.pairs_texts()
+                                     ? hidden * hidden + (c.bias ? hidden : 0) +
+                                           (padding ? padded_sentence_scores : sentence_scores) * (hidden + 1)
+                                     : 0;
   const std::int64_t head =
       score_biases + sentences +
       (c.has_head_dense() ? hidden * hidden + (c.bias ? hidden : 0) + (c.pools() ? 0 : norm_size) : 0);

@@ -88,6 +88,10 @@ enum class AttentionFlops : std::uint8_t {
 double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops convention,
                        Recompute recompute = Recompute::none);
 
+/// Scores of whether the second of two texts goes on with the first, and with those that mean nothing, so
+/// that tensor ranks can share them.
+inline constexpr std::int64_t sentence_scores = 2, padded_sentence_scores = 8;
+
 /// Whether a parameter of Gpt stands behind its blocks and their norm.
 inline bool is_of_head(std::string_view parameter) {
   return parameter.starts_with("head") || parameter.starts_with("pooler.") ||

@@ -435,9 +435,9 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   if (parameter == "head.weight" && !tied())
     return padded(stacked({head()}, c.scores(), c.hidden_size), c.scores(), extra);
   if (parameter.starts_with("sentence_head."))
-    return padded(stacked({names().sentence_head + parameter.substr(parameter.rfind('.'))}, 2,
+    return padded(stacked({names().sentence_head + parameter.substr(parameter.rfind('.'))}, sentence_scores,
                           parameter.ends_with(".weight") ? c.hidden_size : 0),
-                  2, 6);
+                  sentence_scores, padded_sentence_scores - sentence_scores);
   // A head of its own has a bias of its own.
   if (const std::string& bias = c.classifies() ? names().classifier
                                 : tied()       ? names().head_bias

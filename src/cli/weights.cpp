@@ -63,27 +63,39 @@ bool is_of_base(const std::string& parameter) {
   return !models::is_adapter(parameter);
 }
 
+/// The name that a parameter has in other weights; nothing where it begins anew.
+using NameThere = std::function<std::optional<std::string>(const std::string& name)>;
+
 /// The weights of another model with the same blocks, without those of its head that are of no use here.
 class WithoutScores final : public nn::WeightSource {
  public:
-  /// `drops`: whether a parameter begins anew.
-  WithoutScores(std::unique_ptr<nn::WeightSource> source, std::function<bool(const std::string&)> drops)
-      : source_(std::move(source)), drops_(std::move(drops)) {}
+  WithoutScores(std::unique_ptr<nn::WeightSource> source, NameThere there)
+      : source_(std::move(source)), there_(std::move(there)) {}
   void check(const std::vector<nn::ParameterPtr>& parameters) const override {
-    std::vector<nn::ParameterPtr> others = parameters;
-    std::erase_if(others, [&](const auto& parameter) { return drops_(parameter->name); });
+    std::vector<nn::ParameterPtr> others;
+    for (const nn::ParameterPtr& parameter : parameters)
+      if (const std::optional<std::string> name = there_(parameter->name); name == parameter->name) {
+        others.push_back(parameter);
+      } else if (name) {
+        const auto there = std::make_shared<autograd::Parameter>();
+        there->name = *name, there->shape = parameter->shape, there->slice = parameter->slice;
+        others.push_back(there);
+      }
     source_->check(others);
   }
-  bool has(const std::string& name) const override { return !drops_(name) && source_->has(name); }
+  bool has(const std::string& name) const override {
+    const std::optional<std::string> there = there_(name);
+    return there && source_->has(*there);
+  }
   std::map<std::string, std::vector<float>> step_states() const override { return source_->step_states(); }
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
             const tensor::Tensor& to) override {
-    source_->read(name, slice, begin, to);
+    source_->read(there_(name).value(), slice, begin, to);
   }
 
  private:
   std::unique_ptr<nn::WeightSource> source_;
-  std::function<bool(const std::string&)> drops_;
+  NameThere there_;
 };
 
 /// Whether a model begins from one that has other labels or none, has them of something else, or has a head
@@ -92,18 +104,31 @@ bool scores_others(const models::GptConfig& options, const config::Model& source
   return source.labels != options.labels || source.head != options.head;
 }
 
-/// Which parameters of that model are of no use to it: what scores pairs of texts, and to a classifier what
-/// scores labels, and the layers before it where not both models have them, or only one has BERT's pooler.
-std::function<bool(const std::string&)> new_in(const models::GptConfig& options,
-                                               const config::Model& source) {
+bool is_of_pairs(const std::string& name) {
+  return name.starts_with("pooler.") || name.starts_with("sentence_head.");
+}
+
+/// Whether a classifier takes the pooler of a model that learns pairs of texts.
+bool takes_pooler(const models::GptConfig& options, const config::Model& source) {
+  return options.pools() && source.pairs_texts();
+}
+
+/// What begins anew is, beside the layers that score pairs of texts, in a classifier what scores labels, and
+/// the layer before it where that model has none, or one of it and BERT's masked tokens; in another model all
+/// of the head of a classifier.
+NameThere names_in(const models::GptConfig& options, const config::Model& source) {
   const models::GptConfig from{source};
-  const bool same_layers =
-      options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools();
-  return [same_layers, classifies = options.classifies()](const std::string& name) {
-    if (!models::is_of_head(name)) return false;
-    const bool scores_tokens = name.starts_with("head");
-    if (!scores_tokens || !classifies) return !scores_tokens;
-    return name == "head.weight" || name == "head.bias" || !same_layers;
+  const bool pooler = takes_pooler(options, source), classifies = options.classifies(),
+             same_layers =
+                 options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools(),
+             from_labels = from.classifies();
+  return [=](const std::string& name) -> std::optional<std::string> {
+    constexpr std::string_view dense = "head_dense.";
+    if (!models::is_of_head(name)) return name;
+    if (pooler && name.starts_with(dense)) return "pooler." + name.substr(dense.size());
+    if (is_of_pairs(name) || (!classifies && from_labels)) return std::nullopt;
+    if (classifies && (name == "head.weight" || name == "head.bias" || !same_layers)) return std::nullopt;
+    return name;
   };
 }
 
@@ -201,7 +226,7 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
     const models::PublishedModel published = published_in(folder);
     notes_ = published.notes;
     if (published.model.classifies() && scores_others(options, published.model))
-      source_ = std::make_unique<WithoutScores>(std::move(source_), new_in(options, published.model));
+      source_ = std::make_unique<WithoutScores>(std::move(source_), names_in(options, published.model));
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
     if (holds_adapter(*reader_) && options.adapter.type == config::AdapterType::none)
@@ -212,12 +237,14 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
     if (const auto from = configuration_of(*reader_).model;
         from && (options.classifies() || options.pairs_texts() || from->pairs_texts()) &&
         scores_others(options, *from)) {
-      const auto drops = new_in(options, *from);
+      const NameThere there = names_in(options, *from);
+      const auto wanted = [there, pooler = takes_pooler(options, *from)](const std::string& name) {
+        return is_of_base(name) && (there(name) == name || (pooler && name.starts_with("pooler.")));
+      };
       source_ = std::make_unique<WithoutScores>(
-          std::make_unique<engine::CheckpointWeights>(
-              *reader_, device,
-              [drops](const std::string& name) { return is_of_base(name) && !drops(name); }),
-          drops);
+          std::make_unique<engine::CheckpointWeights>(*reader_, device, wanted), there);
+      if (options.adapter.type != config::AdapterType::none)
+        add_adapter(adapter, options, device, std::move(prompt_ids));
       return;
     }
     const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);

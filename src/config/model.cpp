@@ -273,10 +273,9 @@ void check_bounds(const Model& m) {
   expect(m.logits_scaling > 0, "logits_scaling ", m.logits_scaling, " must be positive");
   expect(!m.norm_unit_offset || m.norm == Norm::rmsnorm, "norm_unit_offset is for norm \"rmsnorm\"");
   const std::string head = cat("head \"", name_of(m.head), '"');
-  expect(!m.pairs_texts() || (!m.causal && m.token_types > 1), head,
-         " is for encoders whose tokens tell the texts of a pair apart: set causal to false and token_types "
-         "to 2, "
-         "or take a type that has it so, such as bert");
+  expect(!m.pairs_texts() ||
+             (!m.causal && m.token_types > 1 && m.norm_placement == NormPlacement::post_residual),
+         head, " is BERT's: take type bert, with token_types 2 to tell the texts of a pair apart");
   expect(!m.classifies() || !m.causal, head,
          " is for encoders, whose tokens see all of a text: set causal to false, or take a type that has it "
          "so, such as bert");

@@ -99,7 +99,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   const std::int64_t length = samples_->seq_length();
   tokens_.clear(), labels_.clear(), types_.clear();
   documents_.assign(1, 0), filling_.clear(), sources_.clear();
-  std::vector<std::int32_t> sentences;
+  sentences_.clear();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
     samples_->load(wrapped(first + i), row_);
     types_.insert(types_.end(), row_.types.begin(), row_.types.end());
@@ -108,8 +108,10 @@ CountedBatch TokenLoader::load(std::int64_t end) {
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
     for (const std::int32_t ends : row_.ends) documents_.push_back(begin + ends);
     filling_.push_back(row_.filling), sources_.push_back(row_.source);
-    sentences.resize(labels_.size(), no_label);
-    sentences[static_cast<std::size_t>(begin)] = first + i < end ? row_.sentence : no_label;
+    if (samples_->pairs_texts()) {
+      sentences_.resize(labels_.size(), no_label);
+      if (first + i < end) sentences_[static_cast<std::size_t>(begin)] = row_.sentence;
+    }
     if (first + i < end) continue;
     std::fill(labels_.end() - length, labels_.end(), no_label);
     filling_.back() = static_cast<std::int32_t>(length);
@@ -122,7 +124,7 @@ CountedBatch TokenLoader::load(std::int64_t end) {
   batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
       static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
   if (samples_->pairs_texts())
-    batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences);
+    batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences_);
   if (samples_->has_few_targets()) {
     std::vector<std::int32_t> targets;
     for (std::size_t i = 0; i < labels_.size(); ++i)

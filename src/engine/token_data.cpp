@@ -233,30 +233,23 @@ std::shared_ptr<const data::Samples> masked(std::shared_ptr<const data::Samples>
   return std::make_shared<data::MaskedSamples>(std::move(samples), std::move(options));
 }
 
-/// The texts of a dataset, two by two.
-std::shared_ptr<const data::Samples> pairs(std::shared_ptr<const data::IndexedDataset> dataset,
-                                           data::SequenceRange range, const data::PackingOptions& packing,
-                                           const config::Config& config, const TokenData& data,
-                                           const char* name) {
+/// How the texts of datasets become pairs.
+data::PairOptions pairing_of(const config::Config& config, const TokenData& data,
+                             const data::PackingOptions& packing) {
   const auto tokenizer = tokenizer_for("mlm", "pairs texts", config, data);
   const auto begin = tokenizer->begin_of_document();
   if (!begin)
-    fail(ErrorKind::config,
-         "model.head \"pretraining\" learns pairs of texts behind a token as BERT's [CLS], and "
-         "the tokenizer ",
-         tokenizer->spec(),
-         " puts none in front of documents: take one that does, or head "
-         "\"mlm\"");
-  return std::make_shared<data::PairSamples>(
-      std::move(dataset), range,
-      data::PairOptions{.seq_length = packing.seq_length,
-                        .seed = packing.seed,
-                        .shuffle = packing.shuffle,
-                        .vocab_size = data.vocab_size,
-                        .begin = *begin,
-                        .end = tokenizer->end_of_document(),
-                        .goes_on = data::masking_of(*tokenizer, data.vocab_size).goes_on},
-      name);
+    fail(
+        ErrorKind::config,
+        "model.head \"pretraining\" learns pairs of texts behind a token as BERT's [CLS], and the tokenizer ",
+        tokenizer->spec(), " puts none in front of documents: take one that does, or head \"mlm\"");
+  return {.seq_length = packing.seq_length,
+          .seed = packing.seed,
+          .shuffle = packing.shuffle,
+          .vocab_size = data.vocab_size,
+          .begin = *begin,
+          .end = tokenizer->end_of_document(),
+          .goes_on = data::masking_of(*tokenizer, data.vocab_size).goes_on};
 }
 
 /// One part of every dataset, by weight where they are several; null where none has that part.
@@ -267,6 +260,7 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
   static constexpr std::array names{"training split", "validation split"};
   std::vector<std::shared_ptr<const data::Samples>> parts;
   std::vector<double> weights;
+  data::PairOptions pairing;
   for (std::size_t i = 0; i < data.datasets.size(); ++i) {
     const data::SequenceRange range =
         data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
@@ -276,7 +270,8 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
       if (config.objective() == config::Objective::seq2seq) {
         parts.push_back(answers(data.datasets[i], range, packing, config, data, names[part]));
       } else if (config.model->pairs_texts()) {
-        parts.push_back(pairs(data.datasets[i], range, packing, config, data, names[part]));
+        if (pairing.seq_length == 0) pairing = pairing_of(config, data, packing);
+        parts.push_back(std::make_shared<data::PairSamples>(data.datasets[i], range, pairing, names[part]));
       } else if (section.packing == config::SamplePacking::documents || classifies) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);

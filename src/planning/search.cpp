@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "comm/grid.h"
 #include "engine/report/report.h"
 #include "engine/setup/process_grid.h"
 
@@ -83,18 +82,13 @@ World world_of(const config::Machine& machine, int ranks) {
   return {ranks, static_cast<int>(std::min<std::int64_t>(machine.devices, ranks))};
 }
 
-/// Finds the exact memory of a plan's first and last stage, and what it lacks. Where it `must_fit`, throws
+/// Finds the exact memory of a plan's outer stages, and what it lacks. Where it `must_fit`, throws
 /// Error{memory} as soon as a rank holds more than a device has.
 void look_at(Plan& plan, const config::Machine& machine, std::int64_t vocabulary, bool must_fit) {
   const World world = world_of(machine, plan.layout.ranks);
-  const comm::Grid grid(world.ranks, engine::grid_sizes(plan.config));
-  const std::vector<int> stages = grid.members(comm::Axis::pipeline, 0);
   engine::EstimateScope scope{.memory_alone = true};
   if (must_fit) scope.device_room = device_room(plan.config, world, capacity_of(machine));
-  StageEstimates estimates{estimate_rank(plan.config, vocabulary, world, stages.front(), scope)};
-  scope.values = estimates[0].values;
-  if (stages.size() > 1)
-    estimates.push_back(estimate_rank(plan.config, vocabulary, world, stages.back(), scope));
+  const StageEstimates estimates = estimate_stages(plan.config, vocabulary, world, 0, std::move(scope), true);
   for (const engine::Estimate& estimate : estimates) {
     plan.memory = std::max(plan.memory, estimate.peaks.tiers[0].total_peak);
     plan.host_memory = std::max(
@@ -354,7 +348,7 @@ class LayoutSearch {
     };
     look(in_order([&](const Plan& plan) { return cost(plan); }));
     if (result_.best.empty()) look(in_order([&](const Plan& plan) { return rough(plan); }));
-    if (result_.best.empty() && closest_) result_.closest = exactly(*closest_, false).lacks;
+    if (result_.best.empty() && closest_) attempt([&] { result_.closest = exactly(*closest_, false).lacks; });
   }
 
   /// A plan as its keys make it, beside all that the configuration says.

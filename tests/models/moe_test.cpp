@@ -130,6 +130,25 @@ TEST(Dispatch, SortsChoicesByExpertAndKeepsTheOrderOfTokens) {
   EXPECT_THAT(plan.places, ElementsAre(3, 0, 1, 4, 5, 2));
 }
 
+/// A dry run counts rows, and has no lists of them.
+TEST(Dispatch, IsOfCountsAloneWhereNothingIsChosen) {
+  EXPECT_THAT(dry_dispatch({4, 1, 3}, -1).counts, ElementsAre(4, 1, 3));
+  const Dispatch few = dry_dispatch({4, 1, 3}, 2);
+  EXPECT_THAT(few.counts, ElementsAre(2, 1, 2));
+  EXPECT_EQ(few.rows(), 5);
+  EXPECT_TRUE(few.sources.empty() && few.places.empty());
+  const auto device = device::make_meta_device(1);
+  const auto kernels = tensor::make_kernels(*device);
+  autograd::Tape tape(*kernels);
+  const autograd::Var logits = tape.input(Tensor::empty(*device, {5, 3}, DType::f32));
+  const autograd::Routed all = autograd::route(logits, {}, {.top_k = 2});
+  EXPECT_THAT(all.per_expert, ElementsAre(4, 3, 3)) << "tokens take all experts in turn";
+  EXPECT_TRUE(all.chosen.empty());
+  EXPECT_THAT(
+      autograd::route(logits, {}, {.top_k = 2}, nullptr, {false, true, false, false, true}).per_expert,
+      ElementsAre(2, 2, 2));
+}
+
 TEST(Dispatch, DropsTheLowestWeightsOrWhatComesLate) {
   // Tokens 0, 1 and 2 want expert 0; the first of them as a second choice.
   const std::vector<std::int32_t> chosen{1, 0, 0, 1, 0, 1};

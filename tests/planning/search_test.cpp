@@ -284,6 +284,10 @@ TEST(Search, OptimizersGoToTheHostWhereNothingElseFits) {
   ASSERT_FALSE(found.best.empty()) << found.closest;
   EXPECT_TRUE(found.best.front().layout.optimizer_on_host);
   EXPECT_GT(found.best.front().host_memory, 0u);
+  box.host.memory = found.best.front().host_memory / 2;
+  const SearchResult none = search_with({"training.recompute=full"}, box, {.ranks = 1}, large_model);
+  EXPECT_TRUE(none.best.empty()) << "the host lacks memory";
+  EXPECT_NE(none.closest.find("memory of this machine"), std::string::npos) << none.closest;
 }
 
 }  // namespace

@@ -148,8 +148,13 @@ std::vector<std::string> layout_cells(const Layout& layout) {
 
 std::string text_of(const PlanReport& r) {
   std::string out = heading(r);
-  if (r.result.tried == 0 && !r.result.refused.empty())
-    return cat(out, "No layout is one that a run accepts: ", r.result.refused, "\n");
+  if (r.result.tried == 0)
+    return cat(out, "No layout is one that a run accepts: ",
+               r.result.refused.empty() ? "these ranks cannot be cut evenly by the sizes and the batch that "
+                                          "are given; 'sherd estimate' says "
+                                          "which"
+                                        : r.result.refused,
+               "\n");
   if (r.result.best.empty())
     return cat(
         out, "Nothing fits", r.result.closest.empty() ? "" : cat(": ", r.result.closest),

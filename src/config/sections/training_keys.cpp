@@ -234,6 +234,11 @@ void check_objective(const Config& config, const Value& file) {
     Value{*training->find("adapter"), "training.adapter", file.context}.error(
         "would leave the layers that score labels as they are: train a classifier whole, without "
         "training.adapter");
+  if (config.model->pairs_texts() && config.training.adapter.type != AdapterType::none)
+    Value{*training->find("adapter"), "training.adapter", file.context}.error(
+        "would leave the layers that score pairs of texts as they are: train model.head \"pretraining\" "
+        "whole, or "
+        "set it to \"mlm\"");
   if (!config.model->causal && config.training.adapter.has_prompt())
     Value{*training->find("adapter"), "training.adapter.type", file.context}.error(
         "virtual tokens are for models that write behind their text, and model.causal is false: take another "

@@ -1,6 +1,7 @@
 #include "data/packing/pair_samples.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -28,20 +29,25 @@ bool happens(const RandomKey& random, PairDraw what, double chance) {
 
 PairSamples::PairSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range,
                          PairOptions options, const std::string& what)
-    : dataset_(std::move(dataset)), range_(range), options_(std::move(options)) {
+    : dataset_(std::move(dataset)),
+      range_(range),
+      options_(std::move(options)),
+      fingerprint_(dataset_->fingerprint()) {
   require(range.begin >= 0 && range.begin <= range.end && range.end <= dataset_->sequences(), "sequences ",
           range.begin, " to ", range.end, " of ", dataset_->sequences());
   if (room() < 2)
     fail(ErrorKind::config, "a row of ", options_.seq_length,
          " tokens does not hold a pair of texts and the three tokens around them: raise model.seq_length");
-  std::int32_t edge = 0;
+  if (dataset_->documents() != dataset_->sequences())
+    fail(ErrorKind::data, "'", dataset_->prefix(), "' has ", counted(dataset_->sequences(), "sequence"),
+         " in ", counted(dataset_->documents(), "document"),
+         ", and pairs of texts are cut out of documents of one sequence: prepare it with `sherd prepare`");
+  constexpr std::int64_t most = std::numeric_limits<std::uint32_t>::max();
   for (std::int64_t sequence = range.begin; sequence < range.end; ++sequence) {
     std::int64_t text = dataset_->length(sequence);
     if (text == 0) continue;
-    // As one document is, so are all of them: the tokenizer put these tokens there.
-    if (documents_.empty()) dataset_->read(sequence, 0, {&edge, 1}), begun_ = edge == options_.begin;
-    dataset_->read(sequence, text - 1, {&edge, 1});
-    text -= (begun_ ? 1 : 0) + (edge == options_.end ? 1 : 0);
+    if (documents_.empty()) find_ends(sequence);
+    text -= (begun_ ? 1 : 0) + (ended_ ? 1 : 0);
     if (text < 2) continue;
     const auto number = static_cast<std::uint32_t>(documents_.size());
     documents_.push_back(
@@ -51,12 +57,23 @@ PairSamples::PairSamples(std::shared_ptr<const IndexedDataset> dataset, Sequence
       tokens_ += length_of(pieces_.back()) + 3;
     }
   }
+  require(range.size() < most && std::ssize(pieces_) < most,
+          "too many documents for pairs of texts: ", range.size());
   if (documents_.size() < 2)
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has ",
          counted(std::ssize(documents_), "document"),
          " of two tokens or more, and pairs of texts take at least two: give it a larger part in data.split, "
          "or "
          "prepare more of them");
+}
+
+/// The tokenizer put the same tokens around all documents.
+void PairSamples::find_ends(std::int64_t sequence) {
+  std::int32_t id = 0;
+  dataset_->read(sequence, 0, {&id, 1});
+  begun_ = id == options_.begin;
+  dataset_->read(sequence, dataset_->length(sequence) - 1, {&id, 1});
+  ended_ = id == options_.end;
 }
 
 std::int64_t PairSamples::length_of(const Piece& piece) const {
@@ -104,23 +121,27 @@ bool PairSamples::begins_word(std::int32_t id) const {
   return options_.goes_on.empty() || !options_.goes_on.at(static_cast<std::size_t>(id));
 }
 
-/// At most so many tokens of any document but one, from the first word on behind a place in it.
+/// So many tokens of any document but one, or all that it has, from the beginning of a word on.
 PairSamples::Ids PairSamples::of_another(const RandomKey& random, std::uint32_t not_of,
-                                         std::int64_t most) const {
+                                         std::int64_t count) const {
   std::int64_t other = one_of(random, PairDraw::document, std::ssize(documents_) - 1);
   if (other >= not_of) ++other;
   const Document& from = documents_[static_cast<std::size_t>(other)];
-  const std::int64_t begin = one_of(random, PairDraw::place, from.length);
-  Ids out = read(from, begin, std::min<std::int64_t>(most, from.length - begin));
-  const auto word = std::find_if(out.begin(), out.end(), [&](std::int32_t id) { return begins_word(id); });
-  if (word != out.end()) out.erase(out.begin(), word);
-  return out;
+  count = std::min<std::int64_t>(count, from.length);
+  const std::int64_t last = one_of(random, PairDraw::place, from.length - count + 1);
+  constexpr std::int64_t longest_word = 32;
+  const std::int64_t first = std::max<std::int64_t>(0, last - longest_word);
+  const Ids before = read(from, first, last - first + 1);
+  const auto word =
+      std::find_if(before.rbegin(), before.rend(), [&](std::int32_t id) { return begins_word(id); });
+  return read(from, word == before.rend() ? last : last - (word - before.rbegin()), count);
 }
 
 void PairSamples::load(std::int64_t position, SampleRow& row) const {
   const Piece& piece = at(position);
-  const RandomKey random =
-      RandomKey{options_.seed, stable_hash("pairs of texts")}.at(static_cast<std::uint64_t>(position));
+  const RandomKey random = RandomKey{options_.seed, stable_hash("pairs of texts")}
+                               .at(fingerprint_)
+                               .at(static_cast<std::uint64_t>(position));
   std::int64_t most = room();
   if (happens(random, PairDraw::is_short, options_.short_share))
     most = 2 + one_of(random, PairDraw::length, room() - 1);
@@ -138,7 +159,7 @@ void PairSamples::load(std::int64_t position, SampleRow& row) const {
   row.sentence = happens(random, PairDraw::is_other, 0.5) ? 1 : 0;
   Ids second(cut, first.end());
   first.erase(cut, first.end());
-  if (row.sentence == 1) second = of_another(random, piece.document, most - std::ssize(first));
+  if (row.sentence == 1) second = of_another(random, piece.document, std::ssize(second));
   row.tokens.assign(1, options_.begin);
   row.types.assign(first.size() + 2, 0);
   row.types.resize(row.types.size() + second.size() + 1, 1);

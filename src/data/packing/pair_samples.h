@@ -23,18 +23,18 @@ struct PairOptions {
 };
 
 /// Rows of two texts, begin A end B end, of which the second goes on with the first in one half, and in the
-/// other comes from another document (next sentence prediction, Devlin et al. 2019, 3.1 and A.2; with texts
-/// cut where a word ends, where the paper's are made of whole sentences). Documents are cut into pieces of
-/// what a row holds; A is a part of a piece, at least a token, and B the rest of it, or as much of another
-/// document, from any of its words on. Every round takes the pieces in another order, and cuts them anew.
-/// Types tell A and B apart. What fills a row up is a document of its own. All is a function of the seed and
-/// of the position.
+/// other is as long a part of another document (next sentence prediction, Devlin et al. 2019, 3.1 and A.2;
+/// of parts of texts, where the paper's are made of whole sentences). Documents are cut into pieces of what a
+/// row holds, without a last one of a single token. A piece is A and B, cut in front of a word; a row that is
+/// made shorter has its beginning alone. The other document's part begins with a word too. Every round takes
+/// the pieces in another order, and cuts them anew. Types tell A and B apart. What fills a row up is a
+/// document of its own. All is a function of the seed, of the dataset's fingerprint, and of the position.
 ///
 /// Held in memory: 8 bytes per piece, 8 per document, and per round in use 12 per piece.
 class PairSamples final : public Samples {
  public:
-  /// A sequence of the dataset is a document. Throws Error{data} for a range without two documents of two
-  /// tokens, Error{config} for rows that do not hold a pair. `what` names the range.
+  /// Throws Error{data} for a range without two documents of two tokens, and for a dataset whose documents
+  /// have several sequences, Error{config} for rows that do not hold a pair. `what` names the range.
   PairSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range, PairOptions options,
               const std::string& what = "dataset");
 
@@ -65,12 +65,13 @@ class PairSamples final : public Samples {
   using Ids = std::vector<std::int32_t>;
 
   std::int64_t room() const { return options_.seq_length - 3; }
+  void find_ends(std::int64_t sequence);
   std::int64_t length_of(const Piece& piece) const;
   std::shared_ptr<const Round> round(std::int64_t index) const;
   const Piece& at(std::int64_t position) const;
   Ids read(const Document& document, std::int64_t from, std::int64_t count) const;
   bool begins_word(std::int32_t id) const;
-  Ids of_another(const RandomKey& random, std::uint32_t not_of, std::int64_t most) const;
+  Ids of_another(const RandomKey& random, std::uint32_t not_of, std::int64_t count) const;
 
   std::shared_ptr<const IndexedDataset> dataset_;
   SequenceRange range_;
@@ -78,7 +79,8 @@ class PairSamples final : public Samples {
   std::vector<Document> documents_;
   std::vector<Piece> pieces_;
   std::int64_t tokens_ = 0;
-  bool begun_ = false;  ///< documents begin with options_.begin
+  std::uint32_t fingerprint_ = 0;
+  bool begun_ = false, ended_ = false;  ///< documents begin with options_.begin, and end with options_.end
   RecentRounds<Round> rounds_;
 };
 

@@ -211,6 +211,19 @@ TEST(Search, WhatDoesNotFitIsLeftOut) {
   EXPECT_TRUE(none.best.empty());
 }
 
+/// Ranks that two stages would not share evenly.
+TEST(Search, LooksAtStagesOfAnyNumber) {
+  const SearchResult found =
+      search_with({"parallel.pipeline=3", "train_batch_size=36"}, machine(), {.ranks = 9}, large_model);
+  ASSERT_FALSE(found.best.empty()) << found.closest;
+  for (const Plan& plan : found.best) {
+    std::uint64_t most = 0;
+    for (const engine::Estimate& stage : estimate_stages(plan.config, ids, {9, 4}))
+      most = std::max(most, stage.peaks.tiers[0].total_peak);
+    EXPECT_NEAR(static_cast<double>(plan.memory), static_cast<double>(most), 64.0 * 36);
+  }
+}
+
 TEST(Search, RoughMemoryIsNoMoreThanARunHolds) {
   for (const char* recompute : {"none", "selective", "full"})
     for (const char* pipeline : {"1", "2", "4"}) {

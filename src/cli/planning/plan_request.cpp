@@ -40,7 +40,13 @@ PlanRequest PlanRequest::of(const CommandLine& line, const std::string& command)
       .files = {line.all("config"), line.all("set")}, .machine = {}, .whole_machine = {}, .options = {}};
   if (out.files.paths.empty()) throw UsageError(cat("no --config given. See 'sherd ", command, " --help'"));
   out.machine = out.whole_machine = config::read_machine(line.required("machine"));
-  if (line.has("gpus")) out.machine = out.machine.with_devices(line.integer("gpus", 1, most_gpus));
+  if (line.has("gpus")) {
+    const std::int64_t gpus = line.integer("gpus", 1, most_gpus);
+    if (out.machine.accelerator() && gpus > out.machine.devices)
+      fail(ErrorKind::config, "--gpus ", gpus, ": '", out.machine.name, "' has ", out.machine.devices,
+           "; say how many machines with --nodes");
+    out.machine = out.machine.with_devices(gpus);
+  }
   out.options.ranks = static_cast<int>(out.machine.devices * line.integer("nodes", 1, most_nodes));
   out.options.goal = goal_of(line, command);
   out.options.top = static_cast<std::size_t>(line.integer("top", 1, most_top));

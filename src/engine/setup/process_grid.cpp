@@ -146,13 +146,15 @@ StageLayout agree_on_stages(nn::Model& model, const config::Config& config, cons
   StageLayout layout;
   const auto look = [&] {
     layout = make_stage_layout(model, config.parallel, groups.grid().coordinate(Axis::pipeline, dist.rank()));
-    return view_of(model, layout);
   };
   if (!others_exist || groups.grid().size(Axis::pipeline) == 1) {
     look();
     return layout;
   }
-  const auto views = comm::gather_results(dist.world(), "stages of the model", look);
+  const auto views = comm::gather_results(dist.world(), "stages of the model", [&] {
+    look();
+    return view_of(model, layout);
+  });
   for (std::size_t rank = 0; rank < views.size(); ++rank)
     if (views[rank].cut != views[0].cut || views[rank].parts != views[0].parts)
       fail(ErrorKind::config, "rank ", rank, " has ",

@@ -28,8 +28,8 @@ struct SegmentKey {
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
   RankGroups groups;
   int rule = 0;  ///< which of ShardingOptions::rules updates them
-  bool int8 =
-      false;  ///< stay as they are, in 8-bit blocks (tensor/formats/int8_blocks.h); the full ones come and go
+  /// They stay as they are, in 8-bit blocks (tensor/formats/int8_blocks.h); the full ones come and go.
+  bool int8 = false;
   bool fp8 = false;  ///< are gathered in FP8 (units/fp8_weights.h)
   bool operator==(const SegmentKey&) const = default;
 };

@@ -90,8 +90,8 @@ struct Family {
   void (*settle)(Published&) = nullptr;
   JsonKeys keys;  ///< in the order in which they are written
   TensorNames names = {};
-  TensorNames encoder_names =
-      {};  ///< of the blocks of an encoder in front of a decoder, and of the norm behind
+  /// Those of the blocks of an encoder in front of a decoder, and of the norm behind.
+  TensorNames encoder_names = {};
   std::vector<std::string> lora_targets{"q_proj", "v_proj"};  ///< PEFT's defaults
   std::vector<std::string> ia3_targets{"k_proj", "v_proj", "down_proj"};
   /// Keys of section `model` that its class has and not all classes have, of those in optional_parts().

@@ -295,8 +295,8 @@ void evaluate_command(const Arguments& arguments) {
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which gives no text a likelihood: `sherd train` "
-         "tells its "
-         "loss of masked tokens on the validation split");
+         "tells its loss of masked tokens",
+         inference.config().model->pairs_texts() ? " and of next sentences" : "", " on the validation split");
   if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
   std::ofstream details;
   if (line.has("output")) {

@@ -164,7 +164,9 @@ void embed_prompts(const CommandLine& line, const Inference& inference, const st
   if (line.has("embed")) request.pooling = pooling_of(line);
   if (!request.pooling && !model.classifies())
     fail(ErrorKind::config,
-         "the model has no labels (model.head is not sequence_classification or token_classification)");
+         "the model has no labels (model.head is not sequence_classification or token_classification): train "
+         "one "
+         "that has, from these weights (training.init_from), or give --embed for embeddings");
   for (const Prompt& prompt : prompts)
     if (!request.pooling && model.labels_tokens())
       add_words(request, prompt);
@@ -196,7 +198,8 @@ void generate_command(const Arguments& arguments) {
   if (!inference.config().model->causal)
     fail(ErrorKind::config,
          "the model is an encoder (model.causal is false), which does not continue texts: give --embed for "
-         "their embeddings, or --classify for their labels");
+         "their embeddings",
+         inference.config().model->classifies() ? ", or --classify for their labels" : "");
   const config::Model& model = *inference.config().model;
   if (chat && model.has_encoder())
     fail(ErrorKind::config,

@@ -185,8 +185,8 @@ struct Model {
   std::int64_t relative_attention_num_buckets = 32;
   std::int64_t relative_attention_max_distance = 128;  ///< from here on all distances share the last one
   bool qk_norm = false;  ///< RMSNorm of each head of queries and keys, before rotary positions; by type
-  bool qk_norm_all_heads =
-      false;                     ///< one norm of all query heads, one of all key heads; with qk_norm; by type
+  /// One norm of all query heads, one of all key heads; with qk_norm; by type.
+  bool qk_norm_all_heads = false;
   bool attention_sinks = false;  ///< a score of each head beside those of keys, whose value is 0; by type
   double attn_logit_softcapping = 0;   ///< > 0: scores s of attention become c·tanh(s/c); by type
   double final_logit_softcapping = 0;  ///< > 0: and so those of the vocabulary; by type

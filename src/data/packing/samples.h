@@ -22,8 +22,8 @@ struct SampleRow {
   std::vector<std::int32_t> ends;
   std::int32_t filling = 0;  ///< places at its end that hold no token
   std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
-  std::int32_t sentence =
-      no_label;  ///< of a pair of texts whether the second goes on with the first: 0, else 1
+  /// Whether the second of a pair of texts goes on with the first: 0, else 1.
+  std::int32_t sentence = no_label;
 };
 
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and

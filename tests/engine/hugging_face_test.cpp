@@ -47,6 +47,9 @@ constexpr HuggingFaceSetting hugging_face_settings[] = {
     {"two_stage_3", 2, 3, "{}", ""},
     {"four_stage_3_on_host", 4, 3, "{}",
      R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})"},
+    {"two_stage_3_on_nvme", 2, 3, "{}",
+     R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+         "offload_param": {"device": "nvme", "nvme_path": "/tmp"})"},
     {"tensor_2", 2, 0, R"({"tensor": 2})", ""},
     {"pipeline_2_stage_1", 2, 1, R"({"pipeline": 2})", ""},
     {"tensor_2_data_2_stage_3", 4, 3, R"({"tensor": 2})", ""}};

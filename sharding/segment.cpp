@@ -211,11 +211,13 @@ void Segment::draw_initial_values(std::uint64_t seed) {
   for (std::int64_t at = begin; at < end; at += most) {
     if (books_only && at != begin && at != updated && at != updated + most) continue;
     const Tensor values = chunk.range(0, std::min(most, end - at));
-    if (!books_only) kernels_.fill(values, 0);
-    for (const Piece& piece : books_only ? std::vector<Piece>() : layout_.pieces(at, at + values.numel()))
-      draw_initial(*layout_.parameters()[piece.slot],
-                   values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count),
-                   piece.parameter_begin, seed, kernels_);
+    if (!books_only) {
+      kernels_.fill(values, 0);
+      for (const Piece& piece : layout_.pieces(at, at + values.numel()))
+        draw_initial(*layout_.parameters()[piece.slot],
+                     values.range(piece.flat_begin - at, piece.flat_begin - at + piece.count),
+                     piece.parameter_begin, seed, kernels_);
+    }
     write_values(at, values);
   }
 }

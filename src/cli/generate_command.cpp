@@ -165,8 +165,7 @@ void embed_prompts(const CommandLine& line, const Inference& inference, const st
   if (!request.pooling && !model.classifies())
     fail(ErrorKind::config,
          "the model has no labels (model.head is not sequence_classification or token_classification): train "
-         "one "
-         "that has, from these weights (training.init_from), or give --embed for embeddings");
+         "one that has, from these weights (training.init_from), or give --embed for embeddings");
   for (const Prompt& prompt : prompts)
     if (!request.pooling && model.labels_tokens())
       add_words(request, prompt);

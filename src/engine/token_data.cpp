@@ -272,7 +272,7 @@ std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config
       } else if (config.model->pairs_texts()) {
         if (pairing.seq_length == 0) pairing = pairing_of(config, data, packing);
         parts.push_back(std::make_shared<data::PairSamples>(data.datasets[i], range, pairing, names[part]));
-      } else if (section.packing == config::SamplePacking::documents || classifies) {
+      } else if (config.keeps_texts_apart()) {
         const auto documents = std::make_shared<data::DocumentSamples>(
             data.datasets[i], range, packing, data.info ? data.info->end_of_document : 0, names[part]);
         log_info("the ", names[part], " of ", data.datasets[i]->prefix(), " fills ",

@@ -151,8 +151,7 @@ std::string text_of(const PlanReport& r) {
   if (r.result.tried == 0)
     return cat(out, "No layout is one that a run accepts: ",
                r.result.refused.empty() ? "these ranks cannot be cut evenly by the sizes and the batch that "
-                                          "are given; 'sherd estimate' says "
-                                          "which"
+                                          "are given; 'sherd estimate' says which"
                                         : r.result.refused,
                "\n");
   if (r.result.best.empty())

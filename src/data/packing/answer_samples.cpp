@@ -1,11 +1,9 @@
 #include "data/packing/answer_samples.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "data/packing/legacy_random.h"
 
 namespace sherd::data {
 
@@ -46,19 +44,11 @@ std::int64_t AnswerSamples::tokens_of(const Answer& answer) const {
          std::min(all - prompt + ends, options_.places - options_.source);
 }
 
-std::shared_ptr<const AnswerSamples::Round> AnswerSamples::round(std::int64_t index) const {
+std::shared_ptr<const SampleOrder> AnswerSamples::round(std::int64_t index) const {
+  if (!options_.shuffle) index = 0;  // all rounds are the same
   return rounds_.get(index, [&] {
-    auto out = std::make_shared<Round>();
-    out->order.resize(sequences_.size());
-    std::iota(out->order.begin(), out->order.end(), 0u);
-    LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
-    if (options_.shuffle) random.shuffle(std::span(out->order));
-    std::int64_t tokens = 0;
-    for (const std::uint32_t i : out->order) {
-      out->tokens.push_back(tokens);
-      tokens += tokens_of(sequences_[i]);
-    }
-    return out;
+    return order_of_round(sequences_.size(), options_.seed, index, options_.shuffle,
+                          [&](std::uint32_t i) { return tokens_of(sequences_[i]); });
   });
 }
 

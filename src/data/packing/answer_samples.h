@@ -50,12 +50,8 @@ class AnswerSamples final : public Samples {
     std::uint32_t sequence = 0;  // from the range's beginning
     std::int32_t prompt = 0;     // tokens before the answer
   };
-  struct Round {
-    std::vector<std::uint32_t> order;
-    std::vector<std::int64_t> tokens;  // before each place
-  };
   std::int64_t tokens_of(const Answer& answer) const;
-  std::shared_ptr<const Round> round(std::int64_t index) const;
+  std::shared_ptr<const SampleOrder> round(std::int64_t index) const;
   const Answer& at(std::int64_t position) const;
 
   std::shared_ptr<const IndexedDataset> dataset_;
@@ -63,7 +59,7 @@ class AnswerSamples final : public Samples {
   AnswerOptions options_;
   std::vector<Answer> sequences_;
   std::int64_t tokens_ = 0, cut_ = 0;
-  RecentRounds<Round> rounds_;
+  RecentRounds<SampleOrder> rounds_;
 };
 
 }  // namespace sherd::data

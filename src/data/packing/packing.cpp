@@ -82,6 +82,22 @@ std::vector<std::int32_t> types_of_parts(std::span<const std::int32_t> ids, std:
   return types;
 }
 
+std::shared_ptr<const SampleOrder> order_of_round(
+    std::size_t samples, std::uint64_t seed, std::int64_t index, bool shuffle,
+    const std::function<std::int64_t(std::uint32_t)>& tokens_of) {
+  auto out = std::make_shared<SampleOrder>();
+  out->order.resize(samples);
+  std::iota(out->order.begin(), out->order.end(), 0u);
+  LegacyRandom random(static_cast<std::uint32_t>(seed + static_cast<std::uint64_t>(index)));
+  if (shuffle) random.shuffle(std::span(out->order));
+  std::int64_t tokens = 0;
+  for (const std::uint32_t i : out->order) {
+    out->tokens.push_back(tokens);
+    tokens += tokens_of(i);
+  }
+  return out;
+}
+
 struct PackedSamples::Round {
   IndexList sequences;            // empty: in the range's order
   IndexList samples;              // empty: in order

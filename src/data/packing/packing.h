@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -90,6 +91,16 @@ class RecentRounds {
   mutable std::mutex mutex_;
   mutable std::vector<std::pair<std::int64_t, std::shared_ptr<const Round>>> recent_;  // newest last
 };
+
+/// The order in which a round takes samples, and how many tokens those before each place have.
+struct SampleOrder {
+  std::vector<std::uint32_t> order;
+  std::vector<std::int64_t> tokens;
+};
+/// Of round `index`, which another seed shuffles; not shuffled, the samples' own. `tokens_of`: a sample's.
+std::shared_ptr<const SampleOrder> order_of_round(
+    std::size_t samples, std::uint64_t seed, std::int64_t index, bool shuffle,
+    const std::function<std::int64_t(std::uint32_t)>& tokens_of);
 
 /// Samples packed from the sequences of a range, which follow each other in a shuffled order without regard
 /// to document bounds. Sample i of a round reads tokens

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "data/packing/legacy_random.h"
 
 namespace sherd::data {
 namespace {
@@ -54,7 +52,7 @@ PairSamples::PairSamples(std::shared_ptr<const IndexedDataset> dataset, Sequence
         {static_cast<std::uint32_t>(sequence - range.begin), static_cast<std::int32_t>(text)});
     for (std::int64_t chunk = 0; text - chunk * room() >= 2; ++chunk) {
       pieces_.push_back({number, static_cast<std::uint32_t>(chunk)});
-      tokens_ += length_of(pieces_.back()) + 3;
+      tokens_ += places_of(pieces_.back());
     }
   }
   require(range.size() < most && std::ssize(pieces_) < most,
@@ -80,20 +78,11 @@ std::int64_t PairSamples::length_of(const Piece& piece) const {
   return std::min(room(), documents_[piece.document].length - piece.chunk * room());
 }
 
-std::shared_ptr<const PairSamples::Round> PairSamples::round(std::int64_t index) const {
+std::shared_ptr<const SampleOrder> PairSamples::round(std::int64_t index) const {
   if (!options_.shuffle) index = 0;  // all rounds are the same
   return rounds_.get(index, [&] {
-    auto out = std::make_shared<Round>();
-    out->order.resize(pieces_.size());
-    std::iota(out->order.begin(), out->order.end(), 0u);
-    LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
-    if (options_.shuffle) random.shuffle(std::span(out->order));
-    std::int64_t tokens = 0;
-    for (const std::uint32_t piece : out->order) {
-      out->tokens.push_back(tokens);
-      tokens += length_of(pieces_[piece]) + 3;
-    }
-    return out;
+    return order_of_round(pieces_.size(), options_.seed, index, options_.shuffle,
+                          [&](std::uint32_t i) { return places_of(pieces_[i]); });
   });
 }
 

@@ -58,16 +58,14 @@ class PairSamples final : public Samples {
   struct Piece {
     std::uint32_t document = 0, chunk = 0;
   };
-  struct Round {
-    std::vector<std::uint32_t> order;
-    std::vector<std::int64_t> tokens;  // before each place
-  };
   using Ids = std::vector<std::int32_t>;
 
-  std::int64_t room() const { return options_.seq_length - 3; }
+  static constexpr std::int64_t around = 3;  ///< tokens around both texts
+  std::int64_t room() const { return options_.seq_length - around; }
+  std::int64_t places_of(const Piece& piece) const { return length_of(piece) + around; }
   void find_ends(std::int64_t sequence);
   std::int64_t length_of(const Piece& piece) const;
-  std::shared_ptr<const Round> round(std::int64_t index) const;
+  std::shared_ptr<const SampleOrder> round(std::int64_t index) const;
   const Piece& at(std::int64_t position) const;
   Ids read(const Document& document, std::int64_t from, std::int64_t count) const;
   bool begins_word(std::int32_t id) const;
@@ -81,7 +79,7 @@ class PairSamples final : public Samples {
   std::int64_t tokens_ = 0;
   std::uint32_t fingerprint_ = 0;
   bool begun_ = false, ended_ = false;  ///< documents begin with options_.begin, and end with options_.end
-  RecentRounds<Round> rounds_;
+  RecentRounds<SampleOrder> rounds_;
 };
 
 }  // namespace sherd::data

@@ -143,16 +143,13 @@ PipelineView view_of(nn::Model& model, const StageLayout& layout) {
 
 StageLayout agree_on_stages(nn::Model& model, const config::Config& config, const comm::ProcessGroups& groups,
                             const Distributed& dist, bool others_exist) {
-  StageLayout layout;
   const auto look = [&] {
-    layout = make_stage_layout(model, config.parallel, groups.grid().coordinate(Axis::pipeline, dist.rank()));
+    return make_stage_layout(model, config.parallel, groups.grid().coordinate(Axis::pipeline, dist.rank()));
   };
-  if (!others_exist || groups.grid().size(Axis::pipeline) == 1) {
-    look();
-    return layout;
-  }
+  if (!others_exist || groups.grid().size(Axis::pipeline) == 1) return look();
+  StageLayout layout;
   const auto views = comm::gather_results(dist.world(), "stages of the model", [&] {
-    look();
+    layout = look();
     return view_of(model, layout);
   });
   for (std::size_t rank = 0; rank < views.size(); ++rank)

@@ -263,7 +263,7 @@ TEST_F(Encoder, TextsStayApartOnAllStages) {
 }
 
 /// Pairs of texts, on any number of ranks; what they leave to a classifier and to masked tokens alone.
-TEST_F(Encoder, LearnsWhetherATextGoesOn) {
+TEST_F(Encoder, PairsTextsOnAnyNumberOfRanks) {
   prepare_labelled();
   std::vector<std::string> found[2];
   for (const int ranks : {1, 2}) {

@@ -265,12 +265,12 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
         dynamic_cast<parallel::Bottlenecks*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
-  if (c.adapter.int8_base)  // tables, the head and routers stay as they are, as with bitsandbytes
-    blocks_->for_each([](nn::Module& module) {
-      if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module))
-        layer->weight()->int8 = layer->weight()->in_linear;  // not steps of linear attention
-      if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->int8 = true;
-    });
+  // Tables, the head and routers stay as they are, as with bitsandbytes.
+  blocks_->for_each([format = c.adapter.stored_base()](nn::Module& module) {
+    if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module))
+      if (layer->weight()->in_linear) layer->weight()->stored_as = format;  // not steps of linear attention
+    if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->stored_as = format;
+  });
 }
 
 void Gpt::check_tokens(const Tensor& tokens) const {

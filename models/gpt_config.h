@@ -19,7 +19,6 @@ struct GptConfig : config::Model {
   /// Has no effect with type none. Once resolved by gpt_config(), `targets` names modules of the family that
   /// the model is published as, which is `type`.
   config::Adapter adapter = {};
-
   /// A model with the defaults of a family ("llama") and no sizes.
   static GptConfig of_family(std::string_view name) {
     return {config::defaults_of(config::family_named(name))};

@@ -62,4 +62,5 @@ def main():
     print("\n}  // namespace sherd::test::fp8_reference")
 
 
-main()
+if __name__ == "__main__":
+    main()

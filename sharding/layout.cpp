@@ -12,7 +12,7 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
 }  // namespace
 
 SegmentLayout::SegmentLayout(std::vector<ParameterPtr> parameters, int ranks, std::int64_t block)
-    : parameters_(std::move(parameters)), ranks_(ranks) {
+    : parameters_(std::move(parameters)), ranks_(ranks), block_(block) {
   require(ranks >= 1, "a segment is laid out over at least one rank");
   require(block > 0 && block % layout_alignment == 0, "a segment's blocks are multiples of ",
           layout_alignment, " elements, not ", block);
@@ -35,12 +35,6 @@ std::vector<Piece> SegmentLayout::pieces(std::int64_t begin, std::int64_t end) c
     if (from < to) out.push_back({slot, from - offsets_[slot], from, to - from});
   }
   return out;
-}
-
-std::int64_t SegmentLayout::payload_in(std::int64_t begin, std::int64_t end) const {
-  std::int64_t total = 0;
-  for (const Piece& piece : pieces(begin, end)) total += piece.count;
-  return total;
 }
 
 }  // namespace sherd::sharding

@@ -39,11 +39,10 @@ class SegmentLayout {
   std::int64_t padded() const { return shard_ * ranks_; }
   std::int64_t shard() const { return shard_; }
   int ranks() const { return ranks_; }
+  std::int64_t block() const { return block_; }
 
   /// The runs of parameters within flat elements [begin, end), in order.
   std::vector<Piece> pieces(std::int64_t begin, std::int64_t end) const;
-  /// Elements of [begin, end) that belong to parameters; the rest is padding.
-  std::int64_t payload_in(std::int64_t begin, std::int64_t end) const;
 
  private:
   std::vector<ParameterPtr> parameters_;
@@ -51,6 +50,7 @@ class SegmentLayout {
   std::int64_t payload_ = 0;
   std::int64_t shard_ = 0;
   int ranks_ = 1;
+  std::int64_t block_ = layout_alignment;
 };
 
 }  // namespace sherd::sharding

@@ -55,7 +55,7 @@ Segment::Segment(std::string name, SegmentKey key, std::vector<ParameterPtr> par
       own_begin_(key.groups.shard->rank() * layout_.shard()) {
   Placement compute = table.parameters;
   if (!parameters_sharded_) compute.tier = Tier::device;
-  if (key_.int8) compute.dtype = DType::u8;
+  if (key_.in_blocks()) compute.dtype = DType::u8;
   parameters_ = make(sources, Category::parameters, compute, held(parameters_sharded_), true, "parameters");
   if (key_.trainable) {
     gradients_ = make(sources, Category::gradients, table.gradients,
@@ -100,12 +100,13 @@ void Segment::make_moments(const StateSources& sources, const Placement& placeme
 StateBuffer Segment::make(const StateSources& sources, Category category, const Placement& placement,
                           Range range, bool shared, const char* kind) {
   device::Device& device = kernels_.device();
-  const bool blocks = key_.int8 && category == Category::parameters;
+  const bool blocks = key_.in_blocks() && category == Category::parameters;
   const std::int64_t begin = blocks ? stored(range.begin) : range.begin,
                      numel = (blocks ? stored(range.end) : range.end) - begin;
-  const auto padding =
-      static_cast<std::uint64_t>(range.end - range.begin - layout_.payload_in(range.begin, range.end)) *
-      size_of(placement.dtype);
+  std::int64_t payload = 0;
+  for (const Piece& piece : layout_.pieces(range.begin, range.end))
+    payload += blocks ? stored(piece.count) : piece.count;
+  const std::uint64_t padding = static_cast<std::uint64_t>(numel - payload) * size_of(placement.dtype);
   if (placement.tier == Tier::nvme) {
     offload::Store* store =
         category == Category::parameters ? sources.parameter_store : sources.optimizer_store;
@@ -226,7 +227,7 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   // Rounded and split by the processor on every device: rare, and always the same bits.
   device::Device& device = kernels_.device();
   const Tensor values = tensor::to_host(device, from);
-  if (key_.int8) return write_blocks(begin, values);
+  if (key_.in_blocks()) return write_in_blocks(begin, values);
   Tensor rounded = values;
   if (parameters_.dtype() != DType::f32) {
     rounded = room(device, from.numel(), parameters_.dtype());
@@ -252,23 +253,22 @@ void Segment::write_values(std::int64_t begin, const Tensor& from) {
   parameters_written.wait();
 }
 
-void Segment::write_blocks(std::int64_t begin, const Tensor& values) {
-  require(begin % tensor::int8_block == 0, "parameters of '", name_, "' are written from within a block");
+void Segment::write_in_blocks(std::int64_t begin, const Tensor& values) {
+  require(begin % layout_.block() == 0, "parameters of '", name_, "' are written from within a block");
   device::Device& device = kernels_.device();
   const std::int64_t count = values.numel();
-  const Tensor blocks = room(device, tensor::int8_bytes(count), DType::u8);
+  const Tensor blocks = room(device, stored(count), DType::u8);
   if (device.kind() != device::Kind::meta &&
-      !tensor::quantize_int8({values.data<float>(), static_cast<std::size_t>(count)}, blocks.raw(),
-                             device.arena()))
+      !tensor::quantize(key_.format, {values.data<float>(), static_cast<std::size_t>(count)}, blocks.raw(),
+                        device.arena()))
     for (const Piece& piece : layout_.pieces(begin, begin + count)) {
       const float* first = values.data<float>() + (piece.flat_begin - begin);
       if (std::any_of(first, first + piece.count, [](float x) { return !std::isfinite(x); }))
-        fail(
-            ErrorKind::data, "weight '", layout_.parameters()[piece.slot]->name,
-            "' holds values that are infinite or no numbers, which 8 bits cannot: give weights without them, "
-            "or set training.adapter.base_dtype to \"compute\"");
+        fail(ErrorKind::data, "weight '", layout_.parameters()[piece.slot]->name,
+             "' holds values that are infinite or no numbers, which ", tensor::name_of(key_.format),
+             " cannot: give weights without them, or set training.adapter.base_format to \"compute\"");
     }
-  parameters_.write(stored(begin), blocks).wait();
+  write_blocks(begin, blocks);
 }
 
 void Segment::read_masters(std::int64_t begin, const Tensor& to) const {

@@ -11,7 +11,7 @@
 #include "sharding/placement.h"
 #include "sharding/state.h"
 #include "sharding/units/frozen.h"
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 #include "tensor/slice.h"
 
 namespace sherd::sharding {
@@ -28,9 +28,10 @@ struct SegmentKey {
   bool persistent = false;  ///< stays gathered although parameters are sharded (param_persistence_threshold)
   RankGroups groups;
   int rule = 0;  ///< which of ShardingOptions::rules updates them
-  /// They stay as they are, in 8-bit blocks (tensor/formats/int8_blocks.h); the full ones come and go.
-  bool int8 = false;
+  /// In blocks of this format they stay as they are, and the full ones come and go; `compute`: no blocks.
+  StoredFormat format = StoredFormat::compute;
   bool fp8 = false;  ///< are gathered in FP8 (units/fp8_weights.h)
+  bool in_blocks() const { return format != StoredFormat::compute; }
   bool operator==(const SegmentKey&) const = default;
 };
 
@@ -57,15 +58,17 @@ class Segment {
   /// The full parameters come and go: this rank keeps its shard (over one rank, all) outside of what modules
   /// see.
   bool parameters_sharded() const { return parameters_sharded_; }
-  /// The dtype in which modules see them. parameters() has the same, but uint8 where SegmentKey::int8.
+  /// The dtype in which modules see them. parameters() has the same, but uint8 where SegmentKey::in_blocks().
   DType compute_dtype() const { return compute_dtype_; }
   /// The place in parameters() of flat element `element`, the first of a block, and how many elements of
-  /// parameters() so many take: bytes where SegmentKey::int8, else the same number.
+  /// parameters() so many take: bytes where SegmentKey::in_blocks(), else the same number.
   std::int64_t stored(std::int64_t element) const {
-    return key_.int8 ? tensor::int8_bytes(element) : element;
+    return key_.in_blocks() ? tensor::stored_bytes(key_.format, element) : element;
   }
   /// The full parameters, compute_dtype(), of all blocks.
-  void dequantize(const Tensor& blocks, const Tensor& full) const { kernels_.dequantize(blocks, full); }
+  void dequantize(const Tensor& blocks, const Tensor& full) const {
+    kernels_.dequantize(key_.format, blocks, full);
+  }
   /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
   /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
   /// boundary.
@@ -129,9 +132,14 @@ class Segment {
   Frozen freeze_masters(std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   Frozen freeze_state(std::size_t state, std::int64_t begin, std::int64_t count, FrozenMemory& memory) const;
   /// Sets the weights from flat element `begin` on, out of any memory: compute parameters where this rank
-  /// holds them, rounded as masters are, and masters in the update range. In 8 bits whole blocks are written,
-  /// but at the end of a parameter; throws Error{data} naming it where a value is not finite.
+  /// holds them, rounded as masters are, and masters in the update range. Where there are blocks, whole
+  /// ones are written, but at the end of a parameter; throws Error{data} naming it where a value is not
+  /// finite.
   void write_values(std::int64_t begin, const Tensor& from);
+  /// Sets blocks of weights, the first of which begins with flat element `begin`.
+  void write_blocks(std::int64_t begin, const Tensor& blocks) {
+    parameters_.write(stored(begin), blocks).wait();
+  }
 
   /// Points the parameters' values into `full` (a flat tensor of the padded segment), or clears them.
   void attach_values(const Tensor& full);
@@ -161,7 +169,7 @@ class Segment {
   }
   void make_moments(const StateSources& sources, const Placement& placement);
   void draw_initial_values(std::uint64_t seed);
-  void write_blocks(std::int64_t begin, const Tensor& values);
+  void write_in_blocks(std::int64_t begin, const Tensor& values);
 
   std::string name_;
   SegmentKey key_;

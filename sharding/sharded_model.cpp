@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -167,6 +168,11 @@ void ShardedModel::find_lowest_parts() {
         }
 }
 
+/// Its values have no memory of their own.
+static bool in_blocks(const autograd::Parameter& parameter) {
+  return parameter.stored_as != StoredFormat::compute && !parameter.trainable;
+}
+
 /// The same on all ranks: stages that share a parameter lay it out alike.
 void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
   std::int64_t room = options_.model_persistence_threshold;
@@ -175,7 +181,7 @@ void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
     for (const ParameterPtr& parameter : block.owned) {
       const std::int64_t elements = parameter->numel();
       if (elements > options_.persistence_threshold || elements > room) continue;
-      if (parameter->int8 && !parameter->trainable) continue;  // their values have no memory of their own
+      if (in_blocks(*parameter)) continue;
       persistent_.insert(parameter.get());
       room -= elements;
     }
@@ -198,9 +204,9 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     key.trainable = parameter->trainable;
     key.groups = sources_.groups_of ? sources_.groups_of(*parameter) : sources_.groups;
     key.rule = options_.rule_of && parameter->trainable ? options_.rule_of(*parameter) : 0;
-    key.int8 = parameter->int8 && !parameter->trainable;
+    if (in_blocks(*parameter)) key.format = parameter->stored_as;
     key.persistent = persistent_.contains(parameter.get());
-    key.fp8 = options_.gather_in_fp8 && parameter->fp8 && !key.int8 && !key.persistent &&
+    key.fp8 = options_.gather_in_fp8 && parameter->fp8 && !key.in_blocks() && !key.persistent &&
               options_.placements.parameters.spread == Spread::sharded && key.groups.shards() > 1;
     if (key.persistent) persistent_elements_ += parameter->numel();
     auto same = std::find_if(segments.begin(), segments.end(), [&](const auto& s) { return s.first == key; });
@@ -208,7 +214,8 @@ void ShardedModel::make_segments(Unit& unit, const std::vector<ParameterPtr>& pa
     same->second.push_back(parameter);
   }
   for (auto& [key, members] : segments) {
-    const StateFormat& format = options_.rules.at(static_cast<std::size_t>(key.rule));
+    StateFormat format = options_.rules.at(static_cast<std::size_t>(key.rule));
+    if (key.in_blocks()) format.block = std::lcm(layout_alignment, tensor::block_size(key.format).elements);
     const PlacementTable table =
         place(key, SegmentLayout(members, key.groups.shards(), format.block), budget);
     unit.segments().push_back(std::make_unique<Segment>(unit.name(), key, std::move(members), table, format,

@@ -47,7 +47,7 @@ void list(std::string& out, const char* what, const std::vector<std::string>& na
 std::vector<std::pair<const char*, Shape>> mxfp4_parts(const PublishedTensor& tensor) {
   const std::int64_t in = tensor.shape[tensor.transposed ? 0 : 1], out = tensor.shape.numel() / in,
                      blocks = in / tensor::mxfp4_block;
-  return {{"_blocks", {tensor.stacked, out, blocks, tensor::mxfp4_block_bytes}},
+  return {{"_blocks", {tensor.stacked, out, blocks, tensor::mxfp4_codes}},
           {"_scales", {tensor.stacked, out, blocks}}};
 }
 
@@ -257,10 +257,9 @@ void HuggingFaceWeights::read_mxfp4(const PublishedTensor& tensor, const std::st
     const std::int64_t n = std::min<std::int64_t>(count - done, part_bytes),
                        at = tensor.first() + first + done, begin = at / tensor::mxfp4_block,
                        end = (at + n + tensor::mxfp4_block - 1) / tensor::mxfp4_block;
-    blocks.resize(static_cast<std::size_t>((end - begin) * tensor::mxfp4_block_bytes));
+    blocks.resize(static_cast<std::size_t>((end - begin) * tensor::mxfp4_codes));
     scales.resize(static_cast<std::size_t>(end - begin)), values.resize(static_cast<std::size_t>(n));
-    files_.read_bytes(name + "_blocks", static_cast<std::uint64_t>(begin * tensor::mxfp4_block_bytes),
-                      blocks);
+    files_.read_bytes(name + "_blocks", static_cast<std::uint64_t>(begin * tensor::mxfp4_codes), blocks);
     files_.read_bytes(name + "_scales", static_cast<std::uint64_t>(begin), scales);
     tensor::decode_mxfp4(blocks, scales, at, values);
     tensor::convert_values(

@@ -94,10 +94,10 @@ void Unit::finish_gather() {
   settle();
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = *segments_[i];
-    if (segment.key().int8 || in_fp8(i)) {
+    if (segment.key().in_blocks() || in_fp8(i)) {
       ExchangePool& pool = residency_.pool(*segment.groups().shard);
       const auto full = pool.take(segment.layout().padded(), segment.compute_dtype());
-      if (segment.key().int8)
+      if (segment.key().in_blocks())
         segment.dequantize(gathered_[i] ? *gathered_[i] : segment.parameters().tensor(), *full);
       else
         fp8_[i]->decode(*gathered_[i], *full);

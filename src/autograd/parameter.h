@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/choices.h"
 #include "tensor/slice.h"
 #include "tensor/tensor.h"
 
@@ -59,7 +60,7 @@ struct Parameter {
   std::optional<tensor::Slice> slice;
   Init init;
   bool trainable = true;
-  bool int8 = false;  ///< where it is not trainable it is kept in 8 bits (tensor/formats/int8_blocks.h)
+  StoredFormat stored_as = StoredFormat::compute;  ///< how it is kept where it is not trainable
   bool decay = true;  ///< weight decay applies (modules switch it off for biases and norms)
   /// Tensor-parallel ranks hold the same value and each finds a part of the gradient, which is their sum:
   /// what sequence parallelism makes of norms and biases. Otherwise ranks that hold the same find the same.

@@ -35,10 +35,10 @@ enum class ContextMethod : std::uint8_t {
 /// How frequencies of rotary positions are changed for sequences longer than those that a model was trained
 /// with: `rope_type` in Hugging Face's configurations.
 enum class RotaryScaling : std::uint8_t {
-  none,     ///< "default"
-  linear,   ///< all divided by `factor` (position interpolation, Chen et al. 2023)
-  llama3,   ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
-  yarn,     ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
+  none,      ///< "default"
+  linear,    ///< all divided by `factor` (position interpolation, Chen et al. 2023)
+  llama3,    ///< low ones divided by `factor`, high ones kept, those between interpolated (Llama 3.1)
+  yarn,      ///< likewise, over a ramp of pairs instead of wave lengths; longer vectors (Peng et al. 2023)
   longrope,  ///< each divided by a factor of its own, for long sequences by others (LongRoPE, Ding et al.
              ///< 2024)
   dynamic    ///< as none within the model's positions, beyond which transformers changes them (NTK)
@@ -70,5 +70,20 @@ enum class BalanceLoss : std::uint8_t {
   /// it.
   pooled
 };
+
+/// How the weights of a model that are not trained are kept: `training.base_format`. A block of consecutive
+/// elements shares a scale (tensor/formats/stored_format.h).
+enum class StoredFormat : std::uint8_t {
+  compute,  ///< in the type that the run computes in; no blocks
+  bf16,
+  int8,
+  nf4,  ///< 16 quantiles of a normal distribution (Dettmers et al. 2023, "QLoRA")
+  fp4,
+  nf4_double,  ///< scales are in 8 bits, too: `training.base_double_quant`
+  fp4_double,
+  mxfp4,  ///< E2M1 with scales that are powers of two (OCP Microscaling 1.0)
+  fp8     ///< E4M3 with scales that are powers of two
+};
+inline constexpr int stored_formats = 9;
 
 }  // namespace sherd

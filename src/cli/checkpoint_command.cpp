@@ -177,11 +177,12 @@ void checkpoint_command(const Arguments& arguments) {
   const auto cut = reader.manifest().grid.find("tensor");
   const std::vector<engine::CheckpointTensor> tensors = reader.tensors();
   if (cut != reader.manifest().grid.end() && cut->second > 1 &&
-      std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.dtype == DType::u8; }))
-    log_warning(
-        cut->second,
-        " tensor ranks saved weights in 8 bits: where their columns are no multiple of 64, blocks are made "
-        "anew, and values may move by a step of their codes");
+      std::any_of(tensors.begin(), tensors.end(),
+                  [](const auto& t) { return t.format != StoredFormat::compute; }))
+    log_warning(cut->second,
+                " tensor ranks saved weights in few bits: where their columns are no multiple of a block, "
+                "blocks are made "
+                "anew, and values may move by a step of their codes");
   const auto device = device::make_cpu_device(1);
   engine::copy_checkpoint(reader, output, tag, static_cast<int>(line.integer("ranks", 1, 4096)),
                           line.has("weights-only"), *device);

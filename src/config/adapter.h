@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/choices.h"
+
 namespace sherd::config {
 
 enum class AdapterType : std::uint8_t {
@@ -97,9 +99,12 @@ struct Adapter {
   /// For lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
   /// empty: the family's default.
   std::vector<std::string> targets;
-  /// The model's own weights in linear layers are kept in 8 bits (tensor/formats/int8_blocks.h), not in the
-  /// dtype that the run computes in.
-  bool int8_base = false;
+  /// How the base keeps the weights of the linear layers in its blocks; neither of the double formats.
+  StoredFormat base_format = StoredFormat::compute;
+  bool base_double_quant = false;  ///< nf4 and fp4 are kept in their double forms
+
+  /// What the two make together.
+  StoredFormat stored_base() const;
   std::string init_from;  ///< folder of an adapter to go on from: PEFT's, or a checkpoint; empty: none
 
   /// Virtual tokens stand in front of texts.

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::tensor {
 
@@ -58,13 +58,15 @@ void require_copyable(const Tensor& from, const Tensor& to) {
           name_of(to.dtype()), " would lose fractions");
 }
 
-std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out) {
+std::int64_t require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out) {
   require_floating("dequantize", "out", out);
   require(out.dtype() != DType::f64, "dequantize: values are made in fp32, bf16 or fp16, not fp64");
   require(blocks.defined() && blocks.dtype() == DType::u8, "dequantize: blocks must be uint8");
-  require(out.numel() % int8_block == 0 && blocks.numel() == int8_bytes(out.numel()),
-          "dequantize: ", blocks.shape().str(), " bytes are not the blocks of ", out.shape().str());
-  return out.numel() / int8_block;
+  const BlockSize size = block_size(format);
+  require(out.numel() % size.elements == 0 && blocks.numel() == stored_bytes(format, out.numel()),
+          "dequantize: ", blocks.shape().str(), " bytes are not the ", name_of(format), " blocks of ",
+          out.shape().str());
+  return out.numel() / size.elements;
 }
 
 std::int64_t require_glu(const char* kernel, const Tensor& x, const Tensor& y) {

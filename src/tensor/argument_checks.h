@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <initializer_list>
 
+#include "base/choices.h"
 #include "tensor/tensor.h"
 
 // The checks of arguments that the kernels of every device share, and their choice of types by dtypes. Each
@@ -81,7 +82,7 @@ void require_number(const char* kernel, const char* name, const Tensor& x);
 /// The arguments of sum_rows().
 void require_row_sums(const Tensor& x, const Tensor& out);
 /// The arguments of dequantize(). Returns the number of blocks.
-std::int64_t require_int8_blocks(const Tensor& blocks, const Tensor& out);
+std::int64_t require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out);
 /// The arguments of copy(): as many elements, and no fraction lost.
 void require_copyable(const Tensor& from, const Tensor& to);
 /// x: [rows, 2f] = [gate | up] against y: [rows, f]. Returns f.

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/choices.h"
 #include "base/random.h"
 #include "tensor/arrays.h"
 #include "tensor/exact_sum.h"
@@ -442,9 +443,9 @@ class Kernels {
                           const Tensor& values) = 0;
 
   // ---- what sharding and optimizers need ----
-  /// out = the values of `blocks`, uint8 as tensor/formats/int8_blocks.h lays them out, rounded once. out:
-  /// fp32, bf16 or fp16, as many elements as the blocks have, a multiple of 64.
-  virtual void dequantize(const Tensor& blocks, const Tensor& out) = 0;
+  /// out = the values of `blocks`, uint8 as tensor/formats/stored_format.h lays them out, rounded once. out:
+  /// fp32, bf16 or fp16, as many elements as the blocks have.
+  virtual void dequantize(StoredFormat format, const Tensor& blocks, const Tensor& out) = 0;
   /// to (+)= `from` rounded to `rounding`: what one rank gives to a sum of gradients. The value, or the sum
   /// in the compute type, rounds once to to's dtype. `from` may be fp32 where `to` is narrower, and the
   /// reverse.

@@ -16,7 +16,7 @@
 // - how shapes repeat, and folds along an axis: arrays.h, cpu/folds.cpp
 // - FP8: the numbers, fp8_code.h; matrices and recipes, fp8.h; who multiplies them: linear_products.h in
 //   src/autograd
-// - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in 8 bits: int8_blocks.h
+// - exact sums: exact_sum.h; one token's experts: routing_row.h; weights in few bits: stored_format.h
 // - files of tensors: safetensors_folder.h
 
 #include <array>

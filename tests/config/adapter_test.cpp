@@ -41,6 +41,7 @@ TEST(AdapterKeys, PeftsNamesAndDefaults) {
 TEST(AdapterKeys, ComeBackFromADump) {
   for (const char* text : {R"({"type": "lora", "rank": 3, "alpha": 2.5, "targets": ["a"], "dropout": 0.25})",
                            R"({"type": "ia3", "base_dtype": "int8"})",
+                           R"({"type": "ia3", "base_format": "nf4", "base_double_quant": true})",
                            R"({"type": "ia3", "targets": ["k_proj"], "rank": 3})", R"({"type": "ia3"})"}) {
     const Config config = parse_adapter(text);
     EXPECT_EQ(parse_text(dump(config)), config) << text;
@@ -59,7 +60,7 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
                [] { parse_adapter(R"({"type": "lora", "targets": [""]})"); });
   expect_error(ErrorKind::config, "training.adapter.base_dtype",
                [] { parse_adapter(R"({"type": "lora", "base_dtype": "int4"})"); });
-  expect_error(ErrorKind::config, "write \"base_dtype\": \"int8\"",
+  expect_error(ErrorKind::config, "write \"base_format\": \"int8\"",
                [] { parse_adapter(R"({"type": "lora", "load_in_8bit": true})"); });
   // PEFT's own switches may be there, off.
   parse_adapter(
@@ -68,8 +69,23 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
                          R"("load_in_4bit": true)"})
     expect_error(ErrorKind::config, "Sherd does not support",
                  [&] { parse_adapter(cat(R"({"type": "lora", )", on, "}")); });
-  EXPECT_TRUE(parse_adapter(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.int8_base);
-  EXPECT_FALSE(parse_adapter(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.int8_base);
+  EXPECT_TRUE(parse_adapter(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.base_format ==
+              StoredFormat::int8);
+  const auto stored = [](const std::string& text) {
+    return parse_adapter(text).training.adapter.stored_base();
+  };
+  EXPECT_EQ(stored(R"({"type": "ia3", "base_format": "fp4"})"), StoredFormat::fp4);
+  EXPECT_EQ(stored(R"({"type": "ia3", "base_format": "nf4", "base_double_quant": true})"),
+            StoredFormat::nf4_double);
+  EXPECT_EQ(stored(R"({"type": "ia3", "base_format": "fp8", "base_double_quant": true})"), StoredFormat::fp8);
+  const Config beside = parse_text(
+      R"({"training": {"base_format": "nf4", "base_double_quant": true, "adapter": {"type": "ia3"}}})");
+  EXPECT_EQ(beside.training.adapter.stored_base(), StoredFormat::nf4_double);
+  expect_error(ErrorKind::config, "is in training.adapter, too", [] {
+    parse_text(R"({"training": {"base_format": "nf4", "adapter": {"type": "ia3", "base_dtype": "int8"}}})");
+  });
+  EXPECT_FALSE(parse_adapter(R"({"type": "lora", "base_dtype": "compute"})").training.adapter.base_format ==
+               StoredFormat::int8);
   expect_error(ErrorKind::config, "training.adapter.type", [] { parse_adapter(R"({"type": "dora"})"); });
 }
 

@@ -187,7 +187,7 @@ void collect_weights(Engine& engine, RunResult& out) {
       };
       const Tensor masters = in_host(layout.shard(), DType::f32);
       const Tensor parameters = in_host(layout.shard(), segment->compute_dtype());
-      if (segment->key().int8) {
+      if (segment->key().in_blocks()) {
         const Tensor blocks = in_host(segment->stored(layout.shard()), DType::u8);
         segment->parameters().read(segment->stored(segment->own_begin()), blocks).wait();
         segment->dequantize(blocks, parameters);

@@ -35,7 +35,7 @@ class LogicalStateCollector {
       return tensor::Tensor::empty(engine.device(), {end - begin}, dtype, device::Category::activations,
                                    engine.device().processor_tier());
     };
-    if (const sharding::StateBuffer& buffer = segment.parameters(); !segment.key().int8) {
+    if (const sharding::StateBuffer& buffer = segment.parameters(); !segment.key().in_blocks()) {
       const tensor::Tensor values = in_host(buffer.begin(), buffer.end(), buffer.dtype());
       buffer.read(buffer.begin(), values).wait();
       add(segment, "parameters", buffer.begin(), values);

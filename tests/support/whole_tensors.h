@@ -8,12 +8,14 @@
 #include <vector>
 
 #include "support/temp_folder.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::testing {
 
 /// Puts the tensors of a checkpoint's folder together, whole, by KIND.PARAMETER: an oracle that shares
 /// nothing with the library, neither its reader of safetensors nor its arithmetic of slices. Elements that no
-/// file holds are 0xcc; of those in 8 bits their values, in fp32.
+/// file holds are 0xcc; of those in blocks their values, in fp32, which but for int8 the library reads
+/// (tests/tensor/stored_format_test.cpp has its values from others).
 inline std::map<std::string, std::vector<std::byte>> whole_tensors(const std::filesystem::path& folder) {
   using nlohmann::json;
   std::map<std::string, std::vector<std::byte>> out;
@@ -49,6 +51,17 @@ inline std::map<std::string, std::vector<std::byte>> whole_tensors(const std::fi
           record.is_object() ? record["begin"].get<std::size_t>() : record.get<std::size_t>();
       std::vector<std::byte>& whole = out[name];
       whole.resize(numel * size, std::byte{0xcc});
+      if (dtype == "U8" && record.contains("format")) {
+        const auto format = tensor::parse_stored_format(record["format"].get<std::string>()).value();
+        const auto size_of = tensor::block_size(format);
+        std::vector<float> values((end - from) / static_cast<std::size_t>(size_of.bytes) *
+                                  static_cast<std::size_t>(size_of.elements));
+        tensor::dequantize(format, reinterpret_cast<const std::byte*>(bytes.data() + 8 + length + from), 0,
+                           values);
+        for (std::size_t i = 0; i < values.size() && begin + i < elements.size(); ++i)
+          std::memcpy(&whole.at(elements.at(begin + i) * 4), &values[i], 4);
+        continue;
+      }
       if (dtype == "U8") {  // 64 codes and a scale, the last block filled up
         const char* blocks = &bytes.at(8 + length + from);
         for (std::size_t i = 0; i < (end - from) / 68 * 64 && begin + i < elements.size(); ++i) {

@@ -29,7 +29,7 @@ void prepare_for_inference(config::Config& config, const WeightsPlace& place, in
   parameters.buffer_size = std::numeric_limits<std::int64_t>::max();
   // Texts grow token by token: weights on the device are ready to be read, those from elsewhere are half as
   // many bytes.
-  config.training.adapter.int8_base &= apart;
+  if (!apart) config.training.adapter.base_format = StoredFormat::compute;
   config.training.nvme_checkpointing = false;
   config.training.cpu_checkpointing = false;
   // Texts grow by single tokens, which ranks cannot cut.

@@ -71,16 +71,14 @@ Key<Adapter> adapter_type_key() {
           instead_of("init_from"));
 }
 
-Key<Adapter> base_key() {
-  return word<Adapter>(
-             "base_dtype", {"compute", "int8"}, "\"int8\"",
-             [](const Adapter& a) { return a.int8_base ? 1 : 0; },
-             [](Adapter& a, int index) { a.int8_base = index == 1; })
-      .means(
-          "what the model's own weights are kept in: `\"compute\"`, the type that the run computes in; or "
-          "`\"int8\"`, codes with a scale for every 64 of them, in the linear layers of blocks, a little "
-          "more than half of bf16's bytes wherever they lie ([more](adapters.md#an-int8-base)). A checkpoint "
-          "goes on with the value that it was saved with");
+/// As base_format has them.
+const std::vector<std::pair<std::string, StoredFormat>> base_formats{
+    {"compute", StoredFormat::compute}, {"bf16", StoredFormat::bf16}, {"int8", StoredFormat::int8},
+    {"nf4", StoredFormat::nf4},         {"fp4", StoredFormat::fp4},   {"mxfp4", StoredFormat::mxfp4},
+    {"fp8", StoredFormat::fp8}};
+
+bool in_four_bits(const Adapter& adapter) {
+  return adapter.base_format == StoredFormat::nf4 || adapter.base_format == StoredFormat::fp4;
 }
 
 /// Adapters of that type have the key of a prompt.
@@ -98,6 +96,7 @@ void finish_adapter(Adapter& adapter, const Given& given, const Value& section) 
   note_idle(adapter_table(), adapter, given, section,
             cat("no effect with type \"", name_of(adapter.type), "\""));
   if (!has_targets(adapter)) adapter.targets.clear();
+  adapter.base_double_quant &= in_four_bits(adapter);
   if (!is_lora(adapter)) adapter.lora = {};
   if (is_bottleneck(adapter))
     finish_bottleneck(adapter.bottleneck, given, section);
@@ -119,7 +118,8 @@ Table<Adapter> make_adapter_table() {
     table.keys.push_back(std::move(key).where(has_prompt_key(key.name)));
   for (const Key<BottleneckKeys>& key : bottleneck_keys())
     table.keys.push_back(inside(&A::bottleneck, key).where(is_bottleneck));
-  append(table.keys, {targets_key(), base_key()});
+  table.keys.push_back(targets_key());
+  append(table.keys, base_keys());
   append(table.keys, foreign_keys<A>("training.adapter"));
   table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\"")
                            .means("folder of an adapter to go on from: PEFT's (adapter_config.json and "
@@ -130,6 +130,30 @@ Table<Adapter> make_adapter_table() {
 }
 
 }  // namespace
+
+std::vector<Key<Adapter>> base_keys() {
+  std::vector<std::string> names;
+  for (const auto& [name, format] : base_formats) names.push_back(name);
+  return {
+      word<Adapter>(
+          "base_format", names, "\"nf4\"",
+          [](const Adapter& a) {
+            const auto at = std::find_if(base_formats.begin(), base_formats.end(),
+                                         [&](const auto& of) { return of.second == a.base_format; });
+            return static_cast<int>(at - base_formats.begin());
+          },
+          [](Adapter& a, int index) { a.base_format = base_formats[static_cast<std::size_t>(index)].second; })
+          .means("what the model's own weights are kept in, in the linear layers of its blocks, wherever "
+                 "they lie: `compute`, the type that the run computes in; or codes of 4 or 8 bits with a "
+                 "scale for every 32 to 128 of them ([which one](adapters.md#a-base-in-few-bits)). A "
+                 "checkpoint goes on with the value that it was saved with",
+                 also("base_dtype")),
+      boolean("base_double_quant", &Adapter::base_double_quant)
+          .means("the scales of `base_format` nf4 and fp4 are kept in 8 bits, too: 4.13 bits a weight in "
+                 "place of 4.5",
+                 also("bnb_4bit_use_double_quant"))
+          .where(in_four_bits)};
+}
 
 const Table<Adapter>& adapter_table() {
   static const Table<Adapter> table = make_adapter_table();
@@ -154,6 +178,12 @@ bool is_off(const Node& node) {
          (node.is(Kind::array) && node.items.empty()) || (node.is(Kind::object) && node.members.empty()) ||
          (node.is(Kind::string) && (node.text.empty() || node.text == "none")) ||
          (node.is(Kind::integer) && node.integer == 0) || (node.is(Kind::number) && node.number == 0);
+}
+
+StoredFormat Adapter::stored_base() const {
+  if (base_double_quant && base_format == StoredFormat::nf4) return StoredFormat::nf4_double;
+  if (base_double_quant && base_format == StoredFormat::fp4) return StoredFormat::fp4_double;
+  return base_format;
 }
 
 double LoraKeys::scale() const {

@@ -208,10 +208,9 @@ grad_partitioned | boolean | cut the gradients that they send over tensor ranks 
 use_reentrant | boolean | PyTorch's older recompute | concerns PyTorch's recompute
 
 [training.adapter]
-load_in_8bit | but false: true | bitsandbytes' name of a base in 8 bits | write "base_dtype": "int8" for a
-    base in 8 bits
-load_in_4bit | but off: true | its base in 4 bits | a base is kept in 8 bits ("base_dtype": "int8") or as it
-    computes
+load_in_8bit | but false: true | bitsandbytes' name of a base in 8 bits | write "base_format": "int8" for
+    a base in 8 bits
+load_in_4bit | but off: true | its base in 4 bits | write "base_format": "nf4" for a base in 4 bits
 use_dora | but off: true | PEFT's DoRA | adapters scale no norms of weights
 bias | but off: "all" | PEFT's training of biases | biases are the base's, which stays as it is
 modules_to_save | but off: ["lm_head"] | PEFT's training of whole modules | no module of the base is trained

@@ -12,20 +12,21 @@ namespace sherd::config {
 
 // Sections, and runs of keys at the top, each with its file.
 
-Key<Config> optimizer_key();                         // optimizer_keys.cpp
-Key<Config> scheduler_key();                         // scheduler_keys.cpp
-std::vector<Key<Config>> precision_keys();           // precision_keys.cpp: fp16, bf16, fp8, data_types, …
-Key<Config> zero_key();                              // zero_keys.cpp
-std::vector<Key<Zero>> offload_keys();               // offload_keys.cpp: those of zero_optimization
-std::vector<Key<Config>> tier_keys();                // offload_keys.cpp: aio, activation_checkpointing
-Key<Config> model_key();                             // model_keys.cpp
-const Table<Model>& model_table();                   // model_keys.cpp
-const Table<RopeScaling>& rope_table();              // rope_keys.cpp: model.rope_scaling
-Table<Moe> moe_table();                              // moe_keys.cpp: model.moe
-Key<Config> data_key();                              // data_keys.cpp
-Key<Config> training_key();                          // training_keys.cpp
-std::vector<Key<Training>> trainer_keys();           // trainer_keys.cpp: arguments of transformers' Trainer
-Key<Training> adapter_key();                         // adapter_keys.cpp
+Key<Config> optimizer_key();                // optimizer_keys.cpp
+Key<Config> scheduler_key();                // scheduler_keys.cpp
+std::vector<Key<Config>> precision_keys();  // precision_keys.cpp: fp16, bf16, fp8, data_types, …
+Key<Config> zero_key();                     // zero_keys.cpp
+std::vector<Key<Zero>> offload_keys();      // offload_keys.cpp: those of zero_optimization
+std::vector<Key<Config>> tier_keys();       // offload_keys.cpp: aio, activation_checkpointing
+Key<Config> model_key();                    // model_keys.cpp
+const Table<Model>& model_table();          // model_keys.cpp
+const Table<RopeScaling>& rope_table();     // rope_keys.cpp: model.rope_scaling
+Table<Moe> moe_table();                     // moe_keys.cpp: model.moe
+Key<Config> data_key();                     // data_keys.cpp
+Key<Config> training_key();                 // training_keys.cpp
+std::vector<Key<Training>> trainer_keys();  // trainer_keys.cpp: arguments of transformers' Trainer
+Key<Training> adapter_key();
+std::vector<Key<Adapter>> base_keys();               // adapter_keys.cpp: how an adapter's base is kept
 const Table<Adapter>& adapter_table();               // adapter_keys.cpp
 std::vector<Key<PromptKeys>> prompt_keys();          // prompt_keys.cpp: keys of training.adapter
 std::vector<Key<BottleneckKeys>> bottleneck_keys();  // bottleneck_keys.cpp: likewise

@@ -8,7 +8,12 @@ namespace {
 
 constexpr const char* recompute = "training.recompute";
 
-void check_training(const Training& training, const Given&, const Value& section) {
+void check_training(Training& training, const Given& given, const Value& section) {
+  for (const char* key : {"base_format", "base_double_quant"})
+    if (const Node* adapter = section.node.find("adapter");
+        given.contains(key) && adapter && (adapter->find(key) || adapter->find("base_dtype")))
+      section.error(key, " is in training.adapter, too: keep that one");
+  if (training.adapter.type == AdapterType::none) training.adapter = {};
   const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
   if (by_loss && training.eval_interval == 0)
     section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");
@@ -198,6 +203,14 @@ Table<Training> training_table() {
   Table<Training> table{Auto::is_a_value, course_keys(), check_training};
   append(table.keys, step_keys());
   table.keys.push_back(adapter_key());
+  for (const Key<Adapter>& key : base_keys()) {
+    Key<Training> same = inside(&Training::adapter, key);
+    same.write = {}, same.matters = {}, same.aliases.clear();
+    table.keys.push_back(std::move(same).means(
+        cat("as `training.adapter.", key.name, "`"), by("`training.adapter`'s"),
+        idle([](const Config& c) { return c.training.adapter.type == AdapterType::none; },
+             "no effect: without training.adapter the model's own weights are trained")));
+  }
   append(table.keys, trainer_keys());
   return table;
 }

@@ -49,6 +49,7 @@ bool has_begun(const std::filesystem::path& folder);
 struct CheckpointTensor {
   std::string kind, parameter;  ///< "fp32", "frozen", "exp_avg", …; what it is of
   DType dtype = DType::f32;
+  StoredFormat format = StoredFormat::compute;  ///< of one in blocks, which are uint8
 };
 
 /// Reads slices of parameters out of a checkpoint's files, however they were cut and by however many ranks.
@@ -74,9 +75,9 @@ class CheckpointReader {
   /// all are there, in `dtype`.
   std::set<std::string> require_state(const std::string& kind, const std::string& parameter,
                                       const tensor::Slice& slice, std::int64_t begin, std::int64_t end,
-                                      DType dtype) const;
-  /// The type that KIND.PARAMETER is kept in; uint8: 8 bits (tensor/formats/int8_blocks.h). Nothing where it
-  /// is not there.
+                                      DType dtype, StoredFormat format = StoredFormat::compute) const;
+  /// The type that KIND.PARAMETER is kept in; uint8: in blocks (tensor/formats/stored_format.h). Nothing
+  /// where it is not there.
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
@@ -85,10 +86,14 @@ class CheckpointReader {
   /// The memories of optimizers of whole parameters, by name, as ParameterNorms::save() gave it.
   std::map<std::string, std::string> learned() const;
   /// Local elements [begin, begin + to.numel()) of `slice` of KIND.PARAMETER into `to`, memory of the
-  /// processor. Of the files, those that hold them are read; of those in 8 bits the values, in fp32. Throws
+  /// processor. Of the files, those that hold them are read; of blocks the values, in fp32. Throws
   /// Error{data} when any of them is missing or the dtype differs.
   void read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
             std::int64_t begin, const tensor::Tensor& to) const;
+  /// The blocks of `count` such elements into `to`, uint8, where the files hold the same blocks of the slice;
+  /// else false, and nothing is read.
+  bool read_blocks(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
+                   std::int64_t begin, std::int64_t count, const tensor::Tensor& to) const;
 
  private:
   struct Content;

@@ -16,7 +16,7 @@
 #include "engine/checkpoint/writer.h"
 #include "engine/report/report.h"
 #include "engine/update/rules/parameter_norms.h"
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::engine {
 namespace {
@@ -131,7 +131,7 @@ class Comparer {
   void look_at(const FileTensor& tensor, const SavedState& state, const Piece& piece) {
     const auto place = places_.find(tensor.name);
     if (place == places_.end()) return lacking_.push_back(tensor.name);
-    static_assert(most_at_once % tensor::int8_block == 0);
+    static_assert(most_at_once % tensor::double_block == 0);  // the largest
     const std::int64_t size = std::min(most_at_once, piece.count);
     const Tensor here = chunk(size, state.value_dtype()), saved = chunk(size, state.value_dtype());
     const std::size_t dot = tensor.name.find('.');
@@ -148,11 +148,11 @@ class Comparer {
 
   /// Live values, as read() gives those of files.
   void read_values(const SavedState& state, std::int64_t at, const Tensor& to) const {
-    if (state.dtype != DType::u8) return state.read(at, to);
+    if (!state.in_blocks()) return state.read(at, to);
     const Tensor blocks = chunk(state.in_file(to.numel()), DType::u8);
     state.read(state.in_file(at), blocks);
-    tensor::dequantize_int8(reinterpret_cast<const std::byte*>(blocks.data<std::uint8_t>()), 0,
-                            std::span(to.data<float>(), static_cast<std::size_t>(to.numel())));
+    tensor::dequantize(state.format, blocks.raw(), 0,
+                       std::span(to.data<float>(), static_cast<std::size_t>(to.numel())));
   }
 
   /// Adds to the ways that weights went since `before`.

@@ -12,7 +12,7 @@
 #include "base/crc32c.h"
 #include "base/text/check_json.h"
 #include "base/text/excerpt.h"
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::engine {
 namespace {
@@ -60,7 +60,14 @@ PieceRecord read_record(const std::string& text, const Shape& shape) {
     extents.push_back(number_of(extent, "an extent"));
   if (!std::ranges::equal(extents, shape.dims()))
     fail(ErrorKind::data, "its shape is not ", shape.str(), " as in the manifest");
-  return {slice_of(member(root, "slice"), shape), {number_of(member(root, "begin"), "begin"), 0}};
+  PieceRecord out{slice_of(member(root, "slice"), shape), {number_of(member(root, "begin"), "begin"), 0}};
+  if (const auto found = root.find("format"); found != root.end()) {
+    const auto format = found->is_string() ? tensor::parse_stored_format(found->get<std::string>())
+                                           : std::optional<StoredFormat>();
+    if (!format) fail(ErrorKind::data, "its format, ", excerpt(found->dump()), ", is none that Sherd knows");
+    out.format = *format;
+  }
+  return out;
 }
 
 }  // namespace
@@ -120,17 +127,21 @@ std::string PieceRecord::to_json() const {
   root["shape"] = slice.logical().dims();
   root["slice"] = std::move(blocks);
   root["begin"] = elements.begin;
+  if (format != StoredFormat::compute && format != StoredFormat::int8)
+    root["format"] = tensor::name_of(format);
   return root.dump();
 }
 
 namespace {
 
-/// Elements behind `begin` of a slice of `all`, of which a tensor holds so many bytes of blocks of 8 bits.
-std::int64_t elements_in(std::int64_t bytes, std::int64_t begin, std::int64_t all) {
-  if (bytes % tensor::int8_block_bytes != 0 || begin % tensor::int8_block != 0)
-    fail(ErrorKind::data, bytes, " bytes from element ", begin, " on are no blocks of 8 bits");
-  const std::int64_t most = bytes / tensor::int8_block_bytes * tensor::int8_block, left = all - begin;
-  return most - left >= tensor::int8_block ? most : std::min(most, left);  // the last block may be shorter
+/// Elements behind `begin` of a slice of `all`, of which a tensor holds so many bytes of blocks.
+std::int64_t elements_in(StoredFormat format, std::int64_t bytes, std::int64_t begin, std::int64_t all) {
+  const tensor::BlockSize size = tensor::block_size(format);
+  if (bytes % size.bytes != 0 || begin % size.elements != 0)
+    fail(ErrorKind::data, bytes, " bytes from element ", begin, " on are no blocks of ",
+         tensor::name_of(format));
+  const std::int64_t most = bytes / size.bytes * size.elements, left = all - begin;
+  return most - left >= size.elements ? most : std::min(most, left);  // the last block may be shorter
 }
 
 }  // namespace
@@ -146,7 +157,10 @@ PieceRecord PieceRecord::parse(const std::string& text, const Manifest& manifest
       fail(ErrorKind::data, error.what());
     }
   }();
-  if (dtype == DType::u8) numel = elements_in(numel, out.elements.begin, out.slice.numel());
+  if (dtype == DType::u8) {
+    if (out.format == StoredFormat::compute) out.format = StoredFormat::int8;
+    numel = elements_in(out.format, numel, out.elements.begin, out.slice.numel());
+  }
   if (out.elements.begin > out.slice.numel() - numel)
     fail(ErrorKind::data, numel, " elements from ", out.elements.begin, " on are more than its slice, ",
          out.slice.str(), ", has");

@@ -41,8 +41,8 @@ using tensor::SafetensorsWriter;
 // so a reader can put any slice of any parameter together, whatever the sharding and the layout were.
 // Together the files hold every element; where two hold the same one they agree.
 //
-// A frozen parameter that a run keeps in 8 bits is a tensor of bytes: the blocks of its elements, from the
-// first of a block of the slice on (tensor/formats/int8_blocks.h). No other has this type.
+// A frozen parameter that a run keeps in few bits is a tensor of bytes: the blocks of its elements, from the
+// first of a block of the slice on (tensor/formats/stored_format.h). No other has this type.
 
 /// Name in the folder of a checkpoint: "rank_00007.safetensors".
 std::string rank_file(int rank);
@@ -70,9 +70,10 @@ inline constexpr std::string_view checkpoint_format = "sherd-checkpoint-5";
 struct PieceRecord {
   tensor::Slice slice;
   tensor::Range elements;
+  StoredFormat format = StoredFormat::compute;  ///< of a tensor of bytes
 
   /// {"shape": [8, 6], "slice": [[[0, 2], [4, 6]], [[0, 6]]], "begin": 12}: the logical shape, the blocks of
-  /// each dimension, the first element.
+  /// each dimension, the first element; and "format": "nf4" of a tensor of bytes, but of int8.
   std::string to_json() const;
   /// Reads what a file of `manifest` says of a tensor of `parameter` with `numel` numbers of `dtype`. Throws
   /// Error{data} saying what is wrong.

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::engine {
 
@@ -84,19 +84,38 @@ std::int64_t PieceIndex::for_each_part(
   return missing.empty() ? end : missing.front().begin;
 }
 
-void read_int8_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
-                    std::int64_t begin, const tensor::Tensor& to) {
-  constexpr std::int64_t block = tensor::int8_block;
+bool are_blocks(StoredFormat format, std::span<const FileRun> runs, std::int64_t begin, std::int64_t end) {
+  const std::int64_t block = tensor::block_size(format).elements;
+  return std::all_of(runs.begin(), runs.end(), [&](const FileRun& run) {
+    return (run.local - begin) % block == 0 && run.in_file % block == 0 &&
+           (run.count % block == 0 || run.local + run.count == end);
+  });
+}
+
+void read_blocks(const SafetensorsFile& file, const std::string& name, StoredFormat format,
+                 std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to) {
+  const auto bytes = [&](std::int64_t elements) {
+    return static_cast<std::size_t>(tensor::stored_bytes(format, elements));
+  };
+  for (const FileRun& run : runs)
+    file.read_bytes(file.at(name), bytes(run.in_file),
+                    std::span(to.raw() + bytes(run.local - begin), bytes(run.count)));
+}
+
+void read_stored_runs(const SafetensorsFile& file, const std::string& name, StoredFormat format,
+                      std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to) {
+  const std::int64_t block = tensor::block_size(format).elements;
+  const auto bytes = [&](std::int64_t elements) { return tensor::stored_bytes(format, elements); };
   std::vector<std::byte> blocks;
   while (!runs.empty()) {
     const std::int64_t first = runs[0].in_file / block * block;
     const std::size_t together = read_together(runs, first, 1);
     const std::int64_t end = runs[together - 1].in_file + runs[together - 1].count;
-    blocks.resize(static_cast<std::size_t>(tensor::int8_bytes(end - first)));
-    file.read_bytes(file.at(name), static_cast<std::uint64_t>(tensor::int8_bytes(first)), blocks);
+    blocks.resize(static_cast<std::size_t>(bytes(end - first)));
+    file.read_bytes(file.at(name), static_cast<std::uint64_t>(bytes(first)), blocks);
     for (const FileRun& run : runs.first(together))
-      tensor::dequantize_int8(blocks.data(), run.in_file - first,
-                              {to.data<float>() + (run.local - begin), static_cast<std::size_t>(run.count)});
+      tensor::dequantize(format, blocks.data(), run.in_file - first,
+                         {to.data<float>() + (run.local - begin), static_cast<std::size_t>(run.count)});
     runs = runs.subspan(together);
   }
 }

@@ -47,8 +47,13 @@ class PieceIndex {
 /// `begin`. Runs that lie close together in the file are read together. Throws as SafetensorsFile does.
 void read_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
                std::int64_t begin, const tensor::Tensor& to);
-/// The same of a tensor of blocks of 8 bits, whose values go to `to`, fp32.
-void read_int8_runs(const SafetensorsFile& file, const std::string& name, std::span<const FileRun> runs,
-                    std::int64_t begin, const tensor::Tensor& to);
+/// The same of a tensor of blocks, whose values go to `to`, fp32.
+void read_stored_runs(const SafetensorsFile& file, const std::string& name, StoredFormat format,
+                      std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to);
+/// Whether runs that end at element `end` or before are whole blocks in the file, which those asked for from
+/// `begin` on are, too: then read_blocks() brings their bytes to `to`.
+bool are_blocks(StoredFormat format, std::span<const FileRun> runs, std::int64_t begin, std::int64_t end);
+void read_blocks(const SafetensorsFile& file, const std::string& name, StoredFormat format,
+                 std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to);
 
 }  // namespace sherd::engine

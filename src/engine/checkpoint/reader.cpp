@@ -110,14 +110,19 @@ void require_no_checkpoints(const fs::path& folder, const std::string& advice) {
 struct CheckpointReader::Content {
   explicit Content(fs::path at);
   void add(SafetensorsFile file, const std::string& save_id);
-  std::string advice_on_dtype(const std::string& kind, bool in_8_bits) const;
+  StoredFormat format_of(const std::string& name) const {
+    const auto found = formats.find(name);
+    return found == formats.end() ? StoredFormat::compute : found->second;
+  }
+  std::string advice_on_dtype(const std::string& kind, bool in_blocks) const;
   std::string advice_on_missing(const std::string& kind, const std::string& parameter) const;
 
   fs::path folder;
   Manifest manifest;
   std::vector<SafetensorsFile> files;
   PieceIndex pieces;
-  std::map<std::string, DType> dtypes;  ///< by KIND.PARAMETER, as one of the files has it
+  std::map<std::string, DType> dtypes;          ///< by KIND.PARAMETER, as one of the files has it
+  std::map<std::string, StoredFormat> formats;  ///< of those in blocks
 };
 
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
@@ -147,8 +152,11 @@ void CheckpointReader::Content::add(SafetensorsFile file, const std::string& sav
     const std::string parameter = entry.name.substr(std::min(entry.name.find('.') + 1, entry.name.size()));
     try {
       if (text == file.metadata().end()) fail(ErrorKind::data, "nothing is said of it");
-      pieces.add(entry.name, files.size(),
-                 PieceRecord::parse(text->second, manifest, parameter, entry.numel(), entry.dtype));
+      PieceRecord record = PieceRecord::parse(text->second, manifest, parameter, entry.numel(), entry.dtype);
+      if (record.format != StoredFormat::compute &&
+          formats.emplace(entry.name, record.format).first->second != record.format)
+        fail(ErrorKind::data, "files hold it in several formats");
+      pieces.add(entry.name, files.size(), std::move(record));
       if (entry.dtype) dtypes.emplace(entry.name, *entry.dtype);
     } catch (const Error& error) {
       fail(ErrorKind::data, "'", file.path().string(),
@@ -160,12 +168,12 @@ void CheckpointReader::Content::add(SafetensorsFile file, const std::string& sav
 }
 
 /// Advice where this run keeps a state in another dtype.
-std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind, bool in_8_bits) const {
+std::string CheckpointReader::Content::advice_on_dtype(const std::string& kind, bool in_blocks) const {
   if (kind == "fp32") return "no run of Sherd saves it so; resume from another checkpoint by naming its tag";
-  if (kind == "frozen" && in_8_bits)
-    return "a base in 8 bits goes on in 8 bits: resume with the training.adapter.base_dtype that it was "
-           "saved "
-           "with, or begin anew from its weights with training.init_from";
+  if (kind == "frozen" && in_blocks)
+    return "a base goes on as it is kept: resume with the training.adapter.base_format that it was saved "
+           "with, or "
+           "begin anew from its weights with training.init_from";
   if (kind == "frozen")
     return cat("a frozen parameter is kept in the precision that the run computes in; resume in ",
                manifest.compute_dtype, ", as it was saved");
@@ -236,7 +244,8 @@ void CheckpointReader::verify_all(WhatToVerify what) const {
 
 std::set<std::string> CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
                                                       const tensor::Slice& slice, std::int64_t begin,
-                                                      std::int64_t end, DType dtype) const {
+                                                      std::int64_t end, DType dtype,
+                                                      StoredFormat format) const {
   std::set<std::string> out;
   constexpr std::int64_t most = std::int64_t{1}
                                 << 20;  // of which the runs, however short, take little memory
@@ -244,10 +253,16 @@ std::set<std::string> CheckpointReader::require_state(const std::string& kind, c
   const auto check_type = [&](std::size_t file, std::span<const FileRun>) {
     const SafetensorsEntry& entry = content_->files[file].at(name);
     out.insert(content_->files[file].path().filename());
-    if (entry.dtype != dtype)
-      fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ", entry.dtype_name,
-           ", and this run keeps it in ", name_of(dtype), ": ",
-           content_->advice_on_dtype(kind, entry.dtype == DType::u8 || dtype == DType::u8));
+    const StoredFormat there = content_->format_of(name);
+    if (entry.dtype != dtype || there != format) {
+      const auto in_words = [](std::string_view type, StoredFormat of) {
+        return of == StoredFormat::compute ? type : tensor::name_of(of);
+      };
+      const bool blocks = there != StoredFormat::compute || format != StoredFormat::compute;
+      fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ",
+           in_words(entry.dtype_name, there), ", and this run keeps it in ", in_words(name_of(dtype), format),
+           ": ", content_->advice_on_dtype(kind, blocks));
+    }
   };
   for (; begin < end; begin += std::min(most, end - begin)) {
     const std::int64_t stop = begin + std::min(most, end - begin);
@@ -273,7 +288,7 @@ std::vector<CheckpointTensor> CheckpointReader::tensors() const {
   std::vector<CheckpointTensor> out;
   for (const auto& [name, dtype] : content_->dtypes) {
     const std::size_t dot = name.find('.');
-    out.push_back({name.substr(0, dot), name.substr(dot + 1), dtype});
+    out.push_back({name.substr(0, dot), name.substr(dot + 1), dtype, content_->format_of(name)});
   }
   return out;
 }
@@ -291,12 +306,39 @@ void CheckpointReader::read(const std::string& kind, const std::string& paramete
                             std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
   const std::int64_t end = begin + to.numel();
-  const bool int8 = to.dtype() == DType::f32 && dtype(kind, parameter) == DType::u8;
-  require_state(kind, parameter, slice, begin, end, int8 ? DType::u8 : to.dtype());
-  content_->pieces.for_each_part(
-      name, slice, begin, end, [&](std::size_t file, std::span<const FileRun> runs) {
-        (int8 ? read_int8_runs : read_runs)(content_->files[file], name, runs, begin, to);
-      });
+  const StoredFormat format = content_->format_of(name);
+  const bool blocks = to.dtype() == DType::f32 && format != StoredFormat::compute;
+  require_state(kind, parameter, slice, begin, end, blocks ? DType::u8 : to.dtype(), format);
+  content_->pieces.for_each_part(name, slice, begin, end,
+                                 [&](std::size_t file, std::span<const FileRun> runs) {
+                                   const SafetensorsFile& from = content_->files[file];
+                                   if (blocks)
+                                     read_stored_runs(from, name, format, runs, begin, to);
+                                   else
+                                     read_runs(from, name, runs, begin, to);
+                                 });
+}
+
+bool CheckpointReader::read_blocks(const std::string& kind, const std::string& parameter,
+                                   const tensor::Slice& slice, std::int64_t begin, std::int64_t count,
+                                   const tensor::Tensor& to) const {
+  const std::string name = kind + "." + parameter;
+  const StoredFormat format = content_->format_of(name);
+  if (format == StoredFormat::compute) return false;
+  const std::int64_t end = begin + count;
+  require_state(kind, parameter, slice, begin, end, DType::u8, format);
+  bool same = true;
+  const auto for_parts = [&](const auto& visit) {
+    content_->pieces.for_each_part(name, slice, begin, end, visit);
+  };
+  for_parts([&](std::size_t, std::span<const FileRun> runs) {
+    same = same && are_blocks(format, runs, begin, slice.numel());
+  });
+  if (!same) return false;
+  for_parts([&](std::size_t file, std::span<const FileRun> runs) {
+    engine::read_blocks(content_->files[file], name, format, runs, begin, to);
+  });
+  return true;
 }
 
 }  // namespace sherd::engine

@@ -15,9 +15,9 @@ using tensor::Tensor;
 
 namespace {
 
-/// The part of [begin, end) that one of `holders` writes, of those that hold it: whole blocks of 8 bits.
-tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder, std::int64_t holders) {
-  constexpr std::int64_t block = tensor::int8_block;
+/// The part of [begin, end) that one of `holders` writes, of those that hold it: whole blocks.
+tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder, std::int64_t holders,
+                       std::int64_t block) {
   const std::int64_t blocks = (std::max<std::int64_t>(0, end - begin) + block - 1) / block;
   const auto until = [&](std::int64_t parts) {
     return std::min(begin + blocks * parts / holders * block, std::max(begin, end));
@@ -28,27 +28,33 @@ tensor::Range share_of(std::int64_t begin, std::int64_t end, std::int64_t holder
 /// The part of a rank's own shard that is to be written here.
 tensor::Range written_range(const Segment& segment, optim::OverReplicas over_replicas) {
   const sharding::RankGroups& groups = segment.groups();
-  const std::int64_t begin = segment.own_begin(), end = segment.own_end();
+  const std::int64_t begin = segment.own_begin(), end = segment.own_end(),
+                     block =
+                         segment.key().in_blocks() ? segment.layout().block() : sharding::layout_alignment;
   if (over_replicas == optim::OverReplicas::same)
-    return share_of(begin, end, groups.holder(), groups.holders());
+    return share_of(begin, end, groups.holder(), groups.holders(), block);
   const int copy = groups.copies ? groups.copies->rank() : 0,
             copies = groups.copies ? groups.copies->size() : 1;
-  if (over_replicas == optim::OverReplicas::own) return share_of(begin, end, copy, copies);
+  if (over_replicas == optim::OverReplicas::own) return share_of(begin, end, copy, copies, block);
   const Segment::Range served = segment.served();
-  return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies);
+  return share_of(std::max(begin, served.begin), std::min(end, served.end), copy, copies, block);
 }
 
 SavedState frozen_state(Segment& segment) {
   sharding::StateBuffer& buffer = segment.parameters();
-  const bool own = segment.parameters_sharded(), int8 = segment.key().int8;
-  return {"frozen",
-          buffer.dtype(),
-          own ? segment.own_begin() : 0,
-          own ? segment.own_end() : segment.layout().padded(),
-          [&buffer](std::int64_t at, const Tensor& to) { buffer.read(at, to).wait(); },
-          [&segment, &buffer, int8](std::int64_t at, const Tensor& from) {
-            int8 ? segment.write_values(at, from) : buffer.write(at, from).wait();
-          }};
+  const bool own = segment.parameters_sharded(), blocks = segment.key().in_blocks();
+  SavedState out{"frozen",
+                 buffer.dtype(),
+                 own ? segment.own_begin() : 0,
+                 own ? segment.own_end() : segment.layout().padded(),
+                 [&buffer](std::int64_t at, const Tensor& to) { buffer.read(at, to).wait(); },
+                 [&segment, &buffer, blocks](std::int64_t at, const Tensor& from) {
+                   blocks ? segment.write_values(at, from) : buffer.write(at, from).wait();
+                 },
+                 segment.key().format};
+  if (blocks)
+    out.write_blocks = [&segment](std::int64_t at, const Tensor& from) { segment.write_blocks(at, from); };
+  return out;
 }
 
 std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
@@ -56,21 +62,21 @@ std::vector<SavedState> states_of(Segment& segment, Kinds kinds) {
   std::vector<SavedState> out{
       {"fp32", DType::f32, segment.update_begin(), segment.update_end(),
        [&segment](std::int64_t at, const Tensor& to) { segment.read_masters(at, to); },
-       [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); },
-       [&segment](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
-         return segment.freeze_masters(at, count, memory);
-       }}};
+       [&segment](std::int64_t at, const Tensor& from) { segment.write_values(at, from); }}};
+  out.back().freeze = [&segment](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
+    return segment.freeze_masters(at, count, memory);
+  };
   for (std::size_t i = 0; kinds == Kinds::all && i < segment.states().size(); ++i) {
     const optim::State& kept = segment.states()[i];
     const sharding::StateBuffer& buffer = segment.moments()[i];
     out.push_back({kept.name, kept.code == optim::Code::none ? buffer.dtype() : DType::f32, buffer.begin(),
                    buffer.end(),
                    [&segment, i](std::int64_t at, const Tensor& to) { segment.read_state(i, at, to); },
-                   [&segment, i](std::int64_t at, const Tensor& from) { segment.write_state(i, at, from); },
-                   [&segment, i](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
-                     return segment.freeze_state(i, at, count, memory);
-                   },
-                   kept.over_replicas});
+                   [&segment, i](std::int64_t at, const Tensor& from) { segment.write_state(i, at, from); }});
+    out.back().freeze = [&segment, i](std::int64_t at, std::int64_t count, sharding::FrozenMemory& memory) {
+      return segment.freeze_state(i, at, count, memory);
+    };
+    out.back().over_replicas = kept.over_replicas;
   }
   return out;
 }
@@ -142,9 +148,9 @@ std::set<std::string> require_states(const CheckpointReader& reader, const shard
   for_each_piece(model, kinds, Extent::read,
                  [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
                    for (const std::string& kind : sources_of(reader, state, parameter.name))
-                     out.merge(reader.require_state(kind, parameter.name, parameter.logical_slice(),
-                                                    piece.parameter_begin,
-                                                    piece.parameter_begin + piece.count, state.dtype));
+                     out.merge(reader.require_state(
+                         kind, parameter.name, parameter.logical_slice(), piece.parameter_begin,
+                         piece.parameter_begin + piece.count, state.dtype, state.format));
                  });
   return out;
 }
@@ -157,6 +163,13 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
         const tensor::Slice slice = parameter.logical_slice();
         const std::vector<std::string> sources = sources_of(reader, state, parameter.name);
         in_chunks(device, state.value_dtype(), piece.count, [&](std::int64_t done, const Tensor& elements) {
+          if (state.in_blocks()) {
+            const Tensor blocks = Tensor::empty(device, {state.in_file(elements.numel())}, state.dtype,
+                                                device::Category::workspace, device.processor_tier());
+            if (reader.read_blocks(state.kind, parameter.name, slice, piece.parameter_begin + done,
+                                   elements.numel(), blocks))
+              return state.write_blocks(piece.flat_begin + done, blocks);
+          }
           const Tensor more = sources.size() > 1
                                   ? Tensor::empty(device, {elements.numel()}, state.dtype,
                                                   device::Category::workspace, device.processor_tier())

@@ -9,7 +9,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "nn/weight_source.h"
 #include "sharding/sharded_model.h"
-#include "tensor/formats/int8_blocks.h"
+#include "tensor/formats/stored_format.h"
 #include "tensor/slice.h"
 
 namespace sherd::engine {
@@ -18,12 +18,15 @@ namespace sherd::engine {
 /// in memory of the processor.
 struct SavedState {
   std::string kind;  ///< "fp32", "frozen", "exp_avg", …; of what each replica has, without its number
-  DType dtype;       ///< in files; uint8: bytes of blocks of 8 bits (tensor/formats/int8_blocks.h)
+  DType dtype;       ///< in files; uint8: bytes of blocks of `format`
   std::int64_t begin, end;
   /// Reads what files hold, from a place on that in_file() gave.
   std::function<void(std::int64_t, const tensor::Tensor&)> read;
   /// Sets elements from a flat element on; of blocks, values in fp32, of whole ones but at a parameter's end.
   std::function<void(std::int64_t, const tensor::Tensor&)> write;
+  StoredFormat format = StoredFormat::compute;
+  /// Sets blocks, the first of which begins with a flat element. Null where there are none.
+  std::function<void(std::int64_t, const tensor::Tensor&)> write_blocks{};
   /// Makes what `read` gives now of `count` elements from a place on, to be read later. Null where training
   /// does not change it.
   std::function<sharding::Frozen(std::int64_t, std::int64_t, sharding::FrozenMemory&)> freeze{};
@@ -35,10 +38,11 @@ struct SavedState {
 
   /// How many numbers of `dtype` these elements, from the first of a block on, are in files.
   std::int64_t in_file(std::int64_t elements) const {
-    return dtype == DType::u8 ? tensor::int8_bytes(elements) : elements;
+    return in_blocks() ? tensor::stored_bytes(format, elements) : elements;
   }
   /// The type that `write` takes.
-  DType value_dtype() const { return dtype == DType::u8 ? DType::f32 : dtype; }
+  DType value_dtype() const { return in_blocks() ? DType::f32 : dtype; }
+  bool in_blocks() const { return format != StoredFormat::compute; }
 };
 
 /// As it is called in files where replica number `replica` has values of its own.

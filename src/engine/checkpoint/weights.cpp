@@ -11,8 +11,8 @@
 #include "engine/checkpoint/states.h"
 #include "engine/checkpoint/writer.h"
 #include "sharding/segment.h"
+#include "tensor/formats/stored_format.h"
 #include "tensor/host_values.h"
-#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::engine {
 namespace fs = std::filesystem;
@@ -50,29 +50,46 @@ tensor::Slice whole_of(const std::vector<std::int64_t>& shape) {
   return tensor::Slice::whole(tensor::Shape{std::span<const std::int64_t>(shape)});
 }
 
-using ReadElements = std::function<void(std::int64_t begin, const Tensor& to)>;
+/// Gives `count` elements from one on, in the type of the tensor: numbers, or the bytes of their blocks.
+using ReadElements = std::function<void(std::int64_t begin, std::int64_t count, const Tensor& to)>;
 
-/// A tensor KIND.PARAMETER of a file, of elements that follow each other in the logical tensor; `read` gives
-/// those of 8 bits in fp32.
+/// A tensor KIND.PARAMETER of a file, of elements that follow each other in the logical tensor.
 FileTensor file_tensor(const CheckpointTensor& of, PieceRecord record, ReadElements read,
                        device::Device& device) {
-  const bool int8 = of.dtype == DType::u8;
   const tensor::Range range = record.elements;
-  FileTensor out{cat(of.kind, ".", of.parameter), of.dtype,
-                 int8 ? tensor::int8_bytes(range.size()) : range.size(), std::move(record), nullptr};
-  out.elements = [&device, range, int8, dtype = int8 ? DType::f32 : of.dtype,
+  record.format = of.format;
+  const auto in_file = [format = of.format](std::int64_t elements) {
+    return format == StoredFormat::compute ? elements : tensor::stored_bytes(format, elements);
+  };
+  FileTensor out{cat(of.kind, ".", of.parameter), of.dtype, in_file(range.size()), std::move(record),
+                 nullptr};
+  out.elements = [&device, range, in_file, dtype = of.dtype,
                   read = std::move(read)](const FileTensor::Put& put) {
-    in_chunks(device, dtype, range.size(), [&](std::int64_t done, const Tensor& elements) {
-      read(range.begin + done, elements);
-      if (!int8) return put(done, elements);
-      const Tensor blocks = Tensor::empty(device, {tensor::int8_bytes(elements.numel())}, DType::u8,
-                                          device::Category::workspace, device.processor_tier());
-      tensor::quantize_int8({elements.data<float>(), static_cast<std::size_t>(elements.numel())},
-                            blocks.raw(), device.arena());
-      put(tensor::int8_bytes(done), blocks);
-    });
+    const Tensor chunk = Tensor::empty(device, {in_file(std::min(most_at_once, range.size()))}, dtype,
+                                       device::Category::workspace, device.processor_tier());
+    for (std::int64_t done = 0; done < range.size(); done += most_at_once) {
+      const std::int64_t count = std::min(most_at_once, range.size() - done);
+      const Tensor elements = chunk.range(0, in_file(count));
+      read(range.begin + done, count, elements);
+      put(in_file(done), elements);
+    }
   };
   return out;
+}
+
+/// Those of a checkpoint. Blocks stay as they are where the files hold them whole; else their values are
+/// quantised anew.
+ReadElements elements_of(const CheckpointReader& reader, const CheckpointTensor& t,
+                         const tensor::Slice& slice, device::Device& device) {
+  return [&reader, &device, t, slice](std::int64_t begin, std::int64_t count, const Tensor& to) {
+    if (t.format == StoredFormat::compute) return reader.read(t.kind, t.parameter, slice, begin, to);
+    if (reader.read_blocks(t.kind, t.parameter, slice, begin, count, to)) return;
+    const Tensor values =
+        Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
+    reader.read(t.kind, t.parameter, slice, begin, values);
+    tensor::quantize(t.format, {values.data<float>(), static_cast<std::size_t>(count)}, to.raw(),
+                     device.arena());
+  };
 }
 
 /// DIR/latest is where a run goes on: it may move ahead, to a checkpoint from which one can.
@@ -125,7 +142,8 @@ void write_weights(const fs::path& directory, const std::string& tag, Manifest m
   RankFile file;
   for (const nn::ParameterPtr& parameter : parameters) {
     const tensor::Slice slice = whole_of(manifest.shapes.at(parameter->name));
-    const auto read = [&weights, &kernels, parameter, slice](std::int64_t begin, const Tensor& to) {
+    const auto read = [&weights, &kernels, parameter, slice](std::int64_t begin, std::int64_t,
+                                                             const Tensor& to) {
       if (weights.has(parameter->name))
         weights.read(parameter->name, slice, begin, to);
       else
@@ -158,14 +176,14 @@ void copy_checkpoint(const CheckpointReader& reader, const fs::path& directory, 
           for (const CheckpointTensor& t : reader.tensors()) {
             if (weights_only && t.kind != "fp32" && t.kind != "frozen") continue;
             const tensor::Slice slice = whole_of(made.shapes.at(t.parameter));
-            const std::int64_t n = slice.numel(), block = t.dtype == DType::u8 ? tensor::int8_block : 1,
+            const bool in_blocks = t.format != StoredFormat::compute;
+            const std::int64_t n = slice.numel(),
+                               block = in_blocks ? tensor::block_size(t.format).elements : 1,
                                blocks = (n + block - 1) / block;
             const auto until = [&](int of) { return std::min(n, blocks * of / ranks * block); };
-            const auto read = [&reader, t, slice](std::int64_t begin, const Tensor& to) {
-              reader.read(t.kind, t.parameter, slice, begin, to);
-            };
             (t.kind == "frozen" ? frozen : trained)
-                .tensors.push_back(file_tensor(t, {slice, {until(rank), until(rank + 1)}}, read, device));
+                .tensors.push_back(file_tensor(t, {slice, {until(rank), until(rank + 1)}},
+                                               elements_of(reader, t, slice, device), device));
           }
           made.files[rank_file(rank)] = write_rank_file(partial / rank_file(rank), trained, made.save_id);
           if (frozen.tensors.empty()) continue;

@@ -14,20 +14,21 @@ using tensor::Tensor;
 
 void for_each_tensor(const sharding::ShardedModel& model, FilePart part,
                      const std::function<void(FileTensor, const SavedState&, const Piece&)>& visit) {
-  for_each_piece(
-      model, Kinds::all, Extent::written,
-      [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
-        if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
-        const std::string kind = state.over_replicas == optim::OverReplicas::own
-                                     ? kind_of_replica(state.kind, state.replica)
-                                     : state.kind;
-        visit({cat(kind, ".", parameter.name),
-               state.dtype,
-               state.in_file(piece.count),
-               {parameter.logical_slice(), {piece.parameter_begin, piece.parameter_begin + piece.count}},
-               nullptr},
-              state, piece);
-      });
+  for_each_piece(model, Kinds::all, Extent::written,
+                 [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
+                   if ((state.kind == "frozen") != (part == FilePart::frozen)) return;
+                   const std::string kind = state.over_replicas == optim::OverReplicas::own
+                                                ? kind_of_replica(state.kind, state.replica)
+                                                : state.kind;
+                   visit({cat(kind, ".", parameter.name),
+                          state.dtype,
+                          state.in_file(piece.count),
+                          {parameter.logical_slice(),
+                           {piece.parameter_begin, piece.parameter_begin + piece.count},
+                           state.format},
+                          nullptr},
+                         state, piece);
+                 });
 }
 
 std::vector<FileTensor> live_tensors(const sharding::ShardedModel& model, device::Device& device,

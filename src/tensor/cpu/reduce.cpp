@@ -2,7 +2,6 @@
 #include <mutex>
 
 #include "tensor/cpu/loops.h"
-#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::tensor::cpu {
 namespace {
@@ -79,14 +78,6 @@ void CpuKernels::fold(const Tensor& from, DType rounding, const Tensor& to, bool
     if (to.dtype() == DType::f64) return fold_f64(from, rounding, to, accumulate, begin, count);
     for (Count i = begin; i < begin + count; i += stack_block)
       fold_block(isa_, from, rounding, to, accumulate, i, std::min(stack_block, begin + count - i));
-  });
-}
-
-void CpuKernels::dequantize(const Tensor& blocks, const Tensor& out) {
-  const Count count = require_int8_blocks(blocks, out);
-  in_chunks(device_, count, element_grain / int8_block, [&](Count begin, Count n) {
-    isa_.convert[storage_index(out)].from_int8(at(blocks, begin * int8_block_bytes),
-                                               at(out, begin * int8_block), n);
   });
 }
 

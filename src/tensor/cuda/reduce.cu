@@ -2,7 +2,6 @@
 
 #include "tensor/cuda/join_parts.cuh"
 #include "tensor/cuda/workspace.h"
-#include "tensor/formats/int8_blocks.h"
 
 namespace sherd::tensor::SHERD_CUDA {
 namespace {
@@ -69,24 +68,6 @@ void fold_range(const Target& target, const S* from, DType rounding, bool accumu
   };
   queue(fold_kernel<width, S, Out>, width, 0, packed);
   queue(fold_kernel<1, S, Out>, 1, packed, n);
-}
-
-// ---- weights in 8 bits ----
-
-/// Four codes of a block each time.
-template <class Out>
-__global__ void dequantize_kernel(const std::uint32_t* blocks, Count fours, Out* to) {
-  constexpr Count per_block = int8_block / 4, words = int8_block_bytes / 4;
-  for (Count i = grid_thread(); i < fours; i += grid_threads()) {
-    const std::uint32_t* block = blocks + i / per_block * words;
-    const std::uint32_t codes = block[i % per_block];
-    const auto scale = bits_as<float>(block[per_block]);
-    Pack<Out, 4> values;
-    for (int k = 0; k < 4; ++k)
-      values.at[k] =
-          narrow<Out>(static_cast<float>(static_cast<std::int8_t>(codes >> (8 * k) & 0xffu)) * scale);
-    store_pack(to + i * 4, values);
-  }
 }
 
 // ---- exact sums of squares ----
@@ -217,17 +198,6 @@ void CudaKernels::fold(const Tensor& from, DType rounding, const Tensor& to, boo
     using S = decltype(from_type);
     using Out = decltype(to_type);
     fold_range<S, Out>(target_, in<S>(from), rounding, accumulate, to.numel(), out<Out>(to));
-  });
-}
-
-void CudaKernels::dequantize(const Tensor& blocks, const Tensor& out) {
-  const Count fours = require_int8_blocks(blocks, out) * (int8_block / 4);
-  if (fours == 0) return;
-  with_floating(out.dtype(), [&](auto type) {
-    using Out = decltype(type);
-    if constexpr (!std::is_same_v<Out, double>)
-      launch(dequantize_kernel<Out>, blocks_for(fours, element_threads, target_.processors, 32),
-             element_threads, 0, target_.stream, in<std::uint32_t>(blocks), fours, SHERD_CUDA::out<Out>(out));
   });
 }
 

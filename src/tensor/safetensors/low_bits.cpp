@@ -37,17 +37,16 @@ std::array<float, 256> every_code(float (*value)(int)) {
 void decode_mxfp4(std::span<const std::byte> blocks, std::span<const std::byte> scales, std::int64_t first,
                   std::span<float> to) {
   static const std::array<float, 256> powers = every_code(e8m0_value);
-  static constexpr float values[16] = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
   const std::int64_t skipped = first / mxfp4_block * mxfp4_block;
   require((first - skipped + std::ssize(to) + mxfp4_block - 1) / mxfp4_block <= std::ssize(scales) &&
-              std::ssize(blocks) >= std::ssize(scales) * mxfp4_block_bytes,
+              std::ssize(blocks) >= std::ssize(scales) * mxfp4_codes,
           "decode_mxfp4: ", blocks.size(), " bytes and ", scales.size(), " scales do not hold ", to.size(),
           " numbers");
   for (std::size_t i = 0; i < to.size(); ++i) {
     const auto at = static_cast<std::size_t>(first - skipped) + i;
     const auto byte = std::to_integer<unsigned>(blocks[at / 2]);
     const auto scale = std::to_integer<std::size_t>(scales[at / mxfp4_block]);
-    to[i] = values[at % 2 == 0 ? byte & 15 : byte >> 4] * powers[scale];
+    to[i] = mxfp4_values[at % 2 == 0 ? byte & 15 : byte >> 4] * powers[scale];
   }
 }
 

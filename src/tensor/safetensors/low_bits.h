@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <span>
 
+#include "tensor/formats/stored_code.h"
+
 namespace sherd::tensor {
 
 // Numbers that published files hold in fewer bits than they are computed with.
@@ -11,8 +13,6 @@ namespace sherd::tensor {
 // MXFP4 (OCP Microscaling Formats 1.0), in which GPT-OSS is published: blocks of 32 numbers of 4 bits (E2M1),
 // two to a byte, the even one in its low half, and a byte for each block, by whose power of two, of scale -
 // 127, they are multiplied; 255 is no number. bf16 holds every value but the smallest.
-
-inline constexpr std::int64_t mxfp4_block = 32, mxfp4_block_bytes = 16;
 
 /// Values [first, first + to.size()) of those whose blocks and scales begin with block first / 32.
 void decode_mxfp4(std::span<const std::byte> blocks, std::span<const std::byte> scales, std::int64_t first,

@@ -163,8 +163,8 @@ TEST(Pieces, ARecordComesBackAsItWasWritten) {
   EXPECT_EQ(blocks(128, 2 * 68), (tensor::Range{128, 200}));
   EXPECT_EQ(blocks(0, 4 * 68), (tensor::Range{0, 200}));
   expect_error(ErrorKind::data, "are more than its slice", [&] { blocks(0, 5 * 68); });
-  expect_error(ErrorKind::data, "are no blocks of 8 bits", [&] { blocks(32, 68); });
-  expect_error(ErrorKind::data, "are no blocks of 8 bits", [&] { blocks(0, 64); });
+  expect_error(ErrorKind::data, "are no blocks of int8", [&] { blocks(32, 68); });
+  expect_error(ErrorKind::data, "are no blocks of int8", [&] { blocks(0, 64); });
   const auto refused = [&](const std::string& text, const std::string& why, std::int64_t numel = 8) {
     expect_error(ErrorKind::data, why, [&] { PieceRecord::parse(text, manifest, "w", numel); });
   };

@@ -1,6 +1,7 @@
 #include "tensor/cpu/isa/tables.h"
 #include "tensor/cpu/isa/vec.h"
 #include "tensor/formats/fp8_code.h"
+#include "tensor/formats/stored_code.h"
 
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
@@ -16,6 +17,57 @@ SHERD_INLINE F widen_codes(const std::int8_t* from) {
   return __builtin_convertvector(__builtin_convertvector(load_as<Codes>(from), I), F);
 }
 #endif
+
+/// Numbers from 0 to 15, one a lane, out of halves of bytes; `upper_first`: a byte's upper half comes first.
+template <bool upper_first>
+SHERD_INLINE U half_bytes(const std::uint8_t* from) {
+  constexpr std::uint32_t first = upper_first ? 4 : 0, second = 4 - first;
+  U words, shifts;
+#if defined(SHERD_ISA_avx512)
+  const U eight = (U)_mm512_set1_epi64(load_as<long long>(from));
+  words = __builtin_shuffle(eight, U{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
+#elif defined(SHERD_ISA_avx2)
+  words = all(load_as<std::uint32_t>(from));
+#else
+  words = all(std::uint32_t{load_as<std::uint16_t>(from)});
+#endif
+  for (int k = 0; k < lanes; ++k)
+    shifts[k] = static_cast<std::uint32_t>(k % 8 / 2 * 8) + (k % 2 == 0 ? first : second);
+  return (words >> shifts) & 15u;
+}
+
+/// A table of 16 numbers that lanes look into.
+struct SixteenValues {
+#if defined(SHERD_ISA_avx512)
+  explicit SixteenValues(const float* from) : all_(load_as<F>(from)) {}
+  SHERD_INLINE F at(U places) const {
+    return (F)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)places, (__m512)all_);
+  }
+
+ private:
+  F all_;
+#elif defined(SHERD_ISA_avx2)
+  explicit SixteenValues(const float* from) : low_(load_as<F>(from)), high_(load_as<F>(from + 8)) {}
+  SHERD_INLINE F at(U places) const {
+    const F low = (F)_mm256_permutevar8x32_ps((__m256)low_, (__m256i)places);
+    const F high = (F)_mm256_permutevar8x32_ps((__m256)high_, (__m256i)places);
+    return (I)places > 7 ? high : low;
+  }
+
+ private:
+  F low_, high_;
+#else
+  explicit SixteenValues(const float* from) : from_(from) {}
+  F at(U places) const {
+    F out;
+    for (int k = 0; k < lanes; ++k) out[k] = from_[places[k]];
+    return out;
+  }
+
+ private:
+  const float* from_;
+#endif
+};
 
 /// Registers for tensor/formats/fp8_code.h.
 struct Fp8Registers {
@@ -102,13 +154,36 @@ struct ConvertLoops {
   }
 
   static void from_int8(const void* blocks, void* y, Count count) {
-    constexpr Count block = 64, bytes = block + 4;  // int8_blocks.h
     const auto* from = static_cast<const std::int8_t*>(blocks);
-    for (S* to = out(y); count > 0; --count, from += bytes, to += block) {
+    for (S* to = out(y); count > 0; --count, from += int8_block_bytes, to += int8_block) {
       float scale;
-      __builtin_memcpy(&scale, from + block, sizeof scale);
+      __builtin_memcpy(&scale, from + int8_block, sizeof scale);
 #pragma GCC unroll 16
-      for (Count k = 0; k < block; k += lanes) store(to + k, widen_codes(from + k) * all(scale));
+      for (Count k = 0; k < int8_block; k += lanes) store(to + k, widen_codes(from + k) * all(scale));
+    }
+  }
+
+  static void from_four_bits(const float* table, const std::uint8_t* codes, Count stride, const void* scales,
+                             Count scale_stride, void* y, Count count) {
+    const SixteenValues values(table);
+    const auto* scale = static_cast<const char*>(scales);
+    for (S* to = out(y); count > 0; --count, codes += stride, scale += scale_stride, to += four_bit_block) {
+      float factor;
+      __builtin_memcpy(&factor, scale, sizeof factor);
+#pragma GCC unroll 16
+      for (Count k = 0; k < four_bit_block; k += lanes)
+        store(to + k, values.at(half_bytes<true>(codes + k / 2)) * all(factor));
+    }
+  }
+
+  static void from_mxfp4(const void* blocks, void* y, Count count) {
+    const SixteenValues values(mxfp4_values);
+    const auto* from = static_cast<const std::uint8_t*>(blocks);
+    for (S* to = out(y); count > 0; --count, from += mxfp4_block_bytes, to += mxfp4_block) {
+      const F scale = (F)all(static_cast<std::uint32_t>(from[mxfp4_codes]) << 23);
+#pragma GCC unroll 8
+      for (Count k = 0; k < mxfp4_block; k += lanes)
+        store(to + k, values.at(half_bytes<false>(from + k / 2)) * scale);
     }
   }
 
@@ -170,6 +245,8 @@ constexpr ConvertOps table() {
           L::block_squares,
           L::squared_difference,
           L::from_int8,
+          L::from_mxfp4,
+          L::from_four_bits,
           L::largest,
           {L::template to_fp8<Fp8Format::e4m3>, L::template to_fp8<Fp8Format::e5m2>},
           {L::template from_fp8<Fp8Format::e4m3>, L::template from_fp8<Fp8Format::e5m2>}};

@@ -1,11 +1,14 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <oneapi/dnnl/dnnl.hpp>
+#include <vector>
 
 #include "base/error.h"
 #include "tensor/cpu/gemm_blocks.h"
@@ -44,6 +47,10 @@ using dnnl::memory;
 using Key = std::array<std::int64_t, 5>;
 constexpr std::size_t max_cached = 256;
 
+/// Of fewer rows than this oneDNN 2.6 makes products without AMX, which round otherwise: a row would have
+/// other sums beside others than alone.
+constexpr std::int64_t least_rows = 16;
+
 struct Product {
   memory::desc a, b, c;
   dnnl::matmul primitive;
@@ -81,11 +88,12 @@ class Primitives {
   dnnl::stream stream{engine};
 
   const memory::desc& packed_layout(const GemmBlock& block) {
-    const Key key{block.full_rows, block.cols, block.depth};
+    const std::int64_t rows = std::max(least_rows, block.full_rows);
+    const Key key{rows, block.cols, block.depth};
     return find(layouts_, key, [&] {
-      const memory::desc a({block.full_rows, block.depth}, type_, {block.depth, 1});
+      const memory::desc a({rows, block.depth}, type_, {block.depth, 1});
       const memory::desc b({block.depth, block.cols}, type_, memory::format_tag::any);
-      const memory::desc c({block.full_rows, block.cols}, memory::data_type::f32, {block.cols, 1});
+      const memory::desc c({rows, block.cols}, memory::data_type::f32, {block.cols, 1});
       return with_room_for_code([&] {
         return dnnl::matmul::primitive_desc({a, b, c}, engine).weights_desc();
       });
@@ -93,12 +101,13 @@ class Primitives {
   }
 
   const Product& product(const GemmBlock& block) {
-    const Key key{block.rows, block.cols, block.depth, block.full_rows};
+    const std::int64_t rows = std::max(least_rows, block.rows);
+    const Key key{rows, block.cols, block.depth, std::max(least_rows, block.full_rows)};
     return find(products_, key, [&] {
       Product out;
-      out.a = memory::desc({block.rows, block.depth}, type_, {block.depth, 1});
+      out.a = memory::desc({rows, block.depth}, type_, {block.depth, 1});
       out.b = packed_layout(block);
-      out.c = memory::desc({block.rows, block.cols}, memory::data_type::f32, {block.cols, 1});
+      out.c = memory::desc({rows, block.cols}, memory::data_type::f32, {block.cols, 1});
       out.primitive = with_room_for_code([&] {
         return dnnl::matmul(dnnl::matmul::primitive_desc({out.a, out.b, out.c}, engine));
       });
@@ -185,6 +194,18 @@ class DnnlBlocks final : public BlockProduct {
 
   void multiply(const GemmBlock& block, const void* a, const void* packed, float* c,
                 const GemmFinish*) const override {
+    if (block.rows >= least_rows) return multiply_rows(block, a, packed, c);
+    thread_local std::vector<std::uint16_t> rows;
+    thread_local std::vector<float> sums;
+    rows.assign(static_cast<std::size_t>(least_rows * block.depth), 0);
+    sums.resize(static_cast<std::size_t>(least_rows * block.cols));
+    std::memcpy(rows.data(), a, static_cast<std::size_t>(block.rows * block.depth) * sizeof rows[0]);
+    multiply_rows(block, rows.data(), packed, sums.data());
+    std::copy_n(sums.data(), block.rows * block.cols, c);
+  }
+
+ private:
+  void multiply_rows(const GemmBlock& block, const void* a, const void* packed, float* c) const {
     run(block, [&](Primitives& primitives) {
       const Product& product = primitives.product(block);
       product.primitive.execute(

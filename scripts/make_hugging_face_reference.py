@@ -400,6 +400,52 @@ def make_fp8(root):
     print(f"deepseek_v3_fp8: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
+def make_bitsandbytes(root, name, kind, config, seed, **how):
+    """A model as transformers and bitsandbytes save it in few bits; expected.safetensors holds as value.NAME what
+    bitsandbytes decodes."""
+    import bitsandbytes
+    from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
+    folder, plain = root / name, root / (name + "_plain")
+    shutil.rmtree(folder, ignore_errors=True)
+    made(kind, config, seed).float().save_pretrained(plain)
+    model = kind.from_pretrained(plain, dtype=torch.float32, device_map="cpu",
+                                 quantization_config=transformers.BitsAndBytesConfig(**how))
+    shutil.rmtree(plain)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    expected = {}
+    for path, module in model.named_modules():
+        if isinstance(module, bitsandbytes.nn.Linear4bit):
+            state = module.weight.quant_state
+            scales = state.absmax
+            if state.nested:
+                scales = bitsandbytes.functional.dequantize_blockwise(scales, state.state2) + state.offset
+            # Its kernel for processors takes blocks to end with rows, which those of small matrices do not.
+            value = _dequantize_4bit_compute(module.weight.data.reshape(-1), scales, state.code, state.blocksize,
+                                             state.shape, torch.float32)
+        elif isinstance(module, bitsandbytes.nn.Linear8bitLt):
+            value = bitsandbytes.functional.int8_vectorwise_dequant(module.weight.data, module.weight.SCB)
+        else:
+            continue
+        turned = kind is transformers.GPT2LMHeadModel and path != "lm_head"
+        expected[f"value.{path}.weight"] = (value.T if turned else value).float().contiguous()
+    safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    print(f"{name}: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
+
+
+def make_all_bitsandbytes(root):
+    llama = transformers.LlamaConfig(vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+                                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=24,
+                                     pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    gpt2 = transformers.GPT2Config(vocab_size=37, n_embd=24, n_layer=1, n_head=4, n_positions=24, pad_token_id=None,
+                                   bos_token_id=None, eos_token_id=None)
+    make_bitsandbytes(root, "llama_nf4", transformers.LlamaForCausalLM, llama, 81, load_in_4bit=True,
+                      bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
+    make_bitsandbytes(root, "gpt2_fp4", transformers.GPT2LMHeadModel, gpt2, 82, load_in_4bit=True,
+                      bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype=torch.float32)
+    make_bitsandbytes(root, "llama_int8", transformers.LlamaForCausalLM, llama, 83, load_in_8bit=True)
+
+
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
                         pathlib.Path(__file__).parent.parent / "tests/models/reference/hugging_face")
@@ -410,6 +456,8 @@ def main():
     for family, make_it in (("gpt_oss_mxfp4", make_mxfp4), ("deepseek_v3_fp8", make_fp8)):
         if not sys.argv[2:] or family in sys.argv[2:]:
             make_it(root)
+    if not sys.argv[2:] or "bitsandbytes" in sys.argv[2:]:
+        make_all_bitsandbytes(root)
 
 
 if __name__ == "__main__":

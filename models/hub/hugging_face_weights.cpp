@@ -6,7 +6,6 @@
 
 #include "base/text/excerpt.h"
 #include "tensor/host_values.h"
-#include "tensor/safetensors/low_bits.h"
 
 namespace sherd::models {
 namespace {
@@ -16,10 +15,6 @@ using tensor::Shape;
 
 bool is_weight_type(const std::optional<DType>& dtype) {
   return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16 || dtype == DType::f64;
-}
-
-std::string shape_of(const SafetensorsEntry& entry) {
-  return Shape{std::span<const std::int64_t>(entry.shape)}.str();
 }
 
 /// Tensors of older files that are made, not trained: causal masks, and frequencies of rotary positions.
@@ -41,14 +36,6 @@ void list(std::string& out, const char* what, const std::vector<std::string>& na
   for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
     out += (i > 0 ? ", " : "") + excerpt(names[i], 120);
   if (names.size() > most) out += cat(" and ", names.size() - most, " more");
-}
-
-/// The two tensors of bytes that stand for a matrix in MXFP4, and their shapes: rows of its outputs.
-std::vector<std::pair<const char*, Shape>> mxfp4_parts(const PublishedTensor& tensor) {
-  const std::int64_t in = tensor.shape[tensor.transposed ? 0 : 1], out = tensor.shape.numel() / in,
-                     blocks = in / tensor::mxfp4_block;
-  return {{"_blocks", {tensor.stacked, out, blocks, tensor::mxfp4_codes}},
-          {"_scales", {tensor.stacked, out, blocks}}};
 }
 
 constexpr std::size_t part_bytes = std::size_t{4} << 20;
@@ -130,33 +117,15 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       if (!expected.insert(name).second) continue;  // another part of the same
       const SafetensorsEntry* entry = files_.find(name);
       if (!entry && layout_.may_lack(parameter->name)) continue;
-      if (!entry && in_mxfp4(name)) {
-        for (const auto& [part, shape] : mxfp4_parts(tensor)) {
-          expected.insert(name + part);
-          const SafetensorsEntry& bytes = *files_.find(name + part);
-          if (shape_of(bytes) != shape.str())
-            misshapen.push_back(cat(name, part, " ", shape_of(bytes), " for ", shape.str()));
-          else if (bytes.dtype != DType::u8)
-            types.push_back(cat(name, part, " (", bytes.dtype_name, ")"));
-        }
+      if (const auto low_bits = find_low_bits(files_, name)) {
+        low_bits->check(tensor, {expected, misshapen, types});
         continue;
       }
       if (!entry)
         missing.push_back(name);
       else if (Shape{std::span<const std::int64_t>(entry->shape)} != tensor.in_file())
         misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", tensor.in_file().str()));
-      else if (in_fp8(name)) {
-        expected.insert(name + "_scale_inv");
-        const SafetensorsEntry& scales = *files_.find(name + "_scale_inv");
-        const auto squares = [&](int dim) {
-          return (tensor.shape[dim] + tensor::fp8_file_block - 1) / tensor::fp8_file_block;
-        };
-        if (tensor.shape.rank() != 2 || shape_of(scales) != Shape{squares(0), squares(1)}.str())
-          misshapen.push_back(cat(name, "_scale_inv ", shape_of(scales), " for ", tensor.shape.str(),
-                                  " in squares of ", tensor::fp8_file_block));
-        else if (!is_weight_type(scales.dtype))
-          types.push_back(cat(name, "_scale_inv (", scales.dtype_name, ")"));
-      } else if (!is_weight_type(entry->dtype))
+      else if (!is_weight_type(entry->dtype))
         types.push_back(cat(name, " (", entry->dtype_name, ")"));
     }
   for (const auto& [path, tensor] : states()) {
@@ -222,8 +191,8 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
                                        std::span<std::byte> to, DType dtype) {
   const std::string name = found_as(tensor.name);
   const SafetensorsEntry* entry = files_.find(name);
-  if (!entry && in_mxfp4(name)) return read_mxfp4(tensor, name, first, to, dtype);
-  if (entry && in_fp8(name)) return read_fp8(tensor, name, first, to, dtype);
+  if (low_bits_name_ != name) low_bits_ = find_low_bits(files_, name), low_bits_name_ = name;
+  if (low_bits_) return read_low_bits(tensor, first, to, dtype);
   require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no weights '", name,
           "'");
   const std::size_t size = size_of(*entry->dtype), to_size = size_of(dtype);
@@ -243,70 +212,17 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
   }
 }
 
-bool HuggingFaceWeights::in_mxfp4(const std::string& name) const {
-  return files_.find(name + "_blocks") && files_.find(name + "_scales");
-}
-
 /// Elements from `first` on of a matrix with a row for each output.
-void HuggingFaceWeights::read_mxfp4(const PublishedTensor& tensor, const std::string& name,
-                                    std::int64_t first, std::span<std::byte> to, DType dtype) {
-  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype));
-  std::vector<std::byte> blocks, scales;
+void HuggingFaceWeights::read_low_bits(const PublishedTensor& tensor, std::int64_t first,
+                                       std::span<std::byte> to, DType dtype) {
+  const std::size_t size = size_of(dtype), count = to.size() / size;
   std::vector<float> values;
-  for (std::int64_t done = 0, count = std::ssize(to) / size; done < count;) {
-    const std::int64_t n = std::min<std::int64_t>(count - done, part_bytes),
-                       at = tensor.first() + first + done, begin = at / tensor::mxfp4_block,
-                       end = (at + n + tensor::mxfp4_block - 1) / tensor::mxfp4_block;
-    blocks.resize(static_cast<std::size_t>((end - begin) * tensor::mxfp4_codes));
-    scales.resize(static_cast<std::size_t>(end - begin)), values.resize(static_cast<std::size_t>(n));
-    files_.read_bytes(name + "_blocks", static_cast<std::uint64_t>(begin * tensor::mxfp4_codes), blocks);
-    files_.read_bytes(name + "_scales", static_cast<std::uint64_t>(begin), scales);
-    tensor::decode_mxfp4(blocks, scales, at, values);
-    tensor::convert_values(
-        std::as_bytes(std::span(values)), DType::f32,
-        to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
-    done += n;
-  }
-}
-
-bool HuggingFaceWeights::in_fp8(const std::string& name) const {
-  const SafetensorsEntry* entry = files_.find(name);
-  return entry && entry->dtype_name == "F8_E4M3" && files_.find(name + "_scale_inv");
-}
-
-/// Elements from `first` on of a matrix.
-void HuggingFaceWeights::read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
-                                  std::span<std::byte> to, DType dtype) {
-  constexpr std::int64_t side = tensor::fp8_file_block;
-  const std::int64_t size = static_cast<std::int64_t>(size_of(dtype)), columns = tensor.shape[1],
-                     squares = (columns + side - 1) / side;
-  const DType scale_type = *files_.find(name + "_scale_inv")->dtype;
-  const auto scale_size = static_cast<std::int64_t>(size_of(scale_type));
-  std::vector<std::byte> codes, narrow(static_cast<std::size_t>(squares * scale_size));
-  std::vector<float> values, scales(static_cast<std::size_t>(squares));
-  std::int64_t scales_of = -1;  // the row of squares
-  for (std::int64_t done = 0, count = std::ssize(to) / size; done < count;) {
-    const std::int64_t n = std::min<std::int64_t>(count - done, part_bytes), begin = first + done;
-    codes.resize(static_cast<std::size_t>(n)), values.resize(static_cast<std::size_t>(n));
-    files_.read_bytes(name, static_cast<std::uint64_t>(begin), codes);
-    tensor::decode_e4m3(codes, values);
-    for (std::int64_t at = begin; at < begin + n;) {  // a square's elements of a row
-      const std::int64_t row = at / columns, column = at % columns, square = column / side,
-                         end =
-                             std::min({begin + n, (row + 1) * columns, row * columns + (square + 1) * side});
-      if (row / side != scales_of) {
-        scales_of = row / side;
-        files_.read_bytes(name + "_scale_inv", static_cast<std::uint64_t>(scales_of * squares * scale_size),
-                          narrow);
-        tensor::convert_values(narrow, scale_type, std::as_writable_bytes(std::span(scales)), DType::f32);
-      }
-      for (; at < end; ++at)
-        values[static_cast<std::size_t>(at - begin)] *= scales[static_cast<std::size_t>(square)];
-    }
-    tensor::convert_values(
-        std::as_bytes(std::span(values)), DType::f32,
-        to.subspan(static_cast<std::size_t>(done * size), static_cast<std::size_t>(n * size)), dtype);
-    done += n;
+  for (std::size_t done = 0; done < count;) {
+    values.resize(std::min(count - done, part_bytes));
+    low_bits_->read(tensor, first + static_cast<std::int64_t>(done), values);
+    tensor::convert_values(std::as_bytes(std::span(values)), DType::f32,
+                           to.subspan(done * size, values.size() * size), dtype);
+    done += values.size();
   }
 }
 

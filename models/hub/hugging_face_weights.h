@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "models/hub/hugging_face.h"
+#include "models/hub/low_bit_files.h"
 #include "nn/weight_source.h"
 #include "tensor/safetensors/safetensors_folder.h"
 
@@ -11,9 +12,8 @@ namespace sherd::models {
 
 /// The weights of a Gpt in a folder of Hugging Face's transformers, read as they are asked for: nothing is
 /// held but the matrix at hand, twice for a moment, where the files have it transposed, or of another dtype a
-/// small part of it. A tensor NAME may be there as NAME_blocks and NAME_scales, in MXFP4, or in FP8 beside
-/// NAME_scale_inv, in squares of 128; and experts each in tensors of their own, or stacked
-/// (HuggingFaceLayout::take_stacked_experts).
+/// small part of it. Matrices may be there in few bits (low_bit_files.h), and experts each in tensors of
+/// their own, or stacked (HuggingFaceLayout::take_stacked_experts).
 class HuggingFaceWeights : public nn::WeightSource {
  public:
   /// Opens the files (SafetensorsFolder). `layout`: of the model that is to have them. `stem`: of the files'
@@ -34,12 +34,7 @@ class HuggingFaceWeights : public nn::WeightSource {
  private:
   std::string found_as(const std::string& name) const;
   std::vector<std::pair<std::string, PublishedTensor>> states() const;
-  bool in_mxfp4(const std::string& name) const;
-  bool in_fp8(const std::string& name) const;
-  void read_fp8(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
-                std::span<std::byte> to, DType dtype);
-  void read_mxfp4(const PublishedTensor& tensor, const std::string& name, std::int64_t first,
-                  std::span<std::byte> to, DType dtype);
+  void read_low_bits(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
   void read_elements(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
   const std::vector<std::byte>& turned(const PublishedTensor& tensor);
   void require_tied(const std::string& head, const std::string& table) const;
@@ -49,7 +44,9 @@ class HuggingFaceWeights : public nn::WeightSource {
   bool has_states_;        ///< the files are a model's, not an adapter's
   std::string text_part_;  ///< what begins names of the part for text, where files have others too
   bool prefixed_ = false;
-  std::string table_is_head_;    ///< the published table's name, where the files have the head in its place
+  std::string table_is_head_;  ///< the published table's name, where the files have the head in its place
+  std::unique_ptr<LowBitMatrix> low_bits_;  ///< the last matrix that was asked for; null: it is in none
+  std::string low_bits_name_;
   std::vector<std::byte> part_;  ///< as the file has it
   std::string turned_name_;
   std::int64_t turned_place_ = 0;

@@ -200,7 +200,7 @@ Node written_parameters(const Published& p, const RopeKeys& has, bool sliding) {
   return out;
 }
 
-/// Whose values are read as what they stand for (tensor/safetensors/low_bits.h): MXFP4, and FP8 in squares.
+/// Whose values are read as what they stand for (models/hub/low_bit_files.h).
 bool is_read(const Value& value) {
   if (!value.node.is(Node::Kind::object)) return value.node.is(Node::Kind::null);
   const Node *method = value.node.find("quant_method"), *block = value.node.find("weight_block_size");
@@ -208,7 +208,7 @@ bool is_read(const Value& value) {
     return side.is(Node::Kind::integer) && side.integer == tensor::fp8_file_block;
   };
   return method &&
-         (method->is_text("mxfp4") ||
+         (method->is_text("mxfp4") || method->is_text("bitsandbytes") ||
           (method->is_text("fp8") && block && block->is(Node::Kind::array) && block->items.size() == 2 &&
            std::all_of(block->items.begin(), block->items.end(), is_side)));
 }

@@ -69,6 +69,36 @@ TEST(HuggingFaceFolder, Mxfp4IsReadAsTransformersDecodesIt) {
   testing::expect_error(ErrorKind::data, "down_proj_scales [2, 32, 1] for [2, 32, 2]", [&] { cut.open(); });
 }
 
+/// In 4 bits with and without scales in 8 bits, and in 8 bits; GPT-2's matrices lie transposed elsewhere.
+TEST(HuggingFaceFolder, FilesOfBitsandbytesAreReadAsItDecodesThem) {
+  EXPECT_EQ(check_decoded(folder_of("llama_nf4")), 4);
+  EXPECT_EQ(check_decoded(folder_of("gpt2_fp4")), 4);
+  EXPECT_EQ(check_decoded(folder_of("llama_int8")), 4);
+  const std::string down = "model.layers.0.mlp.down_proj.";
+  Copy cut("llama_nf4");
+  cut.rewrite([&](Copy::Dict& all) {
+    HostTensor& scales = all[down + "weight.nested_absmax"];
+    scales.shape = {2}, scales.bytes.resize(8);
+  });
+  expect_error(ErrorKind::data, "down_proj.weight.nested_absmax [2] for 1 numbers", [&] { cut.open(); });
+  Copy lacking("llama_nf4");
+  lacking.rewrite([&](Copy::Dict& all) { all.erase(down + "weight.absmax"); });
+  expect_error(ErrorKind::data, "down_proj.weight.absmax is not there for 24 numbers",
+               [&] { lacking.open(); });
+  Copy wrong("llama_nf4");
+  wrong.rewrite([&](Copy::Dict& all) {
+    auto& bytes = all[down + "weight.quant_state.bitsandbytes__nf4"].bytes;
+    const std::string text = R"({"blocksize": 0, "shape": [32, 48]})";
+    bytes.resize(text.size());
+    std::memcpy(bytes.data(), text.data(), text.size());
+    all[down + "weight.quant_state.bitsandbytes__nf4"].shape = {static_cast<std::int64_t>(text.size())};
+  });
+  expect_error(ErrorKind::data, "has blocks of 0 elements, which cannot be", [&] { wrong.open(); });
+  Copy rows("llama_int8");
+  rows.reword(down + R"(SCB":{"dtype":"F32")", down + R"(SCB":{"dtype":"I32")");
+  expect_error(ErrorKind::data, "down_proj.SCB (I32)", [&] { rows.open(); });
+}
+
 /// What routers learn outside of gradients is the model's, not its adapter's.
 TEST(HuggingFaceFolder, AnAdapterHasNoCorrectionBiases) {
   const config::Config config = config_in(folder_of("glm4_moe"));

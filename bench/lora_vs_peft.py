@@ -3,10 +3,12 @@
 
   bench/lora_vs_peft.py [--python PYTHON_WITH_PEFT] [--build build] [--modes bf16 fp32] [--targets c_attn]
                         [--rank 8] [--batch 4] [--seq 512] [--rounds 3] [--steps 2] [--threads 2] [--recompute full]
+              [--base nf4]
 
 Both train the same adapter on transformers' GPT-2 shape without dropout, on one batch of random tokens, with clipping
 and AdamW. PEFT's model is transformers' GPT2LMHeadModel with SDPA: `peft` with all weights in the mode's dtype,
-`peft-compiled` through torch.compile, and of bf16 `peft-autocast` with fp32 weights. Prints a JSON line per round, then
+`peft-compiled` through torch.compile, and of bf16 `peft-autocast` with fp32 weights. With --base Sherd keeps its base
+so, beside `sherd-compute`, which keeps it as it computes, and `peft-bnb` has bitsandbytes' 4 bits. Prints a JSON line per round, then
 per peer the ratio of medians of tokens/s (above 1: Sherd is faster) and the median of the rounds' ratios.
 """
 import json
@@ -17,7 +19,7 @@ import time
 
 from contenders import Contender, alternate, median_of_ratios, medians, options, program
 
-PEERS = {"bf16": ["peft", "peft-compiled", "peft-autocast"], "fp32": ["peft", "peft-compiled"]}
+PEERS = {"bf16": ["peft", "peft-compiled", "peft-autocast", "peft-bnb"], "fp32": ["peft", "peft-compiled", "peft-bnb"]}
 
 
 def parse():
@@ -25,6 +27,7 @@ def parse():
     ap.add_argument("--steps", type=int, default=2, help="of a turn")
     ap.add_argument("--modes", nargs="+", default=["bf16", "fp32"], choices=list(PEERS))
     ap.add_argument("--against", nargs="+", default=["peft", "peft-compiled", "peft-autocast"])
+    ap.add_argument("--base", default="compute", help="training.adapter.base_format")
     ap.add_argument("--targets", default="c_attn", help="all-linear, or names with commas between")
     ap.add_argument("--recompute", choices=["none", "full"], default="none")
     ap.add_argument("--python", default=sys.executable, help="one that has peft")
@@ -48,8 +51,14 @@ class Peer:
         config = transformers.GPT2Config(n_positions=a.seq, n_layer=a.layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
                                          use_cache=False)
         pure = mode == "bf16" and name != "peft-autocast"
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation="sdpa", dtype=torch.bfloat16 if pure else torch.float32)
+        dtype = torch.bfloat16 if pure else torch.float32
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=dtype)
+        if name == "peft-bnb":
+            how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                model = transformers.AutoModelForCausalLM.from_pretrained(
+                    folder, attn_implementation="sdpa", dtype=dtype, quantization_config=how, device_map="cpu")
         adapter = peft.LoraConfig(r=a.rank, lora_alpha=a.rank, target_modules=targets(a), fan_in_fan_out=True)
         self.model = peft.get_peft_model(model, adapter, autocast_adapter_dtype=not pure).train()
         if a.recompute == "full":
@@ -87,15 +96,16 @@ def serve(a):
         print(json.dumps(peer.steps(int(line.split()[1]))), file=out, flush=True)
 
 
-def ours(a, mode, folder):
+def ours(a, mode, folder, base):
     config = {"train_micro_batch_size_per_gpu": a.batch, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0,
               "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}, "bf16": {"enabled": mode == "bf16"},
               "model": {"type": "gpt2", "vocab_size": 50257, "seq_length": a.seq, "hidden_size": 768,
                         "num_layers": a.layers, "num_heads": 12, "dropout": 0},
               "training": {"steps": 1, "recompute": a.recompute,
-                           "adapter": {"type": "lora", "rank": a.rank, "alpha": a.rank, "targets": targets(a)}},
+                           "adapter": {"type": "lora", "rank": a.rank, "alpha": a.rank, "targets": targets(a),
+                                       "base_format": base}},
               "device": {"type": "cpu", "threads_per_rank": a.threads}}
-    path = os.path.join(folder, f"{mode}.json")
+    path = os.path.join(folder, f"{mode}-{base}.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump(config, file)
     return [program(a.build, "bench_train_step"), "--serve", "--config", path]
@@ -103,7 +113,9 @@ def ours(a, mode, folder):
 
 def compare(a, mode, folder):
     env = {"OMP_NUM_THREADS": a.threads}
-    contenders = [Contender("sherd", ours(a, mode, folder), env, a.timeout)]
+    contenders = [Contender("sherd", ours(a, mode, folder, a.base), env, a.timeout)]
+    if a.base != "compute":
+        contenders.append(Contender("sherd-compute", ours(a, mode, folder, "compute"), env, a.timeout))
     same = ["--targets", a.targets, "--rank", a.rank, "--batch", a.batch, "--seq", a.seq, "--layers", a.layers,
             "--threads", a.threads, "--recompute", a.recompute]
     for name in PEERS[mode]:

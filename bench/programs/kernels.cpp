@@ -11,6 +11,7 @@
 #include "base/cpu_isa.h"
 #include "bench/programs/kernel_rounds.h"
 #include "bench/programs/options.h"
+#include "tensor/formats/stored_format.h"
 #include "tensor/kernels.h"
 
 namespace {
@@ -140,6 +141,13 @@ class KernelCases {
     ExactSum sum;
     r_.measure({"sum_of_squares", {out}, {}, [&] { k_.sum_of_squares(out, sum); }}, dtype);
     r_.measure({"fill", {}, {out}, [&] { k_.fill(out, 0); }}, dtype);
+    for (const StoredFormat format : {StoredFormat::int8, StoredFormat::nf4, StoredFormat::nf4_double,
+                                      StoredFormat::mxfp4, StoredFormat::fp8}) {
+      const Tensor blocks = Tensor::zeros(r_.device(), {stored_bytes(format, out.numel())}, DType::u8);
+      r_.measure({std::string("dequantize_") + std::string(name_of(format)), {blocks}, {out},
+                  [&] { k_.dequantize(format, blocks, out); }},
+                 dtype);
+    }
     const Tensor small = r_.make({1 << 20}, dtype);
     r_.measure({"fill_normal_1m", {}, {small}, [&] { k_.fill_normal(small, {1, 2}, 0, 0, 0.02); }}, dtype);
     r_.measure({"fill_uniform_1m", {}, {small}, [&] { k_.fill_uniform(small, {1, 2}, 0, 0, 1); }}, dtype);

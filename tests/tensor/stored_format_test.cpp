@@ -321,6 +321,32 @@ TEST(StoredFormats, KernelsGiveTheValuesRoundedOnce) {
     }
 }
 
+/// Which processors write past their caches.
+TEST(StoredFormats, LargeResultsAreTheSame) {
+  constexpr std::int64_t block = 16384, most = 9 << 20, small = 4 * block;
+  for (const CpuIsa isa : {CpuIsa::portable, CpuIsa::avx2, CpuIsa::avx512}) {
+    if (isa > cpu_isa()) continue;
+    Machine m(isa, 2);
+    for (const StoredFormat format : {StoredFormat::int8, StoredFormat::nf4, StoredFormat::nf4_double,
+                                      StoredFormat::mxfp4, StoredFormat::fp8})
+      for (const DType dtype : {DType::bf16, DType::f32}) {
+        const auto blocks = blocks_of(format, random_values(small, -20, 20));
+        const Tensor few = m.empty({small}, dtype), all = m.empty({most}, dtype),
+                     from = m.empty({stored_bytes(format, most)}, DType::u8);
+        for (std::int64_t at = 0; at < from.numel(); at += std::ssize(blocks))
+          std::memcpy(from.raw() + at, blocks.data(),
+                      std::min(blocks.size(), static_cast<std::size_t>(from.numel() - at)));
+        m.kernels.dequantize(format, from.range(0, std::ssize(blocks)), few);
+        m.kernels.dequantize(format, from, all);
+        for (std::int64_t at = 0; at < most; at += small) {
+          const std::size_t bytes = static_cast<std::size_t>(std::min(small, most - at)) * size_of(dtype);
+          ASSERT_EQ(std::memcmp(all.range(at, most).raw(), few.raw(), bytes), 0)
+              << tensor::name_of(format) << " in " << name_of(dtype) << ", element " << at;
+        }
+      }
+  }
+}
+
 TEST(StoredFormats, KernelsCheckTheirArguments) {
   for (const auto& machine : all_machines()) {
     Machine& m = *machine;

@@ -6,40 +6,38 @@
 namespace sherd::tensor::cpu::SHERD_ISA {
 namespace {
 
+using Codes8 = std::uint8_t __attribute__((vector_size(lanes)));
 #if defined(SHERD_ISA_avx512)
-SHERD_INLINE F widen_codes(const std::int8_t* from) {
-  const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return (F)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, codes));
+SHERD_INLINE U widen(Codes8 codes) {
+  return (U)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)codes);
+}
+SHERD_INLINE Codes8 narrow_to_bytes(U u) {
+  return (Codes8)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)u);
 }
 #else
-SHERD_INLINE F widen_codes(const std::int8_t* from) {
-  using Codes = std::int8_t __attribute__((vector_size(lanes)));
-  return __builtin_convertvector(__builtin_convertvector(load_as<Codes>(from), I), F);
+SHERD_INLINE U widen(Codes8 codes) {
+  return __builtin_convertvector(codes, U);
+}
+SHERD_INLINE Codes8 narrow_to_bytes(U u) {
+  return __builtin_convertvector(u, Codes8);
 }
 #endif
 
-/// Numbers from 0 to 15, one a lane, out of halves of bytes; `upper_first`: a byte's upper half comes first.
-template <bool upper_first>
-SHERD_INLINE U half_bytes(const std::uint8_t* from) {
-  constexpr std::uint32_t first = upper_first ? 4 : 0, second = 4 - first;
-  U words, shifts;
-#if defined(SHERD_ISA_avx512)
-  const U eight = (U)_mm512_set1_epi64(load_as<long long>(from));
-  words = __builtin_shuffle(eight, U{0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1});
-#elif defined(SHERD_ISA_avx2)
-  words = all(load_as<std::uint32_t>(from));
-#else
-  words = all(std::uint32_t{load_as<std::uint16_t>(from)});
-#endif
-  for (int k = 0; k < lanes; ++k)
-    shifts[k] = static_cast<std::uint32_t>(k % 8 / 2 * 8) + (k % 2 == 0 ? first : second);
-  return (words >> shifts) & 15u;
+template <class S>
+SHERD_INLINE H narrow_to(F f) {
+  if constexpr (same_type<S, Bf16>)
+    return to_bf16(f);
+  else
+    return to_f16(f);
 }
 
 /// A table of 16 numbers that lanes look into.
 struct SixteenValues {
 #if defined(SHERD_ISA_avx512)
   explicit SixteenValues(const float* from) : all_(load_as<F>(from)) {}
+  SHERD_INLINE F from(int) const {
+    return all_;
+  }
   SHERD_INLINE F at(U places) const {
     return (F)_mm512_maskz_permutexvar_ps(0xffff, (__m512i)places, (__m512)all_);
   }
@@ -48,6 +46,9 @@ struct SixteenValues {
   F all_;
 #elif defined(SHERD_ISA_avx2)
   explicit SixteenValues(const float* from) : low_(load_as<F>(from)), high_(load_as<F>(from + 8)) {}
+  SHERD_INLINE F from(int first) const {
+    return first == 0 ? low_ : high_;
+  }
   SHERD_INLINE F at(U places) const {
     const F low = (F)_mm256_permutevar8x32_ps((__m256)low_, (__m256i)places);
     const F high = (F)_mm256_permutevar8x32_ps((__m256)high_, (__m256i)places);
@@ -69,6 +70,84 @@ struct SixteenValues {
 #endif
 };
 
+SHERD_INLINE void store_past_caches(void* to, U value) {
+#if defined(SHERD_ISA_avx512)
+  _mm512_stream_si512(static_cast<__m512i*>(to), (__m512i)value);
+#elif defined(SHERD_ISA_avx2)
+  _mm256_stream_si256(static_cast<__m256i*>(to), (__m256i)value);
+#else
+  _mm_stream_si128(static_cast<__m128i*>(to), (__m128i)value);
+#endif
+}
+/// Has what went past the caches be seen by others.
+template <bool stream>
+SHERD_INLINE void after() {
+  if constexpr (stream) _mm_sfence();
+}
+
+/// even[first], odd[first], even[first + 1], …: as many as a register has.
+template <int first>
+SHERD_INLINE F interleaved(F even, F odd) {
+  U places;
+  for (int k = 0; k < lanes; ++k) places[k] = static_cast<std::uint32_t>(first + k / 2 + (k % 2) * lanes);
+  return __builtin_shuffle(even, odd, places);
+}
+
+/// A table of 16 numbers of 16 bits, which codes in half bytes look into: 32 codes in 16 bytes at once.
+#if defined(SHERD_ISA_avx512)
+struct SixteenHalves {
+  template <class S>
+  SHERD_INLINE SixteenHalves(const SixteenValues& values, F scale, const S*) {
+    const F results = values.from(0) * scale;
+    const __m512i one = _mm512_castsi256_si512((__m256i)narrow_to<S>(results));
+    twice_ = _mm512_inserti64x4(one, _mm512_castsi512_si256(one), 1);
+  }
+  template <bool stream, bool upper_first>
+  SHERD_INLINE void look_up(const std::uint8_t* codes, void* to) const {
+    const U bytes = widen(load_as<Codes8>(codes));
+    // A 16-bit lane looks by its five lowest bits, of which the fifth makes no difference.
+    const U places = upper_first ? (bytes >> 4) | (bytes << 16) : bytes | (bytes << 12);
+    const U found = (U)_mm512_maskz_permutexvar_epi16(0xffffffff, (__m512i)places, twice_);
+    stream ? store_past_caches(to, found) : store_as(static_cast<char*>(to), found);
+  }
+
+ private:
+  __m512i twice_;
+};
+#elif defined(SHERD_ISA_avx2)
+struct SixteenHalves {
+  template <class S>
+  SHERD_INLINE SixteenHalves(const SixteenValues& values, F scale, const S*) {
+    const auto a = (__m128i)narrow_to<S>(values.from(0) * scale),
+               b = (__m128i)narrow_to<S>(values.from(8) * scale), byte = _mm_set1_epi16(0xff);
+    lower_ = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_and_si128(a, byte), _mm_and_si128(b, byte)));
+    upper_ = _mm256_broadcastsi128_si256(_mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+  }
+  template <bool stream, bool upper_first>
+  SHERD_INLINE void look_up(const std::uint8_t* codes, void* to) const {
+    const __m256i half = _mm256_set1_epi8(15);
+    // Eight bytes in each half of the register, whose 16 codes then stay there.
+    const __m256i bytes = _mm256_permute4x64_epi64(
+        _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes))), 0x10);
+    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), half),
+                  low = _mm256_and_si256(bytes, half);
+    const __m256i places = upper_first ? _mm256_unpacklo_epi8(high, low) : _mm256_unpacklo_epi8(low, high);
+    const __m256i lower = _mm256_shuffle_epi8(lower_, places), upper = _mm256_shuffle_epi8(upper_, places);
+    const __m256i a = _mm256_unpacklo_epi8(lower, upper), b = _mm256_unpackhi_epi8(lower, upper);
+    auto* out = static_cast<char*>(to);
+    put<stream>(out, _mm256_permute2x128_si256(a, b, 0x20));
+    put<stream>(out + 32, _mm256_permute2x128_si256(a, b, 0x31));
+  }
+
+ private:
+  template <bool stream>
+  SHERD_INLINE static void put(char* to, __m256i value) {
+    stream ? store_past_caches(to, (U)value) : store_as(to, value);
+  }
+  __m256i lower_, upper_;  ///< bytes of the numbers
+};
+#endif
+
 /// Registers for tensor/formats/fp8_code.h.
 struct Fp8Registers {
   using F = SHERD_ISA::F;
@@ -77,23 +156,6 @@ struct Fp8Registers {
   SHERD_INLINE static U bits(F f) { return (U)f; }
   SHERD_INLINE static F value(U u) { return (F)u; }
 };
-
-using Codes8 = std::uint8_t __attribute__((vector_size(lanes)));
-#if defined(SHERD_ISA_avx512)
-SHERD_INLINE U widen(Codes8 codes) {
-  return (U)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)codes);
-}
-SHERD_INLINE Codes8 narrow_to_bytes(U u) {
-  return (Codes8)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)u);
-}
-#else
-SHERD_INLINE U widen(Codes8 codes) {
-  return __builtin_convertvector(codes, U);
-}
-SHERD_INLINE Codes8 narrow_to_bytes(U u) {
-  return __builtin_convertvector(u, Codes8);
-}
-#endif
 
 template <class S>
 struct ConvertLoops {
@@ -153,16 +215,81 @@ struct ConvertLoops {
     return sum.total();
   }
 
-  static void from_int8(const void* blocks, void* y, Count count) {
-    const auto* from = static_cast<const std::int8_t*>(blocks);
-    for (S* to = out(y); count > 0; --count, from += int8_block_bytes, to += int8_block) {
-      float scale;
-      __builtin_memcpy(&scale, from + int8_block, sizeof scale);
-#pragma GCC unroll 16
-      for (Count k = 0; k < int8_block; k += lanes) store(to + k, widen_codes(from + k) * all(scale));
+  /// Values of 2·lanes consecutive elements, the even ones and the odd ones. `stream`: past the caches, to
+  /// where a register may be stored.
+  template <bool stream>
+  SHERD_INLINE static void store_values(S* to, F even, F odd) {
+    if constexpr (same_type<S, Bf16>) {
+      const U both = (round_to_bf16(even) >> 16) | (round_to_bf16(odd) & 0xffff0000u);
+      stream ? store_past_caches(to, both) : store_as(to, both);
+    } else {
+      const F low = interleaved<0>(even, odd), high = interleaved<lanes / 2>(even, odd);
+      if constexpr (same_type<S, float> && stream) {
+        store_past_caches(to, (U)low), store_past_caches(to + lanes, (U)high);
+      } else {
+        store(to, low), store(to + lanes, high);
+      }
     }
   }
 
+  /// Of bytes, one an element: body(even, odd) gives their values.
+  template <bool stream, class Body>
+  SHERD_INLINE static void from_bytes(const std::uint8_t* codes, Count n, S* to, Body body) {
+    for (Count k = 0; k < n; k += 2 * lanes) {
+      const U both = widen(load_as<H>(codes + k));
+      const Pair values = body(both);
+      store_values<stream>(to + k, values.a, values.b);
+    }
+  }
+  /// Of bytes, one for two elements; n: a multiple of 32.
+  template <bool stream, bool upper_first>
+  SHERD_INLINE static void from_halves(const SixteenValues& values, const std::uint8_t* codes, Count n,
+                                       F scale, S* to) {
+#if defined(SHERD_ISA_avx512) || defined(SHERD_ISA_avx2)
+    if constexpr (!same_type<S, float>) {  // there are 16 results: each is rounded once, and then looked up
+      const SixteenHalves all_of(values, scale, to);
+      for (Count k = 0; k < n; k += 32) all_of.template look_up<stream, upper_first>(codes + k / 2, to + k);
+      return;
+    }
+#endif
+    for (Count k = 0; k < n; k += 2 * lanes) {
+      const U both = widen(load_as<Codes8>(codes + k / 2));
+      const F upper = values.at(both >> 4) * scale, lower = values.at(both & 15u) * scale;
+      store_values<stream>(to + k, upper_first ? upper : lower, upper_first ? lower : upper);
+    }
+  }
+
+  template <bool stream>
+  static void from_int8(const void* blocks, void* y, Count count) {
+    const auto* from = static_cast<const std::uint8_t*>(blocks);
+    for (S* to = out(y); count > 0; --count, from += int8_block_bytes, to += int8_block) {
+      float scale;
+      __builtin_memcpy(&scale, from + int8_block, sizeof scale);
+      from_bytes<stream>(from, int8_block, to, [&](U both) {
+        const auto value = [&](U at_top) { return __builtin_convertvector((I)at_top >> 24, F) * all(scale); };
+        return Pair{value(both << 24), value(both << 16)};
+      });
+    }
+    after<stream>();
+  }
+
+  template <bool stream>
+  static void from_stored_fp8(const void* blocks, void* y, Count count) {
+    const auto* from = static_cast<const std::uint8_t*>(blocks);
+    for (S* to = out(y); count > 0; --count, from += stored_fp8_block_bytes, to += stored_fp8_block) {
+      float scale;
+      __builtin_memcpy(&scale, from + stored_fp8_block, sizeof scale);
+      from_bytes<stream>(from, stored_fp8_block, to, [&](U both) {
+        const auto value = [&](U code) {
+          return fp8_decode<Fp8Format::e4m3, Fp8Registers>(code) * all(scale);
+        };
+        return Pair{value(both & 0xffu), value(both >> 8)};
+      });
+    }
+    after<stream>();
+  }
+
+  template <bool stream>
   static void from_four_bits(const float* table, const std::uint8_t* codes, Count stride, const void* scales,
                              Count scale_stride, void* y, Count count) {
     const SixteenValues values(table);
@@ -170,21 +297,20 @@ struct ConvertLoops {
     for (S* to = out(y); count > 0; --count, codes += stride, scale += scale_stride, to += four_bit_block) {
       float factor;
       __builtin_memcpy(&factor, scale, sizeof factor);
-#pragma GCC unroll 16
-      for (Count k = 0; k < four_bit_block; k += lanes)
-        store(to + k, values.at(half_bytes<true>(codes + k / 2)) * all(factor));
+      from_halves<stream, true>(values, codes, four_bit_block, all(factor), to);
     }
+    after<stream>();
   }
 
+  template <bool stream>
   static void from_mxfp4(const void* blocks, void* y, Count count) {
     const SixteenValues values(mxfp4_values);
     const auto* from = static_cast<const std::uint8_t*>(blocks);
     for (S* to = out(y); count > 0; --count, from += mxfp4_block_bytes, to += mxfp4_block) {
       const F scale = (F)all(static_cast<std::uint32_t>(from[mxfp4_codes]) << 23);
-#pragma GCC unroll 8
-      for (Count k = 0; k < mxfp4_block; k += lanes)
-        store(to + k, values.at(half_bytes<false>(from + k / 2)) * scale);
+      from_halves<stream, false>(values, from, mxfp4_block, scale, to);
     }
+    after<stream>();
   }
 
   /// body(elements, how many of them) for registers of x, the last one's other lanes being zero.
@@ -244,9 +370,10 @@ constexpr ConvertOps table() {
           L::blend,
           L::block_squares,
           L::squared_difference,
-          L::from_int8,
-          L::from_mxfp4,
-          L::from_four_bits,
+          {L::template from_int8<false>, L::template from_int8<true>},
+          {L::template from_stored_fp8<false>, L::template from_stored_fp8<true>},
+          {L::template from_mxfp4<false>, L::template from_mxfp4<true>},
+          {L::template from_four_bits<false>, L::template from_four_bits<true>},
           L::largest,
           {L::template to_fp8<Fp8Format::e4m3>, L::template to_fp8<Fp8Format::e5m2>},
           {L::template from_fp8<Fp8Format::e4m3>, L::template from_fp8<Fp8Format::e5m2>}};

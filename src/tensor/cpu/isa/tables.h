@@ -59,13 +59,15 @@ struct ConvertOps {
   /// The sum of (x - y)², over lanes of double in a fixed order
   double (*squared_difference)(const void* x, const void* y, Count n);
 
-  // The values of so many blocks of tensor/formats/stored_code.h.
-  void (*from_int8)(const void* blocks, void* out, Count count);
-  void (*from_mxfp4)(const void* blocks, void* out, Count count);
+  // The values of so many blocks of tensor/formats/stored_code.h; [true]: past the caches, to where the
+  // largest register may be stored.
+  void (*from_int8[2])(const void* blocks, void* out, Count count);
+  void (*from_stored_fp8[2])(const void* blocks, void* out, Count count);
+  void (*from_mxfp4[2])(const void* blocks, void* out, Count count);
   /// Of 64 codes each, two in a byte, the first one in its upper half, which stand for values of a table, and
   /// of a scale, fp32. Strides: bytes from one block to the next.
-  void (*from_four_bits)(const float* table, const std::uint8_t* codes, Count stride, const void* scales,
-                         Count scale_stride, void* out, Count count);
+  void (*from_four_bits[2])(const float* table, const std::uint8_t* codes, Count stride, const void* scales,
+                            Count scale_stride, void* out, Count count);
 
   // FP8 (tensor/formats/fp8_code.h).
   /// The bits of the largest finite magnitude.

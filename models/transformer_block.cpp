@@ -96,9 +96,10 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
       dropout_(add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.attention_dropout)))) {
   using Cut = parallel::AdaptedLayer::Cut;
   const std::int64_t width = c.num_heads * c.head_dim;
-  qkv_->set_adapter(make_adapter(c, "attention.qkv", {c.qkv_width(), c.hidden_size}, Cut::outputs, layout));
+  qkv_->set_adapter(
+      make_adapter(c, "attention.qkv", {c.qkv_width(), c.hidden_size}, Cut::outputs, layout, {}, layer));
   projection_->set_adapter(
-      make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout));
+      make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout, {}, layer));
   if (c.attention_sinks) {
     const tensor::Slice own = parallel::tensor_slice("attention_sinks", {c.num_heads}, 0, layout);
     parallel::set_slice(sinks_ = declare("sinks", own.shape(), c.init(), {.decay = false}), own);

@@ -40,6 +40,11 @@ ADAPTERS = {
     "t5_default": ("t5", LORA(r=2, lora_alpha=4)),
     "t5_all": ("t5", LORA(r=3, lora_alpha=3, target_modules="all-linear")),
     "t5_ia3": ("t5", IA3()),
+    "llama_patterns": ("llama", LORA(r=2, target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "down_proj"],
+                                     exclude_modules=["k_proj"], rank_pattern={"o_proj": 3, r"layers\.1\.mlp\.down_proj": 1},
+                                     alpha_pattern={"down_proj": 5})),
+    "llama_layers": ("llama", LORA(r=2, target_modules=["q_proj", "up_proj"], layers_to_transform=[1])),
+    "gpt2_regex": ("gpt2", LORA(r=2, target_modules=r".*h\.0\..*c_attn|.*h\.1\.mlp\.c_(fc|proj)", fan_in_fan_out=True)),
 }
 
 

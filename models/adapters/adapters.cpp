@@ -61,10 +61,9 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
   if (layer.targets.empty()) return nullptr;
   if (adapter.type == AdapterType::ia3)
     return std::make_shared<parallel::Ia3>(std::move(layer), adapted.of_inputs, layout);
-  const config::LoraKeys& lora = adapter.lora;
   return std::make_shared<parallel::Lora>(
-      std::move(layer), parallel::LoraOptions{lora.rank, lora.scale(), static_cast<float>(lora.dropout)},
-      layout);
+      std::move(layer),
+      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(adapter.lora.dropout)}, layout);
 }
 
 std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,

@@ -20,14 +20,13 @@ bool is_adapter(const std::string& parameter);
 /// The parameters of a model that its adapter trains.
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
 
-/// The adapter of part `part` of a block ("attention.qkv"), whose weight is [out, in]; null where it has
-/// none. `block`: one whose names in files are the block's own, as an encoder's are others than a decoder's.
+/// The adapter of part `part` of block number `block` ("attention.qkv"), whose weight is [out, in]; null
+/// where it has none.
 std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& part,
                                                       const tensor::Shape& weight,
                                                       parallel::AdaptedLayer::Cut cut,
                                                       const parallel::Layout& layout,
-                                                      std::vector<std::int64_t> blocks = {},
-                                                      std::int64_t block = 0);
+                                                      std::vector<std::int64_t> blocks, std::int64_t block);
 
 /// The networks in a block; null where it has none.
 std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,

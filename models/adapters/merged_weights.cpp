@@ -15,12 +15,13 @@ struct MergedWeights::Layer {
   std::int64_t columns = 0;
   std::vector<float> a, b, factors;
   bool of_inputs = false;
+  std::int64_t rank = 0;
+  float scale = 1;
   /// For each row of the weight: which row of lora_B, or which of the factors, it has, and which target's
   /// lora_A; -1: none.
   std::vector<std::int64_t> row_of, target_of;
 
-  void merge(std::int64_t row, std::int64_t first, std::int64_t end, std::int64_t rank, float scale,
-             float* to) const;
+  void merge(std::int64_t row, std::int64_t first, std::int64_t end, float* to) const;
 };
 
 MergedWeights::MergedWeights(nn::WeightSource& source, const GptConfig& config, device::Device& device)
@@ -43,10 +44,11 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   *layer_ = {};
   layer_->name = layer;
   const config::Adapter& adapter = config_.adapter;
-  const auto [weight, tensors, of_inputs] = adapted_weight(config_, layer);
+  const auto [weight, tensors, of_inputs, rank, scale] = adapted_weight(config_, layer);
   if (tensors.empty()) return nullptr;
   Layer& out = *layer_;
   out.adapted = true, out.columns = weight.columns, out.of_inputs = of_inputs;
+  out.rank = rank, out.scale = static_cast<float>(scale);
   std::int64_t held = 0;
   for (const PublishedParameter::RowRun& run : weight.rows) {
     const auto target = std::find(tensors.begin(), tensors.end(), run.tensor);
@@ -57,8 +59,8 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   }
   const std::string at = layer + ".adapter.";
   if (adapter.type == config::AdapterType::lora) {
-    out.a = whole(at + "lora_A", {std::ssize(tensors) * adapter.lora.rank, weight.columns});
-    out.b = whole(at + "lora_B", {held, adapter.lora.rank});
+    out.a = whole(at + "lora_A", {std::ssize(tensors) * rank, weight.columns});
+    out.b = whole(at + "lora_B", {held, rank});
   } else {
     out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
   }
@@ -66,8 +68,7 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
 }
 
 /// Elements [first, end) of a row, of which `to` is element 0.
-void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int64_t end, std::int64_t rank,
-                                 float scale, float* to) const {
+void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int64_t end, float* to) const {
   const std::int64_t held = row_of[static_cast<std::size_t>(row)];
   if (held < 0) return;
   if (!factors.empty()) {
@@ -95,8 +96,7 @@ void MergedWeights::read(const std::string& name, const tensor::Slice& slice, st
   const std::int64_t columns = bias ? 1 : layer->columns;
   for (std::int64_t i = 0; i < to.numel();) {
     const std::int64_t first = (begin + i) % columns, end = std::min(columns, first + to.numel() - i);
-    layer->merge((begin + i) / columns, first, end, config_.adapter.lora.rank,
-                 static_cast<float>(config_.adapter.lora.scale()), to.data<float>() + i - first);
+    layer->merge((begin + i) / columns, first, end, to.data<float>() + i - first);
     i += end - first;
   }
 }

@@ -44,17 +44,27 @@ Json base_name(const std::string& base) {
   return base.empty() ? Json(nullptr) : Json(base);
 }
 
+/// Names of modules, or one regular expression of theirs, which PEFT tells by being no list.
 std::vector<std::string> names_in(const Value& value) {
+  if (value.node.is(Node::Kind::null)) return {};
   if (value.node.is(Node::Kind::string)) {
-    if (value.text() != "all-linear")
-      value.error("\"", value.text(),
-                  "\" is a pattern, and Sherd reads lists of names: write the modules out");
-    return {value.text()};
+    if (value.text() == "all-linear" || value.text().find_first_of("\\^$*+?()[]{}|") != std::string::npos)
+      return {value.text()};
+    value.error("\"", value.text(),
+                "\" is a regular expression to PEFT, and would have to be all of a module's name: "
+                "write a list of names");
   }
   value.expect(Node::Kind::array);
   std::vector<std::string> out;
   for (const Node& item : value.node.items) out.push_back(Value{item, value.path, value.context}.text());
   std::sort(out.begin(), out.end());  // PEFT writes a set, in any order
+  return out;
+}
+
+template <class N>
+Json object_of(const std::vector<std::pair<std::string, N>>& patterns) {
+  Json out = Json::object();
+  for (const auto& [pattern, number] : patterns) out[pattern] = number;
   return out;
 }
 
@@ -80,6 +90,13 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     value.integer(1, 1);
   else if (name == "target_modules" && !prompt)
     adapter.targets = names_in(value);
+  else if (name == "exclude_modules" && !prompt)
+    adapter.exclude = names_in(value);
+  else if ((name == "rank_pattern" || name == "alpha_pattern" || name == "layers_to_transform") && lora) {
+    if (value.node.is(Node::Kind::null)) return;
+    config::read_lora_key(adapter.lora, name, value);
+  } else if (name == "layers_pattern" && lora)
+    return;  // how the file's own model calls its list of blocks
   else if (name == "feedforward_modules" && adapter.type == AdapterType::ia3)
     return;  // checked against the tensors' shapes
   else if (name == "r" && lora)
@@ -92,8 +109,7 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     expect_plain_base(value);
   else if (name == "use_rslora" && lora)
     adapter.lora.rslora = value.boolean();
-  else if (const bool first_layer = name == "layers_to_transform" && value.node.is(Node::Kind::integer);
-           !is_among(idle_of_peft, name) && (first_layer || !config::is_off(value.node)))
+  else if (!is_among(idle_of_peft, name) && !config::is_off(value.node))
     refuse(value);
 }
 
@@ -121,7 +137,7 @@ Adapter from_peft(std::string_view text, const std::string& name) {
   return adapter;
 }
 
-std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
+std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets, bool pattern,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
                     const std::string& task) {
   const bool lora = adapter.type == AdapterType::lora;
@@ -129,7 +145,7 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
            {"task_type", task.empty() ? Json() : Json(task)},
            {"base_model_name_or_path", base_name(base)},
            {"inference_mode", true},
-           {"target_modules", targets},
+           {"target_modules", pattern ? Json(targets.front()) : Json(targets)},
            {"modules_to_save", nullptr},
            {"fan_in_fan_out", transposed}};
   if (lora)
@@ -139,9 +155,13 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
                 {"use_rslora", adapter.lora.rslora},
                 {"use_dora", false},
                 {"bias", "none"},
-                {"init_lora_weights", true}});
+                {"init_lora_weights", true},
+                {"rank_pattern", object_of(adapter.lora.rank_pattern)},
+                {"alpha_pattern", object_of(adapter.lora.alpha_pattern)},
+                {"layers_to_transform", adapter.lora.layers.empty() ? Json() : Json(adapter.lora.layers)}});
   else
     out.update({{"feedforward_modules", feedforward}, {"init_ia3_weights", true}});
+  if (!adapter.exclude.empty()) out["exclude_modules"] = adapter.exclude;
   return out.dump(2) + "\n";
 }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <regex>
 #include <set>
 
+#include "base/text/excerpt.h"
 #include "models/hub/adapter_config.h"
 
 namespace sherd::models {
@@ -21,13 +23,54 @@ std::string module_of(const PublishedTensor& tensor) {
   return tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-bool matches(const std::string& module, const std::string& target) {
-  return target == "all-linear" || module == target || module.ends_with("." + target);
+/// A module's name has none of these.
+bool is_pattern(const std::string& target) {
+  return target.find_first_of("\\^$*+?()[]{}|") != std::string::npos;
+}
+
+/// Whether all of a module's name is as the regular expression says, or an end of it behind a dot. Throws
+/// Error{config} naming the key.
+bool matches_pattern(const std::string& module, const std::string& pattern, const char* key,
+                     bool also_ends = false) {
+  try {
+    return std::regex_match(module, std::regex(also_ends ? cat("(.*\\.)?(", pattern, ")") : pattern));
+  } catch (const std::regex_error& error) {
+    fail(ErrorKind::config, "training.adapter.", key, ": '", excerpt(pattern, 80),
+         "' is no regular expression of ECMAScript: ", error.what());
+  }
+}
+
+bool matches(const std::string& module, const std::string& target, const char* key = "targets") {
+  if (target == "all-linear" || module == target || module.ends_with("." + target)) return true;
+  return is_pattern(target) && matches_pattern(module, target, key);
+}
+
+/// The numbers behind the first pattern that fits an end of the module's name; else `otherwise`.
+template <class N>
+N by_pattern(const std::vector<std::pair<std::string, N>>& patterns, const std::string& module,
+             const char* key, N otherwise) {
+  for (const auto& [pattern, number] : patterns)
+    if (matches_pattern(module, pattern, key, true)) return number;
+  return otherwise;
+}
+
+/// The number of the block that a module's name has; -1: none.
+std::int64_t block_of(const std::string& module);
+
+/// Whether the tensor's module is among the targets, in whatever block.
+bool is_target(const config::Adapter& adapter, const PublishedTensor& tensor) {
+  const std::string module = module_of(tensor);
+  const auto is_named = [&](const std::vector<std::string>& names, const char* key) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return matches(module, name, key); });
+  };
+  return is_named(adapter.targets, "targets") && !is_named(adapter.exclude, "exclude");
 }
 
 bool is_chosen(const config::Adapter& adapter, const PublishedTensor& tensor) {
-  return std::any_of(adapter.targets.begin(), adapter.targets.end(),
-                     [&](const std::string& target) { return matches(module_of(tensor), target); });
+  const std::vector<std::int64_t>& layers = adapter.lora.layers;
+  return is_target(adapter, tensor) &&
+         (layers.empty() || std::binary_search(layers.begin(), layers.end(), block_of(module_of(tensor))));
 }
 
 /// The tensors of a published weight that have an adapter.
@@ -36,6 +79,17 @@ std::vector<int> chosen(const config::Adapter& adapter, const PublishedParameter
   for (std::size_t i = 0; i < weight.tensors.size(); ++i)
     if (is_chosen(adapter, weight.tensors[i])) out.push_back(static_cast<int>(i));
   return out;
+}
+
+struct LoraShape {
+  std::int64_t rank;
+  double alpha;
+  bool operator==(const LoraShape&) const = default;
+};
+LoraShape shape_of(const config::LoraKeys& lora, const PublishedTensor& tensor) {
+  const std::string module = module_of(tensor);
+  return {by_pattern(lora.rank_pattern, module, "rank_pattern", lora.rank),
+          by_pattern(lora.alpha_pattern, module, "alpha_pattern", lora.alpha)};
 }
 
 /// The parts of a block that can have an adapter, in a block as all are, or with an encoder in front in the
@@ -90,6 +144,10 @@ std::pair<std::int64_t, std::string> numbered(const std::string& target) {
   return {-1, target};
 }
 
+std::int64_t block_of(const std::string& module) {
+  return numbered(module).first;
+}
+
 /// Targets without the numbers of blocks, by which PEFT writes out what "all-linear" meant. Throws where
 /// these are not all blocks.
 std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, const config::Model& model,
@@ -97,6 +155,10 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
   std::vector<std::string> out;
   std::map<std::pair<std::string, bool>, std::set<std::int64_t>> seen;  // by stack
   for (const std::string& target : targets) {
+    if (is_pattern(target)) {
+      out.push_back(target);
+      continue;
+    }
     const auto [block, name] = numbered(target);
     const bool encodes = model.has_encoder() && target.starts_with("encoder.");
     // Behind a stack's own number stand those of its blocks' parts.
@@ -113,7 +175,7 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
     if (std::ssize(at) != blocks || *at.rbegin() != blocks - 1)
       fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in ", at.size(),
            " of the ", blocks,
-           " blocks, and adapters are in all of them here: name it without a block's number");
+           " blocks: name it without a block's number, and the blocks in training.adapter.layers");
     if (model.has_encoder() && !seen.contains({name, !in_encoder}))
       for (const auto& [part, block] : parts_of(model))
         for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors)
@@ -139,9 +201,14 @@ void check_targets(const config::Adapter& adapter, const config::Model& model,
   std::string there;
   for (const std::string& name : shorts) there += cat(there.empty() ? "" : ", ", name);
   const bool experts = model.moe.experts > 0;
+  const std::int64_t blocks = model.has_encoder() ? 1 : model.num_layers;
   for (const std::string& target : adapter.targets) {
-    const bool found = std::any_of(modules.begin(), modules.end(),
-                                   [&](const std::string& module) { return matches(module, target); });
+    bool found = std::any_of(modules.begin(), modules.end(),
+                             [&](const std::string& module) { return matches(module, target); });
+    for (std::int64_t block = 1; !found && is_pattern(target) && block < blocks; ++block)
+      for (const auto& [part, first] : parts_of(model))
+        for (const PublishedTensor& tensor : weight_of(layout, part, std::to_string(block)).tensors)
+          found = found || matches(module_of(tensor), target);
     if (found && !(experts && target == "all-linear")) continue;
     std::vector<std::string> names{"all-linear"};
     for (const std::string& module : modules) names.push_back(short_name(module));
@@ -153,6 +220,44 @@ void check_targets(const config::Adapter& adapter, const config::Model& model,
          "there are ", there,
          experts && target != "all-linear" ? " (experts' weights have no adapters yet)" : "");
   }
+}
+
+/// The ranks and alphas by which modules are packed in the model's layers, and what they name. Throws.
+void check_lora(const config::Adapter& adapter, const config::Model& model, const HuggingFaceLayout& layout) {
+  const config::LoraKeys& lora = adapter.lora;
+  if (!lora.layers.empty() && model.has_encoder())
+    fail(ErrorKind::config, "training.adapter.layers is for models without an encoder in front");
+  if (!lora.layers.empty() && lora.layers.back() >= model.num_layers)
+    fail(ErrorKind::config, "training.adapter.layers: there is no block ", lora.layers.back(), " among ",
+         model.num_layers);
+  std::vector<std::string> modules;
+  const std::int64_t blocks = model.has_encoder() ? 1 : model.num_layers;
+  for (std::int64_t block = 0; block < blocks; ++block)
+    for (const auto& [part, first] : parts_of(model)) {
+      const PublishedParameter weight =
+          weight_of(layout, part, model.has_encoder() ? first : std::to_string(block));
+      const PublishedTensor* other = nullptr;
+      for (const int i : chosen(adapter, weight)) {
+        const PublishedTensor& tensor = weight.tensors[static_cast<std::size_t>(i)];
+        modules.push_back(module_of(tensor));
+        if (!other) other = &tensor;
+        if (shape_of(lora, tensor) != shape_of(lora, *other))
+          fail(ErrorKind::config, "training.adapter: ", module_of(*other), " and ", module_of(tensor),
+               " are one layer here, whose adapters have one rank and one alpha: give them the same in "
+               "rank_pattern and alpha_pattern");
+      }
+    }
+  if (modules.empty())
+    fail(ErrorKind::config, "training.adapter: no module is left that targets, exclude and layers name");
+  const auto check = [&](const auto& patterns, const char* key) {
+    for (const auto& [pattern, number] : patterns)
+      if (std::none_of(modules.begin(), modules.end(), [&, &of = pattern](const std::string& module) {
+            return matches_pattern(module, of, key, true);
+          }))
+        fail(ErrorKind::config, "training.adapter.", key, ": '", pattern, "' fits no module with an adapter");
+  };
+  check(lora.rank_pattern, "rank_pattern");
+  check(lora.alpha_pattern, "alpha_pattern");
 }
 
 /// PEFT's name of a tensor of a module's adapter.
@@ -191,6 +296,7 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
   if (out.targets.empty())
     out.targets = adapter.type == AdapterType::lora ? family.lora_targets : family.ia3_targets;
   check_targets(out, model, layout);
+  check_lora(out, model, layout);
   return out;
 }
 
@@ -221,7 +327,10 @@ PublishedParameter published_bottleneck(const GptConfig& model, const std::strin
 PublishedParameter published_adapter(const config::Adapter& adapter, const PublishedParameter& weight,
                                      const std::string& kind, bool of_inputs) {
   const std::vector<int> tensors = chosen(adapter, weight);
-  const std::int64_t r = adapter.lora.rank;
+  const std::int64_t r =
+      tensors.empty()
+          ? adapter.lora.rank
+          : shape_of(adapter.lora, weight.tensors[static_cast<std::size_t>(tensors.front())]).rank;
   PublishedParameter out;
   if (kind == "lora_A" || (kind == "ia3" && of_inputs)) {
     const bool lora = kind == "lora_A";
@@ -265,7 +374,7 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
     const std::string module = module_of(of), name = short_name(module);
     for (const auto& [part, block] : parts)
       for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors)
-        if (!is_chosen(model.adapter, tensor) && matches(module_of(tensor), name)) return in_block(module);
+        if (!is_target(model.adapter, tensor) && matches(module_of(tensor), name)) return in_block(module);
     return name;
   };
   std::vector<std::string> targets, feedforward;
@@ -273,14 +382,21 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   for (const auto& [part, block] : parts)
     for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
       const std::string name = target_name(tensor);
-      if (!is_chosen(model.adapter, tensor) ||
+      if (!is_target(model.adapter, tensor) ||
           std::find(targets.begin(), targets.end(), name) != targets.end())
         continue;
       targets.push_back(name);
       if (part == down) feedforward.push_back(targets.back());
       transposed = transposed || tensor.transposed;
     }
-  return to_peft(adapter, targets, feedforward, transposed, base,
+  // What PEFT takes for a list are names; one regular expression says the rest.
+  std::string pattern;
+  if (std::any_of(model.adapter.targets.begin(), model.adapter.targets.end(), is_pattern))
+    for (const std::string& target : model.adapter.targets)
+      pattern += cat(pattern.empty() ? "" : "|",
+                     is_pattern(target) ? cat("(", target, ")") : cat("(.*\\.)?(", target, ")"));
+  return to_peft(adapter, pattern.empty() ? targets : std::vector{pattern}, !pattern.empty(), feedforward,
+                 transposed, base,
                  !model.causal         ? ""
                  : model.has_encoder() ? "SEQ_2_SEQ_LM"
                                        : "CAUSAL_LM");
@@ -298,6 +414,11 @@ AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
   out.weight = weight_of(HuggingFaceLayout(model), part, layer.substr(block, dot - block));
   out.tensors = chosen(model.adapter, out.weight);
   out.of_inputs = part == down;
+  if (out.tensors.empty()) return out;
+  const config::LoraKeys& lora = model.adapter.lora;
+  const auto [rank, alpha] =
+      shape_of(lora, out.weight.tensors[static_cast<std::size_t>(out.tensors.front())]);
+  out.rank = rank, out.scale = lora.scale(rank, alpha);
   return out;
 }
 

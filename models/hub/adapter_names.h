@@ -13,7 +13,8 @@ namespace sherd::models {
 std::string adapter_stem(config::AdapterType type);
 
 /// The adapter with the targets that it stands for in the resolved model, whose `type` is the family that it
-/// is published as. Throws Error{config} for targets that there are not, with a list of those that there are.
+/// is published as. Throws Error{config} for targets that there are not, with a list of those that there are,
+/// and for ranks of LoRA that differ in modules that the model's layers pack.
 config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig& model);
 
 /// A layer's published weight and which of its tensors have an adapter.
@@ -21,6 +22,8 @@ struct AdaptedWeight {
   PublishedParameter weight;
   std::vector<int> tensors;  ///< none: the layer has no adapter
   bool of_inputs = false;    ///< IA³ multiplies what goes in
+  std::int64_t rank = 0;     ///< LoRA's, of all of these tensors
+  double scale = 1;          ///< likewise
 };
 /// The weight of the layer with that path, "blocks.0.attention.qkv"; no tensors for what is no linear layer
 /// of a block.

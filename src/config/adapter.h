@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/choices.h"
@@ -26,9 +27,14 @@ struct LoraKeys {
   double alpha = 8;       ///< the products are multiplied by alpha/rank, > 0
   bool rslora = false;    ///< they are multiplied by alpha/√rank instead (Kalajdzievski 2023)
   double dropout = 0;     ///< dropout of what goes into the products, [0, 1)
+  /// Ranks and alphas of modules whose name, or an end of it behind a dot, matches a regular expression; the
+  /// first that does holds.
+  std::vector<std::pair<std::string, std::int64_t>> rank_pattern;
+  std::vector<std::pair<std::string, double>> alpha_pattern;
+  std::vector<std::int64_t> layers;  ///< blocks that have an adapter, ascending; empty: all
 
-  /// The products are multiplied by this.
-  double scale() const;
+  /// The products of a rank and an alpha are multiplied by this.
+  double scale(std::int64_t of_rank, double of_alpha) const;
   bool operator==(const LoraKeys&) const = default;
 };
 
@@ -98,7 +104,9 @@ struct Adapter {
   BottleneckKeys bottleneck;
   /// For lora and ia3: ends of published modules' names ("q_proj", "attn.c_proj"), or "all-linear" alone;
   /// empty: the family's default.
+  /// One with a character that names have not is a regular expression of whole names.
   std::vector<std::string> targets;
+  std::vector<std::string> exclude;  ///< likewise modules that get none
   /// How the base keeps the weights of the linear layers in its blocks; neither of the double formats.
   StoredFormat base_format = StoredFormat::compute;
   bool base_double_quant = false;  ///< nf4 and fp4 are kept in their double forms

@@ -13,6 +13,8 @@ void read_rope(RopeScaling& rope, const Value& section);
 /// The keys that say something, as such a file has them.
 Node written_rope(const RopeScaling& rope);
 
+/// Reads a key of LoraKeys by one of its names.
+void read_lora_key(LoraKeys& lora, const std::string& name, const Value& value);
 /// Reads the keys of bottleneck adapters, and requires `needed` among them.
 void read_bottleneck(BottleneckKeys& keys, const Value& section, const std::vector<const char*>& needed);
 /// Whether bottleneck adapters have a key of that name.

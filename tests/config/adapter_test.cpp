@@ -29,10 +29,10 @@ TEST(AdapterKeys, PeftsNamesAndDefaults) {
                 "target_modules": ["q_proj", "v_proj"], "use_rslora": true})")
                             .training.adapter;
   EXPECT_EQ(own, pefts);
-  EXPECT_DOUBLE_EQ(own.lora.scale(), 16);
+  EXPECT_DOUBLE_EQ(own.lora.scale(own.lora.rank, own.lora.alpha), 16);
   const Adapter plain = parse_adapter(R"({"type": "lora"})").training.adapter;
   EXPECT_EQ(plain.lora.rank, 8);
-  EXPECT_DOUBLE_EQ(plain.lora.scale(), 1);
+  EXPECT_DOUBLE_EQ(plain.lora.scale(plain.lora.rank, plain.lora.alpha), 1);
   EXPECT_EQ(parse_adapter(R"({"type": "lora", "targets": "all-linear"})").training.adapter.targets,
             std::vector<std::string>{"all-linear"});
   EXPECT_EQ(parse_text("{}").training.adapter.type, AdapterType::none);

@@ -76,7 +76,8 @@ INSTANTIATE_TEST_SUITE_P(All, Adapted,
                          ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all",
                                                               "llama_default", "qwen2_some", "gpt2_ia3",
                                                               "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
-                                                              "llama_pfeiffer", "mistral_attention"),
+                                                              "llama_pfeiffer", "mistral_attention",
+                                                              "llama_patterns", "gpt2_regex"),
                                             ::testing::ValuesIn(step_settings)),
                          name_of);
 /// In the layouts that an encoder in front of a decoder has.

@@ -20,16 +20,24 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
                    "something_new": null, "megatron_core": "megatron.core", "init_lora_weights": true)")
                 .lora.rank,
             4);
-  for (const char* key : {R"("use_dora": true)", R"("rank_pattern": {"q": 3})", R"("bias": "all")",
-                          R"("modules_to_save": ["lm_head"])", R"("layers_to_transform": [1])",
-                          R"("layers_to_transform": 0)", R"("something_new": 7)"})
+  const auto keys = read(R"(, "rank_pattern": {"q": 3}, "alpha_pattern": {"k": 2.5}, "layers_to_transform": 0,
+                              "layers_pattern": "layers", "exclude_modules": ["v_proj"])");
+  EXPECT_EQ(keys.lora.rank_pattern, (std::vector<std::pair<std::string, std::int64_t>>{{"q", 3}}));
+  EXPECT_EQ(keys.lora.alpha_pattern, (std::vector<std::pair<std::string, double>>{{"k", 2.5}}));
+  EXPECT_EQ(keys.lora.layers, std::vector<std::int64_t>{0});
+  EXPECT_EQ(keys.exclude, std::vector<std::string>{"v_proj"});
+  for (const char* key : {R"("use_dora": true)", R"("bias": "all")", R"("modules_to_save": ["lm_head"])",
+                          R"("something_new": 7)"})
     expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
   for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
     EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);
   for (const char* way : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "of tomorrow"})
     expect_error(ErrorKind::config, cat("init_lora_weights: \"", way, "\" begins by taking a part"),
                  [&] { read(cat(R"(, "init_lora_weights": ")", way, '"')); });
-  expect_error(ErrorKind::config, "is a pattern", [&] { read(R"(, "target_modules": ".*_proj")"); });
+  EXPECT_EQ(read(R"(, "target_modules": ".*_proj")").targets, std::vector<std::string>{".*_proj"});
+  expect_error(ErrorKind::config, "is a regular expression to PEFT",
+               [&] { read(R"(, "target_modules": "q_proj")"); });
+  expect_error(ErrorKind::config, "rank_pattern.q", [&] { read(R"(, "rank_pattern": {"q": 0})"); });
   expect_error(ErrorKind::config, "peft_type",
                [] { from_peft(R"({"peft_type": "PREFIX_TUNING"})", "adapter_config.json"); });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
@@ -78,7 +79,8 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
   const config::Adapter again =
       from_peft(adapter_config(config.training.adapter, options, family), "written");
   const config::Adapter read = resolved_adapter(again, options);
-  EXPECT_EQ(read.lora.scale(), options.adapter.lora.scale());
+  EXPECT_EQ(read.lora.scale(read.lora.rank, read.lora.alpha),
+            options.adapter.lora.scale(read.lora.rank, options.adapter.lora.alpha));
   EXPECT_EQ(read.lora.rank, options.adapter.lora.rank);
   GptConfig other = options;
   other.adapter = read;
@@ -92,7 +94,8 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
 INSTANTIATE_TEST_SUITE_P(All, Peft,
                          ::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
-                                           "qwen2_ia3", "t5_default", "t5_all", "t5_ia3"),
+                                           "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
+                                           "llama_layers", "gpt2_regex"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
@@ -185,6 +188,38 @@ TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {
 }
 
 /// As PEFT draws them: nothing changes before the first step.
+/// A name that is nothing's would go unseen.
+TEST(Adapters, PatternsAndLayersAreChecked) {
+  const auto with = [](const std::function<void(config::Adapter&)>& change) {
+    config::Adapter adapter = lora({"q_proj", "v_proj", "o_proj"});
+    change(adapter);
+    return options_of("llama", adapter);
+  };
+  expect_error(ErrorKind::config, "rank_pattern: 'k_proj' fits no module with an adapter", [&] {
+    with([](auto& a) { a.lora.rank_pattern = {{"k_proj", 2}}; });
+  });
+  expect_error(ErrorKind::config, "q_proj and model.layers.0.self_attn.v_proj are one layer here", [&] {
+    with([](auto& a) { a.lora.rank_pattern = {{"v_proj", 2}}; });
+  });
+  expect_error(ErrorKind::config, "q_proj and model.layers.1.self_attn.v_proj are one layer here", [&] {
+    with([](auto& a) { a.lora.alpha_pattern = {{R"(1\.self_attn\.q_proj)", 2}}; });
+  });
+  expect_error(ErrorKind::config, "alpha_pattern: '(o_proj' is no regular expression", [&] {
+    with([](auto& a) { a.lora.alpha_pattern = {{"(o_proj", 2}}; });
+  });
+  expect_error(ErrorKind::config, "there is no block 2 among 2", [&] {
+    with([](auto& a) { a.lora.layers = {0, 2}; });
+  });
+  expect_error(ErrorKind::config, "no module is left", [&] {
+    with([](auto& a) { a.exclude = {"q_proj", "v_proj", ".*o_proj"}; });
+  });
+  expect_error(ErrorKind::config, "no module is called '.*qq_proj'",
+               [&] { with([](auto& a) { a.targets = {".*qq_proj"}; }); });
+  const GptConfig second = with([](auto& a) { a.lora.layers = {1}; });
+  EXPECT_EQ(in_first_block(second), "");
+  EXPECT_NE(in_block(1, second), "");
+}
+
 TEST(Adapters, BeginAsTheModelWithoutThem) {
   test::Cpu cpu{1};
   const GptConfig options = options_of("llama", lora({"all-linear"}));

@@ -1,10 +1,14 @@
+#include <algorithm>
 #include <cmath>
 
 #include "config/adapter.h"
+#include "config/published.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
 namespace {
+
+constexpr std::int64_t most_layer = 1 << 20;
 
 const std::vector<std::string> adapter_types{"lora", "ia3", "prompt_tuning", "p_tuning", "bottleneck"};
 
@@ -16,6 +20,82 @@ bool has_targets(const Adapter& adapter) {
 }
 bool is_bottleneck(const Adapter& adapter) {
   return adapter.type == AdapterType::bottleneck;
+}
+
+/// Names of modules: a string, or a list of them.
+Key<Adapter> modules_key(const char* name, const char* example, std::vector<std::string> Adapter::*field) {
+  const auto read = [field](Adapter& adapter, const Value& value) {
+    std::vector<std::string>& out = adapter.*field;
+    out.clear();
+    if (value.node.is(Node::Kind::string)) {
+      if (!value.text().empty()) out.push_back(value.text());
+      return;
+    }
+    value.expect(Node::Kind::array);
+    for (std::size_t i = 0; i < value.node.items.size(); ++i) {
+      const Value item = value.item(i);
+      if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
+      out.push_back(item.text());
+    }
+  };
+  return custom<Adapter>(name, example, read,
+                         [field](const Adapter& adapter) { return list_of(adapter.*field); })
+      .where(has_targets)
+      .takes({"string, or list of strings",
+              R"({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}})"});
+}
+
+std::vector<Key<Adapter>> targets_keys() {
+  return {
+      modules_key("targets", "[\"q_proj\", \"v_proj\"]", &Adapter::targets)
+          .means("modules that get an adapter: names as they are published, or ends of them "
+                 "(`\"q_proj\"`, `\"attn.c_proj\"`), or regular expressions of whole names "
+                 "(`\".*layers\\.[0-3]\\..*_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` "
+                 "of GPT-2 and `q_proj`, `v_proj` of the others; for IA³ `c_attn`, `mlp.c_proj`, and "
+                 "`k_proj`, `v_proj`, `down_proj`",
+                 also("target_modules")),
+      modules_key("exclude", "[\"o_proj\"]", &Adapter::exclude)
+          .means("modules that get none although `targets` names them, likewise", also("exclude_modules"),
+                 unless_default)};
+}
+
+/// {"q_proj": 8}: numbers by regular expressions.
+template <class N>
+Key<LoraKeys> pattern_key(const char* name, const char* example,
+                          std::vector<std::pair<std::string, N>> LoraKeys::*field,
+                          std::function<N(const Value&)> number) {
+  const auto read = [field, number](LoraKeys& lora, const Value& value) {
+    value.expect(Node::Kind::object);
+    (lora.*field).clear();
+    for (const auto& [pattern, node] : value.node.members)
+      (lora.*field).emplace_back(pattern, number({node, cat(value.path, ".", pattern), value.context}));
+  };
+  const auto write = [field](const LoraKeys& lora) {
+    std::vector<std::pair<std::string, Node>> members;
+    for (const auto& [pattern, value] : lora.*field) members.emplace_back(pattern, node_of(value));
+    return node_of(std::move(members));
+  };
+  return custom<LoraKeys>(name, example, read, write).takes({"section", R"({"type": "object"})"});
+}
+
+Key<LoraKeys> layers_key() {
+  const auto read = [](LoraKeys& lora, const Value& value) {
+    lora.layers.clear();
+    if (value.node.is(Node::Kind::integer)) {
+      lora.layers.push_back(value.integer(0, most_layer));
+      return;
+    }
+    value.expect(Node::Kind::array);
+    for (std::size_t i = 0; i < value.node.items.size(); ++i)
+      lora.layers.push_back(value.item(i).integer(0, most_layer));
+    std::sort(lora.layers.begin(), lora.layers.end());
+    lora.layers.erase(std::unique(lora.layers.begin(), lora.layers.end()), lora.layers.end());
+  };
+  return custom<LoraKeys>("layers", "[0, 1]", read, [](const LoraKeys& lora) { return list_of(lora.layers); })
+      .takes({"integer, or list of them",
+              R"({"type": ["integer", "array"], "items": {"type": "integer", "minimum": 0}})"})
+      .means("numbers of the blocks whose modules get one, from 0; empty: all", also("layers_to_transform"),
+             unless_default);
 }
 
 std::vector<Key<LoraKeys>> lora_keys() {
@@ -31,33 +111,15 @@ std::vector<Key<LoraKeys>> lora_keys() {
                 if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
               })
               .takes({"number >= 0, below 1", R"({"type": "number", "minimum": 0, "exclusiveMaximum": 1})"})
-              .means("of what goes into LoRA's products", also("lora_dropout"), Concerns::training)};
-}
-
-Key<Adapter> targets_key() {
-  const auto read = [](Adapter& adapter, const Value& value) {
-    adapter.targets.clear();
-    if (value.node.is(Node::Kind::string)) {
-      if (!value.text().empty()) adapter.targets.push_back(value.text());
-      return;
-    }
-    value.expect(Node::Kind::array);
-    for (std::size_t i = 0; i < value.node.items.size(); ++i) {
-      const Value item = value.item(i);
-      if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
-      adapter.targets.push_back(item.text());
-    }
-  };
-  return custom<Adapter>("targets", "[\"q_proj\", \"v_proj\"]", read,
-                         [](const Adapter& adapter) { return list_of(adapter.targets); })
-      .where(has_targets)
-      .takes({"string, or list of strings",
-              R"({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}})"})
-      .means(
-          "modules that get an adapter: names as they are published, or ends of them (`\"q_proj\"`, "
-          "`\"attn.c_proj\"`), or `\"all-linear\"`. Empty: PEFT's choice, `c_attn` of GPT-2 and `q_proj`, "
-          "`v_proj` of the others; for IA³ `c_attn`, `mlp.c_proj`, and `k_proj`, `v_proj`, `down_proj`",
-          also("target_modules"));
+              .means("of what goes into LoRA's products", also("lora_dropout"), Concerns::training),
+          pattern_key<std::int64_t>("rank_pattern", "{\"v_proj\": 16}", &L::rank_pattern,
+                                    [](const Value& value) { return value.integer(1, most_adapter_rank); })
+              .means("ranks of some modules: by regular expressions of their names, or of ends of these",
+                     by("`rank`"), unless_default),
+          pattern_key<double>("alpha_pattern", "{\"v_proj\": 64}", &L::alpha_pattern,
+                              [](const Value& value) { return value.real(0, infinity, true); })
+              .means("alphas of some modules, likewise", by("`alpha`"), Concerns::training, unless_default),
+          layers_key()};
 }
 
 Key<Adapter> adapter_type_key() {
@@ -95,7 +157,7 @@ void finish_adapter(Adapter& adapter, const Given& given, const Value& section) 
     section.error(R"(needs a "type": "lora", "ia3", "prompt_tuning", "p_tuning" or "bottleneck")");
   note_idle(adapter_table(), adapter, given, section,
             cat("no effect with type \"", name_of(adapter.type), "\""));
-  if (!has_targets(adapter)) adapter.targets.clear();
+  if (!has_targets(adapter)) adapter.targets.clear(), adapter.exclude.clear();
   adapter.base_double_quant &= in_four_bits(adapter);
   if (!is_lora(adapter)) adapter.lora = {};
   if (is_bottleneck(adapter))
@@ -118,7 +180,7 @@ Table<Adapter> make_adapter_table() {
     table.keys.push_back(std::move(key).where(has_prompt_key(key.name)));
   for (const Key<BottleneckKeys>& key : bottleneck_keys())
     table.keys.push_back(inside(&A::bottleneck, key).where(is_bottleneck));
-  table.keys.push_back(targets_key());
+  append(table.keys, targets_keys());
   append(table.keys, base_keys());
   append(table.keys, foreign_keys<A>("training.adapter"));
   table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\"")
@@ -155,6 +217,13 @@ std::vector<Key<Adapter>> base_keys() {
           .where(in_four_bits)};
 }
 
+void read_lora_key(LoraKeys& lora, const std::string& name, const Value& value) {
+  for (const Key<LoraKeys>& key : lora_keys())
+    if (key.name == name || std::find(key.aliases.begin(), key.aliases.end(), name) != key.aliases.end())
+      return key.read(lora, value);
+  require(false, "LoRA has no key '", name, "'");
+}
+
 const Table<Adapter>& adapter_table() {
   static const Table<Adapter> table = make_adapter_table();
   return table;
@@ -186,9 +255,9 @@ StoredFormat Adapter::stored_base() const {
   return base_format;
 }
 
-double LoraKeys::scale() const {
-  const auto r = static_cast<double>(rank);
-  return alpha / (rslora ? std::sqrt(r) : r);
+double LoraKeys::scale(std::int64_t of_rank, double of_alpha) const {
+  const auto r = static_cast<double>(of_rank);
+  return of_alpha / (rslora ? std::sqrt(r) : r);
 }
 
 std::string_view name_of(AdapterType type) {

@@ -429,21 +429,27 @@ def make_bitsandbytes(root, name, kind, config, seed, **how):
             continue
         turned = kind is transformers.GPT2LMHeadModel and path != "lm_head"
         expected[f"value.{path}.weight"] = (value.T if turned else value).float().contiguous()
+    torch.manual_seed(seed + 100)
+    expected.update(tokens=torch.randint(37, (2, 12)).int(), labels=torch.randint(37, (2, 12)).int())
     safetensors.torch.save_file(expected, folder / "expected.safetensors")
+    for file in folder.glob("*.safetensors"):
+        file.chmod(0o644)
     print(f"{name}: {sum(f.stat().st_size for f in folder.iterdir())} bytes")
 
 
 def make_all_bitsandbytes(root):
-    llama = transformers.LlamaConfig(vocab_size=37, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                                     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=24,
-                                     pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    def llama(width, inner):
+        return transformers.LlamaConfig(vocab_size=37, hidden_size=width, intermediate_size=inner, num_hidden_layers=1,
+                                        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=24,
+                                        pad_token_id=None, bos_token_id=None, eos_token_id=None)
+
     gpt2 = transformers.GPT2Config(vocab_size=37, n_embd=24, n_layer=1, n_head=4, n_positions=24, pad_token_id=None,
                                    bos_token_id=None, eos_token_id=None)
-    make_bitsandbytes(root, "llama_nf4", transformers.LlamaForCausalLM, llama, 81, load_in_4bit=True,
+    make_bitsandbytes(root, "llama_nf4", transformers.LlamaForCausalLM, llama(64, 128), 81, load_in_4bit=True,
                       bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
     make_bitsandbytes(root, "gpt2_fp4", transformers.GPT2LMHeadModel, gpt2, 82, load_in_4bit=True,
                       bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype=torch.float32)
-    make_bitsandbytes(root, "llama_int8", transformers.LlamaForCausalLM, llama, 83, load_in_8bit=True)
+    make_bitsandbytes(root, "llama_int8", transformers.LlamaForCausalLM, llama(32, 48), 83, load_in_8bit=True)
 
 
 def main():

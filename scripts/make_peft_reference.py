@@ -4,7 +4,7 @@ PEFT saves them (adapter_config.json, adapter_model.safetensors), and in expecte
 
 All values of the adapters are random, LoRA's B too; IA3's factors are near 1. expected.safetensors holds `tokens` and
 `labels` of the model's own expected.safetensors, `logits`, `loss` (the mean of the labels that are not -100) and
-`grad.NAME` for every tensor of the adapter, in fp32, computed in double.
+`grad.NAME` for every tensor of the adapter, in fp32, computed in double, but beside a base in bitsandbytes' 4 bits.
 
 Of prompts (PROMPTS) `logits` have a row for each virtual token too, and `loss` counts the first token of each text as
 the label of the last of these, as PEFT's own loss does, with which it is compared. Of p-tuning PEFT saves the prompt
@@ -13,6 +13,7 @@ that its network made; `encoder.NAME` and `grad.NAME` are the network's.
 Needs torch, transformers, peft and safetensors; nothing that Sherd builds, tests or runs needs this file.
 Usage: make_peft_reference.py [OUTPUT_FOLDER [NAME...]]
 """
+import contextlib
 import pathlib
 import shutil
 import sys
@@ -44,6 +45,7 @@ ADAPTERS = {
                                      exclude_modules=["k_proj"], rank_pattern={"o_proj": 3, r"layers\.1\.mlp\.down_proj": 1},
                                      alpha_pattern={"down_proj": 5})),
     "llama_layers": ("llama", LORA(r=2, target_modules=["q_proj", "up_proj"], layers_to_transform=[1])),
+    "llama_nf4_all": ("llama_nf4", LORA(r=2, lora_alpha=3, target_modules="all-linear")),
     "gpt2_regex": ("gpt2", LORA(r=2, target_modules=r".*h\.0\..*c_attn|.*h\.1\.mlp\.c_(fc|proj)", fan_in_fan_out=True)),
 }
 
@@ -87,7 +89,9 @@ def make(name, family, config, root):
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
     config.task_type, config.base_model_name_or_path = "SEQ_2_SEQ_LM" if family == "t5" else "CAUSAL_LM", family
-    model = peft.get_peft_model(load(family), config).eval()
+    model = peft.get_peft_model(load(family), config)
+    in_4_bits = family == "llama_nf4"
+    model.train(in_4_bits)  # where bitsandbytes computes as it does in training; nothing is dropped
     config.base_model_name_or_path = family
     torch.manual_seed(70 + list(ADAPTERS).index(name))
     with torch.no_grad():
@@ -100,8 +104,9 @@ def make(name, family, config, root):
     of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
     tokens, labels = of_model["tokens"].long(), of_model["labels"].long()
     single = run(model, tokens).logits
-    widen(model)
-    with InDouble():
+    if not in_4_bits:  # whose values are fp32's
+        widen(model)
+    with contextlib.nullcontext() if in_4_bits else InDouble():
         logits = run(model, tokens).logits
         wanted = labels[:, -logits.shape[1]:].reshape(-1)
         loss = torch.nn.functional.cross_entropy(logits.view(-1, 37), wanted, ignore_index=-100)

@@ -95,7 +95,7 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                          ::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
                                            "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
-                                           "llama_layers", "gpt2_regex"),
+                                           "llama_layers", "gpt2_regex", "llama_nf4_all"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {

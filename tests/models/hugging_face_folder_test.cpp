@@ -83,12 +83,12 @@ TEST(HuggingFaceFolder, FilesOfBitsandbytesAreReadAsItDecodesThem) {
   expect_error(ErrorKind::data, "down_proj.weight.nested_absmax [2] for 1 numbers", [&] { cut.open(); });
   Copy lacking("llama_nf4");
   lacking.rewrite([&](Copy::Dict& all) { all.erase(down + "weight.absmax"); });
-  expect_error(ErrorKind::data, "down_proj.weight.absmax is not there for 24 numbers",
+  expect_error(ErrorKind::data, "down_proj.weight.absmax is not there for 128 numbers",
                [&] { lacking.open(); });
   Copy wrong("llama_nf4");
   wrong.rewrite([&](Copy::Dict& all) {
     auto& bytes = all[down + "weight.quant_state.bitsandbytes__nf4"].bytes;
-    const std::string text = R"({"blocksize": 0, "shape": [32, 48]})";
+    const std::string text = R"({"blocksize": 0, "shape": [64, 128]})";
     bytes.resize(text.size());
     std::memcpy(bytes.data(), text.data(), text.size());
     all[down + "weight.quant_state.bitsandbytes__nf4"].shape = {static_cast<std::int64_t>(text.size())};

@@ -53,9 +53,15 @@ inline config::Adapter adapter_in(const std::filesystem::path& folder) {
 
 /// A reference folder with the family's tiny model that it belongs to.
 struct PeftReference {
+  static std::string family_of(const std::string& name) {
+    for (const char* family : {"qwen3_moe", "llama_nf4"})
+      if (name.starts_with(family)) return family;
+    return name.substr(0, name.find('_'));
+  }
+
   explicit PeftReference(const std::string& name)
       : folder(adapter_reference(name)),
-        family(name.starts_with("qwen3_moe") ? "qwen3_moe" : name.substr(0, name.find('_'))),
+        family(family_of(name)),
         config(with_adapter(family, adapter_in(folder))),
         options(models::gpt_config(config, config.model->vocab_size)),
         layout(options),

@@ -265,6 +265,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
         dynamic_cast<parallel::Bottlenecks*>(&module))
       for (const nn::ParameterPtr& parameter : module.parameters()) parameter->trainable = true;
   });
+  for (const std::string& name : saved_parameters(c))
+    (name == "tokens.weight" ? tokens_->weight() : head_->weight())->trainable = true;
   // Tables, the head and routers stay as they are, as with bitsandbytes.
   blocks_->for_each([format = c.adapter.stored_base()](nn::Module& module) {
     if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module))

@@ -45,6 +45,8 @@ ADAPTERS = {
                                      exclude_modules=["k_proj"], rank_pattern={"o_proj": 3, r"layers\.1\.mlp\.down_proj": 1},
                                      alpha_pattern={"down_proj": 5})),
     "llama_layers": ("llama", LORA(r=2, target_modules=["q_proj", "up_proj"], layers_to_transform=[1])),
+    "llama_saved": ("llama", LORA(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])),
+    "gpt2_saved": ("gpt2", LORA(r=2, modules_to_save=["lm_head"], ensure_weight_tying=True, fan_in_fan_out=True)),
     "llama_nf4_all": ("llama_nf4", LORA(r=2, lora_alpha=3, target_modules="all-linear")),
     "gpt2_regex": ("gpt2", LORA(r=2, target_modules=r".*h\.0\..*c_attn|.*h\.1\.mlp\.c_(fc|proj)", fan_in_fan_out=True)),
 }
@@ -116,7 +118,7 @@ def make(name, family, config, root):
     saved = safetensors.torch.load_file(folder / "adapter_model.safetensors")
     for parameter_name, p in model.named_parameters():
         if p.requires_grad:
-            published = parameter_name.replace(".default", "")
+            published = parameter_name.replace(".default", "").replace(".modules_to_save", "")
             assert published in saved, published
             expected[f"grad.{published}"] = p.grad.float().contiguous()
     safetensors.torch.save_file(expected, folder / "expected.safetensors")

@@ -38,9 +38,12 @@ bool is_adapter(const std::string& parameter) {
   return parameter.find(".adapter.") != std::string::npos;
 }
 
-std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all) {
+std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all,
+                                                 const std::vector<std::string>& saved) {
   std::vector<nn::ParameterPtr> out = all;
-  std::erase_if(out, [](const auto& p) { return !is_adapter(p->name); });
+  std::erase_if(out, [&](const auto& p) {
+    return !is_adapter(p->name) && std::find(saved.begin(), saved.end(), p->name) == saved.end();
+  });
   return out;
 }
 
@@ -106,7 +109,11 @@ void WithAdapter::check(const std::vector<nn::ParameterPtr>& parameters) const {
   std::vector<nn::ParameterPtr> base = parameters;
   std::erase_if(base, [](const auto& p) { return is_adapter(p->name); });
   base_.check(base);
-  if (adapter_) adapter_->check(adapter_parameters(parameters));
+  if (adapter_) adapter_->check(adapter_parameters(parameters, saved_));
+}
+
+bool WithAdapter::of_adapter(const std::string& name) const {
+  return is_adapter(name) || (adapter_ && std::find(saved_.begin(), saved_.end(), name) != saved_.end());
 }
 
 bool WithAdapter::has(const std::string& name) const {
@@ -115,7 +122,7 @@ bool WithAdapter::has(const std::string& name) const {
 
 void WithAdapter::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
                        const tensor::Tensor& to) {
-  (is_adapter(name) ? *adapter_ : base_).read(name, slice, begin, to);
+  (of_adapter(name) ? *adapter_ : base_).read(name, slice, begin, to);
 }
 
 }  // namespace sherd::models

@@ -17,8 +17,9 @@ namespace sherd::models {
 /// Whether a parameter of Gpt is an adapter's: "blocks.0.attention.qkv.adapter.lora_A".
 bool is_adapter(const std::string& parameter);
 
-/// The parameters of a model that its adapter trains.
-std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all);
+/// The parameters of a model's adapter, and those called `saved`.
+std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all,
+                                                 const std::vector<std::string>& saved = {});
 
 /// The adapter of part `part` of block number `block` ("attention.qkv"), whose weight is [out, in]; null
 /// where it has none.
@@ -42,7 +43,9 @@ std::int64_t encoder_width(const GptConfig& config);
 /// and they keep the values that they were drawn with. Both must outlive it.
 class WithAdapter : public nn::WeightSource {
  public:
-  WithAdapter(nn::WeightSource& base, nn::WeightSource* adapter) : base_(base), adapter_(adapter) {}
+  /// `saved`: parameters of the model itself that the adapter's files have, too (saved_parameters()).
+  WithAdapter(nn::WeightSource& base, nn::WeightSource* adapter, std::vector<std::string> saved = {})
+      : base_(base), adapter_(adapter), saved_(std::move(saved)) {}
   void check(const std::vector<nn::ParameterPtr>& parameters) const override;
   bool has(const std::string& name) const override;
   void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
@@ -50,8 +53,11 @@ class WithAdapter : public nn::WeightSource {
   std::map<std::string, std::vector<float>> step_states() const override { return base_.step_states(); }
 
  private:
+  bool of_adapter(const std::string& name) const;
+
   nn::WeightSource& base_;
   nn::WeightSource* adapter_;
+  std::vector<std::string> saved_;
 };
 
 /// The weights of a model without adapters that computes what `source`'s computes with them: W + scale·B·A of

@@ -92,6 +92,8 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     adapter.targets = names_in(value);
   else if (name == "exclude_modules" && !prompt)
     adapter.exclude = names_in(value);
+  else if (name == "modules_to_save" && !prompt)
+    adapter.modules_to_save = names_in(value);
   else if ((name == "rank_pattern" || name == "alpha_pattern" || name == "layers_to_transform") && lora) {
     if (value.node.is(Node::Kind::null)) return;
     config::read_lora_key(adapter.lora, name, value);
@@ -114,6 +116,12 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
 }
 
 }  // namespace
+
+bool keeps_weights_tied(std::string_view text, const std::string& name) {
+  const Node tree = config::parse_tree(text, name);
+  const Node* tying = tree.find("ensure_weight_tying");
+  return tying && tying->is(Node::Kind::boolean) && tying->boolean;
+}
 
 Adapter from_peft(std::string_view text, const std::string& name) {
   const Node tree = config::parse_tree(text, name);
@@ -146,7 +154,8 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
            {"base_model_name_or_path", base_name(base)},
            {"inference_mode", true},
            {"target_modules", pattern ? Json(targets.front()) : Json(targets)},
-           {"modules_to_save", nullptr},
+           {"modules_to_save", adapter.modules_to_save.empty() ? Json() : Json(adapter.modules_to_save)},
+           {"ensure_weight_tying", !adapter.modules_to_save.empty()},
            {"fan_in_fan_out", transposed}};
   if (lora)
     out.update({{"r", adapter.lora.rank},

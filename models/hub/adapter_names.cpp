@@ -260,6 +260,28 @@ void check_lora(const config::Adapter& adapter, const config::Model& model, cons
   check(lora.alpha_pattern, "alpha_pattern");
 }
 
+/// The table of tokens and the head: the names of their published modules, and of the parameter.
+std::vector<std::pair<std::string, std::string>> modules_beside(const GptConfig& model,
+                                                                const HuggingFaceLayout& layout) {
+  const std::string head = layout.head().substr(0, layout.head().rfind('.'));
+  std::vector<std::pair<std::string, std::string>> out{
+      {module_of(layout.published("tokens.weight").tensors[0]), "tokens.weight"},
+      {head, model.tied() ? "tokens.weight" : "head.weight"}};
+  if (!model.tied() && model.head != config::Head::lm) out.pop_back();  // an encoder's has layers in front
+  return out;
+}
+
+void check_saved(const config::Adapter& adapter, const GptConfig& model, const HuggingFaceLayout& layout) {
+  const auto there = modules_beside(model, layout);
+  for (const std::string& name : adapter.modules_to_save)
+    if (std::none_of(there.begin(), there.end(), [&](const auto& of) { return matches(of.first, name); })) {
+      std::string names;
+      for (const auto& [module, parameter] : there) names += cat(names.empty() ? "" : ", ", module);
+      fail(ErrorKind::config, "training.adapter.modules_to_save: '", name,
+           "' is none of those that can be trained whole beside an adapter: ", names);
+    }
+}
+
 /// PEFT's name of a tensor of a module's adapter.
 PublishedTensor of_peft(const PublishedTensor& weight, const char* kind, Shape shape) {
   return {cat("base_model.model.", module_of(weight), ".", kind), shape, false};
@@ -297,6 +319,17 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
     out.targets = adapter.type == AdapterType::lora ? family.lora_targets : family.ia3_targets;
   check_targets(out, model, layout);
   check_lora(out, model, layout);
+  check_saved(out, model, layout);
+  return out;
+}
+
+std::vector<std::string> saved_parameters(const GptConfig& model) {
+  std::vector<std::string> out;
+  if (model.adapter.modules_to_save.empty()) return out;
+  for (const auto& [module, parameter] : modules_beside(model, HuggingFaceLayout(model)))
+    for (const std::string& name : model.adapter.modules_to_save)
+      if (matches(module, name) && std::find(out.begin(), out.end(), parameter) == out.end())
+        out.push_back(parameter);
   return out;
 }
 
@@ -389,13 +422,16 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
       if (part == down) feedforward.push_back(targets.back());
       transposed = transposed || tensor.transposed;
     }
+  config::Adapter written = adapter;
+  if (model.tied() && !saved_parameters(model).empty())  // by this name PEFT keeps both as one
+    written.modules_to_save = {layout.head().substr(0, layout.head().rfind('.'))};
   // What PEFT takes for a list are names; one regular expression says the rest.
   std::string pattern;
   if (std::any_of(model.adapter.targets.begin(), model.adapter.targets.end(), is_pattern))
     for (const std::string& target : model.adapter.targets)
       pattern += cat(pattern.empty() ? "" : "|",
                      is_pattern(target) ? cat("(", target, ")") : cat("(.*\\.)?(", target, ")"));
-  return to_peft(adapter, pattern.empty() ? targets : std::vector{pattern}, !pattern.empty(), feedforward,
+  return to_peft(written, pattern.empty() ? targets : std::vector{pattern}, !pattern.empty(), feedforward,
                  transposed, base,
                  !model.causal         ? ""
                  : model.has_encoder() ? "SEQ_2_SEQ_LM"

@@ -29,6 +29,10 @@ struct AdaptedWeight {
 /// of a block.
 AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer);
 
+/// The parameters of the model itself that are trained beside its adapter (Adapter::modules_to_save), which
+/// resolved_adapter() gave.
+std::vector<std::string> saved_parameters(const GptConfig& model);
+
 /// Where PEFT has a parameter of prompts, "prompt". Throws Error{usage} for another kind: of p-tuning's
 /// network PEFT keeps nothing.
 PublishedParameter published_prompt(const GptConfig& model, const std::string& kind);

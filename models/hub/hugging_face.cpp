@@ -416,7 +416,20 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_table_or_norm(const std:
   return std::nullopt;
 }
 
+HuggingFaceLayout HuggingFaceLayout::of_adapter() const {
+  HuggingFaceLayout out = *this;
+  out.in_front_ = "base_model.model.";
+  return out;
+}
+
 PublishedParameter HuggingFaceLayout::published(const std::string& parameter) const {
+  PublishedParameter out = plainly_published(parameter);
+  if (parameter.find(".adapter.") == std::string::npos)
+    for (PublishedTensor& tensor : out.tensors) tensor.name = in_front_ + tensor.name;
+  return out;
+}
+
+PublishedParameter HuggingFaceLayout::plainly_published(const std::string& parameter) const {
   const GptConfig& c = config_;
   const std::size_t block = std::strlen("blocks.");
   if (const std::size_t at = parameter.find(".adapter."); at != std::string::npos) {
@@ -424,7 +437,8 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
     if (layer == "tokens") return published_prompt(c, name);
     if (layer.find('.', block) == std::string::npos)
       return published_bottleneck(c, at_block(layer.substr(block)), name);
-    return published_adapter(c.adapter, published(layer + ".weight"), name, layer.ends_with("mlp.down"));
+    return published_adapter(c.adapter, plainly_published(layer + ".weight"), name,
+                             layer.ends_with("mlp.down"));
   }
   const std::int64_t padding = c.padded_vocab() - c.vocab_size;
   const auto table = [&](const std::string& name) {
@@ -433,7 +447,7 @@ PublishedParameter HuggingFaceLayout::published(const std::string& parameter) co
   if (parameter == "tokens.weight") return table(cat(prefix(), names().tokens, ".weight"));
   const std::int64_t extra = c.padded_scores() - c.scores();
   if (parameter == "head.weight" && !tied())
-    return padded(stacked({head()}, c.scores(), c.hidden_size), c.scores(), extra);
+    return padded(stacked({plain_head()}, c.scores(), c.hidden_size), c.scores(), extra);
   if (parameter.starts_with("sentence_head."))
     return padded(stacked({names().sentence_head + parameter.substr(parameter.rfind('.'))}, sentence_scores,
                           parameter.ends_with(".weight") ? c.hidden_size : 0),

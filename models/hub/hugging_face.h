@@ -51,8 +51,12 @@ class HuggingFaceLayout {
   /// An adapter's parameters are where PEFT's files have them, or AdapterHub's. Throws Error{usage} for a
   /// name that Gpt does not have.
   PublishedParameter published(const std::string& parameter) const;
+  /// The files are an adapter's, as PEFT has them: parameters of the model itself have "base_model.model." in
+  /// front.
+  HuggingFaceLayout of_adapter() const;
+  bool is_of_adapter() const { return !in_front_.empty(); }
   /// The published name of the vocabulary's scores, where they have a table of their own.
-  std::string head() const { return (config_.classifies() ? names().classifier : names().head) + ".weight"; }
+  std::string head() const { return in_front_ + plain_head(); }
   /// Whether files may lack that parameter, which then begins anew: of an encoder what stands behind its
   /// blocks.
   bool may_lack(const std::string& parameter) const {
@@ -75,6 +79,11 @@ class HuggingFaceLayout {
 
  private:
   const TensorNames& names() const { return family_->names; }
+  std::string plain_head() const {
+    return (config_.classifies() ? names().classifier : names().head) + ".weight";
+  }
+  /// Without what is in front of all names.
+  PublishedParameter plainly_published(const std::string& parameter) const;
   /// The part in front of names in a block: "model.layers.0.".
   std::string at_block(const std::string& block) const;
   std::optional<PublishedParameter> of_stacks(std::int64_t layer, const std::string& part,
@@ -96,6 +105,7 @@ class HuggingFaceLayout {
   GptConfig config_;
   const Family* family_;
   bool experts_stacked_ = false;
+  std::string in_front_;  ///< of names of the model's own parameters
 };
 
 }  // namespace sherd::models

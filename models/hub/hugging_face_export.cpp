@@ -74,6 +74,20 @@ class Exporter {
   std::vector<std::byte> bytes_;
 };
 
+/// Where each parameter goes. Of a table that makes the scores, too, PEFT has two copies in an adapter's
+/// files, and takes the base's head for one that is missing.
+std::vector<std::pair<nn::ParameterPtr, PublishedParameter>> published_with_copies(
+    const HuggingFaceLayout& layout, const std::vector<nn::ParameterPtr>& parameters) {
+  std::vector<std::pair<nn::ParameterPtr, PublishedParameter>> out;
+  for (const nn::ParameterPtr& parameter : parameters) {
+    out.emplace_back(parameter, layout.published(parameter->name));
+    if (!layout.is_of_adapter() || !layout.tied() || parameter->name != "tokens.weight") continue;
+    out.push_back(out.back());
+    out.back().second.tensors[0].name = layout.head();
+  }
+  return out;
+}
+
 }  // namespace
 
 std::size_t export_to_hugging_face(const std::filesystem::path& folder, const HuggingFaceLayout& layout,
@@ -81,8 +95,9 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
                                    device::Device& device, const ExportOptions& options) {
   std::vector<tensor::SafetensorsSpec> specs;
   std::set<std::string> named;
-  for (const nn::ParameterPtr& parameter : parameters)
-    for (const PublishedTensor& tensor : layout.published(parameter->name).tensors) {
+  const auto published = published_with_copies(layout, parameters);
+  for (const auto& [parameter, where] : published)
+    for (const PublishedTensor& tensor : where.tensors) {
       if (!named.insert(tensor.name).second) continue;  // several parameters share it
       const tensor::Shape shape = tensor.in_file();
       const auto dims = shape.dims();
@@ -101,9 +116,8 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
     }
   tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);
   Exporter exporter(files, weights, device, options.dtype);
-  for (const nn::ParameterPtr& parameter : parameters)
-    exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()),
-                   layout.published(parameter->name));
+  for (const auto& [parameter, where] : published)
+    exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()), where);
   for (const auto& [name, values] : written_states) files.write(name, 0, std::as_bytes(std::span(*values)));
   files.finish();
   return files.shards();

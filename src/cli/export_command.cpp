@@ -150,8 +150,10 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   write_file_atomically(folder / "adapter_config.json",
                         models::adapter_config(adapter, what.options, what.config.training.init_from));
   const auto write = [&](const models::Gpt& of, nn::WeightSource& from) {
-    return models::export_to_hugging_face(folder, models::HuggingFaceLayout(of.config()),
-                                          models::adapter_parameters(of.parameters()), from, device, files);
+    return models::export_to_hugging_face(
+        folder, models::HuggingFaceLayout(of.config()).of_adapter(),
+        models::adapter_parameters(of.parameters(), models::saved_parameters(of.config())), from, device,
+        files);
   };
   if (!adapter.has_prompt()) return write(model, weights);
   models::Gpt one(models::TaskPrompt::config(what.options));

@@ -288,23 +288,31 @@ std::unique_ptr<nn::WeightSource> Weights::one_prompt(const engine::CheckpointRe
 void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfig& options,
                           device::Device& device, std::vector<std::int32_t> prompt_ids) {
   const std::string& folder = adapter.init_from;
+  const std::vector<std::string> saved = models::saved_parameters(options);
   base_ = std::move(source_);
   if (is_peft(folder)) {
     if (options.adapter.type == config::AdapterType::p_tuning)
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
            "' holds the prompt that p-tuning's network made, not the network: go on from it with type "
            "\"prompt_tuning\", or from a checkpoint");
-    adapter_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options),
-                                                            models::adapter_stem(options.adapter.type));
+    const std::string text = (fs::path(folder) / peft_config).string();
+    if (!saved.empty() && options.tied() && !models::keeps_weights_tied(read_file(text), text))
+      fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
+           "' has the table of tokens or the head apart, and the model has both as one: train it with PEFT's "
+           "ensure_weight_tying, or set model.tie_embeddings to false");
+    adapter_ = std::make_unique<models::HuggingFaceWeights>(
+        folder, models::HuggingFaceLayout(options).of_adapter(), models::adapter_stem(options.adapter.type));
   } else if (!folder.empty()) {
     adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
-    adapter_ =
-        one_prompt(*adapter_reader_, adapter, options, device,
-                   std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, models::is_adapter));
+    const auto trained = [saved](const std::string& name) {
+      return models::is_adapter(name) || std::find(saved.begin(), saved.end(), name) != saved.end();
+    };
+    adapter_ = one_prompt(*adapter_reader_, adapter, options, device,
+                          std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, trained));
   } else if (!prompt_ids.empty()) {
     adapter_ = std::make_unique<models::VocabularyPrompt>(*base_, options, std::move(prompt_ids), device);
   }
-  source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get());
+  source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get(), saved);
 }
 
 std::vector<std::string> Weights::begins_anew(const std::vector<nn::ParameterPtr>& parameters) const {

@@ -107,7 +107,8 @@ struct Adapter {
   /// One with a character that names have not is a regular expression of whole names.
   std::vector<std::string> targets;
   std::vector<std::string> exclude;  ///< likewise modules that get none
-  /// How the base keeps the weights of the linear layers in its blocks; neither of the double formats.
+  /// Ends of names of modules that are trained whole beside lora and ia3: the table of tokens and the head.
+  std::vector<std::string> modules_to_save;
   StoredFormat base_format = StoredFormat::compute;
   bool base_double_quant = false;  ///< nf4 and fp4 are kept in their double forms
 

@@ -19,9 +19,10 @@ TEST_P(Adapted, AStepMovesTheAdapterAsKnownGradientsSayAndNothingElse) {
   expect_step(
       {peft.config,
        [&](Engine& engine) {
-         models::HuggingFaceWeights base(models_reference() / "hugging_face" / peft.family, peft.layout),
+         models::HuggingFaceWeights base(models_reference() / "hugging_face" / peft.family,
+                                         models::HuggingFaceLayout(peft.options)),
              adapter(peft.folder, peft.layout, models::adapter_stem(peft.options.adapter.type));
-         models::WithAdapter weights(base, &adapter);
+         models::WithAdapter weights(base, &adapter, peft.saved);
          engine.load_weights(weights);
        },
        [&](device::Device& device) -> tensor::Batch {
@@ -46,40 +47,41 @@ TEST_P(Prompted, AStepMovesThePromptAsKnownGradientsSayAndNothingElse) {
   config::Config config = peft.config;
   config.training.adapter.prompt.tasks = {{"a", ""}, {"b", ""}, {"c", ""}};
   const Given values = peft.encoder(3, 1);
-  expect_step(
-      {config,
-       [&](Engine& engine) {
-         models::HuggingFaceWeights base(models_reference() / "hugging_face" / peft.family, peft.layout);
-         Given own = values;
-         models::WithAdapter weights(base, &own);
-         engine.load_weights(weights);
-       },
-       [&](device::Device& device) { return peft.texts(device, 1); }, peft.expected("loss")[0],
-       [&](const std::string& parameter, bool gradient) {
-         const std::vector<float>& whole = values.values.at(parameter);
-         if (!gradient) return whole;
-         const std::vector<double> g = peft.expected("grad." + PromptReference::in_encoder(parameter));
-         std::vector<float> out(whole.size(), 0.0f);
-         const auto first = PromptReference::is_table(parameter) ? std::ssize(g) : 0;
-         std::transform(g.begin(), g.end(), out.begin() + first,
-                        [](double v) { return static_cast<float>(v); });
-         return out;
-       }},
-      setting);
+  expect_step({config,
+               [&](Engine& engine) {
+                 models::HuggingFaceWeights base(models_reference() / "hugging_face" / peft.family,
+                                                 models::HuggingFaceLayout(peft.options));
+                 Given own = values;
+                 models::WithAdapter weights(base, &own);
+                 engine.load_weights(weights);
+               },
+               [&](device::Device& device) { return peft.texts(device, 1); }, peft.expected("loss")[0],
+               [&](const std::string& parameter, bool gradient) {
+                 const std::vector<float>& whole = values.values.at(parameter);
+                 if (!gradient) return whole;
+                 const std::vector<double> g =
+                     peft.expected("grad." + PromptReference::in_encoder(parameter));
+                 std::vector<float> out(whole.size(), 0.0f);
+                 const auto first = PromptReference::is_table(parameter) ? std::ssize(g) : 0;
+                 std::transform(g.begin(), g.end(), out.begin() + first,
+                                [](double v) { return static_cast<float>(v); });
+                 return out;
+               }},
+              setting);
 }
 
 std::string name_of(const ::testing::TestParamInfo<std::tuple<const char*, StepSetting>>& test) {
   return cat(std::get<0>(test.param), "_", std::get<1>(test.param).name);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Adapted,
-                         ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all",
-                                                              "llama_default", "qwen2_some", "gpt2_ia3",
-                                                              "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
-                                                              "llama_pfeiffer", "mistral_attention",
-                                                              "llama_patterns", "gpt2_regex"),
-                                            ::testing::ValuesIn(step_settings)),
-                         name_of);
+INSTANTIATE_TEST_SUITE_P(
+    All, Adapted,
+    ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
+                                         "qwen2_some", "gpt2_ia3", "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
+                                         "llama_pfeiffer", "mistral_attention", "llama_patterns",
+                                         "gpt2_regex", "llama_saved", "gpt2_saved"),
+                       ::testing::ValuesIn(step_settings)),
+    name_of);
 /// In the layouts that an encoder in front of a decoder has.
 std::vector<StepSetting> without_context() {
   std::vector<StepSetting> out(std::begin(step_settings), std::end(step_settings));

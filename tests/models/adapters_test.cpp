@@ -72,7 +72,7 @@ TEST_P(Peft, ExportGivesTheFilesBack) {
   Gpt model(options);
   model.assign_names();
   TempFolder out;
-  export_to_hugging_face(out.path(), layout, adapter_parameters(model.parameters()), adapter, *cpu.device,
+  export_to_hugging_face(out.path(), layout, adapter_parameters(model.parameters(), saved), both, *cpu.device,
                          {.dtype = DType::f32, .stem = "adapter_model"});
   expect_same_tensors(tensor::SafetensorsFolder(folder, "adapter_model"),
                       tensor::SafetensorsFolder(out.path(), "adapter_model"));
@@ -95,7 +95,8 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                          ::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
                                            "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
-                                           "llama_layers", "gpt2_regex", "llama_nf4_all"),
+                                           "llama_layers", "gpt2_regex", "llama_nf4_all", "llama_saved",
+                                           "gpt2_saved"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
@@ -215,6 +216,12 @@ TEST(Adapters, PatternsAndLayersAreChecked) {
   });
   expect_error(ErrorKind::config, "no module is called '.*qq_proj'",
                [&] { with([](auto& a) { a.targets = {".*qq_proj"}; }); });
+  expect_error(ErrorKind::config,
+               "modules_to_save: 'wte' is none of those that can be trained whole beside an "
+               "adapter: model.embed_tokens, lm_head",
+               [&] { with([](auto& a) {
+                       a.modules_to_save = {"lm_head", "wte"};
+                     }); });
   const GptConfig second = with([](auto& a) { a.lora.layers = {1}; });
   EXPECT_EQ(in_first_block(second), "");
   EXPECT_NE(in_block(1, second), "");

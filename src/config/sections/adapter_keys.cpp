@@ -56,6 +56,10 @@ std::vector<Key<Adapter>> targets_keys() {
                  also("target_modules")),
       modules_key("exclude", "[\"o_proj\"]", &Adapter::exclude)
           .means("modules that get none although `targets` names them, likewise", also("exclude_modules"),
+                 unless_default),
+      modules_key("modules_to_save", "[\"embed_tokens\", \"lm_head\"]", &Adapter::modules_to_save)
+          .means("modules that are trained whole beside `lora` and `ia3`, likewise: the table of tokens and "
+                 "the head. They cost their gradients and optimizer's states",
                  unless_default)};
 }
 
@@ -157,7 +161,8 @@ void finish_adapter(Adapter& adapter, const Given& given, const Value& section) 
     section.error(R"(needs a "type": "lora", "ia3", "prompt_tuning", "p_tuning" or "bottleneck")");
   note_idle(adapter_table(), adapter, given, section,
             cat("no effect with type \"", name_of(adapter.type), "\""));
-  if (!has_targets(adapter)) adapter.targets.clear(), adapter.exclude.clear();
+  if (!has_targets(adapter))
+    adapter.targets.clear(), adapter.exclude.clear(), adapter.modules_to_save.clear();
   adapter.base_double_quant &= in_four_bits(adapter);
   if (!is_lora(adapter)) adapter.lora = {};
   if (is_bottleneck(adapter))

@@ -213,8 +213,6 @@ load_in_8bit | but false: true | bitsandbytes' name of a base in 8 bits | write 
 load_in_4bit | but off: true | its base in 4 bits | write "base_format": "nf4" for a base in 4 bits
 use_dora | but off: true | PEFT's DoRA | adapters scale no norms of weights
 bias | but off: "all" | PEFT's training of biases | biases are the base's, which stays as it is
-modules_to_save | but off: ["lm_head"] | PEFT's training of whole modules | no module of the base is trained
-    beside an adapter
 
 [training.adapter of p_tuning]
 encoder_reparameterization_type | but MLP: "LSTM" | of that network | of PEFT's two networks Sherd has its

@@ -44,11 +44,13 @@ Json base_name(const std::string& base) {
   return base.empty() ? Json(nullptr) : Json(base);
 }
 
+constexpr const char* beyond_names = "\\^$*+?()[]{}|";
+
 /// Names of modules, or one regular expression of theirs, which PEFT tells by being no list.
 std::vector<std::string> names_in(const Value& value) {
   if (value.node.is(Node::Kind::null)) return {};
   if (value.node.is(Node::Kind::string)) {
-    if (value.text() == "all-linear" || value.text().find_first_of("\\^$*+?()[]{}|") != std::string::npos)
+    if (value.text() == "all-linear" || value.text().find_first_of(beyond_names) != std::string::npos)
       return {value.text()};
     value.error("\"", value.text(),
                 "\" is a regular expression to PEFT, and would have to be all of a module's name: "
@@ -145,17 +147,17 @@ Adapter from_peft(std::string_view text, const std::string& name) {
   return adapter;
 }
 
-std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets, bool pattern,
+std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targets,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
-                    const std::string& task) {
+                    bool tied, const std::string& task) {
   const bool lora = adapter.type == AdapterType::lora;
   Json out{{"peft_type", lora ? "LORA" : "IA3"},
            {"task_type", task.empty() ? Json() : Json(task)},
            {"base_model_name_or_path", base_name(base)},
            {"inference_mode", true},
-           {"target_modules", pattern ? Json(targets.front()) : Json(targets)},
+           {"target_modules", targets},
            {"modules_to_save", adapter.modules_to_save.empty() ? Json() : Json(adapter.modules_to_save)},
-           {"ensure_weight_tying", !adapter.modules_to_save.empty()},
+           {"ensure_weight_tying", tied && !adapter.modules_to_save.empty()},
            {"fan_in_fan_out", transposed}};
   if (lora)
     out.update({{"r", adapter.lora.rank},

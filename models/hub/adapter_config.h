@@ -22,9 +22,9 @@ config::Adapter from_peft(std::string_view text, const std::string& name);
 /// one, `feedforward` among them, which IA³ takes at their input; `transposed`: published weights are
 /// [in, out], as GPT-2's are; `base`: a name or path of the model, or empty; `task`: PEFT's task_type, empty
 /// for masked tokens, which it does not know.
-std::string to_peft(const config::Adapter& adapter, const std::vector<std::string>& targets, bool pattern,
+std::string to_peft(const config::Adapter& adapter, const std::vector<std::string>& targets,
                     const std::vector<std::string>& feedforward, bool transposed, const std::string& base,
-                    const std::string& task);
+                    bool tied, const std::string& task);
 
 /// The numbers of a model that its prompt's adapter_config.json tells.
 struct PromptedModel {

@@ -57,19 +57,18 @@ N by_pattern(const std::vector<std::pair<std::string, N>>& patterns, const std::
 /// The number of the block that a module's name has; -1: none.
 std::int64_t block_of(const std::string& module);
 
-/// Whether the tensor's module is among the targets, in whatever block.
+/// Whether the tensor's module is called by one of these.
+bool is_named(const PublishedTensor& tensor, const std::vector<std::string>& names, const char* key) {
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return matches(module_of(tensor), name, key); });
+}
 bool is_target(const config::Adapter& adapter, const PublishedTensor& tensor) {
-  const std::string module = module_of(tensor);
-  const auto is_named = [&](const std::vector<std::string>& names, const char* key) {
-    return std::any_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return matches(module, name, key); });
-  };
-  return is_named(adapter.targets, "targets") && !is_named(adapter.exclude, "exclude");
+  return is_named(tensor, adapter.targets, "targets");
 }
 
 bool is_chosen(const config::Adapter& adapter, const PublishedTensor& tensor) {
   const std::vector<std::int64_t>& layers = adapter.lora.layers;
-  return is_target(adapter, tensor) &&
+  return is_target(adapter, tensor) && !is_named(tensor, adapter.exclude, "exclude") &&
          (layers.empty() || std::binary_search(layers.begin(), layers.end(), block_of(module_of(tensor))));
 }
 
@@ -172,10 +171,16 @@ std::vector<std::string> of_all_blocks(const std::vector<std::string>& targets, 
     const auto& [name, in_encoder] = of;
     const std::int64_t blocks =
         in_encoder ? model.encoder.num_layers : model.num_layers - model.encoder.num_layers;
-    if (std::ssize(at) != blocks || *at.rbegin() != blocks - 1)
+    const bool whole = std::ssize(at) == blocks && *at.rbegin() == blocks - 1;
+    if (!whole && !model.has_encoder()) {  // as they are
+      for (const std::string& target : targets)
+        if (numbered(target).second == name && !is_pattern(target)) out.push_back(target);
+      continue;
+    }
+    if (!whole)
       fail(ErrorKind::config, "training.adapter.targets: ", name, " has an adapter in ", at.size(),
            " of the ", blocks,
-           " blocks: name it without a block's number, and the blocks in training.adapter.layers");
+           " blocks, and adapters are in all of them here: name it without a block's number");
     if (model.has_encoder() && !seen.contains({name, !in_encoder}))
       for (const auto& [part, block] : parts_of(model))
         for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors)
@@ -205,7 +210,7 @@ void check_targets(const config::Adapter& adapter, const config::Model& model,
   for (const std::string& target : adapter.targets) {
     bool found = std::any_of(modules.begin(), modules.end(),
                              [&](const std::string& module) { return matches(module, target); });
-    for (std::int64_t block = 1; !found && is_pattern(target) && block < blocks; ++block)
+    for (std::int64_t block = 1; !found && block < blocks; ++block)
       for (const auto& [part, first] : parts_of(model))
         for (const PublishedTensor& tensor : weight_of(layout, part, std::to_string(block)).tensors)
           found = found || matches(module_of(tensor), target);
@@ -247,6 +252,16 @@ void check_lora(const config::Adapter& adapter, const config::Model& model, cons
                "rank_pattern and alpha_pattern");
       }
     }
+  for (const std::string& name : adapter.exclude) {
+    bool found = false;
+    for (std::int64_t block = 0; block < blocks; ++block)
+      for (const auto& [part, first] : parts_of(model))
+        for (const PublishedTensor& tensor :
+             weight_of(layout, part, model.has_encoder() ? first : std::to_string(block)).tensors)
+          found = found || (is_target(adapter, tensor) && matches(module_of(tensor), name, "exclude"));
+    if (!found)
+      fail(ErrorKind::config, "training.adapter.exclude: '", name, "' is no module that targets name");
+  }
   if (modules.empty())
     fail(ErrorKind::config, "training.adapter: no module is left that targets, exclude and layers name");
   const auto check = [&](const auto& patterns, const char* key) {
@@ -271,10 +286,17 @@ std::vector<std::pair<std::string, std::string>> modules_beside(const GptConfig&
   return out;
 }
 
+/// By a name, or an end of one, alone.
+bool is_called(const std::string& module, const std::string& name) {
+  return module == name || module.ends_with("." + name);
+}
+
 void check_saved(const config::Adapter& adapter, const GptConfig& model, const HuggingFaceLayout& layout) {
+  if (std::find(adapter.exclude.begin(), adapter.exclude.end(), "all-linear") != adapter.exclude.end())
+    fail(ErrorKind::config, "training.adapter.exclude: \"all-linear\" would leave no module");
   const auto there = modules_beside(model, layout);
   for (const std::string& name : adapter.modules_to_save)
-    if (std::none_of(there.begin(), there.end(), [&](const auto& of) { return matches(of.first, name); })) {
+    if (std::none_of(there.begin(), there.end(), [&](const auto& of) { return is_called(of.first, name); })) {
       std::string names;
       for (const auto& [module, parameter] : there) names += cat(names.empty() ? "" : ", ", module);
       fail(ErrorKind::config, "training.adapter.modules_to_save: '", name,
@@ -328,7 +350,7 @@ std::vector<std::string> saved_parameters(const GptConfig& model) {
   if (model.adapter.modules_to_save.empty()) return out;
   for (const auto& [module, parameter] : modules_beside(model, HuggingFaceLayout(model)))
     for (const std::string& name : model.adapter.modules_to_save)
-      if (matches(module, name) && std::find(out.begin(), out.end(), parameter) == out.end())
+      if (is_called(module, name) && std::find(out.begin(), out.end(), parameter) == out.end())
         out.push_back(parameter);
   return out;
 }
@@ -412,27 +434,29 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   };
   std::vector<std::string> targets, feedforward;
   bool transposed = false;
-  for (const auto& [part, block] : parts)
-    for (const PublishedTensor& tensor : weight_of(layout, part, block).tensors) {
-      const std::string name = target_name(tensor);
-      if (!is_target(model.adapter, tensor) ||
-          std::find(targets.begin(), targets.end(), name) != targets.end())
-        continue;
-      targets.push_back(name);
-      if (part == down) feedforward.push_back(targets.back());
-      transposed = transposed || tensor.transposed;
-    }
   config::Adapter written = adapter;
+  // What short names cannot say PEFT is told by the modules' whole names.
+  const bool whole_names =
+      !model.has_encoder() &&
+      (!model.adapter.exclude.empty() ||
+       std::any_of(model.adapter.targets.begin(), model.adapter.targets.end(),
+                   [](const std::string& target) { return is_pattern(target) || block_of(target) >= 0; }));
+  const std::int64_t blocks = whole_names ? model.num_layers : 1;
+  if (whole_names) written.exclude.clear(), written.lora.layers.clear();
+  for (std::int64_t number = 0; number < blocks; ++number)
+    for (const auto& [part, block] : parts)
+      for (const PublishedTensor& tensor :
+           weight_of(layout, part, whole_names ? std::to_string(number) : block).tensors) {
+        transposed = transposed || tensor.transposed;
+        if (!(whole_names ? is_chosen(model.adapter, tensor) : is_target(model.adapter, tensor))) continue;
+        const std::string name = whole_names ? module_of(tensor) : target_name(tensor);
+        if (std::find(targets.begin(), targets.end(), name) != targets.end()) continue;
+        targets.push_back(name);
+        if (part == down) feedforward.push_back(name);
+      }
   if (model.tied() && !saved_parameters(model).empty())  // by this name PEFT keeps both as one
     written.modules_to_save = {layout.head().substr(0, layout.head().rfind('.'))};
-  // What PEFT takes for a list are names; one regular expression says the rest.
-  std::string pattern;
-  if (std::any_of(model.adapter.targets.begin(), model.adapter.targets.end(), is_pattern))
-    for (const std::string& target : model.adapter.targets)
-      pattern += cat(pattern.empty() ? "" : "|",
-                     is_pattern(target) ? cat("(", target, ")") : cat("(.*\\.)?(", target, ")"));
-  return to_peft(written, pattern.empty() ? targets : std::vector{pattern}, !pattern.empty(), feedforward,
-                 transposed, base,
+  return to_peft(written, targets, feedforward, transposed, base, model.tied(),
                  !model.causal         ? ""
                  : model.has_encoder() ? "SEQ_2_SEQ_LM"
                                        : "CAUSAL_LM");

@@ -314,6 +314,11 @@ PublishedModel from_hugging_face(std::string_view text, const std::string& name)
     settle(published, config::read_section(table, published, file), file, family);
     out.model = published.model;
     out.dtype = published.dtype.empty() ? published.torch_dtype : published.dtype;  // as transformers 5
+    if (const Node* quantised = tree.find("quantization_config");
+        quantised && quantised->is(Node::Kind::object))
+      context.note("quantization_config",
+                   "weights in few bits are read as the numbers that they stand for; beside an adapter "
+                   "training.adapter.base_format (nf4, fp4, int8, mxfp4, fp8) keeps them in few bits");
   });
   context.raise();
   out.notes = std::move(context.notes);

@@ -118,7 +118,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
       const SafetensorsEntry* entry = files_.find(name);
       if (!entry && layout_.may_lack(parameter->name)) continue;
       if (const auto low_bits = find_low_bits(files_, name)) {
-        low_bits->check(tensor, {expected, misshapen, types});
+        low_bits->check(tensor, {expected, missing, misshapen, types});
         continue;
       }
       if (!entry)
@@ -157,7 +157,7 @@ void HuggingFaceWeights::check(const std::vector<nn::ParameterPtr>& parameters) 
   if (!problems.empty())
     fail(ErrorKind::data, "the tensors in ", files_.path().string(), " are not the weights of this model (",
          layout_.family(), "): ", problems,
-         missing == std::vector<std::string>{head}
+         missing == std::vector<std::string>{head} && !layout_.is_of_adapter()
              ? "; where the table of embeddings makes the scores, set model.tie_embeddings to true"
              : "");
   if (tied) require_tied(head, table);

@@ -1,6 +1,8 @@
 #include "models/hub/low_bit_files.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/text/excerpt.h"
@@ -16,7 +18,14 @@ using tensor::SafetensorsFolder;
 using tensor::Shape;
 
 std::int64_t parts_of(std::int64_t extent, std::int64_t part) {
-  return (extent + part - 1) / part;
+  return extent / part + (extent % part != 0);
+}
+
+/// Of a matrix alone there is such a form.
+bool is_matrix(const PublishedTensor& as, const std::string& name, const LowBitMatrix::Findings& findings) {
+  if (as.shape.rank() == 2) return true;
+  findings.misshapen.push_back(cat(name, ", in few bits, for ", as.shape.str()));
+  return false;
 }
 
 /// Elements [first, first + to.size()) of a tensor of the files, in fp32.
@@ -34,8 +43,12 @@ class Mxfp4Matrix final : public LowBitMatrix {
   Mxfp4Matrix(const SafetensorsFolder& files, std::string name) : files_(files), name_(std::move(name)) {}
 
   void check(const PublishedTensor& as, const Findings& findings) const override {
-    const std::int64_t in = as.shape[as.transposed ? 0 : 1], out = as.shape.numel() / in,
-                       blocks = in / tensor::mxfp4_block;
+    if (!is_matrix(as, name_ + "_blocks", findings)) return;
+    const std::int64_t in = as.shape[as.transposed ? 0 : 1];
+    if (in % tensor::mxfp4_block != 0)
+      return findings.misshapen.push_back(
+          cat(name_, "_blocks for rows of ", in, " elements, no multiple of ", tensor::mxfp4_block));
+    const std::int64_t out = as.shape.numel() / in, blocks = in / tensor::mxfp4_block;
     for (const auto& [part, shape] :
          {std::pair<const char*, Shape>{"_blocks", {as.stacked, out, blocks, tensor::mxfp4_codes}},
           {"_scales", {as.stacked, out, blocks}}}) {
@@ -116,27 +129,42 @@ class FourBitMatrix final : public LowBitMatrix {
     files.read_bytes(state, 0, bytes);
     const config::Node root = config::parse_tree({reinterpret_cast<const char*>(bytes.data()), bytes.size()},
                                                  cat(files.path().string(), ": ", state));
-    const auto number = [&](const char* key) {
-      const config::Node* node = root.find(key);
-      if (!node || (!node->is(config::Node::Kind::integer) && !node->is(config::Node::Kind::number)))
-        fail(ErrorKind::data, files.path().string(), ": ", state, " does not say its ", key,
-             " as a number: have bitsandbytes write the files again");
-      return node->is(config::Node::Kind::integer) ? static_cast<double>(node->integer) : node->number;
+    const std::string where = cat(files.path().string(), ": ", state);
+    const auto refuse = [&](const char* key, const char* what) {
+      fail(ErrorKind::data, where, ": its ", key, " is ", what, ": have bitsandbytes write the files again");
     };
-    block_ = static_cast<std::int64_t>(number("blocksize"));
+    const auto count = [&](const char* key, std::int64_t least) {
+      constexpr std::int64_t most = std::int64_t{1} << 20;
+      const config::Node* node = root.find(key);
+      if (!node || !node->is(config::Node::Kind::integer) || node->integer < least || node->integer > most)
+        refuse(key, "no number of elements that a block can have");
+      return node->integer;
+    };
+    block_ = count("blocksize", 2);
+    if (block_ % 2 != 0) refuse("blocksize", "odd");
     nested_ = root.find("nested_blocksize") != nullptr;
     if (nested_) {
-      nested_block_ = static_cast<std::int64_t>(number("nested_blocksize"));
-      offset_ = static_cast<float>(number("nested_offset"));
+      nested_block_ = count("nested_blocksize", 1);
+      const config::Node* offset = root.find("nested_offset");
+      const bool whole = offset && offset->is(config::Node::Kind::integer);
+      const double value = !offset ? std::numeric_limits<double>::quiet_NaN()
+                           : whole ? static_cast<double>(offset->integer)
+                                   : offset->number;
+      if (!(std::abs(value) <= std::numeric_limits<float>::max())) refuse("nested_offset", "no number");
+      offset_ = static_cast<float>(value);
     }
-    if (block_ < 2 || block_ % 2 != 0 || (nested_ && nested_block_ < 1))
-      fail(ErrorKind::data, files.path().string(), ": ", state, " has blocks of ", block_,
-           nested_ ? cat(" and ", nested_block_) : std::string(), " elements, which cannot be");
-    if (const config::Node* shape = root.find("shape"); shape && shape->is(config::Node::Kind::array))
-      for (const config::Node& extent : shape->items) shape_.push_back(extent.integer);
+    const config::Node* shape = root.find("shape");
+    if (!shape || !shape->is(config::Node::Kind::array) || shape->items.size() != 2)
+      refuse("shape", "not that of a matrix");
+    for (const config::Node& extent : shape->items) {
+      if (!extent.is(config::Node::Kind::integer) || extent.integer < 0)
+        refuse("shape", "not that of a matrix");
+      shape_.push_back(extent.integer);
+    }
   }
 
   void check(const PublishedTensor& as, const Findings& findings) const override {
+    if (!is_matrix(as, name_, findings)) return;
     const std::int64_t elements = as.shape.numel(), blocks = parts_of(elements, block_);
     const Shape rows = as.transposed ? Shape{as.shape[1], as.shape[0]} : as.shape;
     if (as.stacked > 0 || Shape{std::span<const std::int64_t>(shape_)} != rows)
@@ -145,14 +173,17 @@ class FourBitMatrix final : public LowBitMatrix {
     const auto expect = [&](const std::string& name, std::int64_t count, DType type) {
       findings.expected.insert(name);
       const SafetensorsEntry* entry = files_.find(name);
-      if (!entry || entry->numel() != count)
-        findings.misshapen.push_back(
-            cat(name, " ", entry ? shape_of(*entry) : "is not there", " for ", count, " numbers"));
+      if (!entry)
+        findings.missing.push_back(name);
+      else if (entry->numel() != count)
+        findings.misshapen.push_back(cat(name, " ", shape_of(*entry), " for ", count, " numbers"));
       else if (entry->dtype != type)
         findings.types.push_back(cat(name, " (", entry->dtype_name, ")"));
     };
     findings.expected.insert(state_name_);
-    expect(name_, (elements + 1) / 2, DType::u8);
+    const SafetensorsEntry& codes = *files_.find(name_);  // in whatever type bnb_4bit_quant_storage says
+    if (codes.bytes != static_cast<std::uint64_t>((elements + 1) / 2))
+      findings.misshapen.push_back(cat(name_, " ", shape_of(codes), " for ", elements, " weights of 4 bits"));
     expect(name_ + ".quant_map", 16, DType::f32);
     expect(name_ + ".absmax", blocks, nested_ ? DType::u8 : DType::f32);
     if (!nested_) return;
@@ -205,10 +236,22 @@ class EightBitMatrix final : public LowBitMatrix {
       : files_(files), name_(name), scales_name_(std::move(scales)) {}
 
   void check(const PublishedTensor& as, const Findings& findings) const override {
+    if (!is_matrix(as, name_, findings)) return;
     const Shape rows = as.transposed ? Shape{as.shape[1], as.shape[0]} : as.shape;
-    const SafetensorsEntry &codes = *files_.find(name_), &scales = *files_.find(scales_name_);
     findings.expected.insert(scales_name_);
-    findings.expected.insert(name_ + "_format");
+    if (!files_.find(scales_name_)) return findings.missing.push_back(scales_name_);
+    const SafetensorsEntry &codes = *files_.find(name_), &scales = *files_.find(scales_name_);
+    const std::string format = name_ + "_format";
+    findings.expected.insert(format);
+    if (const SafetensorsEntry* entry = files_.find(format)) {
+      std::byte layout{1};
+      if (entry->dtype == DType::u8 && entry->numel() == 1)
+        files_.read_bytes(format, 0, std::span(&layout, 1));
+      if (layout != std::byte{0})
+        findings.types.push_back(cat(name_,
+                                     " (in an order of an older bitsandbytes: load and save it with 0.45 "
+                                     "or later)"));
+    }
     if (as.stacked > 0 || shape_of(codes) != rows.str())
       findings.misshapen.push_back(cat(name_, " ", shape_of(codes), " for ", rows.str()));
     else if (scales.numel() != rows[0])
@@ -255,9 +298,12 @@ std::unique_ptr<LowBitMatrix> find_low_bits(const SafetensorsFolder& files, cons
   for (const char* kind : {"nf4", "fp4"})
     if (const std::string state = cat(name, ".quant_state.bitsandbytes__", kind); files.find(state))
       return std::make_unique<FourBitMatrix>(files, name, state);
+  if (files.find(name + ".absmax"))
+    fail(ErrorKind::data, files.path().string(), ": ", name, " has scales of bitsandbytes (.absmax), and no ",
+         name, ".quant_state.bitsandbytes__nf4 or __fp4: the files are not whole; save them again");
   if (entry->dtype_name != "I8" || !name.ends_with("weight")) return nullptr;
-  std::string scales = name.substr(0, name.size() - std::string("weight").size()) + "SCB";
-  return files.find(scales) ? std::make_unique<EightBitMatrix>(files, name, std::move(scales)) : nullptr;
+  return std::make_unique<EightBitMatrix>(files, name,
+                                          name.substr(0, name.size() - std::string("weight").size()) + "SCB");
 }
 
 }  // namespace sherd::models

@@ -33,7 +33,7 @@ class LowBitMatrix {
   /// What a check of all of a folder's tensors finds.
   struct Findings {
     std::set<std::string>& expected;  ///< names of tensors that belong to the model
-    std::vector<std::string>&misshapen, &types;
+    std::vector<std::string>&missing, &misshapen, &types;
   };
   /// Adds the matrix's tensors, and what of them is not as `as` would have it.
   virtual void check(const PublishedTensor& as, const Findings& findings) const = 0;

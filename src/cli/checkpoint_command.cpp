@@ -109,7 +109,7 @@ void verify(const CheckpointReader& reader) {
       fail(ErrorKind::data, reader.folder().string(), " holds ", t.kind, " of '", t.parameter,
            "', which its manifest does not name");
     const auto whole = tensor::Slice::whole(tensor::Shape{std::span<const std::int64_t>(shape->second)});
-    reader.require_state(t.kind, t.parameter, whole, 0, whole.numel(), t.dtype);
+    reader.require_state(t.kind, t.parameter, whole, 0, whole.numel(), t.dtype, t.format);
   }
   for (const auto& [name, shape] : reader.manifest().shapes)
     if (!reader.holds("fp32", name) && !reader.holds("frozen", name))

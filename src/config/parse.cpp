@@ -2,6 +2,7 @@
 #include <array>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <tuple>
 
 #include "base/text/excerpt.h"
@@ -75,8 +76,17 @@ void drop_replaced(Node& base, Node& tree, bool of_adapter) {
   if (!of_adapter &&
       (!text_in(here, "init_from").empty() || (!type.empty() && type != text_in(there, "type"))))
     return there->members.clear();
+  const auto first_name = [](const std::string& name) {
+    for (const Row& key : adapter_table().keys)
+      if (std::find(key.aliases.begin(), key.aliases.end(), name) != key.aliases.end()) return key.name;
+    return name;
+  };
+  std::set<std::string> given;
+  for (const auto& [name, node] : here->members) given.insert(first_name(name));
+  for (const char* key : {"base_format", "base_double_quant"})
+    if (find_path(tree, cat("training.", key))) given.insert(key);
   const auto replaced = [&](const std::string& key) {
-    if (key == "init" || key == "init_text") return true;
+    if (key == "init" || key == "init_text" || given.contains(first_name(key))) return true;
     if (key == "reduction_factor") return here->find("bottleneck_size") != nullptr;
     return key == "bottleneck_size" && here->find("reduction_factor");
   };

@@ -1,6 +1,7 @@
 // training.adapter.
 #include "config/adapter.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -80,6 +81,13 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
   const Config beside = parse_text(
       R"({"training": {"base_format": "nf4", "base_double_quant": true, "adapter": {"type": "ia3"}}})");
   EXPECT_EQ(beside.training.adapter.stored_base(), StoredFormat::nf4_double);
+  for (const char* text :
+       {R"({"training": {"adapter": {"type": "ia3", "base_format": "int8", "base_double_quant": true}}})",
+        R"({"training": {"base_format": "int8", "base_double_quant": true, "adapter": {"type": "ia3"}}})"}) {
+    const Config none = parse_text(text);
+    EXPECT_FALSE(none.training.adapter.base_double_quant);
+    EXPECT_THAT(none.notes, ::testing::Contains(::testing::HasSubstr("base_format is neither nf4 nor fp4")));
+  }
   expect_error(ErrorKind::config, "is in training.adapter, too", [] {
     parse_text(R"({"training": {"base_format": "nf4", "adapter": {"type": "ia3", "base_dtype": "int8"}}})");
   });
@@ -121,6 +129,13 @@ TEST(AdapterKeys, WhatTheFilesReplaceGoes) {
                     prompt = R"("type": "prompt_tuning", "virtual_tokens": 3, "init_text": "x")";
   EXPECT_EQ(laid(R"("adapter": {"init_from": "a", "bottleneck_size": 9})", bottleneck, false).bottleneck.size,
             9);
+  // PEFT's names replace Sherd's, and a format beside the section the one in it.
+  const Adapter peft =
+      laid(R"("base_format": "int8", "adapter": {"init_from": "a", "r": 2, "target_modules": ["q_proj"]})",
+           R"("type": "lora", "rank": 4, "targets": ["v_proj"], "base_format": "nf4")", false);
+  EXPECT_EQ(peft.lora.rank, 2);
+  EXPECT_EQ(peft.targets, std::vector<std::string>{"q_proj"});
+  EXPECT_EQ(peft.base_format, StoredFormat::int8);
   const Adapter goes_on = laid(R"("adapter": {"init_from": "a", "init": "random"})", prompt, false);
   EXPECT_EQ(goes_on.prompt.virtual_tokens, 3);
   EXPECT_EQ(goes_on.prompt.init_text, "");

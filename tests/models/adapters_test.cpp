@@ -184,11 +184,31 @@ TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {
                [] { options_of("mixtral", lora({"w1"})); });
   expect_error(ErrorKind::config, "experts' weights too",
                [] { options_of("qwen3_moe", lora({"all-linear"})); });
-  expect_error(ErrorKind::config, "1 of the 2 blocks",
-               [] { options_of("llama", lora({"model.layers.0.mlp.up_proj"})); });
 }
 
-/// As PEFT draws them: nothing changes before the first step.
+/// What short names cannot say is written by whole ones, which mean the same adapter.
+TEST(Adapters, WhatIsInSomeBlocksComesBack) {
+  const auto round_trip = [](config::Adapter adapter, const std::string& first, const std::string& second) {
+    const GptConfig options = options_of("llama", adapter);
+    EXPECT_EQ(in_first_block(options), first);
+    EXPECT_EQ(in_block(1, options), second);
+    const config::Adapter again = from_peft(adapter_config(adapter, options, ""), "written");
+    EXPECT_EQ(in_first_block(options_of("llama", again)), first);
+    EXPECT_EQ(in_block(1, options_of("llama", again)), second);
+  };
+  const std::string up = "mlp.up.adapter.lora_A [8, 16]; mlp.up.adapter.lora_B [20, 8]; ",
+                    down = "mlp.down.adapter.lora_A [8, 20]; mlp.down.adapter.lora_B [16, 8]; ";
+  round_trip(lora({"model.layers.0.mlp.up_proj", "down_proj"}), up + down, down);
+  config::Adapter excluded = lora({"up_proj", "down_proj"});
+  excluded.exclude = {"layers.0.mlp.up_proj"};
+  round_trip(excluded, down, up + down);
+  excluded.exclude = {R"(.*layers\.0\..*)"};
+  round_trip(excluded, "", up + down);
+  config::Adapter pattern = lora({".*up_proj", "down_proj"});
+  pattern.lora.layers = {1};
+  round_trip(pattern, "", up + down);
+}
+
 /// A name that is nothing's would go unseen.
 TEST(Adapters, PatternsAndLayersAreChecked) {
   const auto with = [](const std::function<void(config::Adapter&)>& change) {
@@ -214,6 +234,10 @@ TEST(Adapters, PatternsAndLayersAreChecked) {
   expect_error(ErrorKind::config, "no module is left", [&] {
     with([](auto& a) { a.exclude = {"q_proj", "v_proj", ".*o_proj"}; });
   });
+  expect_error(ErrorKind::config, "exclude: 'k_proj' is no module that targets name",
+               [&] { with([](auto& a) { a.exclude = {"k_proj"}; }); });
+  expect_error(ErrorKind::config, "modules_to_save: 'all-linear' is none",
+               [&] { with([](auto& a) { a.modules_to_save = {"all-linear"}; }); });
   expect_error(ErrorKind::config, "no module is called '.*qq_proj'",
                [&] { with([](auto& a) { a.targets = {".*qq_proj"}; }); });
   expect_error(ErrorKind::config,
@@ -227,6 +251,7 @@ TEST(Adapters, PatternsAndLayersAreChecked) {
   EXPECT_NE(in_block(1, second), "");
 }
 
+/// As PEFT draws them: nothing changes before the first step.
 TEST(Adapters, BeginAsTheModelWithoutThem) {
   test::Cpu cpu{1};
   const GptConfig options = options_of("llama", lora({"all-linear"}));

@@ -83,17 +83,45 @@ TEST(HuggingFaceFolder, FilesOfBitsandbytesAreReadAsItDecodesThem) {
   expect_error(ErrorKind::data, "down_proj.weight.nested_absmax [2] for 1 numbers", [&] { cut.open(); });
   Copy lacking("llama_nf4");
   lacking.rewrite([&](Copy::Dict& all) { all.erase(down + "weight.absmax"); });
-  expect_error(ErrorKind::data, "down_proj.weight.absmax is not there for 128 numbers",
+  expect_error(ErrorKind::data, "missing are model.layers.0.mlp.down_proj.weight.absmax",
                [&] { lacking.open(); });
-  Copy wrong("llama_nf4");
-  wrong.rewrite([&](Copy::Dict& all) {
-    auto& bytes = all[down + "weight.quant_state.bitsandbytes__nf4"].bytes;
-    const std::string text = R"({"blocksize": 0, "shape": [64, 128]})";
-    bytes.resize(text.size());
-    std::memcpy(bytes.data(), text.data(), text.size());
-    all[down + "weight.quant_state.bitsandbytes__nf4"].shape = {static_cast<std::int64_t>(text.size())};
+  Copy stateless("llama_nf4");
+  stateless.rewrite([&](Copy::Dict& all) { all.erase(down + "weight.quant_state.bitsandbytes__nf4"); });
+  expect_error(ErrorKind::data, "and no model.layers.0.mlp.down_proj.weight.quant_state",
+               [&] { stateless.open(); });
+  Copy scaleless("llama_int8");
+  scaleless.reword(down + "SCB", down + "SCX");
+  expect_error(ErrorKind::data, "missing are model.layers.0.mlp.down_proj.SCB", [&] { scaleless.open(); });
+  const auto with_state = [&](const std::string& text, const std::string& part) {
+    Copy wrong("llama_nf4");
+    wrong.rewrite([&](Copy::Dict& all) {
+      HostTensor& state = all[down + "weight.quant_state.bitsandbytes__nf4"];
+      state.bytes.resize(text.size());
+      std::memcpy(state.bytes.data(), text.data(), text.size());
+      state.shape = {static_cast<std::int64_t>(text.size())};
+    });
+    expect_error(ErrorKind::data, part, [&] { wrong.open(); });
+  };
+  for (const char* size : {"0", "1", "9223372036854774784", "1e300", "\"64\"", "null"})
+    with_state(cat(R"({"shape": [64, 128], "blocksize": )", size, "}"),
+               "its blocksize is no number of elements");
+  with_state(R"({"blocksize": 63, "shape": [64, 128]})", "its blocksize is odd");
+  with_state(R"({"blocksize": 64, "nested_blocksize": 256, "nested_offset": 1e300, "shape": [64, 128]})",
+             "its nested_offset is no number");
+  for (const char* shape : {"[64]", "[-1, 128]", "[64.5, 128]", "8192", "[64, 128, 1]"})
+    with_state(cat(R"({"blocksize": 64, "shape": )", shape, "}"), "its shape is not that of a matrix");
+  Copy vector("llama_nf4");
+  vector.rewrite([&](Copy::Dict& all) {
+    all["model.norm.weight_blocks"] = {{1, 16}, DType::u8, std::vector<std::byte>(16)};
+    all["model.norm.weight_scales"] = {{1}, DType::u8, std::vector<std::byte>(1)};
+    all.erase("model.norm.weight");
   });
-  expect_error(ErrorKind::data, "has blocks of 0 elements, which cannot be", [&] { wrong.open(); });
+  expect_error(ErrorKind::data, "model.norm.weight_blocks, in few bits, for [64]", [&] { vector.open(); });
+  Copy older("llama_int8");
+  older.reword(down + R"(weight_format":{"dtype":"U8","shape":[])",
+               down + R"(weight_format":{"dtype":"I8","shape":[])");
+  expect_error(ErrorKind::data, "down_proj.weight (in an order of an older bitsandbytes",
+               [&] { older.open(); });
   Copy rows("llama_int8");
   rows.reword(down + R"(SCB":{"dtype":"F32")", down + R"(SCB":{"dtype":"I32")");
   expect_error(ErrorKind::data, "down_proj.SCB (I32)", [&] { rows.open(); });

@@ -143,6 +143,7 @@ const std::vector<std::pair<std::string, StoredFormat>> base_formats{
     {"nf4", StoredFormat::nf4},         {"fp4", StoredFormat::fp4},   {"mxfp4", StoredFormat::mxfp4},
     {"fp8", StoredFormat::fp8}};
 
+constexpr const char* not_in_four_bits = "no effect: base_format is neither nf4 nor fp4";
 bool in_four_bits(const Adapter& adapter) {
   return adapter.base_format == StoredFormat::nf4 || adapter.base_format == StoredFormat::fp4;
 }
@@ -163,7 +164,9 @@ void finish_adapter(Adapter& adapter, const Given& given, const Value& section) 
             cat("no effect with type \"", name_of(adapter.type), "\""));
   if (!has_targets(adapter))
     adapter.targets.clear(), adapter.exclude.clear(), adapter.modules_to_save.clear();
-  adapter.base_double_quant &= in_four_bits(adapter);
+  // Without a format here the one of `training` may stand in its place, which check_training() looks at.
+  if (given.contains("base_format"))
+    drop_idle_double(adapter, section, join(section.path, "base_double_quant"));
   if (!is_lora(adapter)) adapter.lora = {};
   if (is_bottleneck(adapter))
     finish_bottleneck(adapter.bottleneck, given, section);
@@ -198,6 +201,12 @@ Table<Adapter> make_adapter_table() {
 
 }  // namespace
 
+void drop_idle_double(Adapter& adapter, const Value& value, const std::string& key) {
+  if (!adapter.base_double_quant || in_four_bits(adapter)) return;
+  value.context.note(key, not_in_four_bits);
+  adapter.base_double_quant = false;
+}
+
 std::vector<Key<Adapter>> base_keys() {
   std::vector<std::string> names;
   for (const auto& [name, format] : base_formats) names.push_back(name);
@@ -218,8 +227,7 @@ std::vector<Key<Adapter>> base_keys() {
       boolean("base_double_quant", &Adapter::base_double_quant)
           .means("the scales of `base_format` nf4 and fp4 are kept in 8 bits, too: 4.13 bits a weight in "
                  "place of 4.5",
-                 also("bnb_4bit_use_double_quant"))
-          .where(in_four_bits)};
+                 also("bnb_4bit_use_double_quant"), unless_default)};
 }
 
 void read_lora_key(LoraKeys& lora, const std::string& name, const Value& value) {

@@ -26,7 +26,9 @@ Key<Config> data_key();                     // data_keys.cpp
 Key<Config> training_key();                 // training_keys.cpp
 std::vector<Key<Training>> trainer_keys();  // trainer_keys.cpp: arguments of transformers' Trainer
 Key<Training> adapter_key();
-std::vector<Key<Adapter>> base_keys();               // adapter_keys.cpp: how an adapter's base is kept
+std::vector<Key<Adapter>> base_keys();  // adapter_keys.cpp: how an adapter's base is kept
+/// Notes under `key` that double quantisation does nothing where the format has none, and takes it away.
+void drop_idle_double(Adapter& adapter, const Value& value, const std::string& key);
 const Table<Adapter>& adapter_table();               // adapter_keys.cpp
 std::vector<Key<PromptKeys>> prompt_keys();          // prompt_keys.cpp: keys of training.adapter
 std::vector<Key<BottleneckKeys>> bottleneck_keys();  // bottleneck_keys.cpp: likewise

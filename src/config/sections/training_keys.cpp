@@ -14,6 +14,7 @@ void check_training(Training& training, const Given& given, const Value& section
         given.contains(key) && adapter && (adapter->find(key) || adapter->find("base_dtype")))
       section.error(key, " is in training.adapter, too: keep that one");
   if (training.adapter.type == AdapterType::none) training.adapter = {};
+  drop_idle_double(training.adapter, section, "training.base_double_quant");
   const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
   if (by_loss && training.eval_interval == 0)
     section.error(by_loss, " goes by the validation loss: set eval_interval, the steps between evaluations");

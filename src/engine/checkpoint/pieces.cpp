@@ -30,12 +30,13 @@ void take(const Slice& slice, const PieceRecord& record, Missing& missing, std::
   Missing left;
   for (const Range& gap : missing) {
     std::int64_t at = gap.begin;
-    for_each_common_run(slice, gap.begin, gap.end, record.slice, record.elements.begin, record.elements.end,
-                        [&](std::int64_t local, std::int64_t in_slice, std::int64_t count) {
-                          if (at < local) left.push_back({at, local});
-                          runs.push_back({local, in_slice - record.elements.begin, count});
-                          at = local + count;
-                        });
+    for_each_common_run(
+        slice, gap.begin, gap.end, record.slice, record.elements.begin, record.elements.end,
+        [&](std::int64_t local, std::int64_t in_slice, std::int64_t count) {
+          if (at < local) left.push_back({at, local});
+          runs.push_back({local, in_slice - record.elements.begin, count, record.elements.size()});
+          at = local + count;
+        });
     if (at < gap.end) left.push_back({at, gap.end});
   }
   missing = std::move(left);
@@ -88,7 +89,8 @@ bool are_blocks(StoredFormat format, std::span<const FileRun> runs, std::int64_t
   const std::int64_t block = tensor::block_size(format).elements;
   return std::all_of(runs.begin(), runs.end(), [&](const FileRun& run) {
     return (run.local - begin) % block == 0 && run.in_file % block == 0 &&
-           (run.count % block == 0 || run.local + run.count == end);
+           (run.count % block == 0 ||
+            (run.local + run.count == end && run.in_file + run.count == run.tensor));
   });
 }
 

@@ -18,6 +18,7 @@ namespace sherd::engine {
 /// file's tensor, from its element `in_file` on.
 struct FileRun {
   std::int64_t local, in_file, count;
+  std::int64_t tensor = 0;  ///< elements that the file's tensor has
 };
 
 /// Which file of a checkpoint holds which elements of each tensor KIND.PARAMETER. Pieces may be of any slices
@@ -50,8 +51,8 @@ void read_runs(const SafetensorsFile& file, const std::string& name, std::span<c
 /// The same of a tensor of blocks, whose values go to `to`, fp32.
 void read_stored_runs(const SafetensorsFile& file, const std::string& name, StoredFormat format,
                       std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to);
-/// Whether runs that end at element `end` or before are whole blocks in the file, which those asked for from
-/// `begin` on are, too: then read_blocks() brings their bytes to `to`.
+/// Whether runs are whole blocks of the files' tensors, and of the elements from `begin` to `end`, the last
+/// of which may be shorter in both: then read_blocks() brings their bytes to `to`.
 bool are_blocks(StoredFormat format, std::span<const FileRun> runs, std::int64_t begin, std::int64_t end);
 void read_blocks(const SafetensorsFile& file, const std::string& name, StoredFormat format,
                  std::span<const FileRun> runs, std::int64_t begin, const tensor::Tensor& to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "engine/checkpoint/same_run.h"
 #include "engine/checkpoint/weights.h"
 #include "engine/step/step_states.h"
@@ -157,6 +158,7 @@ std::set<std::string> require_states(const CheckpointReader& reader, const shard
 
 void read_states(const CheckpointReader& reader, const sharding::ShardedModel& model, Kinds kinds,
                  device::Device& device) {
+  bool warned = false;
   for_each_piece(
       model, kinds, Extent::read,
       [&](const SavedState& state, const autograd::Parameter& parameter, const Piece& piece) {
@@ -169,6 +171,11 @@ void read_states(const CheckpointReader& reader, const sharding::ShardedModel& m
             if (reader.read_blocks(state.kind, parameter.name, slice, piece.parameter_begin + done,
                                    elements.numel(), blocks))
               return state.write_blocks(piece.flat_begin + done, blocks);
+            if (!std::exchange(warned, true))
+              log_warning(
+                  "these ranks cut blocks of '", parameter.name, "' in ", tensor::name_of(state.format),
+                  " otherwise than those that saved them: such weights are quantised anew, and may move "
+                  "by a step of their codes");
           }
           const Tensor more = sources.size() > 1
                                   ? Tensor::empty(device, {elements.numel()}, state.dtype,

@@ -87,8 +87,11 @@ ReadElements elements_of(const CheckpointReader& reader, const CheckpointTensor&
     const Tensor values =
         Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
     reader.read(t.kind, t.parameter, slice, begin, values);
-    tensor::quantize(t.format, {values.data<float>(), static_cast<std::size_t>(count)}, to.raw(),
-                     device.arena());
+    if (!tensor::quantize(t.format, {values.data<float>(), static_cast<std::size_t>(count)}, to.raw(),
+                          device.arena()))
+      fail(ErrorKind::data, reader.folder().string(), ": '", t.kind, ".", t.parameter,
+           "' holds values that are infinite or no numbers, of which no blocks can be made: take another "
+           "checkpoint, or begin anew from its weights");
   };
 }
 

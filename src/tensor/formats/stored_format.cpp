@@ -145,10 +145,15 @@ struct DoubleBlock {
     quantize_scales(scales, block + double_codes);
   }
   static void dequantize(const std::byte* block, float* values) {
+    dequantize(block, 0, double_block, values);
+  }
+  /// Elements [first, end) alone, to where they have their place in `values`, and those around them.
+  static void dequantize(const std::byte* block, std::int64_t first, std::int64_t end, float* values) {
     std::array<float, double_scales> scales;
     double_scales_of(block, scales);
-    for (std::size_t b = 0; b < scales.size(); ++b)
-      from_four_bits(kind, block + b * four_bit_codes, scales[b], values + b * four_bit_block);
+    for (std::int64_t b = first / four_bit_block; b * four_bit_block < end; ++b)
+      from_four_bits(kind, block + b * four_bit_codes, scales[static_cast<std::size_t>(b)],
+                     values + b * four_bit_block);
   }
 };
 
@@ -234,7 +239,10 @@ void dequantize(StoredFormat format, const std::byte* blocks, std::int64_t first
         Block::dequantize(from, values.data() + i);
       } else {
         part.resize(static_cast<std::size_t>(in_block));
-        Block::dequantize(from, part.data());
+        if constexpr (in_block == double_block)
+          Block::dequantize(from, skipped, skipped + static_cast<std::int64_t>(count), part.data());
+        else
+          Block::dequantize(from, part.data());
         std::copy_n(part.begin() + skipped, count, values.begin() + static_cast<std::ptrdiff_t>(i));
       }
       i += count;

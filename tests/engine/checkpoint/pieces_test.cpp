@@ -180,5 +180,20 @@ TEST(Pieces, ARecordComesBackAsItWasWritten) {
                [&] { PieceRecord::parse(written.to_json(), manifest, "v", 8); });
 }
 
+/// Bytes are copied only where both sides have the same blocks; the last may be shorter in both.
+TEST(Pieces, WholeBlocksAreTold) {
+  const auto whole = [](std::vector<FileRun> runs, std::int64_t begin, std::int64_t end) {
+    return are_blocks(StoredFormat::nf4, runs, begin, end);
+  };
+  EXPECT_TRUE(whole({{128, 0, 64, 640}, {192, 512, 128, 640}}, 128, 1000));
+  EXPECT_FALSE(whole({{160, 0, 64, 640}}, 128, 1000)) << "begins within a block of those asked for";
+  EXPECT_FALSE(whole({{128, 32, 64, 640}}, 128, 1000)) << "begins within a block of the file";
+  EXPECT_FALSE(whole({{128, 0, 32, 640}}, 128, 1000)) << "ends within a block";
+  EXPECT_TRUE(whole({{128, 64, 96, 160}}, 128, 224)) << "the end of both";
+  EXPECT_FALSE(whole({{128, 64, 96, 320}}, 128, 224)) << "the file goes on in the block";
+  EXPECT_FALSE(whole({{128, 64, 96, 160}}, 128, 256)) << "more is asked for of the block";
+  EXPECT_FALSE(are_blocks(StoredFormat::nf4_double, std::vector<FileRun>{{0, 0, 64, 32768}}, 0, 32768));
+}
+
 }  // namespace
 }  // namespace sherd::engine

@@ -36,6 +36,8 @@ CASES = {
     "llama_saved": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "modules_to_save": ["embed_tokens", "lm_head"],
                                                         "layers": [1], "rank_pattern": {"v_proj": 4, "q_proj": 4}},
                     ["--ranks", "2", "--set", "zero_optimization.stage=2"]),
+    "llama_dora": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "targets": "all-linear", "use_dora": True},
+                   ["--ranks", "2", "--set", "parallel.tensor=2"]),
     "llama_some": (transformers.LlamaConfig(**LLAMA),
                    {"type": "lora", "targets": [".*_proj"], "exclude": [r".*layers\.0\.mlp.*", "o_proj"], "alpha": 32}, []),
     "gpt2_saved": (GPT2, {"type": "lora", "modules_to_save": ["lm_head"]}, []),

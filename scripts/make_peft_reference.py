@@ -47,6 +47,8 @@ ADAPTERS = {
     "llama_layers": ("llama", LORA(r=2, target_modules=["q_proj", "up_proj"], layers_to_transform=[1])),
     "llama_saved": ("llama", LORA(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])),
     "gpt2_saved": ("gpt2", LORA(r=2, modules_to_save=["lm_head"], ensure_weight_tying=True, fan_in_fan_out=True)),
+    "llama_dora": ("llama", LORA(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"], use_dora=True)),
+    "gpt2_dora": ("gpt2", LORA(r=2, target_modules="all-linear", use_dora=True, fan_in_fan_out=True)),
     "llama_nf4_all": ("llama_nf4", LORA(r=2, lora_alpha=3, target_modules="all-linear")),
     "gpt2_regex": ("gpt2", LORA(r=2, target_modules=r".*h\.0\..*c_attn|.*h\.1\.mlp\.c_(fc|proj)", fan_in_fan_out=True)),
 }
@@ -100,7 +102,10 @@ def make(name, family, config, root):
         for parameter_name, p in model.named_parameters():
             if p.requires_grad:
                 noise = torch.randn(p.shape)
-                p.copy_(1 + 0.2 * noise if "ia3" in parameter_name else 0.2 * noise)
+                if "magnitude" in parameter_name:
+                    p.mul_(1 + 0.2 * noise)
+                else:
+                    p.copy_(1 + 0.2 * noise if "ia3" in parameter_name else 0.2 * noise)
     model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
@@ -118,7 +123,7 @@ def make(name, family, config, root):
     saved = safetensors.torch.load_file(folder / "adapter_model.safetensors")
     for parameter_name, p in model.named_parameters():
         if p.requires_grad:
-            published = parameter_name.replace(".default", "").replace(".modules_to_save", "")
+            published = parameter_name.replace(".default", "").replace(".modules_to_save", "").replace("_vector.weight", "_vector")
             assert published in saved, published
             expected[f"grad.{published}"] = p.grad.float().contiguous()
     safetensors.torch.save_file(expected, folder / "expected.safetensors")

@@ -66,7 +66,9 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
     return std::make_shared<parallel::Ia3>(std::move(layer), adapted.of_inputs, layout);
   return std::make_shared<parallel::Lora>(
       std::move(layer),
-      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(adapter.lora.dropout)}, layout);
+      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(adapter.lora.dropout),
+                            adapter.lora.dora},
+      layout);
 }
 
 std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,
@@ -117,7 +119,7 @@ bool WithAdapter::of_adapter(const std::string& name) const {
 }
 
 bool WithAdapter::has(const std::string& name) const {
-  return !is_adapter(name) || adapter_;
+  return !is_adapter(name) || (adapter_ && adapter_->has(name));
 }
 
 void WithAdapter::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

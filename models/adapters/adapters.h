@@ -75,6 +75,7 @@ class MergedWeights : public nn::WeightSource {
  private:
   struct Layer;
   const Layer* layer_of(const std::string& name);
+  void find_norms(Layer& layer, std::int64_t rows);
   std::vector<float> whole(const std::string& name, const tensor::Shape& shape);
 
   nn::WeightSource& source_;

@@ -1,6 +1,7 @@
 #include "models/adapters/adapters.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "models/hub/adapter_names.h"
 
@@ -17,6 +18,8 @@ struct MergedWeights::Layer {
   bool of_inputs = false;
   std::int64_t rank = 0;
   float scale = 1;
+  std::vector<float> magnitudes,
+      norms;  ///< DoRA's, and those of the rows of weight and products, as `b` has them
   /// For each row of the weight: which row of lora_B, or which of the factors, it has, and which target's
   /// lora_A; -1: none.
   std::vector<std::int64_t> row_of, target_of;
@@ -61,6 +64,10 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   if (adapter.type == config::AdapterType::lora) {
     out.a = whole(at + "lora_A", {std::ssize(tensors) * rank, weight.columns});
     out.b = whole(at + "lora_B", {held, rank});
+    if (adapter.lora.dora) {
+      out.magnitudes = whole(at + "magnitude", {held});
+      find_norms(out, std::ssize(out.row_of));
+    }
   } else {
     out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
   }
@@ -83,6 +90,28 @@ void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int6
     for (std::int64_t c = first; c < end; ++c)
       sum[static_cast<std::size_t>(c - first)] += of_b[k] * of_a[k * columns + c];
   for (std::int64_t c = first; c < end; ++c) to[c] += scale * sum[static_cast<std::size_t>(c - first)];
+  if (norms.empty()) return;
+  const auto at = static_cast<std::size_t>(held);
+  for (std::int64_t c = first; c < end; ++c) to[c] *= magnitudes[at] / norms[at];
+}
+
+/// Reads the weight row by row.
+void MergedWeights::find_norms(Layer& layer, std::int64_t rows) {
+  const tensor::Tensor row = tensor::Tensor::empty(device_, {layer.columns}, DType::f32,
+                                                   device::Category::workspace, device_.processor_tier());
+  const tensor::Slice slice = tensor::Slice::whole({rows, layer.columns});
+  std::vector<float> norms(layer.magnitudes.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const std::int64_t held = layer.row_of[static_cast<std::size_t>(r)];
+    if (held < 0) continue;
+    source_.read(layer.name + ".weight", slice, r * layer.columns, row);
+    layer.merge(r, 0, layer.columns, row.data<float>());
+    double squares = 0;
+    for (std::int64_t c = 0; c < layer.columns; ++c)
+      squares += static_cast<double>(row.data<float>()[c]) * row.data<float>()[c];
+    norms[static_cast<std::size_t>(held)] = static_cast<float>(std::sqrt(squares));
+  }
+  layer.norms = std::move(norms);
 }
 
 void MergedWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

@@ -113,6 +113,8 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     expect_plain_base(value);
   else if (name == "use_rslora" && lora)
     adapter.lora.rslora = value.boolean();
+  else if (name == "use_dora" && lora)
+    adapter.lora.dora = value.boolean();
   else if (!is_among(idle_of_peft, name) && !config::is_off(value.node))
     refuse(value);
 }
@@ -164,7 +166,7 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
                 {"lora_alpha", adapter.lora.alpha},
                 {"lora_dropout", adapter.lora.dropout},
                 {"use_rslora", adapter.lora.rslora},
-                {"use_dora", false},
+                {"use_dora", adapter.lora.dora},
                 {"bias", "none"},
                 {"init_lora_weights", true},
                 {"rank_pattern", object_of(adapter.lora.rank_pattern)},

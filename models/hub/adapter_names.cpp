@@ -85,7 +85,7 @@ struct LoraShape {
   double alpha;
   bool operator==(const LoraShape&) const = default;
 };
-LoraShape shape_of(const config::LoraKeys& lora, const PublishedTensor& tensor) {
+LoraShape lora_shape(const config::LoraKeys& lora, const PublishedTensor& tensor) {
   const std::string module = module_of(tensor);
   return {by_pattern(lora.rank_pattern, module, "rank_pattern", lora.rank),
           by_pattern(lora.alpha_pattern, module, "alpha_pattern", lora.alpha)};
@@ -246,7 +246,7 @@ void check_lora(const config::Adapter& adapter, const config::Model& model, cons
         const PublishedTensor& tensor = weight.tensors[static_cast<std::size_t>(i)];
         modules.push_back(module_of(tensor));
         if (!other) other = &tensor;
-        if (shape_of(lora, tensor) != shape_of(lora, *other))
+        if (lora_shape(lora, tensor) != lora_shape(lora, *other))
           fail(ErrorKind::config, "training.adapter: ", module_of(*other), " and ", module_of(tensor),
                " are one layer here, whose adapters have one rank and one alpha: give them the same in "
                "rank_pattern and alpha_pattern");
@@ -385,7 +385,7 @@ PublishedParameter published_adapter(const config::Adapter& adapter, const Publi
   const std::int64_t r =
       tensors.empty()
           ? adapter.lora.rank
-          : shape_of(adapter.lora, weight.tensors[static_cast<std::size_t>(tensors.front())]).rank;
+          : lora_shape(adapter.lora, weight.tensors[static_cast<std::size_t>(tensors.front())]).rank;
   PublishedParameter out;
   if (kind == "lora_A" || (kind == "ia3" && of_inputs)) {
     const bool lora = kind == "lora_A";
@@ -399,14 +399,16 @@ PublishedParameter published_adapter(const config::Adapter& adapter, const Publi
     }
     return out;
   }
-  require(kind == "lora_B" || kind == "ia3", "no parameter of an adapter is called '", kind, "'");
+  require(kind == "lora_B" || kind == "ia3" || kind == "magnitude", "no parameter of an adapter is called '",
+          kind, "'");
   out.columns = kind == "lora_B" ? r : 1;
   std::vector<int> place(weight.tensors.size(), -1);
   for (const int i : tensors) {
     const PublishedTensor& tensor = weight.tensors[static_cast<std::size_t>(i)];
     place[static_cast<std::size_t>(i)] = static_cast<int>(out.tensors.size());
     out.tensors.push_back(kind == "lora_B" ? of_peft(tensor, "lora_B.weight", {outputs(tensor), r})
-                                           : of_peft(tensor, "ia3_l", {outputs(tensor), 1}));
+                          : kind == "ia3"  ? of_peft(tensor, "ia3_l", {outputs(tensor), 1})
+                                           : of_peft(tensor, "lora_magnitude_vector", {outputs(tensor)}));
   }
   std::int64_t row = 0;
   for (const PublishedParameter::RowRun& run : weight.rows) {
@@ -477,7 +479,7 @@ AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
   if (out.tensors.empty()) return out;
   const config::LoraKeys& lora = model.adapter.lora;
   const auto [rank, alpha] =
-      shape_of(lora, out.weight.tensors[static_cast<std::size_t>(out.tensors.front())]);
+      lora_shape(lora, out.weight.tensors[static_cast<std::size_t>(out.tensors.front())]);
   out.rank = rank, out.scale = lora.scale(rank, alpha);
   return out;
 }

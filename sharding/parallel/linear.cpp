@@ -199,7 +199,9 @@ ColumnLinear::ColumnLinear(std::int64_t in, std::int64_t out, const Layout& layo
 }
 
 void ParallelLinear::set_adapter(std::shared_ptr<LinearAdapter> adapter) {
-  if (adapter) adapter_ = add("adapter", std::move(adapter));
+  if (!adapter) return;
+  adapter->attach(weight_, bias_);
+  adapter_ = add("adapter", std::move(adapter));
 }
 
 Var ColumnLinear::forward(Tape& tape, const Var& x) {

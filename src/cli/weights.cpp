@@ -10,6 +10,7 @@
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_run.h"
 #include "models/adapters/adapters.h"
+#include "models/adapters/magnitudes.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/hub/adapter_config.h"
 #include "models/hub/adapter_names.h"
@@ -309,6 +310,8 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
     };
     adapter_ = one_prompt(*adapter_reader_, adapter, options, device,
                           std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, trained));
+  } else if (options.adapter.lora.dora) {
+    adapter_ = std::make_unique<models::InitialMagnitudes>(*base_, options, device);
   } else if (!prompt_ids.empty()) {
     adapter_ = std::make_unique<models::VocabularyPrompt>(*base_, options, std::move(prompt_ids), device);
   }

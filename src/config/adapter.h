@@ -26,6 +26,7 @@ struct LoraKeys {
   std::int64_t rank = 8;  ///< rank of the products, 1 to most_adapter_rank
   double alpha = 8;       ///< the products are multiplied by alpha/rank, > 0
   bool rslora = false;    ///< they are multiplied by alpha/√rank instead (Kalajdzievski 2023)
+  bool dora = false;      ///< magnitudes of the sum's rows are trained apart (Liu et al. 2024, "DoRA")
   double dropout = 0;     ///< dropout of what goes into the products, [0, 1)
   /// Ranks and alphas of modules whose name, or an end of it behind a dot, matches a regular expression; the
   /// first that does holds.

@@ -66,7 +66,9 @@ TEST(AdapterKeys, WrongValuesAreNamed) {
   // PEFT's own switches may be there, off.
   parse_adapter(
       R"({"type": "lora", "use_dora": false, "bias": "none", "modules_to_save": null, "load_in_4bit": false})");
-  for (const char* on : {R"("use_dora": true)", R"("bias": "all")", R"("load_in_4bit": true)"})
+  expect_error(ErrorKind::config, "give init_from, the weights to begin with",
+               [] { parse_adapter(R"({"type": "lora", "use_dora": true})"); });
+  for (const char* on : {R"("bias": "all")", R"("load_in_4bit": true)"})
     expect_error(ErrorKind::config, "Sherd does not support",
                  [&] { parse_adapter(cat(R"({"type": "lora", )", on, "}")); });
   EXPECT_TRUE(parse_adapter(R"({"type": "ia3", "base_dtype": "int8"})").training.adapter.base_format ==

@@ -110,6 +110,7 @@ inline std::string base_for(const std::string& path) {
       {"model",
        R"({"model": {"seq_length": 8, "hidden_size": 96, "num_layers": 2, "num_heads": 4, "position": "rotary"}})"},
       {"parallel.virtual_stages", R"({"parallel": {"schedule": "interleaved"}})"},
+      {"training.adapter.use_dora", R"({"training": {"init_from": "a", "adapter": {"type": "lora"}}})"},
       {"training.adapter.base_double_quant",
        R"({"training": {"adapter": {"type": "lora", "base_format": "nf4"}}})"},
       {"training.base_double_quant", R"({"training": {"adapter": {"type": "lora", "base_format": "nf4"}}})"},

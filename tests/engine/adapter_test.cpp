@@ -74,14 +74,15 @@ std::string name_of(const ::testing::TestParamInfo<std::tuple<const char*, StepS
   return cat(std::get<0>(test.param), "_", std::get<1>(test.param).name);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Adapted,
-    ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
-                                         "qwen2_some", "gpt2_ia3", "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
-                                         "llama_pfeiffer", "mistral_attention", "llama_patterns",
-                                         "gpt2_regex", "llama_saved", "gpt2_saved"),
-                       ::testing::ValuesIn(step_settings)),
-    name_of);
+INSTANTIATE_TEST_SUITE_P(All, Adapted,
+                         ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all",
+                                                              "llama_default", "qwen2_some", "gpt2_ia3",
+                                                              "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
+                                                              "llama_pfeiffer", "mistral_attention",
+                                                              "llama_patterns", "gpt2_regex", "llama_saved",
+                                                              "gpt2_saved", "llama_dora", "gpt2_dora"),
+                                            ::testing::ValuesIn(step_settings)),
+                         name_of);
 /// In the layouts that an encoder in front of a decoder has.
 std::vector<StepSetting> without_context() {
   std::vector<StepSetting> out(std::begin(step_settings), std::end(step_settings));

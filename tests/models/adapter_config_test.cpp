@@ -26,7 +26,8 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
   EXPECT_EQ(keys.lora.alpha_pattern, (std::vector<std::pair<std::string, double>>{{"k", 2.5}}));
   EXPECT_EQ(keys.lora.layers, std::vector<std::int64_t>{0});
   EXPECT_EQ(keys.exclude, std::vector<std::string>{"v_proj"});
-  for (const char* key : {R"("use_dora": true)", R"("bias": "all")", R"("something_new": 7)"})
+  EXPECT_TRUE(read(R"(, "use_dora": true)").lora.dora);
+  for (const char* key : {R"("bias": "all")", R"("something_new": 7)"})
     expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
   for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
     EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);

@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 
+#include "models/adapters/magnitudes.h"
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"
 #include "support/tiny_gpt.h"
+#include "tensor/formats/stored_format.h"
 #include "tensor/safetensors/safetensors_folder.h"
 
 namespace sherd::models {
@@ -96,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
                                            "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
                                            "llama_layers", "gpt2_regex", "llama_nf4_all", "llama_saved",
-                                           "gpt2_saved"),
+                                           "gpt2_saved", "llama_dora", "gpt2_dora"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
@@ -249,6 +252,48 @@ TEST(Adapters, PatternsAndLayersAreChecked) {
   const GptConfig second = with([](auto& a) { a.lora.layers = {1}; });
   EXPECT_EQ(in_first_block(second), "");
   EXPECT_NE(in_block(1, second), "");
+}
+
+/// DoRA begins with the norms of the base's rows, as the run keeps these: nothing changes.
+TEST(Adapters, MagnitudesBeginAsNorms) {
+  for (const char* family : {"llama", "gpt2"}) {
+    config::Adapter adapter = lora({"all-linear"});
+    adapter.lora.dora = true;
+    for (const StoredFormat format : {StoredFormat::compute, StoredFormat::nf4}) {
+      adapter.base_format = format;
+      const GptConfig options = options_of(family, adapter);
+      GptConfig plain = options;
+      plain.adapter = {};
+      test::Cpu cpu{1};
+      HuggingFaceWeights base(test::models_reference() / "hugging_face" / family, HuggingFaceLayout(options));
+      InitialMagnitudes magnitudes(base, options, *cpu.device);
+      WithAdapter both(base, &magnitudes);
+      Gpt with(options), without(plain);
+      const test::PlainParameters one(*cpu.kernels, with, DType::f32),
+          other(*cpu.kernels, without, DType::f32);
+      for (const auto& p : other.all()) base.read(p->name, p->logical_slice(), 0, p->value);
+      for (const auto& p : one.all()) {
+        if (!both.has(p->name)) continue;
+        both.read(p->name, p->logical_slice(), 0, p->value);
+        if (!is_adapter(p->name) && p->stored_as == StoredFormat::nf4) {
+          std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, p->numel())));
+          const std::span values(p->value.data<float>(), static_cast<std::size_t>(p->numel()));
+          ASSERT_TRUE(tensor::quantize(format, values, blocks.data(), cpu.device->arena()));
+          tensor::dequantize(format, blocks.data(), 0, values);
+          for (const auto& same : other.all())
+            if (same->name == p->name) std::memcpy(same->value.raw(), p->value.raw(), p->value.bytes());
+        }
+      }
+      const auto logits = [&](Gpt& model) {
+        autograd::Tape tape(*cpu.kernels);
+        autograd::Tape::NoGrad pause(tape);
+        const Tensor tokens =
+            Tensor::of<std::int32_t>(*cpu.device, {1, 8}, std::vector<std::int32_t>{3, 1, 4, 1, 5, 9, 2, 6});
+        return cpu.values(model.logits(tape, tokens).value());
+      };
+      expect_near(logits(with), logits(without), 1e-5);
+    }
+  }
 }
 
 /// As PEFT draws them: nothing changes before the first step.

@@ -121,6 +121,8 @@ std::string described(const char* what, const AdaptedLayer& layer) {
 
 }  // namespace
 
+void LinearAdapter::attach(const nn::ParameterPtr&, const nn::ParameterPtr&) {}
+
 Var LinearAdapter::input(Tape&, const Var& x) {
   return x;
 }
@@ -153,6 +155,15 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   plain_ = targets == 1 && rows.is_plain();
   runs_ = rows.runs;
   held_out_ = rows.outputs;
+  if (!options.dora) return;
+  set_slice(magnitude_ = declare("magnitude", {b.shape()[0]}, nn::Init::ones(), {.decay = false}),
+            Slice({rows.all}, {rows.held}));
+  magnitude_->partial_gradient = b_->partial_gradient;
+  magnitude_->packing = b_->packing;
+}
+
+void Lora::attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) {
+  if (magnitude_) weight_ = weight, bias_ = bias;
 }
 
 /// The result of the first product, on its way to where the second one is computed.
@@ -181,7 +192,54 @@ Var Lora::output(Tape& tape, const Var& x, const Var& y) {
   const Var low = exchanged(autograd::linear(in, tape.parameter(a_)));
   Var b = tape.parameter(b_);
   if (!plain_) b = autograd::spread(b, runs_, held_out_, std::ssize(layer_.targets), 0);
-  return autograd::linear_onto(y, autograd::scale(low, options_.scale), b);
+  const Var sum = autograd::linear_onto(y, autograd::scale(low, options_.scale), b);
+  return magnitude_ ? with_magnitudes(tape, sum, b) : sum;
+}
+
+/// 1 over the norm of each row of W + scale·B·A, [outputs of this rank], fp32. b: B, spread over the rows.
+Var Lora::inverse_norms(Tape& tape, const Var& b) const {
+  tensor::Kernels& kernels = tape.kernels();
+  const tensor::Tensor w = tape.parameter(weight_).value(), a = tape.parameter(a_).value();
+  const std::int64_t in = w.shape()[1];
+  const tensor::Tensor sum = tape.empty(w.shape(), w.dtype()), unused = tape.empty(w.shape(), w.dtype()),
+                       scaled = tape.empty(b.shape(), b.value().dtype()),
+                       inverse = tape.empty({held_out_}, DType::f32);
+  kernels.copy(w, sum);
+  kernels.scale(b.value(), options_.scale, scaled);
+  kernels.matmul({.a = scaled, .b = a, .c = sum, .accumulate = true});
+  constexpr double least = 1e-30;  // of a row of zeros
+  kernels.rms_norm(sum, {}, least, unused, inverse);
+  const Tape::NoGrad constants(tape);
+  const Var roots = tape.input(inverse);  // 1/√(mean of squares)
+  const bool shared = layer_.cut == Cut::inputs && layout_.tensor_size() > 1;
+  if (!shared) return autograd::scale(roots, 1 / std::sqrt(static_cast<double>(in)));
+  const Var own = autograd::exp(autograd::scale(autograd::log(roots), -2));
+  const Var squares = all_reduce(autograd::scale(own, static_cast<double>(in)), layout_.tensor,
+                                 cat(path(), " squares of rows"));
+  return autograd::exp(autograd::scale(autograd::log(squares), -0.5));
+}
+
+/// y, of which the rows of targets come to have their magnitudes; the bias stays what it is.
+Var Lora::with_magnitudes(Tape& tape, const Var& y, const Var& b) const {
+  const std::int64_t held = magnitude_->shape.numel();
+  const DType dtype = y.value().dtype();
+  std::vector<SpreadRows> runs = runs_;
+  for (SpreadRows& run : runs) run.column = 0;
+  const auto of_outputs = [&](const Var& of_rows) {
+    return autograd::reshape(autograd::spread(autograd::reshape(of_rows, {held, 1}), runs, held_out_, 1, 0),
+                             {held_out_});
+  };
+  tensor::Tensor ones = tape.empty({held}, dtype), every = tape.empty({held_out_}, dtype);
+  tape.kernels().fill(ones, 1), tape.kernels().fill(every, 1);
+  const Var inverse = autograd::cast(inverse_norms(tape, b), dtype);
+  // Outputs that are no target's have the factor 1.
+  const Var elsewhere = autograd::subtract(tape.input(every), of_outputs(tape.input(ones)));
+  const Var factors =
+      autograd::add(autograd::multiply(of_outputs(tape.parameter(magnitude_)), inverse), elsewhere);
+  const Var out = autograd::scale_columns(y, factors);
+  if (!bias_) return out;
+  const Var rest = autograd::subtract(tape.input(every), factors);
+  return autograd::add(out, autograd::multiply(tape.parameter(bias_), rest));
 }
 
 Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(of_inputs) {

@@ -23,6 +23,8 @@ using autograd::Var;
 /// A part that stands between a linear layer and those around it. Runs under the layer's lease.
 class LinearAdapter : public nn::Module {
  public:
+  /// Is told the layer's parameters; `bias` is null where there is none.
+  virtual void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias);
   /// Makes what the layer takes in place of x.
   virtual Var input(Tape& tape, const Var& x);
   /// Makes what the layer gives in place of y, x·wᵀ + b, before an activation. Takes y's memory.
@@ -44,6 +46,7 @@ struct LoraOptions {
   std::int64_t rank = 8;
   double scale = 1;   ///< alpha/rank, or alpha/√rank
   float dropout = 0;  ///< chance to drop an element of the input, the same for all targets
+  bool dora = false;  ///< rows of the sum have magnitudes
 };
 
 /// y + scale·dropout(x)·Aᵀ·Bᵀ for each target (Hu et al. 2021, "LoRA: Low-rank adaptation of large language
@@ -51,20 +54,30 @@ struct LoraOptions {
 /// uniform in ±1/√in; "lora_B", logical [rows of all targets, rank], in the order of the weight's rows, at
 /// first zero.
 ///
-/// Tensor ranks exchange rows of targets·rank elements: once per pass and direction.
+/// With `dora` W + scale·B·A stands in W's place, its rows divided by their norms and multiplied by
+/// "magnitude", logical [rows of all targets]; gradients take the norms for constants (Liu et al. 2024,
+/// "DoRA", §4.3). The bias is added behind. Magnitudes are to be given: they begin as the weights' norms, not
+/// as they are drawn.
+///
+/// Tensor ranks exchange rows of targets·rank elements: once per pass and direction; those that share out a
+/// layer's inputs the squares of its rows, too.
 class Lora : public LinearAdapter {
  public:
+  void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) override;
   Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout);
   Var output(Tape& tape, const Var& x, const Var& y) override;
 
  private:
   Var exchanged(const Var& x) const;
+  Var inverse_norms(Tape& tape, const Var& b) const;
+  Var with_magnitudes(Tape& tape, const Var& y, const Var& b) const;
   tensor::Slice elements(const tensor::Shape& x) const;
 
   AdaptedLayer layer_;
   LoraOptions options_;
   Layout layout_;
   nn::ParameterPtr a_, b_;
+  nn::ParameterPtr magnitude_, weight_, bias_;  ///< null without `dora`; the last two are the layer's
   std::shared_ptr<nn::Dropout> dropout_;
   bool plain_ = false;  ///< B's rows are the outputs of this rank, in order; else runs_ says where they go
   std::vector<autograd::SpreadRows> runs_;

@@ -104,26 +104,31 @@ Key<LoraKeys> layers_key() {
 
 std::vector<Key<LoraKeys>> lora_keys() {
   using L = LoraKeys;
-  return {integer("rank", &L::rank, "16", 1, most_adapter_rank).means("of LoRA's products", also("r")),
-          real("alpha", &L::alpha, "32", 0, infinity, true)
-              .means("LoRA's products are multiplied by `alpha` / `rank`", also("lora_alpha"),
-                     Concerns::training),
-          boolean("use_rslora", &L::rslora)
-              .means("LoRA's products are multiplied by `alpha` / √`rank` instead", Concerns::training),
-          real("dropout", &L::dropout, "0.05", 0)
-              .then([](L& lora, const Value& value) {
-                if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
-              })
-              .takes({"number >= 0, below 1", R"({"type": "number", "minimum": 0, "exclusiveMaximum": 1})"})
-              .means("of what goes into LoRA's products", also("lora_dropout"), Concerns::training),
-          pattern_key<std::int64_t>("rank_pattern", "{\"v_proj\": 16}", &L::rank_pattern,
-                                    [](const Value& value) { return value.integer(1, most_adapter_rank); })
-              .means("ranks of some modules: by regular expressions of their names, or of ends of these",
-                     by("`rank`"), unless_default),
-          pattern_key<double>("alpha_pattern", "{\"v_proj\": 64}", &L::alpha_pattern,
-                              [](const Value& value) { return value.real(0, infinity, true); })
-              .means("alphas of some modules, likewise", by("`alpha`"), Concerns::training, unless_default),
-          layers_key()};
+  return {
+      integer("rank", &L::rank, "16", 1, most_adapter_rank).means("of LoRA's products", also("r")),
+      real("alpha", &L::alpha, "32", 0, infinity, true)
+          .means("LoRA's products are multiplied by `alpha` / `rank`", also("lora_alpha"),
+                 Concerns::training),
+      boolean("use_rslora", &L::rslora)
+          .means("LoRA's products are multiplied by `alpha` / √`rank` instead", Concerns::training),
+      boolean("use_dora", &L::dora)
+          .means("the rows of weight and products together have magnitudes that are trained for themselves, "
+                 "at first those of the weights: DoRA ([more](adapters.md#what-is-computed))",
+                 unless_default),
+      real("dropout", &L::dropout, "0.05", 0)
+          .then([](L& lora, const Value& value) {
+            if (lora.dropout >= 1) value.error("must be below 1, not ", lora.dropout);
+          })
+          .takes({"number >= 0, below 1", R"({"type": "number", "minimum": 0, "exclusiveMaximum": 1})"})
+          .means("of what goes into LoRA's products", also("lora_dropout"), Concerns::training),
+      pattern_key<std::int64_t>("rank_pattern", "{\"v_proj\": 16}", &L::rank_pattern,
+                                [](const Value& value) { return value.integer(1, most_adapter_rank); })
+          .means("ranks of some modules: by regular expressions of their names, or of ends of these",
+                 by("`rank`"), unless_default),
+      pattern_key<double>("alpha_pattern", "{\"v_proj\": 64}", &L::alpha_pattern,
+                          [](const Value& value) { return value.real(0, infinity, true); })
+          .means("alphas of some modules, likewise", by("`alpha`"), Concerns::training, unless_default),
+      layers_key()};
 }
 
 Key<Adapter> adapter_type_key() {

@@ -211,7 +211,6 @@ use_reentrant | boolean | PyTorch's older recompute | concerns PyTorch's recompu
 load_in_8bit | but false: true | bitsandbytes' name of a base in 8 bits | write "base_format": "int8" for
     a base in 8 bits
 load_in_4bit | but off: true | its base in 4 bits | write "base_format": "nf4" for a base in 4 bits
-use_dora | but off: true | PEFT's DoRA | adapters scale no norms of weights
 bias | but off: "all" | PEFT's training of biases | biases are the base's, which stays as it is
 
 [training.adapter of p_tuning]

@@ -44,14 +44,11 @@ Json base_name(const std::string& base) {
   return base.empty() ? Json(nullptr) : Json(base);
 }
 
-constexpr const char* beyond_names = "\\^$*+?()[]{}|";
-
 /// Names of modules, or one regular expression of theirs, which PEFT tells by being no list.
 std::vector<std::string> names_in(const Value& value) {
   if (value.node.is(Node::Kind::null)) return {};
   if (value.node.is(Node::Kind::string)) {
-    if (value.text() == "all-linear" || value.text().find_first_of(beyond_names) != std::string::npos)
-      return {value.text()};
+    if (value.text() == "all-linear" || is_pattern(value.text())) return {value.text()};
     value.error("\"", value.text(),
                 "\" is a regular expression to PEFT, and would have to be all of a module's name: "
                 "write a list of names");
@@ -120,6 +117,10 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
 }
 
 }  // namespace
+
+bool is_pattern(const std::string& target) {
+  return target.find_first_of("\\^$*+?()[]{}|") != std::string::npos;
+}
 
 bool keeps_weights_tied(std::string_view text, const std::string& name) {
   const Node tree = config::parse_tree(text, name);

@@ -10,6 +10,9 @@
 // adapter_config.json: PEFT's, and AdapterHub's.
 namespace sherd::models {
 
+/// Whether a name of modules is a regular expression: it has a character that modules' names have not.
+bool is_pattern(const std::string& target);
+
 /// Whether such a text says that a table of tokens which makes the scores, too, was trained as one with them.
 bool keeps_weights_tied(std::string_view text, const std::string& name);
 

@@ -23,11 +23,6 @@ std::string module_of(const PublishedTensor& tensor) {
   return tensor.name.substr(0, tensor.name.rfind('.'));
 }
 
-/// A module's name has none of these.
-bool is_pattern(const std::string& target) {
-  return target.find_first_of("\\^$*+?()[]{}|") != std::string::npos;
-}
-
 /// Whether all of a module's name is as the regular expression says, or an end of it behind a dot. Throws
 /// Error{config} naming the key.
 bool matches_pattern(const std::string& module, const std::string& pattern, const char* key,

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "tensor/formats/four_bits.h"
 #include "tensor/formats/fp8_code.h"
+#include "tensor/formats/fp8_number.h"
 
 namespace sherd::tensor {
 namespace {
@@ -94,15 +95,6 @@ struct Mxfp4Block {
       values[2 * i] = mxfp4_values[codes & 15u] * scale, values[2 * i + 1] = mxfp4_values[codes >> 4] * scale;
     }
   }
-};
-
-/// Numbers for fp8_code.h.
-struct Fp8Number {
-  using F = float;
-  using U = std::uint32_t;
-  using I = std::int32_t;
-  static U bits(F f) { return std::bit_cast<U>(f); }
-  static F value(U u) { return std::bit_cast<F>(u); }
 };
 
 struct Fp8Block {

@@ -1,12 +1,12 @@
 #include "tensor/safetensors/low_bits.h"
 
 #include <array>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/error.h"
 #include "tensor/formats/fp8_code.h"
+#include "tensor/formats/fp8_number.h"
 
 namespace sherd::tensor {
 namespace {
@@ -15,15 +15,8 @@ float e8m0_value(int code) {
   return code == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, code - 127);
 }
 
-struct Numbers {
-  using F = float;
-  using U = std::uint32_t;
-  using I = std::int32_t;
-  static U bits(F value) { return std::bit_cast<U>(value); }
-  static F value(U bits) { return std::bit_cast<F>(bits); }
-};
 float e4m3_value(int code) {
-  return fp8_decode<Fp8Format::e4m3, Numbers>(static_cast<std::uint32_t>(code));
+  return fp8_decode<Fp8Format::e4m3, Fp8Number>(static_cast<std::uint32_t>(code));
 }
 
 std::array<float, 256> every_code(float (*value)(int)) {

@@ -250,6 +250,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BaseSetting{"nf4_experts_fp32", StoredFormat::nf4, "fp32", true, four_experts},
                       BaseSetting{"nf4_double_llama_bf16", StoredFormat::nf4_double, "bf16", true, ""},
                       BaseSetting{"fp4_llama_bf16", StoredFormat::fp4, "bf16", true, ""},
+                      BaseSetting{"fp4_double_gpt2_fp32", StoredFormat::fp4_double, "fp32", false, ""},
                       BaseSetting{"mxfp4_llama_bf16", StoredFormat::mxfp4, "bf16", true, ""},
                       BaseSetting{"fp8_gpt2_bf16", StoredFormat::fp8, "bf16", false, ""},
                       BaseSetting{"bf16_llama_fp32", StoredFormat::bf16, "fp32", true, ""}),

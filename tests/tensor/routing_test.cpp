@@ -252,13 +252,20 @@ TEST(Routing, CombinesRowsByWeightAndTakesGradientsBack) {
                          dw = m.empty({c.tokens, c.k}, compute);
             m.kernels.combine_rows(x, at, w, made);
             m.kernels.combine_rows_backward(x, at, w, dy, dx, dw);
-            return std::vector<Tensor>{made, dx, dw};
+            // Each gradient alone, as where a router, or what it reads, does not train.
+            const Tensor dx_alone = m.empty(dx.shape(), dtype), dw_alone = m.empty(dw.shape(), compute);
+            m.kernels.combine_rows_backward(x, at, w, dy, dx_alone, {});
+            m.kernels.combine_rows_backward(x, at, w, dy, {}, dw_alone);
+            return std::vector<Tensor>{made, dx, dw, dx_alone, dw_alone};
           },
           [&](const std::vector<Tensor>& got) {
             expect_close(values_of(got[0]), out, dtype, 4, 10, "combined");
-            expect_close(values_of(got[1]), drows, dtype, 1, 0, "drows");
             const double width = static_cast<double>(c.width);
-            expect_close(values_of(got[2]), dweights, compute, 4, 10 * std::sqrt(width) + 4, "dweights");
+            for (const std::size_t i : {1, 3}) {
+              expect_close(values_of(got[i]), drows, dtype, 1, 0, "drows");
+              expect_close(values_of(got[i + 1]), dweights, compute, 4, 10 * std::sqrt(width) + 4,
+                           "dweights");
+            }
           });
     }
 }

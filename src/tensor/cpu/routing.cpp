@@ -32,11 +32,11 @@ double dot(const float* x, const float* y, Count n) {
 /// The gradients of one choice of a token.
 struct ChoiceGradient {
   const IsaTable& isa;
-  Tensor rows, dout, drows;
+  Tensor rows, dout, drows;  ///< `rows` and `drows` are undefined where no gradient asks for them
   Count width;
 
   float of(Count token, Count place, float weight) const {
-    const ConvertOps& ops = isa.convert[storage_index(rows)];
+    const ConvertOps& ops = isa.convert[storage_index(dout)];
     double product = 0;
     for (Count i = 0; i < width; i += stack_block) {
       const Count n = std::min(stack_block, width - i);

@@ -7,8 +7,8 @@
 // - a model and its blocks: gpt.cpp, transformer_block.cpp
 // - add a family: docs/recipes.md, "A model family"
 // - families: families/, relatives in one file; files of Hugging Face, PEFT and AdapterHub: hub/
-// - adapters as modules: adapters/adapters.cpp; which modules have one, names in files:
-//   hub/adapter_names.cpp; merging: adapters/merged_weights.cpp; prompts, and what they begin as:
+// - adapters as modules: adapters/adapters.cpp; which modules have one: hub/adapter_targets.cpp; names in
+//   files: hub/adapter_names.cpp; merging: adapters/merged_weights.cpp; prompts, and what they begin as:
 //   adapters/prompt_weights.h; the layers: sharding/parallel/adapters/
 // - generation: inference/generate.cpp; the next token, stop strings: inference/sampling.cpp; how likely
 //   texts are: inference/score.cpp

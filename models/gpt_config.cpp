@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 
 namespace sherd::models {

@@ -79,14 +79,11 @@ RelativeAttention::RelativeAttention(const GptConfig& c, std::int64_t layer, con
                                       width, c.hidden_size, layout,
                                       nn::LinearOptions{.bias = false, .init = c.init_of(width)}));
   using Cut = parallel::AdaptedLayer::Cut;
-  const auto adapt = [&](parallel::ParallelLinear& linear, const char* name, const tensor::Shape& weight,
-                         Cut cut, std::vector<std::int64_t> blocks) {
-    linear.set_adapter(make_adapter(c, cat(to_source_ ? "cross_attention." : "attention.", name), weight, cut,
-                                    layout, std::move(blocks), layer));
-  };
-  adapt(*q_, "q", {width, c.hidden_size}, Cut::outputs, {});
-  adapt(*kv_, "kv", {2 * width, c.hidden_size}, Cut::outputs, {width, width});
-  adapt(*projection_, "projection", {c.hidden_size, width}, Cut::inputs, {});
+  const std::string at = cat("blocks.", layer, to_source_ ? ".cross_attention." : ".attention.");
+  q_->set_adapter(make_adapter(c, at + "q", {Cut::outputs, c.hidden_size, width}, layout));
+  kv_->set_adapter(
+      make_adapter(c, at + "kv", {Cut::outputs, c.hidden_size, 2 * width, {width, width}}, layout));
+  projection_->set_adapter(make_adapter(c, at + "projection", {Cut::inputs, width, c.hidden_size}, layout));
   if (positions_) share("positions", positions_->weight());
 }
 

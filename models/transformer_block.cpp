@@ -60,12 +60,21 @@ Var weighed(Tape& tape, const Var& x, nn::Linear& gate, RouterScores scores, con
   return autograd::reshape(sum, x.shape());
 }
 
-/// The feed-forward part of a block without experts. A model that has experts in other blocks has adapters in
-/// its attention alone.
-std::shared_ptr<FeedForward> dense_part(const GptConfig& c, std::int64_t index,
-                                        const parallel::Layout& layout) {
-  auto out = std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout);
-  if (c.moe.experts == 0) out->set_adapters(c, index, layout);
+using Cut = parallel::AdaptedLayer::Cut;
+
+/// The options of a layer of experts, with their adapters.
+parallel::MoeOptions adapted_experts(const GptConfig& c, const std::string& path,
+                                     const parallel::Layout& layout,
+                                     std::shared_ptr<parallel::PooledChoices> pooled) {
+  parallel::MoeOptions out = c.experts(std::move(pooled));
+  const std::int64_t width = out.ffn_hidden, wide = (out.gated ? 2 : 1) * width;
+  out.adapter_of = [c, path, layout, width, wide](std::int64_t expert, parallel::ExpertLayer layer) {
+    const std::string at = cat(path, ".experts.", expert);
+    if (layer == parallel::ExpertLayer::down)
+      return make_adapter(c, at + ".down", {Cut::inputs, width, c.hidden_size, {}, true}, layout);
+    const auto blocks = wide > width ? std::vector{width, width} : std::vector<std::int64_t>();
+    return make_adapter(c, at + ".up", {Cut::outputs, c.hidden_size, wide, blocks, true}, layout);
+  };
   return out;
 }
 
@@ -94,12 +103,10 @@ SelfAttention::SelfAttention(const GptConfig& c, std::int64_t layer, const paral
                                         c.num_heads * c.head_dim, c.hidden_size, layout,
                                         nn::LinearOptions{.bias = c.bias, .init = c.output_init()}))),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.attention_dropout)))) {
-  using Cut = parallel::AdaptedLayer::Cut;
   const std::int64_t width = c.num_heads * c.head_dim;
-  qkv_->set_adapter(
-      make_adapter(c, "attention.qkv", {c.qkv_width(), c.hidden_size}, Cut::outputs, layout, {}, layer));
-  projection_->set_adapter(
-      make_adapter(c, "attention.projection", {c.hidden_size, width}, Cut::inputs, layout, {}, layer));
+  const std::string at = cat("blocks.", layer, ".attention.");
+  qkv_->set_adapter(make_adapter(c, at + "qkv", {Cut::outputs, c.hidden_size, c.qkv_width()}, layout));
+  projection_->set_adapter(make_adapter(c, at + "projection", {Cut::inputs, width, c.hidden_size}, layout));
   if (c.attention_sinks) {
     const tensor::Slice own = parallel::tensor_slice("attention_sinks", {c.num_heads}, 0, layout);
     parallel::set_slice(sinks_ = declare("sinks", own.shape(), c.init(), {.decay = false}), own);
@@ -134,7 +141,8 @@ Var SelfAttention::forward(Tape& tape, const Var& x) {
   return (*projection_)(tape, found);
 }
 
-FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel::Layout& layout)
+FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const std::string& path,
+                         const parallel::Layout& layout)
     : layout_(layout),
       gated_(c.gated()),
       relu_(c.relu_power()),
@@ -151,15 +159,11 @@ FeedForward::FeedForward(const GptConfig& c, std::int64_t width, const parallel:
                             nn::LinearOptions{.bias = c.has_mlp_bias(), .init = c.output_init(width)}))) {
   if (c.ffn_dropout > 0)
     dropout_ = add("dropout", std::make_shared<nn::Dropout>(static_cast<float>(c.ffn_dropout)));
-}
-
-void FeedForward::set_adapters(const GptConfig& c, std::int64_t index, const parallel::Layout& layout) {
-  using Cut = parallel::AdaptedLayer::Cut;
-  const std::int64_t width = c.ffn_hidden_size;
+  if (path.empty()) return;
   const auto blocks = gated_ ? std::vector{width, width} : std::vector<std::int64_t>{};
-  up_->set_adapter(make_adapter(c, "mlp.up", {gated_ ? 2 * width : width, c.hidden_size}, Cut::outputs,
-                                layout, blocks, index));
-  down_->set_adapter(make_adapter(c, "mlp.down", {c.hidden_size, width}, Cut::inputs, layout, {}, index));
+  up_->set_adapter(make_adapter(c, path + ".up",
+                                {Cut::outputs, c.hidden_size, gated_ ? 2 * width : width, blocks}, layout));
+  down_->set_adapter(make_adapter(c, path + ".down", {Cut::inputs, width, c.hidden_size}, layout));
 }
 
 Var FeedForward::forward(Tape& tape, const Var& x) {
@@ -171,9 +175,10 @@ Var FeedForward::forward(Tape& tape, const Var& x) {
   return (*down_)(tape, wide);
 }
 
-ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& layout,
+ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const std::string& path,
+                                   const parallel::Layout& layout,
                                    std::shared_ptr<parallel::PooledChoices> pooled)
-    : parallel::Moe(c.experts(std::move(pooled)), layout) {
+    : parallel::Moe(adapted_experts(c, path, layout, std::move(pooled)), layout) {
   const config::Moe& e = c.moe;
   const auto gate = [&](std::int64_t outputs, bool bias) {
     return parallel::on_stream(
@@ -182,10 +187,11 @@ ExpertsAndShared::ExpertsAndShared(const GptConfig& c, const parallel::Layout& l
         layout);
   };
   if (e.shared_experts > 0)
-    shared_ = add("shared", std::make_shared<FeedForward>(c, e.shared_experts * e.ffn_hidden_size, layout));
+    shared_ = add("shared", std::make_shared<FeedForward>(c, e.shared_experts * e.ffn_hidden_size,
+                                                          path + ".shared", layout));
   if (shared_ && e.shared_expert_gate) shared_gate_ = add("shared_gate", gate(1, false));
   if (!e.use_residual) return;
-  dense_ = add("dense", std::make_shared<FeedForward>(c, c.ffn_hidden_size, layout));
+  dense_ = add("dense", std::make_shared<FeedForward>(c, c.ffn_hidden_size, "", layout));
   coefficient_ = add("coefficient", gate(2, true));
 }
 
@@ -232,10 +238,11 @@ TransformerBlock::TransformerBlock(const GptConfig& c, std::int64_t index, const
     cross_dropout_ = dropout("cross_dropout");
   }
   norm_2_ = norm("norm_2", before);
+  const std::string mlp = cat("blocks.", index, ".mlp");
   if (c.moe.in(index))
-    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, layout, std::move(pooled)));
+    mlp_ = add("mlp", std::make_shared<ExpertsAndShared>(c, mlp, layout, std::move(pooled)));
   else
-    mlp_ = add("mlp", dense_part(c, index, layout));
+    mlp_ = add("mlp", std::make_shared<FeedForward>(c, c.ffn_hidden_size, mlp, layout));
   post_norm_2_ = norm("post_norm_2", behind);
   mlp_dropout_ = dropout("mlp_dropout");
   if (auto adapter = make_bottlenecks(c, layout)) adapter_ = add("adapter", std::move(adapter));

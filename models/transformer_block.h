@@ -42,9 +42,10 @@ class SelfAttention : public nn::Layer {
 /// "dropout".
 class FeedForward : public nn::Layer {
  public:
-  FeedForward(const GptConfig& config, std::int64_t width, const parallel::Layout& layout);
-  /// Adapters for the part of a dense block of that index, as `config` asks for them.
-  void set_adapters(const GptConfig& config, std::int64_t index, const parallel::Layout& layout);
+  /// `path`: in the model, "blocks.0.mlp", by which `config` knows its layers' adapters; empty: they have
+  /// none.
+  FeedForward(const GptConfig& config, std::int64_t width, const std::string& path,
+              const parallel::Layout& layout);
 
  protected:
   Var forward(Tape& tape, const Var& x) override;
@@ -64,7 +65,8 @@ class FeedForward : public nn::Layer {
 /// "dense", where the two are weighed by a softmax of "coefficient", a linear layer of two outputs.
 class ExpertsAndShared : public parallel::Moe {
  public:
-  ExpertsAndShared(const GptConfig& config, const parallel::Layout& layout,
+  /// `path`: in the model, "blocks.0.mlp".
+  ExpertsAndShared(const GptConfig& config, const std::string& path, const parallel::Layout& layout,
                    std::shared_ptr<parallel::PooledChoices> pooled);
 
  protected:

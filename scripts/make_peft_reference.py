@@ -14,6 +14,7 @@ Needs torch, transformers, peft and safetensors; nothing that Sherd builds, test
 Usage: make_peft_reference.py [OUTPUT_FOLDER [NAME...]]
 """
 import contextlib
+import json
 import pathlib
 import shutil
 import sys
@@ -51,7 +52,17 @@ ADAPTERS = {
     "gpt2_dora": ("gpt2", LORA(r=2, target_modules="all-linear", use_dora=True, fan_in_fan_out=True)),
     "llama_nf4_all": ("llama_nf4", LORA(r=2, lora_alpha=3, target_modules="all-linear")),
     "gpt2_regex": ("gpt2", LORA(r=2, target_modules=r".*h\.0\..*c_attn|.*h\.1\.mlp\.c_(fc|proj)", fan_in_fan_out=True)),
+    "mixtral_experts": ("mixtral", LORA(r=2, lora_alpha=3, target_modules=["q_proj"],
+                                        target_parameters=["experts.gate_up_proj", "experts.down_proj"])),
+    "gpt_oss_experts": ("gpt_oss", LORA(r=2, lora_alpha=3, target_modules="all-linear", rank_pattern={"down_proj": 3},
+                                        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"])),
+    "qwen2_moe_beside": ("qwen2_moe", LORA(r=2, lora_alpha=3, target_parameters=["experts.down_proj"],
+                                           target_modules=["shared_expert.up_proj", "shared_expert.down_proj", "mlp.gate_proj"])),
+    "qwen3_moe_modules": ("qwen3_moe", LORA(r=2, lora_alpha=3, target_modules=r".*v_proj|.*experts\.(\d+\.)?(gate|up|down)_proj")),
 }
+# Of which every expert's modules have adapters of their own, as PEFT before 0.18 wrote them; PEFT makes of these, as
+# it loads them, ones of all experts.
+MODULES = {"qwen3_moe_modules": ["gate_proj", "up_proj"]}
 
 
 PROMPTS = {
@@ -89,9 +100,56 @@ def widen(model):
                 transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[kind](inner.config, torch.device("cpu"))
 
 
+def by_module(tensors, fused, experts, rank):
+    """A's [experts * n * rank, in] and B's [n * out, n * rank * experts] of all experts, n the number of `fused`
+    modules, or one without `base_layer`, as tensors of each expert's modules."""
+    out = {}
+    for name, value in tensors.items():
+        if ".experts." not in name:
+            out[name] = value
+            continue
+        inner = ".base_layer." in name
+        modules = fused if inner else ["down_proj"]
+        n, kind = len(modules), name.split(".lora_")[1]
+        at = name.split(".experts.")[0] + ".experts."
+        for e in range(experts):
+            for m, module in enumerate(modules):
+                if kind.startswith("A"):
+                    own = value.reshape(experts, n, rank, -1)[e, m]
+                else:
+                    width = value.shape[0] // n
+                    own = value.reshape(n, width, n, rank, experts)[m, :, m, :, e]
+                out[f"{at}{e}.{module}.lora_{kind}"] = own.contiguous()
+    return out
+
+
+def block_diagonal(parameter_name, p, n, rank, experts):
+    """Takes out of B of all experts what would lead from one module's A to another's outputs."""
+    if ".base_layer." in parameter_name and ".lora_B." in parameter_name:
+        whole = p.view(n, -1, n, rank, experts)
+        for i in range(n):
+            for j in range(n):
+                if i != j:
+                    whole[i, :, j] = 0
+
+
+def save_by_module(model, folder, fused, config, targets):
+    """Writes them as PEFT once did; checks that PEFT still takes these for the same."""
+    experts = model.config.num_local_experts
+    tensors = safetensors.torch.load_file(folder / "adapter_model.safetensors")
+    safetensors.torch.save_file(by_module(tensors, fused, experts, config.r), folder / "adapter_model.safetensors")
+    written = json.loads((folder / "adapter_config.json").read_text())
+    written.update(target_modules=targets, target_parameters=None, rank_pattern={}, alpha_pattern={})
+    (folder / "adapter_config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    again = peft.PeftModel.from_pretrained(load(config.base_model_name_or_path), folder)
+    one, other = peft.get_peft_model_state_dict(model), peft.get_peft_model_state_dict(again)
+    assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
 def make(name, family, config, root):
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
+    targets = config.target_modules
     config.task_type, config.base_model_name_or_path = "SEQ_2_SEQ_LM" if family == "t5" else "CAUSAL_LM", family
     model = peft.get_peft_model(load(family), config)
     in_4_bits = family == "llama_nf4"
@@ -106,7 +164,11 @@ def make(name, family, config, root):
                     p.mul_(1 + 0.2 * noise)
                 else:
                     p.copy_(1 + 0.2 * noise if "ia3" in parameter_name else 0.2 * noise)
+                    if name in MODULES:
+                        block_diagonal(parameter_name, p, len(MODULES[name]), config.r, model.config.num_local_experts)
     model.save_pretrained(folder)
+    if name in MODULES:
+        save_by_module(model, folder, MODULES[name], config, targets)
     (folder / "README.md").unlink(missing_ok=True)
     of_model = safetensors.torch.load_file(ROOT / "hugging_face" / family / "expected.safetensors")
     tokens, labels = of_model["tokens"].long(), of_model["labels"].long()
@@ -121,11 +183,12 @@ def make(name, family, config, root):
     expected = {"tokens": tokens.int(), "labels": labels.int(), "logits": logits.detach().float(),
                 "loss": loss.detach().float().reshape(1)}
     saved = safetensors.torch.load_file(folder / "adapter_model.safetensors")
-    for parameter_name, p in model.named_parameters():
-        if p.requires_grad:
-            published = parameter_name.replace(".default", "").replace(".modules_to_save", "").replace("_vector.weight", "_vector")
-            assert published in saved, published
-            expected[f"grad.{published}"] = p.grad.float().contiguous()
+    grads = {n.replace(".default", "").replace(".modules_to_save", "").replace("_vector.weight", "_vector"): p.grad
+             for n, p in model.named_parameters() if p.requires_grad}
+    if name in MODULES:
+        grads = by_module(grads, MODULES[name], model.config.num_local_experts, config.r)
+    assert grads.keys() == saved.keys(), grads.keys() ^ saved.keys()
+    expected.update({f"grad.{published}": grad.float().contiguous() for published, grad in grads.items()})
     safetensors.torch.save_file(expected, folder / "expected.safetensors")
     difference = (single.double() - logits).abs().max().item()
     assert difference < 1e-5, (name, difference)

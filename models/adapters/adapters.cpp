@@ -3,13 +3,12 @@
 #include <algorithm>
 
 #include "autograd/ops.h"
-#include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
 
 using config::AdapterType;
 using tensor::Range;
-using tensor::Shape;
 
 namespace {
 
@@ -47,14 +46,12 @@ std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::Parameter
   return out;
 }
 
-std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& part,
-                                                      const Shape& weight, parallel::AdaptedLayer::Cut cut,
-                                                      const parallel::Layout& layout,
-                                                      std::vector<std::int64_t> blocks, std::int64_t block) {
+std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& path,
+                                                      parallel::AdaptedLayer layer,
+                                                      const parallel::Layout& layout) {
   const config::Adapter& adapter = config.adapter;
   if (adapter.type != AdapterType::lora && adapter.type != AdapterType::ia3) return nullptr;
-  const AdaptedWeight adapted = adapted_weight(config, cat("blocks.", block, ".", part));
-  parallel::AdaptedLayer layer{cut, weight[1], weight[0], {}, std::move(blocks)};
+  const AdaptedWeight adapted = adapted_weight(config, path);
   for (const int tensor : adapted.tensors) {
     std::vector<Range> rows;
     for (const PublishedParameter::RowRun& run : adapted.weight.rows)
@@ -64,10 +61,10 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
   if (layer.targets.empty()) return nullptr;
   if (adapter.type == AdapterType::ia3)
     return std::make_shared<parallel::Ia3>(std::move(layer), adapted.of_inputs, layout);
+  const double dropout = layer.in_expert ? 0 : adapter.lora.dropout;
   return std::make_shared<parallel::Lora>(
       std::move(layer),
-      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(adapter.lora.dropout),
-                            adapter.lora.dora},
+      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(dropout), adapter.lora.dora},
       layout);
 }
 

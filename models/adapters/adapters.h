@@ -21,13 +21,11 @@ bool is_adapter(const std::string& parameter);
 std::vector<nn::ParameterPtr> adapter_parameters(const std::vector<nn::ParameterPtr>& all,
                                                  const std::vector<std::string>& saved = {});
 
-/// The adapter of part `part` of block number `block` ("attention.qkv"), whose weight is [out, in]; null
-/// where it has none.
-std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& part,
-                                                      const tensor::Shape& weight,
-                                                      parallel::AdaptedLayer::Cut cut,
-                                                      const parallel::Layout& layout,
-                                                      std::vector<std::int64_t> blocks, std::int64_t block);
+/// The adapter of the layer with that path ("blocks.0.attention.qkv"), which `layer` describes but for its
+/// targets; null where it has none.
+std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, const std::string& path,
+                                                      parallel::AdaptedLayer layer,
+                                                      const parallel::Layout& layout);
 
 /// The networks in a block; null where it has none.
 std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "tensor/formats/stored_format.h"
 
 namespace sherd::models {

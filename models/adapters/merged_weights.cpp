@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
 

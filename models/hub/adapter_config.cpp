@@ -93,6 +93,8 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     adapter.exclude = names_in(value);
   else if (name == "modules_to_save" && !prompt)
     adapter.modules_to_save = names_in(value);
+  else if (name == "target_parameters" && lora)
+    adapter.lora.target_parameters = names_in(value);
   else if ((name == "rank_pattern" || name == "alpha_pattern" || name == "layers_to_transform") && lora) {
     if (value.node.is(Node::Kind::null)) return;
     config::read_lora_key(adapter.lora, name, value);
@@ -126,6 +128,12 @@ bool keeps_weights_tied(std::string_view text, const std::string& name) {
   const Node tree = config::parse_tree(text, name);
   const Node* tying = tree.find("ensure_weight_tying");
   return tying && tying->is(Node::Kind::boolean) && tying->boolean;
+}
+
+std::string base_in(std::string_view text, const std::string& name) {
+  const Node tree = config::parse_tree(text, name);
+  const Node* base = tree.find("base_model_name_or_path");
+  return base && base->is(Node::Kind::string) ? base->text : std::string();
 }
 
 Adapter from_peft(std::string_view text, const std::string& name) {
@@ -163,7 +171,9 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
            {"ensure_weight_tying", tied && !adapter.modules_to_save.empty()},
            {"fan_in_fan_out", transposed}};
   if (lora)
-    out.update({{"r", adapter.lora.rank},
+    out.update({{"target_parameters",
+                 adapter.lora.target_parameters.empty() ? Json() : Json(adapter.lora.target_parameters)},
+                {"r", adapter.lora.rank},
                 {"lora_alpha", adapter.lora.alpha},
                 {"lora_dropout", adapter.lora.dropout},
                 {"use_rslora", adapter.lora.rslora},

@@ -16,6 +16,9 @@ bool is_pattern(const std::string& target);
 /// Whether such a text says that a table of tokens which makes the scores, too, was trained as one with them.
 bool keeps_weights_tied(std::string_view text, const std::string& name);
 
+/// The model, by a name or a path, that such a text says the adapter was trained on; empty: it does not say.
+std::string base_in(std::string_view text, const std::string& name);
+
 /// Reads PEFT's adapter_config.json; `name` stands for the file in errors. Throws Error{config} naming each
 /// key that would change what the adapter computes and that Sherd does not have. Of p-tuning PEFT keeps the
 /// computed prompt, without the network: that is an adapter of prompt_tuning.

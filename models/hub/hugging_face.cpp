@@ -56,6 +56,10 @@ PublishedParameter padded(PublishedParameter table, std::int64_t rows, std::int6
 
 tensor::Shape PublishedTensor::in_file() const {
   if (stacked == 0) return shape;
+  if (stack != Stack::tensors) {
+    const bool rows = stack == Stack::rows;
+    return {(rows ? stacked : 1) * shape[0], (rows ? 1 : stacked) * shape[1]};
+  }
   std::vector<std::int64_t> dims{stacked};
   for (const std::int64_t extent : shape.dims()) dims.push_back(extent);
   return Shape{std::span<const std::int64_t>(dims)};
@@ -267,6 +271,18 @@ std::optional<PublishedParameter> HuggingFaceLayout::of_experts(const std::strin
   return stacked(tensors, rows, !matrix ? 0 : up ? hidden : width);
 }
 
+std::optional<PublishedParameter> HuggingFaceLayout::among_experts(const std::string& parameter) const {
+  const std::size_t at = parameter.find(".mlp.experts.");
+  if (at == std::string::npos || !parameter.ends_with(".weight")) return std::nullopt;
+  HuggingFaceLayout stacks = *this;
+  stacks.experts_stacked_ = true;
+  PublishedParameter out = stacks.plainly_published(parameter);
+  const std::string block = parameter.substr(std::strlen("blocks."), at - std::strlen("blocks."));
+  std::string& name = out.tensors[0].name;
+  name = at_block(block) + "mlp.experts" + name.substr(name.rfind('.'));
+  return out;
+}
+
 std::string HuggingFaceLayout::stacked_experts() const {
   for (std::int64_t i = 0; i < config_.num_layers && !names().stacked_experts; ++i)
     if (config_.moe.in(i)) return cat(at_block(std::to_string(i)), names().experts, ".gate_up_proj");
@@ -437,8 +453,7 @@ PublishedParameter HuggingFaceLayout::plainly_published(const std::string& param
     if (layer == "tokens") return published_prompt(c, name);
     if (layer.find('.', block) == std::string::npos)
       return published_bottleneck(c, at_block(layer.substr(block)), name);
-    return published_adapter(c.adapter, plainly_published(layer + ".weight"), name,
-                             layer.ends_with("mlp.down"));
+    return published_adapter(c, layer, name);
   }
   const std::int64_t padding = c.padded_vocab() - c.vocab_size;
   const auto table = [&](const std::string& name) {

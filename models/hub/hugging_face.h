@@ -17,9 +17,18 @@ struct PublishedTensor {
   /// It is number `place` of so many, all of that shape, which one tensor of a file stacks; 0: it is the
   /// whole of one.
   std::int64_t place = 0, stacked = 0;
+  /// How that tensor has them, of shape [a, b].
+  enum class Stack : std::uint8_t {
+    tensors,  ///< [stacked, a, b]
+    rows,     ///< [stacked·a, b], one behind the other
+    columns   ///< [a, b·stacked]: column j of number i is column j·stacked + i
+  };
+  Stack stack = Stack::tensors;
 
   tensor::Shape in_file() const;
-  /// Where it begins there, in elements.
+  /// Its elements are apart from each other there.
+  bool takes_turns() const { return stacked > 0 && stack == Stack::columns; }
+  /// Where it begins there, in elements, where these are not apart.
   std::int64_t first() const { return place * shape.numel(); }
 };
 
@@ -68,6 +77,10 @@ class HuggingFaceLayout {
   /// The files have each matrix of a layer's experts in one tensor, [experts, out, in], gates before ups, as
   /// transformers 5 holds them.
   void take_stacked_experts() { experts_stacked_ = true; }
+  /// Where transformers 5 has the weight of an expert's layer in memory, in a module's parameter that all
+  /// experts share ("model.layers.0.mlp.experts.gate_up_proj"), whatever the files have; nothing for other
+  /// parameters.
+  std::optional<PublishedParameter> among_experts(const std::string& parameter) const;
   /// The name of such a tensor of the first layer with experts; empty: the model has none.
   std::string stacked_experts() const;
   /// Tensors that files may have beside the table of tokens, and that must equal it.

@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <map>
 #include <set>
+#include <span>
 
 #include "models/hub/hugging_face_weights.h"
 #include "tensor/host_values.h"
@@ -19,11 +21,13 @@ class Exporter {
   void write(const std::string& name, const tensor::Slice& whole, const PublishedParameter& parameter) {
     for (std::size_t i = 0; i < parameter.tensors.size(); ++i) {
       const PublishedTensor& tensor = parameter.tensors[i];
-      std::vector<std::byte> matrix;  // holds a transposed tensor
-      if (tensor.transposed) matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
+      std::vector<std::byte> matrix;  // holds a tensor that is to be written in another order
+      if (tensor.transposed || tensor.takes_turns())
+        matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
       for (const PublishedParameter::RowRun& rows : parameter.rows)
         if (rows.tensor == static_cast<int>(i))
           write_rows(name, whole, parameter.columns, rows, tensor, matrix);
+      if (tensor.takes_turns()) gather(tensor, matrix);
       if (!tensor.transposed) continue;
       std::vector<std::byte> turned(matrix.size());
       tensor::transpose_values(matrix.data(), tensor.shape[1], tensor.shape[0], size_of(dtype_),
@@ -34,6 +38,19 @@ class Exporter {
   }
 
  private:
+  /// Writes a tensor whose parts take turns once all of them are there.
+  void gather(const PublishedTensor& tensor, std::span<const std::byte> values) {
+    Gathered& held = gathered_[tensor.name];
+    held.values.insert(held.values.end(), values.begin(), values.end());
+    require(tensor.place == held.parts, tensor.name, " is written out of order");
+    if (++held.parts < tensor.stacked) return;
+    std::vector<std::byte> turned(held.values.size());
+    tensor::transpose_values(held.values.data(), tensor.stacked, tensor.shape.numel(), size_of(dtype_),
+                             turned.data());
+    files_.write(tensor.name, 0, turned);
+    gathered_.erase(tensor.name);
+  }
+
   void write_rows(const std::string& name, const tensor::Slice& whole, std::int64_t columns,
                   const PublishedParameter::RowRun& rows, const PublishedTensor& tensor,
                   std::vector<std::byte>& matrix) {
@@ -72,6 +89,12 @@ class Exporter {
   DType dtype_;
   Tensor values_;
   std::vector<std::byte> bytes_;
+  /// The first parts of tensors whose parts take turns.
+  struct Gathered {
+    std::vector<std::byte> values;
+    std::int64_t parts = 0;
+  };
+  std::map<std::string, Gathered> gathered_;
 };
 
 /// Where each parameter goes. Of a table that makes the scores, too, PEFT has two copies in an adapter's

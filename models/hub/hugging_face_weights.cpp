@@ -171,20 +171,26 @@ bool HuggingFaceWeights::has(const std::string& name) const {
                      [&](const PublishedTensor& tensor) { return files_.find(found_as(tensor.name)); });
 }
 
-/// The tensor as rows of the parameter. Stays until another one is asked for.
-const std::vector<std::byte>& HuggingFaceWeights::turned(const PublishedTensor& tensor) {
-  if (turned_name_ == tensor.name && turned_place_ == tensor.place) return turned_;
-  turned_name_.clear();
+/// The tensor as rows of the parameter. Stays until others are asked for.
+std::span<const std::byte> HuggingFaceWeights::turned(const PublishedTensor& tensor) {
+  const bool all = tensor.takes_turns();
   const std::string name = found_as(tensor.name);
-  const SafetensorsEntry& entry = *files_.find(name);
-  const std::size_t size = size_of(*entry.dtype);
-  part_.resize(static_cast<std::size_t>(tensor.shape.numel()) * size), turned_.resize(part_.size());
-  files_.read_bytes(name, static_cast<std::size_t>(tensor.first()) * size, part_);
-  tensor::transpose_values(part_.data(), tensor.shape[0], tensor.shape[1], size_of(*entry.dtype),
-                           turned_.data());
+  const std::size_t size = size_of(*files_.find(name)->dtype);
+  const std::size_t bytes = static_cast<std::size_t>(tensor.shape.numel()) * size;
+  const std::size_t first = all ? static_cast<std::size_t>(tensor.place) * bytes : 0;
+  const std::int64_t place = all ? 0 : tensor.place;
+  for (const Turned& held : turned_)
+    if (held.name == tensor.name && held.place == place) return std::span(held.values).subspan(first, bytes);
+  Turned& made = turned_[last_turned_ = (last_turned_ + 1) % turned_.size()];
+  made = {};
+  const std::int64_t rows = all ? tensor.shape.numel() : tensor.shape[0],
+                     columns = all ? tensor.stacked : tensor.shape[1];
+  part_.resize(static_cast<std::size_t>(rows * columns) * size), made.values.resize(part_.size());
+  files_.read_bytes(name, all ? 0 : static_cast<std::size_t>(tensor.first()) * size, part_);
+  tensor::transpose_values(part_.data(), rows, columns, size, made.values.data());
   part_ = {};
-  turned_name_ = tensor.name, turned_place_ = tensor.place;
-  return turned_;
+  made.name = tensor.name, made.place = place;
+  return std::span(made.values).subspan(first, bytes);
 }
 
 void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64_t first,
@@ -196,9 +202,9 @@ void HuggingFaceWeights::read_elements(const PublishedTensor& tensor, std::int64
   require(entry && is_weight_type(entry->dtype), "'", files_.path().string(), "' has no weights '", name,
           "'");
   const std::size_t size = size_of(*entry->dtype), to_size = size_of(dtype);
-  if (tensor.transposed)
+  if (tensor.transposed || tensor.takes_turns())
     return tensor::convert_values(
-        std::span(turned(tensor)).subspan(static_cast<std::size_t>(first) * size, to.size() / to_size * size),
+        turned(tensor).subspan(static_cast<std::size_t>(first) * size, to.size() / to_size * size),
         *entry->dtype, to, dtype);
   const std::size_t offset = static_cast<std::size_t>(tensor.first() + first) * size;
   if (entry->dtype == dtype) return files_.read_bytes(name, offset, to);

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <array>
 #include <filesystem>
+#include <span>
 #include <vector>
 
 #include "models/hub/hugging_face.h"
@@ -36,7 +38,7 @@ class HuggingFaceWeights : public nn::WeightSource {
   std::vector<std::pair<std::string, PublishedTensor>> states() const;
   void read_low_bits(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
   void read_elements(const PublishedTensor& tensor, std::int64_t first, std::span<std::byte> to, DType dtype);
-  const std::vector<std::byte>& turned(const PublishedTensor& tensor);
+  std::span<const std::byte> turned(const PublishedTensor& tensor);
   void require_tied(const std::string& head, const std::string& table) const;
 
   tensor::SafetensorsFolder files_;
@@ -48,10 +50,15 @@ class HuggingFaceWeights : public nn::WeightSource {
   std::unique_ptr<LowBitMatrix> low_bits_;  ///< the last matrix that was asked for; null: it is in none
   std::string low_bits_name_;
   std::vector<std::byte> part_;  ///< as the file has it
-  std::string turned_name_;
-  std::int64_t turned_place_ = 0;
-  std::vector<std::byte>
-      turned_;  ///< holds the transposed tensor of that name and place, in the file's dtype
+  /// Tensors in the file's dtype that lie there otherwise: the transposed one of that name and place; or all
+  /// that take turns in the one of that name, one behind the other.
+  struct Turned {
+    std::string name;
+    std::int64_t place = 0;
+    std::vector<std::byte> values;
+  };
+  std::array<Turned, 2> turned_;  ///< the last two that were asked for: experts' take turns in two tensors
+  std::size_t last_turned_ = 0;
 };
 
 /// How export_to_hugging_face() writes.

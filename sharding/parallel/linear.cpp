@@ -213,7 +213,7 @@ Var ColumnLinear::forward(Tape& tape, const Var& x) {
   };
   if (!adapter_) return base(x, activation_);
   const Var in = adapter_->input(tape, x);
-  const Var y = adapter_->output(tape, in, base(in, Activation::none));
+  const Var y = adapter_->output(tape, in, base(in, Activation::none), {});
   return activation_ == Activation::none ? y : autograd::activation(y, activation_);
 }
 
@@ -241,7 +241,7 @@ Var RowLinear::forward(Tape& tape, const Var& x) {
   };
   if (!adapter_) return base(x);
   const Var in = adapter_->input(tape, x);
-  return adapter_->output(tape, in, base(in));
+  return adapter_->output(tape, in, base(in), {});
 }
 
 }  // namespace sherd::parallel

@@ -25,6 +25,7 @@ class ParallelLinear : public nn::Layer {
   const nn::ParameterPtr& bias() const { return bias_; }  ///< null without one
   /// Has `adapter` stand around the layer, as its part "adapter"; null: none does.
   void set_adapter(std::shared_ptr<LinearAdapter> adapter);
+  LinearAdapter* adapter() const { return adapter_.get(); }  ///< null: none
 
  protected:
   explicit ParallelLinear(const Layout& layout) : layout_(layout) {}

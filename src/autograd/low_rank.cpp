@@ -5,26 +5,6 @@
 
 namespace sherd::autograd {
 
-Var linear_onto(const Var& y, const Var& x, const Var& w) {
-  Tape& tape = x.tape();
-  check_linear(x.shape(), w.shape());
-  require(y.shape().back() == w.shape()[0] && y.shape().rows() == x.shape().rows(),
-          "linear_onto: ", x.shape().str(), " times ", w.shape().str(), " is not of shape ", y.shape().str());
-  // A row's bits must not depend on how many continue texts beside it.
-  if (tape.key_cache) return add(y, linear(x, w));
-  Tensor out = y.value();
-  tape.kernels().matmul({.a = x.value(), .b = w.value(), .c = out, .trans_b = true, .accumulate = true});
-  const LinearProducts products;  // an adapter's, which are small: not in FP8
-  auto backward = [products, kx = w.requires_grad() ? LinearProducts::Input(x) : LinearProducts::Input(),
-                   kw = x.requires_grad() ? Saved(w) : Saved(), dy_ref = y.grad_ref(), dx = x.grad_ref(),
-                   dw = w.grad_ref(), x_shape = x.shape(), w_shape = w.shape()](Tape& t, Tensor dy) mutable {
-    products.weight_gradient(t, dw, w_shape, dy, kx);
-    if (dx) products.input_gradient(t, dx, x_shape, dy, kw.get(t));
-    if (dy_ref) t.accumulate(dy_ref, std::move(dy));
-  };
-  return tape.record(std::move(out), {y, x, w}, std::move(backward));
-}
-
 namespace {
 
 /// Copies the runs from x to `out`, or back.
@@ -41,24 +21,108 @@ void copy_runs(tensor::Kernels& kernels, const Tensor& x, const Tensor& out,
   }
 }
 
+Tensor spread_out(Tape& tape, const Tensor& x, const Spread& to, double elsewhere) {
+  if (to.runs.empty()) return x;
+  Tensor out = tape.empty({to.rows, to.blocks * x.shape()[1]}, x.dtype());
+  tape.kernels().fill(out, elsewhere);
+  copy_runs(tape.kernels(), x, out, to.runs, false);
+  return out;
+}
+
+/// The gradient of a matrix of shape `shape`, given that of what it was spread out to.
+Tensor gathered(Tape& tape, const Tensor& of_spread, const Shape& shape, const Spread& to) {
+  Tensor out = tape.empty(shape, of_spread.dtype());
+  std::int64_t taken = 0;
+  for (const SpreadRows& run : to.runs) taken += run.count;
+  if (taken < shape[0]) tape.kernels().fill(out, 0);
+  copy_runs(tape.kernels(), out, of_spread, to.runs, true);
+  return out;
+}
+
+/// Backward of linear_onto(), of an adapter's products, which are small: not in FP8.
+struct OntoBackward {
+  LinearProducts products;
+  LinearProducts::Input x;
+  Saved w;
+  GradRef dy_ref, dx, dw;
+  Shape x_shape, w_shape;
+  Spread to;
+  std::vector<std::int64_t> sources;
+
+  void weight_gradient(Tape& tape, const Tensor& dy) {
+    if (to.runs.empty()) {
+      if (sources.empty())
+        products.weight_gradient(tape, dw, w_shape, dy, x);
+      else
+        products.weight_gradient_by_source(tape, dw, w_shape, dy, x, sources);
+      return;
+    }
+    if (!dw) return;
+    const std::int64_t rows = dy.shape().rows();
+    const Tensor of_rows = dy.reshape({rows, to.rows}), kept = x.get(tape),
+                 low = kept.reshape({rows, kept.shape().back()});
+    const std::vector<std::int64_t> all{rows};
+    write_by_source(tape, dw, w_shape, dy.dtype(), sources.empty() ? all : sources, false,
+                    [&](const SourceRows& of, const Tensor& out, bool add, std::optional<DType>) {
+                      const Tensor whole = tape.empty({to.rows, low.shape()[1]}, out.dtype());
+                      tape.kernels().matmul({.a = of_rows.rows(of.begin, of.end),
+                                             .b = low.rows(of.begin, of.end),
+                                             .c = whole,
+                                             .trans_a = true});
+                      const Tensor gradient = gathered(tape, whole, w_shape, to);
+                      if (add)
+                        tape.kernels().add(out, gradient, out);
+                      else
+                        tape.kernels().copy(gradient, out);
+                    });
+  }
+  void operator()(Tape& tape, Tensor dy) {
+    weight_gradient(tape, dy);
+    if (dx) products.input_gradient(tape, dx, x_shape, dy, spread_out(tape, w.get(tape), to, 0));
+    if (dy_ref) tape.accumulate(dy_ref, std::move(dy));
+  }
+};
+
 }  // namespace
 
-Var spread(const Var& x, const std::vector<SpreadRows>& runs, std::int64_t rows, std::int64_t blocks,
-           double elsewhere) {
+Var spread(const Var& x, const Spread& to, double elsewhere) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 2, "spread takes a matrix, not ", x.shape().str());
-  Tensor out = tape.empty({rows, blocks * x.shape()[1]}, x.dtype());
-  tape.kernels().fill(out, elsewhere);
-  copy_runs(tape.kernels(), x.value(), out, runs, false);
-  return tape.record(std::move(out), {x},
-                     [dx = x.grad_ref(), shape = x.shape(), runs](Tape& t, const Tensor& dy) {
-                       Tensor gradient = t.empty(shape, dy.dtype());
-                       std::int64_t taken = 0;
-                       for (const SpreadRows& run : runs) taken += run.count;
-                       if (taken < shape[0]) t.kernels().fill(gradient, 0);
-                       copy_runs(t.kernels(), gradient, dy, runs, true);
-                       t.accumulate(dx, std::move(gradient));
+  if (to.runs.empty()) return x;
+  return tape.record(spread_out(tape, x.value(), to, elsewhere), {x},
+                     [dx = x.grad_ref(), shape = x.shape(), to](Tape& t, const Tensor& dy) {
+                       t.accumulate(dx, gathered(t, dy, shape, to));
                      });
+}
+
+Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to, std::vector<std::int64_t> sources,
+                bool adds) {
+  Tape& tape = x.tape();
+  const bool spreads = !to.runs.empty();
+  const Shape v{spreads ? to.rows : w.shape()[0], (spreads ? to.blocks : 1) * w.shape()[1]};
+  check_linear(x.shape(), v);
+  require(y.shape().back() == v[0] && y.shape().rows() == x.shape().rows(), "linear_onto: ", x.shape().str(),
+          " times ", v.str(), " is not of shape ", y.shape().str());
+  // A row's bits must not depend on how many continue texts beside it.
+  if (tape.key_cache) return adds ? add(y, linear(x, spread(w, to, 0))) : y;
+  if (sources.size() == 1) sources.clear();
+  Tensor out = y.value();
+  if (adds)
+    tape.kernels().matmul({.a = x.value(),
+                           .b = spread_out(tape, w.value(), to, 0),
+                           .c = out,
+                           .trans_b = true,
+                           .accumulate = true});
+  OntoBackward backward{.x = w.requires_grad() ? LinearProducts::Input(x) : LinearProducts::Input(),
+                        .w = x.requires_grad() ? Saved(w) : Saved(),
+                        .dy_ref = y.grad_ref(),
+                        .dx = x.grad_ref(),
+                        .dw = w.grad_ref(),
+                        .x_shape = x.shape(),
+                        .w_shape = w.shape(),
+                        .to = to,
+                        .sources = std::move(sources)};
+  return tape.record(std::move(out), {y, x, w}, std::move(backward));
 }
 
 namespace {

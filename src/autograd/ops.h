@@ -98,20 +98,28 @@ Var matmul(const Var& a, const Var& b, bool trans_a = false, bool trans_b = fals
 
 // ---- parts of adapters of linear layers (low_rank.cpp; sharding/parallel/adapters/adapters.h) ----
 
-/// y + x·wᵀ. y: [..., out]; x: [..., in]; w: [out, in]; as many rows in both. Takes y's memory, which nobody
-/// may read after: y is a value that a product or a sum has just made.
-Var linear_onto(const Var& y, const Var& x, const Var& w);
-
 /// Rows [from, from + count) of a matrix, which become rows [to, to + count) of another one, in the
 /// `column`-th block of its columns.
 struct SpreadRows {
   std::int64_t from, to, count;
   std::int64_t column;
 };
-/// The matrix of `rows` rows and `blocks` blocks of x's columns that has these rows of x, and `elsewhere` in
-/// all other elements. x: [r, c]; the result: [rows, blocks·c]. Each row of x goes to one place at most.
-Var spread(const Var& x, const std::vector<SpreadRows>& runs, std::int64_t rows, std::int64_t blocks,
-           double elsewhere);
+/// How a matrix of `rows` rows and `blocks` blocks of another one's columns is made of that one's rows, each
+/// of which goes to one place at most. Without runs it is that one itself.
+struct Spread {
+  std::vector<SpreadRows> runs;
+  std::int64_t rows = 0, blocks = 1;
+};
+/// The matrix that has these rows of x, and `elsewhere` in all other elements. x: [r, c]; the result: [rows,
+/// blocks·c].
+Var spread(const Var& x, const Spread& to, double elsewhere);
+
+/// y + x·vᵀ, where v is w, spread out with zeros elsewhere. y: [..., out]; x: [..., in]; v: [out, in]; as many
+/// rows in both. Takes y's memory, which nobody may read after: y is a value that a product or a sum has just
+/// made. `sources`: of the rows, as of linear_by_source() (experts.h), for w's gradient; empty: one. Where not
+/// `adds`, the product is left to another rank's part of a sum: y stays as it is, and gradients are found.
+Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to = {},
+                std::vector<std::int64_t> sources = {}, bool adds = true);
 
 /// x times f, which holds a factor for each of the last extent's columns. x: [..., n]; f: [n].
 Var scale_columns(const Var& x, const Var& f);

@@ -17,6 +17,7 @@
 #include "models/gpt.h"
 #include "models/gpt_config.h"
 #include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 

@@ -14,6 +14,7 @@
 #include "models/adapters/prompt_weights.h"
 #include "models/hub/adapter_config.h"
 #include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 
@@ -58,6 +59,54 @@ void require_checkpoints(const char* key, const std::string& folder, const char*
   fail(ErrorKind::io, key, ": '", excerpt(folder, 300),
        there ? cat("' holds neither ", other, " nor checkpoints")
              : "' is no folder here: nothing is downloaded, so give the path of one that was");
+}
+
+/// In what a folder's config.json says that weights are kept, "bitsandbytes nf4"; empty: in no few bits.
+std::string quantization_in(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_regular_file(folder / "config.json", error)) return {};
+  const auto config = nlohmann::json::parse(read_file(folder / "config.json"), nullptr, false);
+  if (!config.is_object() || !config.contains("quantization_config")) return {};
+  const nlohmann::json& how = config["quantization_config"];
+  if (!how.is_object()) return {};
+  const auto text = [&](const char* key) {
+    return how.contains(key) && how[key].is_string() ? how[key].get<std::string>() : std::string();
+  };
+  const bool eight = how.contains("load_in_8bit") && how["load_in_8bit"] == true;
+  const std::string detail = eight ? "8 bits" : text("bnb_4bit_quant_type");
+  return detail.empty() ? text("quant_method") : cat(text("quant_method"), " ", detail);
+}
+
+/// Whether a path is that of the model which Hugging Face calls so: it has a part of that name, as folders of
+/// its cache have it, too ("models--org--name").
+bool is_called(const fs::path& path, const std::string& name) {
+  return std::any_of(path.begin(), path.end(), [&](const fs::path& part) {
+    return part == name || part.string().ends_with("--" + name);
+  });
+}
+
+/// What PEFT's file tells of an adapter's base, where that is not the one in `base`.
+std::vector<std::string> other_base(const std::string& file, const fs::path& base,
+                                    const config::Adapter& adapter) {
+  std::vector<std::string> out;
+  const std::string named = models::base_in(read_file(file), file);
+  std::error_code error;
+  const fs::path there = fs::weakly_canonical(named, error), here = fs::weakly_canonical(base, error);
+  const std::string name = fs::path(named).lexically_normal().filename().string();
+  if (named.empty() || there == here) return out;
+  if (!name.empty() && !is_called(here, name))
+    out.push_back(cat(file, ": the adapter was trained on '", excerpt(named, 200), "', and the base is '",
+                      excerpt(here.string(), 200), "': beside other weights it makes no sense"));
+  const bool known = fs::is_directory(there, error);
+  const std::string kept = known                              ? quantization_in(there)
+                           : named.find("4bit") != named.npos ? "4 bits"
+                                                              : "",
+                    keeps = quantization_in(here);
+  if (!kept.empty() && kept != keeps && adapter.base_format == StoredFormat::compute)
+    out.push_back(cat(file, ": the adapter was trained beside weights in ", kept, ", and those here are in ",
+                      keeps.empty() ? "full" : keeps,
+                      ": training.adapter.base_format keeps them in few bits, too"));
+  return out;
 }
 
 bool is_of_base(const std::string& parameter) {
@@ -225,7 +274,7 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
   if (is_hugging_face(folder)) {
     source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options));
     const models::PublishedModel published = published_in(folder);
-    notes_ = published.notes;
+    for (const std::string& note : published.notes) notes_.push_back(cat(folder, "/config.json: ", note));
     if (published.model.classifies() && scores_others(options, published.model))
       source_ = std::make_unique<WithoutScores>(std::move(source_), names_in(options, published.model));
   } else {
@@ -301,6 +350,8 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
            "' has the table of tokens or the head apart, and the model has both as one: train it with PEFT's "
            "ensure_weight_tying, or set model.tie_embeddings to false");
+    if (is_hugging_face(folder_))
+      for (std::string& note : other_base(text, folder_, adapter)) notes_.push_back(std::move(note));
     adapter_ = std::make_unique<models::HuggingFaceWeights>(
         folder, models::HuggingFaceLayout(options).of_adapter(), models::adapter_stem(options.adapter.type));
   } else if (!folder.empty()) {

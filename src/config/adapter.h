@@ -33,6 +33,9 @@ struct LoraKeys {
   std::vector<std::pair<std::string, std::int64_t>> rank_pattern;
   std::vector<std::pair<std::string, double>> alpha_pattern;
   std::vector<std::int64_t> layers;  ///< blocks that have an adapter, ascending; empty: all
+  /// Weights of all experts that have one, by ends of their names in transformers' memory
+  /// ("experts.gate_up_proj").
+  std::vector<std::string> target_parameters;
 
   /// The products of a rank and an alpha are multiplied by this.
   double scale(std::int64_t of_rank, double of_alpha) const;

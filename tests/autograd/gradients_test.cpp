@@ -35,24 +35,26 @@ TEST_F(Gradients, Linear) {
 }
 
 TEST_F(Gradients, WhatAdaptersAreMadeOf) {
-  const std::vector<SpreadRows> runs{{0, 1, 2, 1}, {2, 4, 1, 0}, {3, 0, 1, 1}};
+  const Spread to{{{0, 1, 2, 1}, {2, 4, 1, 0}, {3, 0, 1, 1}}, 6, 2};
   check({normal({2, 3, 5}, 1), normal({2, 3, 4}, 2), normal({5, 4}, 3)},
         [&](Tape&, const Vars& in) { return linear_onto(scale(in[0], 1.5), in[1], in[2]); });
-  check({normal({4, 3}, 1)}, [&](Tape&, const Vars& in) { return spread(in[0], runs, 6, 2, 0.5); });
+  check({normal({4, 3}, 1)}, [&](Tape&, const Vars& in) { return spread(in[0], to, 0.5); });
+  check({normal({2, 3, 6}, 1), normal({2, 3, 6}, 2), normal({4, 3}, 3)},
+        [&](Tape&, const Vars& in) { return linear_onto(scale(in[0], 1.5), in[1], in[2], to); });
   check({normal({2, 3, 5}, 1), normal({5}, 2)},
         [&](Tape&, const Vars& in) { return scale_columns(in[0], in[1]); });
   // As a layer has them together, from one input.
   check({normal({3, 4}, 1), normal({5, 4}, 2), normal({2, 4}, 3), normal({4, 2}, 4)},
         [&](Tape&, const Vars& in) {
-          const std::vector<SpreadRows> rows{{0, 0, 2, 0}, {2, 3, 2, 0}};
-          return linear_onto(linear(in[0], in[1]), linear(in[0], in[2]), spread(in[3], rows, 5, 1, 0));
+          const Spread rows{{{0, 0, 2, 0}, {2, 3, 2, 0}}, 5, 1};
+          return linear_onto(linear(in[0], in[1]), linear(in[0], in[2]), in[3], rows);
         });
 }
 
 TEST_F(Gradients, SpreadPutsRowsWhereTheyBelong) {
   Tape tape(*cpu_.kernels);
   const Var x = tape.input(Tensor::of<double>(*cpu_.device, {3, 2}, std::vector<double>{1, 2, 3, 4, 5, 6}));
-  const Var out = spread(x, {{0, 1, 2, 1}, {2, 0, 1, 0}}, 3, 2, -1);
+  const Var out = spread(x, {{{0, 1, 2, 1}, {2, 0, 1, 0}}, 3, 2}, -1);
   EXPECT_EQ(cpu_.values(out.value()), (std::vector<double>{5, 6, -1, -1, -1, -1, 1, 2, -1, -1, 3, 4}));
 }
 

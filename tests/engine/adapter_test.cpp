@@ -74,14 +74,26 @@ std::string name_of(const ::testing::TestParamInfo<std::tuple<const char*, StepS
   return cat(std::get<0>(test.param), "_", std::get<1>(test.param).name);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Adapted,
-                         ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all",
-                                                              "llama_default", "qwen2_some", "gpt2_ia3",
-                                                              "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
-                                                              "llama_pfeiffer", "mistral_attention",
-                                                              "llama_patterns", "gpt2_regex", "llama_saved",
-                                                              "gpt2_saved", "llama_dora", "gpt2_dora"),
-                                            ::testing::ValuesIn(step_settings)),
+INSTANTIATE_TEST_SUITE_P(
+    All, Adapted,
+    ::testing::Combine(::testing::Values("gpt2_all", "gpt2_default", "llama_all", "llama_default",
+                                         "qwen2_some", "gpt2_ia3", "llama_ia3", "qwen2_ia3", "gpt2_houlsby",
+                                         "llama_pfeiffer", "mistral_attention", "llama_patterns",
+                                         "gpt2_regex", "llama_saved", "gpt2_saved", "llama_dora", "gpt2_dora",
+                                         "mixtral_experts", "gpt_oss_experts", "qwen2_moe_beside",
+                                         "qwen3_moe_modules"),
+                       ::testing::ValuesIn(step_settings)),
+    name_of);
+/// Layouts of models with experts alone.
+constexpr StepSetting expert_settings[] = {
+    {"expert_2_stage_2", 2, 2, R"({"expert": 2})", ""},
+    {"expert_2_tensor_2", 4, 1, R"({"expert": 2, "tensor": 2})", ""},
+    {"expert_2_data_2_stage_3_on_host", 4, 3, R"({"expert": 2})",
+     R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})"}};
+INSTANTIATE_TEST_SUITE_P(Experts, Adapted,
+                         ::testing::Combine(::testing::Values("mixtral_experts", "gpt_oss_experts",
+                                                              "qwen2_moe_beside", "qwen3_moe_modules"),
+                                            ::testing::ValuesIn(expert_settings)),
                          name_of);
 /// In the layouts that an encoder in front of a decoder has.
 std::vector<StepSetting> without_context() {

@@ -99,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                                            "qwen2_some", "qwen3_moe_attention", "gpt2_ia3", "llama_ia3",
                                            "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
                                            "llama_layers", "gpt2_regex", "llama_nf4_all", "llama_saved",
-                                           "gpt2_saved", "llama_dora", "gpt2_dora"),
+                                           "gpt2_saved", "llama_dora", "gpt2_dora", "mixtral_experts",
+                                           "gpt_oss_experts", "qwen2_moe_beside", "qwen3_moe_modules"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
@@ -183,10 +184,59 @@ TEST(Adapters, WhatThereIsNotIsNamedWithWhatThereIs) {
   expect_error(ErrorKind::config, "no module is called 'proj'", [] { options_of("llama", lora({"proj"})); });
   expect_error(ErrorKind::config, "no module is called 'lm_head'",
                [] { options_of("llama", lora({"lm_head"})); });
-  expect_error(ErrorKind::config, "experts' weights have no adapters yet",
-               [] { options_of("mixtral", lora({"w1"})); });
-  expect_error(ErrorKind::config, "experts' weights too",
-               [] { options_of("qwen3_moe", lora({"all-linear"})); });
+}
+
+TEST(Adapters, ExpertsAreNamedByModulesOrAsAllOfThem) {
+  const auto of_block = [](int block, const std::string& family, const std::vector<std::string>& targets,
+                           const std::vector<std::string>& parameters) {
+    config::Adapter adapter = lora(targets);
+    adapter.lora.target_parameters = parameters, adapter.lora.rank = 2;
+    return in_block(block, options_of(family, adapter));
+  };
+  // One expert's module alone; each of two packed ones has an A of its own.
+  EXPECT_EQ(of_block(0, "mixtral", {"experts.2.w3"}, {}),
+            "mlp.experts.2.up.adapter.lora_A [2, 16]; mlp.experts.2.up.adapter.lora_B [20, 2]; ");
+  const std::string modules = of_block(0, "mixtral", {"w1", "w3"}, {}),
+                    both = of_block(0, "mixtral", {}, {"experts.gate_up_proj"});
+  EXPECT_NE(modules.find("mlp.experts.3.up.adapter.lora_A [4, 16]; mlp.experts.3.up.adapter.lora_B [40, 2]"),
+            std::string::npos)
+      << modules;
+  EXPECT_NE(both.find("mlp.experts.3.up.adapter.lora_A [2, 16]; mlp.experts.3.up.adapter.lora_B [40, 2]"),
+            std::string::npos)
+      << both;
+  // All linear layers are those of dense blocks and of experts, but no router.
+  const std::string dense = of_block(0, "qwen3_moe", {"all-linear"}, {}),
+                    experts = of_block(1, "qwen3_moe", {"all-linear"}, {});
+  EXPECT_NE(dense.find("mlp.up.adapter.lora_A [4, 16]"), std::string::npos) << dense;
+  EXPECT_NE(experts.find("mlp.experts.0.down.adapter.lora_B [16, 2]"), std::string::npos) << experts;
+  EXPECT_EQ(experts.find("router"), std::string::npos) << experts;
+  // Which are none of GPT-OSS's experts: these are one parameter.
+  EXPECT_EQ(of_block(0, "gpt_oss", {"all-linear"}, {}).find("experts"), std::string::npos);
+  expect_error(ErrorKind::config,
+               "no weight of experts is called 'gate.weight'; there are "
+               "mlp.experts.gate_up_proj, mlp.experts.down_proj (routers",
+               [&] { of_block(0, "mixtral", {}, {"gate.weight"}); });
+  expect_error(ErrorKind::config, "the model has no experts",
+               [&] { of_block(0, "llama", {}, {"experts.down_proj"}); });
+  expect_error(ErrorKind::config, "use_dora is not for experts' weights", [] {
+    config::Adapter adapter = lora({"w2"});
+    adapter.lora.dora = true;
+    options_of("mixtral", adapter);
+  });
+}
+
+/// PEFT's names of modules come back as the same ones, also where some experts have none.
+TEST(Adapters, ModulesOfSomeExpertsComeBack) {
+  for (const std::vector<std::string>& targets : {std::vector<std::string>{"all-linear"},
+                                                  {"q_proj", "experts.1.down_proj"},
+                                                  {"mlp.down_proj"},
+                                                  {"down_proj"}}) {
+    const config::Adapter adapter = lora(targets);
+    const GptConfig options = options_of("qwen3_moe", adapter);
+    const GptConfig again =
+        options_of("qwen3_moe", from_peft(adapter_config(adapter, options, ""), "written"));
+    for (const int block : {0, 1}) EXPECT_EQ(in_block(block, again), in_block(block, options)) << targets[0];
+  }
 }
 
 /// What short names cannot say is written by whole ones, which mean the same adapter.

@@ -20,7 +20,7 @@ class BesideExperts : public ::testing::Test {
            std::size_t outputs) {
     const GptConfig o = options.resolved();
     const tensor::Tensor x = cpu_.normal({2, 5, o.hidden_size}, 9);
-    ExpertsAndShared whole(o, {}, nullptr);
+    ExpertsAndShared whole(o, "blocks.0.mlp", {}, nullptr);
     const test::PlainParameters all(*cpu_.kernels, whole, DType::f64);
     Values w, b(outputs);
     for (const auto& p : all.all()) {
@@ -34,7 +34,7 @@ class BesideExperts : public ::testing::Test {
     parallel::Moe experts(o.experts());
     const test::PlainParameters of_experts(*cpu_.kernels, experts, DType::f64);
     experts_ = cpu_.values(experts(tape, tape.input(x)).value());
-    const auto dense = std::make_shared<FeedForward>(o, width, parallel::Layout());
+    const auto dense = std::make_shared<FeedForward>(o, width, "", parallel::Layout());
     Within within(beside, dense);
     const test::PlainParameters of_dense(*cpu_.kernels, within, DType::f64);
     beside_ = cpu_.values((*dense)(tape, tape.input(x)).value());

@@ -36,7 +36,7 @@ TEST_F(GptTest, PowersOfRelu) {
   for (const auto& [activation, power] :
        {std::pair(config::FfnActivation::relu, 1), {config::FfnActivation::relu2, 2}}) {
     o.activation = activation;
-    FeedForward part(o, width, {});
+    FeedForward part(o, width, "", {});
     const test::PlainParameters parameters(*cpu_.kernels, part, DType::f32);
     Values weights[2];
     for (const auto& p : parameters.all()) weights[p->shape[0] == width ? 0 : 1] = cpu_.values(p->value);

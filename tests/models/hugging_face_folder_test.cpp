@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/hugging_face/published_folder.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "autograd/experts.h"
 #include "autograd/ops.h"
 #include "sharding/parallel/collectives.h"
 
@@ -43,8 +44,11 @@ struct HeldRows {
   std::vector<Range> held;   ///< the ones among `all`
   std::vector<SpreadRows> runs;
 
-  /// The parameter's rows are the outputs, in order.
-  bool is_plain() const { return even && runs.size() == 1 && runs[0].count == outputs; }
+  /// How the parameter's rows become the outputs, in `blocks` blocks of columns.
+  autograd::Spread spread(std::int64_t blocks) const {
+    if (blocks == 1 && even && runs.size() == 1 && runs[0].count == outputs) return {};  // as they are
+    return {runs, outputs, blocks};
+  }
   void append(const SpreadRows& run) {
     SpreadRows* last = runs.empty() ? nullptr : &runs.back();
     const bool joins = last && last->column == run.column && last->to + last->count == run.to &&
@@ -127,7 +131,7 @@ Var LinearAdapter::input(Tape&, const Var& x) {
   return x;
 }
 
-Var LinearAdapter::output(Tape&, const Var&, const Var& y) {
+Var LinearAdapter::output(Tape&, const Var&, const Var& y, const std::vector<std::int64_t>&) {
   return y;
 }
 
@@ -137,6 +141,7 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
       layout_(layout),
       dropout_(add("dropout", std::make_shared<nn::Dropout>(options.dropout))) {
   require(options.rank > 0 && !layer_.targets.empty(), "LoRA needs a rank, and targets");
+  require(!layer_.in_expert || (options.dropout == 0 && !options.dora), "in experts LoRA is as it was first");
   const std::string what = described("LoRA", layer_);
   const std::int64_t r = options.rank, targets = std::ssize(layer_.targets);
   const bool by_inputs = layer_.cut == Cut::inputs;
@@ -147,13 +152,12 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   const HeldRows rows = held_rows(layer_, what, layout);
   const Slice b({rows.all, r}, {rows.held, {{0, r}}});
   set_slice(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);
-  (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream();
+  (by_inputs ? b_ : a_)->partial_gradient = layout.cuts_stream() && !layer_.in_expert;
   if (!rows.even) b_->partial_gradient = true;
   for (std::int64_t i = 0; targets > 1 && i < targets; ++i)
     a_->packing.tensors.push_back({{i * r, (i + 1) * r}});
   b_->packing = packing_of(layer_);
-  plain_ = targets == 1 && rows.is_plain();
-  runs_ = rows.runs;
+  rows_ = rows.spread(targets);
   held_out_ = rows.outputs;
   if (!options.dora) return;
   set_slice(magnitude_ = declare("magnitude", {b.shape()[0]}, nn::Init::ones(), {.decay = false}),
@@ -170,9 +174,10 @@ void Lora::attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) 
 Var Lora::exchanged(const Var& x) const {
   comm::Communicator* group = layout_.tensor;
   const std::string label = cat(path(), " low-rank rows");
+  const bool cuts_rows = layout_.cuts_stream() && !layer_.in_expert;
   if (layer_.cut == Cut::outputs)
-    return layout_.cuts_stream() ? all_gather(x, row_dim, group, label) : copy_to(x, group, label);
-  return layout_.cuts_stream() ? reduce_scatter(x, row_dim, group, label) : all_reduce(x, group, label);
+    return cuts_rows ? all_gather(x, row_dim, group, label) : copy_to(x, group, label);
+  return cuts_rows ? reduce_scatter(x, row_dim, group, label) : all_reduce(x, group, label);
 }
 
 /// Which elements of the layer's whole input this rank has.
@@ -186,19 +191,29 @@ Slice Lora::elements(const Shape& x) const {
   return {{rows.logical()[0], rows.logical()[1], layer_.in}, std::move(blocks)};
 }
 
-Var Lora::output(Tape& tape, const Var& x, const Var& y) {
+Var Lora::output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources) {
   const bool drops = options_.dropout > 0 && tape.training;
-  const Var in = drops ? dropout_->apply(tape, x, elements(x.shape())) : x;
-  const Var low = exchanged(autograd::linear(in, tape.parameter(a_)));
-  Var b = tape.parameter(b_);
-  if (!plain_) b = autograd::spread(b, runs_, held_out_, std::ssize(layer_.targets), 0);
-  const Var sum = autograd::linear_onto(y, autograd::scale(low, options_.scale), b);
+  // What tensor ranks find alike in an expert, one of them adds to its part of the sum: of what it gives
+  // where they share out inputs, else of x's gradient.
+  const bool adds = !layer_.in_expert || layout_.tensor_rank() == 0;
+  const bool by_outputs = layer_.cut == Cut::outputs;
+  const Var in = drops                 ? dropout_->apply(tape, x, elements(x.shape()))
+                 : adds || !by_outputs ? x
+                                       : tape.input(x.value());
+  const Var a = tape.parameter(a_), b = tape.parameter(b_);
+  const Var low =
+      exchanged(sources.empty() ? autograd::linear(in, a)
+                                : autograd::linear_by_source(in, a, {}, tensor::Activation::none, sources));
+  const Var sum =
+      autograd::linear_onto(y, autograd::scale(low, options_.scale), b, rows_, sources, adds || by_outputs);
   return magnitude_ ? with_magnitudes(tape, sum, b) : sum;
 }
 
-/// 1 over the norm of each row of W + scale·B·A, [outputs of this rank], fp32. b: B, spread over the rows.
-Var Lora::inverse_norms(Tape& tape, const Var& b) const {
+/// 1 over the norm of each row of W + scale·B·A, [outputs of this rank], fp32.
+Var Lora::inverse_norms(Tape& tape, const Var& of_targets) const {
   tensor::Kernels& kernels = tape.kernels();
+  const Tape::NoGrad constants(tape);
+  const Var b = autograd::spread(of_targets, rows_, 0);
   const tensor::Tensor w = tape.parameter(weight_).value(), a = tape.parameter(a_).value();
   const std::int64_t in = w.shape()[1];
   const tensor::Tensor sum = tape.empty(w.shape(), w.dtype()), unused = tape.empty(w.shape(), w.dtype()),
@@ -209,7 +224,6 @@ Var Lora::inverse_norms(Tape& tape, const Var& b) const {
   kernels.matmul({.a = scaled, .b = a, .c = sum, .accumulate = true});
   constexpr double least = 1e-30;  // of a row of zeros
   kernels.rms_norm(sum, {}, least, unused, inverse);
-  const Tape::NoGrad constants(tape);
   const Var roots = tape.input(inverse);  // 1/√(mean of squares)
   const bool shared = layer_.cut == Cut::inputs && layout_.tensor_size() > 1;
   if (!shared) return autograd::scale(roots, 1 / std::sqrt(static_cast<double>(in)));
@@ -223,11 +237,11 @@ Var Lora::inverse_norms(Tape& tape, const Var& b) const {
 Var Lora::with_magnitudes(Tape& tape, const Var& y, const Var& b) const {
   const std::int64_t held = magnitude_->shape.numel();
   const DType dtype = y.value().dtype();
-  std::vector<SpreadRows> runs = runs_;
-  for (SpreadRows& run : runs) run.column = 0;
+  autograd::Spread place = rows_;
+  place.blocks = 1;
+  for (SpreadRows& run : place.runs) run.column = 0;
   const auto of_outputs = [&](const Var& of_rows) {
-    return autograd::reshape(autograd::spread(autograd::reshape(of_rows, {held, 1}), runs, held_out_, 1, 0),
-                             {held_out_});
+    return autograd::reshape(autograd::spread(autograd::reshape(of_rows, {held, 1}), place, 0), {held_out_});
   };
   tensor::Tensor ones = tape.empty({held}, dtype), every = tape.empty({held_out_}, dtype);
   tape.kernels().fill(ones, 1), tape.kernels().fill(every, 1);
@@ -253,24 +267,21 @@ Ia3::Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout) : of_inputs_(
   // The factors of the stream all ranks have, and each sees its part of the stream.
   const bool on_stream = (layer.cut == Cut::inputs) != of_inputs;
   factors_->partial_gradient = on_stream ? layout.cuts_stream() : !of_inputs && !rows.even;
-  held_out_ = rows.outputs;
   // One column of factors, whichever target they are of.
   for (SpreadRows& run : rows.runs) run.column = 0;
-  plain_ = rows.is_plain();
-  runs_ = std::move(rows.runs);
+  rows_ = rows.spread(1);
 }
 
 Var Ia3::input(Tape& tape, const Var& x) {
   return of_inputs_ ? autograd::scale_columns(x, tape.parameter(factors_)) : x;
 }
 
-Var Ia3::output(Tape& tape, const Var&, const Var& y) {
+Var Ia3::output(Tape& tape, const Var&, const Var& y, const std::vector<std::int64_t>&) {
   if (of_inputs_) return y;
   Var factors = tape.parameter(factors_);
-  if (!plain_) {
-    const std::int64_t held = factors.shape().numel();
-    factors = autograd::spread(autograd::reshape(factors, {held, 1}), runs_, held_out_, 1, 1);
-    factors = autograd::reshape(factors, {held_out_});
+  if (!rows_.runs.empty()) {
+    const Var column = autograd::reshape(factors, {factors.shape().numel(), 1});
+    factors = autograd::reshape(autograd::spread(column, rows_, 1), {rows_.rows});
   }
   return autograd::scale_columns(y, factors);
 }

@@ -27,8 +27,9 @@ class LinearAdapter : public nn::Module {
   virtual void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias);
   /// Makes what the layer takes in place of x.
   virtual Var input(Tape& tape, const Var& x);
-  /// Makes what the layer gives in place of y, x·wᵀ + b, before an activation. Takes y's memory.
-  virtual Var output(Tape& tape, const Var& x, const Var& y);
+  /// Makes what the layer gives in place of y, x·wᵀ + b, before an activation. Takes y's memory. `sources`:
+  /// of the rows of an expert's x (autograd::linear_by_source()); empty: one.
+  virtual Var output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources);
 };
 
 /// A layer that has an adapter, and which rows of its weight.
@@ -37,9 +38,10 @@ struct AdaptedLayer {
   enum class Cut : std::uint8_t { outputs, inputs };
   Cut cut;
   std::int64_t in, out;
-  /// For each published weight that has an adapter its (logical) rows, ascending, apart from all others'.
-  std::vector<std::vector<tensor::Range>> targets;
   std::vector<std::int64_t> blocks;  ///< blocks of outputs, as ColumnLinear's; empty: one
+  bool in_expert = false;            ///< tensor ranks have the same rows, and each gives a part of their sum
+  /// For each published weight that has an adapter its (logical) rows, ascending, apart from all others'.
+  std::vector<std::vector<tensor::Range>> targets = {};
 };
 
 struct LoraOptions {
@@ -60,12 +62,12 @@ struct LoraOptions {
 /// as they are drawn.
 ///
 /// Tensor ranks exchange rows of targets·rank elements: once per pass and direction; those that share out a
-/// layer's inputs the squares of its rows, too.
+/// layer's inputs the squares of its rows, too. There is neither dropout nor `dora` in experts.
 class Lora : public LinearAdapter {
  public:
   void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) override;
   Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout);
-  Var output(Tape& tape, const Var& x, const Var& y) override;
+  Var output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources) override;
 
  private:
   Var exchanged(const Var& x) const;
@@ -79,8 +81,7 @@ class Lora : public LinearAdapter {
   nn::ParameterPtr a_, b_;
   nn::ParameterPtr magnitude_, weight_, bias_;  ///< null without `dora`; the last two are the layer's
   std::shared_ptr<nn::Dropout> dropout_;
-  bool plain_ = false;  ///< B's rows are the outputs of this rank, in order; else runs_ says where they go
-  std::vector<autograd::SpreadRows> runs_;
+  autograd::Spread rows_;      ///< how B's rows become the outputs of this rank
   std::int64_t held_out_ = 0;  ///< outputs of this rank
 };
 
@@ -91,14 +92,12 @@ class Ia3 : public LinearAdapter {
  public:
   Ia3(AdaptedLayer layer, bool of_inputs, const Layout& layout);
   Var input(Tape& tape, const Var& x) override;
-  Var output(Tape& tape, const Var& x, const Var& y) override;
+  Var output(Tape& tape, const Var& x, const Var& y, const std::vector<std::int64_t>& sources) override;
 
  private:
   bool of_inputs_;
   nn::ParameterPtr factors_;
-  bool plain_ = false;  ///< as Lora's
-  std::vector<autograd::SpreadRows> runs_;
-  std::int64_t held_out_ = 0;
+  autograd::Spread rows_;  ///< as Lora's, in one column
 };
 
 }  // namespace sherd::parallel

@@ -27,8 +27,12 @@ struct Projection {
 
   Var operator()(Tape& tape, const Var& x, tensor::Activation activation, const Counts& sources,
                  bool adds_bias) const {
-    const Var b = layer->bias() ? tape.parameter(layer->bias()) : Var();
-    return autograd::linear_by_source(x, tape.parameter(layer->weight()), b, activation, sources, adds_bias);
+    const Var b = layer->bias() ? tape.parameter(layer->bias()) : Var(), w = tape.parameter(layer->weight());
+    LinearAdapter* adapter = layer->adapter();
+    if (!adapter) return autograd::linear_by_source(x, w, b, activation, sources, adds_bias);
+    const Var base = autograd::linear_by_source(x, w, b, tensor::Activation::none, sources, adds_bias),
+              sum = adapter->output(tape, x, base, sources);
+    return activation == tensor::Activation::none ? sum : autograd::activation(sum, activation);
   }
 };
 
@@ -36,7 +40,7 @@ struct Projection {
 
 class Experts::Expert : public nn::Module {
  public:
-  Expert(const ExpertOptions& o, const Layout& layout, int expert_rank)
+  Expert(const ExpertOptions& o, const Layout& layout, std::int64_t index, int expert_rank)
       : gated_(o.gated),
         glu_(o.glu),
         activation_(o.gated ? tensor::Activation::none : o.activation),
@@ -48,10 +52,13 @@ class Experts::Expert : public nn::Module {
         down_{add("down",
                   std::make_shared<RowLinear>(o.ffn_hidden, o.hidden, layout,
                                               nn::LinearOptions{.bias = o.bias, .init = o.output_init}))} {
-    for (const nn::ParameterPtr& parameter : parameters()) {
-      parameter->expert_rank = expert_rank;
+    for (const nn::ParameterPtr& parameter : parameters())
       parameter->partial_gradient = false;  // tensor ranks have the same rows
+    if (o.adapter_of) {
+      up_.layer->set_adapter(o.adapter_of(index, ExpertLayer::up));
+      down_.layer->set_adapter(o.adapter_of(index, ExpertLayer::down));
     }
+    for (const nn::ParameterPtr& parameter : parameters()) parameter->expert_rank = expert_rank;
     mark_block();
     mark_on_demand();
   }
@@ -112,7 +119,7 @@ Experts::Experts(const ExpertOptions& options, const Layout& layout)
   for (std::int64_t e = 0; e < options.experts; ++e) {
     const auto owner = static_cast<int>(e / (options.experts / ranks_));
     all_.push_back(
-        add(std::to_string(e), std::make_shared<Expert>(options, layout, ranks_ > 1 ? owner : -1)));
+        add(std::to_string(e), std::make_shared<Expert>(options, layout, e, ranks_ > 1 ? owner : -1)));
   }
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "autograd/experts.h"
 #include "nn/layers.h"
+#include "sharding/parallel/adapters/adapters.h"
 #include "sharding/parallel/experts/dispatch.h"
 #include "sharding/parallel/layout.h"
 
@@ -15,6 +17,9 @@ namespace sherd::parallel {
 
 using autograd::Tape;
 using autograd::Var;
+
+/// The two layers of an expert.
+enum class ExpertLayer : std::uint8_t { up, down };
 
 /// Sizes and functions that all experts of a layer have.
 struct ExpertOptions {
@@ -25,6 +30,8 @@ struct ExpertOptions {
   tensor::Activation activation = tensor::Activation::gelu_tanh;  ///< for experts that are not gated
   bool bias = false;
   nn::Init init = nn::Init::normal(0, 0.02), output_init = nn::Init::normal(0, 0.02);
+  /// Makes the adapter of a layer of that expert; null, or what it gives is null: there is none.
+  std::function<std::shared_ptr<LinearAdapter>(std::int64_t expert, ExpertLayer layer)> adapter_of = {};
 };
 
 /// Feed-forward networks, each of which computes the rows that are sent to it. Every expert is a block of its

@@ -22,10 +22,12 @@ bool is_bottleneck(const Adapter& adapter) {
   return adapter.type == AdapterType::bottleneck;
 }
 
-/// Names of modules: a string, or a list of them.
-Key<Adapter> modules_key(const char* name, const char* example, std::vector<std::string> Adapter::*field) {
-  const auto read = [field](Adapter& adapter, const Value& value) {
-    std::vector<std::string>& out = adapter.*field;
+/// Names of modules, or of parameters: a string, or a list of them.
+template <class T>
+Key<T> names_key(const char* name, const char* example, std::vector<std::string> T::*field,
+                 const char* such_as) {
+  const auto read = [field, such_as](T& keys, const Value& value) {
+    std::vector<std::string>& out = keys.*field;
     out.clear();
     if (value.node.is(Node::Kind::string)) {
       if (!value.text().empty()) out.push_back(value.text());
@@ -34,15 +36,17 @@ Key<Adapter> modules_key(const char* name, const char* example, std::vector<std:
     value.expect(Node::Kind::array);
     for (std::size_t i = 0; i < value.node.items.size(); ++i) {
       const Value item = value.item(i);
-      if (item.text().empty()) item.error("must be the name of a module, such as \"q_proj\", not \"\"");
+      if (item.text().empty()) item.error("must be ", such_as, ", not \"\"");
       out.push_back(item.text());
     }
   };
-  return custom<Adapter>(name, example, read,
-                         [field](const Adapter& adapter) { return list_of(adapter.*field); })
-      .where(has_targets)
+  return custom<T>(name, example, read, [field](const T& keys) { return list_of(keys.*field); })
       .takes({"string, or list of strings",
               R"({"type": ["string", "array"], "items": {"type": "string", "minLength": 1}})"});
+}
+
+Key<Adapter> modules_key(const char* name, const char* example, std::vector<std::string> Adapter::*field) {
+  return names_key(name, example, field, "the name of a module, such as \"q_proj\"").where(has_targets);
 }
 
 std::vector<Key<Adapter>> targets_keys() {
@@ -102,6 +106,16 @@ Key<LoraKeys> layers_key() {
              unless_default);
 }
 
+Key<LoraKeys> target_parameters_key() {
+  return names_key("target_parameters", "[\"experts.gate_up_proj\", \"experts.down_proj\"]",
+                   &LoraKeys::target_parameters, "the name of a parameter, such as \"experts.down_proj\"")
+      .means(
+          "experts' weights that get one in each expert: ends of the names that they have in "
+          "transformers' memory, `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`. With these "
+          "`targets` may be empty. They have no `dropout` ([more](adapters.md#experts))",
+          unless_default);
+}
+
 std::vector<Key<LoraKeys>> lora_keys() {
   using L = LoraKeys;
   return {
@@ -128,7 +142,8 @@ std::vector<Key<LoraKeys>> lora_keys() {
       pattern_key<double>("alpha_pattern", "{\"v_proj\": 64}", &L::alpha_pattern,
                           [](const Value& value) { return value.real(0, infinity, true); })
           .means("alphas of some modules, likewise", by("`alpha`"), Concerns::training, unless_default),
-      layers_key()};
+      layers_key(),
+      target_parameters_key()};
 }
 
 Key<Adapter> adapter_type_key() {

@@ -18,6 +18,7 @@ struct AdapterSetting {
   std::string dtype;
   bool llama;
   std::string adapter;
+  std::string moe = "";
 };
 
 class AdapterEquality : public ::testing::TestWithParam<AdapterSetting> {
@@ -25,6 +26,7 @@ class AdapterEquality : public ::testing::TestWithParam<AdapterSetting> {
   RunSpec spec() const {
     RunSpec out;
     out.dtype = GetParam().dtype, out.llama = GetParam().llama, out.adapter = GetParam().adapter;
+    out.moe = GetParam().moe;
     out.steps = 12;
     return out;
   }
@@ -171,6 +173,10 @@ INSTANTIATE_TEST_SUITE_P(
                        R"("type": "lora", "rank": 4, "targets": "all-linear", "dropout": 0.1)"},
         AdapterSetting{"llama_bf16", "bf16", true, R"("type": "lora", "dropout": 0.1)"},
         AdapterSetting{"llama_fp32", "fp32", true, R"("type": "lora", "targets": "all-linear")"},
+        AdapterSetting{"experts_bf16", "bf16", true,
+                       R"("type": "lora", "targets": ["q_proj"], "dropout": 0.1,
+                                 "target_parameters": ["experts.gate_up_proj", "experts.down_proj"])",
+                       R"("experts": 4, "top_k": 2, "ffn_hidden_size": 48)"},
         AdapterSetting{"gpt2_ia3_fp32", "fp32", false, R"("type": "ia3")"},
         AdapterSetting{"llama_ia3_bf16", "bf16", true, R"("type": "ia3")"},
         AdapterSetting{"gpt2_bottleneck_bf16", "bf16", false,

@@ -62,6 +62,25 @@ TEST_P(ExpertEquality, AnyNumberOfExpertRanksGivesTheSameBits) {
   }
 }
 
+/// LoRA in each expert, of its modules or of its weights, beside a base in 4 bits.
+TEST_P(ExpertEquality, AlsoOfAdaptersInExperts) {
+  for (const char* adapter :
+       {R"("type": "lora", "rank": 4, "targets": "all-linear", "base_format": "nf4")",
+        R"("type": "lora", "rank": 4, "target_parameters": ["experts.gate_up_proj", "experts.down_proj"])"}) {
+    SCOPED_TRACE(adapter);
+    const auto with_adapter = [&](RunSpec spec) {
+      spec.llama = true, spec.model.clear(), spec.adapter = adapter;
+      spec.moe = R"("experts": 8, "top_k": 2, "ffn_hidden_size": 64)";
+      return spec;
+    };
+    const RunResult expected = train_local(with_adapter(on(1, 1, GetParam(), 2)));
+    ASSERT_NE(expected.losses.front(), expected.losses.back());
+    expect_expert_bits(with_adapter(on(2, 1, GetParam(), 3)), expected);
+    expect_expert_bits(with_adapter(on(2, 2, GetParam(), 2)), expected);
+    expect_expert_bits(with_adapter(on(4, 2, GetParam(), 3)), expected);
+  }
+}
+
 /// A fair share of the choices, or less, finds room.
 TEST_P(ExpertEquality, AlsoWhereChoicesAreDropped) {
   for (const char* drop : {"weight", "position"}) {

@@ -46,7 +46,17 @@ inline HostTensor from_dict(const HuggingFaceLayout& layout, const std::string& 
     require(found && found->shape == tensor.in_file(), "no tensor ", tensor.name, " ",
             tensor.in_file().str());
     out.dtype = found->dtype;
-    if (tensor.stacked > 0) {
+    if (tensor.takes_turns()) {
+      const std::size_t size = size_of(out.dtype), count = static_cast<std::size_t>(tensor.shape.numel());
+      std::vector<std::byte> own(count * size);
+      for (std::size_t i = 0; i < count; ++i)
+        std::memcpy(own.data() + i * size,
+                    found->bytes.data() + (i * static_cast<std::size_t>(tensor.stacked) +
+                                           static_cast<std::size_t>(tensor.place)) *
+                                              size,
+                    size);
+      found->bytes = std::move(own);
+    } else if (tensor.stacked > 0) {
       const auto each =
           static_cast<std::ptrdiff_t>(tensor.shape.numel()) * static_cast<std::ptrdiff_t>(size_of(out.dtype));
       const auto begin = found->bytes.begin() + tensor.place * each;

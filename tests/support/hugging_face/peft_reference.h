@@ -11,6 +11,7 @@
 #include "models/gpt.h"
 #include "models/hub/adapter_config.h"
 #include "models/hub/adapter_names.h"
+#include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
@@ -35,6 +36,9 @@ inline config::Config with_adapter(const std::string& family, const config::Adap
   const auto published = models::from_hugging_face(testing::read_text(folder / "config.json"), "config.json");
   config::Config out = config::parse_text(config::section_of(published.model));
   out.training.adapter = adapter;
+  // The references know losses of tokens alone.
+  config::Moe& moe = out.model->moe;
+  if (moe.experts > 0) moe.aux_loss = 0, moe.aux_loss_type = BalanceLoss::all_choices;
   return out;
 }
 
@@ -54,7 +58,7 @@ inline config::Adapter adapter_in(const std::filesystem::path& folder) {
 /// A reference folder with the family's tiny model that it belongs to.
 struct PeftReference {
   static std::string family_of(const std::string& name) {
-    for (const char* family : {"qwen3_moe", "llama_nf4"})
+    for (const char* family : {"qwen2_moe", "qwen3_moe", "gpt_oss", "llama_nf4"})
       if (name.starts_with(family)) return family;
     return name.substr(0, name.find('_'));
   }

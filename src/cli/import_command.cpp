@@ -1,4 +1,5 @@
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "base/log.h"
 #include "base/text/excerpt.h"
@@ -45,11 +46,15 @@ void import_command(const Arguments& arguments) {
       "import",
       "Makes a checkpoint of a model in Hugging Face's files: of its weights, in fp32, a part at a "
       "time. Training begins from either by training.init_from.",
-      "HF_DIR --output D [--tag TAG] [--set model.K=V]... [--dtype bf16|fp16|fp32]");
+      "HF_DIR --output D [--tag TAG] [--adapter PEFT_DIR] [--set model.K=V]... [--dtype bf16|fp16|fp32]");
   line.list("from", "HF_DIR",
             "folder with config.json and model.safetensors, or shards of it with their index")
       .value("output", "D", "folder of checkpoints to write to")
       .value("tag", "TAG", "name of the checkpoint in it", "imported")
+      .value(
+          "adapter", "PEFT_DIR",
+          "an adapter of that model as PEFT, or AdapterHub, keeps it: the checkpoint holds both, as a run's "
+          "that trains it")
       .list("set", "model.K=V", "override a key of the model that config.json describes, as model.seq_length")
       .value("dtype", "T",
              "what the model computes in where it is used as it is (generate, export); not given: the files' "
@@ -66,26 +71,30 @@ void import_command(const Arguments& arguments) {
   if (!dtype || (*dtype != DType::f32 && *dtype != DType::bf16 && *dtype != DType::f16))
     throw UsageError("--dtype is bf16, fp16 or fp32");
   if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));
-  const config::Config config =
-      config::parse_text(model_section(folder), cat("the model of ", folder), overrides);
+  const std::string peft = line.text("adapter");
+  auto sections = nlohmann::json::parse(model_section(folder));
+  if (!peft.empty()) sections.update(nlohmann::json::parse(adapter_section(peft)));
+  const config::Config config = config::parse_text(sections.dump(), cat("the model of ", folder), overrides);
   const models::GptConfig options = models::gpt_config(config, config.model->vocab_size);
   const auto device = device::make_cpu_device(1);
   models::Gpt model(options);
   model.assign_names();
-  Weights weights(folder, options, *device);
+  config::Adapter adapter = config.training.adapter;
+  adapter.init_from = peft;
+  Weights weights(folder, options, *device, adapter);
   weights.source().check(model.parameters());
   engine::Manifest manifest;
   manifest.config = config::dump(config);
   manifest.compute_dtype = name_of(*dtype);
   engine::ExtraFiles files = companion_files(folder);
   take_tokenizer(folder, manifest, files);
-  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+  for (const std::string& note : weights.notes()) log_info(note);
   for (const std::string& part : weights.begins_anew(model.parameters()))
     log_info(part, " is not among the weights, and begins anew");
   const std::string output = line.required("output"), tag = line.text("tag");
   engine::write_weights(output, tag, std::move(manifest), model.parameters(), weights.source(), files,
                         *device);
-  log_info(config::name_of(config.model->type), " with ",
+  log_info(config::name_of(config.model->type), peft.empty() ? "" : " and an adapter", " with ",
            engine::human_count(static_cast<double>(options.num_parameters())), " parameters from ", folder,
            ": ", (fs::path(output) / tag).string());
 }

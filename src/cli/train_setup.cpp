@@ -105,7 +105,7 @@ void TrainSetup::begin_from(const std::string& folder) {
   for (const std::string& part : weights.begins_anew(engine_->module().parameters()))
     log_info(part, " is not among them, and begins anew");
   warn_of_other_tokenizer(weights.companions());
-  for (const std::string& note : weights.notes()) log_info(folder, "/config.json: ", note);
+  for (const std::string& note : weights.notes()) log_info(note);
 }
 
 }  // namespace sherd::cli

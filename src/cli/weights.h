@@ -60,7 +60,8 @@ class Weights {
   nn::WeightSource& source() { return *source_; }
   /// Files that came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
-  /// Names keys of a config.json that have no effect here.
+  /// What is to be known of the files: keys of config.json that have no effect here, and what speaks against
+  /// an adapter's being one of this base.
   const std::vector<std::string>& notes() const { return notes_; }
   /// Layers in a model's head whose parameters the weights do not have: "head_dense".
   std::vector<std::string> begins_anew(const std::vector<nn::ParameterPtr>& parameters) const;

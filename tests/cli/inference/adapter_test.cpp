@@ -108,6 +108,38 @@ TEST_F(AdapterRuns, OutliveADamagedBase) {
   }
 }
 
+/// A model and an adapter of it in published files become one checkpoint, which is used as a run's.
+TEST_F(AdapterRuns, AreImportedBesideTheirModel) {
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"}).code, 0);
+  const Outcome imported = sherd({"import", in("hf"), "--output", in("both"), "--adapter", in("peft")});
+  ASSERT_EQ(imported.code, 0) << imported.err;
+  EXPECT_THAT(imported.err, HasSubstr("and an adapter with "));
+  EXPECT_THAT(imported.err, Not(HasSubstr("was trained on"))) << "it is the base that the file names";
+  ASSERT_EQ(sherd({"export", in("both"), "--output", in("again"), "--adapter"}).code, 0);
+  EXPECT_EQ(read_text(folder_ / "again/adapter_model.safetensors"),
+            read_text(folder_ / "peft/adapter_model.safetensors"));
+  // To go on from it is to go on from the two.
+  ASSERT_EQ(tune("of_two", {from("hf"), "training.adapter.init_from=" + in("peft")}).code, 0);
+  const auto of_two = losses();
+  ASSERT_EQ(tune("of_both", {from("both")}).code, 0);
+  EXPECT_EQ(losses(), of_two);
+  const Outcome on = tune("on", {from("both"), "training.steps=1"});
+  EXPECT_EQ(on.code, 0) << on.err;
+  EXPECT_THAT(on.err, HasSubstr("trained is an adapter (lora)"));
+  // Another base, and another form of it, is told.
+  fs::copy(folder_ / "hf", folder_ / "copy");
+  const Outcome other = sherd({"import", in("copy"), "--output", in("x"), "--adapter", in("peft")});
+  EXPECT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("the adapter was trained on '" + in("hf")));
+  std::string config = read_text(folder_ / "hf" / "config.json");
+  config.insert(config.rfind('}'), R"(, "quantization_config": {"quant_method": "bitsandbytes",
+    "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"})");
+  write_text(folder_ / "hf" / "config.json", config);
+  const Outcome full = sherd({"import", in("copy"), "--output", in("y"), "--adapter", in("peft")});
+  EXPECT_THAT(full.err, HasSubstr("trained beside weights in bitsandbytes nf4, and those here are in full"));
+}
+
 TEST_F(AdapterRuns, WhatDoesNotFitIsSaid) {
   const auto expect = [](const Outcome& got, const char* text, int code = 2) {
     EXPECT_EQ(got.code, code) << got.err;

@@ -98,7 +98,7 @@ TEST_F(GenerateProgram, SaysWhatDoesNotGoTogether) {
               HasSubstr("3 ranks are not a multiple of the 2 that share the model"));
 }
 
-/// Weights of 4.7 MiB on a device of 2.
+/// Weights of 4.7 MiB on a device of 3. (What products take beside them depends on the processor.)
 TEST_F(Train, AModelLargerThanItsDeviceGeneratesTheSame) {
   const Outcome trained = sherd(train({"--set", "training.steps=3", "--set", "model.hidden_size=128", "--set",
                                        "model.num_layers=12", "--set", "model.seq_length=64"}));
@@ -111,15 +111,15 @@ TEST_F(Train, AModelLargerThanItsDeviceGeneratesTheSame) {
                                (folder_ / "prompts.txt").string(), "--max-tokens", "30"});
     return sherd(more);
   };
-  const Outcome whole = generate({}), none = generate({"--device-memory", "2MiB"});
+  const Outcome whole = generate({}), none = generate({"--device-memory", "3MiB"});
   ASSERT_EQ(whole.code, 0) << whole.err;
   EXPECT_NE(none.code, 0);
-  EXPECT_THAT(none.err, HasSubstr("the limit of 2097152"));
+  EXPECT_THAT(none.err, HasSubstr("the limit of 3145728"));
   EXPECT_THAT(none.err, HasSubstr("--offload nvme --nvme-path DIR"));
   for (const std::vector<std::string>& offload :
        {std::vector<std::string>{"--offload", "nvme", "--nvme-path", nvme}, {"--offload", "cpu"}}) {
     std::vector<std::string> limited = offload;
-    limited.insert(limited.end(), {"--device-memory", "2MiB"});
+    limited.insert(limited.end(), {"--device-memory", "3MiB"});
     const Outcome got = generate(limited);
     EXPECT_EQ(got.code, 0) << got.err;
     EXPECT_EQ(got.out, whole.out) << offload[1];

@@ -31,6 +31,14 @@ Function function_of(config::NonLinearity kind) {
   fail(ErrorKind::usage, "an unknown non-linearity");
 }
 
+/// Rows that follow each other become one range.
+void append(std::vector<Range>& rows, const PublishedParameter::RowRun& run) {
+  if (!rows.empty() && rows.back().end == run.row)
+    rows.back().end += run.rows;
+  else
+    rows.push_back({run.row, run.row + run.rows});
+}
+
 }  // namespace
 
 bool is_adapter(const std::string& parameter) {
@@ -55,7 +63,7 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
   for (const int tensor : adapted.tensors) {
     std::vector<Range> rows;
     for (const PublishedParameter::RowRun& run : adapted.weight.rows)
-      if (run.tensor == tensor) rows.push_back({run.row, run.row + run.rows});
+      if (run.tensor == tensor) append(rows, run);
     layer.targets.push_back(std::move(rows));
   }
   if (layer.targets.empty()) return nullptr;

@@ -169,7 +169,10 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   std::vector<Adaptable> modules;  // in the blocks that may have one
   const std::vector<std::int64_t>& layers = model.adapter.lora.layers;
   bool transposed = false;
+  bool of_experts = false;
   for_each_adaptable(model, Layers::all, [&](const std::string& layer, const AdaptedWeight& of) {
+    const bool of_expert = layer.find(".experts.") != std::string::npos;
+    of_experts = of_experts || (of_expert && !of.tensors.empty());
     for (std::size_t i = 0; i < of.weight.tensors.size(); ++i) {
       const PublishedTensor& tensor = of.weight.tensors[i];
       if (tensor.stacked > 0) continue;
@@ -179,11 +182,12 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
         continue;
       const bool chosen =
           std::find(of.tensors.begin(), of.tensors.end(), static_cast<int>(i)) != of.tensors.end();
-      modules.push_back({name, chosen, of.of_inputs, layer.find(".experts.") != std::string::npos});
+      modules.push_back({name, chosen, of.of_inputs, of_expert});
     }
   });
   config::Adapter written = adapter;
-  written.exclude.clear();  // names say it
+  written.exclude.clear();                   // names say it
+  if (of_experts) written.lora.dropout = 0;  // PEFT takes no other beside adapters of experts
   std::vector<std::string> feedforward;
   const std::vector<std::string> targets = target_names(model, modules, feedforward);
   if (model.tied() && !saved_parameters(model).empty()) {  // by this name PEFT keeps both as one

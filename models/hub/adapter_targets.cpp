@@ -19,7 +19,7 @@ namespace {
 /// names. Throws Error{config} naming the key.
 const std::regex& compiled(const std::string& pattern, const char* key, bool also_ends) {
   thread_local std::map<std::string, std::regex> known;
-  constexpr std::size_t most = 64;
+  constexpr std::size_t most = 8192;  // more than a configuration has
   const std::string text = also_ends ? cat("(.*\\.)?(", pattern, ")") : pattern;
   if (const auto found = known.find(text); found != known.end()) return found->second;
   if (known.size() >= most) known.clear();
@@ -87,8 +87,8 @@ LoraShape lora_shape(const config::LoraKeys& lora, const PublishedTensor& tensor
 }
 
 /// The parts of a block that can have an adapter; of its experts those from `first` on, `experts` of them.
-std::vector<std::string> parts_of(const GptConfig& model, std::int64_t block, std::int64_t first,
-                                  std::int64_t experts) {
+std::vector<std::string> adaptable_parts(const GptConfig& model, std::int64_t block, std::int64_t first,
+                                         std::int64_t experts) {
   if (model.has_encoder()) {
     std::vector<std::string> out{"attention.q", "attention.kv", "attention.projection", "mlp.up", "mlp.down"};
     if (!model.encodes(block))
@@ -223,7 +223,10 @@ void check_targets(const GptConfig& model) {
     const std::string close = nearest(target, names);
     fail(ErrorKind::config, "training.adapter.targets: no module is called '", target, "'",
          close.empty() ? "" : cat(" (did you mean '", close, "'?)"), "; there are ", listed(shorts),
-         model.moe.experts > 0 ? "; training.adapter.target_parameters names weights of all experts" : "");
+         model.moe.experts == 0 || model.adapter.type != AdapterType::lora ? ""
+         : model.adapter.lora.target_parameters.empty()
+             ? "; training.adapter.target_parameters names weights of all experts"
+             : "; experts' weights that training.adapter.target_parameters names are no modules");
   }
 }
 
@@ -368,7 +371,7 @@ void for_each_adaptable(const GptConfig& model, Layers which,
         model.has_encoder() ? model.encodes(block) : model.moe.experts > 0 && model.moe.in(block);
     const bool one = which == Layers::one_of_a_kind;
     if ((one || model.has_encoder()) && !seen.insert(kind).second) continue;
-    for (const std::string& part : parts_of(model, block, 0, one ? 1 : model.moe.experts)) {
+    for (const std::string& part : adaptable_parts(model, block, 0, one ? 1 : model.moe.experts)) {
       const std::string layer = cat("blocks.", block, ".", part);
       visit(layer, adapted(model, layout, layer));
     }
@@ -410,7 +413,7 @@ AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
   const bool of_expert = part.starts_with(experts);
   const std::int64_t expert = of_expert ? std::stoll(part.substr(experts.size())) : 0;
   const std::vector<std::string> parts =
-      parts_of(model, std::stoll(layer.substr(number, dot - number)), expert, of_expert ? 1 : 0);
+      adaptable_parts(model, std::stoll(layer.substr(number, dot - number)), expert, of_expert ? 1 : 0);
   if (std::find(parts.begin(), parts.end(), part) == parts.end()) return {};
   return adapted(model, HuggingFaceLayout(model), layer);
 }

@@ -22,7 +22,7 @@ void copy_runs(tensor::Kernels& kernels, const Tensor& x, const Tensor& out,
 }
 
 Tensor spread_out(Tape& tape, const Tensor& x, const Spread& to, double elsewhere) {
-  if (to.runs.empty()) return x;
+  if (to.as_it_is()) return x;
   Tensor out = tape.empty({to.rows, to.blocks * x.shape()[1]}, x.dtype());
   tape.kernels().fill(out, elsewhere);
   copy_runs(tape.kernels(), x, out, to.runs, false);
@@ -50,7 +50,7 @@ struct OntoBackward {
   std::vector<std::int64_t> sources;
 
   void weight_gradient(Tape& tape, const Tensor& dy) {
-    if (to.runs.empty()) {
+    if (to.as_it_is()) {
       if (sources.empty())
         products.weight_gradient(tape, dw, w_shape, dy, x);
       else
@@ -88,7 +88,7 @@ struct OntoBackward {
 Var spread(const Var& x, const Spread& to, double elsewhere) {
   Tape& tape = x.tape();
   require(x.shape().rank() == 2, "spread takes a matrix, not ", x.shape().str());
-  if (to.runs.empty()) return x;
+  if (to.as_it_is()) return x;
   return tape.record(spread_out(tape, x.value(), to, elsewhere), {x},
                      [dx = x.grad_ref(), shape = x.shape(), to](Tape& t, const Tensor& dy) {
                        t.accumulate(dx, gathered(t, dy, shape, to));
@@ -98,7 +98,7 @@ Var spread(const Var& x, const Spread& to, double elsewhere) {
 Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to, std::vector<std::int64_t> sources,
                 bool adds) {
   Tape& tape = x.tape();
-  const bool spreads = !to.runs.empty();
+  const bool spreads = !to.as_it_is();
   const Shape v{spreads ? to.rows : w.shape()[0], (spreads ? to.blocks : 1) * w.shape()[1]};
   check_linear(x.shape(), v);
   require(y.shape().back() == v[0] && y.shape().rows() == x.shape().rows(), "linear_onto: ", x.shape().str(),

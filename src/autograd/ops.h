@@ -105,10 +105,13 @@ struct SpreadRows {
   std::int64_t column;
 };
 /// How a matrix of `rows` rows and `blocks` blocks of another one's columns is made of that one's rows, each
-/// of which goes to one place at most. Without runs it is that one itself.
+/// of which goes to one place at most.
 struct Spread {
   std::vector<SpreadRows> runs;
   std::int64_t rows = 0, blocks = 1;
+
+  /// It is that one itself.
+  bool as_it_is() const { return rows == 0; }
 };
 /// The matrix that has these rows of x, and `elsewhere` in all other elements. x: [r, c]; the result: [rows,
 /// blocks·c].

@@ -144,11 +144,19 @@ void TrainRun::announce() const {
            counted(engine().device().arena().threads(), "thread"), " per rank");
   if (const config::Adapter& adapter = config.training.adapter; adapter.type != config::AdapterType::none) {
     std::int64_t trained = 0;
-    for (const nn::ParameterPtr& parameter : engine().module().parameters())
-      if (parameter->trainable) trained += parameter->logical_slice().logical().numel();
+    bool in_experts = false;
+    for (const nn::ParameterPtr& parameter : engine().module().parameters()) {
+      if (!parameter->trainable) continue;
+      trained += parameter->logical_slice().logical().numel();
+      in_experts = in_experts || parameter->name.find(".experts.") != std::string::npos;
+    }
     log_info("trained is an adapter (", config::name_of(adapter.type), ") with ",
              engine::human_count(static_cast<double>(trained)),
              " parameters; the model's own stay as they are");
+    if (in_experts && adapter.lora.dropout > 0)
+      log_info("training.adapter.dropout: no effect in experts, whose adapters have none");
+    if (!adapter.lora.layers.empty() && !adapter.lora.target_parameters.empty())
+      log_info("training.adapter.layers: no effect on what target_parameters names");
   }
   log_info("batch ", config.batch.train_batch_size, " = ", config.batch.micro_batch_size, " per rank x ",
            config.batch.gradient_accumulation_steps, " accumulated x ",

@@ -102,7 +102,8 @@ std::vector<std::string> other_base(const std::string& file, const fs::path& bas
                            : named.find("4bit") != named.npos ? "4 bits"
                                                               : "",
                     keeps = quantization_in(here);
-  if (!kept.empty() && kept != keeps && adapter.base_format == StoredFormat::compute)
+  if (!kept.empty() && (known ? kept != keeps : keeps.empty()) &&
+      adapter.base_format == StoredFormat::compute)
     out.push_back(cat(file, ": the adapter was trained beside weights in ", kept, ", and those here are in ",
                       keeps.empty() ? "full" : keeps,
                       ": training.adapter.base_format keeps them in few bits, too"));

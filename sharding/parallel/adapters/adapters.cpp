@@ -279,7 +279,7 @@ Var Ia3::input(Tape& tape, const Var& x) {
 Var Ia3::output(Tape& tape, const Var&, const Var& y, const std::vector<std::int64_t>&) {
   if (of_inputs_) return y;
   Var factors = tape.parameter(factors_);
-  if (!rows_.runs.empty()) {
+  if (!rows_.as_it_is()) {
     const Var column = autograd::reshape(factors, {factors.shape().numel(), 1});
     factors = autograd::reshape(autograd::spread(column, rows_, 1), {rows_.rows});
   }

@@ -78,6 +78,9 @@ TEST_P(ExpertEquality, AlsoOfAdaptersInExperts) {
     expect_expert_bits(with_adapter(on(2, 1, GetParam(), 3)), expected);
     expect_expert_bits(with_adapter(on(2, 2, GetParam(), 2)), expected);
     expect_expert_bits(with_adapter(on(4, 2, GetParam(), 3)), expected);
+    RunSpec deferred = with_adapter(on(2, 2, GetParam(), 2));
+    deferred.schedule = "zero_bubble";
+    expect_expert_bits(deferred, expected);
   }
 }
 

@@ -267,12 +267,17 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
   });
   for (const std::string& name : saved_parameters(c))
     (name == "tokens.weight" ? tokens_->weight() : head_->weight())->trainable = true;
-  // Tables, the head and routers stay as they are, as with bitsandbytes.
-  blocks_->for_each([format = c.adapter.stored_base()](nn::Module& module) {
+  for (const nn::ParameterPtr& weight : linear_weights()) weight->stored_as = c.adapter.stored_base();
+}
+
+std::vector<nn::ParameterPtr> Gpt::linear_weights() {
+  std::vector<nn::ParameterPtr> out;
+  blocks_->for_each([&out](nn::Module& module) {
     if (auto* layer = dynamic_cast<parallel::ColumnLinear*>(&module))
-      if (layer->weight()->in_linear) layer->weight()->stored_as = format;  // not steps of linear attention
-    if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) layer->weight()->stored_as = format;
+      if (layer->weight()->in_linear) out.push_back(layer->weight());  // not steps of linear attention
+    if (auto* layer = dynamic_cast<parallel::RowLinear*>(&module)) out.push_back(layer->weight());
   });
+  return out;
 }
 
 void Gpt::check_tokens(const Tensor& tokens) const {

@@ -40,6 +40,9 @@ class Gpt : public nn::LayeredModel {
   /// where the keys do not fit each other, or cannot be shared by the ranks.
   explicit Gpt(const GptConfig& config, const parallel::Layout& layout = {});
 
+  /// The weights of linear layers in blocks, experts' among them, that a base in few bits keeps so
+  /// (training.base_format): those of no table, head, router, or step of linear attention.
+  std::vector<nn::ParameterPtr> linear_weights();
   /// The configuration that the model was built from, resolved.
   const GptConfig& config() const { return config_; }
   /// Scores of the next token after every position; of an encoder those of the token there; of both those

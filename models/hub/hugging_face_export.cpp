@@ -4,6 +4,7 @@
 #include <span>
 
 #include "models/hub/hugging_face_weights.h"
+#include "models/hub/low_bit_export.h"
 #include "tensor/host_values.h"
 
 namespace sherd::models {
@@ -15,12 +16,20 @@ using tensor::Tensor;
 class Exporter {
  public:
   Exporter(tensor::SafetensorsFolderWriter& files, nn::WeightSource& weights, device::Device& device,
-           DType dtype)
-      : files_(files), weights_(weights), device_(device), dtype_(dtype) {}
+           const ExportOptions& options)
+      : files_(files),
+        weights_(weights),
+        device_(device),
+        dtype_(options.dtype),
+        low_bits_(options.low_bits) {}
 
   void write(const std::string& name, const tensor::Slice& whole, const PublishedParameter& parameter) {
     for (std::size_t i = 0; i < parameter.tensors.size(); ++i) {
       const PublishedTensor& tensor = parameter.tensors[i];
+      if (low_bits_ && low_bits_->takes(name, tensor)) {
+        write_in_few_bits(name, whole, parameter, static_cast<int>(i));
+        continue;
+      }
       std::vector<std::byte> matrix;  // holds a tensor that is to be written in another order
       if (tensor.transposed || tensor.takes_turns())
         matrix.resize(static_cast<std::size_t>(tensor.shape.numel()) * size_of(dtype_));
@@ -51,6 +60,19 @@ class Exporter {
     gathered_.erase(tensor.name);
   }
 
+  void write_in_few_bits(const std::string& name, const tensor::Slice& whole,
+                         const PublishedParameter& parameter, int which) {
+    const PublishedTensor& tensor = parameter.tensors[static_cast<std::size_t>(which)];
+    const std::int64_t columns = parameter.columns;
+    std::vector<float> matrix(static_cast<std::size_t>(tensor.shape.numel()));
+    for (const PublishedParameter::RowRun& rows : parameter.rows) {
+      if (rows.tensor != which) continue;
+      const float* values = read(name, whole, rows.row * columns, rows.rows * columns);
+      std::copy_n(values, rows.rows * columns, matrix.begin() + rows.tensor_row * columns);
+    }
+    low_bits_->write(files_, tensor, matrix);
+  }
+
   void write_rows(const std::string& name, const tensor::Slice& whole, std::int64_t columns,
                   const PublishedParameter::RowRun& rows, const PublishedTensor& tensor,
                   std::vector<std::byte>& matrix) {
@@ -69,17 +91,22 @@ class Exporter {
     }
   }
 
-  /// Elements from logical index `first` on, in the dtype that is written; until the next call.
-  std::span<const std::byte> converted(const std::string& name, const tensor::Slice& whole,
-                                       std::int64_t first, std::int64_t count) {
+  /// Elements from logical index `first` on, until the next call.
+  const float* read(const std::string& name, const tensor::Slice& whole, std::int64_t first,
+                    std::int64_t count) {
     if (!values_ || values_.numel() < count)
       values_ =
           Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
     const Tensor part = values_.range(0, count);
     weights_.read(name, whole, first, part);
-    bytes_.resize(static_cast<std::size_t>(count) * size_of(dtype_));
-    tensor::convert_values({part.raw(), static_cast<std::size_t>(count) * sizeof(float)}, DType::f32, bytes_,
-                           dtype_);
+    return part.data<float>();
+  }
+  /// The same in the dtype that is written.
+  std::span<const std::byte> converted(const std::string& name, const tensor::Slice& whole,
+                                       std::int64_t first, std::int64_t count) {
+    const std::span values(read(name, whole, first, count), static_cast<std::size_t>(count));
+    bytes_.resize(values.size() * size_of(dtype_));
+    tensor::convert_values(std::as_bytes(values), DType::f32, bytes_, dtype_);
     return bytes_;
   }
 
@@ -87,6 +114,7 @@ class Exporter {
   nn::WeightSource& weights_;
   device::Device& device_;
   DType dtype_;
+  LowBitExport* low_bits_;
   Tensor values_;
   std::vector<std::byte> bytes_;
   /// The first parts of tensors whose parts take turns.
@@ -122,6 +150,11 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
   for (const auto& [parameter, where] : published)
     for (const PublishedTensor& tensor : where.tensors) {
       if (!named.insert(tensor.name).second) continue;  // several parameters share it
+      if (options.low_bits && options.low_bits->takes(parameter->name, tensor)) {
+        for (tensor::SafetensorsSpec& spec : options.low_bits->specs(tensor))
+          specs.push_back(std::move(spec));
+        continue;
+      }
       const tensor::Shape shape = tensor.in_file();
       const auto dims = shape.dims();
       specs.push_back({tensor.name, options.dtype, {dims.begin(), dims.end()}});
@@ -138,7 +171,7 @@ std::size_t export_to_hugging_face(const std::filesystem::path& folder, const Hu
       written_states.emplace_back(tensor.name, &found->second);
     }
   tensor::SafetensorsFolderWriter files(folder, specs, options.shard_bytes, {{"format", "pt"}}, options.stem);
-  Exporter exporter(files, weights, device, options.dtype);
+  Exporter exporter(files, weights, device, options);
   for (const auto& [parameter, where] : published)
     exporter.write(parameter->name, tensor::Slice::whole(parameter->logical_slice().logical()), where);
   for (const auto& [name, values] : written_states) files.write(name, 0, std::as_bytes(std::span(*values)));

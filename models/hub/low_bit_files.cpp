@@ -17,10 +17,6 @@ using tensor::SafetensorsEntry;
 using tensor::SafetensorsFolder;
 using tensor::Shape;
 
-std::int64_t parts_of(std::int64_t extent, std::int64_t part) {
-  return extent / part + (extent % part != 0);
-}
-
 /// Of a matrix alone there is such a form.
 bool is_matrix(const PublishedTensor& as, const std::string& name, const LowBitMatrix::Findings& findings) {
   if (as.shape.rank() == 2) return true;
@@ -45,6 +41,8 @@ class Mxfp4Matrix final : public LowBitMatrix {
   void check(const PublishedTensor& as, const Findings& findings) const override {
     if (!is_matrix(as, name_ + "_blocks", findings)) return;
     const std::int64_t in = as.shape[as.transposed ? 0 : 1];
+    if (as.stack != PublishedTensor::Stack::tensors)
+      return findings.misshapen.push_back(cat(name_, "_blocks for ", as.in_file().str()));
     if (in % tensor::mxfp4_block != 0)
       return findings.misshapen.push_back(
           cat(name_, "_blocks for rows of ", in, " elements, no multiple of ", tensor::mxfp4_block));
@@ -85,7 +83,7 @@ class Fp8Matrix final : public LowBitMatrix {
     findings.expected.insert(scales_name_);
     const SafetensorsEntry &codes = *files_.find(name_), &scales = *files_.find(scales_name_);
     const auto squares = [&](int dim) { return parts_of(as.shape[dim], side); };
-    if (shape_of(codes) != as.in_file().str())
+    if (as.stacked > 0 || shape_of(codes) != as.in_file().str())
       findings.misshapen.push_back(cat(name_, " ", shape_of(codes), " for ", as.in_file().str()));
     else if (as.shape.rank() != 2 || shape_of(scales) != Shape{squares(0), squares(1)}.str())
       findings.misshapen.push_back(cat(scales_name_, " ", shape_of(scales), " for ", as.shape.str(),

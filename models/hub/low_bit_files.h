@@ -22,6 +22,11 @@ namespace sherd::models {
 //                   or …__fp4, JSON; of scales in 8 bits NAME.nested_absmax and NAME.nested_quant_map, too.
 //                   In 8 bits: NAME in int8, and SCB beside it, the largest magnitude of each row
 
+/// How many parts of that size cover an extent.
+inline std::int64_t parts_of(std::int64_t extent, std::int64_t part) {
+  return extent / part + (extent % part != 0);
+}
+
 /// "[2, 3]".
 std::string shape_of(const tensor::SafetensorsEntry& entry);
 

@@ -1,5 +1,9 @@
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <memory>
 #include <optional>
+#include <set>
 
 #include "base/files.h"
 #include "base/log.h"
@@ -20,6 +24,8 @@
 #include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
+#include "models/hub/low_bit_export.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::cli {
 namespace fs = std::filesystem;
@@ -123,6 +129,16 @@ DType dtype_of(const CommandLine& line, const std::string& otherwise) {
   return *dtype;
 }
 
+/// The format of that name, in which files may be.
+StoredFormat format_of(const std::string& name, bool of_adapter) {
+  const std::optional<StoredFormat> format = tensor::parse_stored_format(name);
+  if (!format || *format == StoredFormat::compute || *format == StoredFormat::bf16)
+    throw UsageError(
+        cat("--format is nf4, nf4_double, fp4, fp4_double, int8, fp8 or mxfp4, not '", excerpt(name), "'"));
+  if (of_adapter) throw UsageError("--format is of a model's weights; an adapter's are written whole");
+  return *format;
+}
+
 const char* torch_name(DType dtype) {
   return dtype == DType::f32 ? "float32" : dtype == DType::bf16 ? "bfloat16" : "float16";
 }
@@ -133,7 +149,9 @@ struct Exported {
   const config::Config& config;
   models::GptConfig options;
   models::ExportOptions files;
-  std::int64_t prompt = 0;  ///< which one of several
+  std::int64_t prompt = 0;                      ///< which one of several
+  StoredFormat format = StoredFormat::compute;  ///< of linear layers' weights; compute: as the others
+  double error = 0;                             ///< what that rounded away, over what there was
 };
 
 /// Writes the adapter alone, as it is published. Returns the number of files of weights.
@@ -156,6 +174,15 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
         models::adapter_parameters(of.parameters(), models::saved_parameters(of.config())), from, device,
         files);
   };
+  const auto parameters = model.parameters();
+  if (adapter.lora.target_parameters.empty() &&
+      std::any_of(parameters.begin(), parameters.end(), [](const nn::ParameterPtr& p) {
+        return models::is_adapter(p->name) && p->name.find(".experts.") != std::string::npos;
+      }))
+    log_warning(
+        "these are adapters of experts' modules, which today's PEFT reads of some models alone "
+        "(docs/adapters.md, "
+        "\"Experts\"): for PEFT train with training.adapter.target_parameters, or export the merged model");
   if (!adapter.has_prompt()) return write(model, weights);
   models::Gpt one(models::TaskPrompt::config(what.options));
   one.assign_names();
@@ -178,8 +205,28 @@ void require_merges(const engine::CheckpointReader& reader, const config::Adapte
          "model that it was trained on");
 }
 
+/// How a model's matrices are written in few bits; null: in none.
+std::unique_ptr<models::LowBitExport> low_bits_of(models::Gpt& model, StoredFormat format) {
+  if (format == StoredFormat::compute) return nullptr;
+  std::set<std::string> linear;
+  for (const nn::ParameterPtr& weight : model.linear_weights()) linear.insert(weight->name);
+  return std::make_unique<models::LowBitExport>(format, model.config(), std::move(linear));
+}
+
+/// The published matrices that stay as they are.
+std::vector<std::string> left_whole(const models::Gpt& model, const models::HuggingFaceLayout& layout,
+                                    const models::LowBitExport& low_bits) {
+  std::vector<std::string> out;
+  for (const nn::ParameterPtr& parameter : model.parameters())
+    for (const models::PublishedTensor& tensor : layout.published(parameter->name).tensors)
+      if (tensor.shape.rank() == 2 && tensor.stacked == 0 && !low_bits.takes(parameter->name, tensor))
+        out.push_back(tensor.name);
+  if (model.config().tied()) out.push_back(layout.head());
+  return out;
+}
+
 /// Writes the model, into which an adapter is merged.
-std::size_t write_model(const Exported& what, const fs::path& folder, device::Device& device) {
+std::size_t write_model(Exported& what, const fs::path& folder, device::Device& device) {
   models::GptConfig plain = what.options;
   plain.adapter = {};
   models::Gpt model(plain), adapted(what.options);
@@ -190,12 +237,18 @@ std::size_t write_model(const Exported& what, const fs::path& folder, device::De
   models::MergedWeights merged(weights, what.options, device);
   const models::HuggingFaceLayout layout(plain);
   const bool adapter = what.options.adapter.type != config::AdapterType::none;
+  const auto low_bits = low_bits_of(model, what.format);
+  what.files.low_bits = low_bits.get();
   const std::size_t shards = models::export_to_hugging_face(
       folder, layout, model.parameters(), adapter ? static_cast<nn::WeightSource&>(merged) : weights, device,
       what.files);
-  write_file_atomically(
-      folder / "config.json",
-      models::to_hugging_face(*what.config.model, plain.vocab_size, torch_name(what.files.dtype), original));
+  const char* dtype = torch_name(what.files.dtype);
+  std::string text = models::to_hugging_face(*what.config.model, plain.vocab_size, dtype, original);
+  if (low_bits) {
+    text = low_bits->described(text, left_whole(model, layout, *low_bits), dtype);
+    what.error = low_bits->error();
+  }
+  write_file_atomically(folder / "config.json", text);
   return shards;
 }
 
@@ -206,8 +259,8 @@ void export_command(const Arguments& arguments) {
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
       "tokenizer; or its adapter as PEFT, or AdapterHub, reads it. Any layout's, a part at a time.",
-      "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME]] [--dtype bf16|fp16|fp32] [--max-shard-size "
-      "5GB]");
+      "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME]] [--dtype bf16|fp16|fp32] [--format F] "
+      "[--max-shard-size 5GB]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
       .value("tag", "TAG", "this checkpoint of the folder instead of its latest")
@@ -217,6 +270,9 @@ void export_command(const Arguments& arguments) {
       .value(
           "dtype", "T",
           "of the weights, rounded from fp32; not given: what the run computed in, of an adapter alone fp32")
+      .value("format", "F",
+             "linear layers' weights in few bits, rounded once: nf4, nf4_double, fp4, fp4_double or int8 as "
+             "bitsandbytes has them, fp8 in squares, mxfp4 of GPT-OSS's experts")
       .value("max-shard-size", "N", "bytes of a file at most, as 5GB; a larger tensor has a file of its own",
              "5GB")
       .rest_to("from");
@@ -233,6 +289,7 @@ void export_command(const Arguments& arguments) {
   Exported what{reader, config, models::gpt_config(config, reader.manifest().data.vocab_size), {}, 0};
   what.files.dtype = dtype_of(line, adapter ? "fp32" : reader.manifest().compute_dtype);
   what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
+  if (line.has("format")) what.format = format_of(line.text("format"), adapter);
   if (!adapter) require_merges(reader, config.training.adapter);
   what.prompt = prompt_index(config.training.adapter, line.text("task"));
   models::published_as(*config.model);  // throws where transformers has no class for it
@@ -246,8 +303,12 @@ void export_command(const Arguments& arguments) {
   const bool merged = !adapter && what.options.adapter.type != config::AdapterType::none;
   log_info("exported ", adapter ? "the adapter of " : "", reader.folder().string(),
            merged ? ", its adapter merged," : "", " as ",
-           config::name_of(models::published_as(*config.model)), " in ", name_of(what.files.dtype), ", ",
-           counted(static_cast<std::int64_t>(shards), "file"), " of weights: ", output.path().string());
+           config::name_of(models::published_as(*config.model)), " in ", name_of(what.files.dtype),
+           what.format == StoredFormat::compute
+               ? ""
+               : cat(" and ", tensor::name_of(what.format), ", which rounded away ",
+                     std::round(what.error * 1e4) / 100, " % of those weights (root mean square)"),
+           ", ", counted(static_cast<std::int64_t>(shards), "file"), " of weights: ", output.path().string());
 }
 
 }  // namespace sherd::cli

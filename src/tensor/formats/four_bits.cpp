@@ -96,16 +96,22 @@ void from_four_bits(FourBits kind, const std::byte* codes, float scale, float* v
   }
 }
 
+float scale_codes(std::span<const float> scales, float offset, std::byte* codes) {
+  float most = 0;
+  for (const float scale : scales) most = std::max(most, std::abs(scale - offset));
+  for (std::size_t i = 0; i < scales.size(); ++i)
+    codes[i] = std::byte(scale_code(most > 0 ? (scales[i] - offset) / most : 0));
+  return most;
+}
+
 void quantize_scales(const std::array<float, double_scales>& scales, std::byte* to) {
   std::size_t count = scales.size();
   while (count > 0 && scales[count - 1] == 0) --count;
   const double sum =
       std::accumulate(scales.begin(), scales.begin() + static_cast<std::ptrdiff_t>(count), 0.0);
   const float offset = count == 0 ? 0 : static_cast<float>(sum / static_cast<double>(count));
-  float most = 0;
-  for (std::size_t i = 0; i < count; ++i) most = std::max(most, std::abs(scales[i] - offset));
-  for (std::size_t i = 0; i < scales.size(); ++i)
-    to[i] = std::byte(scale_code(i < count && most > 0 ? (scales[i] - offset) / most : 0));
+  std::fill(to, to + scales.size(), std::byte(scale_code(0)));
+  const float most = scale_codes(std::span(scales).first(count), offset, to);
   std::memcpy(to + double_scales, &most, sizeof most);
   std::memcpy(to + double_scales + sizeof most, &offset, sizeof offset);
 }

@@ -91,6 +91,7 @@ struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::f32;
   std::vector<std::int64_t> shape;
+  std::string type_name = {};  ///< of bytes, u8, the type that the file names: "I8"; empty: the dtype's own
 };
 
 /// Writes a safetensors file piece by piece, so that no rank ever holds more than the piece at hand: all

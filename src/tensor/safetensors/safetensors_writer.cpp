@@ -14,10 +14,13 @@ namespace sherd::tensor {
 namespace fs = std::filesystem;
 namespace {
 
-std::size_t type_rank(DType dtype) {
-  const auto type = std::find_if(safetensors_types.begin(), safetensors_types.end(),
-                                 [&](const SafetensorsType& known) { return known.dtype == dtype; });
-  require(type != safetensors_types.end(), "safetensors has no type for ", name_of(dtype));
+std::size_t type_rank(const SafetensorsSpec& spec) {
+  const auto type =
+      std::find_if(safetensors_types.begin(), safetensors_types.end(), [&](const SafetensorsType& known) {
+        return spec.type_name.empty() ? known.dtype == spec.dtype : known.name == spec.type_name;
+      });
+  require(type != safetensors_types.end() && type->bits == 8 * size_of(spec.dtype),
+          "safetensors has no type for ", spec.type_name.empty() ? name_of(spec.dtype) : spec.type_name);
   return static_cast<std::size_t>(type - safetensors_types.begin());
 }
 
@@ -60,8 +63,8 @@ struct WrittenTensor {
 
 std::vector<WrittenTensor> lay_out(std::vector<SafetensorsSpec> specs) {
   std::sort(specs.begin(), specs.end(), [](const SafetensorsSpec& a, const SafetensorsSpec& b) {
-    return std::make_pair(type_rank(b.dtype), std::string_view(a.name)) <
-           std::make_pair(type_rank(a.dtype), std::string_view(b.name));
+    return std::make_pair(type_rank(b), std::string_view(a.name)) <
+           std::make_pair(type_rank(a), std::string_view(b.name));
   });
   std::vector<WrittenTensor> slots;
   std::uint64_t offset = 0;
@@ -92,7 +95,7 @@ std::string header_of(const std::vector<WrittenTensor>& slots,
     for (const WrittenTensor& slot : slots) {
       const std::uint64_t end =
           slot.offset + static_cast<std::uint64_t>(slot.numel) * size_of(slot.spec.dtype);
-      add(slot.spec.name, {{"dtype", safetensors_types[type_rank(slot.spec.dtype)].name},
+      add(slot.spec.name, {{"dtype", safetensors_types[type_rank(slot.spec)].name},
                            {"shape", slot.spec.shape},
                            {"data_offsets", {slot.offset, end}}});
     }

@@ -108,6 +108,34 @@ TEST_F(AdapterRuns, OutliveADamagedBase) {
   }
 }
 
+/// A model with its adapter merged, in few bits again, is a base for others.
+TEST_F(AdapterRuns, AreMergedIntoFewBits) {
+  ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);
+  const auto exported = [&](const std::string& to, std::vector<std::string> more) {
+    more.insert(more.begin(), {"export", in("tuned"), "--output", in(to)});
+    return sherd(more);
+  };
+  const Outcome in_4_bits = exported("nf4", {"--format", "nf4"});
+  ASSERT_EQ(in_4_bits.code, 0) << in_4_bits.err;
+  EXPECT_THAT(in_4_bits.err, HasSubstr("its adapter merged, as gpt2 in bf16 and nf4, which rounded away "));
+  EXPECT_THAT(read_text(folder_ / "nf4/config.json"), HasSubstr("\"bnb_4bit_quant_type\": \"nf4\""));
+  EXPECT_LT(fs::file_size(folder_ / "nf4/model.safetensors"),
+            fs::file_size(folder_ / "hf/model.safetensors") / 2);
+  const std::string beside = R"(training.adapter={"type": "lora", "rank": 4, "base_format": "nf4"})";
+  ASSERT_EQ(tune("again", {from("nf4"), beside}).code, 0);
+  const auto again = losses();
+  ASSERT_EQ(tune("as_numbers", {from("nf4"), R"(training.adapter={"type": "lora", "rank": 4})"}).code, 0);
+  EXPECT_EQ(again, losses()) << "the base is in nf4 to the bit, in blocks or not";
+  for (const auto& [more, why] :
+       {std::pair{std::vector<std::string>{"--format", "nf5"}, "--format is nf4, nf4_double, fp4"},
+        {{"--format", "nf4", "--adapter"}, "an adapter's are written whole"},
+        {{"--format", "mxfp4"}, "mxfp4 is the form of GPT-OSS's experts"}}) {
+    const Outcome got = exported("x", more);
+    EXPECT_EQ(got.code, 2) << why;
+    EXPECT_THAT(got.err, HasSubstr(why));
+  }
+}
+
 /// A model and an adapter of it in published files become one checkpoint, which is used as a run's.
 TEST_F(AdapterRuns, AreImportedBesideTheirModel) {
   ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);

@@ -78,8 +78,10 @@ ShardedModel::~ShardedModel() {
   model_->for_each([](nn::Module& module) { module.set_scope(nullptr); });
   for (std::size_t part = 0; layered_ && part < parts(); ++part) layered_->set_part_scope(part, nullptr);
   for (Pass* pass : passes_) pass->abandon();
-  for (auto& [parameter, unit] : owners_)
-    parameter->value = {}, parameter->grad = {}, parameter->grad_sum = {}, parameter->grad_written = false;
+  for (auto& [key, owned] : owners_) {
+    autograd::Parameter& parameter = *owned.first;
+    parameter.value = {}, parameter.grad = {}, parameter.grad_sum = {}, parameter.grad_written = false;
+  }
 }
 
 void ShardedModel::build_units() {
@@ -100,7 +102,7 @@ void ShardedModel::build_units() {
         residency_.add_unit(name_of(blocks[i], *model_), blocks[i].block && blocks[i].block->is_on_demand());
     make_segments(unit, own, budget);
     for (const ParameterPtr& parameter : own) {
-      owners_.emplace_back(parameter, &unit);
+      owners_.emplace(parameter.get(), std::pair(parameter, &unit));
       parameter_count_ += parameter->numel();
     }
     unit_of[i] = &unit;
@@ -188,8 +190,7 @@ void ShardedModel::find_persistent(const std::vector<BlockParameters>& blocks) {
 }
 
 Unit& ShardedModel::unit_of(const autograd::Parameter& parameter) const {
-  for (const auto& [known, unit] : owners_)
-    if (known.get() == &parameter) return *unit;
+  if (const auto found = owners_.find(&parameter); found != owners_.end()) return *found->second.second;
   require(
       elsewhere_.count(&parameter) == 0, "parameter '", parameter.name,
       "' is not on this rank: it belongs to parts of the model that other stages of the pipeline have, or "

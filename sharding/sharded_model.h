@@ -32,6 +32,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
@@ -211,7 +212,7 @@ class ShardedModel {
   Gradients gradients_;
   std::deque<Publisher> publishers_;  ///< by shard group, in the order in which segments name them
   std::vector<std::shared_ptr<Block>> blocks_;
-  std::vector<std::pair<ParameterPtr, Unit*>> owners_;
+  std::unordered_map<const autograd::Parameter*, std::pair<ParameterPtr, Unit*>> owners_;
   std::vector<std::size_t> lowest_parts_;                     ///< by unit
   std::unordered_set<const autograd::Parameter*> elsewhere_,  ///< not stored on this rank
       persistent_;

@@ -117,10 +117,11 @@ struct Spread {
 /// blocks·c].
 Var spread(const Var& x, const Spread& to, double elsewhere);
 
-/// y + x·vᵀ, where v is w, spread out with zeros elsewhere. y: [..., out]; x: [..., in]; v: [out, in]; as many
-/// rows in both. Takes y's memory, which nobody may read after: y is a value that a product or a sum has just
-/// made. `sources`: of the rows, as of linear_by_source() (experts.h), for w's gradient; empty: one. Where not
-/// `adds`, the product is left to another rank's part of a sum: y stays as it is, and gradients are found.
+/// y + x·vᵀ, where v is w, spread out with zeros elsewhere. y: [..., out]; x: [..., in]; v: [out, in]; as
+/// many rows in both. Takes y's memory, which nobody may read after: y is a value that a product or a sum has
+/// just made. `sources`: of the rows, as of linear_by_source() (experts.h), for w's gradient; empty: one.
+/// Where not `adds`, the product is left to another rank's part of a sum: y stays as it is, and gradients are
+/// found.
 Var linear_onto(const Var& y, const Var& x, const Var& w, const Spread& to = {},
                 std::vector<std::int64_t> sources = {}, bool adds = true);
 

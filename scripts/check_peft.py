@@ -44,6 +44,18 @@ CASES = {
     "qwen3_lora": (transformers.Qwen3Config(**LLAMA, head_dim=16), {"type": "lora", "targets": ["q_proj", "down_proj"]},
                    ["--ranks", "2", "--set", "parallel.pipeline=2", "--set", "gradient_accumulation_steps=2"]),
 }
+EXPERTS = {"type": "lora", "rank": 4, "targets": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+CASES.update({
+    "mixtral_experts": (transformers.MixtralConfig(**LLAMA, num_local_experts=4), EXPERTS, ["--ranks", "2", "--set",
+                                                                                           "parallel.expert=2"]),
+    "qwen3_moe_experts": (transformers.Qwen3MoeConfig(**LLAMA, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                                                      moe_intermediate_size=32), EXPERTS,
+                          ["--ranks", "2", "--set", "parallel.tensor=2"]),
+    "gpt_oss_experts": (transformers.GptOssConfig(**LLAMA, head_dim=16, num_local_experts=4, num_experts_per_tok=2,
+                                                  layer_types=["full_attention"] * 2), EXPERTS, []),
+    "mixtral_modules": (transformers.MixtralConfig(**LLAMA, num_local_experts=4),
+                        {"type": "lora", "rank": 4, "targets": "all-linear"}, []),
+})
 TASKS = [{"name": "readme", "init_text": "Read me"}, {"name": "keys", "init_text": "Keys and what they mean"}]
 PROMPTS = {
     "gpt2_prompt": (GPT2, {"type": "prompt_tuning", "virtual_tokens": 8, "init_text": "What it says:"}, []),

@@ -5,11 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "models/gpt.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
+#include "models/hub/low_bit_files.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/places.h"
@@ -145,6 +147,33 @@ TEST(LowBitExport, TellsWhatItRoundedAway) {
     for (const auto& [name, value] : before) others += value != after.at(name);
     EXPECT_EQ(others, changed) << "tables, norms, routers and heads stay";
   }
+}
+
+/// Each square of fp8's matrices has a scale of its own, also where rows and columns are no multiples of 128.
+TEST(LowBitExport, SquaresOfFp8HaveScalesOfTheirOwn) {
+  const PublishedTensor matrix{"a.weight", {130, 260}};
+  const auto size_of_square = [](std::size_t i) {
+    const double sizes[2][3] = {{1, 1e-3, 50}, {1e4, 3, 1e-6}};
+    return sizes[i / 260 / 128][i % 260 / 128];
+  };
+  std::vector<float> values(130 * 260);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = static_cast<float>(size_of_square(i) * std::sin(static_cast<double>(i)));
+  const TempFolder folder;
+  LowBitExport low_bits(StoredFormat::fp8, Published("llama").options, {"a"});
+  ASSERT_TRUE(low_bits.takes("a", matrix));
+  tensor::SafetensorsFolderWriter files(folder.path(), low_bits.specs(matrix), 1 << 30, {});
+  low_bits.write(files, matrix, values);
+  files.finish();
+  const SafetensorsFolder written(folder.path());
+  EXPECT_EQ(written.find("a.weight_scale_inv")->shape, (std::vector<std::int64_t>{2, 3}));
+  std::vector<float> got(values.size());
+  find_low_bits(written, "a.weight")->read(matrix, 0, got);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    ASSERT_NEAR(got[i], values[i], std::abs(values[i]) / 15 + 1e-5 * size_of_square(i)) << i;
+  std::vector<float> broken(values.size(), std::numeric_limits<float>::infinity());
+  testing::expect_error(ErrorKind::data, "a value of a.weight is infinite or no number",
+                        [&] { low_bits.write(files, matrix, broken); });
 }
 
 TEST(LowBitExport, FormatsOfOtherFamiliesAreRefused) {

@@ -120,13 +120,9 @@ struct Adaptable {
   bool chosen, of_inputs, of_expert;
 };
 
-/// The shortest name of a module in all blocks, without the numbers of T5's parts, and of experts.
-std::string short_name(const Adaptable& module) {
-  std::string out = numbered(module.name).second;
-  if (module.of_expert) return out.substr(out.rfind('.') + 1);
-  const std::string part = "layer.";
-  if (out.starts_with(part)) out = out.substr(out.find('.', part.size()) + 1);
-  return out;
+/// The shortest name of a module in all blocks, and of all experts.
+std::string shortest_name(const Adaptable& module) {
+  return module.of_expert ? module.name.substr(module.name.rfind('.') + 1) : short_name(module.name);
 }
 
 /// The modules with an adapter by names that PEFT takes for these alone; whole ones where short ones name
@@ -146,7 +142,7 @@ std::vector<std::string> target_names(const GptConfig& model, const std::vector<
   };
   for (const Adaptable& module : modules) {
     if (!module.chosen) continue;
-    std::string name = short_name(module);
+    std::string name = shortest_name(module);
     if (others_are_called(name)) name = numbered(module.name).second;
     if (!model.has_encoder() && others_are_called(name)) {
       out.clear(), feedforward.clear();

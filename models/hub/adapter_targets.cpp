@@ -134,13 +134,6 @@ AdaptedWeight adapted(const GptConfig& model, const HuggingFaceLayout& layout, c
   return out;
 }
 
-/// Without the number of the block's part, where these have some (T5): "SelfAttention.q".
-std::string short_name(const std::string& module) {
-  std::string out = numbered(module).second;
-  if (out.starts_with("layer.")) out = out.substr(out.find('.', std::strlen("layer.")) + 1);
-  return out;
-}
-
 /// "a, b", each once.
 std::string listed(const std::vector<std::string>& names) {
   std::string out;
@@ -356,6 +349,12 @@ std::pair<std::int64_t, std::string> numbered(const std::string& module) {
     begin = end + 1;
   }
   return {-1, module};
+}
+
+std::string short_name(const std::string& module) {
+  std::string out = numbered(module).second;
+  if (out.starts_with("layer.")) out = out.substr(out.find('.', std::strlen("layer.")) + 1);
+  return out;
 }
 
 bool is_target_of(const std::string& module, const std::string& target) {

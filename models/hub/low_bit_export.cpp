@@ -55,6 +55,14 @@ std::string state_of(const PublishedTensor& tensor, StoredFormat plain) {
              R"(, "dtype": "float32", "shape": [)", out, ", ", in, "]");
 }
 
+[[noreturn]] void refuse(const std::string& name) {
+  fail(ErrorKind::data, "a value of ", name, " is infinite or no number, and has no form in few bits");
+}
+void require_finite(const std::string& name, std::span<const float> values) {
+  if (!std::all_of(values.begin(), values.end(), [](float value) { return std::isfinite(value); }))
+    refuse(name);
+}
+
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
   return std::as_bytes(std::span(values));
@@ -69,13 +77,13 @@ LowBitExport::LowBitExport(StoredFormat format, const GptConfig& model, std::set
                                                          : format),
       linear_(std::move(linear)) {
   const TensorNames& names = family_of(model.type).names;
-  stacked_ = names.stacked_experts && model.moe.experts > 0;
-  if (format == StoredFormat::mxfp4 && !stacked_)
+  const bool stacked = names.stacked_experts && model.moe.experts > 0;
+  if (format == StoredFormat::mxfp4 && !stacked)
     fail(ErrorKind::config, "mxfp4 is the form of GPT-OSS's experts; take nf4, fp4, int8 or fp8");
-  if (format == StoredFormat::fp8 && (names.transposed || stacked_))
+  if (format == StoredFormat::fp8 && (names.transposed || stacked))
     fail(ErrorKind::config,
          "fp8 is written for matrices [out, in], one for each layer, which this family has not; take ",
-         stacked_ ? "mxfp4" : "nf4, fp4 or int8");
+         stacked ? "mxfp4" : "nf4, fp4 or int8");
 }
 
 bool LowBitExport::takes(const std::string& parameter, const PublishedTensor& tensor) const {
@@ -130,8 +138,7 @@ void LowBitExport::write(SafetensorsFolderWriter& files, const PublishedTensor& 
 std::vector<std::byte> LowBitExport::quantized(const std::string& name, std::span<const float> values,
                                                StoredFormat format) {
   std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, std::ssize(values))));
-  if (!tensor::quantize(format, values, blocks.data(), arena_))
-    fail(ErrorKind::data, "a value of ", name, " is infinite or no number, and has no form in few bits");
+  if (!tensor::quantize(format, values, blocks.data(), arena_)) refuse(name);
   return blocks;
 }
 
@@ -201,11 +208,11 @@ void LowBitExport::write_four_bits(SafetensorsFolderWriter& files, const Publish
 void LowBitExport::write_int8(SafetensorsFolderWriter& files, const PublishedTensor& tensor,
                               std::span<const float> values) {
   const auto [out, in] = extents(tensor);
-  quantized(tensor.name, values, StoredFormat::int8);  // refuses what is not finite
   std::vector<std::byte> half(values.size() * sizeof(std::uint16_t)), codes(values.size());
   std::vector<float> narrow(values.size()), largest(static_cast<std::size_t>(out)), kept(values.size());
   tensor::convert_values(std::as_bytes(values), DType::f32, half, DType::f16);
   tensor::convert_values(half, DType::f16, std::as_writable_bytes(std::span(narrow)), DType::f32);
+  require_finite(tensor.name, narrow);  // also what fp16 does not hold
   for (std::size_t row = 0; row < largest.size(); ++row) {
     const std::size_t begin = row * static_cast<std::size_t>(in), end = begin + static_cast<std::size_t>(in);
     for (std::size_t i = begin; i < end; ++i) largest[row] = std::max(largest[row], std::abs(narrow[i]));
@@ -226,7 +233,7 @@ void LowBitExport::write_int8(SafetensorsFolderWriter& files, const PublishedTen
 void LowBitExport::write_fp8(SafetensorsFolderWriter& files, const PublishedTensor& tensor,
                              std::span<const float> values) {
   const auto [out, in] = extents(tensor);
-  quantized(tensor.name, values, StoredFormat::fp8);  // refuses what is not finite
+  require_finite(tensor.name, values);
   const std::int64_t across = parts_of(in, side);
   std::vector<std::uint32_t> largest(static_cast<std::size_t>(parts_of(out, side) * across));
   const auto square = [&, in = in](std::size_t i) {

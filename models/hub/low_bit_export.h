@@ -52,7 +52,6 @@ class LowBitExport {
 
   StoredFormat format_, plain_format_;  ///< plain_format_: without double scales
   std::set<std::string> linear_;
-  bool stacked_;  ///< experts are published in one tensor of all
   Arena arena_{1};
   double rounded_away_ = 0, squares_ = 0;
 };

@@ -174,6 +174,10 @@ TEST(LowBitExport, SquaresOfFp8HaveScalesOfTheirOwn) {
   std::vector<float> broken(values.size(), std::numeric_limits<float>::infinity());
   testing::expect_error(ErrorKind::data, "a value of a.weight is infinite or no number",
                         [&] { low_bits.write(files, matrix, broken); });
+  LowBitExport in_8_bits(StoredFormat::int8, Published("llama").options, {"a"});
+  broken.assign(values.size(), 1e5f);  // more than fp16 holds, to which bitsandbytes rounds first
+  testing::expect_error(ErrorKind::data, "a value of a.weight is infinite or no number",
+                        [&] { in_8_bits.write(files, matrix, broken); });
 }
 
 TEST(LowBitExport, FormatsOfOtherFamiliesAreRefused) {

@@ -91,6 +91,10 @@ double flops_per_token(const GptConfig& config, std::int64_t seq, AttentionFlops
 /// that tensor ranks can share them.
 inline constexpr std::int64_t sentence_scores = 2, padded_sentence_scores = 8;
 
+/// Whether a parameter of Gpt, or the path of a layer, is an expert's.
+inline bool is_of_expert(std::string_view parameter) {
+  return parameter.find(".mlp.experts.") != std::string_view::npos;
+}
 /// Whether a parameter of Gpt stands behind its blocks and their norm.
 inline bool is_of_head(std::string_view parameter) {
   return parameter.starts_with("head") || parameter.starts_with("pooler.") ||

@@ -167,7 +167,7 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
   bool transposed = false;
   bool of_experts = false;
   for_each_adaptable(model, Layers::all, [&](const std::string& layer, const AdaptedWeight& of) {
-    const bool of_expert = layer.find(".experts.") != std::string::npos;
+    const bool of_expert = is_of_expert(layer);
     of_experts = of_experts || (of_expert && !of.tensors.empty());
     for (std::size_t i = 0; i < of.weight.tensors.size(); ++i) {
       const PublishedTensor& tensor = of.weight.tensors[i];

@@ -246,7 +246,7 @@ void check_target_parameters(const GptConfig& model, const HuggingFaceLayout& la
   }
   if (!lora.dora) return;
   for_each_adaptable(model, Layers::all, [](const std::string& layer, const AdaptedWeight& of) {
-    if (!of.tensors.empty() && layer.find(".experts.") != std::string::npos)
+    if (!of.tensors.empty() && is_of_expert(layer))
       fail(ErrorKind::config,
            "training.adapter.use_dora is not for experts' weights, as in PEFT, and targets or "
            "target_parameters "

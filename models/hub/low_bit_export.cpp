@@ -91,8 +91,7 @@ bool LowBitExport::takes(const std::string& parameter, const PublishedTensor& te
   if (format_ == StoredFormat::mxfp4)
     return tensor.stacked > 0 && extents(tensor).second % tensor::mxfp4_block == 0;
   // transformers has experts in parameters of no module, of which bitsandbytes knows nothing.
-  return tensor.stacked == 0 &&
-         (format_ == StoredFormat::fp8 || parameter.find(".experts.") == std::string::npos);
+  return tensor.stacked == 0 && (format_ == StoredFormat::fp8 || !is_of_expert(parameter));
 }
 
 std::vector<SafetensorsSpec> LowBitExport::specs(const PublishedTensor& tensor) const {

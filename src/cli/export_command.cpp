@@ -177,7 +177,7 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   const auto parameters = model.parameters();
   if (adapter.lora.target_parameters.empty() &&
       std::any_of(parameters.begin(), parameters.end(), [](const nn::ParameterPtr& p) {
-        return models::is_adapter(p->name) && p->name.find(".experts.") != std::string::npos;
+        return models::is_adapter(p->name) && models::is_of_expert(p->name);
       }))
     log_warning(
         "these are adapters of experts' modules, which today's PEFT reads of some models alone "

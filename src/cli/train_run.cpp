@@ -148,7 +148,7 @@ void TrainRun::announce() const {
     for (const nn::ParameterPtr& parameter : engine().module().parameters()) {
       if (!parameter->trainable) continue;
       trained += parameter->logical_slice().logical().numel();
-      in_experts = in_experts || parameter->name.find(".experts.") != std::string::npos;
+      in_experts = in_experts || models::is_of_expert(parameter->name);
     }
     log_info("trained is an adapter (", config::name_of(adapter.type), ") with ",
              engine::human_count(static_cast<double>(trained)),

@@ -8,6 +8,7 @@
 #include "autograd/ops.h"
 #include "base/text/excerpt.h"
 #include "models/adapters/adapters.h"
+#include "models/hub/adapter_tables.h"
 #include "sharding/parallel/collectives.h"
 #include "sharding/parallel/sequence.h"
 
@@ -193,6 +194,8 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
                                                                      init, c.vocab_size));
   if (c.scale_embeddings) tokens_->set_scale([c](DType dtype) { return c.embedding_root(dtype); });
   if (auto prompts = make_prompts(c, layout)) tokens_->set_adapter(std::move(prompts));
+  const TrainedTokens trained = make_token_rows(c, layout);
+  if (trained.of_table) tokens_->set_adapter(trained.of_table);
   const auto table = [&](const char* name, std::int64_t rows) {
     return add(
         name, parallel::on_stream(std::make_shared<nn::LearnedPositions>(rows, c.hidden_size, init), layout));
@@ -250,6 +253,7 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
                                 .packing = c.classifies() ? autograd::Packing() : tokens_->weight()->packing,
                                 .tied = c.tied() ? tokens_->weight() : nullptr,
                                 .fp8 = false}));
+  head_->set_adapter(trained.of_head);
   using Modules = std::vector<std::shared_ptr<nn::Module>>;
   const auto append = [&](Modules modules) {
     std::erase(modules, nullptr);
@@ -332,8 +336,10 @@ Var Gpt::normed(Tape& tape, const Var& x) {
 }
 
 parallel::VocabHead Gpt::vocabulary(Tape& tape) {
+  const auto* rows = dynamic_cast<parallel::TokenRows*>(head_->adapter());
   return {tape.parameter(head_->weight()), head_->bias() ? tape.parameter(head_->bias()) : Var(),
-          config_.scores(), config_.final_logit_softcapping};
+          config_.scores(), config_.final_logit_softcapping,
+          rows ? rows->rows(tape) : parallel::TrainedRows()};
 }
 
 Var Gpt::scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head) {
@@ -365,11 +371,12 @@ Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   require(config_.causal, "an encoder, whose tokens see those behind them, does not continue texts");
   require_whole_texts();
   const auto head = [&](const Var& x) {
-    const Var rows = tape.input(last_rows(tape, x.value()));
+    const Var rows = normed(tape, tape.input(last_rows(tape, x.value())));
     const parallel::VocabHead table = vocabulary(tape);
-    const Var own =
-        parallel::capped(autograd::linear(normed(tape, rows), table.weight, table.bias), table.cap);
-    return parallel::gather(own, 1, layout_.tensor);
+    const Var own = autograd::linear(rows, table.weight, table.bias);
+    parallel::put_columns(tape, rows.value(), table.trained,
+                          table.bias.defined() ? table.bias.value() : Tensor(), own.value());
+    return parallel::gather(parallel::capped(own, table.cap), 1, layout_.tensor);
   };
   return scores(tape, {{"tokens", tokens}}, head).value();
 }

@@ -56,6 +56,20 @@ CASES.update({
     "mixtral_modules": (transformers.MixtralConfig(**LLAMA, num_local_experts=4),
                         {"type": "lora", "rank": 4, "targets": "all-linear"}, []),
 })
+CASES.update({
+    "gpt2_tokens": (GPT2, {"type": "lora", "rank": 2, "trainable_token_indices": [32, 101, 116, 117]}, []),
+    "llama_tokens": (transformers.LlamaConfig(**LLAMA),
+                     {"type": "lora", "trainable_token_indices": {"embed_tokens": [32, 101], "lm_head": [101, 32, 110]}},
+                     ["--ranks", "2", "--set", "parallel.tensor=2"]),
+    "gpt2_pissa": (GPT2, {"type": "lora", "rank": 4, "targets": "all-linear", "init_lora_weights": "pissa"}, []),
+    "llama_pissa": (transformers.LlamaConfig(**LLAMA),
+                    {"type": "lora", "alpha": 16, "targets": "all-linear", "init_lora_weights": "pissa", "use_rslora": True},
+                    ["--ranks", "2", "--set", "parallel.tensor=2"]),
+    "llama_olora": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "targets": "all-linear", "init_lora_weights": "olora",
+                                                        "rank_pattern": {"o_proj": 4}},
+                    ["--ranks", "2", "--set", "zero_optimization.stage=3"]),
+    "llama_gaussian": (transformers.LlamaConfig(**LLAMA), {"type": "lora", "init_lora_weights": "gaussian", "alpha": 32}, []),
+})
 TASKS = [{"name": "readme", "init_text": "Read me"}, {"name": "keys", "init_text": "Keys and what they mean"}]
 PROMPTS = {
     "gpt2_prompt": (GPT2, {"type": "prompt_tuning", "virtual_tokens": 8, "init_text": "What it says:"}, []),

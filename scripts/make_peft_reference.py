@@ -5,6 +5,7 @@ PEFT saves them (adapter_config.json, adapter_model.safetensors), and in expecte
 All values of the adapters are random, LoRA's B too; IA3's factors are near 1. expected.safetensors holds `tokens` and
 `labels` of the model's own expected.safetensors, `logits`, `loss` (the mean of the labels that are not -100) and
 `grad.NAME` for every tensor of the adapter, in fp32, computed in double, but beside a base in bitsandbytes' 4 bits.
+Where the adapter begins as a part of the weights, `begun.NAME` is what it began as.
 
 Of prompts (PROMPTS) `logits` have a row for each virtual token too, and `loss` counts the first token of each text as
 the label of the last of these, as PEFT's own loss does, with which it is compared. Of p-tuning PEFT saves the prompt
@@ -59,6 +60,14 @@ ADAPTERS = {
     "qwen2_moe_beside": ("qwen2_moe", LORA(r=2, lora_alpha=3, target_parameters=["experts.down_proj"],
                                            target_modules=["shared_expert.up_proj", "shared_expert.down_proj", "mlp.gate_proj"])),
     "qwen3_moe_modules": ("qwen3_moe", LORA(r=2, lora_alpha=3, target_modules=r".*v_proj|.*experts\.(\d+\.)?(gate|up|down)_proj")),
+    "llama_tokens": ("llama", LORA(r=2, target_modules=["q_proj"],
+                                   trainable_token_indices={"embed_tokens": [5, 6, 30, 7], "lm_head": [36, 5, 6]})),
+    "gpt2_tokens": ("gpt2", LORA(r=2, trainable_token_indices=[36, 3, 4, 5], fan_in_fan_out=True)),
+    "gemma2_tokens": ("gemma2", LORA(r=2, target_modules=["o_proj"], trainable_token_indices=[2, 3, 4])),
+    "llama_pissa": ("llama", LORA(r=3, lora_alpha=5, target_modules="all-linear", init_lora_weights="pissa")),
+    "gpt2_pissa": ("gpt2", LORA(r=2, lora_alpha=3, target_modules="all-linear", init_lora_weights="pissa", fan_in_fan_out=True)),
+    "llama_olora": ("llama", LORA(r=3, lora_alpha=5, target_modules=["q_proj", "v_proj", "o_proj", "up_proj"],
+                                  init_lora_weights="olora", use_rslora=True)),
 }
 # Of which every expert's modules have adapters of their own, as PEFT before 0.18 wrote them; PEFT makes of these, as
 # it loads them, ones of all experts.
@@ -146,15 +155,28 @@ def save_by_module(model, folder, fused, config, targets):
     assert one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@contextlib.contextmanager
+def decomposing_in_double():
+    """Singular vectors and QR decompositions in double, rounded: fp32's are right to a millionth over the gap alone."""
+    found = torch.linalg.svd, torch.linalg.qr
+    torch.linalg.svd = lambda x, **more: tuple(part.float() for part in found[0](x.double(), **more))
+    torch.linalg.qr = lambda x, **more: tuple(part.float() for part in found[1](x.double(), **more))
+    yield
+    torch.linalg.svd, torch.linalg.qr = found
+
+
 def make(name, family, config, root):
     folder = root / name
     shutil.rmtree(folder, ignore_errors=True)
     targets = config.target_modules
     config.task_type, config.base_model_name_or_path = "SEQ_2_SEQ_LM" if family == "t5" else "CAUSAL_LM", family
-    model = peft.get_peft_model(load(family), config)
+    with decomposing_in_double():
+        model = peft.get_peft_model(load(family), config)
     in_4_bits = family == "llama_nf4"
     model.train(in_4_bits)  # where bitsandbytes computes as it does in training; nothing is dropped
     config.base_model_name_or_path = family
+    begun = {n.replace(".default", ""): p.detach().clone() for n, p in model.named_parameters()
+             if config.peft_type == "LORA" and config.init_lora_weights in ("pissa", "olora") and p.requires_grad}
     torch.manual_seed(70 + list(ADAPTERS).index(name))
     with torch.no_grad():
         for parameter_name, p in model.named_parameters():
@@ -189,6 +211,7 @@ def make(name, family, config, root):
         grads = by_module(grads, MODULES[name], model.config.num_local_experts, config.r)
     assert grads.keys() == saved.keys(), grads.keys() ^ saved.keys()
     expected.update({f"grad.{published}": grad.float().contiguous() for published, grad in grads.items()})
+    expected.update({f"begun.{published}": value.contiguous() for published, value in begun.items()})
     safetensors.torch.save_file(expected, folder / "expected.safetensors")
     difference = (single.double() - logits).abs().max().item()
     assert difference < 1e-5, (name, difference)

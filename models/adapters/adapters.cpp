@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/ops.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
@@ -72,7 +73,8 @@ std::shared_ptr<parallel::LinearAdapter> make_adapter(const GptConfig& config, c
   const double dropout = layer.in_expert ? 0 : adapter.lora.dropout;
   return std::make_shared<parallel::Lora>(
       std::move(layer),
-      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(dropout), adapter.lora.dora},
+      parallel::LoraOptions{adapted.rank, adapted.scale, static_cast<float>(dropout), adapter.lora.dora,
+                            adapter.lora.init == config::LoraInit::gaussian},
       layout);
 }
 
@@ -110,6 +112,21 @@ std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const p
   if (adapter.type == AdapterType::p_tuning)
     return std::make_shared<parallel::PromptEncoder>(prompts, encoder_width(config), layout);
   return std::make_shared<parallel::Prompts>(prompts, layout);
+}
+
+TrainedTokens make_token_rows(const GptConfig& config, const parallel::Layout& layout) {
+  TrainedTokens out;
+  const auto& [of_table, of_head] = trained_tokens(config);
+  if (!of_table.empty())
+    out.of_table =
+        std::make_shared<parallel::TokenRows>(of_table, config.padded_vocab(), config.hidden_size, layout);
+  if (config.tied() && out.of_table)
+    out.of_head = std::make_shared<parallel::TokenRows>(of_table, config.padded_vocab(), config.hidden_size,
+                                                        layout, out.of_table->parameter());
+  else if (!of_head.empty())
+    out.of_head =
+        std::make_shared<parallel::TokenRows>(of_head, config.padded_vocab(), config.hidden_size, layout);
+  return out;
 }
 
 void WithAdapter::check(const std::vector<nn::ParameterPtr>& parameters) const {

@@ -9,6 +9,7 @@
 #include "sharding/parallel/adapters/adapters.h"
 #include "sharding/parallel/adapters/bottleneck.h"
 #include "sharding/parallel/adapters/prompts.h"
+#include "sharding/parallel/adapters/token_rows.h"
 
 // Adapters of Gpt's layers, as its modules; models/hub/adapter_names.h says where they are in published
 // files.
@@ -33,6 +34,13 @@ std::shared_ptr<parallel::Bottlenecks> make_bottlenecks(const GptConfig& config,
 
 /// The prompts of the model's embeddings; null where it has none.
 std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const parallel::Layout& layout);
+
+/// The rows of tokens that are trained: of the table, and of the head where that has some; null: none.
+struct TrainedTokens {
+  std::shared_ptr<parallel::TokenRows> of_table, of_head;
+};
+/// With one table for both, both have one parameter.
+TrainedTokens make_token_rows(const GptConfig& config, const parallel::Layout& layout);
 
 /// Width of p-tuning's network.
 std::int64_t encoder_width(const GptConfig& config);
@@ -75,11 +83,13 @@ class MergedWeights : public nn::WeightSource {
   const Layer* layer_of(const std::string& name);
   void find_norms(Layer& layer, std::int64_t rows);
   std::vector<float> whole(const std::string& name, const tensor::Shape& shape);
+  void put_rows(const std::string& name, std::int64_t begin, const tensor::Tensor& to);
 
   nn::WeightSource& source_;
   GptConfig config_;
   device::Device& device_;
-  std::unique_ptr<Layer> layer_;  ///< whose parameter was asked for last
+  std::unique_ptr<Layer> layer_;                     ///< whose parameter was asked for last
+  std::pair<std::string, std::vector<float>> rows_;  ///< trained rows of the table that was asked for last
 };
 
 }  // namespace sherd::models

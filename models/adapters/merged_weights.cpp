@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/hub/adapter_tables.h"
 #include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
@@ -114,9 +115,28 @@ void MergedWeights::find_norms(Layer& layer, std::int64_t rows) {
   layer.norms = std::move(norms);
 }
 
+/// Rows of tokens that were trained stand in the place of the table's.
+void MergedWeights::put_rows(const std::string& name, std::int64_t begin, const tensor::Tensor& to) {
+  const TrainedTokenIds trained = trained_tokens(config_);
+  const std::string table = name.substr(0, name.find('.'));
+  const std::vector<std::int64_t>& ids = table == "tokens" ? trained.of_table : trained.of_head;
+  if (ids.empty()) return;
+  const std::int64_t width = config_.hidden_size;
+  if (rows_.first != table) rows_ = {table, whole(table + ".adapter.rows", {std::ssize(ids), width})};
+  require(to.dtype() == DType::f32, "weights are merged in fp32");
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const std::int64_t first = std::max(begin, ids[i] * width),
+                       end = std::min(begin + to.numel(), (ids[i] + 1) * width);
+    if (first < end)
+      std::copy_n(rows_.second.begin() + static_cast<std::int64_t>(i) * width + first - ids[i] * width,
+                  end - first, to.data<float>() + first - begin);
+  }
+}
+
 void MergedWeights::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
                          const tensor::Tensor& to) {
   source_.read(name, slice, begin, to);
+  if (name == "tokens.weight" || name == "head.weight") return put_rows(name, begin, to);
   const Layer* layer = layer_of(name);
   if (!layer) return;
   const bool bias = name.ends_with(".bias");

@@ -68,16 +68,43 @@ Json object_of(const std::vector<std::pair<std::string, N>>& patterns) {
 }
 
 /// Some ways to begin change the base, too, which then is not what its file holds. (PEFT 0.21,
-/// tuners/lora/layer.py: these leave it as it is.)
-void expect_plain_base(const Value& value) {
+/// tuners/lora/layer.py: those named here leave it as it is.)
+void read_init(Adapter& adapter, const Value& value) {
   if (value.node.is(Node::Kind::boolean) || value.node.is(Node::Kind::null)) return;
   const std::string init = value.text();
-  for (const char* plain : {"gaussian", "orthogonal", "eva", "mica"})
+  for (const char* plain : {"orthogonal", "eva", "mica"})
     if (init == plain) return;
-  value.error(
-      "\"", init,
-      "\" begins by taking a part of the base model's weights away, which Sherd does not do: have PEFT "
-      "convert the adapter to LoRA (save_pretrained() with path_initial_model_for_weight_conversion)");
+  if (init == "gaussian" || init == "pissa" || init == "olora")
+    return config::read_lora_key(adapter.lora, "init_lora_weights", value);
+  value.error("\"", init, "\" begins by taking a part of the base model's weights away that ",
+              init.starts_with("pissa_niter_") ? "chance has a share in" : "Sherd does not find",
+              ": have PEFT convert the adapter to LoRA (save_pretrained() with "
+              "path_initial_model_for_weight_conversion)");
+}
+
+/// As PEFT has it: true, or a name.
+Json init_of(const config::LoraKeys& lora) {
+  switch (lora.init) {
+    case config::LoraInit::uniform:
+      return true;
+    case config::LoraInit::gaussian:
+      return "gaussian";
+    case config::LoraInit::pissa:
+      return "pissa";
+    case config::LoraInit::olora:
+      return "olora";
+  }
+  fail(ErrorKind::usage, "an unknown way to begin");
+}
+
+/// A list, lists by module, or null.
+Json indices_of(const config::LoraKeys& lora) {
+  const auto& all = lora.token_indices;
+  if (all.empty()) return nullptr;
+  if (all.size() == 1 && all[0].first.empty()) return all[0].second;
+  Json out = Json::object();
+  for (const auto& [module, ids] : all) out[module] = ids;
+  return out;
 }
 
 void read_peft_key(Adapter& adapter, const std::string& name, const Value& value) {
@@ -95,7 +122,9 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
     adapter.modules_to_save = names_in(value);
   else if (name == "target_parameters" && lora)
     adapter.lora.target_parameters = names_in(value);
-  else if ((name == "rank_pattern" || name == "alpha_pattern" || name == "layers_to_transform") && lora) {
+  else if ((name == "rank_pattern" || name == "alpha_pattern" || name == "layers_to_transform" ||
+            name == "trainable_token_indices") &&
+           lora) {
     if (value.node.is(Node::Kind::null)) return;
     config::read_lora_key(adapter.lora, name, value);
   } else if (name == "layers_pattern" && lora)
@@ -109,7 +138,7 @@ void read_peft_key(Adapter& adapter, const std::string& name, const Value& value
   else if (name == "lora_dropout" && lora)
     adapter.lora.dropout = value.real(0, 0.999);
   else if (name == "init_lora_weights" && lora)
-    expect_plain_base(value);
+    read_init(adapter, value);
   else if (name == "use_rslora" && lora)
     adapter.lora.rslora = value.boolean();
   else if (name == "use_dora" && lora)
@@ -179,7 +208,8 @@ std::string to_peft(const Adapter& adapter, const std::vector<std::string>& targ
                 {"use_rslora", adapter.lora.rslora},
                 {"use_dora", adapter.lora.dora},
                 {"bias", "none"},
-                {"init_lora_weights", true},
+                {"init_lora_weights", init_of(adapter.lora)},
+                {"trainable_token_indices", indices_of(adapter.lora)},
                 {"rank_pattern", object_of(adapter.lora.rank_pattern)},
                 {"alpha_pattern", object_of(adapter.lora.alpha_pattern)},
                 {"layers_to_transform", adapter.lora.layers.empty() ? Json() : Json(adapter.lora.layers)}});

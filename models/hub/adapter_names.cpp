@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "models/hub/adapter_config.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
@@ -45,6 +46,18 @@ PublishedParameter published_prompt(const GptConfig& model, const std::string& k
   require(kind == "prompt", "PEFT's files of prompts hold no '", kind, "'");
   const std::int64_t rows = model.adapter.prompt.prompts() * model.adapter.virtual_tokens();
   return {.tensors = {{"prompt_embeddings", {rows, model.hidden_size}}},
+          .rows = {{0, rows, 0, 0}},
+          .columns = model.hidden_size};
+}
+
+PublishedParameter published_rows(const GptConfig& model, const std::string& layer) {
+  const TrainedTokenIds trained = trained_tokens(model);
+  const std::vector<std::int64_t>& ids = layer == "tokens" ? trained.of_table : trained.of_head;
+  require(!ids.empty() && (layer == "tokens" || layer == "head"), "'", layer, "' has no rows of tokens");
+  const std::int64_t rows = std::ssize(ids);
+  const PublishedTensor table = HuggingFaceLayout(model).published(layer + ".weight").tensors[0];
+  return {.tensors = {{cat(in_front, module_of(table), ".token_adapter.trainable_tokens_delta"),
+                       {rows, model.hidden_size}}},
           .rows = {{0, rows, 0, 0}},
           .columns = model.hidden_size};
 }

@@ -16,6 +16,9 @@ std::string adapter_stem(config::AdapterType type);
 /// network PEFT keeps nothing.
 PublishedParameter published_prompt(const GptConfig& model, const std::string& kind);
 
+/// Where PEFT has the trained rows of tokens, of "tokens" or "head". Throws Error{usage} for another layer.
+PublishedParameter published_rows(const GptConfig& model, const std::string& layer);
+
 /// Where AdapterHub has a parameter of the networks in a block, "mlp_down.weight"; `block`: the block's own
 /// prefix, "model.layers.0.".
 PublishedParameter published_bottleneck(const GptConfig& model, const std::string& block,

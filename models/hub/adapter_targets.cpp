@@ -8,6 +8,7 @@
 
 #include "base/text/excerpt.h"
 #include "models/hub/adapter_config.h"
+#include "models/hub/adapter_tables.h"
 
 namespace sherd::models {
 
@@ -34,11 +35,6 @@ const std::regex& compiled(const std::string& pattern, const char* key, bool als
 bool matches_pattern(const std::string& module, const std::string& pattern, const char* key,
                      bool also_ends = false) {
   return std::regex_match(module, compiled(pattern, key, also_ends));
-}
-
-/// By a name, or an end of one, alone.
-bool is_called(const std::string& module, const std::string& name) {
-  return module == name || module.ends_with("." + name);
 }
 
 bool matches(const std::string& module, const std::string& target, const char* key) {
@@ -131,16 +127,6 @@ AdaptedWeight adapted(const GptConfig& model, const HuggingFaceLayout& layout, c
   const auto [rank, alpha] =
       lora_shape(adapter.lora, out.weight.tensors[static_cast<std::size_t>(out.tensors.front())]);
   out.rank = rank, out.scale = adapter.lora.scale(rank, alpha);
-  return out;
-}
-
-/// "a, b", each once.
-std::string listed(const std::vector<std::string>& names) {
-  std::string out;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    if (std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i), names[i]) ==
-        names.begin() + static_cast<std::ptrdiff_t>(i))
-      out += cat(out.empty() ? "" : ", ", names[i]);
   return out;
 }
 
@@ -308,35 +294,51 @@ void check_lora(const GptConfig& model) {
   check(lora.alpha_pattern, "alpha_pattern");
 }
 
-/// The table of tokens and the head: the names of their published modules, and of the parameter.
-std::vector<std::pair<std::string, std::string>> modules_beside(const GptConfig& model,
-                                                                const HuggingFaceLayout& layout) {
-  const std::string head = layout.head().substr(0, layout.head().rfind('.'));
-  std::vector<std::pair<std::string, std::string>> out{
-      {module_of(layout.published("tokens.weight").tensors[0]), "tokens.weight"},
-      {head, model.tied() ? "tokens.weight" : "head.weight"}};
-  if (!model.tied() && model.head != config::Head::lm) out.pop_back();  // an encoder's has layers in front
-  return out;
-}
-
-void check_saved(const GptConfig& model, const HuggingFaceLayout& layout) {
-  const config::Adapter& adapter = model.adapter;
-  if (std::find(adapter.exclude.begin(), adapter.exclude.end(), "all-linear") != adapter.exclude.end())
-    fail(ErrorKind::config, "training.adapter.exclude: \"all-linear\" would leave no module");
-  const auto there = modules_beside(model, layout);
-  for (const std::string& name : adapter.modules_to_save)
-    if (std::none_of(there.begin(), there.end(), [&](const auto& of) { return is_called(of.first, name); })) {
-      std::vector<std::string> names;
-      for (const auto& [module, parameter] : there) names.push_back(module);
-      fail(ErrorKind::config, "training.adapter.modules_to_save: '", name,
-           "' is none of those that can be trained whole beside an adapter: ", listed(names));
+/// Beginnings that are of no use for some layers.
+void check_init(const GptConfig& model) {
+  const config::LoraKeys& lora = model.adapter.lora;
+  if (!takes_from_base(lora.init)) return;
+  constexpr const char* key = "training.adapter.init_lora_weights";
+  const char* name = lora.init == config::LoraInit::olora ? "olora" : "pissa";
+  if (lora.dora)
+    fail(ErrorKind::config, key, ": \"", name, "\" is yet to come with use_dora: leave one of them out");
+  for_each_adaptable(model, Layers::all, [&](const std::string& layer, const AdaptedWeight& of) {
+    for (const int i : of.tensors) {
+      const PublishedTensor& tensor = of.weight.tensors[static_cast<std::size_t>(i)];
+      const std::string module = module_of(tensor);
+      if (is_of_expert(layer))
+        fail(ErrorKind::config, key, ": \"", name, "\" is not for experts' weights, and ", module,
+             " is one: leave these out of targets and target_parameters");
+      if (tensor.transposed && lora.init == config::LoraInit::olora)
+        fail(ErrorKind::config, key,
+             ": \"olora\" is not for weights that are published with a row for each "
+             "input, as ",
+             module, " is, which PEFT takes apart the other way: take \"pissa\"");
+      if (of.rank > std::min(tensor.shape[0], tensor.shape[1]))
+        fail(ErrorKind::config, key, ": ", module, " ", tensor.shape.str(), " has no ", of.rank,
+             " parts: training.adapter.rank is to be ", std::min(tensor.shape[0], tensor.shape[1]),
+             " at most");
     }
+  });
 }
 
 }  // namespace
 
+std::string listed(const std::vector<std::string>& names) {
+  std::string out;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    if (std::find(names.begin(), names.begin() + static_cast<std::ptrdiff_t>(i), names[i]) ==
+        names.begin() + static_cast<std::ptrdiff_t>(i))
+      out += cat(out.empty() ? "" : ", ", names[i]);
+  return out;
+}
+
 std::string module_of(const PublishedTensor& tensor) {
   return tensor.stacked > 0 ? tensor.name : tensor.name.substr(0, tensor.name.rfind('.'));
+}
+
+bool is_called(const std::string& module, const std::string& name) {
+  return module == name || module.ends_with("." + name);
 }
 
 std::pair<std::int64_t, std::string> numbered(const std::string& module) {
@@ -400,7 +402,8 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
   check_targets(with);
   check_target_parameters(with, layout);
   check_lora(with);
-  check_saved(with, layout);
+  check_init(with);
+  check_tables(with);
   return with.adapter;
 }
 
@@ -415,16 +418,6 @@ AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer) {
       adaptable_parts(model, std::stoll(layer.substr(number, dot - number)), expert, of_expert ? 1 : 0);
   if (std::find(parts.begin(), parts.end(), part) == parts.end()) return {};
   return adapted(model, HuggingFaceLayout(model), layer);
-}
-
-std::vector<std::string> saved_parameters(const GptConfig& model) {
-  std::vector<std::string> out;
-  if (model.adapter.modules_to_save.empty()) return out;
-  for (const auto& [module, parameter] : modules_beside(model, HuggingFaceLayout(model)))
-    for (const std::string& name : model.adapter.modules_to_save)
-      if (is_called(module, name) && std::find(out.begin(), out.end(), parameter) == out.end())
-        out.push_back(parameter);
-  return out;
 }
 
 }  // namespace sherd::models

@@ -29,13 +29,13 @@ struct AdaptedWeight {
 /// part of their tensor, PublishedTensor::stacked.
 AdaptedWeight adapted_weight(const GptConfig& model, const std::string& layer);
 
-/// The parameters of the model itself that are trained beside its adapter (Adapter::modules_to_save), which
-/// resolved_adapter() gave.
-std::vector<std::string> saved_parameters(const GptConfig& model);
-
 /// The module of a published weight, "model.layers.0.self_attn.q_proj"; the tensor's name for one of all
 /// experts.
 std::string module_of(const PublishedTensor& tensor);
+/// "a, b", each once.
+std::string listed(const std::vector<std::string>& names);
+/// Whether that is the module's name, or an end of it behind a dot.
+bool is_called(const std::string& module, const std::string& name);
 /// The number of the block that a module's name has, and what is behind it; -1: there is none.
 std::pair<std::int64_t, std::string> numbered(const std::string& module);
 /// Without the block's number, and that of the block's part where these have some (T5): "SelfAttention.q".

@@ -450,6 +450,7 @@ PublishedParameter HuggingFaceLayout::plainly_published(const std::string& param
   const std::size_t block = std::strlen("blocks.");
   if (const std::size_t at = parameter.find(".adapter."); at != std::string::npos) {
     const std::string layer = parameter.substr(0, at), name = parameter.substr(at + std::strlen(".adapter."));
+    if (name == "rows") return published_rows(c, layer);
     if (layer == "tokens") return published_prompt(c, name);
     if (layer.find('.', block) == std::string::npos)
       return published_bottleneck(c, at_block(layer.substr(block)), name);

@@ -21,17 +21,23 @@ VocabEmbedding::VocabEmbedding(std::int64_t rows, std::int64_t width, const Layo
 
 void VocabEmbedding::set_adapter(std::shared_ptr<Prompts> prompts) {
   held_.ids = prompts->end();
-  adapter_ = add("adapter", std::move(prompts));
+  prompts_ = add("adapter", std::move(prompts));
+}
+
+void VocabEmbedding::set_adapter(std::shared_ptr<TokenRows> rows) {
+  rows_ = add("adapter", std::move(rows));
 }
 
 Var VocabEmbedding::operator()(Tape& tape, const tensor::Tensor& ids) {
   return run(tape, {}, [this, ids](Tape& t, const std::vector<Var>&) {
-    const Var found = autograd::embedding(ids, t.parameter(weight_), held_);
+    const Var table = t.parameter(weight_);
+    const Var found =
+        rows_ ? rows_->look_up(t, ids, table, held_.first) : autograd::embedding(ids, table, held_);
     const std::string label = path().empty() ? "vocabulary-parallel embedding" : path();
     Var x = layout_.cuts_stream() ? reduce_scatter(found, -2, layout_.tensor, label)
                                   : all_reduce(found, layout_.tensor, label);
     if (const double factor = scale_ ? scale_(x.dtype()) : 1; factor != 1) x = autograd::scale(x, factor);
-    return adapter_ ? adapter_->add_to(t, x, stream_part(t.kernels(), ids, layout_)) : x;
+    return prompts_ ? prompts_->add_to(t, x, stream_part(t.kernels(), ids, layout_)) : x;
   });
 }
 

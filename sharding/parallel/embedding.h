@@ -6,6 +6,7 @@
 
 #include "nn/module.h"
 #include "sharding/parallel/adapters/prompts.h"
+#include "sharding/parallel/adapters/token_rows.h"
 #include "sharding/parallel/layout.h"
 
 namespace sherd::parallel {
@@ -29,6 +30,8 @@ class VocabEmbedding : public nn::Module {
   Var operator()(Tape& tape, const tensor::Tensor& ids);
   /// Has `prompts` stand behind the table, as its part "adapter": their ids are then in the vocabulary, too.
   void set_adapter(std::shared_ptr<Prompts> prompts);
+  /// Has `rows` stand in the place of some of the table's, likewise.
+  void set_adapter(std::shared_ptr<TokenRows> rows);
   /// Has the table's vectors multiplied, by a factor for their dtype; prompts are not.
   void set_scale(std::function<double(DType)> scale) { scale_ = std::move(scale); }
   const nn::ParameterPtr& weight() const { return weight_; }
@@ -37,7 +40,8 @@ class VocabEmbedding : public nn::Module {
   Layout layout_;
   nn::ParameterPtr weight_;
   tensor::VocabSlice held_;
-  std::shared_ptr<Prompts> adapter_;
+  std::shared_ptr<Prompts> prompts_;
+  std::shared_ptr<TokenRows> rows_;
   std::function<double(DType)> scale_;  ///< null: none
 };
 

@@ -55,7 +55,7 @@ struct Head {
 
 Head checked(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
              std::int32_t ignore_index) {
-  const auto& [weight, bias, vocabulary, cap] = of;
+  const auto& [weight, bias, vocabulary, cap, trained] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
           "vocab_cross_entropy: a table of ", name_of(weight.dtype()), " ", table.str(), " does not take ",
@@ -123,6 +123,7 @@ Tensor make_logits(Tape& tape, const Head& head, const Tensor& x, const VocabHea
                          .c = logits,
                          .trans_b = true,
                          .bias = of.bias.defined() ? of.bias.value() : Tensor()});
+  put_columns(tape, x, of.trained, of.bias.defined() ? of.bias.value() : Tensor(), logits);
   if (head.cap > 0) {
     tape.kernels().scale(logits, 1 / head.cap, logits);
     tape.kernels().tanh(logits, logits);
@@ -147,20 +148,57 @@ Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& total, double
   return out;
 }
 
+/// What backward needs of rows that are trained apart.
+struct TrainedBackward {
+  GradRef rows;
+  Saved values;  ///< where x's gradient is wanted
+  Shape shape;
+  std::vector<autograd::SpreadRows> runs;
+
+  /// Adds what their columns' gradients give to that of x.
+  void add_to(tensor::Kernels& kernels, const Tensor& all, const std::vector<Tensor>& columns,
+              const Tensor& dx) const {
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      kernels.matmul({.a = columns[i],
+                      .b = all.rows(runs[i].from, runs[i].from + runs[i].count),
+                      .c = dx,
+                      .accumulate = true});
+  }
+  /// Their own gradient, by all tokens x.
+  void write(tensor::Kernels& kernels, const std::vector<Tensor>& columns, const Tensor& x, const Tensor& to,
+             bool add) const {
+    if (!add) kernels.fill(to, 0);
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      kernels.matmul({.a = columns[i],
+                      .b = x,
+                      .c = to.rows(runs[i].from, runs[i].from + runs[i].count),
+                      .trans_a = true,
+                      .accumulate = true});
+  }
+};
+
 /// Backward of a loss whose logits were kept.
 struct WholeBackward {
   Head head;
   Saved x, weight;
   GradRef dx, dw, db;
   Tensor logits, lse, total;
+  TrainedBackward trained;
 
   void operator()(Tape& tape, const Tensor& dy) {
     tensor::Kernels& kernels = tape.kernels();
-    Exchange inner = dw ? begin_inner(kernels, head, x.get(tape), true) : Exchange();
+    Exchange inner = dw || trained.rows ? begin_inner(kernels, head, x.get(tape), true) : Exchange();
     x = {};
     differentiate(tape, head, logits, head.labels, lse, gradient_factor(tape, dy, total, 1));
     autograd::bias_gradient(tape, db, logits);
-    Exchange sum = dx ? begin_stream_gradient(kernels, head, product(tape)) : Exchange();
+    const std::vector<Tensor> columns = take_columns(tape, trained.runs, logits);
+    Exchange sum = dx ? begin_stream_gradient(kernels, head, product(tape, columns)) : Exchange();
+    if (trained.rows)
+      autograd::write_kernel_grad(
+          tape, trained.rows, trained.shape, head.dtype,
+          [&, rows = inner.wait().reshape({head.rows(), head.w_shape[1]})](const Tensor& to, bool add) {
+            trained.write(kernels, columns, rows, to, add);
+          });
     if (dw)
       tape.weight_gradient(dw, [ref = dw, shape = head.w_shape, dlogits = std::move(logits),
                                 rows = inner.wait().reshape({head.rows(), head.w_shape[1]})](Tape& t) {
@@ -173,9 +211,10 @@ struct WholeBackward {
     if (dx) tape.accumulate(dx, sum.wait());
   }
 
-  Tensor product(Tape& tape) const {
+  Tensor product(Tape& tape, const std::vector<Tensor>& columns) const {
     Tensor out = tape.empty({head.rows(), head.w_shape[1]}, head.dtype);
     tape.kernels().matmul({.a = logits, .b = weight.get(tape), .c = out});
+    if (!columns.empty()) trained.add_to(tape.kernels(), trained.values.get(tape), columns, out);
     return out;
   }
 };
@@ -186,6 +225,8 @@ struct ChunkGradients {
   GradRef dx_ref, dw_ref, db_ref;
   Tensor dx, dw, db;  ///< [rows, hidden] in x's dtype; of the weight and the bias, in the compute type
   Tensor total;
+  TrainedBackward trained;
+  Tensor drows;  ///< as dw
 
   /// Backward.
   void operator()(Tape& tape, const Tensor& dy) {
@@ -200,6 +241,9 @@ struct ChunkGradients {
     tape.write_grad(db_ref, Shape{head.w_shape[0]}, head.dtype,
                     [&](const Tensor& to, bool add) { kernels.add_scaled(db, factor, to, add); });
     db = {};
+    tape.write_grad(trained.rows, trained.shape, head.dtype,
+                    [&](const Tensor& to, bool add) { kernels.add_scaled(drows, factor, to, add); });
+    drows = {};
     if (dx_ref) tape.accumulate(dx_ref, sum.wait());
   }
 };
@@ -212,16 +256,26 @@ void take_chunks(Tape& tape, const Tensor& x, const VocabHead& of, ChunkGradient
   if (want.dx_ref) want.dx = tape.empty(x.shape(), head.dtype);
   if (want.dw_ref) want.dw = tape.empty(head.w_shape, head.compute());
   if (want.db_ref) want.db = tape.empty({head.w_shape[0]}, head.compute());
+  if (want.trained.rows) {
+    want.drows = tape.empty(want.trained.shape, head.compute());
+    tape.kernels().fill(want.drows, 0);
+  }
   const std::int64_t step = head.chunk_rows();
   for (std::int64_t begin = 0; begin < head.rows(); begin += step) {
     const std::int64_t end = std::min(head.rows(), begin + step);
     const Tensor rows = x.rows(begin, end), labels = head.labels.range(begin, end);
     const Tensor logits = make_logits(tape, head, rows, of);
     const Tensor lse = add_loss(tape, head, logits, labels, want.total);
-    if (!want.dx && !want.dw && !want.db) continue;
+    if (!want.dx && !want.dw && !want.db && !want.drows) continue;
     differentiate(tape, head, logits, labels, lse, factor);
-    if (want.dx) tape.kernels().matmul({.a = logits, .b = of.weight.value(), .c = want.dx.rows(begin, end)});
     if (want.db) tape.kernels().sum_rows(logits, want.db, begin > 0);
+    const std::vector<Tensor> columns = take_columns(tape, of.trained.runs, logits);
+    if (want.dx) {
+      tape.kernels().matmul({.a = logits, .b = of.weight.value(), .c = want.dx.rows(begin, end)});
+      if (!columns.empty())
+        want.trained.add_to(tape.kernels(), of.trained.rows.value(), columns, want.dx.rows(begin, end));
+    }
+    if (want.drows) want.trained.write(tape.kernels(), columns, rows, want.drows, true);
     if (want.dw)
       tape.kernels().matmul({.a = logits, .b = rows, .c = want.dw, .trans_a = true, .accumulate = begin > 0});
   }
@@ -238,10 +292,16 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
                         std::int32_t ignore_index) {
   Tape& tape = x.tape();
   const Head head = checked(x, of, labels, layout, ignore_index);
-  const bool recorded =
-      tape.recording() && (x.requires_grad() || of.weight.requires_grad() || of.bias.requires_grad());
+  const Var& trained_rows = of.trained.rows;
+  const bool recorded = tape.recording() && (x.requires_grad() || of.weight.requires_grad() ||
+                                             of.bias.requires_grad() || trained_rows.requires_grad());
   const auto wanted = [recorded](const Var& v) { return recorded ? v.grad_ref() : nullptr; };
   const GradRef dx = wanted(x), dw = wanted(of.weight), db = wanted(of.bias);
+  TrainedBackward trained;
+  if (trained_rows.defined())
+    trained = {wanted(trained_rows), dx ? Saved(trained_rows) : Saved(), trained_rows.shape(),
+               of.trained.runs};
+  require(!trained_rows.defined() || !dw, "rows of a head are trained apart, or all of it is");
   const Tensor total = tape.empty({2}, DType::f64);
   tape.kernels().fill(total, 0);
   Tensor rows = begin_inner(tape.kernels(), head, x.value(), false).wait();
@@ -250,10 +310,18 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
   if (recorded && head.keeps_logits()) {
     const Tensor logits = make_logits(tape, head, rows, of);
     const Tensor lse = add_loss(tape, head, logits, head.labels, total);
-    backward = WholeBackward{
-        head, dw ? Saved(x) : Saved(), dx ? Saved(of.weight) : Saved(), dx, dw, db, logits, lse, total};
+    backward = WholeBackward{head,
+                             dw || trained.rows ? Saved(x) : Saved(),
+                             dx ? Saved(of.weight) : Saved(),
+                             dx,
+                             dw,
+                             db,
+                             logits,
+                             lse,
+                             total,
+                             std::move(trained)};
   } else {
-    ChunkGradients gradients{head, dx, dw, db, {}, {}, {}, total};
+    ChunkGradients gradients{head, dx, dw, db, {}, {}, {}, total, std::move(trained), {}};
     take_chunks(tape, rows, of, gradients);
     if (recorded) backward = std::move(gradients);
   }
@@ -261,7 +329,7 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
     layout.context->all_reduce(total, comm::ReduceOp::sum, 1, {.label = "the loss", .scalar = true}).wait();
   Tensor loss = tape.empty({1}, head.compute());
   tape.kernels().quotient(total.range(0, 1), total.range(1, 2), 1, loss);
-  return tape.record(std::move(loss), {x, of.weight, of.bias}, std::move(backward));
+  return tape.record(std::move(loss), {x, of.weight, of.bias, trained_rows}, std::move(backward));
 }
 
 Tensor vocab_scores(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,

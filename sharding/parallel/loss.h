@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "autograd/tape.h"
+#include "sharding/parallel/adapters/token_rows.h"
 #include "sharding/parallel/layout.h"
 
 namespace sherd::parallel {
@@ -13,7 +14,8 @@ namespace sherd::parallel {
 struct VocabHead {
   autograd::Var weight, bias;
   std::int64_t vocabulary = 0;
-  double cap = 0;  ///< 0: none
+  double cap = 0;            ///< 0: none
+  TrainedRows trained = {};  ///< in the place of some of the weight's, which has no gradient then
 };
 /// Scores as a cap changes them, 0: none.
 autograd::Var capped(const autograd::Var& scores, double cap);

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <filesystem>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
@@ -17,10 +18,12 @@
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "models/adapters/adapters.h"
+#include "models/adapters/initial_adapter.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/gpt.h"
 #include "models/gpt_config.h"
 #include "models/hub/adapter_names.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
@@ -31,9 +34,17 @@ namespace sherd::cli {
 namespace fs = std::filesystem;
 namespace {
 
+/// The ids of the model that a config.json describes; 0: it does not say.
+std::int64_t ids_in(const std::string& config) {
+  const auto object = nlohmann::json::parse(config, nullptr, /*allow_exceptions=*/false);
+  const bool says = object.is_object() && object.contains("vocab_size") && object["vocab_size"].is_number();
+  return says ? object["vocab_size"].get<std::int64_t>() : 0;
+}
+
 /// Copies the tokenizer and settings that the model came with, or else the tokenizer that it was trained
-/// with. Returns the text of the config.json among them; empty: none.
-std::string copy_companions(const engine::CheckpointReader& reader, const fs::path& to) {
+/// with; a model that has come to have more ids, `ids`, has the latter. Returns the text of the config.json
+/// among them; empty: none.
+std::string copy_companions(const engine::CheckpointReader& reader, std::int64_t ids, const fs::path& to) {
   const std::string prefix = companion_prefix;
   const engine::Manifest& manifest = reader.manifest();
   std::string config;
@@ -51,6 +62,13 @@ std::string copy_companions(const engine::CheckpointReader& reader, const fs::pa
   const auto own = manifest.files.find(copy), came = manifest.files.find(prefix + copy);
   const bool kept = own != manifest.files.end();
   const bool same = kept && (!tokenizer || (came != manifest.files.end() && own->second == came->second));
+  if (kept && !same && copy == engine::tokenizer_json_file && 0 < ids_in(config) && ids_in(config) < ids) {
+    for (const char* file : {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt",
+                             "added_tokens.json", "special_tokens_map.json"})
+      fs::remove(to / file);
+    fs::copy_file(reader.folder() / copy, to / copy);
+    return config;
+  }
   if (tokenizer && !same && !manifest.data.tokenizer.empty())
     log_warning("the run's data were made with '", manifest.data.tokenizer,
                 "', and the tokenizer that is exported is the one that the weights came with: its text means "
@@ -152,6 +170,61 @@ struct Exported {
   std::int64_t prompt = 0;                      ///< which one of several
   StoredFormat format = StoredFormat::compute;  ///< of linear layers' weights; compute: as the others
   double error = 0;                             ///< what that rounded away, over what there was
+  std::string base = {};                        ///< --base
+};
+
+/// What an adapter began as that took parts of the model's weights: found in these again.
+class Begun {
+ public:
+  /// `base`: --base, or empty. Throws Error{config} for one that the checkpoint's weights do not come from.
+  Begun(const Exported& what, std::string base, nn::WeightSource& weights, device::Device& device)
+      : folder_(base.empty() ? what.config.training.init_from : std::move(base)),
+        base_(require_there(folder_), plain(what.options), device),
+        products_(base_.source(), what.options, device) {
+    models::WithoutProducts expected(products_);
+    models::Gpt model(what.options);
+    model.assign_names();
+    for (const nn::ParameterPtr& parameter : model.parameters()) {
+      const std::string layer = parameter->name.substr(0, parameter->name.rfind('.'));
+      if (!parameter->name.ends_with(".weight") || !products_.of(layer)) continue;
+      const std::int64_t count = std::min<std::int64_t>(parameter->numel(), 1 << 16);
+      const auto read = [&](nn::WeightSource& from) {
+        tensor::Tensor out = tensor::Tensor::empty(device, {count}, DType::f32);
+        from.read(parameter->name, tensor::Slice::whole(parameter->shape), 0, out);
+        return out;
+      };
+      const tensor::Tensor there = read(expected), here = read(weights);
+      double apart = 0, squares = 0;
+      for (std::int64_t i = 0; i < count; ++i) {
+        const double value = there.data<float>()[i];
+        apart += std::pow(value - here.data<float>()[i], 2), squares += value * value;
+      }
+      constexpr double most_rounding = 0.25;  // of a base in few bits
+      if (!(apart <= most_rounding * most_rounding * squares))
+        fail(ErrorKind::config, "the weights in '", excerpt(folder_, 300),
+             "' are not those that the adapter in ", what.reader.folder().string(),
+             " began from: ", parameter->name, " is another: name the model with --base");
+      return;
+    }
+  }
+  models::InitialProducts& products() { return products_; }
+
+ private:
+  static models::GptConfig plain(models::GptConfig options) {
+    options.adapter = {};
+    return options;
+  }
+  static const std::string& require_there(const std::string& folder) {
+    std::error_code error;
+    if (!fs::is_directory(folder, error))
+      fail(ErrorKind::config, "the adapter began as a part of the weights in '", excerpt(folder, 300),
+           "', without which it is written for nobody: there is no such folder now; name that model with "
+           "--base");
+    return folder;
+  }
+  std::string folder_;
+  Weights base_;
+  models::InitialProducts products_;
 };
 
 /// Writes the adapter alone, as it is published. Returns the number of files of weights.
@@ -166,14 +239,28 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
   weights.check(model.parameters());
   models::ExportOptions files = what.files;
   files.stem = models::adapter_stem(adapter.type);
-  write_file_atomically(folder / "adapter_config.json",
-                        models::adapter_config(adapter, what.options, what.config.training.init_from));
+  const auto describe = [&](const config::Adapter& keys, const models::GptConfig& options) {
+    write_file_atomically(folder / "adapter_config.json",
+                          models::adapter_config(keys, options, what.config.training.init_from));
+  };
   const auto write = [&](const models::Gpt& of, nn::WeightSource& from) {
     return models::export_to_hugging_face(
         folder, models::HuggingFaceLayout(of.config()).of_adapter(),
         models::adapter_parameters(of.parameters(), models::saved_parameters(of.config())), from, device,
         files);
   };
+  if (config::takes_from_base(adapter.lora.init)) {
+    Begun begun(what, what.base, weights, device);
+    models::PlainLora plain(weights, begun.products(), device);
+    models::GptConfig options = what.options;
+    options.adapter = models::PlainLora::keys(options.adapter);
+    models::Gpt doubled(options);
+    doubled.assign_names();
+    describe(models::PlainLora::keys(adapter), options);
+    log_info("LoRA of twice the rank, beside the weights as the model has them, computes the same");
+    return write(doubled, plain);
+  }
+  describe(adapter, what.options);
   const auto parameters = model.parameters();
   if (adapter.lora.target_parameters.empty() &&
       std::any_of(parameters.begin(), parameters.end(), [](const nn::ParameterPtr& p) {
@@ -233,7 +320,7 @@ std::size_t write_model(Exported& what, const fs::path& folder, device::Device& 
   model.assign_names(), adapted.assign_names();
   engine::CheckpointWeights weights(what.reader, device);
   weights.check(adapted.parameters());
-  const std::string original = copy_companions(what.reader, folder);
+  const std::string original = copy_companions(what.reader, plain.vocab_size, folder);
   models::MergedWeights merged(weights, what.options, device);
   const models::HuggingFaceLayout layout(plain);
   const bool adapter = what.options.adapter.type != config::AdapterType::none;
@@ -259,7 +346,8 @@ void export_command(const Arguments& arguments) {
       "export",
       "Writes a checkpoint's model as Hugging Face's transformers reads it: config.json, safetensors, "
       "tokenizer; or its adapter as PEFT, or AdapterHub, reads it. Any layout's, a part at a time.",
-      "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME]] [--dtype bf16|fp16|fp32] [--format F] "
+      "CKPT --output HF_DIR [--tag TAG] [--adapter [--task NAME] [--base DIR]] [--dtype bf16|fp16|fp32] "
+      "[--format F] "
       "[--max-shard-size 5GB]");
   line.list("from", "CKPT", "a run's save_dir (its latest checkpoint) or one checkpoint's folder")
       .value("output", "HF_DIR", "folder to make; it must not be there, or be empty")
@@ -267,6 +355,10 @@ void export_command(const Arguments& arguments) {
       .flag("adapter",
             "the run's adapter alone, as PEFT or AdapterHub keeps it; else it is merged into the model")
       .value("task", "NAME", "with --adapter: this task's prompt, where training.adapter.tasks names several")
+      .value(
+          "base", "DIR",
+          "with --adapter, of one that began as a part of the weights: the model that it began from, where "
+          "training.init_from is not there any more")
       .value(
           "dtype", "T",
           "of the weights, rounded from fp32; not given: what the run computed in, of an adapter alone fp32")
@@ -290,7 +382,10 @@ void export_command(const Arguments& arguments) {
   what.files.dtype = dtype_of(line, adapter ? "fp32" : reader.manifest().compute_dtype);
   what.files.shard_bytes = static_cast<std::uint64_t>(line.amount("max-shard-size", 1, 1000));
   if (line.has("format")) what.format = format_of(line.text("format"), adapter);
+  if (line.has("base") && !(adapter && config::takes_from_base(config.training.adapter.lora.init)))
+    throw UsageError("--base is for --adapter of one that began as a part of the model's weights");
   if (!adapter) require_merges(reader, config.training.adapter);
+  what.base = line.text("base");
   what.prompt = prompt_index(config.training.adapter, line.text("task"));
   models::published_as(*config.model);  // throws where transformers has no class for it
   OutputFolder output(line.required("output"));

@@ -73,15 +73,16 @@ void import_command(const Arguments& arguments) {
   if (*dtype != DType::f32) overrides.push_back(cat(name_of(*dtype), ".enabled=true"));
   const std::string peft = line.text("adapter");
   auto sections = nlohmann::json::parse(model_section(folder));
-  if (!peft.empty()) sections.update(nlohmann::json::parse(adapter_section(peft)));
+  if (!peft.empty()) {
+    sections.update(nlohmann::json::parse(adapter_section(peft)));
+    sections["training"]["adapter"]["init_from"] = peft;
+  }
   const config::Config config = config::parse_text(sections.dump(), cat("the model of ", folder), overrides);
   const models::GptConfig options = models::gpt_config(config, config.model->vocab_size);
   const auto device = device::make_cpu_device(1);
   models::Gpt model(options);
   model.assign_names();
-  config::Adapter adapter = config.training.adapter;
-  adapter.init_from = peft;
-  Weights weights(folder, options, *device, adapter);
+  Weights weights(folder, options, *device, config.training.adapter);
   weights.source().check(model.parameters());
   engine::Manifest manifest;
   manifest.config = config::dump(config);

@@ -6,16 +6,19 @@
 
 #include "base/files.h"
 #include "base/text/excerpt.h"
+#include "cli/other_head.h"
 #include "data/hugging_face/files_beside.h"
 #include "data/templates/published_template.h"
 #include "engine/checkpoint/same_run.h"
 #include "models/adapters/adapters.h"
-#include "models/adapters/magnitudes.h"
+#include "models/adapters/initial_adapter.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/hub/adapter_config.h"
 #include "models/hub/adapter_names.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/adapter_targets.h"
 #include "models/hub/config_json.h"
+#include "models/hub/grown_vocabulary.h"
 #include "models/hub/hugging_face_weights.h"
 
 namespace sherd::cli {
@@ -114,75 +117,6 @@ bool is_of_base(const std::string& parameter) {
   return !models::is_adapter(parameter);
 }
 
-/// The name that a parameter has in other weights; nothing where it begins anew.
-using NameThere = std::function<std::optional<std::string>(const std::string& name)>;
-
-/// The weights of another model with the same blocks, without those of its head that are of no use here.
-class WithoutScores final : public nn::WeightSource {
- public:
-  WithoutScores(std::unique_ptr<nn::WeightSource> source, NameThere there)
-      : source_(std::move(source)), there_(std::move(there)) {}
-  void check(const std::vector<nn::ParameterPtr>& parameters) const override {
-    std::vector<nn::ParameterPtr> others;
-    for (const nn::ParameterPtr& parameter : parameters)
-      if (const std::optional<std::string> name = there_(parameter->name); name == parameter->name) {
-        others.push_back(parameter);
-      } else if (name) {
-        const auto there = std::make_shared<autograd::Parameter>();
-        there->name = *name, there->shape = parameter->shape, there->slice = parameter->slice;
-        others.push_back(there);
-      }
-    source_->check(others);
-  }
-  bool has(const std::string& name) const override {
-    const std::optional<std::string> there = there_(name);
-    return there && source_->has(*there);
-  }
-  std::map<std::string, std::vector<float>> step_states() const override { return source_->step_states(); }
-  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
-            const tensor::Tensor& to) override {
-    source_->read(there_(name).value(), slice, begin, to);
-  }
-
- private:
-  std::unique_ptr<nn::WeightSource> source_;
-  NameThere there_;
-};
-
-/// Whether a model begins from one that has other labels or none, has them of something else, or has a head
-/// for pairs of texts where it has none.
-bool scores_others(const models::GptConfig& options, const config::Model& source) {
-  return source.labels != options.labels || source.head != options.head;
-}
-
-bool is_of_pairs(const std::string& name) {
-  return name.starts_with("pooler.") || name.starts_with("sentence_head.");
-}
-
-/// Whether a classifier takes the pooler of a model that learns pairs of texts.
-bool takes_pooler(const models::GptConfig& options, const config::Model& source) {
-  return options.pools() && source.pairs_texts();
-}
-
-/// What begins anew is, beside the layers that score pairs of texts, in a classifier what scores labels, and
-/// the layer before it where that model has none, or one of it and BERT's masked tokens; in another model all
-/// of the head of a classifier.
-NameThere names_in(const models::GptConfig& options, const config::Model& source) {
-  const models::GptConfig from{source};
-  const bool pooler = takes_pooler(options, source), classifies = options.classifies(),
-             same_layers =
-                 options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools(),
-             from_labels = from.classifies();
-  return [=](const std::string& name) -> std::optional<std::string> {
-    constexpr std::string_view dense = "head_dense.";
-    if (!models::is_of_head(name)) return name;
-    if (pooler && name.starts_with(dense)) return "pooler." + name.substr(dense.size());
-    if (is_of_pairs(name) || (!classifies && from_labels)) return std::nullopt;
-    if (classifies && (name == "head.weight" || name == "head.bias" || !same_layers)) return std::nullopt;
-    return name;
-  };
-}
-
 /// model_section() and, of a checkpoint of a run with an adapter, adapter_section(): what a run that begins
 /// from it begins with.
 std::string sections_of(const std::string& folder) {
@@ -273,11 +207,14 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
                  const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
     : folder_(folder) {
   if (is_hugging_face(folder)) {
-    source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(options));
     const models::PublishedModel published = published_in(folder);
+    models::GptConfig there = options;
+    there.vocab_size = std::min(options.vocab_size, published.model.vocab_size);
+    source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(there));
+    grow(there, options, device);
     for (const std::string& note : published.notes) notes_.push_back(cat(folder, "/config.json: ", note));
     if (published.model.classifies() && scores_others(options, published.model))
-      source_ = std::make_unique<WithoutScores>(std::move(source_), names_in(options, published.model));
+      source_ = without_scores(std::move(source_), names_in(options, published.model));
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
     if (holds_adapter(*reader_) && options.adapter.type == config::AdapterType::none)
@@ -292,15 +229,27 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
       const auto wanted = [there, pooler = takes_pooler(options, *from)](const std::string& name) {
         return is_of_base(name) && (there(name) == name || (pooler && name.starts_with("pooler.")));
       };
-      source_ = std::make_unique<WithoutScores>(
-          std::make_unique<engine::CheckpointWeights>(*reader_, device, wanted), there);
+      source_ = without_scores(std::make_unique<engine::CheckpointWeights>(*reader_, device, wanted), there);
       if (options.adapter.type != config::AdapterType::none)
         add_adapter(adapter, options, device, std::move(prompt_ids));
       return;
     }
     const bool other = !adapter.init_from.empty() || !holds_adapter(*reader_);
+    if (other && holds_adapter(*reader_) &&
+        config::takes_from_base(configuration_of(*reader_).training.adapter.lora.init))
+      fail(ErrorKind::config, "checkpoint ", reader_->folder().string(),
+           " holds a model from whose weights a part was taken for its own adapter "
+           "(training.adapter.init_lora_weights), and is no base for another one: merge the two with `sherd "
+           "export`, or name the model that it began from");
     source_ = std::make_unique<engine::CheckpointWeights>(
         *reader_, device, other ? is_of_base : engine::CheckpointWeights::NameFilter());
+    if (const config::Config saved = configuration_of(*reader_); saved.model && other) {
+      models::GptConfig there = options;
+      const auto of_data = static_cast<std::int64_t>(reader_->manifest().data.vocab_size);
+      there.vocab_size = saved.model->vocab_size > 0 ? saved.model->vocab_size : of_data;
+      there.pad_vocab_to_multiple_of = saved.model->pad_vocab_to_multiple_of;
+      grow(there, options, device);
+    }
     if (!other) {
       source_ = one_prompt(*reader_, adapter, options, device, std::move(source_));
       return;
@@ -308,6 +257,16 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
   }
   if (options.adapter.type != config::AdapterType::none)
     add_adapter(adapter, options, device, std::move(prompt_ids));
+}
+
+/// Where the model has more ids than the weights, which `there` has.
+void Weights::grow(const models::GptConfig& there, const models::GptConfig& options, device::Device& device) {
+  if (there.vocab_size >= options.vocab_size || there.vocab_size == 0) return;
+  smaller_ = std::move(source_);
+  source_ = std::make_unique<models::GrownVocabulary>(*smaller_, there, options, device);
+  notes_.push_back(cat(folder_, ": ", counted(options.vocab_size - there.vocab_size, "token"),
+                       " of model.vocab_size ", options.vocab_size,
+                       " are new: their vectors begin as the mean of the others'"));
 }
 
 /// The one prompt that the model has, taken from `source`, which is of `reader`; `source` itself where it
@@ -341,6 +300,12 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
   const std::string& folder = adapter.init_from;
   const std::vector<std::string> saved = models::saved_parameters(options);
   base_ = std::move(source_);
+  nn::WeightSource* base = base_.get();
+  if (config::takes_from_base(options.adapter.lora.init)) {
+    products_ = std::make_unique<models::InitialProducts>(*base_, options, device);
+    without_products_ = std::make_unique<models::WithoutProducts>(*products_);
+    base = without_products_.get();
+  }
   if (is_peft(folder)) {
     if (options.adapter.type == config::AdapterType::p_tuning)
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
@@ -362,12 +327,12 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
     };
     adapter_ = one_prompt(*adapter_reader_, adapter, options, device,
                           std::make_unique<engine::CheckpointWeights>(*adapter_reader_, device, trained));
-  } else if (options.adapter.lora.dora) {
-    adapter_ = std::make_unique<models::InitialMagnitudes>(*base_, options, device);
+  } else if (models::InitialAdapter::is_for(options.adapter)) {
+    adapter_ = std::make_unique<models::InitialAdapter>(*base_, options, device, products_.get());
   } else if (!prompt_ids.empty()) {
     adapter_ = std::make_unique<models::VocabularyPrompt>(*base_, options, std::move(prompt_ids), device);
   }
-  source_ = std::make_unique<models::WithAdapter>(*base_, adapter_.get(), saved);
+  source_ = std::make_unique<models::WithAdapter>(*base, adapter_.get(), saved);
 }
 
 std::vector<std::string> Weights::begins_anew(const std::vector<nn::ParameterPtr>& parameters) const {

@@ -12,6 +12,7 @@
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/weights.h"
+#include "models/adapters/initial_adapter.h"
 #include "models/gpt_config.h"
 #include "nn/weight_source.h"
 
@@ -69,6 +70,7 @@ class Weights {
   void verify_share(int rank, int ranks) const;
 
  private:
+  void grow(const models::GptConfig& there, const models::GptConfig& options, device::Device& device);
   void add_adapter(const config::Adapter& adapter, const models::GptConfig& options, device::Device& device,
                    std::vector<std::int32_t> prompt_ids);
   std::unique_ptr<nn::WeightSource> one_prompt(const engine::CheckpointReader& reader,
@@ -78,10 +80,13 @@ class Weights {
 
   std::string folder_;
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
+  std::unique_ptr<nn::WeightSource> smaller_;         ///< what source_ has more ids than; null: none
   std::unique_ptr<nn::WeightSource> source_;
   std::unique_ptr<engine::CheckpointReader> adapter_reader_;
   std::unique_ptr<nn::WeightSource> base_, adapter_;  ///< parts of source_; null: it is of one piece
-  std::unique_ptr<nn::WeightSource> prompts_;         ///< all prompts, one of which is taken
+  std::unique_ptr<models::InitialProducts> products_;
+  std::unique_ptr<nn::WeightSource> without_products_;  ///< null: the base is the model's
+  std::unique_ptr<nn::WeightSource> prompts_;           ///< all prompts, one of which is taken
   std::vector<std::string> notes_;
 };
 

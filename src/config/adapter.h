@@ -21,6 +21,18 @@ enum class AdapterType : std::uint8_t {
 
 inline constexpr std::int64_t most_adapter_rank = 4096, most_virtual_tokens = 4096, most_tasks = 1024;
 
+/// How LoRA's A and B begin. But for the first two B·A is a part of the weight, which is taken away from it.
+enum class LoraInit : std::uint8_t {
+  uniform,   ///< A in ±1/√in, B zero
+  gaussian,  ///< A normal(0, 1/rank), B zero
+  pissa,     ///< of the largest singular values (Meng et al. 2024, "PiSSA")
+  olora      ///< of the first columns of a QR decomposition (Büyükakyüz 2024, "OLoRA")
+};
+/// Whether the weight that stays is another than the model's.
+inline bool takes_from_base(LoraInit init) {
+  return init == LoraInit::pissa || init == LoraInit::olora;
+}
+
 /// The keys of `lora` alone.
 struct LoraKeys {
   std::int64_t rank = 8;  ///< rank of the products, 1 to most_adapter_rank
@@ -36,6 +48,11 @@ struct LoraKeys {
   /// Weights of all experts that have one, by ends of their names in transformers' memory
   /// ("experts.gate_up_proj").
   std::vector<std::string> target_parameters;
+  /// How A and B begin.
+  LoraInit init = LoraInit::uniform;
+  /// Ids whose rows are trained, of the table of tokens or the head, by the published names of these modules
+  /// ("lm_head"), or ends of them; "": the table of tokens.
+  std::vector<std::pair<std::string, std::vector<std::int64_t>>> token_indices;
 
   /// The products of a rank and an alpha are multiplied by this.
   double scale(std::int64_t of_rank, double of_alpha) const;

@@ -268,7 +268,7 @@ class Kernels {
   // ---- embeddings and positions ----
   /// ids: int32 [rows]; table: [vocab, width], whose row 0 is that of id slice.first; out: [rows, width]. Ids
   /// of the vocabulary that the table does not hold give zeros; one outside the vocabulary throws
-  /// Error{data}.
+  /// Error{data}. The table may be int32: other ids for these.
   virtual void embedding(const Tensor& ids, const Tensor& table, const Tensor& out,
                          const VocabSlice& slice = {}) = 0;
   /// dtable[ids[i] - slice.first] += dy[i] in index order, so that the sum has one order; ids that the table

@@ -22,7 +22,11 @@ TEST_P(Adapted, AStepMovesTheAdapterAsKnownGradientsSayAndNothingElse) {
          models::HuggingFaceWeights base(models_reference() / "hugging_face" / peft.family,
                                          models::HuggingFaceLayout(peft.options)),
              adapter(peft.folder, peft.layout, models::adapter_stem(peft.options.adapter.type));
-         models::WithAdapter weights(base, &adapter, peft.saved);
+         models::InitialProducts products(base, peft.options, engine.device());
+         models::WithoutProducts without(products);
+         const bool begins_apart = config::takes_from_base(peft.options.adapter.lora.init);
+         models::WithAdapter weights(begins_apart ? static_cast<nn::WeightSource&>(without) : base, &adapter,
+                                     peft.saved);
          engine.load_weights(weights);
        },
        [&](device::Device& device) -> tensor::Batch {
@@ -81,7 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "llama_pfeiffer", "mistral_attention", "llama_patterns",
                                          "gpt2_regex", "llama_saved", "gpt2_saved", "llama_dora", "gpt2_dora",
                                          "mixtral_experts", "gpt_oss_experts", "qwen2_moe_beside",
-                                         "qwen3_moe_modules"),
+                                         "qwen3_moe_modules", "llama_tokens", "gpt2_tokens", "gemma2_tokens",
+                                         "llama_pissa", "gpt2_pissa", "llama_olora"),
                        ::testing::ValuesIn(step_settings)),
     name_of);
 /// Layouts of models with experts alone.

@@ -29,9 +29,13 @@ TEST(PeftConfig, RefusesWhatWouldComputeSomethingElse) {
   EXPECT_TRUE(read(R"(, "use_dora": true)").lora.dora);
   for (const char* key : {R"("bias": "all")", R"("something_new": 7)"})
     expect_error(ErrorKind::config, "Sherd does not have it", [&] { read(cat(", ", key)); });
-  for (const char* plain : {"false", "null", R"("gaussian")", R"("orthogonal")", R"("eva")", R"("mica")"})
+  using config::LoraInit;
+  for (const auto& [name, init] :
+       {std::pair{"gaussian", LoraInit::gaussian}, {"pissa", LoraInit::pissa}, {"olora", LoraInit::olora}})
+    EXPECT_EQ(read(cat(R"(, "init_lora_weights": ")", name, '"')).lora.init, init);
+  for (const char* plain : {"false", "null", R"("orthogonal")", R"("eva")", R"("mica")"})
     EXPECT_EQ(read(cat(R"(, "init_lora_weights": )", plain)).lora.rank, 4);
-  for (const char* way : {"pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga", "of tomorrow"})
+  for (const char* way : {"pissa_niter_16", "corda", "loftq", "lora_ga", "of tomorrow"})
     expect_error(ErrorKind::config, cat("init_lora_weights: \"", way, "\" begins by taking a part"),
                  [&] { read(cat(R"(, "init_lora_weights": ")", way, '"')); });
   EXPECT_EQ(read(R"(, "target_modules": ".*_proj")").targets, std::vector<std::string>{".*_proj"});

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <functional>
 
-#include "models/adapters/magnitudes.h"
+#include "models/adapters/initial_adapter.h"
 #include "support/expect_error.h"
 #include "support/hugging_face/peft_reference.h"
 #include "support/temp_folder.h"
@@ -100,7 +100,9 @@ INSTANTIATE_TEST_SUITE_P(All, Peft,
                                            "qwen2_ia3", "t5_default", "t5_all", "t5_ia3", "llama_patterns",
                                            "llama_layers", "gpt2_regex", "llama_nf4_all", "llama_saved",
                                            "gpt2_saved", "llama_dora", "gpt2_dora", "mixtral_experts",
-                                           "gpt_oss_experts", "qwen2_moe_beside", "qwen3_moe_modules"),
+                                           "gpt_oss_experts", "qwen2_moe_beside", "qwen3_moe_modules",
+                                           "llama_tokens", "gpt2_tokens", "gemma2_tokens", "llama_pissa",
+                                           "gpt2_pissa", "llama_olora"),
                          [](const auto& test) { return test.param; });
 
 GptConfig options_of(const std::string& family, const config::Adapter& adapter) {
@@ -304,6 +306,118 @@ TEST(Adapters, PatternsAndLayersAreChecked) {
   EXPECT_NE(in_block(1, second), "");
 }
 
+/// PEFT's own initial A and B; singular vectors have either sign.
+TEST(Adapters, BeginAsPartsOfTheWeights) {
+  for (const char* name : {"llama_pissa", "gpt2_pissa", "llama_olora"}) {
+    test::PeftReference of(name);
+    InitialAdapter begins(of.base, of.options, *of.cpu.device, of.products.get());
+    Gpt model(of.options);
+    model.assign_names();
+    int layers = 0;
+    for (const auto& p : adapter_parameters(model.parameters())) {
+      if (!p->name.ends_with("lora_A")) continue;
+      SCOPED_TRACE(cat(name, " ", p->name));
+      const std::string other = p->name.substr(0, p->name.size() - 1) + "B";
+      std::int64_t rows = 0, rank = 0;
+      for (const auto& q : adapter_parameters(model.parameters()))
+        if (q->name == other) rows = q->shape[0], rank = q->shape[1];
+      const auto read = [&](const std::string& parameter, const tensor::Shape& shape) {
+        const Tensor out = Tensor::empty(*of.cpu.device, shape, DType::f32);
+        begins.read(parameter, tensor::Slice::whole(shape), 0, out);
+        return of.cpu.values(out);
+      };
+      Values a = read(p->name, p->shape), b = read(other, {rows, rank});
+      const std::vector<float> want_a = of.in_file(p->name, "begun."), want_b = of.in_file(other, "begun.");
+      const std::int64_t in = p->shape[1];
+      const InitialProducts::Layer* layer = of.products->of(p->name.substr(0, p->name.find(".adapter.")));
+      ASSERT_TRUE(layer);
+      for (std::int64_t k = 0; k < p->shape[0]; ++k) {
+        double dot = 0;
+        for (std::int64_t c = 0; c < in; ++c)
+          dot += a[static_cast<std::size_t>(k * in + c)] * want_a[static_cast<std::size_t>(k * in + c)];
+        if (std::string(name).ends_with("olora"))
+          EXPECT_GT(dot, 0) << "the signs of Householder's reflections";
+        if (dot >= 0) continue;
+        for (std::int64_t c = 0; c < in; ++c) a[static_cast<std::size_t>(k * in + c)] *= -1;
+        for (std::size_t row = 0; row < layer->row_of.size(); ++row)
+          if (layer->row_of[row] >= 0 && layer->target_of[row] == k / rank)
+            b[static_cast<std::size_t>(layer->row_of[row] * rank + k % rank)] *= -1;
+      }
+      expect_near(a, {want_a.begin(), want_a.end()}, 1e-5);
+      expect_near(b, {want_b.begin(), want_b.end()}, 1e-5);
+      ++layers;
+    }
+    EXPECT_GE(layers, 6);
+  }
+}
+
+/// What is exported of an adapter that began as a part of the weights: LoRA beside the weights themselves.
+TEST(Adapters, ThatBeganAsPartsBecomePlainOnes) {
+  for (const char* name : {"llama_pissa", "gpt2_pissa", "llama_olora"}) {
+    SCOPED_TRACE(name);
+    test::PeftReference of(name);
+    GptConfig options = of.options;
+    options.adapter = PlainLora::keys(options.adapter);
+    PlainLora plain(of.adapter, *of.products, *of.cpu.device);
+    WithAdapter both(of.base, &plain);
+    Gpt model(options);
+    const test::PlainParameters parameters(*of.cpu.kernels, model, DType::f32);
+    for (const auto& p : parameters.all()) both.read(p->name, p->logical_slice(), 0, p->value);
+    expect_near(of.logits(model, of.ids("tokens")), of.expected("logits"), 1e-5);
+    const config::Adapter written =
+        from_peft(adapter_config(PlainLora::keys(of.config.training.adapter), options, ""), "written");
+    EXPECT_EQ(written.lora.init, config::LoraInit::uniform);
+    EXPECT_EQ(written.lora.rank, 2 * of.options.adapter.lora.rank);
+  }
+}
+
+/// Words that say where a row of tokens, or a way to begin, cannot be.
+TEST(Adapters, RowsOfTokensAndBeginningsAreChecked) {
+  const auto with = [](const char* family, const std::function<void(config::LoraKeys&)>& change) {
+    config::Adapter adapter = lora({"all-linear"});
+    change(adapter.lora);
+    return options_of(family, adapter);
+  };
+  using Indices = std::vector<std::pair<std::string, std::vector<std::int64_t>>>;
+  const auto of_tokens = [&](const char* family, const Indices& indices) {
+    return with(family, [&](auto& lora) { lora.token_indices = indices; });
+  };
+  expect_error(ErrorKind::config,
+               "there is no id 37 in a vocabulary of 37: for tokens that the model does not", [&] {
+                 of_tokens("llama", {{"", {3, 37}}});
+               });
+  expect_error(ErrorKind::config, "'q_proj' is no table of tokens: name model.embed_tokens or lm_head", [&] {
+    of_tokens("llama", {{"q_proj", {3}}});
+  });
+  expect_error(ErrorKind::config, "'lm_head' is the table of tokens, which makes the scores, too: name", [&] {
+    of_tokens("gpt2", {{"lm_head", {3}}});
+  });
+  expect_error(ErrorKind::config, "model.embed_tokens is named twice", [&] {
+    of_tokens("llama", {{"", {3}}, {"embed_tokens", {4}}});
+  });
+  expect_error(ErrorKind::config, "yet to come for models with an encoder", [&] {
+    of_tokens("t5", {{"", {3}}});
+  });
+  expect_error(ErrorKind::config, "all of model.embed_tokens is trained already", [] {
+    config::Adapter adapter = lora({"q_proj"});
+    adapter.lora.token_indices = {{"", {3}}}, adapter.modules_to_save = {"embed_tokens"};
+    options_of("llama", adapter);
+  });
+  const auto begins = [&](const char* family, config::LoraInit init, std::int64_t rank = 2) {
+    return with(family, [&](auto& lora) { lora.init = init, lora.rank = rank; });
+  };
+  using config::LoraInit;
+  expect_error(ErrorKind::config, "\"pissa\" is not for experts' weights, and model.layers.0",
+               [&] { begins("mixtral", LoraInit::pissa); });
+  expect_error(ErrorKind::config, "as transformer.h.0.attn.c_attn is, which PEFT takes apart the other way",
+               [&] { begins("gpt2", LoraInit::olora); });
+  expect_error(ErrorKind::config, "has no 9 parts: training.adapter.rank is to be 8 at most",
+               [&] { begins("llama", LoraInit::olora, 9); });
+  expect_error(ErrorKind::config, "yet to come with use_dora", [&] {
+    with("llama", [](auto& lora) { lora.init = LoraInit::pissa, lora.dora = true, lora.rank = 2; });
+  });
+}
+
 /// DoRA begins with the norms of the base's rows, as the run keeps these: nothing changes.
 TEST(Adapters, MagnitudesBeginAsNorms) {
   for (const char* family : {"llama", "gpt2"}) {
@@ -316,7 +430,7 @@ TEST(Adapters, MagnitudesBeginAsNorms) {
       plain.adapter = {};
       test::Cpu cpu{1};
       HuggingFaceWeights base(test::models_reference() / "hugging_face" / family, HuggingFaceLayout(options));
-      InitialMagnitudes magnitudes(base, options, *cpu.device);
+      InitialAdapter magnitudes(base, options, *cpu.device);
       WithAdapter both(base, &magnitudes);
       Gpt with(options), without(plain);
       const test::PlainParameters one(*cpu.kernels, with, DType::f32),

@@ -148,7 +148,9 @@ Lora::Lora(AdaptedLayer layer, const LoraOptions& options, const Layout& layout)
   const Slice a = by_inputs ? tensor_slice(what, {targets * r, layer_.in}, 1, layout)
                             : Slice::whole({targets * r, layer_.in});
   const double bound = 1.0 / std::sqrt(static_cast<double>(layer_.in));
-  set_slice(a_ = declare("lora_A", a.shape(), nn::Init::uniform(-bound, bound)), a);
+  const nn::Init drawn =
+      options.gaussian ? nn::Init::normal(0, 1.0 / static_cast<double>(r)) : nn::Init::uniform(-bound, bound);
+  set_slice(a_ = declare("lora_A", a.shape(), drawn), a);
   const HeldRows rows = held_rows(layer_, what, layout);
   const Slice b({rows.all, r}, {rows.held, {{0, r}}});
   set_slice(b_ = declare("lora_B", b.shape(), nn::Init::zeros()), b);

@@ -46,9 +46,10 @@ struct AdaptedLayer {
 
 struct LoraOptions {
   std::int64_t rank = 8;
-  double scale = 1;   ///< alpha/rank, or alpha/√rank
-  float dropout = 0;  ///< chance to drop an element of the input, the same for all targets
-  bool dora = false;  ///< rows of the sum have magnitudes
+  double scale = 1;       ///< alpha/rank, or alpha/√rank
+  float dropout = 0;      ///< chance to drop an element of the input, the same for all targets
+  bool dora = false;      ///< rows of the sum have magnitudes
+  bool gaussian = false;  ///< A is normal(0, 1/rank) at first
 };
 
 /// y + scale·dropout(x)·Aᵀ·Bᵀ for each target (Hu et al. 2021, "LoRA: Low-rank adaptation of large language

@@ -1,6 +1,7 @@
 #include "cli/inference/inference.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "base/text/excerpt.h"
 #include "cli/weights.h"
@@ -76,8 +77,11 @@ void take_adapter(config::Config& config, const std::string& folder, const std::
     using engine::CheckpointReader;
     if (holds_checkpoints(folder))
       CheckpointReader(engine::checkpoint_folder(folder)).verify_all(CheckpointReader::WhatToVerify::trained);
-    adapter = config::parse_text(adapter_section(folder), cat("the adapter of ", excerpt(folder, 200)))
-                  .training.adapter;
+    // Some adapters are of given weights alone.
+    auto section = nlohmann::ordered_json::parse(adapter_section(folder));
+    section["training"]["adapter"]["init_from"] = folder;
+    adapter =
+        config::parse_text(section.dump(), cat("the adapter of ", excerpt(folder, 200))).training.adapter;
     adapter.init_from = folder;
   }
   const std::int64_t prompt = prompt_index(adapter, task);

@@ -116,6 +116,62 @@ Key<LoraKeys> target_parameters_key() {
           unless_default);
 }
 
+Key<LoraKeys> init_key() {
+  return word<LoraKeys>(
+             "init_lora_weights", {"uniform", "gaussian", "pissa", "olora"}, "\"pissa\"",
+             [](const LoraKeys& lora) { return static_cast<int>(lora.init); },
+             [](LoraKeys& lora, int index) { lora.init = static_cast<LoraInit>(index); })
+      .means(
+          "how LoRA's products begin: zero, with A drawn from ±1/√in (`uniform`, PEFT's `true`) or "
+          "normal(0, 1/`rank`); or as a part of each weight, which is taken away from it "
+          "([more](adapters.md#parts-of-the-weights))",
+          unless_default);
+}
+
+constexpr std::int64_t most_id = std::int64_t{1} << 30;
+
+Key<LoraKeys> token_indices_key() {
+  const auto ids_of = [](const Value& value) {
+    std::vector<std::int64_t> out;
+    if (value.node.is(Node::Kind::integer)) return out.push_back(value.integer(0, most_id)), out;
+    value.expect(Node::Kind::array);
+    for (std::size_t i = 0; i < value.node.items.size(); ++i) {
+      out.push_back(value.item(i).integer(0, most_id));
+      if (std::find(out.begin(), out.end() - 1, out.back()) != out.end() - 1)
+        value.item(i).error("is there twice");
+    }
+    return out;
+  };
+  const auto read = [ids_of](LoraKeys& lora, const Value& value) {
+    lora.token_indices.clear();
+    if (!value.node.is(Node::Kind::object)) {
+      if (std::vector<std::int64_t> ids = ids_of(value); !ids.empty())
+        lora.token_indices.emplace_back("", std::move(ids));
+      return;
+    }
+    for (const auto& [module, node] : value.node.members)
+      if (std::vector<std::int64_t> ids = ids_of({node, cat(value.path, ".", module), value.context});
+          !ids.empty())
+        lora.token_indices.emplace_back(module, std::move(ids));
+  };
+  const auto write = [](const LoraKeys& lora) {
+    const auto& all = lora.token_indices;
+    if (all.size() < 2 && (all.empty() || all[0].first.empty()))
+      return list_of(all.empty() ? std::vector<std::int64_t>() : all[0].second);
+    std::vector<std::pair<std::string, Node>> members;
+    for (const auto& [module, ids] : all) members.emplace_back(module, list_of(ids));
+    return node_of(std::move(members));
+  };
+  return custom<LoraKeys>("trainable_token_indices", "[128256, 128257]", read, write)
+      .takes({"integer, or list of them, or section of lists",
+              R"({"type": ["integer", "array", "object"], "items": {"type": "integer", "minimum": 0}})"})
+      .means(
+          "ids of tokens whose vectors are trained, too, while the others of the table stay as they are: "
+          "a list, or lists by module, `{\"embed_tokens\": [5], \"lm_head\": [5]}` "
+          "([more](adapters.md#new-tokens))",
+          unless_default);
+}
+
 std::vector<Key<LoraKeys>> lora_keys() {
   using L = LoraKeys;
   return {
@@ -143,7 +199,9 @@ std::vector<Key<LoraKeys>> lora_keys() {
                           [](const Value& value) { return value.real(0, infinity, true); })
           .means("alphas of some modules, likewise", by("`alpha`"), Concerns::training, unless_default),
       layers_key(),
-      target_parameters_key()};
+      target_parameters_key(),
+      init_key(),
+      token_indices_key()};
 }
 
 Key<Adapter> adapter_type_key() {

@@ -14,9 +14,14 @@ void check_training(Training& training, const Given& given, const Value& section
         given.contains(key) && adapter && (adapter->find(key) || adapter->find("base_dtype")))
       section.error(key, " is in training.adapter, too: keep that one");
   if (training.adapter.type == AdapterType::none) training.adapter = {};
-  if (training.adapter.lora.dora && training.init_from.empty() && training.adapter.init_from.empty())
-    section.error(
-        "adapter.use_dora begins with the magnitudes of weights: give init_from, the weights to begin with");
+  const LoraKeys& lora = training.adapter.lora;
+  const char* of_weights = lora.dora                    ? "use_dora begins with the magnitudes of weights"
+                           : takes_from_base(lora.init) ? "init_lora_weights begins with parts of weights"
+                           : !lora.token_indices.empty()
+                               ? "trainable_token_indices begins with rows of weights"
+                               : nullptr;
+  if (of_weights && training.init_from.empty() && training.adapter.init_from.empty())
+    section.error("adapter.", of_weights, ": give init_from, the weights to begin with");
   drop_idle_double(training.adapter, section, "training.base_double_quant");
   const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
   if (by_loss && training.eval_interval == 0)

@@ -162,7 +162,7 @@ void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor
   require(out.dtype() == table.dtype(), "embedding: the output must be ", name_of(table.dtype()), ", not ",
           name_of(out.dtype()));
   if (out.numel() == 0) return;
-  with_floating(table.dtype(), [&](auto type) {
+  const auto look_up = [&](auto type) {
     using S = decltype(type);
     constexpr int pack = pack_width<S>;
     const bool packs = width % pack == 0 && aligned_for_packs(table.raw(), out.raw());
@@ -170,7 +170,11 @@ void CudaKernels::embedding(const Tensor& ids, const Tensor& table, const Tensor
            blocks_for(rows, 1, target_.processors, 32), row_threads(packs ? width / pack : width), 0,
            target_.stream, in<std::int32_t>(ids), rows, held, width, in<S>(table), SHERD_CUDA::out<S>(out),
            errors_.slot(DataError::embedding_id));
-  });
+  };
+  if (table.dtype() == DType::i32)
+    look_up(std::int32_t{});
+  else
+    with_floating(table.dtype(), look_up);
 }
 
 void CudaKernels::embedding_backward(const Tensor& ids, const Tensor& dy, const Tensor& dtable,

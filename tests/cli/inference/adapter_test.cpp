@@ -136,6 +136,95 @@ TEST_F(AdapterRuns, AreMergedIntoFewBits) {
   }
 }
 
+/// LoRA that began as a part of the weights: the same from files and checkpoints, and written as one beside
+/// the weights as they are.
+TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
+  const std::string pissa =
+      R"(training.adapter={"type": "lora", "rank": 4, "targets": "all-linear", "init_lora_weights": "pissa"})";
+  const auto tuned = [&](const std::string& to, std::vector<std::string> sets,
+                         std::vector<std::string> more = {}) {
+    const Outcome got = tune(to, std::move(sets), std::move(more));
+    EXPECT_EQ(got.code, 0) << got.err;
+    return losses();
+  };
+  const auto plain = tuned("plain", {from("hf"), lora_}), by_file = tuned("tuned", {from("hf"), pissa});
+  EXPECT_NEAR(std::stod(by_file[0]), std::stod(plain[0]), 0.01 * std::stod(plain[0]));
+  EXPECT_NE(by_file[3], plain[3]);
+  EXPECT_EQ(tuned("as_well", {from("run"), pissa}), by_file) << "from the base's checkpoint";
+  tuned("resumed", {from("hf"), pissa, "training.steps=3"});
+  EXPECT_EQ(tuned("resumed", {from("nowhere"), pissa}, {"--resume"}),
+            std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+  const std::string own = said("tuned").out;
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"}).code, 0);
+  EXPECT_THAT(read_text(folder_ / "peft" / "adapter_config.json"), HasSubstr("\"r\": 8"));
+  const double on = std::stod(tuned("on", {from("tuned"), "training.steps=1"})[0]),
+               doubled = std::stod(tuned("on_files", {from("hf"), "training.adapter.init_from=" + in("peft"),
+                                                      "training.steps=1"})[0]);
+  EXPECT_NEAR(doubled, on, 0.005 * on) << "twice the rank, of the model's own weights, in bf16";
+  // Another base is told, and one that is gone.
+  const auto exported = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"export", in("tuned"), "--output", in("x"), "--adapter"});
+    return sherd(more);
+  };
+  Outcome got = exported({"--base", in("nowhere")});
+  EXPECT_EQ(got.code, 2);
+  EXPECT_THAT(got.err, HasSubstr("there is no such folder now; name that model with --base"));
+  ASSERT_EQ(sherd({"export", in("plain"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  fs::rename(folder_ / "hf", folder_ / "moved");
+  EXPECT_EQ(exported({"--base", in("moved")}).code, 0);
+  fs::remove_all(folder_ / "x");
+  // What was taken from is no base for another adapter.
+  got = tune("y", {from("tuned"), "training.adapter.init_from=" + in("plain")});
+  EXPECT_EQ(got.code, 2);
+  EXPECT_THAT(got.err, HasSubstr("is no base for another one"));
+  EXPECT_EQ(sherd({"export", in("plain"), "--output", in("x"), "--adapter", "--base", in("moved")}).code, 2);
+}
+
+/// Magnitudes are the base's at first, and the adapter's own in its files.
+TEST_F(AdapterRuns, WithMagnitudesAreUsedFromTheirFolders) {
+  const std::string dora =
+      R"(training.adapter={"type": "lora", "rank": 4, "targets": "all-linear", "use_dora": true})";
+  ASSERT_EQ(tune("tuned", {from("hf"), dora}).code, 0);
+  const std::string own = said("tuned").out;
+  EXPECT_EQ(said("run", {"--adapter", in("tuned")}).out, own);
+  ASSERT_EQ(sherd({"export", in("tuned"), "--output", in("peft"), "--adapter"}).code, 0);
+  const Outcome both = sherd({"import", in("hf"), "--adapter", in("peft"), "--output", in("both")});
+  ASSERT_EQ(both.code, 0) << both.err;
+  EXPECT_EQ(tune("on", {from("both"), "training.steps=1"}).code, 0);
+}
+
+/// Tokens that the model did not have: their vectors alone are trained, and the model that is exported has
+/// them.
+TEST_F(AdapterRuns, TrainVectorsOfNewTokens) {
+  const std::string grown = "model.vocab_size=261", tokens = R"(training.adapter={"type": "lora", "rank": 4,
+                                                  "trainable_token_indices": [257, 258, 259, 260, 32]})";
+  const Outcome got = tune("grown", {from("hf"), grown, tokens});
+  ASSERT_EQ(got.code, 0) << got.err;
+  EXPECT_THAT(got.err,
+              HasSubstr("4 tokens of model.vocab_size 261 are new: their vectors begin as the mean"));
+  const auto by_file = losses();
+  ASSERT_EQ(tune("as_well", {from("run"), grown, tokens}).code, 0);
+  EXPECT_EQ(losses(), by_file) << "from the base's checkpoint";
+  ASSERT_EQ(tune("resumed", {from("hf"), grown, tokens, "training.steps=3"}).code, 0);
+  ASSERT_EQ(tune("resumed", {from("nowhere"), tokens}, {"--resume"}).code, 0);
+  EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
+  ASSERT_EQ(sherd({"export", in("grown"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+  EXPECT_THAT(read_text(folder_ / "merged" / "config.json"), HasSubstr("\"vocab_size\": 261"));
+  ASSERT_EQ(sherd({"export", in("grown"), "--output", in("peft"), "--adapter"}).code, 0);
+  // The merged model says what base and files say together.
+  ASSERT_EQ(tune("from_merged", {from("merged"), "training.steps=1"}).code, 0);
+  const double merged = std::stod(losses()[0]);
+  ASSERT_EQ(
+      tune("from_both", {from("hf"), grown, "training.steps=1", "training.adapter.init_from=" + in("peft")})
+          .code,
+      0);
+  EXPECT_NEAR(std::stod(losses()[0]), merged, 0.01 * merged);
+  const Outcome without = tune("x", {from("hf"), tokens});
+  EXPECT_EQ(without.code, 2);
+  EXPECT_THAT(without.err, HasSubstr("there is no id 257 in a vocabulary of 257"));
+}
+
 /// A model and an adapter of it in published files become one checkpoint, which is used as a run's.
 TEST_F(AdapterRuns, AreImportedBesideTheirModel) {
   ASSERT_EQ(tune("tuned", {from("hf"), lora_}).code, 0);

@@ -206,6 +206,40 @@ TEST(VocabCrossEntropyOfOneRank, IsThatOfALinearLayerAndALossInSixteenBitsToo) {
     }
 }
 
+/// Rows that are trained apart, of which two are neighbours: what the table has in their place is never seen.
+TEST(VocabCrossEntropyOfTrainedRows, IsThatOfTheTableWithTheseRows) {
+  const std::vector<std::int64_t> ids{5, 6, 30, 7};
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const std::int64_t seq : {16, 300}) {  // logits kept, and in chunks
+      Dense dense(dtype, 1, seq, 24, 37);
+      dense.compute(1);
+      Cpu cpu(1);
+      const Rank rank{cpu, dense, {}, dtype};
+      Tape tape(*cpu.kernels);
+      const Tensor table = rank.weight(), values = Tensor::empty(*cpu.device, {4, dense.hidden}, dtype);
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        const auto row = static_cast<std::int64_t>(i);
+        cpu.kernels->copy(table.rows(ids[i], ids[i] + 1), values.rows(row, row + 1));
+        cpu.kernels->fill(table.rows(ids[i], ids[i] + 1), 50);
+      }
+      const Var x = tape.variable(rank.x()), rows = tape.variable(values), bias = tape.variable(rank.bias());
+      const VocabHead head{
+          tape.input(table), bias, dense.ids, 0, {rows, {{0, 5, 2, 0}, {2, 30, 1, 0}, {3, 7, 1, 0}}}};
+      const Var loss = vocab_cross_entropy(x, head, rank.labels(), rank.layout, ignored);
+      const double most = dtype == DType::f32 ? 1e-5 : 2e-2;
+      EXPECT_NEAR(cpu.values(loss.value())[0], dense.loss, most * dense.loss);
+      tape.backward(loss);
+      expect_near_most(cpu.values(x.grad()), dense.dx, most, "the tokens' gradient");
+      std::vector<double> of_rows;
+      for (const std::int64_t id : ids)
+        for (std::int64_t k = 0; k < dense.hidden; ++k) of_rows.push_back(dense.at(dense.dweight, id, k));
+      expect_near_most(cpu.values(rows.grad()), of_rows, most, "the rows' gradient");
+      std::vector<double> of_bias = dense.dbias;
+      of_bias.resize(static_cast<std::size_t>(rank.table_rows()));
+      expect_near_most(cpu.values(bias.grad()), of_bias, most, "the bias's gradient");
+    }
+}
+
 ParameterPtr table(const Rank& rank, DType gradient) {
   auto out = std::make_shared<Parameter>();
   out->name = "table", out->value = rank.weight(), out->shape = out->value.shape();

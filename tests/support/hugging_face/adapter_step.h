@@ -15,7 +15,7 @@
 #include "models/gpt.h"
 #include "models/gpt_config.h"
 #include "models/hub/adapter_names.h"
-#include "models/hub/adapter_targets.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/config_json.h"
 #include "support/temp_folder.h"
 #include "support/whole_tensors.h"

@@ -8,10 +8,11 @@
 #include <filesystem>
 
 #include "models/adapters/adapters.h"
+#include "models/adapters/initial_adapter.h"
 #include "models/gpt.h"
 #include "models/hub/adapter_config.h"
 #include "models/hub/adapter_names.h"
-#include "models/hub/adapter_targets.h"
+#include "models/hub/adapter_tables.h"
 #include "models/hub/config_json.h"
 #include "models/hub/hugging_face_weights.h"
 #include "support/cpu_fixture.h"
@@ -73,7 +74,15 @@ struct PeftReference {
         expected_file(folder / "expected.safetensors"),
         base(models_reference() / "hugging_face" / family, models::HuggingFaceLayout(options)),
         adapter(folder, layout, models::adapter_stem(options.adapter.type)),
-        both(base, &adapter, saved) {}
+        both(own_base(), &adapter, saved) {}
+
+  /// The base as it stands beside the adapter.
+  nn::WeightSource& own_base() {
+    if (!config::takes_from_base(options.adapter.lora.init)) return base;
+    products = std::make_unique<models::InitialProducts>(base, options, *cpu.device);
+    without = std::make_unique<models::WithoutProducts>(*products);
+    return *without;
+  }
 
   std::vector<double> expected(const std::string& name) const {
     const auto& entry = expected_file.at(name);
@@ -84,12 +93,16 @@ struct PeftReference {
   }
   /// Values of an adapter's parameter, or their gradients.
   std::vector<float> published(const std::string& parameter, bool gradient) const {
+    return in_file(parameter, gradient ? "grad." : "");
+  }
+  /// In what begins so of expected.safetensors; "": in the adapter's own file.
+  std::vector<float> in_file(const std::string& parameter, const std::string& prefix) const {
     const tensor::SafetensorsFile values(folder /
                                          (models::adapter_stem(options.adapter.type) + ".safetensors"));
-    const tensor::SafetensorsFile& file = gradient ? expected_file : values;
+    const tensor::SafetensorsFile& file = prefix.empty() ? values : expected_file;
     const models::HostTensor host = models::from_dict(
         layout, parameter, [&](const std::string& name) -> std::optional<models::HostTensor> {
-          const auto* entry = file.find((gradient ? "grad." : "") + name);
+          const auto* entry = file.find(prefix + name);
           if (!entry) return std::nullopt;
           models::HostTensor out{tensor::Shape{std::span<const std::int64_t>(entry->shape)}, *entry->dtype,
                                  std::vector<std::byte>(entry->bytes)};
@@ -145,6 +158,7 @@ struct PeftReference {
     return found;
   }
 
+  mutable Cpu cpu{2};
   std::filesystem::path folder;
   std::string family;
   config::Config config;
@@ -153,8 +167,9 @@ struct PeftReference {
   std::vector<std::string> saved;
   tensor::SafetensorsFile expected_file;
   models::HuggingFaceWeights base, adapter;
+  std::unique_ptr<models::InitialProducts> products;
+  std::unique_ptr<models::WithoutProducts> without;
   models::WithAdapter both;
-  mutable Cpu cpu{2};
 };
 
 }  // namespace sherd::test

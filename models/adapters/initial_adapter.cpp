@@ -1,0 +1,238 @@
+#include "models/adapters/initial_adapter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "models/adapters/weight_parts.h"
+#include "models/hub/adapter_tables.h"
+#include "tensor/formats/stored_format.h"
+#include "tensor/host_values.h"
+
+namespace sherd::models {
+
+using tensor::Slice;
+using tensor::Tensor;
+
+namespace {
+
+constexpr const char* of_magnitudes = ".adapter.magnitude";
+constexpr const char* of_rows = ".adapter.rows";
+
+/// Elements [begin, end) of a matrix that are a parameter's, in the processor's memory.
+Tensor fp32_of(nn::WeightSource& base, const std::string& name, const tensor::Shape& shape,
+               std::int64_t begin, std::int64_t count, device::Device& device) {
+  Tensor out =
+      Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
+  base.read(name, Slice::whole(shape), begin, out);
+  return out;
+}
+
+Tensor whole_weight(nn::WeightSource& base, const std::string& layer, const PublishedParameter& weight,
+                    device::Device& device) {
+  const std::int64_t rows = weight.rows.back().row + weight.rows.back().rows;
+  return fp32_of(base, layer + ".weight", {rows, weight.columns}, 0, rows * weight.columns, device);
+}
+
+void round_to(std::span<const float> from, std::byte* to, DType dtype) {
+  tensor::convert_values(std::as_bytes(from), DType::f32, {to, from.size() * size_of(dtype)}, dtype);
+}
+
+/// Elements [begin, begin + to.numel()) of `slice` of a parameter whose values are all of it.
+void copy_to(const std::vector<float>& values, const Slice& slice, std::int64_t begin, const Tensor& to) {
+  slice.for_each_run(
+      begin, begin + to.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+        round_to(
+            std::span(values).subspan(static_cast<std::size_t>(logical), static_cast<std::size_t>(count)),
+            to.raw() + static_cast<std::size_t>(local - begin) * size_of(to.dtype()), to.dtype());
+      });
+}
+
+}  // namespace
+
+const InitialProducts::Layer* InitialProducts::of(const std::string& layer) {
+  const auto [found, is_new] = layers_.try_emplace(layer);
+  Layer& out = found->second;
+  if (!is_new) return out.row_of.empty() ? nullptr : &out;
+  AdaptedWeight adapted = adapted_weight(config_, layer);
+  if (adapted.tensors.empty()) return nullptr;
+  const std::int64_t in = adapted.weight.columns, rank = adapted.rank;
+  const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
+  std::int64_t held = 0;
+  for (const PublishedParameter::RowRun& run : adapted.weight.rows) {
+    const auto target = std::find(adapted.tensors.begin(), adapted.tensors.end(), run.tensor);
+    const bool has = target != adapted.tensors.end();
+    for (std::int64_t i = 0; i < run.rows; ++i) {
+      out.row_of.push_back(has ? held++ : -1);
+      out.target_of.push_back(has ? target - adapted.tensors.begin() : -1);
+    }
+  }
+  out.b.resize(static_cast<std::size_t>(held * rank));
+  for (const int tensor : adapted.tensors) {
+    const PublishedTensor& published = adapted.weight.tensors[static_cast<std::size_t>(tensor)];
+    const std::int64_t rows = published.shape[published.transposed ? 1 : 0];
+    std::vector<float> values(static_cast<std::size_t>(rows * in));
+    const auto for_each_row = [&](const auto& visit) {  // of the weight, and of the published one
+      for (const PublishedParameter::RowRun& run : adapted.weight.rows)
+        for (std::int64_t i = 0; run.tensor == tensor && i < run.rows; ++i)
+          visit(run.row + i, run.tensor_row + i);
+    };
+    for_each_row([&](std::int64_t row, std::int64_t own) {
+      std::copy_n(weight.data<float>() + row * in, in, values.begin() + own * in);
+    });
+    const bool largest = config_.adapter.lora.init == config::LoraInit::pissa;
+    WeightPart part = (largest ? largest_part : orthogonal_part)(values, rows, in, rank, *processor_);
+    if (largest)  // the whole product is scale·B·A
+      for (std::vector<float>* factor : {&part.a, &part.b})
+        for (float& value : *factor) value /= static_cast<float>(std::sqrt(adapted.scale));
+    out.a.insert(out.a.end(), part.a.begin(), part.a.end());
+    for_each_row([&](std::int64_t row, std::int64_t own) {
+      std::copy_n(part.b.begin() + own * rank, rank,
+                  out.b.begin() + out.row_of[static_cast<std::size_t>(row)] * rank);
+    });
+  }
+  out.adapted = std::move(adapted);
+  return &out;
+}
+
+bool InitialAdapter::is_for(const config::Adapter& adapter) {
+  const config::LoraKeys& lora = adapter.lora;
+  return lora.dora || !lora.token_indices.empty() || config::takes_from_base(lora.init);
+}
+
+bool InitialAdapter::has(const std::string& name) const {
+  return name.ends_with(of_magnitudes) || name.ends_with(of_rows) ||
+         (products_ && name.find(".adapter.lora_") != std::string::npos);
+}
+
+std::vector<float> InitialAdapter::magnitudes(const std::string& layer) {
+  const AdaptedWeight adapted = adapted_weight(config_, layer);
+  const std::int64_t columns = adapted.weight.columns;
+  const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
+  const std::span values(weight.data<float>(), static_cast<std::size_t>(weight.numel()));
+  if (const StoredFormat format = config_.adapter.stored_base(); format != StoredFormat::compute) {
+    std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, weight.numel())));
+    if (tensor::quantize(format, values, blocks.data(), device_.arena()))  // else loading it says so
+      tensor::dequantize(format, blocks.data(), 0, values);
+  }
+  std::vector<float> out;
+  for (const PublishedParameter::RowRun& run : adapted.weight.rows) {
+    if (std::find(adapted.tensors.begin(), adapted.tensors.end(), run.tensor) == adapted.tensors.end())
+      continue;
+    for (std::int64_t row = run.row; row < run.row + run.rows; ++row) {
+      double squares = 0;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        const double value = values[static_cast<std::size_t>(row * columns + c)];
+        squares += value * value;
+      }
+      out.push_back(static_cast<float>(std::sqrt(squares)));
+    }
+  }
+  return out;
+}
+
+/// In ascending order of ids, as sources are asked.
+std::vector<float> InitialAdapter::token_rows(const std::string& table) {
+  const TrainedTokenIds trained = trained_tokens(config_);
+  const std::vector<std::int64_t>& ids = table == "tokens" ? trained.of_table : trained.of_head;
+  const std::int64_t width = config_.hidden_size;
+  std::vector<std::size_t> order(ids.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ids[a] < ids[b]; });
+  std::vector<float> out(ids.size() * static_cast<std::size_t>(width));
+  for (const std::size_t i : order) {
+    const Tensor row =
+        fp32_of(base_, table + ".weight", {config_.padded_vocab(), width}, ids[i] * width, width, device_);
+    std::copy_n(row.data<float>(), width, out.begin() + static_cast<std::ptrdiff_t>(i) * width);
+  }
+  return out;
+}
+
+void InitialAdapter::read(const std::string& name, const Slice& slice, std::int64_t begin, const Tensor& to) {
+  if (name != name_) {
+    const std::string layer = name.substr(0, name.find(".adapter."));
+    if (name.ends_with(of_magnitudes))
+      values_ = magnitudes(layer);
+    else if (name.ends_with(of_rows))
+      values_ = token_rows(layer);
+    else
+      values_ = name.ends_with("lora_A") ? products_->of(layer)->a : products_->of(layer)->b;
+    name_ = name;
+  }
+  copy_to(values_, slice, begin, to);
+}
+
+config::Adapter PlainLora::keys(const config::Adapter& adapter) {
+  config::Adapter out = adapter;
+  config::LoraKeys& lora = out.lora;
+  lora.init = config::LoraInit::uniform;
+  const double of_alpha = lora.rslora ? std::sqrt(2.0) : 2.0;  // the scale stays
+  lora.rank *= 2, lora.alpha *= of_alpha;
+  for (auto& [pattern, rank] : lora.rank_pattern) rank *= 2;
+  for (auto& [pattern, alpha] : lora.alpha_pattern) alpha *= of_alpha;
+  return out;
+}
+
+void PlainLora::read(const std::string& name, const Slice& slice, std::int64_t begin, const Tensor& to) {
+  const bool is_a = name.ends_with(".adapter.lora_A");
+  if (!is_a && !name.ends_with(".adapter.lora_B")) return adapter_.read(name, slice, begin, to);
+  if (name != name_) {
+    const InitialProducts::Layer* layer = products_.of(name.substr(0, name.find(".adapter.")));
+    require(layer, "'", name, "' is of no layer with an adapter");
+    const std::int64_t rank = layer->adapted.rank;
+    const std::vector<float>& begun = is_a ? layer->a : layer->b;
+    const auto elements = std::ssize(begun);
+    const tensor::Shape shape =
+        is_a ? tensor::Shape{elements / layer->adapted.weight.columns, layer->adapted.weight.columns}
+             : tensor::Shape{elements / rank, rank};
+    const Tensor trained = fp32_of(adapter_, name, shape, 0, elements, device_);
+    // Of A a target's rows come behind each other, of B the columns of each row.
+    const std::int64_t part = is_a ? rank * shape[1] : rank;
+    values_.clear();
+    for (std::int64_t at = 0; at < elements; at += part) {
+      values_.insert(values_.end(), trained.data<float>() + at, trained.data<float>() + at + part);
+      for (std::int64_t i = at; i < at + part; ++i)
+        values_.push_back(is_a ? begun[static_cast<std::size_t>(i)] : -begun[static_cast<std::size_t>(i)]);
+    }
+    name_ = name;
+  }
+  copy_to(values_, slice, begin, to);
+}
+
+void WithoutProducts::read(const std::string& name, const Slice& slice, std::int64_t begin,
+                           const Tensor& to) {
+  const InitialProducts::Layer* layer =
+      name.ends_with(".weight") ? products_.of(name.substr(0, name.rfind('.'))) : nullptr;
+  if (!layer) return products_.base().read(name, slice, begin, to);
+  device::Device& device = products_.device();
+  const Tensor values =
+      Tensor::empty(device, {to.numel()}, DType::f32, device::Category::workspace, device.processor_tier());
+  products_.base().read(name, slice, begin, values);
+  const std::int64_t columns = layer->adapted.weight.columns, rank = layer->adapted.rank;
+  const auto scale = static_cast<float>(layer->adapted.scale);
+  std::vector<float> product;
+  slice.for_each_run(begin, begin + to.numel(),
+                     [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+                       for (std::int64_t at = logical; at < logical + count;) {
+                         const std::int64_t row = at / columns, first = at % columns,
+                                            n = std::min(columns - first, logical + count - at);
+                         float* value = values.data<float>() + (local - begin) + (at - logical);
+                         at += n;
+                         const std::int64_t held = layer->row_of[static_cast<std::size_t>(row)];
+                         if (held < 0) continue;
+                         product.assign(static_cast<std::size_t>(n), 0);
+                         const std::int64_t target = layer->target_of[static_cast<std::size_t>(row)];
+                         for (std::int64_t k = 0; k < rank; ++k) {
+                           const float b = layer->b[static_cast<std::size_t>(held * rank + k)];
+                           const float* a = layer->a.data() + (target * rank + k) * columns + first;
+                           for (std::int64_t c = 0; c < n; ++c)
+                             product[static_cast<std::size_t>(c)] += b * a[c];
+                         }
+                         for (std::int64_t c = 0; c < n; ++c)
+                           value[c] -= scale * product[static_cast<std::size_t>(c)];
+                       }
+                     });
+  round_to({values.data<float>(), static_cast<std::size_t>(to.numel())}, to.raw(), to.dtype());
+}
+
+}  // namespace sherd::models

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "config/model.h"
+#include "models/gpt_config.h"
+#include "nn/weight_source.h"
+
+// Weights of a model with the same blocks and another head.
+namespace sherd::cli {
+
+/// The name that a parameter has in other weights; nothing where it begins anew.
+using NameThere = std::function<std::optional<std::string>(const std::string& name)>;
+
+/// Whether a model begins from one that has other labels or none, has them of something else, or has a head
+/// for pairs of texts where it has none.
+bool scores_others(const models::GptConfig& options, const config::Model& source);
+
+/// Whether a classifier takes the pooler of a model that learns pairs of texts.
+bool takes_pooler(const models::GptConfig& options, const config::Model& source);
+
+/// What begins anew is, beside the layers that score pairs of texts, in a classifier what scores labels, and
+/// the layer before it where that model has none, or one of it and BERT's masked tokens; in another model all
+/// of the head of a classifier.
+NameThere names_in(const models::GptConfig& options, const config::Model& source);
+
+/// The weights of `source`, without those of its head that are of no use here.
+std::unique_ptr<nn::WeightSource> without_scores(std::unique_ptr<nn::WeightSource> source, NameThere there);
+
+}  // namespace sherd::cli

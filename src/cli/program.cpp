@@ -20,6 +20,7 @@
 #include "base/version.h"
 #include "cli/command_line.h"
 #include "cli/memory_reserve.h"
+#include "cli/referenced_base.h"
 #include "engine/stop_signals.h"
 
 namespace sherd::cli {
@@ -147,6 +148,7 @@ void prepare_process() {
 }
 
 int run_program(const Arguments& arguments) {
+  engine::set_base_opener(open_base);
   try {
     const MemoryReserve reserve;
     require_stack();

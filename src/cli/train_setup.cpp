@@ -5,8 +5,10 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "cli/inference/inference.h"
+#include "cli/referenced_base.h"
 #include "cli/weights.h"
 #include "comm/gather.h"
+#include "engine/checkpoint/format.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/gpt.h"
@@ -91,6 +93,26 @@ std::vector<std::int32_t> TrainSetup::prompt_ids() const {
   return out;
 }
 
+/// Checkpoints name the base's files. Ranks share the work of finding their checksums.
+void TrainSetup::refer_to(const std::string& folder) {
+  engine::BaseReference base = base_files(folder);
+  std::vector<std::pair<std::string, FileChecksum*>> files;
+  for (auto& [name, sum] : base.files)
+    if (sum.crc32c == 0) files.emplace_back(name, &sum);
+  const auto ranks = static_cast<std::size_t>(dist_->world_size()),
+             rank = static_cast<std::size_t>(dist_->rank());
+  for (std::size_t first = 0; first < files.size(); first += ranks) {
+    const auto sums = comm::gather_results(dist_->world(), "checksums of the base", [&] {
+      const std::size_t mine = first + rank;
+      return mine < files.size()
+                 ? engine::checksum_file(std::filesystem::path(base.folder) / files[mine].first)
+                 : FileChecksum{};
+    });
+    for (std::size_t i = 0; i < ranks && first + i < files.size(); ++i) *files[first + i].second = sums[i];
+  }
+  engine_->set_checkpoint_base(std::move(base));
+}
+
 void TrainSetup::begin_from(const std::string& folder) {
   const config::Config& config = engine_->config();
   Weights weights(folder, shape_, engine_->device(), config.training.adapter, prompt_ids());
@@ -99,6 +121,8 @@ void TrainSetup::begin_from(const std::string& folder) {
     return true;
   });
   engine_->load_weights(weights.source());
+  if (config.training.adapter.type != config::AdapterType::none && !config.training.adapter.save_base)
+    refer_to(folder);
   if (speaks()) engine_->set_checkpoint_files(weights.companions());
   if (!speaks()) return;
   log_info("weights from ", folder);

@@ -31,6 +31,7 @@ class TrainSetup {
   bool speaks() const { return dist_->rank() == 0; }
   void require_base() const;
   std::vector<std::int32_t> prompt_ids() const;
+  void refer_to(const std::string& folder);
   void begin_from(const std::string& folder);
   void warn_of_other_tokenizer(const engine::ExtraFiles& companions) const;
 

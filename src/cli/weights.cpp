@@ -174,7 +174,7 @@ std::string adapter_section(const std::string& folder) {
   if (adapter.type == config::AdapterType::none)
     fail(ErrorKind::config, "training.adapter.init_from: checkpoint ", reader.folder().string(),
          " is of a run without an adapter; name it with training.init_from");
-  adapter.init_from.clear();
+  adapter.init_from.clear(), adapter.save_base = true;
   return config::section_of(adapter);
 }
 

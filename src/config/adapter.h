@@ -132,6 +132,7 @@ struct Adapter {
   std::vector<std::string> modules_to_save;
   StoredFormat base_format = StoredFormat::compute;
   bool base_double_quant = false;  ///< nf4 and fp4 are kept in their double forms
+  bool save_base = true;           ///< checkpoints hold the model's own weights; else they refer to their files
 
   /// What the two make together.
   StoredFormat stored_base() const;

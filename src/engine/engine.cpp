@@ -346,6 +346,10 @@ void Engine::set_checkpoint_files(engine::ExtraFiles files) {
   checkpoints_->set_files(std::move(files));
 }
 
+void Engine::set_checkpoint_base(engine::BaseReference base) {
+  checkpoints_->set_base(std::move(base));
+}
+
 void Engine::claim_save_folder(const std::string& directory) {
   checkpoints_->claim(directory);
 }

@@ -47,6 +47,7 @@ namespace sherd {
 
 namespace engine {
 
+struct BaseReference;
 class CheckpointReader;
 class Checkpoints;
 struct Comparison;
@@ -227,6 +228,9 @@ class Engine {
   /// Files that checkpoints hold from here on as they are: the tokenizer and settings that a model came with.
   /// load_checkpoint() takes those of the checkpoint, unless this gave some. Rank 0's count.
   void set_checkpoint_files(engine::ExtraFiles files);
+  /// Checkpoints do not hold parameters that do not train from here on, and refer to the files that these
+  /// came from. For a program that reads them again (engine::set_base_opener()). On all ranks alike.
+  void set_checkpoint_base(engine::BaseReference base);
   /// Claims DIR for this run's checkpoints, as the first save_checkpoint() there would, until this engine
   /// ends or saves elsewhere: no other engine can save there meanwhile. Removes what runs that were killed
   /// while they saved there left. Throws Error{io} naming the process that has the folder. Collective.

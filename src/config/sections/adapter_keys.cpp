@@ -268,6 +268,12 @@ Table<Adapter> make_adapter_table() {
     table.keys.push_back(inside(&A::bottleneck, key).where(is_bottleneck));
   append(table.keys, targets_keys());
   append(table.keys, base_keys());
+  table.keys.push_back(
+      boolean("save_base", &A::save_base)
+          .means("checkpoints hold the model's own weights, too; `false`: they name the files "
+                 "of `training.init_from` that these came from, with checksums, and need them "
+                 "([more](adapters.md#checkpoints-and-files))",
+                 unless_default));
   append(table.keys, foreign_keys<A>("training.adapter"));
   table.keys.push_back(text("init_from", &A::init_from, "\"adapters/a\"")
                            .means("folder of an adapter to go on from: PEFT's (adapter_config.json and "

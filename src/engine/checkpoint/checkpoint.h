@@ -23,6 +23,7 @@
 //   states.h            which states a rank writes and reads; frozen_files.h: those that checkpoints share
 //   checkpoint.h        reading slices out of any checkpoint, whoever wrote it; pieces.h: which file has what
 //   checkpoints.h       an engine's saves and loads, on all ranks alike (checkpoints_load.cpp: the latter)
+//   referenced_base.h   parameters that do not train and that lie elsewhere
 //   writer.h            a rank's file, and one act of saving; background_save.h: the thread that writes it
 //                       while training goes on, and the copy that it writes (snapshot.cpp)
 //   save_folder.h       the folder of a run: its lock, publishing whole, `latest`, `best`, what is removed
@@ -45,6 +46,8 @@ void require_no_checkpoints(const std::filesystem::path& folder, const std::stri
 /// Whether a run with local checkpoints has begun in the folder, though it may have saved nothing there.
 bool has_begun(const std::filesystem::path& folder);
 
+class ReferencedBase;
+
 /// One state of one parameter in a checkpoint.
 struct CheckpointTensor {
   std::string kind, parameter;  ///< "fp32", "frozen", "exp_avg", …; what it is of
@@ -65,7 +68,8 @@ class CheckpointReader {
   const std::filesystem::path& folder() const;
   /// Compares one file's bytes with the manifest's checksum. Throws Error{data}.
   void verify(const std::string& file) const;
-  /// verify() for each file, or for those that hold what trained: adapters are there.
+  /// verify() for each file, of a base that it refers to, too, or for those that hold what trained: adapters
+  /// are there.
   enum class WhatToVerify { all, trained };
   void verify_all(WhatToVerify what = WhatToVerify::all) const;
   /// The same for what `rank` of `ranks` is to verify of the ranks' files, so that together they verify each
@@ -81,7 +85,7 @@ class CheckpointReader {
   std::optional<DType> dtype(const std::string& kind, const std::string& parameter) const;
   /// Whether there are elements of KIND.PARAMETER.
   bool holds(const std::string& kind, const std::string& parameter) const;
-  /// All that it holds, each once, by name.
+  /// All that its files hold, each once, by name.
   std::vector<CheckpointTensor> tensors() const;
   /// The memories of optimizers of whole parameters, by name, as ParameterNorms::save() gave it.
   std::map<std::string, std::string> learned() const;
@@ -96,6 +100,9 @@ class CheckpointReader {
                    std::int64_t begin, std::int64_t count, const tensor::Tensor& to) const;
 
  private:
+  bool refers(const std::string& kind, const std::string& parameter) const;
+  const ReferencedBase& base() const;
+
   struct Content;
   std::unique_ptr<Content> content_;
 };

@@ -21,7 +21,9 @@
 namespace sherd::engine {
 
 Checkpoints::Checkpoints(Engine& engine)
-    : engine_(engine), frozen_(*engine.dist_, engine.sharded(), engine.device()) {}
+    : engine_(engine), frozen_(*engine.dist_, engine.sharded(), engine.device()) {
+  frozen_.refer_to(&base_);
+}
 Checkpoints::~Checkpoints() = default;
 
 void Checkpoints::set_training_data(const data::Loader& loader, std::shared_ptr<const TokenData> tokens) {

@@ -35,6 +35,8 @@ class Checkpoints {
   /// not known, or has moved by hand, train_batch_size.
   std::int64_t samples_of_step();
   void set_files(ExtraFiles files) { files_ = std::make_shared<const ExtraFiles>(std::move(files)); }
+  /// Has checkpoints refer to it for what does not train; on all ranks alike.
+  void set_base(BaseReference base) { base_ = std::move(base); }
   void claim(const std::string& directory);
   void save(const std::string& directory, const SaveOptions& options);
   ClientState load(const std::string& directory, const std::string& tag);
@@ -83,6 +85,7 @@ class Checkpoints {
   Engine& engine_;
   std::shared_ptr<SaveFolder> save_folder_;  ///< on rank 0, from the first save or claim on
   FrozenFiles frozen_;
+  std::optional<BaseReference> base_;        ///< what they hold in place of frozen_'s files
   std::unique_ptr<LocalCheckpoints> local_;  ///< null: there are none
   bool saving_locally_ = false;              ///< what is under way is a local checkpoint
   std::filesystem::path place_;              ///< where the checkpoint is to be that is being written

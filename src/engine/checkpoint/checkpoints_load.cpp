@@ -243,6 +243,7 @@ std::optional<ClientState> Checkpoints::load_from(const std::filesystem::path& f
     if (engine_.dist_->rank() == 0 && !files_) files_ = files_in(reader);
     return frozen.find_in(reader);
   });
+  if (!engine_.config_.training.adapter.save_base) base_ = reader.manifest().base;
   const std::filesystem::path kept = local ? local_->settle() : reader.folder();
   if (std::ranges::all_of(found, std::identity())) frozen.keep(kept);
   publish_all(engine_.sharded());

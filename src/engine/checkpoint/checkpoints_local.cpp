@@ -15,6 +15,7 @@ void Checkpoints::claim_local(const std::string& directory, const std::string& l
   local_.reset();
   local_ = std::make_unique<LocalCheckpoints>(*engine_.dist_, engine_.sharded(), engine_.device(),
                                               local_directory, directory, anew);
+  local_->frozen().refer_to(&base_);
 }
 
 /// A local checkpoint that cannot be made costs nothing but that the older one stays the newest.

@@ -55,6 +55,10 @@ void require_shared(const fs::path& partial) {
 }  // namespace
 
 void FrozenFiles::put(const fs::path& partial, const std::string& save_id) {
+  if (refers()) {
+    next_ = {}, sums_.assign(static_cast<std::size_t>(dist_.world_size()), {});
+    return;
+  }
   next_ = {kept_.id.empty() ? save_id : kept_.id, partial / frozen_file(dist_.rank()), {}, {}};
   sums_ = comm::gather_results(dist_.world(), "checkpoint of frozen parameters", [&] {
     require_shared(partial);
@@ -67,6 +71,7 @@ void FrozenFiles::put(const fs::path& partial, const std::string& save_id) {
 }
 
 void FrozenFiles::describe(Manifest& manifest) const {
+  if (refers()) manifest.base = *base_;
   for (std::size_t rank = 0; rank < sums_.size(); ++rank) {
     if (sums_[rank].bytes == 0) continue;
     manifest.frozen_id = next_.id;
@@ -91,6 +96,7 @@ bool FrozenFiles::find_in(const CheckpointReader& reader) {
 }
 
 void FrozenFiles::keep(const fs::path& folder) {
+  if (refers()) return;
   kept_ = std::move(next_);
   kept_.path = fs::absolute(folder / kept_.path.filename());
 }

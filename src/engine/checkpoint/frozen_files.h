@@ -39,6 +39,8 @@ class FrozenFiles {
   void keep(const std::filesystem::path& folder);
   /// Of what put() has put, the checksums by rank; no bytes: none.
   const std::vector<FileChecksum>& sums() const { return sums_; }
+  /// Where *base is set, put() puts nothing, and manifests refer to it. It must outlive this.
+  void refer_to(const std::optional<BaseReference>* base) { base_ = base; }
   /// Values may change: the next put() writes.
   void forget() { kept_ = {}; }
 
@@ -56,6 +58,7 @@ class FrozenFiles {
     Identity identity;
     FileChecksum sum;  ///< no bytes: this rank holds none of such parameters
   };
+  bool refers() const { return base_ && *base_; }
   static Identity identity_of(const std::filesystem::path& path);
   bool link(const std::filesystem::path& path);
 
@@ -66,6 +69,7 @@ class FrozenFiles {
   Files next_;                      ///< as put() or find_in() found them
   std::vector<FileChecksum> sums_;  ///< as put() found them, by rank
   bool said_ = false;               ///< that links are refused
+  const std::optional<BaseReference>* base_ = nullptr;
 };
 
 }  // namespace sherd::engine

@@ -142,14 +142,28 @@ void read_step_states(const json& root, Manifest& out) {
   }
 }
 
-void read_files(const json& root, Manifest& out) {
-  for (const auto& [name, value] : object_of(root, "files").items()) {
+std::map<std::string, FileChecksum> checksums_of(const json& object) {
+  std::map<std::string, FileChecksum> out;
+  for (const auto& [name, value] : object_of(object, "files").items()) {
     if (name.empty() || name.starts_with('.') || name.find('/') != std::string::npos)
       fail(ErrorKind::data, "'", name, "' is not the name of a file of its folder");
     if (!value.is_object()) fail(ErrorKind::data, "the entry of file '", name, "' is not an object");
-    out.files[name] = {static_cast<std::uint64_t>(count_of(value, "bytes", 0, INT64_MAX)),
-                       static_cast<std::uint32_t>(count_of(value, "crc32c", 0, UINT32_MAX))};
+    out[name] = {static_cast<std::uint64_t>(count_of(value, "bytes", 0, INT64_MAX)),
+                 static_cast<std::uint32_t>(count_of(value, "crc32c", 0, UINT32_MAX))};
   }
+  return out;
+}
+
+json to_json_object(const std::map<std::string, FileChecksum>& files) {
+  json sums = json::object();  // an ordered one takes quadratic time to fill
+  for (const auto& [name, sum] : files) sums[name] = {{"bytes", sum.bytes}, {"crc32c", sum.crc32c}};
+  return sums;
+}
+
+void read_files(const json& root, Manifest& out) {
+  out.files = checksums_of(root);
+  if (root.contains("base"))
+    out.base = {text_of(object_of(root, "base"), "folder"), checksums_of(root["base"])};
   for (int rank = 0; rank < out.world_size; ++rank)
     if (!out.files.contains(rank_file(rank))) fail(ErrorKind::data, "it names no file of rank ", rank);
   if (out.files.contains(rank_file(out.world_size)) || out.files.contains(frozen_file(out.world_size)))
@@ -242,9 +256,8 @@ std::string Manifest::to_json() const {
     root["step_states"] = states;
   }
   root["shapes"] = shapes;
-  json sums = json::object();  // an ordered one takes quadratic time to fill
-  for (const auto& [name, sum] : files) sums[name] = {{"bytes", sum.bytes}, {"crc32c", sum.crc32c}};
-  root["files"] = sums;
+  root["files"] = to_json_object(files);
+  if (base) root["base"] = {{"folder", base->folder}, {"files", to_json_object(base->files)}};
   std::string body;
   try {
     body = root.dump(1);

@@ -37,6 +37,13 @@ struct DataRecord {
   static DataRecord of(const TokenData& tokens);
 };
 
+/// Files from which the parameters came that a run does not train, where its checkpoints do not hold these.
+struct BaseReference {
+  std::string folder;                         ///< absolute: Hugging Face's files, or a checkpoint
+  std::map<std::string, FileChecksum> files;  ///< by name
+  bool operator==(const BaseReference&) const = default;
+};
+
 /// Everything of a checkpoint but its tensors.
 struct Manifest {
   int world_size = 0;  ///< number of ranks that saved, each of which wrote a file
@@ -60,6 +67,7 @@ struct Manifest {
   std::map<std::string, std::vector<float>> step_states;
   std::map<std::string, std::vector<std::int64_t>> shapes;  ///< logical, of every parameter, by name
   std::map<std::string, FileChecksum> files;
+  std::optional<BaseReference> base;  ///< in place of frozen files
 
   /// Which of the files is the tokenizer's; empty: none.
   std::string tokenizer_copy() const;

@@ -7,6 +7,7 @@
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
 #include "engine/checkpoint/pieces.h"
+#include "engine/checkpoint/referenced_base.h"
 #include "engine/checkpoint/save_folder.h"
 #include "tensor/safetensors/safetensors.h"
 
@@ -123,6 +124,7 @@ struct CheckpointReader::Content {
   PieceIndex pieces;
   std::map<std::string, DType> dtypes;          ///< by KIND.PARAMETER, as one of the files has it
   std::map<std::string, StoredFormat> formats;  ///< of those in blocks
+  std::unique_ptr<ReferencedBase> base;         ///< once it was asked for
 };
 
 CheckpointReader::Content::Content(fs::path at) : folder(std::move(at)) {
@@ -229,7 +231,21 @@ void CheckpointReader::verify(const std::string& file) const {
            : cat("; ", another));
 }
 
+bool CheckpointReader::refers(const std::string& kind, const std::string& parameter) const {
+  return kind == "frozen" && manifest().base && manifest().shapes.contains(parameter) &&
+         !content_->pieces.holds("fp32." + parameter) && !content_->pieces.holds("frozen." + parameter);
+}
+
+const ReferencedBase& CheckpointReader::base() const {
+  if (!content_->base) content_->base = std::make_unique<ReferencedBase>(*this);
+  return *content_->base;
+}
+
 void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) const {
+  int place = 0;
+  if (what == WhatToVerify::all && manifest().base)
+    for (const auto& [file, sum] : manifest().base->files)
+      if (place++ % ranks == rank) check_base_file(*this, file, true);
   for (int of = rank; of < manifest().world_size; of += ranks) {
     verify(rank_file(of));
     const std::string frozen = frozen_file(of);
@@ -240,6 +256,8 @@ void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) cons
 void CheckpointReader::verify_all(WhatToVerify what) const {
   for (const auto& [file, checksum] : manifest().files)
     if (what == WhatToVerify::all || !is_frozen_file(file)) verify(file);
+  if (what == WhatToVerify::all && manifest().base)
+    for (const auto& [file, checksum] : manifest().base->files) check_base_file(*this, file, true);
 }
 
 std::set<std::string> CheckpointReader::require_state(const std::string& kind, const std::string& parameter,
@@ -250,19 +268,26 @@ std::set<std::string> CheckpointReader::require_state(const std::string& kind, c
   constexpr std::int64_t most = std::int64_t{1}
                                 << 20;  // of which the runs, however short, take little memory
   const std::string name = kind + "." + parameter;
-  const auto check_type = [&](std::size_t file, std::span<const FileRun>) {
-    const SafetensorsEntry& entry = content_->files[file].at(name);
-    out.insert(content_->files[file].path().filename());
-    const StoredFormat there = content_->format_of(name);
-    if (entry.dtype != dtype || there != format) {
+  const auto require_type = [&](std::optional<DType> type, std::string_view type_name, StoredFormat there) {
+    if (type != dtype || there != format) {
       const auto in_words = [](std::string_view type, StoredFormat of) {
         return of == StoredFormat::compute ? type : tensor::name_of(of);
       };
       const bool blocks = there != StoredFormat::compute || format != StoredFormat::compute;
       fail(ErrorKind::data, "checkpoint ", folder().string(), " holds '", name, "' in ",
-           in_words(entry.dtype_name, there), ", and this run keeps it in ", in_words(name_of(dtype), format),
-           ": ", content_->advice_on_dtype(kind, blocks));
+           in_words(type_name, there), ", and this run keeps it in ", in_words(name_of(dtype), format), ": ",
+           content_->advice_on_dtype(kind, blocks));
     }
+  };
+  if (refers(kind, parameter)) {
+    const StoredFormat there = base().format_of(parameter);
+    require_type(this->dtype(kind, parameter), manifest().compute_dtype, there);
+    return out;
+  }
+  const auto check_type = [&](std::size_t file, std::span<const FileRun>) {
+    const SafetensorsEntry& entry = content_->files[file].at(name);
+    out.insert(content_->files[file].path().filename());
+    require_type(entry.dtype, entry.dtype_name, content_->format_of(name));
   };
   for (; begin < end; begin += std::min(most, end - begin)) {
     const std::int64_t stop = begin + std::min(most, end - begin);
@@ -275,13 +300,16 @@ std::set<std::string> CheckpointReader::require_state(const std::string& kind, c
 }
 
 std::optional<DType> CheckpointReader::dtype(const std::string& kind, const std::string& parameter) const {
+  if (refers(kind, parameter))
+    return base().format_of(parameter) == StoredFormat::compute ? parse_dtype(manifest().compute_dtype)
+                                                                : DType::u8;
   const auto found = content_->dtypes.find(kind + "." + parameter);
   if (found == content_->dtypes.end()) return {};
   return found->second;
 }
 
 bool CheckpointReader::holds(const std::string& kind, const std::string& parameter) const {
-  return content_->pieces.holds(kind + "." + parameter);
+  return content_->pieces.holds(kind + "." + parameter) || refers(kind, parameter);
 }
 
 std::vector<CheckpointTensor> CheckpointReader::tensors() const {
@@ -305,6 +333,7 @@ std::map<std::string, std::string> CheckpointReader::learned() const {
 void CheckpointReader::read(const std::string& kind, const std::string& parameter, const tensor::Slice& slice,
                             std::int64_t begin, const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
+  if (refers(kind, parameter)) return base().read(parameter, slice, begin, to);
   const std::int64_t end = begin + to.numel();
   const StoredFormat format = content_->format_of(name);
   const bool blocks = to.dtype() == DType::f32 && format != StoredFormat::compute;
@@ -323,8 +352,10 @@ bool CheckpointReader::read_blocks(const std::string& kind, const std::string& p
                                    const tensor::Slice& slice, std::int64_t begin, std::int64_t count,
                                    const tensor::Tensor& to) const {
   const std::string name = kind + "." + parameter;
-  const StoredFormat format = content_->format_of(name);
+  const bool elsewhere = refers(kind, parameter);
+  const StoredFormat format = elsewhere ? base().format_of(parameter) : content_->format_of(name);
   if (format == StoredFormat::compute) return false;
+  if (elsewhere) return base().read_blocks(parameter, slice, begin, count, to), true;
   const std::int64_t end = begin + count;
   require_state(kind, parameter, slice, begin, end, DType::u8, format);
   bool same = true;

@@ -140,12 +140,14 @@ void add_snapshot(const config::Config& config, Engine& engine, Estimate& out) {
 void add_local_checkpoints(const config::Config& config, Engine& engine, const DryRank& rank, Estimate& out) {
   if (config.training.local_save_interval == 0 || config.training.save_dir.empty()) return;
   std::uint64_t once = 0, twice = 0;  // frozen files are links to the first
-  for (const FilePart part : {FilePart::frozen, FilePart::trained})
+  for (const FilePart part : {FilePart::frozen, FilePart::trained}) {
+    if (part == FilePart::frozen && !config.training.adapter.save_base) continue;
     for_each_tensor(engine.sharded(), part,
                     [&](const FileTensor& tensor, const SavedState&, const sharding::Piece&) {
                       (part == FilePart::frozen ? once : twice) +=
                           static_cast<std::uint64_t>(tensor.count) * size_of(tensor.dtype);
                     });
+  }
   const bool copied = rank.local_ranks < rank.ranks;
   out.local_checkpoints = (copied ? 2 : 1) * (once + 2 * twice);
   if (!copied) return;

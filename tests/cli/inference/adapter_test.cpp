@@ -181,6 +181,85 @@ TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
   EXPECT_EQ(sherd({"export", in("plain"), "--output", in("x"), "--adapter", "--base", in("moved")}).code, 2);
 }
 
+/// Checkpoints that name the base's files in place of holding them: the same in every use, and small.
+TEST_F(AdapterRuns, LeaveTheBaseWhereItIs) {
+  const std::string nf4 =
+      R"(training.adapter={"type": "lora", "rank": 4, "targets": "all-linear", "base_format": "nf4"})";
+  const std::string apart = "training.adapter.save_base=false";
+  const auto tuned = [&](const std::string& to, std::vector<std::string> sets,
+                         std::vector<std::string> more = {}) {
+    const Outcome got = tune(to, std::move(sets), std::move(more));
+    EXPECT_EQ(got.code, 0) << got.err;
+    return losses();
+  };
+  const std::string parts = R"(training.adapter={"type": "lora", "rank": 4, "init_lora_weights": "pissa",
+                                                 "trainable_token_indices": [257, 32]})";
+  for (const std::string& adapter : {lora_, parts, nf4}) {
+    SCOPED_TRACE(adapter);
+    const std::string ids = adapter == parts ? "model.vocab_size=258" : "model.vocab_size=257";
+    for (const char* run : {"whole", "apart", "resumed", "copy", "merged", "other", "two"})
+      fs::remove_all(folder_ / run);
+    const auto want = tuned("whole", {from("hf"), adapter, ids});
+    EXPECT_EQ(tuned("apart", {from("hf"), adapter, ids, apart}), want);
+    const fs::path saved = engine::checkpoint_folder(folder_ / "apart");
+    EXPECT_FALSE(fs::exists(saved / "rank_00000.frozen.safetensors"));
+    EXPECT_THAT(read_text(saved / "manifest.json"), HasSubstr(in("hf")));
+    EXPECT_EQ(said("apart").out, said("whole").out);
+    EXPECT_EQ(said("apart", {"--offload", "cpu"}).out, said("whole", {"--offload", "cpu"}).out);
+    EXPECT_EQ(said("run", {"--adapter", in("apart")}).out, said("run", {"--adapter", in("whole")}).out);
+    // It goes on, refers to the same, and over two ranks is what a whole one is.
+    tuned("resumed", {from("hf"), adapter, ids, apart, "training.steps=3"});
+    const auto on_two = [&](const std::string& run, const std::string& how) {
+      fs::remove_all(folder_ / "two");
+      fs::copy(folder_ / run, folder_ / "two", fs::copy_options::recursive);
+      return tuned("two",
+                   {from("nowhere"), adapter, ids, how, "training.steps=8", "zero_optimization.stage=3"},
+                   {"--resume", "--ranks", "2"});
+    };
+    const auto two = on_two("whole", "model.dropout=0");
+    EXPECT_EQ(two.size(), 2U);
+    EXPECT_EQ(on_two("apart", apart), two);
+    EXPECT_EQ(tuned("resumed", {from("nowhere"), adapter, ids, apart}, {"--resume"}),
+              std::vector<std::string>(want.begin() + 3, want.end()));
+    EXPECT_FALSE(
+        fs::exists(engine::checkpoint_folder(folder_ / "resumed") / "rank_00000.frozen.safetensors"));
+    EXPECT_EQ(said("resumed").out, said("whole").out);
+    // A copy for other ranks refers to it, too, and a run that begins from both.
+    ASSERT_EQ(sherd({"checkpoint", "convert", in("apart"), "--output", in("copy"), "--ranks", "3"}).code, 0);
+    EXPECT_EQ(said("copy").out, said("whole").out);
+    ASSERT_EQ(sherd({"checkpoint", "verify", in("copy")}).code, 0);
+    const auto on = tuned("other", {from("whole"), "training.steps=1"});
+    fs::remove_all(folder_ / "other");
+    EXPECT_EQ(tuned("other", {from("apart"), apart, "training.steps=1"}), on);
+    EXPECT_THAT(read_text(engine::checkpoint_folder(folder_ / "other") / "manifest.json"),
+                HasSubstr(in("hf")));
+    // Merged they are one model.
+    ASSERT_EQ(sherd({"export", in("apart"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+    const std::string merged = read_text(folder_ / "merged/model.safetensors");
+    fs::remove_all(folder_ / "merged");
+    ASSERT_EQ(sherd({"export", in("whole"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
+    EXPECT_TRUE(merged == read_text(folder_ / "merged/model.safetensors"));
+    // With the base in its checkpoints again.
+    EXPECT_EQ(tuned("resumed", {from("nowhere"), adapter, ids, "training.steps=8"}, {"--resume"}).size(), 2U);
+    EXPECT_TRUE(fs::exists(engine::checkpoint_folder(folder_ / "resumed") / "rank_00000.frozen.safetensors"));
+  }
+  // A base that has changed, is another, or is gone; what trained is whole.
+  std::string bytes = read_text(folder_ / "hf/model.safetensors");
+  bytes.back() ^= 1;
+  write_text(folder_ / "hf/model.safetensors", bytes);
+  for (const Outcome& got :
+       {said("apart"), tune("apart", {from("hf"), nf4, apart, "training.steps=9"}, {"--resume"})}) {
+    EXPECT_EQ(got.code, 1);
+    EXPECT_THAT(got.err, HasSubstr("it is not the base that was trained beside"));
+  }
+  write_text(folder_ / "hf/model.safetensors", bytes + " ");
+  EXPECT_THAT(said("apart").err, HasSubstr("it is not the base that was trained beside"));
+  fs::remove_all(folder_ / "hf");
+  EXPECT_THAT(said("apart").err, HasSubstr("put it there again, or a link to where it is"));
+  EXPECT_EQ(sherd({"export", in("apart"), "--output", in("peft"), "--adapter"}).code, 0);
+  EXPECT_EQ(said("run", {"--adapter", in("apart")}).code, 0);
+}
+
 /// Magnitudes are the base's at first, and the adapter's own in its files.
 TEST_F(AdapterRuns, WithMagnitudesAreUsedFromTheirFolders) {
   const std::string dora =

@@ -117,15 +117,12 @@ std::shared_ptr<parallel::Prompts> make_prompts(const GptConfig& config, const p
 TrainedTokens make_token_rows(const GptConfig& config, const parallel::Layout& layout) {
   TrainedTokens out;
   const auto& [of_table, of_head] = trained_tokens(config);
-  if (!of_table.empty())
-    out.of_table =
-        std::make_shared<parallel::TokenRows>(of_table, config.padded_vocab(), config.hidden_size, layout);
+  const parallel::TokenRows::Table table{config.padded_vocab(), config.vocab_size, config.hidden_size};
+  if (!of_table.empty()) out.of_table = std::make_shared<parallel::TokenRows>(of_table, table, layout);
   if (config.tied() && out.of_table)
-    out.of_head = std::make_shared<parallel::TokenRows>(of_table, config.padded_vocab(), config.hidden_size,
-                                                        layout, out.of_table->parameter());
+    out.of_head = std::make_shared<parallel::TokenRows>(of_table, table, layout, out.of_table->parameter());
   else if (!of_head.empty())
-    out.of_head =
-        std::make_shared<parallel::TokenRows>(of_head, config.padded_vocab(), config.hidden_size, layout);
+    out.of_head = std::make_shared<parallel::TokenRows>(of_head, table, layout);
   return out;
 }
 
@@ -137,7 +134,8 @@ void WithAdapter::check(const std::vector<nn::ParameterPtr>& parameters) const {
 }
 
 bool WithAdapter::of_adapter(const std::string& name) const {
-  return is_adapter(name) || (adapter_ && std::find(saved_.begin(), saved_.end(), name) != saved_.end());
+  return is_adapter(name) ||
+         (adapter_ && adapter_->has(name) && std::find(saved_.begin(), saved_.end(), name) != saved_.end());
 }
 
 bool WithAdapter::has(const std::string& name) const {

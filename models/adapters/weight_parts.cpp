@@ -79,7 +79,7 @@ Triplets largest_triplets(Products& of, std::int64_t rank) {
   const bool wide = of.rows() <= of.columns();
   const std::int64_t smaller = std::min(of.rows(), of.columns());
   constexpr std::int64_t spare = 8;
-  const std::int64_t most = std::min(smaller, std::max(most_subspace, 2 * (rank + spare)));
+  const std::int64_t most = smaller;
   const auto forth = [&](const MatrixXd& x) { return wide ? of.apply_transposed(x) : of.apply(x); };
   const auto back = [&](const MatrixXd& x) { return wide ? of.apply(x) : of.apply_transposed(x); };
   // Of Q's columns, a basis of the smaller side: T is what leads to the other side, N back from there.

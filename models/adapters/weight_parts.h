@@ -16,11 +16,10 @@ struct WeightPart {
 
 /// The part of the `rank` largest singular values of `weight`, [out, in], both factors with their roots
 /// (Meng et al. 2024, "PiSSA", eq. 2 and 3). Found by block Lanczos iterations from a fixed start until the
-/// triplets are right to what fp32 holds, or, where singular values lie too close to tell, a subspace of
-/// most_subspace vectors is full. rank: at most the smaller extent. `processor`: a CPU device.
+/// triplets are right to what fp32 holds, or the subspace is all there is. rank: at most the smaller extent.
+/// `processor`: a CPU device.
 WeightPart largest_part(std::span<const float> weight, std::int64_t out, std::int64_t in, std::int64_t rank,
                         device::Device& processor);
-inline constexpr std::int64_t most_subspace = 768;
 
 /// Q's first `rank` columns and R's first rows of weight = Q·R, with the signs of Householder's reflections
 /// as LAPACK has them (Büyükakyüz 2024, "OLoRA", algorithm 1). rank: at most the smaller extent.

@@ -53,7 +53,10 @@ void check_tokens(const GptConfig& model) {
     for (const std::int64_t id : ids)
       if (id >= model.vocab_size)
         fail(ErrorKind::config, key, ": there is no id ", id, " in a vocabulary of ", model.vocab_size,
-             ": for tokens that the model does not have yet, raise model.vocab_size");
+             ": to train vectors of tokens that the model does not have yet, raise model.vocab_size; an "
+             "adapter "
+             "that has such goes with a model that has them, too (sherd import --adapter, with --set "
+             "model.vocab_size)");
     for (const auto& [other, more] : lora.token_indices)
       if (&more != &ids && (other.empty() || is_called(found->first, other)))
         fail(ErrorKind::config, key, ": ", found->first, " is named twice");

@@ -314,6 +314,9 @@ void check_init(const GptConfig& model) {
              ": \"olora\" is not for weights that are published with a row for each "
              "input, as ",
              module, " is, which PEFT takes apart the other way: take \"pissa\"");
+      if (2 * of.rank > config::most_adapter_rank)
+        fail(ErrorKind::config, key, ": \"", name, "\" is for ranks up to ", config::most_adapter_rank / 2,
+             ", as twice the rank is exported, and ", module, " has ", of.rank);
       if (of.rank > std::min(tensor.shape[0], tensor.shape[1]))
         fail(ErrorKind::config, key, ": ", module, " ", tensor.shape.str(), " has no ", of.rank,
              " parts: training.adapter.rank is to be ", std::min(tensor.shape[0], tensor.shape[1]),

@@ -90,6 +90,9 @@ void inspect(const fs::path& given, const std::string& tag) {
     put("tokenizer", cat(manifest.data.tokenizer, ", ", manifest.data.vocab_size, " ids"));
   if (!manifest.data.chat_template.empty()) put("conversations", "written as " + manifest.data.chat_template);
   if (manifest.data.position) put("data", cat("at sample ", *manifest.data.position));
+  if (manifest.base)
+    put("base", cat("in ", manifest.base->folder, ", ",
+                    counted(static_cast<std::int64_t>(manifest.base->files.size()), "file")));
   for (const auto& [key, value] : manifest.client) put("client", cat(key, " = ", excerpt(value, 60)));
 }
 

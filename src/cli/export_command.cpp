@@ -17,6 +17,7 @@
 #include "cli/weights.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
+#include "engine/checkpoint/format.h"
 #include "models/adapters/adapters.h"
 #include "models/adapters/initial_adapter.h"
 #include "models/adapters/prompt_weights.h"
@@ -173,14 +174,87 @@ struct Exported {
   std::string base = {};                        ///< --base
 };
 
+/// The share that keeping weights in a format may round away, with room.
+double most_rounding(StoredFormat format) {
+  switch (format) {
+    case StoredFormat::compute:
+    case StoredFormat::bf16:
+      return 0.005;
+    case StoredFormat::int8:
+      return 0.02;
+    case StoredFormat::fp8:
+      return 0.05;
+    default:
+      return 0.2;  // of 4 bits
+  }
+}
+
+/// The model from whose weights an adapter took a part: --base, or what its run began from, or, where that
+/// was a checkpoint of such a run itself, what that one did.
+std::string began_from(const Exported& what) {
+  if (!what.base.empty()) return what.base;
+  if (what.reader.manifest().base) return what.reader.manifest().base->folder;
+  std::string folder = what.config.training.init_from;
+  for (int runs = 0; runs < 100 && holds_checkpoints(folder); ++runs) {
+    const config::Config before =
+        configuration_of(engine::CheckpointReader(engine::checkpoint_folder(folder)));
+    if (!config::takes_from_base(before.training.adapter.lora.init)) break;
+    folder = before.training.init_from;
+  }
+  return folder;
+}
+
 /// What an adapter began as that took parts of the model's weights: found in these again.
 class Begun {
  public:
-  /// `base`: --base, or empty. Throws Error{config} for one that the checkpoint's weights do not come from.
-  Begun(const Exported& what, std::string base, nn::WeightSource& weights, device::Device& device)
-      : folder_(base.empty() ? what.config.training.init_from : std::move(base)),
-        base_(require_there(folder_), plain(what.options), device),
+  /// Throws Error{config} for weights that the checkpoint's do not come from.
+  Begun(const Exported& what, nn::WeightSource& weights, device::Device& device)
+      : folder_(require_there(began_from(what))),
+        base_(folder_, plain(what.options), device),
         products_(base_.source(), what.options, device) {
+    if (what.reader.manifest().base)
+      compare_files(*what.reader.manifest().base);
+    else
+      compare(what, weights, device);
+  }
+  models::InitialProducts& products() { return products_; }
+
+ private:
+  static models::GptConfig plain(models::GptConfig options) {
+    options.adapter = {};
+    return options;
+  }
+  static std::string require_there(std::string folder) {
+    std::error_code error;
+    if (!fs::is_directory(folder, error))
+      fail(ErrorKind::config, "the adapter began as a part of the weights in '", excerpt(folder, 300),
+           "', without which it is written for nobody: there is no such folder now; name that model with "
+           "--base");
+    return folder;
+  }
+  [[noreturn]] void another(const std::string& what) const {
+    fail(ErrorKind::config, "the weights in '", excerpt(folder_, 300),
+         "' are not those from which the adapter took its part: ", what,
+         " is another; name the model with --base");
+  }
+  /// The checkpoint does not hold them, and knows their files.
+  void compare_files(const engine::BaseReference& base) const {
+    for (const auto& [name, sum] : base.files) {
+      std::error_code error;
+      const fs::path path = fs::path(folder_) / name;
+      const bool there = fs::exists(path, error);
+      if (there ? engine::checksum_file(path) != sum : name.ends_with(".safetensors")) another(name);
+    }
+  }
+  /// Makes of values those of their blocks; false where they are no numbers.
+  static bool as_kept(StoredFormat format, const tensor::Tensor& values, device::Device& device) {
+    const std::span all(values.data<float>(), static_cast<std::size_t>(values.numel()));
+    std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, values.numel())));
+    if (!tensor::quantize(format, all, blocks.data(), device.arena())) return false;
+    tensor::dequantize(format, blocks.data(), 0, all);
+    return true;
+  }
+  void compare(const Exported& what, nn::WeightSource& weights, device::Device& device) {
     models::WithoutProducts expected(products_);
     models::Gpt model(what.options);
     model.assign_names();
@@ -194,34 +268,21 @@ class Begun {
         return out;
       };
       const tensor::Tensor there = read(expected), here = read(weights);
+      const StoredFormat format = what.options.adapter.stored_base();
+      const bool kept = format == StoredFormat::compute || as_kept(format, there, device);
       double apart = 0, squares = 0;
       for (std::int64_t i = 0; i < count; ++i) {
         const double value = there.data<float>()[i];
         apart += std::pow(value - here.data<float>()[i], 2), squares += value * value;
       }
-      constexpr double most_rounding = 0.25;  // of a base in few bits
-      if (!(apart <= most_rounding * most_rounding * squares))
-        fail(ErrorKind::config, "the weights in '", excerpt(folder_, 300),
-             "' are not those that the adapter in ", what.reader.folder().string(),
-             " began from: ", parameter->name, " is another: name the model with --base");
-      return;
+      // Tensor ranks may have cut blocks otherwise.
+      const auto ranks = what.reader.manifest().grid.find("tensor");
+      const bool same_blocks = ranks == what.reader.manifest().grid.end() || ranks->second == 1;
+      const double most = same_blocks ? 0.005 : most_rounding(format);
+      if (!kept || !(apart <= most * most * squares)) another(parameter->name);
     }
   }
-  models::InitialProducts& products() { return products_; }
 
- private:
-  static models::GptConfig plain(models::GptConfig options) {
-    options.adapter = {};
-    return options;
-  }
-  static const std::string& require_there(const std::string& folder) {
-    std::error_code error;
-    if (!fs::is_directory(folder, error))
-      fail(ErrorKind::config, "the adapter began as a part of the weights in '", excerpt(folder, 300),
-           "', without which it is written for nobody: there is no such folder now; name that model with "
-           "--base");
-    return folder;
-  }
   std::string folder_;
   Weights base_;
   models::InitialProducts products_;
@@ -250,14 +311,19 @@ std::size_t write_adapter(const Exported& what, const fs::path& folder, device::
         files);
   };
   if (config::takes_from_base(adapter.lora.init)) {
-    Begun begun(what, what.base, weights, device);
+    Begun begun(what, weights, device);
     models::PlainLora plain(weights, begun.products(), device);
     models::GptConfig options = what.options;
     options.adapter = models::PlainLora::keys(options.adapter);
     models::Gpt doubled(options);
     doubled.assign_names();
     describe(models::PlainLora::keys(adapter), options);
-    log_info("LoRA of twice the rank, beside the weights as the model has them, computes the same");
+    log_info(
+        "LoRA of twice the rank, beside the weights as the model has them, computes the same",
+        adapter.stored_base() == StoredFormat::compute
+            ? ""
+            : " but for what base_format rounds away, which only the merged model keeps: load these in 16 "
+              "bits");
     return write(doubled, plain);
   }
   describe(adapter, what.options);

@@ -75,7 +75,7 @@ void import_command(const Arguments& arguments) {
   auto sections = nlohmann::json::parse(model_section(folder));
   if (!peft.empty()) {
     sections.update(nlohmann::json::parse(adapter_section(peft)));
-    sections["training"]["adapter"]["init_from"] = peft;
+    sections["training"]["adapter"]["init_from"] = peft, sections["training"]["init_from"] = folder;
   }
   const config::Config config = config::parse_text(sections.dump(), cat("the model of ", folder), overrides);
   const models::GptConfig options = models::gpt_config(config, config.model->vocab_size);

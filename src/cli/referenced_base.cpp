@@ -1,5 +1,7 @@
 #include "cli/referenced_base.h"
 
+#include <algorithm>
+
 #include "base/arena.h"
 #include "cli/weights.h"
 #include "models/gpt.h"
@@ -12,14 +14,14 @@ engine::BaseReference base_files(const std::string& folder) {
   engine::BaseReference out;
   if (!is_hugging_face(folder)) {
     const engine::CheckpointReader reader(place = engine::checkpoint_folder(place));
-    if (reader.manifest().base) return *reader.manifest().base;
     out.files = reader.manifest().files;
     out.files["manifest.json"] = {};
   } else {
     for (const auto& entry : fs::directory_iterator(place)) {
       const std::string name = entry.path().filename().string();
-      if (entry.is_regular_file() && (name == "config.json" || name.ends_with(".safetensors") ||
-                                      name.ends_with(".safetensors.index.json")))
+      if (entry.is_regular_file() && !name.starts_with('.') &&
+          (name == "config.json" || name.ends_with(".safetensors") ||
+           name.ends_with(".safetensors.index.json")))
         out.files[name] = {};
     }
   }
@@ -36,9 +38,12 @@ engine::OpenedBase open_base(const engine::CheckpointReader& reader) {
   };
   const config::Config config = configuration_of(reader);
   const models::GptConfig options = models::gpt_config(config, reader.manifest().data.vocab_size);
-  engine::OpenedBase out{device::make_cpu_device(available_cores()), nullptr};
+  // Each rank of a run opens one.
+  const int threads = std::max(1, available_cores() / std::max(1, reader.manifest().world_size));
+  engine::OpenedBase out{device::make_cpu_device(threads), nullptr};
   const auto opened = std::make_shared<Opened>(
-      Opened{out.processor, Weights(reader.manifest().base.value().folder, options, *out.processor)});
+      Opened{out.processor, Weights::base_alone(reader.manifest().base.value().folder, options,
+                                                *out.processor, config.training.adapter)});
   out.weights = std::shared_ptr<nn::WeightSource>(opened, &opened->weights.source());
   models::Gpt model(options);
   model.assign_names();

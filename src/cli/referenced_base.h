@@ -9,8 +9,8 @@
 // Checkpoints that do not hold the weights beside which an adapter is trained (training.adapter.save_base).
 namespace sherd::cli {
 
-/// The files of weights to begin with, `folder`, Hugging Face's or checkpoints, with their sizes and without
-/// checksums. Of a checkpoint that refers to a base itself they are the base's, checksums and all.
+/// The files of weights to begin with, `folder`, Hugging Face's or a checkpoint, with their sizes; those
+/// whose checksum is 0 have none yet. A checkpoint may refer to a base itself.
 engine::BaseReference base_files(const std::string& folder);
 
 /// engine::BaseOpener: the weights as a run began with them.

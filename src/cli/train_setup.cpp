@@ -128,7 +128,12 @@ void TrainSetup::begin_from(const std::string& folder) {
   log_info("weights from ", folder);
   for (const std::string& part : weights.begins_anew(engine_->module().parameters()))
     log_info(part, " is not among them, and begins anew");
-  warn_of_other_tokenizer(weights.companions());
+  if (!weights.grew()) warn_of_other_tokenizer(weights.companions());
+  const auto& indices = config.training.adapter.lora.token_indices;
+  if (!shape_.tied() && indices.size() == 1 && indices[0].first.empty())
+    log_info(
+        "training.adapter.trainable_token_indices are of the table of tokens; the head's rows are another "
+        "table's, and are trained where it is named, too");
   for (const std::string& note : weights.notes()) log_info(note);
 }
 

@@ -206,6 +206,23 @@ void ConfigFiles::in_their_words(const std::function<void()>& run) const {
 Weights::Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
                  const config::Adapter& adapter, std::vector<std::int32_t> prompt_ids)
     : folder_(folder) {
+  open(options, device, adapter, std::move(prompt_ids));
+}
+
+Weights::Weights(BaseAlone, const std::string& folder, const models::GptConfig& options,
+                 device::Device& device, const config::Adapter& adapter)
+    : folder_(folder), base_alone_(true) {
+  open(options, device, adapter, {});
+}
+
+Weights Weights::base_alone(const std::string& folder, const models::GptConfig& options,
+                            device::Device& device, const config::Adapter& adapter) {
+  return {BaseAlone(), folder, options, device, adapter};
+}
+
+void Weights::open(const models::GptConfig& options, device::Device& device, const config::Adapter& adapter,
+                   std::vector<std::int32_t> prompt_ids) {
+  const std::string& folder = folder_;
   if (is_hugging_face(folder)) {
     const models::PublishedModel published = published_in(folder);
     models::GptConfig there = options;
@@ -251,6 +268,8 @@ Weights::Weights(const std::string& folder, const models::GptConfig& options, de
       grow(there, options, device);
     }
     if (!other) {
+      if (base_alone_) return;
+      engine::require_same_adapter(*reader_, options.adapter);
       source_ = one_prompt(*reader_, adapter, options, device, std::move(source_));
       return;
     }
@@ -306,6 +325,10 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
     without_products_ = std::make_unique<models::WithoutProducts>(*products_);
     base = without_products_.get();
   }
+  if (base_alone_) {
+    source_ = std::make_unique<models::WithAdapter>(*base, nullptr);
+    return;
+  }
   if (is_peft(folder)) {
     if (options.adapter.type == config::AdapterType::p_tuning)
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
@@ -316,12 +339,15 @@ void Weights::add_adapter(const config::Adapter& adapter, const models::GptConfi
       fail(ErrorKind::config, "training.adapter.init_from: '", excerpt(folder, 300),
            "' has the table of tokens or the head apart, and the model has both as one: train it with PEFT's "
            "ensure_weight_tying, or set model.tie_embeddings to false");
+    if (!models::is_adapter_hub(read_file(text), text))
+      engine::require_same_adapter(models::from_peft(read_file(text), text), options.adapter, text);
     if (is_hugging_face(folder_))
       for (std::string& note : other_base(text, folder_, adapter)) notes_.push_back(std::move(note));
     adapter_ = std::make_unique<models::HuggingFaceWeights>(
         folder, models::HuggingFaceLayout(options).of_adapter(), models::adapter_stem(options.adapter.type));
   } else if (!folder.empty()) {
     adapter_reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
+    engine::require_same_adapter(*adapter_reader_, options.adapter);
     const auto trained = [saved](const std::string& name) {
       return models::is_adapter(name) || std::find(saved.begin(), saved.end(), name) != saved.end();
     };

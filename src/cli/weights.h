@@ -58,18 +58,28 @@ class Weights {
  public:
   Weights(const std::string& folder, const models::GptConfig& options, device::Device& device,
           const config::Adapter& adapter = {}, std::vector<std::int32_t> prompt_ids = {});
+  /// Of the same what does not train alone: nothing is read of the adapter.
+  static Weights base_alone(const std::string& folder, const models::GptConfig& options,
+                            device::Device& device, const config::Adapter& adapter);
   nn::WeightSource& source() { return *source_; }
   /// Files that came with the weights: companion_files(), or a checkpoint's own.
   engine::ExtraFiles companions() const;
   /// What is to be known of the files: keys of config.json that have no effect here, and what speaks against
   /// an adapter's being one of this base.
   const std::vector<std::string>& notes() const { return notes_; }
+  /// Whether the model has more ids than the weights.
+  bool grew() const { return smaller_ != nullptr; }
   /// Layers in a model's head whose parameters the weights do not have: "head_dense".
   std::vector<std::string> begins_anew(const std::vector<nn::ParameterPtr>& parameters) const;
   /// Checks the files of a checkpoint against its manifest: this rank's share of them.
   void verify_share(int rank, int ranks) const;
 
  private:
+  struct BaseAlone {};
+  Weights(BaseAlone, const std::string& folder, const models::GptConfig& options, device::Device& device,
+          const config::Adapter& adapter);
+  void open(const models::GptConfig& options, device::Device& device, const config::Adapter& adapter,
+            std::vector<std::int32_t> prompt_ids);
   void grow(const models::GptConfig& there, const models::GptConfig& options, device::Device& device);
   void add_adapter(const config::Adapter& adapter, const models::GptConfig& options, device::Device& device,
                    std::vector<std::int32_t> prompt_ids);
@@ -79,6 +89,7 @@ class Weights {
                                                std::unique_ptr<nn::WeightSource> source);
 
   std::string folder_;
+  bool base_alone_ = false;
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> smaller_;         ///< what source_ has more ids than; null: none
   std::unique_ptr<nn::WeightSource> source_;

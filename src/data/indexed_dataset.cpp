@@ -319,8 +319,8 @@ void IndexedDataset::check_ids(std::span<const std::int32_t> tokens, std::int64_
   if (bad == tokens.end()) return;
   fail(ErrorKind::data, "'", bin().string(), "': token ", offset + (bad - tokens.begin()), " of sequence ",
        sequence, " is ", *bad, ", beyond the vocabulary of ", vocab_size,
-       "; leave such texts out, prepare the text with the model's tokenizer, or, of a model that begins from "
-       "nothing, leave model.vocab_size to the tokenizer");
+       "; leave such texts out, prepare the text with the model's tokenizer, for tokens that the model is to "
+       "learn raise model.vocab_size, or, of a model that begins from nothing, leave it to the tokenizer");
 }
 
 std::uint32_t IndexedDataset::fingerprint() const {

@@ -127,6 +127,7 @@ inline std::string base_for(const std::string& path) {
        R"({"training": {"init_from": "a", "adapter": {"type": "lora"}}})"},
       {"training.adapter.trainable_token_indices",
        R"({"training": {"init_from": "a", "adapter": {"type": "lora"}}})"},
+      {"training.adapter.save_base", R"({"training": {"init_from": "a", "adapter": {"type": "lora"}}})"},
       {"training.adapter.init", prompted},
       {"training.adapter.tasks", prompted},
       {"training.adapter.mh_adapter", bottlenecked},

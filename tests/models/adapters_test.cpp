@@ -383,7 +383,7 @@ TEST(Adapters, RowsOfTokensAndBeginningsAreChecked) {
     return with(family, [&](auto& lora) { lora.token_indices = indices; });
   };
   expect_error(ErrorKind::config,
-               "there is no id 37 in a vocabulary of 37: for tokens that the model does not", [&] {
+               "there is no id 37 in a vocabulary of 37: to train vectors of tokens that the", [&] {
                  of_tokens("llama", {{"", {3, 37}}});
                });
   expect_error(ErrorKind::config, "'q_proj' is no table of tokens: name model.embed_tokens or lm_head", [&] {

@@ -60,18 +60,18 @@ std::vector<Tensor> take_columns(Tape& tape, const std::vector<SpreadRows>& runs
   return out;
 }
 
-TokenRows::TokenRows(std::vector<std::int64_t> ids, std::int64_t vocabulary, std::int64_t width,
-                     const Layout& layout, const nn::ParameterPtr& tied)
+TokenRows::TokenRows(std::vector<std::int64_t> ids, const Table& table, const Layout& layout,
+                     const nn::ParameterPtr& tied)
     : ids_(std::move(ids)),
-      vocabulary_(vocabulary),
-      held_(vocabulary / layout.tensor_size()),
+      table_(table),
+      held_(table.rows / layout.tensor_size()),
       layout_(layout),
       runs_(runs_in(ids_, layout.tensor_rank() * held_, held_)) {
   require(!ids_.empty() && std::set(ids_.begin(), ids_.end()).size() == ids_.size(),
           "rows of tokens need ids, each once");
   for (const std::int64_t id : ids_)
-    require(0 <= id && id < vocabulary, "a row of id ", id, " in a table of ", vocabulary);
-  const tensor::Shape shape{std::ssize(ids_), width};
+    require(0 <= id && id < table.vocabulary, "a row of id ", id, " in a vocabulary of ", table.vocabulary);
+  const tensor::Shape shape{std::ssize(ids_), table.width};
   require(!tied || tied->shape == shape, "rows of another shape are not these");
   rows_ = tied ? share("rows", tied) : declare("rows", shape, nn::Init::normal(0, 0.02));
   if (tied) return;
@@ -79,20 +79,23 @@ TokenRows::TokenRows(std::vector<std::int64_t> ids, std::int64_t vocabulary, std
   rows_->partial_gradient = layout.tensor_size() > 1;
 }
 
-/// Ids of trained rows stand behind the table's last: those of this rank first, then one of nobody here.
-Var TokenRows::look_up(Tape& tape, const Tensor& ids, const Var& table, std::int64_t first) const {
-  const std::int64_t behind = vocabulary_, nobodys = behind + std::ssize(ids_);
-  std::vector<std::int32_t> places(static_cast<std::size_t>(vocabulary_));
-  std::iota(places.begin(), places.end(), 0);
-  for (const std::int64_t id : ids_)
-    places[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(nobodys);
-  for (const SpreadRows& run : runs_)
-    for (std::int64_t i = 0; i < run.count; ++i)
-      places[static_cast<std::size_t>(first + run.to + i)] = static_cast<std::int32_t>(behind + run.from + i);
+/// Ids of trained rows are looked up behind the table's last: those of this rank first, then one of nobody
+/// here.
+Var TokenRows::look_up(Tape& tape, const Tensor& ids, const Var& table, std::int64_t first) {
+  const std::int64_t behind = table_.rows, nobodys = behind + std::ssize(ids_);
+  if (!places_) {
+    std::vector<std::int32_t> places(static_cast<std::size_t>(table_.vocabulary));
+    std::iota(places.begin(), places.end(), 0);
+    for (const std::int64_t id : ids_)
+      places[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(nobodys);
+    for (const SpreadRows& run : runs_)
+      for (std::int64_t i = 0; i < run.count; ++i)
+        places[static_cast<std::size_t>(first + run.to + i)] =
+            static_cast<std::int32_t>(behind + run.from + i);
+    places_ = Tensor::of<std::int32_t>(tape.device(), {table_.vocabulary, 1}, places);
+  }
   const Tensor mapped = tape.empty(ids.shape(), DType::i32);
-  tape.kernels().embedding(ids.reshape({ids.numel()}),
-                           Tensor::of<std::int32_t>(tape.device(), {vocabulary_, 1}, places),
-                           mapped.reshape({ids.numel(), 1}));
+  tape.kernels().embedding(ids.reshape({ids.numel()}), places_, mapped.reshape({ids.numel(), 1}));
   const Var own = autograd::embedding(mapped, tape.parameter(rows_), {.first = behind, .ids = nobodys + 1});
   return autograd::add(autograd::embedding(mapped, table, {.first = first, .ids = nobodys + 1}), own);
 }

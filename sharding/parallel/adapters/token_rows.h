@@ -26,14 +26,18 @@ std::vector<tensor::Tensor> take_columns(Tape& tape, const std::vector<autograd:
 /// all of it, and each uses and finds the gradient of those whose place is in its part of the table.
 class TokenRows : public LinearAdapter {
  public:
-  /// `ids`: each once, of a table of `vocabulary` rows; `tied`: the rows of another table's, which are these,
-  /// too; null: these have values of their own.
-  TokenRows(std::vector<std::int64_t> ids, std::int64_t vocabulary, std::int64_t width, const Layout& layout,
+  /// A table of `rows`, of which those from `vocabulary` on are padding.
+  struct Table {
+    std::int64_t rows, vocabulary, width;
+  };
+  /// `ids`: each once; `tied`: the rows of another table's, which are these, too; null: these have values of
+  /// their own.
+  TokenRows(std::vector<std::int64_t> ids, const Table& table, const Layout& layout,
             const nn::ParameterPtr& tied = nullptr);
   /// The rows that `ids` name of this rank's part of `table`, which begins with id `first`, or of these;
   /// zeros for those of other ranks. ids: int32 [...]; the result: [..., width]. Throws Error{data} for an id
   /// outside the vocabulary.
-  Var look_up(Tape& tape, const tensor::Tensor& ids, const Var& table, std::int64_t first) const;
+  Var look_up(Tape& tape, const tensor::Tensor& ids, const Var& table, std::int64_t first);
   /// For the loss, which makes scores itself.
   TrainedRows rows(Tape& tape) const { return {tape.parameter(rows_), runs_}; }
   void attach(const nn::ParameterPtr& weight, const nn::ParameterPtr& bias) override;
@@ -44,10 +48,12 @@ class TokenRows : public LinearAdapter {
 
  private:
   std::vector<std::int64_t> ids_;
-  std::int64_t vocabulary_, held_;  ///< rows of the table, of all ranks and of this one
+  Table table_;
+  std::int64_t held_;  ///< rows of the table that this rank has
   Layout layout_;
   nn::ParameterPtr rows_, bias_;
   std::vector<autograd::SpreadRows> runs_;  ///< of this rank
+  tensor::Tensor places_;                   ///< where each id is looked up; from the first pass on
 };
 
 }  // namespace sherd::parallel

@@ -117,15 +117,22 @@ Key<LoraKeys> target_parameters_key() {
 }
 
 Key<LoraKeys> init_key() {
-  return word<LoraKeys>(
-             "init_lora_weights", {"uniform", "gaussian", "pissa", "olora"}, "\"pissa\"",
-             [](const LoraKeys& lora) { return static_cast<int>(lora.init); },
-             [](LoraKeys& lora, int index) { lora.init = static_cast<LoraInit>(index); })
-      .means(
-          "how LoRA's products begin: zero, with A drawn from ±1/√in (`uniform`, PEFT's `true`) or "
-          "normal(0, 1/`rank`); or as a part of each weight, which is taken away from it "
-          "([more](adapters.md#parts-of-the-weights))",
-          unless_default);
+  Key<LoraKeys> key =
+      word<LoraKeys>(
+          "init_lora_weights", {"uniform", "gaussian", "pissa", "olora"}, "\"pissa\"",
+          [](const LoraKeys& lora) { return static_cast<int>(lora.init); },
+          [](LoraKeys& lora, int index) { lora.init = static_cast<LoraInit>(index); })
+          .means(
+              "how LoRA's products begin: zero, with A drawn from ±1/√in (`uniform`, PEFT's `true`) or "
+              "normal(0, 1/`rank`); or as a part of each weight, which is taken away from it "
+              "([more](adapters.md#parts-of-the-weights))",
+              unless_default);
+  key.read = [by_name = key.read](LoraKeys& lora, const Value& value) {
+    if (!value.node.is(Node::Kind::boolean)) return by_name(lora, value);
+    if (!value.boolean()) value.error("must be true or a name: with false B would not begin as zero");
+    lora.init = LoraInit::uniform;
+  };
+  return key;
 }
 
 constexpr std::int64_t most_id = std::int64_t{1} << 30;
@@ -151,7 +158,9 @@ Key<LoraKeys> token_indices_key() {
     }
     for (const auto& [module, node] : value.node.members)
       if (std::vector<std::int64_t> ids = ids_of({node, cat(value.path, ".", module), value.context});
-          !ids.empty())
+          ids.empty())
+        value.error("names no ids of ", module);
+      else
         lora.token_indices.emplace_back(module, std::move(ids));
   };
   const auto write = [](const LoraKeys& lora) {

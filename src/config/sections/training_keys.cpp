@@ -22,6 +22,8 @@ void check_training(Training& training, const Given& given, const Value& section
                                : nullptr;
   if (of_weights && training.init_from.empty() && training.adapter.init_from.empty())
     section.error("adapter.", of_weights, ": give init_from, the weights to begin with");
+  if (!training.adapter.save_base && training.init_from.empty())
+    section.error("adapter.save_base is false, and checkpoints would name the files of init_from: give it");
   drop_idle_double(training.adapter, section, "training.base_double_quant");
   const char* by_loss = training.keep_best ? "keep_best" : training.patience > 0 ? "patience" : nullptr;
   if (by_loss && training.eval_interval == 0)

@@ -148,6 +148,8 @@ Checkpoints::OpenedCheckpoint Checkpoints::open(const std::filesystem::path& fol
     reader.emplace(folder);
     if (tokens_) require_same_tokenizer(*reader, *tokens_);
     require_same_prompts(*reader, engine_.config_.training.adapter);
+    if (engine_.config_.training.adapter.type != config::AdapterType::none)
+      require_same_adapter(*reader, engine_.config_.training.adapter);
     require_same_model(*reader, shapes_of(engine_.model_->parameters()), &engine_.config_);
     needed = require_states(*reader, engine_.sharded(), Kinds::all);
     require_step_states(*engine_.model_, reader->manifest().step_states);
@@ -185,6 +187,7 @@ void Checkpoints::load_weights(nn::WeightSource& source) {
     return true;
   });
   engine_.update_->poison("loading weights has ended half-way");
+  base_.reset();
   frozen_.forget();
   if (local_) local_->frozen().forget();
   comm::gather_results(engine_.dist_->world(), "weights read", [&] {
@@ -243,7 +246,13 @@ std::optional<ClientState> Checkpoints::load_from(const std::filesystem::path& f
     if (engine_.dist_->rank() == 0 && !files_) files_ = files_in(reader);
     return frozen.find_in(reader);
   });
-  if (!engine_.config_.training.adapter.save_base) base_ = reader.manifest().base;
+  if (!engine_.config_.training.adapter.save_base) {
+    base_ = reader.manifest().base;
+    if (!base_ && engine_.dist_->rank() == 0)
+      log_warning(
+          "checkpoint ", reader.folder().string(),
+          " holds its base, and those to come hold it, too, whatever training.adapter.save_base says");
+  }
   const std::filesystem::path kept = local ? local_->settle() : reader.folder();
   if (std::ranges::all_of(found, std::identity())) frozen.keep(kept);
   publish_all(engine_.sharded());

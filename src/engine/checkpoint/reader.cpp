@@ -243,9 +243,12 @@ const ReferencedBase& CheckpointReader::base() const {
 
 void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) const {
   int place = 0;
-  if (what == WhatToVerify::all && manifest().base)
+  if (what == WhatToVerify::all && manifest().base) {
     for (const auto& [file, sum] : manifest().base->files)
       if (place++ % ranks == rank) check_base_file(*this, file, true);
+    if (is_there(fs::path(manifest().base->folder) / "manifest.json"))  // which may refer to another
+      CheckpointReader(manifest().base->folder).verify_share(rank, ranks, what);
+  }
   for (int of = rank; of < manifest().world_size; of += ranks) {
     verify(rank_file(of));
     const std::string frozen = frozen_file(of);
@@ -256,8 +259,10 @@ void CheckpointReader::verify_share(int rank, int ranks, WhatToVerify what) cons
 void CheckpointReader::verify_all(WhatToVerify what) const {
   for (const auto& [file, checksum] : manifest().files)
     if (what == WhatToVerify::all || !is_frozen_file(file)) verify(file);
-  if (what == WhatToVerify::all && manifest().base)
-    for (const auto& [file, checksum] : manifest().base->files) check_base_file(*this, file, true);
+  if (what != WhatToVerify::all || !manifest().base) return;
+  for (const auto& [file, checksum] : manifest().base->files) check_base_file(*this, file, true);
+  if (is_there(fs::path(manifest().base->folder) / "manifest.json"))
+    CheckpointReader(manifest().base->folder).verify_all(what);
 }
 
 std::set<std::string> CheckpointReader::require_state(const std::string& kind, const std::string& parameter,

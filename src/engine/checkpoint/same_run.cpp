@@ -92,6 +92,29 @@ void require_same_prompts(const CheckpointReader& reader, const config::Adapter&
          excerpt(saved.prompt.task_names(), 200), ": name these, in this order");
 }
 
+void require_same_adapter(const config::Adapter& saved, const config::Adapter& here,
+                          const std::string& where) {
+  if (saved.type != here.type) return;  // names tell
+  const config::LoraKeys &there = saved.lora, &own = here.lora;
+  if (there.token_indices != own.token_indices)
+    fail(ErrorKind::config, "training.adapter.trainable_token_indices are not those in ", where,
+         ", whose rows would be other tokens': give the same, in the same order, or leave the key out");
+  const bool takes = config::takes_from_base(there.init) || config::takes_from_base(own.init);
+  if (takes && there.init != own.init)
+    fail(ErrorKind::config, "training.adapter.init_lora_weights is not that in ", where,
+         ", whose products began otherwise: give the same, or leave the key out");
+  if (takes && (there.alpha != own.alpha || there.rslora != own.rslora || there.rank != own.rank ||
+                there.alpha_pattern != own.alpha_pattern || there.rank_pattern != own.rank_pattern))
+    fail(ErrorKind::config, "training.adapter: rank, alpha or use_rslora are not those in ", where,
+         ", by which a part of the weights was taken (init_lora_weights): give the same, or leave them out");
+}
+
+void require_same_adapter(const CheckpointReader& reader, const config::Adapter& here) {
+  require_same_adapter(
+      config::parse_text(reader.manifest().config, "the checkpoint's configuration").training.adapter, here,
+      cat("checkpoint ", reader.folder().string()));
+}
+
 namespace {
 
 /// The keys by which what is trained goes. The tokenizer and the dataset are compared by what they hold, and

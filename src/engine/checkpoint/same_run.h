@@ -21,6 +21,14 @@ void require_same_tokenizer(const CheckpointReader& reader, const TokenData& tok
 /// another length, than the checkpoint.
 void require_same_prompts(const CheckpointReader& reader, const config::Adapter& adapter);
 
+/// Throws Error{config} where an adapter is not to have the values of another's products and rows, `saved` in
+/// `where`: rows of tokens are of other ids, or in another order, or the products began as another part of
+/// the weights.
+void require_same_adapter(const config::Adapter& saved, const config::Adapter& adapter,
+                          const std::string& where);
+/// Of a checkpoint's.
+void require_same_adapter(const CheckpointReader& reader, const config::Adapter& adapter);
+
 /// How the ranks that saved differ from those here, in number or in how they share the model; empty: not.
 std::string layout_change(const Manifest& saved, const comm::Grid& grid);
 

@@ -174,6 +174,35 @@ TEST_F(AdapterRuns, BeginAsPartsOfTheWeights) {
   fs::rename(folder_ / "hf", folder_ / "moved");
   EXPECT_EQ(exported({"--base", in("moved")}).code, 0);
   fs::remove_all(folder_ / "x");
+  // What it began as, and which rows it trains, stay.
+  for (const auto& [change, why] : {std::pair{R"(training.adapter.init_lora_weights="uniform")",
+                                              "init_lora_weights is not that in checkpoint"},
+                                    {"training.adapter.alpha=3", "by which a part of the weights was taken"},
+                                    {"training.adapter.trainable_token_indices=[3]",
+                                     "trainable_token_indices are not those in checkpoint"}}) {
+    got =
+        tune("tuned", {"training.init_from=" + in("moved"), pissa, change, "training.steps=9"}, {"--resume"});
+    EXPECT_EQ(got.code, 2);
+    EXPECT_THAT(got.err, HasSubstr(why));
+    got = tune("y", {from("tuned"), change});
+    EXPECT_THAT(got.err, HasSubstr(why));
+    got = tune("y", {from("run"), "training.adapter.init_from=" + in("tuned"), change});
+    EXPECT_THAT(got.err, HasSubstr(why));
+  }
+  // A model that is nearly the one is another.
+  ASSERT_EQ(sherd(train({"--set", "model.dropout=0", "--set", "training.save_dir=" + in("sibling"), "--set",
+                         from("run"), "--set", "training.steps=1", "--set", "optimizer.params.lr=0.01"}))
+                .code,
+            0);
+  got = exported({"--base", in("sibling")});
+  EXPECT_EQ(got.code, 2);
+  EXPECT_THAT(got.err, HasSubstr("are not those from which the adapter took its part"));
+  // Of a run that went on, the part is that of where the first one began.
+  tuned("went_on", {from("tuned"), "training.steps=1"});
+  EXPECT_EQ(
+      sherd({"export", in("went_on"), "--output", in("went_on_peft"), "--adapter", "--base", in("moved")})
+          .code,
+      0);
   // What was taken from is no base for another adapter.
   got = tune("y", {from("tuned"), "training.adapter.init_from=" + in("plain")});
   EXPECT_EQ(got.code, 2);
@@ -206,7 +235,14 @@ TEST_F(AdapterRuns, LeaveTheBaseWhereItIs) {
     EXPECT_THAT(read_text(saved / "manifest.json"), HasSubstr(in("hf")));
     EXPECT_EQ(said("apart").out, said("whole").out);
     EXPECT_EQ(said("apart", {"--offload", "cpu"}).out, said("whole", {"--offload", "cpu"}).out);
-    EXPECT_EQ(said("run", {"--adapter", in("apart")}).out, said("run", {"--adapter", in("whole")}).out);
+    if (adapter != parts) {  // whose ids the base has not
+      const Outcome beside = said("run", {"--adapter", in("apart")});
+      EXPECT_EQ(beside.code, 0) << beside.err;
+      EXPECT_EQ(beside.out, said("run", {"--adapter", in("whole")}).out);
+    }
+    EXPECT_EQ(said("apart").code, 0);
+    const Outcome verified = sherd({"verify", in("apart")});
+    EXPECT_EQ(verified.code, 0) << verified.err;
     // It goes on, refers to the same, and over two ranks is what a whole one is.
     tuned("resumed", {from("hf"), adapter, ids, apart, "training.steps=3"});
     const auto on_two = [&](const std::string& run, const std::string& how) {
@@ -229,10 +265,13 @@ TEST_F(AdapterRuns, LeaveTheBaseWhereItIs) {
     EXPECT_EQ(said("copy").out, said("whole").out);
     ASSERT_EQ(sherd({"checkpoint", "verify", in("copy")}).code, 0);
     const auto on = tuned("other", {from("whole"), "training.steps=1"});
+    const std::string other = said("other").out;
     fs::remove_all(folder_ / "other");
     EXPECT_EQ(tuned("other", {from("apart"), apart, "training.steps=1"}), on);
     EXPECT_THAT(read_text(engine::checkpoint_folder(folder_ / "other") / "manifest.json"),
-                HasSubstr(in("hf")));
+                HasSubstr(in("apart")))
+        << "whose base is what it kept of hf";
+    EXPECT_EQ(said("other").out, other);
     // Merged they are one model.
     ASSERT_EQ(sherd({"export", in("apart"), "--output", in("merged"), "--dtype", "fp32"}).code, 0);
     const std::string merged = read_text(folder_ / "merged/model.safetensors");
@@ -243,6 +282,20 @@ TEST_F(AdapterRuns, LeaveTheBaseWhereItIs) {
     EXPECT_EQ(tuned("resumed", {from("nowhere"), adapter, ids, "training.steps=8"}, {"--resume"}).size(), 2U);
     EXPECT_TRUE(fs::exists(engine::checkpoint_folder(folder_ / "resumed") / "rank_00000.frozen.safetensors"));
   }
+  // Another adapter beside a run's, of which the base is meant alone, and tables that were trained whole.
+  const std::string saved = R"(training.adapter={"type": "lora", "rank": 4, "modules_to_save": ["wte"])";
+  tuned("plain_lora", {from("hf"), lora_});
+  tuned("with_table", {from("hf"), saved + "}", apart});
+  tuned("parts_and_table", {from("hf"), saved + R"(, "init_lora_weights": "pissa"})"});
+  for (const auto& [to, how] : {std::pair("beside_whole", "model.dropout=0"), {"beside", apart.c_str()}})
+    tuned(to,
+          {from("with_table"), "training.adapter.init_from=" + in("plain_lora"), how, "training.steps=1"});
+  for (const char* run : {"beside_whole", "beside"})
+    ASSERT_EQ(sherd({"export", in(run), "--output", in(cat("merged_", run)), "--dtype", "fp32"}).code, 0);
+  EXPECT_TRUE(read_text(folder_ / "merged_beside/model.safetensors") ==
+              read_text(folder_ / "merged_beside_whole/model.safetensors"));
+  // Without a folder there is nothing to refer to.
+  EXPECT_THAT(tune("x", {lora_, apart}).err, HasSubstr("would name the files of init_from: give it"));
   // A base that has changed, is another, or is gone; what trained is whole.
   std::string bytes = read_text(folder_ / "hf/model.safetensors");
   bytes.back() ^= 1;

@@ -8,7 +8,7 @@
 //   the tokens that are learned: PREFIX.mask
 // - the learned part of an input line; conversations: read_example(), encode_segments(), text/example.h
 // - templates: templates/chat_template.h; which of them a published template is:
-//   templates/published_template.h, which reads the text that it writes in templates/jinja_reading.cpp;
+//   templates/published_template.h, which runs it: jinja/template.h;
 //   conversations that are answered: templates/conversation.cpp
 // - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way
 //   of a text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect:

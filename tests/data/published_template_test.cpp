@@ -65,7 +65,8 @@ TEST(PublishedTemplate, IsOneOfOursWhereItWritesTheSame) {
   EXPECT_EQ(match_template("{# of {{ ours }} #}\n{% for m in messages %}\n{% if m['role'] == 'user' %}\n"
                            "<|im_start|>user\n{{ m['content'] }}<|im_end|>\n{% elif m.role == 'assistant' %}"
                            "<|im_start|>assistant\n{% generation %}{{ m['content'] }}<|im_end|>\n"
-                           "{% endgeneration %}{% endif %}{% endfor %}<|im_start|>assistant\n\n",
+                           "{% endgeneration %}{% else %}{{ raise_exception('no ' ~ m.role) }}{% endif %}"
+                           "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
                            *qwen),
             ChatTemplate::chatml);
   EXPECT_EQ(
@@ -81,6 +82,27 @@ TEST(PublishedTemplate, IsOneOfOursWhereItWritesTheSame) {
       EXPECT_EQ(match_template(jinja_of(which, *tokenizer), *tokenizer), which) << "that export wrote";
 }
 
+/// What stands under conditions that conversations here do not meet is not written.
+TEST(PublishedTemplate, IsRunNotRead) {
+  for (const std::string& more :
+       {std::string("{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}{%- for"),
+        std::string("{% macro f(x) %}{{ x }}{% endmacro %}{%- for"),
+        std::string("{%- if documents %}{{ documents }}{% endif %}{%- for")})
+    EXPECT_EQ(match_template(replaced(chatml, "{%- for", more), *qwen), ChatTemplate::chatml) << more;
+  EXPECT_EQ(
+      match_template(replaced(replaced(chatml, "'\\n'", "a"), "{%- for",
+                              "{%- if x %}{% set a = 'X' %}{% else %}{% set a = '\\n' %}{% endif %}{%- for"),
+                     *qwen),
+      ChatTemplate::chatml);
+  // A header that is there without being asked for; a system's text that is left out.
+  EXPECT_EQ(
+      match_template(
+          replaced(replaced(chatml, "{%- if add_generation_prompt %}\n", ""), "{%- endif %}\n", ""), *qwen),
+      std::nullopt);
+  EXPECT_EQ(match_template(replaced(chatml, "in messages", "in messages if message.role != 'system'"), *qwen),
+            std::nullopt);
+}
+
 /// Each differs in one place, which no substring tells.
 TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
   const auto none = [](const std::string& jinja, const std::shared_ptr<const Tokenizer>& tokenizer) {
@@ -94,9 +116,7 @@ TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
   none(replaced(chatml, "message.content", "message.content.split('</think>')[-1]"), qwen);
   none(replaced(chatml, "assistant\\n", "assistant\\n<think>\\n\\n</think>\\n\\n"), qwen);  // Qwen3
   none(replaced(chatml, "{%- for", "{{- '<|im_start|>system\\nYou help.<|im_end|>\\n' }}{%- for"), qwen);
-  none(replaced(chatml, "{%- for", "{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}{%- for"), qwen);
   none(replaced(chatml, "message.role", "('bot' if message.role == 'assistant' else message.role)"), qwen);
-  none(replaced(chatml, "{%- for", "{% macro f(x) %}{{ x }}{% endmacro %}{%- for"), qwen);
   none(chatml.substr(0, chatml.find("{%- if")), qwen);  // would leave the header to the model
   none(replaced(llama3, " | trim", ""), llama);
   none(replaced(llama3, "'<|start_header_id|>' + message['role']", "'<|start_header_id|>' + 'x'"), llama);
@@ -127,9 +147,6 @@ TEST(PublishedTemplate, IsNoneOfOursWhereItWritesAnything) {
                 "{% set a.b = 'X' %}{%- endfor"),
        qwen);
   none("{{ " + std::string(100000, '('), qwen);
-  none(replaced(replaced(chatml, "'\\n'", "a"), "{%- for",
-                "{%- if x %}{% set a = 'X' %}{% else %}{% set a = '\\n' %}{% endif %}{%- for"),
-       qwen);
   // Two texts in the branches of a condition: the one that the eye skips counts as well.
   none(replaced(
            chatml, "{%- for",
@@ -142,11 +159,11 @@ TEST(PublishedTemplate, RefusalsNameThePlaceAndTheWayOn) {
     expect_error(ErrorKind::config, part, [&] { require_template(jinja, *qwen, "the model"); });
   };
   const std::string phi = replaced(chatml, "'\\n'", "'<|im_sep|>'");
-  refused(phi, "closest to chatml, but behind '<|im_start|>{role}' writes '<|im_sep|>{content}<|im_end|>");
+  refused(phi, "closest to chatml, but behind '<|im_start|>user' writes '<|im_sep|> Who's");
   refused(phi, "give --chat-template chatml (or another)");
-  refused(replaced(chatml, "{%- if", "{{ 'Now!' }}{%- if"), "writes 'Now!<|im_start|>assistant");
+  refused(replaced(chatml, "{%- if", "{{ 'Now!' }}{%- if"), "<|im_end|>\\n' writes 'Now!'");
   refused(replaced(chatml, "message.content", "message.content | trim"),
-          "behind '<|im_start|>{role}\\n' writes '{content | trim}<|im_end|>");
+          "behind '<|im_start|>user\\n' writes 'Who's </think> there?<|im_end|>");
   EXPECT_EQ(require_template(chatml, *qwen, "the model"), ChatTemplate::chatml);
 }
 

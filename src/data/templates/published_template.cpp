@@ -8,109 +8,106 @@
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
+#include "data/jinja/template.h"
 
 namespace sherd::data {
 namespace {
 
-/// The text that one of ours writes behind a document's beginning.
+/// Tokens that stand in front of a document, where they are not its end, too.
+std::vector<std::string> begin_tokens(const Tokenizer& tokenizer) {
+  std::vector<std::string> out{"<|begin_of_text|>", "<s>"};
+  if (const auto id = tokenizer.begin_of_document()) out.push_back(tokenizer.token(*id));
+  std::erase(out, "");
+  std::erase(out, tokenizer.token(tokenizer.end_of_document()));
+  return out;
+}
+
+/// Without a token that begins documents.
+std::string without_begin(const std::string& text, const Tokenizer& tokenizer) {
+  for (const std::string& token : begin_tokens(tokenizer))
+    if (text.starts_with(token)) return text.substr(token.size());
+  return text;
+}
+
+/// The text that one of ours writes.
 std::string flat(std::span<const TextSegment> segments, const Tokenizer& tokenizer) {
-  const std::vector<std::string> begins = begin_tokens(tokenizer);
-  const auto is_begin = [&](const TextSegment& segment) {
-    return segment.kind == SegmentKind::begin ||
-           std::find(begins.begin(), begins.end(), segment.text) != begins.end();
-  };
-  if (!segments.empty() && is_begin(segments.front())) segments = segments.subspan(1);
   std::string out;
   for (const TextSegment& segment : segments)
     out += segment.kind == SegmentKind::end ? tokenizer.token(tokenizer.end_of_document()) : segment.text;
-  return out;
+  return without_begin(out, tokenizer);
 }
 
-/// The texts that one of ours writes for a message of each kind, and in front of an answer.
-struct Units {
-  std::vector<std::string> messages;
-  std::string user, answer, both, any_role, question;
-
-  Units(ChatTemplate which, const Tokenizer& tokenizer) {
-    const std::string text(content_mark);
-    const ChatMessage system{"system", text}, says{"user", text}, answers{"assistant", text};
-    const auto write = [&](const std::vector<ChatMessage>& talk) {
-      return flat(render(which, tokenizer, talk), tokenizer);
-    };
-    user = write({says});
-    answer = write({says, answers}).substr(user.size());
-    question = flat(render_question(which, tokenizer, std::vector{says}), tokenizer).substr(user.size());
-    both = write({system, says});
-    messages = {user, answer, write({system}), both};
-    const auto with_role = [](const std::string& unit, std::string_view role) {
-      const std::size_t at = unit.find(role);
-      return at == std::string::npos ? std::string()
-                                     : cat(unit.substr(0, at), role_mark, unit.substr(at + role.size()));
-    };
-    any_role = with_role(user, "user");
-    if (any_role != with_role(answer, "assistant")) any_role.clear();
-    messages.push_back(any_role);
-    std::erase(messages, "");
-    std::sort(messages.begin(), messages.end(),
-              [](const std::string& a, const std::string& b) { return a.size() > b.size(); });
-  }
-
-  /// How much of `written` is as units say; all of it where it says the same, and leaves nothing out.
-  std::size_t matched(std::string_view written) const {
-    std::size_t at = 0;
-    bool asks = false, replies = false;
-    for (bool found = true; found;) {
-      found = false;
-      const std::string_view rest = written.substr(at);
-      if (rest == question && asks && replies) return written.size();
-      for (const std::string& unit : messages) {
-        if (!rest.starts_with(unit)) continue;
-        asks = asks || unit == user || unit == both || unit == any_role,
-        replies = replies || unit == answer || unit == any_role;
-        at += unit.size(), found = true;
-        break;
-      }
-    }
-    if (at == written.size()) return at - 1;  // nothing more comes, and something should
-    std::size_t alike = 0;
-    for (const std::string& unit : {user, answer, both, any_role, question}) {
-      std::size_t same = 0;
-      while (same < unit.size() && at + same < written.size() && unit[same] == written[at + same]) ++same;
-      alike = std::max(alike, same);
-    }
-    return std::min(at + alike, written.size() - 1);
-  }
+/// A conversation on which templates are compared.
+struct Probe {
+  std::vector<ChatMessage> messages;
+  bool asks = false;  ///< for an answer
 };
-
-std::string shown(std::string_view written) {
-  std::string out;
-  for (std::size_t i = 0; i < written.size(); ++i) {
-    const char c = written[i];
-    if (c == '\x01')
-      out += i > 0 && written[i - 1] == '\x1c' ? "{content}" : "{content | trim}";
-    else if (c != '\x1c' && c != '\x05')
-      out += c == '\x02' ? std::string("{role}") : c == '\x03' ? std::string("{…}") : std::string(1, c);
-  }
-  return out;
+/// Texts with white space at their ends, and with what templates of models that think take away.
+std::vector<Probe> probes() {
+  const ChatMessage system{"system", " Be kind.\n "}, user{"user", " Who's </think> there?\n "},
+      answer{"assistant", " It's <think> so </think> me.\n "};
+  return {{{user}, false},         {{user}, true},
+          {{user, answer}, false}, {{user, answer, user}, true},
+          {{system, user}, true},  {{system, user, answer, user, answer}, false}};
 }
 
+/// What a published template writes; nothing where it refuses the conversation.
+std::optional<std::string> written_by(const jinja::Template& published, const Probe& probe,
+                                      const Tokenizer& tokenizer) {
+  using jinja::Value;
+  jinja::List messages;
+  for (const ChatMessage& message : probe.messages)
+    messages.push_back(Value::dict({{"role", message.role}, {"content", message.content}}));
+  const auto begin = tokenizer.begin_of_document();
+  try {
+    return without_begin(published.render({{"messages", Value::list(std::move(messages))},
+                                           {"add_generation_prompt", probe.asks},
+                                           {"bos_token", begin ? tokenizer.token(*begin) : std::string()},
+                                           {"eos_token", tokenizer.token(tokenizer.end_of_document())},
+                                           {"tools", jinja::None{}},
+                                           {"documents", jinja::None{}}}),
+                         tokenizer);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::string written_by(ChatTemplate which, const Probe& probe, const Tokenizer& tokenizer) {
+  return flat(probe.asks ? render_question(which, tokenizer, probe.messages)
+                         : render(which, tokenizer, probe.messages),
+              tokenizer);
+}
+
+/// How far one of ours writes the same.
 struct Match {
   ChatTemplate which = ChatTemplate::plain;
-  std::size_t matched = 0;
-  std::string written;
-  bool whole() const { return !written.empty() && matched == written.size(); }
+  bool whole = false;        ///< on all conversations that the published one takes
+  std::size_t same = 0;      ///< bytes, of the first text that differs
+  std::string written = {};  ///< that text, as the published one writes it
 };
 
+Match match_of(ChatTemplate which, const jinja::Template& published, const Tokenizer& tokenizer) {
+  int compared = 0;
+  for (const Probe& probe : probes()) {
+    const std::optional<std::string> theirs = written_by(published, probe, tokenizer);
+    if (!theirs) continue;
+    ++compared;
+    const std::string ours = written_by(which, probe, tokenizer);
+    if (*theirs == ours) continue;
+    const auto [end, _] = std::mismatch(theirs->begin(), theirs->end(), ours.begin(), ours.end());
+    return {which, false, static_cast<std::size_t>(end - theirs->begin()), *theirs};
+  }
+  return {which, compared > 1};
+}
+
 /// The one of ours that goes furthest.
-Match closest(std::string_view jinja, const Tokenizer& tokenizer) {
+Match closest(const jinja::Template& published, const Tokenizer& tokenizer) {
   Match best;
-  best.written = written_by(jinja, tokenizer);
-  if (best.written.starts_with(begin_mark)) best.written.erase(0, begin_mark.size());
   for (const ChatTemplate which :
        {ChatTemplate::chatml, ChatTemplate::llama3, ChatTemplate::mistral, ChatTemplate::plain}) {
-    if (jinja == jinja_of(which, tokenizer)) return {which, best.written.size(), best.written};
-    const std::size_t matched = best.written.empty() ? 0 : Units(which, tokenizer).matched(best.written);
-    if (matched > best.matched) best.which = which, best.matched = matched;
+    const Match match = match_of(which, published, tokenizer);
+    if (match.whole) return match;
+    if (match.same > best.same || best.written.empty()) best = match;
   }
   return best;
 }
@@ -140,19 +137,31 @@ std::string published_template(std::string jinja_file, const std::string& tokeni
   return {};
 }
 
-ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer, const std::string& whose) {
-  const Match match = closest(jinja, tokenizer);
-  if (match.whole()) return match.which;
-  const ChatTemplate near = kin_of(jinja).value_or(match.which);
-  const std::size_t same = match.which == near ? match.matched : 0;
-  const std::string_view written = match.written;
-  const std::string before = shown(written.substr(0, same).substr(same > 40 ? same - 40 : 0));
+ChatTemplate require_template(std::string_view text, const Tokenizer& tokenizer, const std::string& whose) {
+  const auto advice = [&](ChatTemplate near) {
+    return cat(
+        "; give --chat-template ", name_of(near),
+        " (or another) to have conversations written in that way all the same, or write texts of your own "
+        "(`prompt` and `completion`)");
+  };
+  std::optional<jinja::Template> published;
+  try {
+    published.emplace(text);
+  } catch (const Error& error) {
+    fail(ErrorKind::config, "the chat template that ", whose, " came with is not read: ", error.what(),
+         advice(kin_of(text).value_or(ChatTemplate::plain)));
+  }
+  const Match match = closest(*published, tokenizer);
+  if (match.whole) return match.which;
+  const ChatTemplate near = kin_of(text).value_or(match.which);
+  const Match of_near = match.which == near ? match : match_of(near, *published, tokenizer);
+  const std::string_view written = of_near.written;
+  const std::string_view before =
+      written.substr(0, of_near.same).substr(of_near.same > 40 ? of_near.same - 40 : 0);
   fail(ErrorKind::config, "the chat template that ", whose,
        " came with is none of chatml, llama3, mistral and plain: it is closest to ", name_of(near), ", but ",
-       before.empty() ? "" : cat("behind '", excerpt(before), "' "), "writes '",
-       excerpt(shown(written.substr(same)), 120), "'; give --chat-template ", name_of(near),
-       " (or another) to have conversations written in that way all the same, or write texts of your own "
-       "(`prompt` and `completion`)");
+       before.empty() ? "" : cat("behind '", excerpt(std::string(before), 120), "' "), "writes '",
+       excerpt(std::string(written.substr(of_near.same)), 120), "'", advice(near));
 }
 
 }  // namespace sherd::data

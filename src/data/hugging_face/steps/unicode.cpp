@@ -1,6 +1,8 @@
 #include "data/hugging_face/steps/unicode.h"
 
 #include <unicode/uchar.h>
+#include <unicode/ustring.h>
+#include <unicode/utf16.h>
 
 #include <array>
 #include <cstdint>
@@ -182,6 +184,21 @@ void append_lower(char32_t character, std::string& text) {
     text += "i\xcc\x87";
   } else {
     append_utf8(static_cast<char32_t>(u_tolower(static_cast<UChar32>(character))), text);
+  }
+}
+
+void append_upper(char32_t character, std::string& text) {
+  UChar from[2] = {}, to[8] = {};
+  int32_t units = 0;
+  UBool failed = false;
+  U16_APPEND(from, units, 2, static_cast<UChar32>(character), failed);
+  UErrorCode error = U_ZERO_ERROR;
+  const int32_t size = failed ? 0 : u_strToUpper(to, 8, from, units, "", &error);
+  if (failed || U_FAILURE(error)) return append_utf8(character, text);
+  for (int32_t at = 0; at < size;) {
+    UChar32 upper = 0;
+    U16_NEXT(to, at, size, upper);
+    append_utf8(static_cast<char32_t>(upper), text);
   }
 }
 

@@ -39,6 +39,8 @@ bool is_control(char32_t character);
 std::string without_late_punctuation();
 /// One character in lower case; U+0130 alone becomes two, which are appended.
 void append_lower(char32_t character, std::string& text);
+/// In upper case, which may be several characters.
+void append_upper(char32_t character, std::string& text);
 
 /// The character by which byte-level vocabularies write a byte: itself where it is printable in Latin-1,
 /// else U+0100 and up (GPT-2's bytes_to_unicode).

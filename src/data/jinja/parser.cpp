@@ -170,13 +170,19 @@ class Parser : ExpressionParser {
     if (take_word("if")) condition = expression();
     if (is_word("recursive")) wrong("Sherd does not know recursive loops of Jinja");
     ++loops_;
+    const std::size_t begin = at_;
     Statement turn = body("endfor", {"else"});
+    // Most need no `loop`, which takes longer to make than they take.
+    const bool asks = std::any_of(tokens_.begin() + static_cast<std::ptrdiff_t>(begin),
+                                  tokens_.begin() + static_cast<std::ptrdiff_t>(at_), [](const Token& token) {
+                                    return token.kind == Kind::name && token.text == "loop";
+                                  });
     --loops_;
     Statement none;
     if (take_word("else")) none = body("endfor");
     end("endfor");
     return [targets = std::move(targets), items = std::move(items), condition = std::move(condition),
-            turn = std::move(turn), none = std::move(none)](Run& run) {
+            turn = std::move(turn), none = std::move(none), asks](Run& run) {
       List all = items(run).items();
       if (condition) {
         List kept;
@@ -190,7 +196,7 @@ class Parser : ExpressionParser {
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (++run.steps > most_steps) template_error("the loop does not end");
         InnerScope inner(run);
-        inner.scope().set("loop", loop_of(all, i));
+        if (asks) inner.scope().set("loop", loop_of(all, i));
         unpack(inner.scope(), targets, all[i]);
         if (turn(run) == Flow::end_of_loop) break;
       }

@@ -46,7 +46,7 @@ struct Run {
 
 using Expression = std::function<Value(Run&)>;
 
-inline constexpr std::int64_t most_steps = 20'000'000;            ///< statements that are run
+inline constexpr std::int64_t most_steps = 5'000'000;             ///< statements that are run
 inline constexpr std::size_t most_text = std::size_t{256} << 20;  ///< bytes that are written
 inline constexpr int most_calls = 200;                            ///< within each other
 

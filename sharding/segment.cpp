@@ -331,13 +331,16 @@ device::Event Segment::gradients_arrived(std::int64_t end) const {
 void Segment::attach_values(const Tensor& full) {
   for (std::size_t i = 0; i < layout_.parameters().size(); ++i) {
     autograd::Parameter& parameter = *layout_.parameters()[i];
-    parameter.value =
-        full.range(layout_.offset(i), layout_.offset(i) + parameter.numel()).reshape(parameter.shape);
+    const Tensor own = full.range(stored(layout_.offset(i)), stored(layout_.offset(i) + parameter.numel()));
+    if (key_.in_blocks())
+      parameter.in_blocks = {own, compute_dtype_};
+    else
+      parameter.value = own.reshape(parameter.shape);
   }
 }
 
 void Segment::detach_values() {
-  for (const ParameterPtr& parameter : layout_.parameters()) parameter->value = {};
+  for (const ParameterPtr& parameter : layout_.parameters()) parameter->value = {}, parameter->in_blocks = {};
 }
 
 void Segment::attach_gradients(const Tensor& full, std::optional<DType> fold, bool onto) {

@@ -65,10 +65,6 @@ class Segment {
   std::int64_t stored(std::int64_t element) const {
     return key_.in_blocks() ? tensor::stored_bytes(key_.format, element) : element;
   }
-  /// The full parameters, compute_dtype(), of all blocks.
-  void dequantize(const Tensor& blocks, const Tensor& full) const {
-    kernels_.dequantize(key_.format, blocks, full);
-  }
   /// Each micro-batch's gradients are formed from zero and folded onto the lasting ones, which hold this
   /// rank's shard of the sum; else backward accumulates where they last, and what it summed is reduced at the
   /// boundary.

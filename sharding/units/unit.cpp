@@ -94,13 +94,10 @@ void Unit::finish_gather() {
   settle();
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     const Segment& segment = *segments_[i];
-    if (segment.key().in_blocks() || in_fp8(i)) {
+    if (in_fp8(i)) {
       ExchangePool& pool = residency_.pool(*segment.groups().shard);
       const auto full = pool.take(segment.layout().padded(), segment.compute_dtype());
-      if (segment.key().in_blocks())
-        segment.dequantize(gathered_[i] ? *gathered_[i] : segment.parameters().tensor(), *full);
-      else
-        fp8_[i]->decode(*gathered_[i], *full);
+      fp8_[i]->decode(*gathered_[i], *full);
       gathered_[i] = full;
     }
     segments_[i]->attach_values(gathered_[i] ? *gathered_[i] : segment.parameters().tensor());

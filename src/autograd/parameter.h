@@ -47,10 +47,17 @@ struct Packing {
 
 struct Fp8Layer;  // autograd/linear_products.h
 
+/// A parameter's values in few bits (tensor/formats/stored_format.h).
+struct StoredValue {
+  tensor::Tensor blocks;     ///< uint8
+  DType dtype = DType::f32;  ///< of the values that are made of them
+};
+
 /// One trainable or frozen tensor of a model, declared by a module and stored by whoever shards it.
 ///
 /// Modules share one Parameter to tie weights. `value` is defined only while somebody holds a lease on the
-/// parameter's unit (sharding/units/unit.h); `grad` only while the unit collects gradients. Touched by the
+/// parameter's unit (sharding/units/unit.h), of one that is kept in few bits `in_blocks` is in its place, and
+/// Var::value() makes it for as long as somebody reads; `grad` only while the unit collects gradients. Touched by the
 /// owning rank's thread alone, but for `stored`.
 struct Parameter {
   std::string name;     ///< full dotted path, given by Module::assign_names
@@ -76,6 +83,7 @@ struct Parameter {
   int expert_rank = -1;   ///< which of the ranks that share out experts has it; −1: every rank
 
   tensor::Tensor value;
+  StoredValue in_blocks;  ///< in the format stored_as
   tensor::Tensor grad;
   bool grad_written = false;  ///< grad holds a sum already; further contributions accumulate
   GradientSum grad_sum;

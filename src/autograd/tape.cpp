@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "tensor/formats/stored_format.h"
+
 namespace sherd::autograd {
 
 struct Remake {
@@ -17,9 +19,14 @@ struct Remake {
 const Tensor& Var::value() const {
   require(defined(), "an undefined Var has no value");
   if (!state_->parameter) return state_->value;
-  require(state_->parameter->value.defined(), "parameter '", state_->parameter->name,
+  const Parameter& parameter = *state_->parameter;
+  if (parameter.in_blocks.blocks.defined()) {
+    if (!state_->value.defined()) state_->value = state_->tape->made_of_blocks(parameter);
+    return state_->value;
+  }
+  require(parameter.value.defined(), "parameter '", parameter.name,
           "' is not gathered: read it inside the forward of the block that owns it, or take a lease");
-  return state_->parameter->value;
+  return parameter.value;
 }
 
 Tape& Var::tape() const {
@@ -44,6 +51,7 @@ Saved::Saved(const Var& var) {
 
 Tensor Saved::get(Tape& tape) const {
   if (parameter_) {
+    if (parameter_->in_blocks.blocks.defined()) return tape.made_of_blocks(*parameter_);
     require(parameter_->value.defined(), "parameter '", parameter_->name,
             "' is not gathered during backward");
     return parameter_->value;
@@ -88,6 +96,14 @@ Var Tape::leaf(Tensor value, GradRef slot) {
   if (slot) var.state_->parameter = slot->parameter;
   var.state_->slot = std::move(slot);
   return var;
+}
+
+Tensor Tape::made_of_blocks(const Parameter& parameter) const {
+  const auto& [blocks, dtype] = parameter.in_blocks;
+  const tensor::BlockSize size = tensor::block_size(parameter.stored_as);
+  const Tensor whole = empty({blocks.numel() / size.bytes * size.elements}, dtype);
+  kernels_.dequantize(parameter.stored_as, blocks, whole);
+  return whole.range(0, parameter.numel()).reshape(parameter.shape);
 }
 
 Var Tape::parameter(const ParameterPtr& parameter) {

@@ -100,7 +100,8 @@ class Var {
  private:
   struct State {
     Tape* tape = nullptr;
-    Tensor value;  ///< undefined for parameters (read through slot->parameter or frozen)
+    /// Undefined for parameters, but for what was made of blocks, which goes with the last copy of the Var.
+    Tensor value;
     ParameterPtr parameter;
     GradRef slot;
     std::shared_ptr<Remake> remake;
@@ -114,7 +115,7 @@ class Var {
 };
 
 /// A value that backward will read. Keeps it alive, except that a parameter is read from its lease at that
-/// time, and that a value with a recipe (see Tape::record) is made again under selective recompute.
+/// time (one in few bits is made of its blocks again), and that a value with a recipe (see Tape::record) is made again under selective recompute.
 class Saved {
  public:
   Saved() = default;
@@ -218,7 +219,11 @@ class Tape {
   /// are.
   Var input(Tensor value);
   Var variable(Tensor value);  ///< collects a gradient
+  /// One that is kept in few bits is made of its blocks where its value is read, once for all copies of the
+  /// Var, and goes with the last of them.
   Var parameter(const ParameterPtr& parameter);
+  /// The values of such a parameter.
+  Tensor made_of_blocks(const Parameter& parameter) const;
 
   // ---- for operations ----
   bool recording() const { return recording_; }

@@ -190,7 +190,7 @@ void collect_weights(Engine& engine, RunResult& out) {
       if (segment->key().in_blocks()) {
         const Tensor blocks = in_host(segment->stored(layout.shard()), DType::u8);
         segment->parameters().read(segment->stored(segment->own_begin()), blocks).wait();
-        segment->dequantize(blocks, parameters);
+        engine.kernels().dequantize(segment->key().format, blocks, parameters);
       } else {
         segment->parameters().read(segment->own_begin(), parameters).wait();
       }

@@ -5,6 +5,7 @@
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
 #include "support/numeric_gradient.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::autograd {
 namespace {
@@ -294,6 +295,50 @@ TEST_F(TapeTest, SelectiveRecomputeKeepsLessAndChangesNoBit) {
   EXPECT_EQ(want, got);
   // The norm's, the activation's and the attention's results are gone.
   EXPECT_LE(kept_some + 2 * 64 * (96 + 96 + 32) * 2, kept_all);
+}
+
+/// A weight in few bits is there while a product reads it, in both directions, and never beside another.
+TEST_F(TapeTest, WeightsInBlocksAreMadeForOneProductAtATime) {
+  constexpr std::int64_t width = 128, weight_bytes = width * width * 4;
+  std::vector<ParameterPtr> stored, plain;
+  for (std::uint64_t i = 0; i < 3; ++i) {
+    stored.push_back(parameter({width, width}, i, DType::f32, DType::f32));
+    plain.push_back(parameter({width, width}, i, DType::f32, DType::f32));
+    Parameter& p = *stored.back();
+    p.trainable = plain.back()->trainable = false;
+    p.stored_as = StoredFormat::nf4;
+    p.in_blocks.blocks =
+        Tensor::empty(*cpu_.device, {tensor::stored_bytes(p.stored_as, p.numel())}, DType::u8);
+    const std::span values(plain.back()->value.data<float>(), static_cast<std::size_t>(p.numel()));
+    ASSERT_TRUE(tensor::quantize(p.stored_as, values, p.in_blocks.blocks.raw(), cpu_.device->arena()));
+    tensor::dequantize(p.stored_as, p.in_blocks.blocks.raw(), 0, values);
+    p.value = {};
+  }
+  const auto run = [&](const std::vector<ParameterPtr>& weights, std::vector<std::uint64_t>& held) {
+    Tape tape(*cpu_.kernels);
+    const Var x = tape.variable(cpu_.normal({1, width}, 9, DType::f32));
+    Var y = x;
+    for (const ParameterPtr& weight : weights) {
+      {
+        const Var w = tape.parameter(weight);
+        y = linear(y, w);
+        held.push_back(activation_bytes());
+      }
+      held.push_back(activation_bytes());
+    }
+    tape.backward(loss_of(y));
+    return bytes_of(x.grad());
+  };
+  std::vector<std::uint64_t> without, with;
+  const auto want = run(plain, without);
+  cpu_.device->ledger().reset_peaks();
+  EXPECT_TRUE(run(stored, with) == want) << "to the bit";
+  const std::uint64_t peak = cpu_.device->ledger().peak(device::Tier::device, device::Category::activations);
+  for (std::size_t i = 0; i < with.size(); ++i) {
+    const auto more = static_cast<std::int64_t>(with[i] - without[i]);
+    EXPECT_NEAR(static_cast<double>(more), i % 2 == 0 ? weight_bytes : 0, 1024) << i;
+  }
+  EXPECT_LT(peak, with.front() + weight_bytes / 2) << "in backward, too, one at a time";
 }
 
 TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {

@@ -79,15 +79,13 @@ TokenRows::TokenRows(std::vector<std::int64_t> ids, const Table& table, const La
   rows_->partial_gradient = layout.tensor_size() > 1;
 }
 
-/// Ids of trained rows are looked up behind the table's last: those of this rank first, then one of nobody
-/// here.
+/// This rank's trained rows are looked up behind the table's last; those of others are in no part of the
+/// table here, either.
 Var TokenRows::look_up(Tape& tape, const Tensor& ids, const Var& table, std::int64_t first) {
-  const std::int64_t behind = table_.rows, nobodys = behind + std::ssize(ids_);
+  const std::int64_t behind = table_.rows, end = behind + std::ssize(ids_);
   if (!places_) {
     std::vector<std::int32_t> places(static_cast<std::size_t>(table_.vocabulary));
     std::iota(places.begin(), places.end(), 0);
-    for (const std::int64_t id : ids_)
-      places[static_cast<std::size_t>(id)] = static_cast<std::int32_t>(nobodys);
     for (const SpreadRows& run : runs_)
       for (std::int64_t i = 0; i < run.count; ++i)
         places[static_cast<std::size_t>(first + run.to + i)] =
@@ -96,8 +94,8 @@ Var TokenRows::look_up(Tape& tape, const Tensor& ids, const Var& table, std::int
   }
   const Tensor mapped = tape.empty(ids.shape(), DType::i32);
   tape.kernels().embedding(ids.reshape({ids.numel()}), places_, mapped.reshape({ids.numel(), 1}));
-  const Var own = autograd::embedding(mapped, tape.parameter(rows_), {.first = behind, .ids = nobodys + 1});
-  return autograd::add(autograd::embedding(mapped, table, {.first = first, .ids = nobodys + 1}), own);
+  const Var own = autograd::embedding(mapped, tape.parameter(rows_), {.first = behind, .ids = end});
+  return autograd::add(autograd::embedding(mapped, table, {.first = first, .ids = end}), own);
 }
 
 void TokenRows::attach(const nn::ParameterPtr&, const nn::ParameterPtr& bias) {

@@ -58,16 +58,7 @@ const InitialProducts::Layer* InitialProducts::of(const std::string& layer) {
   if (adapted.tensors.empty()) return nullptr;
   const std::int64_t in = adapted.weight.columns, rank = adapted.rank;
   const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
-  std::int64_t held = 0;
-  for (const PublishedParameter::RowRun& run : adapted.weight.rows) {
-    const auto target = std::find(adapted.tensors.begin(), adapted.tensors.end(), run.tensor);
-    const bool has = target != adapted.tensors.end();
-    for (std::int64_t i = 0; i < run.rows; ++i) {
-      out.row_of.push_back(has ? held++ : -1);
-      out.target_of.push_back(has ? target - adapted.tensors.begin() : -1);
-    }
-  }
-  out.b.resize(static_cast<std::size_t>(held * rank));
+  out.b.resize(static_cast<std::size_t>(out.find_rows(adapted) * rank));
   for (const int tensor : adapted.tensors) {
     const PublishedTensor& published = adapted.weight.tensors[static_cast<std::size_t>(tensor)];
     const std::int64_t rows = published.shape[published.transposed ? 1 : 0];
@@ -110,11 +101,8 @@ std::vector<float> InitialAdapter::magnitudes(const std::string& layer) {
   const std::int64_t columns = adapted.weight.columns;
   const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
   const std::span values(weight.data<float>(), static_cast<std::size_t>(weight.numel()));
-  if (const StoredFormat format = config_.adapter.stored_base(); format != StoredFormat::compute) {
-    std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, weight.numel())));
-    if (tensor::quantize(format, values, blocks.data(), device_.arena()))  // else loading it says so
-      tensor::dequantize(format, blocks.data(), 0, values);
-  }
+  if (const StoredFormat format = config_.adapter.stored_base(); format != StoredFormat::compute)
+    tensor::round_to_format(format, values, device_.arena());  // where it cannot, loading it says so
   std::vector<float> out;
   for (const PublishedParameter::RowRun& run : adapted.weight.rows) {
     if (std::find(adapted.tensors.begin(), adapted.tensors.end(), run.tensor) == adapted.tensors.end())
@@ -133,8 +121,7 @@ std::vector<float> InitialAdapter::magnitudes(const std::string& layer) {
 
 /// In ascending order of ids, as sources are asked.
 std::vector<float> InitialAdapter::token_rows(const std::string& table) {
-  const TrainedTokenIds trained = trained_tokens(config_);
-  const std::vector<std::int64_t>& ids = table == "tokens" ? trained.of_table : trained.of_head;
+  const std::vector<std::int64_t> ids = trained_tokens(config_).of(table);
   const std::int64_t width = config_.hidden_size;
   std::vector<std::size_t> order(ids.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -208,30 +195,17 @@ void WithoutProducts::read(const std::string& name, const Slice& slice, std::int
   const Tensor values =
       Tensor::empty(device, {to.numel()}, DType::f32, device::Category::workspace, device.processor_tier());
   products_.base().read(name, slice, begin, values);
-  const std::int64_t columns = layer->adapted.weight.columns, rank = layer->adapted.rank;
+  const std::int64_t columns = layer->columns;
   const auto scale = static_cast<float>(layer->adapted.scale);
-  std::vector<float> product;
-  slice.for_each_run(begin, begin + to.numel(),
-                     [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
-                       for (std::int64_t at = logical; at < logical + count;) {
-                         const std::int64_t row = at / columns, first = at % columns,
-                                            n = std::min(columns - first, logical + count - at);
-                         float* value = values.data<float>() + (local - begin) + (at - logical);
-                         at += n;
-                         const std::int64_t held = layer->row_of[static_cast<std::size_t>(row)];
-                         if (held < 0) continue;
-                         product.assign(static_cast<std::size_t>(n), 0);
-                         const std::int64_t target = layer->target_of[static_cast<std::size_t>(row)];
-                         for (std::int64_t k = 0; k < rank; ++k) {
-                           const float b = layer->b[static_cast<std::size_t>(held * rank + k)];
-                           const float* a = layer->a.data() + (target * rank + k) * columns + first;
-                           for (std::int64_t c = 0; c < n; ++c)
-                             product[static_cast<std::size_t>(c)] += b * a[c];
-                         }
-                         for (std::int64_t c = 0; c < n; ++c)
-                           value[c] -= scale * product[static_cast<std::size_t>(c)];
-                       }
-                     });
+  slice.for_each_run(
+      begin, begin + to.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
+        for (std::int64_t at = logical; at < logical + count;) {
+          const std::int64_t row = at / columns, first = at % columns,
+                             n = std::min(columns - first, logical + count - at);
+          layer->add(row, first, first + n, -scale, values.data<float>() + (local - begin) + (at - logical));
+          at += n;
+        }
+      });
   round_to({values.data<float>(), static_cast<std::size_t>(to.numel())}, to.raw(), to.dtype());
 }
 

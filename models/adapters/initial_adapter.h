@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "models/adapters/layer_products.h"
 #include "models/gpt_config.h"
 #include "models/hub/adapter_targets.h"
 #include "nn/weight_source.h"
@@ -22,11 +23,8 @@ class InitialProducts {
         config_(config.resolved()),
         device_(device),
         processor_(device::make_cpu_device(device.arena().threads())) {}
-  struct Layer {
+  struct Layer : LayerProducts {
     AdaptedWeight adapted;
-    std::vector<float> a, b;  ///< lora_A and lora_B, whole
-    /// For each row of the weight: which row of `b` it has, and which target's `a`; -1: none.
-    std::vector<std::int64_t> row_of, target_of;
   };
   /// Of the layer with that path, "blocks.0.attention.qkv"; null where it has no adapter.
   const Layer* of(const std::string& layer);

@@ -3,27 +3,22 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/adapters/layer_products.h"
 #include "models/hub/adapter_tables.h"
-#include "models/hub/adapter_targets.h"
 
 namespace sherd::models {
 
 using tensor::Shape;
 
 /// A layer's adapter, whole, and what it does to each row of the weight.
-struct MergedWeights::Layer {
+struct MergedWeights::Layer : LayerProducts {
   std::string name;  ///< "blocks.0.attention.qkv"; empty: nothing is held
   bool adapted = false;
-  std::int64_t columns = 0;
-  std::vector<float> a, b, factors;
+  std::vector<float> factors;
   bool of_inputs = false;
-  std::int64_t rank = 0;
   float scale = 1;
   std::vector<float> magnitudes,
       norms;  ///< DoRA's, and those of the rows of weight and products, as `b` has them
-  /// For each row of the weight: which row of lora_B, or which of the factors, it has, and which target's
-  /// lora_A; -1: none.
-  std::vector<std::int64_t> row_of, target_of;
 
   void merge(std::int64_t row, std::int64_t first, std::int64_t end, float* to) const;
 };
@@ -48,52 +43,38 @@ const MergedWeights::Layer* MergedWeights::layer_of(const std::string& name) {
   *layer_ = {};
   layer_->name = layer;
   const config::Adapter& adapter = config_.adapter;
-  const auto [weight, tensors, of_inputs, rank, scale] = adapted_weight(config_, layer);
-  if (tensors.empty()) return nullptr;
+  const AdaptedWeight weight = adapted_weight(config_, layer);
+  if (weight.tensors.empty()) return nullptr;
   Layer& out = *layer_;
-  out.adapted = true, out.columns = weight.columns, out.of_inputs = of_inputs;
-  out.rank = rank, out.scale = static_cast<float>(scale);
-  std::int64_t held = 0;
-  for (const PublishedParameter::RowRun& run : weight.rows) {
-    const auto target = std::find(tensors.begin(), tensors.end(), run.tensor);
-    for (std::int64_t i = 0; i < run.rows; ++i) {
-      out.row_of.push_back(target == tensors.end() ? -1 : held++);
-      out.target_of.push_back(target == tensors.end() ? -1 : target - tensors.begin());
-    }
-  }
+  out.adapted = true, out.of_inputs = weight.of_inputs, out.scale = static_cast<float>(weight.scale);
+  const std::int64_t held = out.find_rows(weight);
   const std::string at = layer + ".adapter.";
   if (adapter.type == config::AdapterType::lora) {
-    out.a = whole(at + "lora_A", {std::ssize(tensors) * rank, weight.columns});
-    out.b = whole(at + "lora_B", {held, rank});
+    out.a = whole(at + "lora_A", {std::ssize(weight.tensors) * out.rank, out.columns});
+    out.b = whole(at + "lora_B", {held, out.rank});
     if (adapter.lora.dora) {
       out.magnitudes = whole(at + "magnitude", {held});
       find_norms(out, std::ssize(out.row_of));
     }
   } else {
-    out.factors = whole(at + "ia3", {out.of_inputs ? weight.columns : held});
+    out.factors = whole(at + "ia3", {out.of_inputs ? out.columns : held});
   }
   return &out;
 }
 
-/// Elements [first, end) of a row, of which `to` is element 0.
+/// Elements [first, end) of a row, of which `to` is element `first`.
 void MergedWeights::Layer::merge(std::int64_t row, std::int64_t first, std::int64_t end, float* to) const {
   const std::int64_t held = row_of[static_cast<std::size_t>(row)];
   if (held < 0) return;
   if (!factors.empty()) {
     for (std::int64_t c = first; c < end; ++c)
-      to[c] *= factors[static_cast<std::size_t>(of_inputs ? c : held)];
+      to[c - first] *= factors[static_cast<std::size_t>(of_inputs ? c : held)];
     return;
   }
-  const float* of_b = b.data() + held * rank;
-  const float* of_a = a.data() + target_of[static_cast<std::size_t>(row)] * rank * columns;
-  std::vector<float> sum(static_cast<std::size_t>(end - first));
-  for (std::int64_t k = 0; k < rank; ++k)
-    for (std::int64_t c = first; c < end; ++c)
-      sum[static_cast<std::size_t>(c - first)] += of_b[k] * of_a[k * columns + c];
-  for (std::int64_t c = first; c < end; ++c) to[c] += scale * sum[static_cast<std::size_t>(c - first)];
+  add(row, first, end, scale, to);
   if (norms.empty()) return;
   const auto at = static_cast<std::size_t>(held);
-  for (std::int64_t c = first; c < end; ++c) to[c] *= magnitudes[at] / norms[at];
+  for (float* value = to; value < to + (end - first); ++value) *value *= magnitudes[at] / norms[at];
 }
 
 /// Reads the weight row by row.
@@ -117,9 +98,8 @@ void MergedWeights::find_norms(Layer& layer, std::int64_t rows) {
 
 /// Rows of tokens that were trained stand in the place of the table's.
 void MergedWeights::put_rows(const std::string& name, std::int64_t begin, const tensor::Tensor& to) {
-  const TrainedTokenIds trained = trained_tokens(config_);
   const std::string table = name.substr(0, name.find('.'));
-  const std::vector<std::int64_t>& ids = table == "tokens" ? trained.of_table : trained.of_head;
+  const std::vector<std::int64_t> ids = trained_tokens(config_).of(table);
   if (ids.empty()) return;
   const std::int64_t width = config_.hidden_size;
   if (rows_.first != table) rows_ = {table, whole(table + ".adapter.rows", {std::ssize(ids), width})};
@@ -145,7 +125,7 @@ void MergedWeights::read(const std::string& name, const tensor::Slice& slice, st
   const std::int64_t columns = bias ? 1 : layer->columns;
   for (std::int64_t i = 0; i < to.numel();) {
     const std::int64_t first = (begin + i) % columns, end = std::min(columns, first + to.numel() - i);
-    layer->merge((begin + i) / columns, first, end, to.data<float>() + i - first);
+    layer->merge((begin + i) / columns, first, end, to.data<float>() + i);
     i += end - first;
   }
 }

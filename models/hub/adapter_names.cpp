@@ -51,8 +51,7 @@ PublishedParameter published_prompt(const GptConfig& model, const std::string& k
 }
 
 PublishedParameter published_rows(const GptConfig& model, const std::string& layer) {
-  const TrainedTokenIds trained = trained_tokens(model);
-  const std::vector<std::int64_t>& ids = layer == "tokens" ? trained.of_table : trained.of_head;
+  const std::vector<std::int64_t> ids = trained_tokens(model).of(layer);
   require(!ids.empty() && (layer == "tokens" || layer == "head"), "'", layer, "' has no rows of tokens");
   const std::int64_t rows = std::ssize(ids);
   const PublishedTensor table = HuggingFaceLayout(model).published(layer + ".weight").tensors[0];

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/gpt_config.h"
@@ -17,6 +18,10 @@ std::vector<std::string> saved_parameters(const GptConfig& model);
 /// and of a head of its own.
 struct TrainedTokenIds {
   std::vector<std::int64_t> of_table, of_head;
+  /// Of the layer "tokens" or "head".
+  const std::vector<std::int64_t>& of(std::string_view layer) const {
+    return layer == "tokens" ? of_table : of_head;
+  }
 };
 TrainedTokenIds trained_tokens(const GptConfig& model);
 

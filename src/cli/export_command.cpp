@@ -246,14 +246,6 @@ class Begun {
       if (there ? engine::checksum_file(path) != sum : name.ends_with(".safetensors")) another(name);
     }
   }
-  /// Makes of values those of their blocks; false where they are no numbers.
-  static bool as_kept(StoredFormat format, const tensor::Tensor& values, device::Device& device) {
-    const std::span all(values.data<float>(), static_cast<std::size_t>(values.numel()));
-    std::vector<std::byte> blocks(static_cast<std::size_t>(tensor::stored_bytes(format, values.numel())));
-    if (!tensor::quantize(format, all, blocks.data(), device.arena())) return false;
-    tensor::dequantize(format, blocks.data(), 0, all);
-    return true;
-  }
   void compare(const Exported& what, nn::WeightSource& weights, device::Device& device) {
     models::WithoutProducts expected(products_);
     models::Gpt model(what.options);
@@ -269,7 +261,9 @@ class Begun {
       };
       const tensor::Tensor there = read(expected), here = read(weights);
       const StoredFormat format = what.options.adapter.stored_base();
-      const bool kept = format == StoredFormat::compute || as_kept(format, there, device);
+      const bool kept = format == StoredFormat::compute ||
+                        tensor::round_to_format(
+                            format, {there.data<float>(), static_cast<std::size_t>(count)}, device.arena());
       double apart = 0, squares = 0;
       for (std::int64_t i = 0; i < count; ++i) {
         const double value = there.data<float>()[i];

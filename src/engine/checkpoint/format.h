@@ -24,7 +24,9 @@ using tensor::SafetensorsWriter;
 //                                   each file; at its end the CRC-32C of all before
 //   DIR/TAG/rank_RRRRR.safetensors  what rank R owns of every tensor that training changes
 //   DIR/TAG/rank_RRRRR.frozen.safetensors
-//                                   what it owns of those that training leaves as they are; no file: nothing
+//                                   what it owns of those that training leaves as they are; no file: nothing,
+//                                   or the manifest's "base" names the files that hold them
+//                                   (referenced_base.h)
 //   DIR/TAG/tokenizer.model         the SentencePiece model of the training data, where it has one, or
 //   DIR/TAG/tokenizer.json          that of its tokenizer
 //   DIR/.sherd.lock                 while a run saves there (engine/checkpoint/save_folder.h)

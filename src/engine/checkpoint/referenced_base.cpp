@@ -53,8 +53,7 @@ void check_base_file(const CheckpointReader& reader, const std::string& name, bo
          contents ? cat(" with CRC-32C ", found.crc32c) : "", ", and had ", wanted.bytes,
          contents ? cat(" with ", wanted.crc32c) : "", " when checkpoint ", reader.folder().string(),
          " referred to it: it is not the base that was trained beside. Put that there again, or begin a new "
-         "run "
-         "from these weights, with this checkpoint as training.adapter.init_from");
+         "run from these weights, with this checkpoint as training.adapter.init_from");
 }
 
 void set_base_opener(BaseOpener to) {

@@ -242,4 +242,12 @@ void dequantize(StoredFormat format, const std::byte* blocks, std::int64_t first
   });
 }
 
+bool round_to_format(StoredFormat format, std::span<float> values, Arena& arena) {
+  std::vector<std::byte> blocks(
+      static_cast<std::size_t>(stored_bytes(format, static_cast<std::int64_t>(values.size()))));
+  if (!quantize(format, values, blocks.data(), arena)) return false;
+  dequantize(format, blocks.data(), 0, values);
+  return true;
+}
+
 }  // namespace sherd::tensor

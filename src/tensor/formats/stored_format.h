@@ -59,6 +59,9 @@ bool quantize(StoredFormat format, std::span<const float> values, std::byte* blo
 /// The values of elements `first` to first + values.size() - 1 of blocks.
 void dequantize(StoredFormat format, const std::byte* blocks, std::int64_t first, std::span<float> values);
 
+/// Makes of values those that their blocks hold. False, and they stay, as quantize() says.
+bool round_to_format(StoredFormat format, std::span<float> values, Arena& arena);
+
 /// The values of the 8-bit codes of double blocks' scales: the dynamic map with signs, as bitsandbytes has
 /// it.
 std::span<const float, 256> scale_values();

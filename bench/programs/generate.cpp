@@ -11,13 +11,14 @@
 #include "bench/suite/rounds.h"
 #include "models/inference/generate.h"
 #include "support/plain_parameters.h"
+#include "tensor/formats/stored_format.h"
 
 namespace {
 
 using namespace sherd;
 
 struct GenerateSettings {
-  std::string mode = "bf16", style = "gpt2";
+  std::string mode = "bf16", style = "gpt2", base = "compute";
   int threads = 2, tokens = 128, rounds = 5, heads = 12;
   std::int64_t batch = 1, prompt = 32, seq = 1024, layers = 12, hidden = 768, vocab = 50257, afresh = 3;
 };
@@ -26,11 +27,13 @@ GenerateSettings parse(int argc, char** argv) {
   GenerateSettings s;
   bench::Options(
       "bench_generate",
-      "[--mode fp32|bf16] [--style gpt2|llama] [--threads 2] [--batch 1] [--prompt 32] [--tokens 128]\n"
+      "[--mode fp32|bf16] [--style gpt2|llama] [--base compute|nf4|…] [--threads 2] [--batch 1]\n"
+      "  [--prompt 32] [--tokens 128]"
       "  [--rounds 5] [--seq 1024] [--layers 12] [--hidden 768] [--heads 12] [--vocab 50257] [--afresh 3]\n"
       "  (rounds alternate reading and generating; afresh: tokens that are read afresh at the text's end)")
       .value("mode", s.mode)
       .value("style", s.style)
+      .value("base", s.base)
       .value("threads", s.threads)
       .value("batch", s.batch)
       .value("prompt", s.prompt)
@@ -45,7 +48,31 @@ GenerateSettings parse(int argc, char** argv) {
       .parse(argc, argv);
   require(parse_dtype(s.mode).has_value() && s.tokens > 1 && s.rounds > 0 && s.prompt > 0 && s.batch > 0,
           "--mode must be fp32 or bf16, and --tokens above 1");
+  require(tensor::parse_stored_format(s.base).has_value(), "--base must be a format of weights");
   return s;
+}
+
+/// As parameters are kept, in few bits or not.
+const tensor::Tensor& kept(const autograd::Parameter& p) {
+  return p.in_blocks.blocks.defined() ? p.in_blocks.blocks : p.value;
+}
+
+/// Puts the linear layers' weights into blocks.
+void put_into_blocks(const std::vector<nn::ParameterPtr>& parameters, StoredFormat format,
+                     tensor::Kernels& kernels) {
+  for (const auto& p : parameters) {
+    if (!p->in_linear) continue;
+    device::Device& device = kernels.device();
+    const auto values = tensor::Tensor::empty(device, p->shape, DType::f32);
+    kernels.copy(p->value, values);
+    p->stored_as = format;
+    p->in_blocks = {tensor::Tensor::empty(device, {tensor::stored_bytes(format, p->numel())}, DType::u8),
+                    p->value.dtype()};
+    require(tensor::quantize(format, {values.data<float>(), static_cast<std::size_t>(p->numel())},
+                             p->in_blocks.blocks.raw(), device.arena()),
+            "initial values are finite");
+    p->value = {};
+  }
 }
 
 /// Every word of every parameter, by all threads: as fast as memory gives them.
@@ -54,8 +81,8 @@ class WeightReader {
   explicit WeightReader(device::Device& device) : device_(device) {}
   void read(const std::vector<nn::ParameterPtr>& parameters) {
     for (const auto& p : parameters) {
-      const auto words = static_cast<std::int64_t>(p->value.bytes() / 8);
-      const auto* from = reinterpret_cast<const std::uint64_t*>(p->value.raw());
+      const auto words = static_cast<std::int64_t>(kept(*p).bytes() / 8);
+      const auto* from = reinterpret_cast<const std::uint64_t*>(kept(*p).raw());
       device_.arena().parallel_for(words, std::max<std::int64_t>(4096, words / 16),
                                    [&](std::int64_t begin, std::int64_t end) {
                                      std::uint64_t sum[8] = {};
@@ -80,6 +107,8 @@ void run(const GenerateSettings& s) {
   models::Gpt model(o);
   for (const auto& p : model.parameters()) p->trainable = false;
   const test::PlainParameters parameters(*cpu.kernels, model, *parse_dtype(s.mode));
+  if (const StoredFormat format = *tensor::parse_stored_format(s.base); format != StoredFormat::compute)
+    put_into_blocks(parameters.all(), format, *cpu.kernels);
   autograd::Tape tape(*cpu.kernels);
   tape.training = false;
   const models::RunPass pass = [&](const std::function<void(autograd::Tape&)>& body) { body(tape); };
@@ -117,15 +146,16 @@ void run(const GenerateSettings& s) {
                      }) *
                      1e3);
   std::size_t bytes = 0;
-  for (const auto& p : parameters.all()) bytes += p->value.bytes();
+  for (const auto& p : parameters.all()) bytes += kept(*p).bytes();
   const double read = bench::median(reads), decode = bench::median(decodes);
   std::printf(
-      "{\"bench\": \"generate\", \"mode\": \"%s\", \"style\": \"%s\", \"threads\": %d, \"batch\": %lld, "
+      "{\"bench\": \"generate\", \"mode\": \"%s\", \"style\": \"%s\", \"base\": \"%s\", \"threads\": %d, "
+      "\"batch\": %lld, "
       "\"prompt\": %lld, \"tokens\": %d,\n \"weights_mib\": %.1f, \"cache_mib\": %.1f, "
       "\"read_ms\": %.3f, \"read_gb_per_s\": %.1f,\n \"ms_per_pass\": %.3f, \"tokens_per_s\": %.1f, "
       "\"pass_over_read\": %.3f, \"prefill_tokens_per_s\": %.1f, \"afresh_ms\": %.3f, "
       "\"afresh_over_pass\": %.1f}\n",
-      s.mode.c_str(), s.style.c_str(), s.threads, static_cast<long long>(s.batch),
+      s.mode.c_str(), s.style.c_str(), s.base.c_str(), s.threads, static_cast<long long>(s.batch),
       static_cast<long long>(s.prompt), s.tokens, static_cast<double>(bytes) / 0x1p20,
       static_cast<double>(stats.cache_bytes) / 0x1p20, read, static_cast<double>(bytes) / read * 1e-6, decode,
       static_cast<double>(s.batch) / decode * 1e3, decode / read,

@@ -141,13 +141,6 @@ class KernelCases {
     ExactSum sum;
     r_.measure({"sum_of_squares", {out}, {}, [&] { k_.sum_of_squares(out, sum); }}, dtype);
     r_.measure({"fill", {}, {out}, [&] { k_.fill(out, 0); }}, dtype);
-    for (const StoredFormat format : {StoredFormat::int8, StoredFormat::nf4, StoredFormat::nf4_double,
-                                      StoredFormat::mxfp4, StoredFormat::fp8}) {
-      const Tensor blocks = Tensor::zeros(r_.device(), {stored_bytes(format, out.numel())}, DType::u8);
-      r_.measure({std::string("dequantize_") + std::string(name_of(format)), {blocks}, {out},
-                  [&] { k_.dequantize(format, blocks, out); }},
-                 dtype);
-    }
     const Tensor small = r_.make({1 << 20}, dtype);
     r_.measure({"fill_normal_1m", {}, {small}, [&] { k_.fill_normal(small, {1, 2}, 0, 0, 0.02); }}, dtype);
     r_.measure({"fill_uniform_1m", {}, {small}, [&] { k_.fill_uniform(small, {1, 2}, 0, 0, 1); }}, dtype);
@@ -219,8 +212,33 @@ class KernelCases {
     decode(dtype);
   }
 
+  /// 8B Llama's down projection in few bits: its values, which no cache holds, and its product with a token's
+  /// row, beside that of the values as they lie.
+  void stored_weight(DType dtype) {
+    constexpr std::int64_t n = 4096, k = 14336;
+    const tensor::Matmul token{.a = r_.make({1, k}, dtype),
+                               .b = r_.make({n, k}, dtype),
+                               .c = r_.make({1, n}, dtype),
+                               .trans_b = true,
+                               .few_rows = true};
+    r_.measure({"token_product", {token.b}, {}, [&] { k_.matmul(token); }}, dtype);
+    for (const StoredFormat format : {StoredFormat::int8, StoredFormat::nf4, StoredFormat::nf4_double,
+                                      StoredFormat::mxfp4, StoredFormat::fp8}) {
+      const Tensor blocks = Tensor::zeros(r_.device(), {stored_bytes(format, n * k)}, DType::u8);
+      const std::string name(name_of(format));
+      r_.measure({"dequantize_" + name, {blocks}, {token.b}, [&] { k_.dequantize(format, blocks, token.b); }},
+                 dtype);
+      if (!k_.multiplies_stored()) continue;
+      Matmul by_blocks = token;
+      by_blocks.b = {};
+      by_blocks.stored_b = {blocks, format, n, k};
+      r_.measure({"token_product_" + name, {blocks}, {}, [&] { k_.matmul(by_blocks); }}, dtype);
+    }
+  }
+
   /// A token of one text of 4096, with 8B Llama's heads.
   void decode(DType dtype) {
+    stored_weight(dtype);
     constexpr std::int64_t heads = 32, kv_heads = 8, dim = 128, keys = 4096;
     const Tensor qkv = r_.make({1, 1, (heads + 2 * kv_heads) * dim}, dtype);
     const Tensor stored[2] = {r_.make({1, kv_heads, keys, dim}, dtype),

@@ -100,7 +100,7 @@ Var column_linear(const Var& x, const Var& w, const Var& b, Activation activatio
                 .wait();
   const LinearProducts products(w);
   autograd::LinearOutput made =
-      products.output(tape, whole, w.value(), b.defined() ? b.value() : Tensor(), activation, recorded);
+      products.output(tape, whole, w, b.defined() ? b.value() : Tensor(), activation, recorded);
   whole = {};
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   autograd::RemakeFn remake = autograd::remake_linear_output(made.pre, activation);
@@ -152,7 +152,7 @@ Var row_linear(const Var& x, const Var& w, const Var& b, const LayerExchange& ex
   autograd::check_linear(x.shape(), w.shape());
   check_rows(exchange, x.shape());
   const LinearProducts products(w);
-  Tensor out = products.output(tape, x.value(), w.value(), {}, Activation::none, false).out;
+  Tensor out = products.output(tape, x.value(), w, {}, Activation::none, false).out;
   const comm::CallOptions call = exchange.call("output", false);
   out = exchange.rows_cut ? begin_reduce_scatter(tape.kernels(), *exchange.group, out, row_dim, call).wait()
                           : begin_all_reduce(*exchange.group, out, call).wait();

@@ -73,9 +73,8 @@ Var record_linear(const Var& x, const Var& w, const Var& b, Activation activatio
   const bool recorded = tape.recording() && (x.requires_grad() || w.requires_grad() || b.requires_grad());
   if (sources.size() == 1) sources.clear();
   const LinearProducts products(w);
-  LinearOutput made =
-      products.output(tape, x.value(), w.value(), b.defined() && adds_bias ? b.value() : Tensor(), activation,
-                      recorded, sources);
+  LinearOutput made = products.output(tape, x.value(), w, b.defined() && adds_bias ? b.value() : Tensor(),
+                                      activation, recorded, sources);
   if (!recorded) return tape.record(std::move(made.out), {x, w, b}, nullptr);
   RemakeFn remake = remake_linear_output(made.pre, activation);
   // What several sources give is turned source by source.

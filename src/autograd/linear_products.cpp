@@ -82,22 +82,28 @@ LinearProducts::Input LinearProducts::save(const Var& x) const {
   return out;
 }
 
-LinearOutput LinearProducts::output(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& b,
+LinearOutput LinearProducts::output(Tape& tape, const Tensor& x, const Var& w, const Tensor& b,
                                     Activation activation, bool recorded,
                                     std::span<const std::int64_t> sources) const {
   LinearOutput made;
   made.out = tape.empty(x.shape().with_back(w.shape()[0]), x.dtype());
   if (recorded && activation != Activation::none) made.pre = tape.empty(made.out.shape(), x.dtype());
   const std::vector<SourceRows> all = runs(x.shape().rows(), sources);
+  const bool few_rows = tape.key_cache && tape.key_cache->one_row_each();
+  const StoredValue* blocks = few_rows && tape.kernels().multiplies_stored() ? w.stored() : nullptr;
   tensor::Fp8Matrix weight;
   for (const SourceRows& rows : all) {
     const auto part = [&](const Tensor& of) {
       return all.size() == 1 || !of ? of : as_rows(of).rows(rows.begin, rows.end);
     };
-    tensor::Matmul product = of_rows(tape, part(x), w, weight);
+    tensor::Matmul product =
+        blocks ? tensor::Matmul{.a = part(x),
+                                .trans_b = true,
+                                .stored_b = {blocks->blocks, weight_->stored_as, w.shape()[0], w.shape()[1]}}
+               : of_rows(tape, part(x), w.value(), weight);
     product.c = part(made.out), product.pre_activation = part(made.pre);
     product.bias = b, product.activation = activation;
-    product.few_rows = tape.key_cache && tape.key_cache->one_row_each();
+    product.few_rows = few_rows;
     tape.kernels().matmul(product);
   }
   return made;

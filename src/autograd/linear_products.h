@@ -50,9 +50,10 @@ class LinearProducts {
   };
   Input save(const Var& x) const;
 
-  /// act(x·wᵀ + b); keeps the sum where `recorded` and there is an activation. `b` may be undefined.
+  /// act(x·wᵀ + b); keeps the sum where `recorded` and there is an activation. `b` may be undefined. A weight
+  /// in few bits is made whole for it, unless its product reads the blocks (Matmul::stored_b).
   /// `sources`: as of linear_by_source(): no source's rows then depend on another's; empty: one.
-  LinearOutput output(Tape& tape, const Tensor& x, const Tensor& w, const Tensor& b, Activation activation,
+  LinearOutput output(Tape& tape, const Tensor& x, const Var& w, const Tensor& b, Activation activation,
                       bool recorded, std::span<const std::int64_t> sources = {}) const;
   /// Adds dy·w to the gradient of an input of shape `x`.
   void input_gradient(Tape& tape, const GradRef& dx, const Shape& x, Tensor dy, const Tensor& w,

@@ -20,13 +20,26 @@ const Tensor& Var::value() const {
   require(defined(), "an undefined Var has no value");
   if (!state_->parameter) return state_->value;
   const Parameter& parameter = *state_->parameter;
-  if (parameter.in_blocks.blocks.defined()) {
+  if (stored()) {
     if (!state_->value.defined()) state_->value = state_->tape->made_of_blocks(parameter);
     return state_->value;
   }
   require(parameter.value.defined(), "parameter '", parameter.name,
           "' is not gathered: read it inside the forward of the block that owns it, or take a lease");
   return parameter.value;
+}
+
+const StoredValue* Var::stored() const {
+  const bool is = state_ && state_->parameter && state_->parameter->in_blocks.blocks.defined();
+  return is ? &state_->parameter->in_blocks : nullptr;
+}
+
+const Shape& Var::shape() const {
+  return stored() ? state_->parameter->shape : value().shape();
+}
+
+DType Var::dtype() const {
+  return stored() ? stored()->dtype : value().dtype();
 }
 
 Tape& Var::tape() const {

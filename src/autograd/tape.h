@@ -73,12 +73,15 @@ class Var {
   Var() = default;
   bool defined() const { return state_ != nullptr; }
   const Tensor& value() const;
-  const Shape& shape() const { return value().shape(); }
-  DType dtype() const { return value().dtype(); }
+  // Of a parameter in few bits, whose values are not made for them.
+  const Shape& shape() const;
+  DType dtype() const;
   Tape& tape() const;
   bool requires_grad() const { return state_ && state_->slot != nullptr; }
   /// The parameter that it is; null where it is none.
   ParameterPtr parameter() const { return state_ ? state_->parameter : nullptr; }
+  /// The blocks of a parameter that is kept in few bits, for whoever reads these; null of others.
+  const StoredValue* stored() const;
   /// Saving it costs no memory: a lease has it, it can be made again, or somebody keeps its storage.
   bool kept_by_others() const {
     return state_ && (state_->parameter || state_->remake || !state_->value.storage().unique());
@@ -115,7 +118,8 @@ class Var {
 };
 
 /// A value that backward will read. Keeps it alive, except that a parameter is read from its lease at that
-/// time (one in few bits is made of its blocks again), and that a value with a recipe (see Tape::record) is made again under selective recompute.
+/// time (one in few bits is made of its blocks again), and that a value with a recipe (see Tape::record) is
+/// made again under selective recompute.
 class Saved {
  public:
   Saved() = default;

@@ -307,8 +307,8 @@ void evaluate_command(const Arguments& arguments) {
   }
   Evaluation evaluation(inference, questions, most_rows, details.is_open() ? &details : nullptr);
   inference.run(
-      "Of evaluation: give --offload nvme --nvme-path DIR (or --offload cpu), fewer --batch-tokens, or "
-      "--ranks that share the weights",
+      "Of evaluation: give --base-format nf4, --offload nvme --nvme-path DIR (or --offload cpu), fewer "
+      "--batch-tokens, or --ranks that share the weights",
       [&](const DistributedPtr& dist) { evaluation.run(dist); });
   const std::string report =
       line.has("json") ? scores_json(evaluation.tasks()) : table_of(evaluation.tasks());

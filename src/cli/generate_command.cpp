@@ -172,8 +172,8 @@ void embed_prompts(const CommandLine& line, const Inference& inference, const st
     else
       request.texts.push_back(text_to_embed(inference, prompt, !request.pooling));
   inference.run(
-      "Of embeddings: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
-      "or --ranks that share the weights",
+      "Of embeddings: give --base-format nf4, --offload nvme --nvme-path DIR (or --offload cpu), a smaller "
+      "--batch-size, or --ranks that share the weights",
       [&](const DistributedPtr& dist) { embed(request, dist); });
 }
 
@@ -234,8 +234,8 @@ void generate_command(const Arguments& arguments) {
   if (line.has("prompts")) request.completions = &completions.emplace(line.text("output"), prompts);
   QuestionQueue questions;
   inference.run(
-      "Of generation: give --offload nvme --nvme-path DIR (or --offload cpu), a smaller --batch-size, "
-      "fewer --max-tokens, or --ranks that share the weights",
+      "Of generation: give --base-format nf4, --offload nvme --nvme-path DIR (or --offload cpu), a smaller "
+      "--batch-size, fewer --max-tokens, or --ranks that share the weights",
       [&](const DistributedPtr& dist) {
         prompts.empty() ? converse(request, *style, questions, dist) : generate(request, dist);
       });

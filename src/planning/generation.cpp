@@ -22,7 +22,6 @@ config::Config inferring(config::Config config, int tensor) {
   config.parallel = {};
   config.parallel.tensor = tensor, config.parallel.sequence_parallel = false;
   config.training.recompute = Recompute::none;
-  config.training.adapter.base_format = StoredFormat::compute;
   config.batch = {};
   config.batch.micro_batch_size = config.batch.gradient_accumulation_steps = config.batch.train_batch_size =
       1;

@@ -58,7 +58,7 @@ void require_copyable(const Tensor& from, const Tensor& to) {
           name_of(to.dtype()), " would lose fractions");
 }
 
-std::int64_t require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out) {
+void require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out) {
   require_floating("dequantize", "out", out);
   require(out.dtype() != DType::f64, "dequantize: values are made in fp32, bf16 or fp16, not fp64");
   require(blocks.defined() && blocks.dtype() == DType::u8, "dequantize: blocks must be uint8");
@@ -66,7 +66,6 @@ std::int64_t require_blocks(StoredFormat format, const Tensor& blocks, const Ten
   require(out.numel() % size.elements == 0 && blocks.numel() == stored_bytes(format, out.numel()),
           "dequantize: ", blocks.shape().str(), " bytes are not the ", name_of(format), " blocks of ",
           out.shape().str());
-  return out.numel() / size.elements;
 }
 
 std::int64_t require_glu(const char* kernel, const Tensor& x, const Tensor& y) {

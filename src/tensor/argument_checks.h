@@ -81,8 +81,8 @@ void require_gradient(const char* kernel, const char* name, const Tensor& t, std
 void require_number(const char* kernel, const char* name, const Tensor& x);
 /// The arguments of sum_rows().
 void require_row_sums(const Tensor& x, const Tensor& out);
-/// The arguments of dequantize(). Returns the number of blocks.
-std::int64_t require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out);
+/// The arguments of dequantize().
+void require_blocks(StoredFormat format, const Tensor& blocks, const Tensor& out);
 /// The arguments of copy(): as many elements, and no fraction lost.
 void require_copyable(const Tensor& from, const Tensor& to);
 /// x: [rows, 2f] = [gate | up] against y: [rows, f]. Returns f.

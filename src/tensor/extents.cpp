@@ -395,10 +395,32 @@ MatmulExtents check_fp8_matmul(const Matmul& args) {
   return e;
 }
 
+void check_few_rows(const Matmul& args) {
+  require(args.trans_b && !args.trans_a && !args.accumulate && !args.fold && args.c.dtype() == args.a.dtype(),
+          "matmul: few rows are multiplied by a transposed b, into their own dtype, and not added");
+}
+
+MatmulExtents check_stored_matmul(const Matmul& args) {
+  const StoredMatrix& b = args.stored_b;
+  require(args.a && args.c && !args.b && args.few_rows, "matmul: few rows alone are multiplied by blocks");
+  require(is_floating(args.a.dtype()) && args.a.dtype() != DType::f64, "matmul: a is ",
+          name_of(args.a.dtype()), "; values of blocks are made in fp32, bf16 or fp16");
+  require(b.blocks.dtype() == DType::u8 && b.blocks.numel() == stored_bytes(b.format, b.rows * b.cols),
+          "matmul: ", b.blocks.shape().str(), " bytes are not the ", name_of(b.format), " blocks of ", b.rows,
+          " rows of ", b.cols);
+  require(args.a.shape().back() == b.cols, "matmul: a is ", args.a.shape().str(), " and rows of b have ",
+          b.cols, " elements");
+  const MatmulExtents e{.m = rows_of(args.a), .n = b.rows, .k = b.cols};
+  check_what_follows(args, e, args.a.dtype());
+  check_few_rows(args);
+  return e;
+}
+
 }  // namespace
 
 MatmulExtents check_matmul(const Matmul& args) {
   if (args.fp8_a || args.fp8_b) return check_fp8_matmul(args);
+  if (args.stored_b) return check_stored_matmul(args);
   const Tensor &a = args.a, &b = args.b, &c = args.c;
   require(a && b && c, "matmul: a, b and c must be defined");
   require(a.shape().rank() >= 1 && b.shape().rank() >= 1 && c.shape().rank() >= 1,
@@ -418,9 +440,7 @@ MatmulExtents check_matmul(const Matmul& args) {
          b.shape().str(), args.trans_b ? " transposed" : "", ": the inner extents ", e.k, " and ", k,
          " differ");
   check_what_follows(args, e, a.dtype());
-  if (args.few_rows)
-    require(args.trans_b && !args.trans_a && !args.accumulate && !args.fold && c.dtype() == a.dtype(),
-            "matmul: few rows are multiplied by a transposed b, into their own dtype, and not added");
+  if (args.few_rows) check_few_rows(args);
   return e;
 }
 

@@ -27,6 +27,14 @@ enum class Activation : std::uint8_t {
   log         ///< the natural logarithm; NaN below 0
 };
 
+/// A matrix in few bits: uint8, the blocks of its elements row by row (tensor/formats/stored_format.h).
+struct StoredMatrix {
+  Tensor blocks{};
+  StoredFormat format = StoredFormat::compute;
+  std::int64_t rows = 0, cols = 0;
+  explicit operator bool() const { return blocks.defined(); }
+};
+
 /// c[m,n] = act(op(a)·op(b) + bias), or c += op(a)·op(b) when `accumulate`. The activation applies to the sum
 /// after it was rounded to c's dtype, so that act(pre_activation) made again later has the same bits.
 ///
@@ -50,6 +58,9 @@ struct Matmul {
   /// trans_b, into c of a's dtype, alone; only processors make use of it.
   bool few_rows = false;
   Fp8Matrix fp8_a{}, fp8_b{};  ///< [m,k] and [n,k]; without trans_a, trans_b and few_rows
+  /// In place of b, [n,k], with few_rows: the product has the bits that dequantize() of it gives, and only
+  /// some of its rows are made at a time. Where Kernels::multiplies_stored().
+  StoredMatrix stored_b{};
 };
 
 /// The logical positions of the rows of a tensor [batch.., rows, width] that holds a part of a sequence: up
@@ -452,6 +463,8 @@ class Kernels {
   virtual void fold(const Tensor& from, DType rounding, const Tensor& to, bool accumulate) = 0;
   /// Whether matmul() and embedding_backward() fold, which spares the way of a gradient through memory.
   virtual bool folds_gradients() const { return false; }
+  /// Whether matmul() takes Matmul::stored_b, which spares the way of a weight's values through memory.
+  virtual bool multiplies_stored() const { return false; }
   /// Adds the squares of all elements of all these to `sum`: blocks of 64 elements, counted from each
   /// tensor's start, are summed in double in a fixed order, the blocks exactly, so the total does not depend
   /// on how a tensor was cut at multiples of 64. A NaN or infinity sets sum.non_finite. Waits for the device

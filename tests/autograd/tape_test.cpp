@@ -1,6 +1,7 @@
 // The tape's promises beside derivatives: where gradients go, what is kept, what is made again.
 #include <gtest/gtest.h>
 
+#include "autograd/key_cache.h"
 #include "autograd/ops.h"
 #include "support/cpu_fixture.h"
 #include "support/expect_error.h"
@@ -24,6 +25,16 @@ class TapeTest : public ::testing::Test {
     p->grad = Tensor::empty(*cpu_.device, shape, grad_dtype);
     cpu_.kernels->fill(p->grad, 1e30);  // whoever adds to what was never written will show
     return p;
+  }
+  /// Of `stored` blocks in NF4, and of `plain`, which has the same value, what these stand for.
+  void put_into_blocks(Parameter& stored, Parameter& plain) {
+    stored.stored_as = StoredFormat::nf4;
+    Tensor& blocks = stored.in_blocks.blocks;
+    blocks = Tensor::empty(*cpu_.device, {tensor::stored_bytes(stored.stored_as, stored.numel())}, DType::u8);
+    const std::span values(plain.value.data<float>(), static_cast<std::size_t>(plain.numel()));
+    ASSERT_TRUE(tensor::quantize(stored.stored_as, values, blocks.raw(), cpu_.device->arena()));
+    tensor::dequantize(stored.stored_as, blocks.raw(), 0, values);
+    stored.value = {};
   }
   std::uint64_t activation_bytes() {
     return cpu_.device->ledger().current(device::Tier::device, device::Category::activations);
@@ -304,15 +315,8 @@ TEST_F(TapeTest, WeightsInBlocksAreMadeForOneProductAtATime) {
   for (std::uint64_t i = 0; i < 3; ++i) {
     stored.push_back(parameter({width, width}, i, DType::f32, DType::f32));
     plain.push_back(parameter({width, width}, i, DType::f32, DType::f32));
-    Parameter& p = *stored.back();
-    p.trainable = plain.back()->trainable = false;
-    p.stored_as = StoredFormat::nf4;
-    p.in_blocks.blocks =
-        Tensor::empty(*cpu_.device, {tensor::stored_bytes(p.stored_as, p.numel())}, DType::u8);
-    const std::span values(plain.back()->value.data<float>(), static_cast<std::size_t>(p.numel()));
-    ASSERT_TRUE(tensor::quantize(p.stored_as, values, p.in_blocks.blocks.raw(), cpu_.device->arena()));
-    tensor::dequantize(p.stored_as, p.in_blocks.blocks.raw(), 0, values);
-    p.value = {};
+    stored.back()->trainable = plain.back()->trainable = false;
+    put_into_blocks(*stored.back(), *plain.back());
   }
   const auto run = [&](const std::vector<ParameterPtr>& weights, std::vector<std::uint64_t>& held) {
     Tape tape(*cpu_.kernels);
@@ -339,6 +343,35 @@ TEST_F(TapeTest, WeightsInBlocksAreMadeForOneProductAtATime) {
     EXPECT_NEAR(static_cast<double>(more), i % 2 == 0 ? weight_bytes : 0, 1024) << i;
   }
   EXPECT_LT(peak, with.front() + weight_bytes / 2) << "in backward, too, one at a time";
+}
+
+/// Of a text that is continued by a token, a product reads the blocks themselves, and gives the same bits.
+TEST_F(TapeTest, TokensAreMultipliedByBlocks) {
+  constexpr std::int64_t width = 512;
+  const ParameterPtr stored = parameter({width, width}, 1, DType::f32, DType::f32),
+                     plain = parameter({width, width}, 1, DType::f32, DType::f32);
+  stored->trainable = plain->trainable = false;
+  put_into_blocks(*stored, *plain);
+  const auto run = [&](const ParameterPtr& weight) {
+    Tape tape(*cpu_.kernels);
+    KeyCache cache(1, 1);
+    tape.key_cache = &cache;
+    const std::vector<KeyCache::Rows> rows = {{0, 0, 1}};
+    cache.begin(*cpu_.device, rows, 1);
+    const Var y = linear(tape.input(cpu_.normal({1, width}, 9, DType::f32)), tape.parameter(weight));
+    return bytes_of(y.value());
+  };
+  const auto want = run(plain);
+  const auto held = [&](std::uint64_t (device::Ledger::*of)(device::Tier, device::Category) const) {
+    std::uint64_t sum = 0;
+    for (const auto category : {device::Category::activations, device::Category::workspace})
+      sum += (cpu_.device->ledger().*of)(device::Tier::device, category);
+    return sum;
+  };
+  const std::uint64_t before = held(&device::Ledger::current);
+  cpu_.device->ledger().reset_peaks();
+  EXPECT_TRUE(run(stored) == want) << "to the bit";
+  EXPECT_LT(held(&device::Ledger::peak) - before, width * width * 4 / 4) << "never the whole weight";
 }
 
 TEST_F(TapeTest, DropoutIsIdentityOutsideTraining) {

@@ -347,6 +347,65 @@ TEST(StoredFormats, LargeResultsAreTheSame) {
   }
 }
 
+/// The bits are those of the same product with values that were made before, for rows that begin and end amid
+/// blocks, tiles of one or many rows, and several threads.
+TEST(StoredFormats, FewRowsAreMultipliedByBlocks) {
+  for (const auto& machine : all_machines()) {
+    Machine& m = *machine;
+    if (!m.kernels.multiplies_stored()) continue;
+    SCOPED_TRACE(m.name());
+    for (const StoredFormat format : every_format)
+      for (const auto& [rows, n, k] : {std::array<std::int64_t, 3>{1, 1, 1},
+                                       {1, 70, 33},
+                                       {2, 301, 64},
+                                       {19, 131, 96},
+                                       {1, 5, 20000},
+                                       {3, 37, 1000}}) {
+        const auto blocks = blocks_of(format, random_values(static_cast<std::size_t>(n * k), -3, 3));
+        std::vector<std::uint8_t> codes(blocks.size());
+        std::memcpy(codes.data(), blocks.data(), blocks.size());
+        const Tensor from = m.holding({std::ssize(codes)}, codes);
+        for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+          const Tensor made =
+              m.empty({from.numel() / block_size(format).bytes * block_size(format).elements}, dtype);
+          m.kernels.dequantize(format, from, made);
+          const auto multiply = [&](tensor::Matmul args) {
+            args.a = m.of({rows, k}, dtype, normals_in(dtype, rows * k, 1));
+            args.bias = m.of({n}, dtype, normals_in(dtype, n, 2));
+            args.c = m.empty({rows, n}, dtype), args.pre_activation = m.empty({rows, n}, dtype);
+            args.trans_b = args.few_rows = true;
+            args.activation = tensor::Activation::gelu_tanh;
+            m.kernels.matmul(args);
+            return std::pair(bytes(m, args.pre_activation), bytes(m, args.c));
+          };
+          ASSERT_TRUE(multiply({.stored_b = {from, format, n, k}}) ==
+                      multiply({.b = made.range(0, n * k).reshape({n, k})}))
+              << tensor::name_of(format) << ", " << rows << " x " << n << " x " << k << " in "
+              << name_of(dtype);
+        }
+      }
+    const Tensor a = m.empty({1, 64}, DType::bf16), c = m.empty({1, 2}, DType::bf16),
+                 blocks = m.empty({136}, DType::u8);
+    const tensor::StoredMatrix matrix{blocks, StoredFormat::int8, 2, 64};
+    expect_error(ErrorKind::usage, "few rows alone are multiplied by blocks",
+                 [&] { m.kernels.matmul({.a = a, .c = c, .trans_b = true, .stored_b = matrix}); });
+    expect_error(ErrorKind::usage, "bytes are not the int8 blocks of 3 rows of 64", [&] {
+      m.kernels.matmul({.a = a,
+                        .c = c,
+                        .trans_b = true,
+                        .few_rows = true,
+                        .stored_b = {blocks, StoredFormat::int8, 3, 64}});
+    });
+    expect_error(ErrorKind::usage, "rows of b have 64 elements", [&] {
+      m.kernels.matmul({.a = m.empty({1, 63}, DType::bf16),
+                        .c = c,
+                        .trans_b = true,
+                        .few_rows = true,
+                        .stored_b = matrix});
+    });
+  }
+}
+
 TEST(StoredFormats, KernelsCheckTheirArguments) {
   for (const auto& machine : all_machines()) {
     Machine& m = *machine;

@@ -7,6 +7,7 @@
 #include "cli/weights.h"
 #include "comm/communicator.h"
 #include "device/cuda.h"
+#include "tensor/formats/stored_format.h"
 
 namespace sherd::cli {
 namespace {
@@ -66,6 +67,14 @@ WeightsPlace place_of(const CommandLine& line) {
   if (!place.nvme_path.empty() && place.offload != config::OffloadDevice::nvme)
     throw UsageError("--nvme-path goes with --offload nvme");
   place.device_memory_limit = static_cast<std::uint64_t>(line.amount("device-memory", 0, 1024));
+  if (const std::string format = line.text("base-format"); !format.empty()) {
+    place.base_format = tensor::parse_stored_format(format);
+    if (!place.base_format)
+      throw UsageError(
+          cat("--base-format is compute, bf16, int8, nf4, fp4, nf4_double, fp4_double, mxfp4 or "
+              "fp8, not '",
+              excerpt(format), "'"));
+  }
   return place;
 }
 
@@ -138,6 +147,10 @@ void add_inference_options(CommandLine& line) {
       .value("device", "T", "auto, cpu or cuda; not given: what the run's device.type says")
       .value("offload", "cpu|nvme", "keep the weights there and bring them to the device block by block")
       .value("nvme-path", "DIR", "a folder on the drive for --offload nvme")
+      .value(
+          "base-format", "F",
+          "keep the linear layers' weights as nf4, nf4_double, fp4, fp4_double, int8, fp8, mxfp4 or bf16, or "
+          "as the model computes (compute); not given: as the run did")
       .value("device-memory", "SIZE", "an error rather than more device memory than this, as 512MiB; 0: any",
              "0")
       .value("ranks", "N", "ranks in all; those beyond tensor x pipeline each keep a share of the weights")

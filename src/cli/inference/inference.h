@@ -16,12 +16,11 @@ namespace sherd::cli {
 /// How the usage line names the options of add_inference_options().
 inline constexpr const char* inference_synopsis =
     "[--tag TAG] [--adapter DIR] [--task NAME] [--device T] [--offload cpu|nvme] [--nvme-path DIR] "
-    "[--device-memory SIZE] "
+    "[--base-format F] [--device-memory SIZE] "
     "[--set parallel.tensor=N] [--set parallel.pipeline=N] [--ranks N]";
 
-/// Declares --checkpoint, --tag, --adapter, --task, --device, --offload, --nvme-path, --device-memory,
-/// --ranks and
-/// --set.
+/// Declares --checkpoint, --tag, --adapter, --task, --device, --offload, --nvme-path, --base-format,
+/// --device-memory, --ranks and --set.
 void add_inference_options(CommandLine& line);
 
 /// Which of an adapter's prompts is that of `task`, as --task names it; 0 where there is one, and `task` is

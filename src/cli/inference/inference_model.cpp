@@ -27,9 +27,7 @@ void prepare_for_inference(config::Config& config, const WeightsPlace& place, in
   parameters.max_in_cpu = 0;  // all of them go there
   parameters.buffer_count = 3;
   parameters.buffer_size = std::numeric_limits<std::int64_t>::max();
-  // Texts grow token by token: weights on the device are ready to be read, those from elsewhere are half as
-  // many bytes.
-  if (!apart) config.training.adapter.base_format = StoredFormat::compute;
+  if (place.base_format) config.training.adapter.keep_base_as(*place.base_format);
   config.training.nvme_checkpointing = false;
   config.training.cpu_checkpointing = false;
   // Texts grow by single tokens, which ranks cannot cut.
@@ -68,6 +66,8 @@ InferenceModel::InferenceModel(const engine::CheckpointReader& reader, config::C
     parameter->trainable = false;
     parameter->init = autograd::Init::zeros();
   }
+  for (const autograd::ParameterPtr& weight : model_->linear_weights())
+    weight->stored_as = config_.training.adapter.stored_base();
   engine::require_cut(*model_, *groups, *dist, true);
   stages_ =
       std::make_unique<engine::StageLayout>(engine::agree_on_stages(*model_, config_, *groups, *dist, true));

@@ -17,6 +17,7 @@ struct WeightsPlace {
   config::OffloadDevice offload = config::OffloadDevice::none;  ///< off the device, gathered block by block
   std::string nvme_path;                                        ///< for nvme
   std::uint64_t device_memory_limit = 0;                        ///< bytes; 0: none
+  std::optional<StoredFormat> base_format;  ///< how linear layers' weights are kept; not set: as the run had
 };
 
 /// `config` of a run as inference takes it: its weights in the dtype that it computes in, where `place`

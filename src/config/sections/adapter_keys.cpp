@@ -361,6 +361,13 @@ StoredFormat Adapter::stored_base() const {
   return base_format;
 }
 
+void Adapter::keep_base_as(StoredFormat stored) {
+  base_double_quant = stored == StoredFormat::nf4_double || stored == StoredFormat::fp4_double;
+  base_format = stored == StoredFormat::nf4_double   ? StoredFormat::nf4
+                : stored == StoredFormat::fp4_double ? StoredFormat::fp4
+                                                     : stored;
+}
+
 double LoraKeys::scale(std::int64_t of_rank, double of_alpha) const {
   const auto r = static_cast<double>(of_rank);
   return of_alpha / (rslora ? std::sqrt(r) : r);

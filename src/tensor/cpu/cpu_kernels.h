@@ -17,6 +17,7 @@ class CpuKernels final : public Kernels {
 
   Device& device() override { return device_; }
   bool folds_gradients() const override { return true; }
+  bool multiplies_stored() const override { return true; }
 
   SHERD_KERNELS(SHERD_DECLARE_KERNEL)
 

@@ -116,12 +116,12 @@ void quantize_scales(const std::array<float, double_scales>& scales, std::byte* 
   std::memcpy(to + double_scales + sizeof most, &offset, sizeof offset);
 }
 
-void double_scales_of(const std::byte* block, std::span<float, double_scales> scales) {
+void double_scales_of(const std::byte* block, std::int64_t first, std::span<float> scales) {
   const auto values = scale_values();
-  const std::byte* from = block + double_codes;
+  const std::byte *all = block + double_codes, *from = all + first;
   float scale, offset;
-  std::memcpy(&scale, from + double_scales, sizeof scale);
-  std::memcpy(&offset, from + double_scales + sizeof scale, sizeof offset);
+  std::memcpy(&scale, all + double_scales, sizeof scale);
+  std::memcpy(&offset, all + double_scales + sizeof scale, sizeof offset);
   for (std::size_t i = 0; i < scales.size(); ++i) {
     const float product = values[std::to_integer<std::size_t>(from[i])] * scale;
     scales[i] = product + offset;

@@ -142,7 +142,7 @@ struct DoubleBlock {
   /// Elements [first, end) alone, to where they have their place in `values`, and those around them.
   static void dequantize(const std::byte* block, std::int64_t first, std::int64_t end, float* values) {
     std::array<float, double_scales> scales;
-    double_scales_of(block, scales);
+    double_scales_of(block, 0, scales);
     for (std::int64_t b = first / four_bit_block; b * four_bit_block < end; ++b)
       from_four_bits(kind, block + b * four_bit_codes, scales[static_cast<std::size_t>(b)],
                      values + b * four_bit_block);

@@ -66,7 +66,7 @@ bool round_to_format(StoredFormat format, std::span<float> values, Arena& arena)
 /// it.
 std::span<const float, 256> scale_values();
 
-/// The scales, in fp32, of the 256 blocks of a double one.
-void double_scales_of(const std::byte* block, std::span<float, double_scales> scales);
+/// The scales, in fp32, of some of the 256 blocks of a double one, from block `first` on.
+void double_scales_of(const std::byte* block, std::int64_t first, std::span<float> scales);
 
 }  // namespace sherd::tensor

@@ -17,6 +17,7 @@ class MetaKernels final : public ForwardingKernels<MetaKernels> {
 
   Device& device() override { return device_; }
   bool folds_gradients() const override { return !gpu_; }
+  bool multiplies_stored() const override { return !gpu_; }
   /// Kernels that need no workspace.
   template <class Kernel, class... Args>
   void forward(KernelFamily, Kernel, Args&...) {}

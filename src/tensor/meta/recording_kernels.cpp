@@ -21,6 +21,11 @@ double seen_scores(const AttentionExtents& e) {
 
 void RecordingKernels::matmul(const Matmul& args) {
   const MatmulExtents e = check_matmul(args);
+  // Values are made of blocks as dequantize() makes them, only nearer; the product has them at hand.
+  if (args.stored_b)
+    tell({.family = KernelFamily::movement,
+          .dtype = args.a.dtype(),
+          .bytes = static_cast<double>(args.stored_b.blocks.bytes()) + bytes_of(e.n * e.k, args.a.dtype())});
   KernelWork work{.family = KernelFamily::gemm, .rows = e.m, .columns = e.n, .depth = e.k};
   work.weight_gradient = args.trans_a;
   work.flops = 2.0 * static_cast<double>(e.m) * static_cast<double>(e.n) * static_cast<double>(e.k);

@@ -18,6 +18,7 @@ class RecordingKernels final : public ForwardingKernels<RecordingKernels> {
 
   Device& device() override { return inner_->device(); }
   bool folds_gradients() const override { return inner_->folds_gradients(); }
+  bool multiplies_stored() const override { return inner_->multiplies_stored(); }
   void require_fp8(const Fp8Recipe& recipe) const override { inner_->require_fp8(recipe); }
 
   template <class Kernel, class... Args>

@@ -58,6 +58,8 @@ TEST_F(AdapterRuns, ABaseIn8Bits) {
   EXPECT_EQ(losses(), std::vector<std::string>(by_file.begin() + 3, by_file.end()));
   const std::string own = said("tuned").out;
   EXPECT_EQ(said("tuned", {"--offload", "cpu"}).out, own);
+  EXPECT_EQ(said("tuned", {"--base-format", "compute"}).out, own) << "ready to be read, or not";
+  EXPECT_EQ(said("tuned", {"--base-format", "int8"}).out, own);
   EXPECT_EQ(said("tuned", {"--adapter", in("tuned")}).out, own);
   EXPECT_EQ(said("run", {"--adapter", in("tuned"), "--offload", "cpu"}).out, own)
       << "quantised as it is read";

@@ -80,6 +80,25 @@ TEST_F(GenerateProgram, StopsBeforeAStopString) {
   EXPECT_EQ(lines(file.out)[0]["finish"], "stop");
 }
 
+/// Weights of any run are kept in few bits: what bf16 holds says the same, and NF4 takes less memory.
+TEST_F(GenerateProgram, KeepsWeightsInFewBits) {
+  const std::string wide = (folder_ / "wide").string();
+  const Outcome trained = sherd(train(
+      {"--set", "training.steps=1", "--set", "model.hidden_size=512", "--set", "training.save_dir=" + wide}));
+  ASSERT_EQ(trained.code, 0) << trained.err;
+  const auto said = [&](const std::string& format, const std::string& memory) {
+    return sherd({"generate", "--checkpoint", wide, "--prompt", "The 3 shards", "--temperature", "0",
+                  "--max-tokens", "4", "--base-format", format, "--device-memory", memory});
+  };
+  const Outcome whole = said("compute", "0");
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(said("bf16", "0").out, whole.out);
+  // 6.3 million weights of linear layers.
+  const Outcome in_4_bits = said("nf4", "10MiB");
+  EXPECT_EQ(in_4_bits.code, 0) << in_4_bits.err;
+  EXPECT_THAT(said("compute", "10MiB").err, HasSubstr("--base-format nf4"));
+}
+
 TEST_F(GenerateProgram, SaysWhatDoesNotGoTogether) {
   const auto refused = [&](const std::vector<std::string>& more, const std::string& why) {
     const Outcome got = generate(more);
@@ -92,6 +111,7 @@ TEST_F(GenerateProgram, SaysWhatDoesNotGoTogether) {
   refused({"--prompt", "a", "--offload", "disk"}, "--offload is cpu or nvme, not 'disk'");
   refused({"--prompt", "a", "--offload", "nvme"}, "needs --nvme-path DIR");
   refused({"--prompt", "a", "--nvme-path", "x"}, "goes with --offload nvme");
+  refused({"--prompt", "a", "--base-format", "nf5"}, "--base-format is compute, bf16, int8, nf4, ");
   EXPECT_THAT(generate({"--prompt", "a", "--top-p", "1.5"}).err, HasSubstr("top_p is a probability"));
   EXPECT_THAT(generate({"--prompts", "/none"}).err, HasSubstr("/none"));
   EXPECT_THAT(generate({"--prompt", "a", "--ranks", "3", "--set", "parallel.tensor=2"}).err,

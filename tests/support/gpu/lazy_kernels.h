@@ -152,6 +152,7 @@ class LazyKernels final : public tensor::ForwardingKernels<LazyKernels> {
     for (const Tensor* x : {&args.a, &args.b, &args.c, &args.bias, &args.pre_activation}) note(key, *x);
     for (const bool flag : {args.trans_a, args.trans_b, args.accumulate, args.few_rows}) note(key, flag);
     note(key, args.activation), note(key, args.fp8_a), note(key, args.fp8_b);
+    note(key, args.stored_b.blocks), note(key, args.stored_b.format);
   }
   static void note(Key& key, const tensor::Fp8Matrix& x) {
     note(key, x.codes), note(key, x.scales), note(key, x.rule), note(key, x.rows), note(key, x.cols);

@@ -8,6 +8,7 @@
 #include "base/text/excerpt.h"
 #include "cli/command_line.h"
 #include "cli/program.h"
+#include "data/templates/chat_template.h"
 #include "device/device.h"
 #include "engine/checkpoint/checkpoint.h"
 #include "engine/checkpoint/format.h"
@@ -88,7 +89,8 @@ void inspect(const fs::path& given, const std::string& tag) {
                      counted(static_cast<std::int64_t>(manifest.files.size()), "file")));
   if (!manifest.data.tokenizer.empty())
     put("tokenizer", cat(manifest.data.tokenizer, ", ", manifest.data.vocab_size, " ids"));
-  if (!manifest.data.chat_template.empty()) put("conversations", "written as " + manifest.data.chat_template);
+  if (!manifest.data.chat_template.empty())
+    put("conversations", "written by " + data::name_of_spec(manifest.data.chat_template));
   if (manifest.data.position) put("data", cat("at sample ", *manifest.data.position));
   if (manifest.base)
     put("base", cat("in ", manifest.base->folder, ", ",

@@ -12,6 +12,7 @@
 #include "cli/program.h"
 #include "cli/weights.h"
 #include "data/packing/packing.h"
+#include "data/templates/published_template.h"
 
 namespace sherd::cli {
 namespace {
@@ -79,21 +80,23 @@ std::vector<Prompt> prompts_of(const CommandLine& line) {
   std::vector<Prompt> prompts = read_prompts(line.text("prompts"), line.has("embed") || line.has("classify"));
   line.require_apart("output", "prompts", line.text("prompts"));
   for (const Prompt& prompt : prompts)
-    if (!chat && !prompt.messages.empty())
+    if (!chat && !prompt.conversation.messages.empty())
       throw UsageError(cat(prompt.place, " is a conversation: give --chat to have it answered"));
   return prompts;
 }
 
 /// The template that --chat-template names, else that of the data of the adapter or of the run.
 data::ChatTemplate template_of(const CommandLine& line, const Inference& inference) {
-  if (line.has("chat-template")) return data::parse_chat_template(line.text("chat-template"));
+  const data::Tokenizer& tokenizer = inference.tokenizer();
+  if (line.has("chat-template"))
+    return data::chosen_template(line.text("chat-template"), companions_of(inference.reader()), tokenizer);
   const std::string adapter = line.text("adapter");
   if (!adapter.empty() && holds_checkpoints(adapter)) {
     const engine::CheckpointReader reader(engine::checkpoint_folder(adapter));
-    if (const std::string& name = reader.manifest().data.chat_template; !name.empty())
-      return data::parse_chat_template(name);
+    if (const std::string& spec = reader.manifest().data.chat_template; !spec.empty())
+      return data::ChatTemplate::of_spec(spec, tokenizer);
   }
-  return chat_template_of(inference.reader(), inference.tokenizer());
+  return chat_template_of(inference.reader(), tokenizer);
 }
 
 ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int64_t max_tokens) {
@@ -102,7 +105,7 @@ ChatStyle style_of(const CommandLine& line, const Inference& inference, std::int
       inference.config().model->seq_length - (adapter.has_prompt() ? adapter.prompt.virtual_tokens : 0);
   const ChatStyle style{template_of(line, inference), line.text("system"), positions,
                         std::max(positions - max_tokens, positions / 2)};
-  log_info("conversations are written by the template ", data::name_of(style.written));
+  log_info("conversations are written by ", style.written.name());
   return style;
 }
 
@@ -218,14 +221,14 @@ void generate_command(const Arguments& arguments) {
   std::optional<ChatStyle> style;
   if (chat) {
     style = style_of(line, inference, max_tokens);
-    const data::AnswerEnd end = data::answer_end(tokenizer, style->written);
+    const data::AnswerEnd& end = style->written.answer_end();
     request.end_ids.insert(request.end_ids.end(), end.ids.begin(), end.ids.end());
     request.stops.insert(request.stops.end(), end.texts.begin(), end.texts.end());
-    request.drop = data::before_answer(style->written, tokenizer);
+    request.drop = style->written.before_answer();
     request.echo = false;
   }
   for (const Prompt& prompt : prompts) {
-    request.prompts.push_back(chat                  ? question_of(inference, *style, prompt)
+    request.prompts.push_back(chat                  ? question_of(*style, prompt)
                               : model.has_encoder() ? source_of(inference, prompt)
                                                     : prompt_of(tokenizer, prompt.text));
     require_rows(request.prompts.back(), tokenizer, model.vocab_size, prompt.place);

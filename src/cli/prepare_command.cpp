@@ -9,6 +9,7 @@
 #include "cli/program.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
+#include "data/templates/chat_template.h"
 #include "engine/report/report.h"
 #include "engine/report/terminal.h"
 
@@ -51,7 +52,9 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
     std::printf(
         "%s to be learned (%.1f %%)%s\n", counted((info.tokens - info.masked_tokens), "token").c_str(),
         100 * static_cast<double>((info.tokens - info.masked_tokens)) / static_cast<double>(info.tokens),
-        info.chat_template.empty() ? "" : cat("; conversations written as ", info.chat_template).c_str());
+        info.chat_template.empty()
+            ? ""
+            : cat("; conversations written by ", data::name_of_spec(info.chat_template)).c_str());
   if (report.template_by_default)
     std::fprintf(
         stderr,

@@ -430,14 +430,16 @@ std::map<std::string, double> sampling_beside(const engine::CheckpointReader& re
   return out;
 }
 
+data::FilesBeside companions_of(const engine::CheckpointReader& reader) {
+  return [&reader](const std::string& name) { return companion(reader, name); };
+}
+
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader,
                                     const data::Tokenizer& tokenizer) {
-  const std::string& name = reader.manifest().data.chat_template;
-  if (!name.empty()) return data::parse_chat_template(name);
-  const std::string jinja = data::published_template(companion(reader, "chat_template.jinja"),
-                                                     companion(reader, "tokenizer_config.json"));
-  return jinja.empty() ? data::chat_template_of(tokenizer)
-                       : data::require_template(jinja, tokenizer, "the model");
+  const std::string& spec = reader.manifest().data.chat_template;
+  if (!spec.empty()) return data::ChatTemplate::of_spec(spec, tokenizer);
+  if (auto own = data::published_template(companions_of(reader), tokenizer, "the model")) return *own;
+  return data::ChatTemplate::by_tokens(tokenizer);
 }
 
 DType published_dtype(const std::string& folder) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "data/hugging_face/files_beside.h"
 #include "data/templates/chat_template.h"
 #include "data/tokenizer.h"
 #include "engine/checkpoint/checkpoint.h"
@@ -114,9 +115,10 @@ std::vector<std::int32_t> end_ids_of(const engine::CheckpointReader& reader,
 /// Settings of the model's generation_config.json that change which token is chosen, by name; those that
 /// change nothing are left out.
 std::map<std::string, double> sampling_beside(const engine::CheckpointReader& reader);
-/// How the model's conversations are written: as those of its data were, else as the template says that it
-/// came with, else as the tokenizer's tokens tell. Throws Error{config} for a template that is not written
-/// here.
+/// The files that a model came with, which its checkpoints hold. `reader` must outlive it.
+data::FilesBeside companions_of(const engine::CheckpointReader& reader);
+/// How the model's conversations are written: as those of its data were, else by the template that it came
+/// with, else as the tokenizer's tokens tell. Throws Error{config} for a template that cannot be run.
 data::ChatTemplate chat_template_of(const engine::CheckpointReader& reader, const data::Tokenizer& tokenizer);
 /// The type of the weights there, by their config.json, or where it does not say, by the first of them (as
 /// transformers' dtype="auto"); of fp64 fp32.

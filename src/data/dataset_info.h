@@ -21,7 +21,8 @@ struct DatasetInfo {
   /// knows nothing but these.
   double unigram_entropy = 0;
   std::int64_t masked_tokens = 0;  ///< tokens that are no targets of the loss: PREFIX.mask says which
-  std::string chat_template{};     ///< the one that wrote conversations down; empty: there are none
+  std::string chat_template{};     ///< ChatTemplate::spec() of the one that wrote conversations down; empty:
+                                   ///< there are none
   std::vector<std::string>
       labels{};                   ///< names of the classes; not empty: the last id of each document is one
   bool seq2seq = false;           ///< prompts and completions are texts of their own, each with its end

@@ -107,8 +107,7 @@ class TrainingLines {
     if (const LabelledOptions labelled = labelled_options(options_);
         !labelled.labels.empty() && has_words(piece.text, labelled))
       return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
-    return text_of(read_example(piece.text, {options_.json_field, ChatTemplate::chatml, *any_tokenizer_},
-                                file, piece.line));
+    return text_of(read_example(piece.text, {options_.json_field, any_template_}, file, piece.line));
   }
 
   void report() {
@@ -123,6 +122,7 @@ class TrainingLines {
   const PrepareOptions& options_;
   TextSource source_;
   std::shared_ptr<const Tokenizer> any_tokenizer_ = make_byte_tokenizer();  // there is none yet
+  ChatTemplate any_template_ = ChatTemplate::named("chatml", *any_tokenizer_);
   std::uint64_t total_, threshold_ = 0, index_ = 0, next_report_ = 0;
   std::int64_t budget_, taken_ = 0;
   std::string text_;
@@ -166,27 +166,25 @@ std::string beside_tokenizer(const PrepareOptions& options, const char* name) {
   return !file.empty() && std::filesystem::exists(path, none) ? read_file(path) : std::string();
 }
 
-/// The template that the tokenizer was published with; empty: none.
-std::string published_template_of(const PrepareOptions& options) {
+/// Files beside the tokenizer's; of one that is trained, none.
+FilesBeside files_of(const PrepareOptions& options) {
   TrainTokenizer trained;
-  if (parse_train_spec(options.tokenizer, trained)) return {};
-  return published_template(beside_tokenizer(options, "chat_template.jinja"),
-                            beside_tokenizer(options, "tokenizer_config.json"));
+  if (parse_train_spec(options.tokenizer, trained)) return [](const std::string&) { return std::string(); };
+  return [&options](const std::string& name) { return beside_tokenizer(options, name.c_str()); };
 }
 
 /// Conversations are written as was asked for, else as the template beside the tokenizer writes them, else as
 /// the tokenizer's tokens tell.
 ExampleOptions example_options(const PrepareOptions& options, const Tokenizer& tokenizer) {
-  ExampleOptions out{options.json_field, ChatTemplate::plain, tokenizer};
+  ExampleOptions out{options.json_field, {}};
   out.apart = options.seq2seq;
   if (!options.chat_template.empty()) {
-    out.chat_template = parse_chat_template(options.chat_template);
+    out.chat_template = chosen_template(options.chat_template, files_of(options), tokenizer);
     return out;
   }
-  const std::string jinja = published_template_of(options);
   try {
-    out.chat_template =
-        jinja.empty() ? chat_template_of(tokenizer) : require_template(jinja, tokenizer, "the tokenizer");
+    out.chat_template = published_template(files_of(options), tokenizer, "the tokenizer");
+    if (!out.chat_template) out.chat_template = ChatTemplate::by_tokens(tokenizer);
   } catch (const Error& error) {
     out.no_template = error.what();  // texts may be prepared all the same
   }
@@ -254,7 +252,7 @@ class Preparation {
               text_bytes_,
               unigram_entropy(token_counts_),
               so_far.masked,
-              conversations_ ? name_of(example_options_.chat_template) : "",
+              conversations_ ? example_options_.chat_template->spec() : "",
               options_.labels,
               options_.seq2seq,
               of_words_.value_or(false)};
@@ -354,7 +352,7 @@ class Preparation {
            error.what());
     }
     if (const auto begin = tokenizer_.begin_of_document();
-        begin && (job.tokens.size() == before || job.tokens[before] != *begin)) {
+        begin && !example.conversation && (job.tokens.size() == before || job.tokens[before] != *begin)) {
       job.tokens.insert(job.tokens.begin() + static_cast<std::ptrdiff_t>(before), *begin);
       job.learned.insert(job.learned.begin() + static_cast<std::ptrdiff_t>(before), 0);
     }
@@ -445,9 +443,8 @@ PrepareReport prepare(const PrepareOptions& options) {
   report.encoding_seconds = seconds_since(encoding);
   report.invalid_bytes = preparation.invalid_bytes();
   report.left_out = preparation.left_out();
-  report.template_by_default =
-      report.info.chat_template == name_of(ChatTemplate::plain) && options.chat_template.empty() &&
-      kind_of_tokenizer(options.tokenizer) == "hf" && published_template_of(options).empty();
+  report.template_by_default = report.info.chat_template == "plain" && options.chat_template.empty() &&
+                               kind_of_tokenizer(options.tokenizer) == "hf";
   report.lossless = chosen.tokenizer->lossless();
   return report;
 }

@@ -34,7 +34,7 @@ struct PrepareOptions {
   std::vector<std::string> labels;
   std::string label_field, pair_field = "text_pair";  ///< with labels: as LabelledOptions
   bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
-  /// The template of conversations: chatml | llama3 | mistral | plain; empty: the tokenizer's.
+  /// The template of conversations, as chosen_template() takes it; empty: the tokenizer's.
   std::string chat_template;
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/text/utf8.h"
+#include "data/hugging_face/added_tokens.h"
 #include "data/hugging_face/segmentation/word_cache.h"
 #include "data/tokenizer.h"
 
@@ -24,6 +25,7 @@ class SentencePieceTokenizer final : public Tokenizer {
     pieces_ = model_.GetPieceSize();
     end_of_document_ = model_.eos_id() >= 0 ? model_.eos_id() : static_cast<std::int32_t>(pieces_);
     find_byte_pieces();
+    find_controls();
     probe();
   }
 
@@ -93,6 +95,13 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string token(std::int32_t id) const override {
     return id >= 0 && id < pieces_ ? model_.IdToPiece(id) : std::string();
   }
+  std::vector<Spelled> special_tokens_in(std::string_view text) const override {
+    std::vector<AddedTokens::Found> found;
+    controls_->find(text, false, true, found);
+    std::vector<Spelled> out;
+    for (const AddedTokens::Found& each : found) out.push_back({each.token->id, each.begin, each.end});
+    return out;
+  }
   bool is_special(std::int32_t id) const override {
     return id == end_of_document_ || (id < pieces_ && model_.IsControl(id));
   }
@@ -100,6 +109,13 @@ class SentencePieceTokenizer final : public Tokenizer {
   const std::string& spec() const override { return spec_; }
 
  private:
+  void find_controls() {
+    std::vector<AddedToken> controls;
+    for (int id = 0; id < pieces_; ++id)
+      if (is_special(id))
+        controls.push_back({.id = id, .content = model_.IdToPiece(id), .normalized = false, .special = true});
+    controls_.emplace(std::move(controls), nullptr);
+  }
   void find_byte_pieces() {
     byte_values_.assign(static_cast<std::size_t>(pieces_), -1);
     int found = 0;
@@ -176,6 +192,7 @@ class SentencePieceTokenizer final : public Tokenizer {
 
   sentencepiece::SentencePieceProcessor model_;
   std::string spec_;
+  std::optional<AddedTokens> controls_;
   int pieces_ = 0;
   std::int32_t end_of_document_ = 0;
   std::array<std::int32_t, 256> byte_ids_{};

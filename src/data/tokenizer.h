@@ -51,6 +51,15 @@ class Tokenizer {
   virtual std::string token(std::int32_t id) const = 0;
   /// Whether a token stands for nothing in decoded text: the end of a document, a control token.
   virtual bool is_special(std::int32_t id) const = 0;
+  /// A special token that a text spells out: bytes [begin, end) of it, with the white space that it takes
+  /// along.
+  struct Spelled {
+    std::int32_t id;
+    std::size_t begin, end;
+  };
+  /// All of them, from left to right, as transformers finds them in a text, those of SentencePiece's control
+  /// pieces, too.
+  virtual std::vector<Spelled> special_tokens_in(std::string_view /*text*/) const { return {}; }
 
   /// True when every byte of a text survives encoding. SentencePiece models that normalise text or lack byte
   /// pieces are not lossless.

@@ -17,6 +17,7 @@
 #include "data/packing/packing.h"
 #include "data/packing/pair_samples.h"
 #include "data/packing/span_samples.h"
+#include "data/templates/chat_template.h"
 #include "data/tokenizer.h"
 
 namespace sherd::engine {
@@ -34,8 +35,8 @@ void describe(const config::Config& config, TokenData& data) {
     if (data.chat_template.empty()) data.chat_template = info->chat_template;
     if (data.chat_template != info->chat_template)
       fail(ErrorKind::config, "data.sources: the conversations of '", source.path,
-           "' are written by the template ", info->chat_template, ", others by ", data.chat_template,
-           ": prepare them by one, with --chat-template");
+           "' are written by ", data::name_of_spec(info->chat_template), ", others by ",
+           data::name_of_spec(data.chat_template), ": prepare them by one, with --chat-template");
   }
   if (config.data->tokenizer.empty() || data::kind_of_tokenizer(data.tokenizer) != "hf") return;
   try {  // what the files beside it say must not be lost where its copies lie

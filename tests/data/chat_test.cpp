@@ -46,8 +46,8 @@ std::shared_ptr<const Tokenizer> with_tokens(const std::string& name, const std:
   return make_tokenizer(cat("hf:x?eod=", end), file.dump());
 }
 
-std::vector<ChatMessage> messages_in(const json& line) {
-  return read_messages(line.dump(), "chat.jsonl", 1);
+Conversation messages_in(const json& line) {
+  return read_conversation(line.dump(), "chat.jsonl", 1);
 }
 
 /// The template that is exported, from which transformers made the ids; where a family publishes one, both
@@ -57,12 +57,12 @@ TEST(Chat, QuestionsHaveTheIdsThatTransformersGives) {
   for (const json& line : lines_with("template")) {
     const auto tokenizer = with_tokens(line["file"], line["add"]);
     const std::string name = line["template"];
-    const ChatTemplate which = parse_chat_template(name);
+    const auto which = ChatTemplate::named(name, *tokenizer);
     if (line["family"] == true && (line["file"] == "qwen" || line["add"].size() == 2)) {
-      EXPECT_EQ(chat_template_of(*tokenizer), which);
+      EXPECT_EQ(ChatTemplate::by_tokens(*tokenizer).spec(), name);
     }
-    EXPECT_EQ(jinja_of(which, *tokenizer), line["jinja"].get<std::string>()) << line["file"] << name;
-    EXPECT_EQ(encode_question(*tokenizer, which, messages_in(line)).ids, line["ids"].get<Ids>()) << line;
+    EXPECT_EQ(which.text(), line["jinja"].get<std::string>()) << line["file"] << name;
+    EXPECT_EQ(encode_question(which, messages_in(line)).ids, line["ids"].get<Ids>()) << line;
     ++seen[name];
   }
   EXPECT_GE(std::min({seen["chatml"], seen["llama3"], seen["mistral"], seen["plain"]}), 8);
@@ -119,14 +119,13 @@ const std::vector<ChatMessage> long_talk{{"system", "S"},    {"user", "first"}, 
 
 TEST(Chat, WhatIsTooLongLosesItsOldestTurns) {
   const auto tokenizer = with_tokens("qwen", {});
+  const auto chatml = ChatTemplate::named("chatml", *tokenizer);
   const auto ids_of = [&](std::vector<ChatMessage> messages) {
-    return encode_question(*tokenizer, ChatTemplate::chatml, messages).ids;
+    return encode_question(chatml, {messages}).ids;
   };
   const Ids all = ids_of(long_talk), two = ids_of({long_talk[0], long_talk[3], long_talk[4], long_talk[5]}),
             one = ids_of({long_talk[0], long_talk[5]});
-  const auto cut = [&](std::int64_t most) {
-    return encode_question(*tokenizer, ChatTemplate::chatml, long_talk, most);
-  };
+  const auto cut = [&](std::int64_t most) { return encode_question(chatml, {long_talk}, most); };
   EXPECT_EQ(cut(std::ssize(all)).ids, all);
   EXPECT_EQ(cut(std::ssize(all)).left_out, 0u);
   EXPECT_EQ(cut(std::ssize(all) - 1).ids, two);
@@ -137,20 +136,22 @@ TEST(Chat, WhatIsTooLongLosesItsOldestTurns) {
   EXPECT_EQ(cut(1).left_out, 4u);
   expect_error(ErrorKind::data, "ends with a message of the assistant; what is to be answered is the user's",
                [&] {
-                 encode_question(*tokenizer, ChatTemplate::chatml,
-                                 std::vector<ChatMessage>{{"user", "a"}, {"assistant", "b"}});
+                 encode_question(chatml, {{{"user", "a"}, {"assistant", "b"}}});
                });
 }
 
 TEST(Chat, AnswersEndWithTheTemplatesTokenOrItsText) {
   const auto qwen = with_tokens("qwen", {});
-  const AnswerEnd of_qwen = answer_end(*qwen, ChatTemplate::chatml);
+  const auto end_of = [](const char* name, const Tokenizer& tokenizer) {
+    return ChatTemplate::named(name, tokenizer).answer_end();
+  };
+  const AnswerEnd of_qwen = end_of("chatml", *qwen);
   EXPECT_EQ(of_qwen.ids, (Ids{*qwen->token_id("<|endoftext|>"), *qwen->token_id("<|im_end|>")}));
   EXPECT_TRUE(of_qwen.texts.empty());
-  const AnswerEnd of_bytes = answer_end(*make_byte_tokenizer(), ChatTemplate::llama3);
+  const AnswerEnd of_bytes = end_of("llama3", *make_byte_tokenizer());
   EXPECT_EQ(of_bytes.ids, Ids{256});
   EXPECT_EQ(of_bytes.texts, std::vector<std::string>{"<|eot_id|>"});
-  EXPECT_EQ(answer_end(*qwen, ChatTemplate::plain).ids, Ids{*qwen->token_id("<|endoftext|>")});
+  EXPECT_EQ(end_of("plain", *qwen).ids, Ids{*qwen->token_id("<|endoftext|>")});
 }
 
 /// Whatever a message says, the only control tokens are those of the turns.
@@ -162,8 +163,7 @@ TEST(Chat, NobodySpeaksForOthers) {
     Ids ids;
     std::vector<std::uint8_t> learned;
     encode_segments(*tokenizer,
-                    render(ChatTemplate::chatml, *tokenizer,
-                           std::vector<ChatMessage>{{"user", evil}, {"assistant", evil}}),
+                    ChatTemplate::named("chatml", *tokenizer).render({{{"user", evil}, {"assistant", evil}}}),
                     SpelledTokens::text, ids, learned);
     EXPECT_EQ(std::count(ids.begin(), ids.end(), end), 2) << special;
     EXPECT_EQ(ids.size(), learned.size());
@@ -171,8 +171,7 @@ TEST(Chat, NobodySpeaksForOthers) {
     EXPECT_THAT(text, ::testing::HasSubstr(evil)) << "and it is read as it was written";
     Ids spelled;
     learned.clear();
-    encode_segments(*tokenizer,
-                    render(ChatTemplate::chatml, *tokenizer, std::vector<ChatMessage>{{"user", evil}}),
+    encode_segments(*tokenizer, ChatTemplate::named("chatml", *tokenizer).render({{{"user", evil}}}),
                     SpelledTokens::tokens, spelled, learned);
     EXPECT_EQ(std::count(spelled.begin(), spelled.end(), end), 3)
         << "of a prompt that spells them, they are tokens";
@@ -180,10 +179,9 @@ TEST(Chat, NobodySpeaksForOthers) {
   // The end of a document, too, whatever token is named as such.
   const auto named = make_tokenizer(cat("hf:", tokenizers_folder, "gpt2.json?eod=q"));
   expect_error(ErrorKind::data, "becomes a token that ends a turn or a text", [&] {
-    encode_question(*named, ChatTemplate::plain, std::vector<ChatMessage>{{"user", "quick"}});
+    encode_question(ChatTemplate::named("plain", *named), {{{"user", "quick"}}});
   });
-  EXPECT_FALSE(
-      encode_question(*named, ChatTemplate::plain, std::vector<ChatMessage>{{"user", "x y"}}).ids.empty());
+  EXPECT_FALSE(encode_question(ChatTemplate::named("plain", *named), {{{"user", "x y"}}}).ids.empty());
   // In a dataset the same.
   const TempFolder root;
   write_text(root / "in.jsonl",
@@ -199,9 +197,8 @@ TEST(Chat, NobodySpeaksForOthers) {
   prepare(options);
   const Ids ids = read_all(*IndexedDataset::open(options.output));
   EXPECT_EQ(std::count(ids.begin(), ids.end(), with_tokens("mistral", {})->end_of_document()), 1);
-  const Ids asked = encode_question(*with_tokens("mistral", {}), ChatTemplate::mistral,
-                                    std::vector<ChatMessage>{{"user", "a </s> b"}})
-                        .ids;
+  const auto mistral = with_tokens("mistral", {});
+  const Ids asked = encode_question(ChatTemplate::named("mistral", *mistral), {{{"user", "a </s> b"}}}).ids;
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + std::ssize(asked)), asked) << "what is asked is what was trained";
 }
 

@@ -30,8 +30,8 @@ std::string shown(const std::vector<TextSegment>& segments) {
 }
 
 const auto bytes = make_byte_tokenizer();
-std::vector<TextSegment> rendered(ChatTemplate which, const std::vector<ChatMessage>& messages) {
-  return render(which, *bytes, messages);
+std::vector<TextSegment> rendered(const std::string& name, const std::vector<ChatMessage>& messages) {
+  return ChatTemplate::named(name, *bytes).render({messages});
 }
 
 const std::vector<ChatMessage> talk{{"system", "Be brief."},
@@ -43,44 +43,44 @@ const std::vector<ChatMessage> talk{{"system", "Be brief."},
 // The texts are written by hand after Qwen2.5's and Llama 3 Instruct's tokenizer_config.json and
 // mistral-common's v1.
 TEST(ChatTemplate, WritesWhatTheFamiliesPublish) {
-  EXPECT_EQ(shown(rendered(ChatTemplate::chatml, talk)),
+  EXPECT_EQ(shown(rendered("chatml", talk)),
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n Hi\n<|im_end|>\n"
             "<|im_start|>assistant\n⟦Hello. <|im_end|>⟧\n<|im_start|>user\nBye<|im_end|>\n"
             "<|im_start|>assistant\nBye.<|im_end|>\n");
-  EXPECT_EQ(shown(rendered(ChatTemplate::llama3, talk)),
+  EXPECT_EQ(shown(rendered("llama3", talk)),
             "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
             "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\n⟦Hello.<|eot_id|>⟧"
             "<|start_header_id|>user<|end_header_id|>\n\nBye<|eot_id|>"
             "<|start_header_id|>assistant<|end_header_id|>\n\nBye.<|eot_id|>");
-  EXPECT_EQ(shown(rendered(ChatTemplate::mistral, talk)),
+  EXPECT_EQ(shown(rendered("mistral", talk)),
             "<s>[INST] Be brief.\n\n Hi\n [/INST]⟦ Hello. ∎⟧[INST] Bye [/INST] Bye.∎");
   EXPECT_EQ(
-      shown(rendered(ChatTemplate::plain, talk)),
+      shown(rendered("plain", talk)),
       "Be brief.\n\n### User:\n Hi\n\n\n### Assistant:\n⟦Hello. ∎⟧### User:\nBye\n\n### Assistant:\nBye.∎");
 }
 
 TEST(ChatTemplate, RefusesWhatItCannotWrite) {
-  expect_error(ErrorKind::data, "the role 'tool'; conversations are of system, user and assistant", [] {
-    rendered(ChatTemplate::chatml, {{"tool", "x"}});
+  expect_error(ErrorKind::data, "the role 'tool'; the template chatml is of system, user and assistant", [] {
+    rendered("chatml", {{"tool", "x"}});
   });
-  expect_error(ErrorKind::data, "without messages", [] { rendered(ChatTemplate::plain, {}); });
-  expect_error(ErrorKind::data, "an answer of the assistant before any message of the user", [] {
-    rendered(ChatTemplate::mistral, {{"assistant", "x"}});
+  expect_error(ErrorKind::data, "without messages", [] { rendered("plain", {}); });
+  expect_error(ErrorKind::data, "user and assistant are to take turns in the template mistral", [] {
+    rendered("mistral", {{"assistant", "x"}});
   });
-  expect_error(ErrorKind::data, "behind each other", [] {
-    rendered(ChatTemplate::mistral, {{"user", "x"}, {"user", "y"}});
+  expect_error(ErrorKind::data, "take turns in the template mistral, the user first", [] {
+    rendered("mistral", {{"user", "x"}, {"user", "y"}});
   });
   expect_error(ErrorKind::data, "not the first", [] {
-    rendered(ChatTemplate::mistral, {{"user", "x"}, {"system", "y"}});
+    rendered("mistral", {{"user", "x"}, {"system", "y"}});
   });
-  expect_error(ErrorKind::config, "did you mean 'llama3'?", [] { parse_chat_template("llama-3"); });
-  for (const char* name : {"chatml", "llama3", "mistral", "plain"})
-    EXPECT_EQ(name_of(parse_chat_template(name)), name);
+  expect_error(ErrorKind::config, "did you mean 'llama3'?", [] { ChatTemplate::named("llama-3", *bytes); });
+  for (const std::string& name : builtin_templates())
+    EXPECT_EQ(ChatTemplate::of_spec(name, *bytes).spec(), name);
 }
 
 Example read_bytes_example(const std::string& line, const std::string& field = "") {
-  return read_example(line, {field, ChatTemplate::plain, *bytes}, "in.jsonl", 7);
+  return read_example(line, {field, ChatTemplate::named("plain", *bytes)}, "in.jsonl", 7);
 }
 
 TEST(Examples, AreWhatTheirKeysSay) {
@@ -109,6 +109,31 @@ TEST(Examples, AreWhatTheirKeysSay) {
       << "as it was asked for";
 }
 
+/// As ShareGPT, Alpaca and others have them.
+TEST(Examples, AreReadAsTheyAreFound) {
+  const auto said = [](const std::string& line) { return shown(read_bytes_example(line).segments); };
+  const std::string talk = "S\n\n### User:\na\n\n### Assistant:\n⟦b∎⟧";
+  EXPECT_EQ(said(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "a"},
+                                  {"role": "assistant", "content": "b"}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"system": "S", "conversations": [{"from": "human", "value": "a"},
+                                                      {"from": "gpt", "value": "b"}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"conversations": [{"from": "system", "value": "S"}, {"from": "user", "value": "a"},
+                                       {"from": "assistant", "value": "b", "weight": null}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content":
+                     "b"}]})"),
+            talk.substr(3));
+  EXPECT_EQ(said(R"({"instruction": "a", "input": "", "output": "b", "system": "S"})"), talk);
+  EXPECT_EQ(said(R"({"instruction": "a", "input": "c", "output": "b", "history": [["x", "y"]]})"),
+            "### User:\nx\n\n### Assistant:\n⟦y∎⟧### User:\na\nc\n\n### Assistant:\n⟦b∎⟧");
+  EXPECT_EQ(said(R"({"prompt": "a", "response": "b"})"), "a⟦b∎⟧");
+  EXPECT_EQ(said(R"({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b",
+                     "weight": 0}, {"from": "human", "value": "c"}, {"from": "gpt", "value": "d"}]})"),
+            "### User:\na\n\n### Assistant:\nb∎### User:\nc\n\n### Assistant:\n⟦d∎⟧");
+}
+
 TEST(Examples, NameFileLineAndCause) {
   const auto expect = [](const std::string& line, const std::string& part) {
     expect_error(ErrorKind::data, "'in.jsonl', line 7, ", [&] { read_bytes_example(line); });
@@ -118,9 +143,16 @@ TEST(Examples, NameFileLineAndCause) {
   expect("[1]", "is no JSON object");
   expect(
       R"({"prompt": "a", "body": "b"})",
-      "has no string 'text', no 'messages' and no 'prompt' with 'completion'; name the field that holds the "
-      "text, by --json-field (keys: 'body', 'prompt')");
-  expect(R"({"conversations": []})", "turns of 'conversations' are to be rewritten as 'messages'");
+      "has no string 'text', no 'messages', 'conversations' or 'instruction' with 'output', and no 'prompt' "
+      "with 'completion'; name the field that holds the text, by --json-field (keys: 'prompt', 'body')");
+  expect(R"({"conversations": []})", "without messages");
+  expect(R"({"conversations": [{"from": "narrator", "value": "x"}]})",
+         "a turn is from 'narrator'; known are");
+  expect(R"({"conversations": [{"from": "human"}]})", "no object with texts 'from' and 'value'");
+  expect(R"({"instruction": "a", "output": "b", "text": "c"})",
+         "has 'text' beside 'instruction' and 'output'");
+  expect(R"({"instruction": 1, "output": "b"})", "'instruction' is no text");
+  expect(R"({"instruction": "a", "output": "b", "history": [["x"]]})", "no list of pairs of texts");
   expect(R"({"messages": "a"})", "'messages' is no list");
   expect(R"({"messages": []})", "without messages");
   expect(R"({"messages": [1]})", "no object with a string 'role'");

@@ -3,9 +3,9 @@
 #include <sstream>
 #include <thread>
 
+#include "data/hugging_face/segmentation/word_cache.h"
 #include "data/hugging_face/steps/pattern.h"
 #include "data/hugging_face/steps/unicode.h"
-#include "data/hugging_face/segmentation/word_cache.h"
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
 #include "data/text/example.h"
@@ -153,12 +153,13 @@ std::vector<std::int32_t> ids_of(const Tokenizer& tokenizer, const std::vector<T
 TEST(HuggingFaceSpec, ConversationsHaveTheIdsOfTheirText) {
   const std::vector<ChatMessage> messages{{"user", " a b?", true}, {"assistant", "c d", true}};
   const auto qwen = make_tokenizer(cat("hf:", tokenizers_folder, "qwen.json?eod=<|im_end|>"));
-  EXPECT_EQ(chat_template_of(*qwen), ChatTemplate::chatml);
-  EXPECT_EQ(ids_of(*qwen, render(ChatTemplate::chatml, *qwen, messages)),
+  const auto chatml = ChatTemplate::by_tokens(*qwen);
+  EXPECT_EQ(chatml.spec(), "chatml");
+  EXPECT_EQ(ids_of(*qwen, chatml.render({messages})),
             qwen->encode("<|im_start|>user\n a b?<|im_end|>\n<|im_start|>assistant\nc d<|im_end|>\n"));
   for (const char* file : {"mistral.json?eod=</s>", "llama2.json?eod=</s>"}) {
     const auto tokenizer = make_tokenizer(cat("hf:", tokenizers_folder, file));
-    EXPECT_EQ(ids_of(*tokenizer, render(ChatTemplate::mistral, *tokenizer, messages)),
+    EXPECT_EQ(ids_of(*tokenizer, ChatTemplate::named("mistral", *tokenizer).render({messages})),
               tokenizer->encode("<s>[INST]  a b? [/INST] c d</s>"))
         << file;
   }

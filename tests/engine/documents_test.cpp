@@ -331,7 +331,7 @@ TEST_F(DocumentTraining, SourcesOfDifferentTemplatesAreRefused) {
     info.chat_template = written;
     data::write_dataset_info((folder_ / name).string(), info);
   }
-  expect_error(ErrorKind::config, "are written by the template chatml, others by plain",
+  expect_error(ErrorKind::config, "are written by chatml, others by plain",
                [&] { engine::open_token_data(config(0, 1, 1, "")); });
 }
 

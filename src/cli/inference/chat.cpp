@@ -16,9 +16,9 @@ std::vector<data::ChatMessage> begun(const ChatStyle& style) {
   return {{"system", style.system}};
 }
 
-std::vector<std::int32_t> ids_of(const Inference& from, const ChatStyle& style,
-                                 const std::vector<data::ChatMessage>& messages, const std::string& place) {
-  data::Question question = data::encode_question(from.tokenizer(), style.written, messages, style.room);
+std::vector<std::int32_t> ids_of(const ChatStyle& style, const data::Conversation& conversation,
+                                 const std::string& place) {
+  data::Question question = data::encode_question(style.written, conversation, style.room);
   if (question.left_out > 0)
     log_info(place, "the conversation is too long for model.seq_length: its first ",
              counted(static_cast<std::int64_t>(question.left_out), "message"), " are left out");
@@ -36,8 +36,8 @@ std::vector<std::int32_t> ids_of(const Inference& from, const ChatStyle& style,
 /// Standard input, turn by turn, on the rank that reads it.
 class Reader {
  public:
-  Reader(const Inference& from, const ChatStyle& style)
-      : from_(from), style_(style), terminal_(::isatty(STDIN_FILENO) == 1), messages_(begun(style)) {
+  explicit Reader(const ChatStyle& style)
+      : style_(style), terminal_(::isatty(STDIN_FILENO) == 1), messages_(begun(style)) {
     if (terminal_)
       std::fputs("a line is a question; /reset forgets what was said, /exit ends the conversation\n", stderr);
   }
@@ -53,7 +53,7 @@ class Reader {
       if (line == "/reset" || line.find_first_not_of(" \t") == std::string::npos) continue;
       messages_.push_back({"user", line});
       try {
-        return ids_of(from_, style_, messages_, "");
+        return ids_of(style_, {messages_}, "");
       } catch (const Error& error) {
         if (!terminal_ || error.kind() != ErrorKind::data) throw;
         std::fprintf(stderr, "%s\n", error.what());  // the person types another
@@ -65,7 +65,6 @@ class Reader {
   void answered(const std::string& answer) { messages_.push_back({"assistant", answer}); }
 
  private:
-  const Inference& from_;
   const ChatStyle& style_;
   bool terminal_;
   std::vector<data::ChatMessage> messages_;
@@ -73,8 +72,9 @@ class Reader {
 
 }  // namespace
 
-std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& style, const Prompt& prompt) {
-  std::vector<data::ChatMessage> messages = prompt.messages;
+std::vector<std::int32_t> question_of(const ChatStyle& style, const Prompt& prompt) {
+  data::Conversation conversation = prompt.conversation;
+  std::vector<data::ChatMessage>& messages = conversation.messages;
   if (messages.empty()) messages.push_back({"user", prompt.text});
   if (messages.front().role != "system") {
     const std::vector<data::ChatMessage> first = begun(style);
@@ -82,7 +82,7 @@ std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& st
   }
   const std::string place = prompt.place.empty() ? "" : prompt.place + ": ";
   try {
-    return ids_of(from, style, messages, place);
+    return ids_of(style, conversation, place);
   } catch (const Error& error) {
     fail(error.kind(), place, error.what());
   }
@@ -115,7 +115,7 @@ void converse(const Request& like, const ChatStyle& style, QuestionQueue& questi
   InferenceModel from(like.from.reader(), like.from.config(), dist);
   const Ends ends{dist->rank() == 0 ? &questions : nullptr};
   std::optional<Reader> reader;
-  if (dist->rank() == 0) reader.emplace(like.from, style);
+  if (dist->rank() == 0) reader.emplace(style);
   for (std::size_t number = 0;; ++number) {
     if (reader) questions.put(reader->next());
     std::optional<std::vector<std::int32_t>> question = questions.take(number);

@@ -25,7 +25,7 @@ struct ChatStyle {
 
 /// The ids of a prompt, up to where the answer begins; a text is the user's only message. Tells of turns that
 /// had no place. Throws Error{data} naming the place of the prompt.
-std::vector<std::int32_t> question_of(const Inference& from, const ChatStyle& style, const Prompt& prompt);
+std::vector<std::int32_t> question_of(const ChatStyle& style, const Prompt& prompt);
 
 /// The turns that the reading rank hands to the others. All are threads of this process, and wait for as long
 /// as a person thinks.

@@ -93,7 +93,8 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
   if (data::kind_of_tokenizer(tokenizer->spec()) != "hf") {
     if (!name.empty())
       log_warning("the run's tokenizer (", tokenizer->spec(), ") is no tokenizer.json: the chat template ",
-                  name, " is not written, and what reads the folder must write conversations itself");
+                  data::name_of_spec(name),
+                  " is not written, and what reads the folder must write conversations itself");
     return;
   }
   const bool came = fs::exists(to / "tokenizer_config.json");
@@ -101,10 +102,10 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
   if (!came) write_tokenizer_config(*tokenizer, model, to);
   std::vector<std::int32_t> ends = end_ids_of(reader, *tokenizer);
   if (!name.empty()) {
-    const data::ChatTemplate which = data::parse_chat_template(name);
-    for (const std::int32_t id : data::answer_end(*tokenizer, which).ids)
+    const auto chat = data::ChatTemplate::of_spec(name, *tokenizer);
+    for (const std::int32_t id : chat.answer_end().ids)
       if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
-    write_file_atomically(to / "chat_template.jinja", data::jinja_of(which, *tokenizer));
+    write_file_atomically(to / "chat_template.jinja", chat.text());
   }
   if (!came || !name.empty()) write_generation_config(ends, *tokenizer, model, to);
 }

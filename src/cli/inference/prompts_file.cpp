@@ -25,8 +25,9 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
   const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
   if (object.is_object() && object.contains("messages")) {
-    Prompt prompt{"", data::read_messages(line, path, static_cast<std::int64_t>(number)), where};
-    if (prompt.messages.empty()) fail(ErrorKind::data, where, " is a conversation without messages");
+    Prompt prompt{"", data::read_conversation(line, path, static_cast<std::int64_t>(number)), where};
+    if (prompt.conversation.messages.empty())
+      fail(ErrorKind::data, where, " is a conversation without messages");
     return prompt;
   }
   auto found = object.is_object() ? object.find("prompt") : object.end();
@@ -47,13 +48,14 @@ Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std
 }
 
 nlohmann::ordered_json described(const Prompt& prompt) {
-  if (prompt.messages.empty() && prompt.pair) return {{"prompt", prompt.text}, {"text_pair", *prompt.pair}};
+  const std::vector<data::ChatMessage>& messages = prompt.conversation.messages;
+  if (messages.empty() && prompt.pair) return {{"prompt", prompt.text}, {"text_pair", *prompt.pair}};
   if (prompt.text.empty() && !prompt.words.empty()) return nlohmann::ordered_json::object();
-  if (prompt.messages.empty()) return {{"prompt", prompt.text}};
-  auto messages = nlohmann::ordered_json::array();
-  for (const data::ChatMessage& message : prompt.messages)
-    messages.push_back({{"role", message.role}, {"content", message.content}});
-  return {{"messages", messages}};
+  if (messages.empty()) return {{"prompt", prompt.text}};
+  auto list = nlohmann::ordered_json::array();
+  for (const data::ChatMessage& message : messages)
+    list.push_back(nlohmann::ordered_json::parse(data::value_of(message).json({})));
+  return {{"messages", list}};
 }
 
 nlohmann::ordered_json list_of(const std::vector<WordLabel>& words) {

@@ -15,11 +15,11 @@ namespace sherd::cli {
 
 /// A text to continue, or a conversation to answer.
 struct Prompt {
-  std::string text;                         ///< "prompt"
-  std::vector<data::ChatMessage> messages;  ///< or "messages"; empty: it is a text
-  std::string place;                        ///< file and line, for errors
-  std::optional<std::string> pair = {};     ///< "text_pair": the other text of a pair
-  std::vector<std::string> words = {};      ///< "tokens": a text that is split into words
+  std::string text;                      ///< "prompt"
+  data::Conversation conversation;       ///< or "messages" and what is beside; none: it is a text
+  std::string place;                     ///< file and line, for errors
+  std::optional<std::string> pair = {};  ///< "text_pair": the other text of a pair
+  std::vector<std::string> words = {};   ///< "tokens": a text that is split into words
 };
 
 /// The prompts of a file, read as data::TextSource reads (gzip and zstd, too): a name that ends in .jsonl

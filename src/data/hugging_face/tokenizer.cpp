@@ -84,6 +84,27 @@ class HuggingFaceTokenizer final : public Tokenizer {
     const AddedToken* added = added_.of_id(id);
     return added ? added->content : std::string(model_->vocabulary().token(id));
   }
+  std::vector<Spelled> special_tokens_in(std::string_view text) const override {
+    std::vector<Spelled> out;
+    std::vector<AddedTokens::Found> found, normalized;
+    const auto add = [&out](const AddedTokens::Found& each, std::size_t at) {
+      if (each.token->special) out.push_back({each.token->id, at + each.begin, at + each.end});
+    };
+    std::size_t at = 0;
+    // What is looked for in the normalizer's text is written as it is looked for, in a template.
+    const auto between = [&](std::size_t end) {
+      added_.find(text.substr(at, end - at), true, true, normalized);
+      for (const AddedTokens::Found& each : normalized) add(each, at);
+    };
+    added_.find(text, false, true, found);
+    for (const AddedTokens::Found& each : found) {
+      between(each.begin);
+      add(each, 0);
+      at = each.end;
+    }
+    between(text.size());
+    return out;
+  }
   bool is_special(std::int32_t id) const override {
     const AddedToken* added = added_.of_id(id);
     return id == end_ || id == begin_ ||

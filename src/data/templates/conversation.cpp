@@ -1,17 +1,15 @@
-#include "data/templates/chat_template.h"
-
 #include <algorithm>
 
+#include "data/templates/chat_template.h"
 #include "data/text/example.h"
 
 namespace sherd::data {
 namespace {
 
-std::vector<std::int32_t> encoded(const Tokenizer& tokenizer, ChatTemplate which,
-                                  std::span<const ChatMessage> messages) {
+std::vector<std::int32_t> encoded(const ChatTemplate& by, const Conversation& conversation) {
   std::vector<std::int32_t> ids;
   std::vector<std::uint8_t> learned;
-  encode_segments(tokenizer, render_question(which, tokenizer, messages), SpelledTokens::text, ids, learned);
+  encode_segments(by.tokenizer(), by.render_question(conversation), SpelledTokens::text, ids, learned);
   return ids;
 }
 
@@ -31,23 +29,20 @@ bool remove_turn(std::vector<ChatMessage>& messages) {
 
 }  // namespace
 
-Question encode_question(const Tokenizer& tokenizer, ChatTemplate which,
-                         std::span<const ChatMessage> messages, std::int64_t most) {
-  Question out{encoded(tokenizer, which, messages)};
-  std::vector<ChatMessage> rest(messages.begin(), messages.end());
-  while (std::ssize(out.ids) > most && remove_turn(rest)) out.ids = encoded(tokenizer, which, rest);
-  out.left_out = messages.size() - rest.size();
-  return out;
+jinja::Value value_of(const ChatMessage& message) {
+  jinja::Dict out{{"role", message.role}};
+  const auto is_content = [](const auto& pair) { return pair.first.str() == "content"; };
+  if (std::none_of(message.beside.begin(), message.beside.end(), is_content))
+    out.emplace_back("content", message.content);
+  out.insert(out.end(), message.beside.begin(), message.beside.end());
+  return jinja::Value::dict(std::move(out));
 }
 
-AnswerEnd answer_end(const Tokenizer& tokenizer, ChatTemplate which) {
-  AnswerEnd out{{tokenizer.end_of_document()}, {}};
-  const std::string end = end_of_answer(which);
-  if (end.empty()) return out;
-  if (const auto id = tokenizer.token_id(end))
-    out.ids.push_back(*id);
-  else
-    out.texts.push_back(end);
+Question encode_question(const ChatTemplate& by, const Conversation& conversation, std::int64_t most) {
+  Question out{encoded(by, conversation)};
+  Conversation rest = conversation;
+  while (std::ssize(out.ids) > most && remove_turn(rest.messages)) out.ids = encoded(by, rest);
+  out.left_out = conversation.messages.size() - rest.messages.size();
   return out;
 }
 

@@ -1,25 +1,26 @@
 #pragma once
 
+#include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
+#include "data/hugging_face/files_beside.h"
 #include "data/templates/chat_template.h"
 
-// Chat templates as models are published with them: texts in transformers' language (jinja).
+// Chat templates as models are published with them.
 
 namespace sherd::data {
 
 /// The template of a model's files: the text of chat_template.jinja, else what tokenizer_config.json says
-/// under `chat_template` (of several the one named "default"). Empty where neither has one.
-std::string published_template(std::string jinja_file, const std::string& tokenizer_config);
+/// under `chat_template` (of several the one named "default"), with the special tokens that
+/// tokenizer_config.json and special_tokens_map.json name; nothing where neither has one. Throws
+/// Error{config} for one that Sherd cannot run, saying how to go on without it. `whose`: "the model", "the
+/// tokenizer".
+std::optional<ChatTemplate> published_template(const FilesBeside& files, const Tokenizer& tokenizer,
+                                               const std::string& whose);
 
-/// The one of ours that writes what `jinja` writes, byte for byte, of a few conversations: with and without a
-/// system's text, of one turn and several, asking for an answer and not, with white space at the ends of
-/// texts. Conversations that it refuses (raise_exception()) are left out; what a tokenizer begins documents
-/// with may be missing in either. Throws Error{config} where there is none, or Sherd cannot run the template,
-/// saying which of ours comes closest, from where on it differs, and how to take it all the same. `whose`:
-/// "the model", "the tokenizer".
-ChatTemplate require_template(std::string_view jinja, const Tokenizer& tokenizer, const std::string& whose);
+/// What `--chat-template` says: one of the four, or the file of a template (a path, or a name that ends with
+/// .jinja), with the special tokens of those files. Throws Error{config} for others, Error{io} for a file
+/// that cannot be read.
+ChatTemplate chosen_template(const std::string& name, const FilesBeside& files, const Tokenizer& tokenizer);
 
 }  // namespace sherd::data

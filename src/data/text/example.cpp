@@ -1,7 +1,6 @@
 #include "data/text/example.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -9,87 +8,18 @@
 #include "base/error.h"
 #include "base/text/excerpt.h"
 #include "data/text/json_line.h"
+#include "data/text/messages.h"
 
 namespace sherd::data {
 namespace {
 
-using nlohmann::json;
-
-/// Refuses what a template would have to write and none here does, so that nothing that was said is dropped.
-/// Keys without a value are those that a table of another line has.
-void check_keys(const json& object, std::span<const std::string_view> known, const char* what) {
-  for (const auto& [key, value] : object.items()) {
-    if (value.is_null() || value == "" || ((value.is_array() || value.is_object()) && value.empty()))
-      continue;
-    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
-    const std::string close = nearest(key, std::vector<std::string>(known.begin(), known.end()));
-    fail(ErrorKind::data, what, " has '", excerpt(key), "'",
-         close.empty() ? cat(", which no template here writes; take it out, or write it into 'content'")
-                       : cat("; did you mean '", close, "'?"));
-  }
+Example conversation(const Conversation& of, const ExampleOptions& options) {
+  if (!options.chat_template) fail(ErrorKind::config, "is a conversation: ", options.no_template);
+  return {options.chat_template->render(of), true, true};
 }
 
-/// A string, or the texts of a list of parts ({"type": "text", "text": …}).
-std::string content_of(const json& message) {
-  const auto content = message.find("content");
-  if (content != message.end() && content->is_string()) return content->get<std::string>();
-  if (content == message.end() || !content->is_array())
-    fail(ErrorKind::data, "a message has no string 'content'");
-  std::string text;
-  for (const json& part : *content) {
-    if (!part.is_object() || !part.contains("text") || !part["text"].is_string() ||
-        part.value("type", json("text")) != "text")
-      fail(ErrorKind::data, "a message's 'content' has a part that is no text; models here read text alone");
-    check_keys(part, std::array<std::string_view, 2>{"type", "text"}, "a part of a message's 'content'");
-    text += part["text"].get<std::string>();
-  }
-  return text;
-}
-
-/// Whether a message says that it is to be learned: OpenAI's `weight`, and what other trainers call it.
-bool says_learned(const json& message) {
-  bool learned = true;
-  if (const auto weight = message.find("weight"); weight != message.end() && !weight->is_null()) {
-    if (!weight->is_number() || (*weight != 0 && *weight != 1))
-      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
-    learned = *weight == 1;
-  }
-  for (const char* key : {"train", "loss"})
-    if (const auto said = message.find(key); said != message.end() && !said->is_null()) {
-      if (!said->is_boolean())
-        fail(ErrorKind::data, "a message's '", key, "' is true or false, not ", excerpt(said->dump()));
-      learned = learned && said->get<bool>();
-    }
-  return learned;
-}
-
-ChatMessage message_of(const json& message, bool learned) {
-  if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
-    fail(ErrorKind::data, "a message is no object with a string 'role'");
-  check_keys(message, std::array<std::string_view, 5>{"role", "content", "weight", "train", "loss"},
-             "a message");
-  return {message["role"].get<std::string>(), content_of(message), says_learned(message) && learned};
-}
-
-/// Names the keys of a line beside its messages that a template would write.
-void check_beside(const json& object) {
-  for (const char* key : {"tools", "functions", "documents", "chat_template_kwargs"})
-    if (const auto found = object.find(key); found != object.end() && !found->empty())
-      fail(ErrorKind::data, "has '", key,
-           "' beside its messages, which no template here writes; take it out");
-}
-
-void append_messages(const json& list, bool learned, std::vector<ChatMessage>& messages) {
-  for (const json& message : list) messages.push_back(message_of(message, learned));
-}
-
-Example conversation(const std::vector<ChatMessage>& messages, const ExampleOptions& options) {
-  if (!options.no_template.empty()) fail(ErrorKind::config, "is a conversation: ", options.no_template);
-  return {render(options.chat_template, options.tokenizer, messages), true, true};
-}
-
-Example completion(const json& object, const ExampleOptions& options) {
-  const json &prompt = object["prompt"], &answer = object["completion"];
+Example completion(const Json& object, const char* answer_key, const ExampleOptions& options) {
+  const Json &prompt = object["prompt"], &answer = object[answer_key];
   if (prompt.is_string() && answer.is_string()) {
     Example example;
     example.marked = true;
@@ -100,36 +30,30 @@ Example completion(const json& object, const ExampleOptions& options) {
     return example;
   }
   if (!prompt.is_array() || !answer.is_array())
-    fail(ErrorKind::data, "'prompt' and 'completion' are neither two strings nor two lists of messages");
-  check_beside(object);
-  std::vector<ChatMessage> messages;
-  append_messages(prompt, false, messages);
-  append_messages(answer, true, messages);
-  return conversation(messages, options);
+    fail(ErrorKind::data, "'prompt' and '", answer_key,
+         "' are neither two strings nor two lists of messages");
+  Conversation of{{}, names_beside(object)};
+  append_messages(prompt, false, of.messages);
+  append_messages(answer, true, of.messages);
+  return conversation(of, options);
 }
 
-Example example_of(const json& object, const ExampleOptions& options) {
+Example example_of(const Json& object, const ExampleOptions& options) {
   if (!object.is_object()) fail(ErrorKind::data, "is no JSON object");
-  const auto list = object.find("messages");
-  if (options.text_field.empty() && list != object.end()) {
-    if (!list->is_array()) fail(ErrorKind::data, "'messages' is no list");
-    std::vector<ChatMessage> messages;
-    check_beside(object);
-    append_messages(*list, true, messages);
-    return conversation(messages, options);
+  if (options.text_field.empty()) {
+    if (const auto found = conversation_in(object)) return conversation(*found, options);
+    for (const char* answer : {"completion", "response"})
+      if (object.contains("prompt") && object.contains(answer)) return completion(object, answer, options);
   }
-  if (options.text_field.empty() && object.contains("prompt") && object.contains("completion"))
-    return completion(object, options);
   const std::string field = options.text_field.empty() ? "text" : options.text_field;
   const auto text = object.find(field);
   if (text == object.end() || !text->is_string())
     fail(ErrorKind::data, "has no string '", excerpt(field), "'",
-         options.text_field.empty() ? ", no 'messages' and no 'prompt' with 'completion'" : "",
-         object.contains("conversations")
-             ? "; turns of 'conversations' are to be rewritten as 'messages', each with "
-               "'role' and 'content'"
-             : "; name the field that holds the text, by --json-field",
-         " (keys: ", keys_of(object), ")");
+         options.text_field.empty()
+             ? ", no 'messages', 'conversations' or 'instruction' with 'output', and no "
+               "'prompt' with 'completion'"
+             : "",
+         "; name the field that holds the text, by --json-field (keys: ", keys_of(object), ")");
   return {{{text->get<std::string>(), true, SegmentKind::text}}};
 }
 
@@ -137,8 +61,6 @@ std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const TextSegment&
   switch (segment.kind) {
     case SegmentKind::control:
       return tokenizer.token_id(segment.text);
-    case SegmentKind::begin:
-      return tokenizer.begin_of_document();
     case SegmentKind::end:
     case SegmentKind::apart:
       return tokenizer.end_of_document();
@@ -253,19 +175,16 @@ bool Example::teaches() const {
 
 Example read_example(const std::string& line, const ExampleOptions& options,
                      const std::filesystem::path& file, std::int64_t line_number) {
-  return at_line(file, line_number, [&] { return example_of(json::parse(line), options); });
+  return at_line(file, line_number, [&] { return example_of(Json::parse(line), options); });
 }
 
-std::vector<ChatMessage> read_messages(const std::string& line, const std::filesystem::path& file,
-                                       std::int64_t line_number) {
+Conversation read_conversation(const std::string& line, const std::filesystem::path& file,
+                               std::int64_t line_number) {
   return at_line(file, line_number, [&] {
-    const json object = json::parse(line);
+    const Json object = Json::parse(line);
     if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
       fail(ErrorKind::data, "has no list 'messages'");
-    check_beside(object);
-    std::vector<ChatMessage> messages;
-    append_messages(object["messages"], true, messages);
-    return messages;
+    return *conversation_in(object);
   });
 }
 

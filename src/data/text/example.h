@@ -13,12 +13,11 @@ namespace sherd::data {
 
 /// How a line of a .jsonl file is read.
 struct ExampleOptions {
-  /// The key of the text; empty: the line's keys tell: `messages` (a conversation), `prompt` with
-  /// `completion` (two texts, or two lists of messages), or `text`.
+  /// The key of the text; empty: the line's keys tell: those of a conversation (conversation_in()), `prompt`
+  /// with `completion` or `response` (two texts, or two lists of messages), or `text`.
   std::string text_field;
-  ChatTemplate chat_template = ChatTemplate::plain;
-  const Tokenizer& tokenizer;    ///< it will encode the examples
-  std::string no_template = {};  ///< why conversations are refused; empty: they are not
+  std::optional<ChatTemplate> chat_template;  ///< that of conversations
+  std::string no_template = {};               ///< why these are refused, where there is none
   /// A completion is a text of its own behind the end of its prompt, as a decoder writes it behind an
   /// encoder; else it goes on with the prompt.
   bool apart = false;
@@ -41,9 +40,9 @@ Example read_example(const std::string& line, const ExampleOptions& options,
 /// The texts of the segments, without the template's own tokens.
 std::string text_of(const Example& example);
 
-/// The list `messages` of such a line. Throws as read_example(), also where the line has none.
-std::vector<ChatMessage> read_messages(const std::string& line, const std::filesystem::path& file,
-                                       std::int64_t line_number);
+/// The conversation `messages` of such a line. Throws as read_example(), also where the line has none.
+Conversation read_conversation(const std::string& line, const std::filesystem::path& file,
+                               std::int64_t line_number);
 
 /// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
 /// are not: nobody who is quoted in one can end a turn or speak for another.

@@ -31,7 +31,7 @@ struct DataRecord {
   std::int64_t vocab_size = 0;     ///< the token data's, as are all that follow; 0: unknown
   std::int64_t tokens = 0, sequences = 0;
   std::uint32_t fingerprint = 0;  ///< IndexedDataset::fingerprint()
-  /// A name of data::parse_chat_template(), by which its conversations were written; empty: none were.
+  /// data::ChatTemplate::spec() of the template by which its conversations were written; empty: none were.
   std::string chat_template;
 
   static DataRecord of(const TokenData& tokens);

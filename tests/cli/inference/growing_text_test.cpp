@@ -69,7 +69,7 @@ TEST_F(Bytes, WhatMayBeAStopStringIsNotShown) {
 std::vector<std::string> texts_of(const std::filesystem::path& path) {
   std::vector<std::string> out;
   for (const Prompt& prompt : read_prompts(path)) {
-    EXPECT_TRUE(prompt.messages.empty());
+    EXPECT_TRUE(prompt.conversation.messages.empty());
     out.push_back(prompt.text);
   }
   return out;
@@ -100,11 +100,11 @@ TEST(Prompts, MayBeConversations) {
 )");
   const std::vector<Prompt> prompts = read_prompts(folder / "a.jsonl");
   ASSERT_EQ(prompts.size(), 3u);
-  ASSERT_EQ(prompts[0].messages.size(), 2u);
-  EXPECT_EQ(prompts[0].messages[0].role, "system");
-  EXPECT_EQ(prompts[0].messages[1].content, "u\n");
+  ASSERT_EQ(prompts[0].conversation.messages.size(), 2u);
+  EXPECT_EQ(prompts[0].conversation.messages[0].role, "system");
+  EXPECT_EQ(prompts[0].conversation.messages[1].content, "u\n");
   EXPECT_TRUE(prompts[0].text.empty()) << "messages go before a prompt, as in training";
-  EXPECT_EQ(prompts[1].messages.at(0).content, "ab");
+  EXPECT_EQ(prompts[1].conversation.messages.at(0).content, "ab");
   EXPECT_EQ(prompts[2].text, "p");
   EXPECT_TRUE(prompts[1].place.ends_with("a.jsonl:2")) << prompts[1].place;
   CompletionsFile file(folder / "out.jsonl", prompts);

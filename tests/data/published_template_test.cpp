@@ -169,6 +169,25 @@ TEST(PublishedTemplate, TokensTakeTheirWhiteSpaceAlong) {
                                 "<|im_start|>user\nd<|im_end|>\n"));
 }
 
+/// Some templates take a list of parts alone, some a text alone.
+TEST(PublishedTemplate, TakesTextsAndParts) {
+  const std::string line = R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
+                                {"type": "text", "text": "b"}]}, {"role": "user", "content": "c"}]})";
+  const auto said = [&](const std::string& by) {
+    return written_as(read_example(line, {"", own(by)}, "in.jsonl", 7).segments);
+  };
+  EXPECT_EQ(said("{% for m in messages %}[{{ m.content }}]{% endfor %}"), "[ab][c]");
+  EXPECT_EQ(said("{% for m in messages %}{{ m.content | tojson if m.content is not string else m.content "
+                 "}}{% endfor %}"),
+            "abc");
+  EXPECT_EQ(said("{% for m in messages %}{% for p in m.content %}({{ p.text }}){% endfor %}{% endfor %}"),
+            "(a)(b)(c)");
+  EXPECT_EQ(said("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in "
+                 "m.content %}"
+                 "({{ p.text }}){% endfor %}{% endif %}{% endfor %}"),
+            "(a)(b)c");
+}
+
 TEST(PublishedTemplate, RefusesWhatWouldBeDropped) {
   const auto refused = [](const Conversation& talk, const std::string& part) {
     expect_error(ErrorKind::data, part, [&] { own(qwen3).render(talk); });

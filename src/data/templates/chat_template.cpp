@@ -14,6 +14,11 @@ namespace sherd::data {
 
 using jinja::Value;
 
+namespace {
+/// How a template takes the text of a message: some take a list of parts alone, some nothing else.
+enum class Content : std::uint8_t { either, text, parts };
+}  // namespace
+
 struct ChatTemplate::State {
   std::string spec, text;
   bool builtin;
@@ -21,9 +26,11 @@ struct ChatTemplate::State {
   jinja::Dict tokens;
   const Tokenizer& tokenizer;
   std::vector<std::string> controls;  ///< tokens of one of the four, whether the tokenizer has them or not
+  Content content = Content::either;
   AnswerEnd answer_end = {};
   std::string before_answer = {};
 
+  void find_content();
   void find_answer_end();
   void check(const Conversation& conversation) const;
 };
@@ -51,8 +58,17 @@ class Writing {
  public:
   template <class State>
   Writing(const State& by, const Conversation& conversation)
-      : runs_(by.runs), tokens_(by.tokens), tokenizer_(by.tokenizer), controls_(by.controls) {
-    for (const ChatMessage& message : conversation.messages) messages_.push_back(guarded(value_of(message)));
+      : runs_(by.runs),
+        tokens_(by.tokens),
+        tokenizer_(by.tokenizer),
+        controls_(by.controls),
+        content_(by.content) {
+    for (const ChatMessage& message : conversation.messages) {
+      jinja::Dict fields = guarded(value_of(message)).mapping().items;
+      for (auto& [key, value] : fields)
+        if (key.str() == "content") value = as_taken(value, message.content);
+      messages_.push_back(Value::dict(std::move(fields)));
+    }
     for (const auto& [name, value] : conversation.names) names_.emplace_back(name, guarded(value));
   }
 
@@ -72,19 +88,36 @@ class Writing {
   }
   /// With a message that says `content` alone.
   std::string with(std::size_t which, const std::string& content) {
-    const Value before = std::exchange(messages_[which], saying(messages_[which], content));
-    std::string out = text(false);
-    messages_[which] = before;
-    return out;
+    return with(which, saying(messages_[which], content));
   }
-  /// The first message of which nothing is written; nothing where all are, or nobody can tell.
+  /// With another answer in place of one. Its calls have other arguments, and their names and ids, which what
+  /// follows may refer to.
+  std::string with_another(std::size_t which) {
+    if (!calls(which)) return with(which, std::string(answered));
+    jinja::Dict fields = messages_[which].mapping().items;
+    for (auto& [key, value] : fields) {
+      if (key.str() == "tool_calls") value = changed(value, false);
+      if (key.str() == "content" && value.is_true())
+        value = as_taken(std::string(answered), std::string(answered));
+    }
+    return with(which, Value::dict(std::move(fields)));
+  }
+  bool calls(std::size_t which) const { return messages_[which].find("tool_calls") != nullptr; }
+  /// The first message of whose text nothing is written; nothing where all are, or nobody can tell.
   std::optional<std::size_t> dropped() const {
     Writing numbered = *this;
     const auto mark = [](std::size_t i) { return cat(answered, i, answered); };
-    for (std::size_t i = 0; i < messages_.size(); ++i) numbered.messages_[i] = saying(messages_[i], mark(i));
+    std::vector<std::size_t> marked;
+    for (std::size_t i = 0; i < messages_.size(); ++i) {
+      jinja::Dict fields = messages_[i].mapping().items;  // which others may refer to
+      for (auto& [key, value] : fields)
+        if (key.str() == "content" && value.is_true())
+          value = as_taken(mark(i), mark(i)), marked.push_back(i);
+      numbered.messages_[i] = Value::dict(std::move(fields));
+    }
     try {
       const std::string text = numbered.text(false);
-      for (std::size_t i = 0; i < messages_.size(); ++i)
+      for (const std::size_t i : marked)
         if (text.find(mark(i)) == std::string::npos) return i;
     } catch (const Error&) {  // of a text that it takes apart
     }
@@ -110,8 +143,40 @@ class Writing {
   }
 
  private:
-  static Value saying(const Value& message, const std::string& content) {
-    return Value::dict({{"role", *message.find("role")}, {"content", content}});
+  std::string with(std::size_t which, Value message) {
+    std::swap(messages_[which], message);
+    try {
+      std::string out = text(false);
+      std::swap(messages_[which], message);
+      return out;
+    } catch (...) {
+      std::swap(messages_[which], message);
+      throw;
+    }
+  }
+  /// The texts of a call's arguments are others.
+  static Value changed(const Value& value, bool argument) {
+    if (value.is_string()) return argument ? Value(answered) : value;
+    if (value.is_list()) {
+      jinja::List items;
+      for (const Value& item : value.sequence().items) items.push_back(changed(item, argument));
+      return Value::list(std::move(items), value.sequence().tuple);
+    }
+    if (!value.is_dict()) return value;
+    jinja::Dict items;
+    for (const auto& [key, item] : value.mapping().items)
+      items.emplace_back(key, changed(item, argument || key.str() == "arguments"));
+    return Value::dict(std::move(items));
+  }
+  Value saying(const Value& message, const std::string& content) const {
+    return Value::dict({{"role", *message.find("role")}, {"content", as_taken(content, content)}});
+  }
+  /// A content, whose parts together are `text`.
+  Value as_taken(const Value& content, const std::string& text) const {
+    if (content.is_list() && content_ == Content::text) return guarded(text);
+    if (content.is_string() && content_ == Content::parts)
+      return Value::list({Value::dict({{"type", "text"}, {"text", content}})});
+    return content;
   }
   static void add(std::vector<Control>& out, std::string_view text, const std::string& written,
                   const std::string& token) {
@@ -152,6 +217,7 @@ class Writing {
   const jinja::Dict& tokens_;
   const Tokenizer& tokenizer_;
   const std::vector<std::string>& controls_;
+  Content content_;
   jinja::List messages_;
   jinja::Dict names_;
 };
@@ -185,18 +251,38 @@ std::size_t behind_end(std::string_view text, std::size_t at, const std::vector<
   return at;
 }
 
+/// How much of a text another one begins with, whole tokens and without white space at the end.
+std::size_t common_front(std::string_view text, std::string_view other,
+                         const std::vector<Control>& controls) {
+  std::size_t same = static_cast<std::size_t>(
+      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
+  while (!begins_character(text, same)) --same;
+  for (const Control& control : controls)
+    if (control.begin < same && same < control.end) same = control.begin;
+  return without_python_space_behind(text.substr(0, same)).size();
+}
+
 /// Where an answer is written: from behind what asks for it, with what the template has the model write in
 /// front, up to what ends it.
 jinja::Generated answer_in(std::string_view text, std::size_t which, Writing& writing,
                            const std::vector<Control>& controls, const AnswerEnd& end) {
-  jinja::Generated out = difference(text, writing.with(which, std::string(answered)));
-  std::string asked;
-  try {
-    asked = writing.text(which, true);
-  } catch (const Error&) {  // nobody can ask for it: an answer that comes first
-  }
-  if (!asked.empty() && asked.size() <= out.begin && text.starts_with(asked)) out.begin = asked.size();
-  out.end = behind_end(text, out.end, controls, end);
+  jinja::Generated out = difference(text, writing.with_another(which));
+  const auto written = [&](std::size_t count, bool asks) {
+    try {
+      return writing.text(count, asks);
+    } catch (const Error&) {  // nobody can ask for it, as for an answer that comes first; or end there
+      return std::string();
+    }
+  };
+  if (const std::string asked = written(which, true);
+      !asked.empty() && asked.size() <= out.begin && text.starts_with(asked))
+    out.begin = asked.size();
+  // Behind the arguments of a call there is more that belongs to it.
+  if (writing.calls(which))
+    out.end = std::max(out.end, common_front(text, written(which + 1, false), controls));
+  const auto ends = [&](const Control& control) { return control.end == out.end; };
+  if (std::none_of(controls.begin(), controls.end(), ends))
+    out.end = behind_end(text, out.end, controls, end);
   return out;
 }
 
@@ -276,6 +362,23 @@ bool names(std::string_view text, std::string_view name) {
 
 }  // namespace
 
+void ChatTemplate::State::find_content() {
+  const auto writes = [&](Content as, const std::string& text_in_quotes) {
+    content = as;
+    try {
+      Writing writing(*this, {{{"user", "a"}}});
+      const std::string written = writing.with(0, std::string(answered));
+      return written.find(answered) != std::string::npos && written.find(text_in_quotes) == std::string::npos;
+    } catch (const Error&) {
+      return false;
+    }
+  };
+  // A list that is taken for a text is written as Python, or JSON, shows it.
+  const bool parts = writes(Content::parts, cat("'", answered)) && writes(Content::parts, cat('"', answered)),
+             whole = writes(Content::text, "\x01");
+  content = parts && whole ? Content::either : parts ? Content::parts : Content::text;
+}
+
 void ChatTemplate::State::find_answer_end() {
   answer_end.ids = {tokenizer.end_of_document()};
   try {
@@ -313,8 +416,12 @@ void ChatTemplate::State::check(const Conversation& conversation) const {
     if (builtin && message.role != "system" && message.role != "user" && !is_answer(message))
       fail(ErrorKind::data, "a message has the role '", excerpt(message.role), "'; the template ", spec,
            " is of system, user and assistant: say it as one of these, or leave the line out");
+    // What a tool's message answers stands in front of it.
+    const auto refers = [&](const std::string& key) {
+      return message.role == "tool" && (key == "tool_call_id" || key == "name");
+    };
     for (const auto& [key, value] : message.beside)
-      if (const std::string name = key.str(); name != "content" && !names(text, name)) {
+      if (const std::string name = key.str(); name != "content" && !refers(name) && !names(text, name)) {
         const std::string close =
             nearest(name, std::vector<std::string>{"role", "content", "weight", "train", "loss"});
         fail(ErrorKind::data, "a message has '", excerpt(name), "'",
@@ -343,6 +450,7 @@ ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict 
     jinja::Template runs(text);
     auto state = std::make_shared<State>(State{std::move(spec), std::move(text), builtin, std::move(runs),
                                                std::move(tokens), tokenizer, std::move(controls)});
+    state->find_content();
     state->find_answer_end();
     return ChatTemplate(std::move(state));
   } catch (const Error& error) {

@@ -13,7 +13,8 @@ struct ChatMessage {
   std::string content;
   /// False for an assistant's message from which nothing is to be learned (OpenAI's `"weight": 0`).
   bool learned = true;
-  /// What else it has, by name: tool_calls, reasoning_content, …; also `content`, where that is no text.
+  /// What else it has, by name: tool_calls, reasoning_content, …; also `content`, where that is a list of
+  /// parts, whose texts are `content` together, or nothing at all.
   jinja::Dict beside = {};
 };
 

@@ -99,6 +99,21 @@ class TextEncoder {
            excerpt(text), "'; take that out of the message");
   }
 
+  /// How many of the first tokens, at least `least`, stand for `text` exactly; nothing: one crosses its end.
+  std::optional<std::size_t> tokens_of(std::span<const std::int32_t> ids, std::string_view text,
+                                       std::size_t least) const {
+    std::size_t most = ids.size();
+    while (least < most) {
+      const std::size_t middle = least + (most - least) / 2;
+      if (tokenizer_.decode(ids.first(middle)).size() < text.size())
+        least = middle + 1;
+      else
+        most = middle;
+    }
+    if (tokenizer_.decode(ids.first(least)) != text) return std::nullopt;
+    return least;
+  }
+
  private:
   void add_control(std::optional<std::int32_t> id) {
     if (!id) return;
@@ -158,7 +173,11 @@ struct TextRun {
     encoder.encode(std::string_view(text).substr(0, part.first), behind, side);
     const auto same = static_cast<std::size_t>(
         std::mismatch(side.begin(), side.end(), all.begin(), all.end()).first - side.begin());
-    if (same == side.size() || !part.second) return same;
+    if (same == side.size()) return same;
+    // Alone it is cut otherwise; a token may end there all the same.
+    if (const auto exact = encoder.tokens_of(all, std::string_view(text).substr(0, part.first), same))
+      return *exact;
+    if (!part.second) return same;
     side.clear();  // those that are the next part's alone are the last
     encoder.encode(std::string_view(text).substr(part.first), EncodeOptions::Behind::text, side);
     const auto rest = static_cast<std::size_t>(

@@ -87,7 +87,7 @@ ChatMessage message_of(const Json& message, bool learned) {
   if (content != message.end() && content->is_string())
     out.content = content->get<std::string>();
   else if (content != message.end() && content->is_array())
-    out.content = text_of_parts(*content);
+    out.content = text_of_parts(*content), out.beside.emplace_back("content", value_of(*content));
   else if ((content == message.end() || content->is_null()) && !out.beside.empty())
     out.beside.emplace_back("content", jinja::None{});  // as of a message that calls a tool
   else

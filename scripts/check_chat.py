@@ -19,6 +19,8 @@ import tokenizers
 import torch
 import transformers
 
+from make_template_reference import KINDS
+
 ROOT = pathlib.Path(__file__).parent.parent
 TOKENIZERS = ROOT / "tests/data/tokenizers"
 LLAMA = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -26,12 +28,13 @@ LLAMA = dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, num_key
 LLAMA3 = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 GPT2 = dict(n_embd=48, n_layer=2, n_head=4, n_positions=160)
 LLAMA3_ENDS = ("<|begin_of_text|>", "<|end_of_text|>")
-# Model, its sizes, tokenizer, further tokens of it, template, what begins and ends a text, whether the weights
+# Model, its sizes, tokenizer, further tokens of it, template (none: one of its own, with thoughts), what begins and ends a text, whether the weights
 # come with the tokenizer.
 CASES = {
     "gpt2_plain": (transformers.GPT2Config, GPT2, "gpt2", [], "plain", (None, "<|endoftext|>"), False),
     "qwen3_chatml": (transformers.Qwen3Config, dict(LLAMA, head_dim=16), "qwen", [], "chatml",
                      (None, "<|endoftext|>"), True),
+    "qwen3_thoughts": (transformers.Qwen3Config, dict(LLAMA, head_dim=16), "qwen", [], None, (None, "<|endoftext|>"), True),
     "llama_llama3": (transformers.LlamaConfig, LLAMA, "llama3", LLAMA3, "llama3", LLAMA3_ENDS, True),
     "llama_own": (transformers.LlamaConfig, LLAMA, "llama3", LLAMA3, "llama3", LLAMA3_ENDS, False),
     "mistral_mistral": (transformers.MistralConfig, LLAMA, "mistral", [], "mistral", ("<s>", "</s>"), True),
@@ -66,11 +69,14 @@ def write_lines(path, objects):
     return path
 
 
+def chosen(template):
+    return ["--chat-template", template] if template else []
+
+
 def ids_of(sherd, spec, template, talk, scratch):
     """Those that `sherd prepare` gives a conversation, up to the last answer."""
     lines = write_lines(scratch / "one.jsonl", [{"messages": messages_of(talk)}])
-    run(sherd, "prepare", "--input", lines, "--tokenizer", spec, "--chat-template", template,
-        "--output", scratch / "one")
+    run(sherd, "prepare", "--input", lines, "--tokenizer", spec, *chosen(template), "--output", scratch / "one")
     ids = numpy.fromfile(scratch / "one.bin", dtype=numpy.uint16).tolist()
     learned = numpy.unpackbits(numpy.fromfile(scratch / "one.mask", dtype=numpy.uint8), bitorder="little")[:len(ids)]
     end = numpy.flatnonzero(learned)[-1]
@@ -84,6 +90,8 @@ def check(sherd, name, scratch):
     raw = tokenizers.Tokenizer.from_file(str(TOKENIZERS / f"{file}.json"))
     raw.add_special_tokens(more)
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, bos_token=begin, eos_token=end)
+    if not template:
+        fast.chat_template = KINDS["thoughts"]
     torch.manual_seed(3)
     base = transformers.AutoModelForCausalLM.from_config(
         config(**sizes, vocab_size=len(fast), bos_token_id=fast.bos_token_id,
@@ -93,8 +101,7 @@ def check(sherd, name, scratch):
     spec = f"hf:{scratch / ('base' if came else 'tokenizer')}"
 
     talks = write_lines(scratch / "talks.jsonl", [{"messages": messages_of(talk)} for talk in TALKS * 16])
-    run(sherd, "prepare", "--input", talks, "--tokenizer", spec, "--chat-template", template,
-        "--output", scratch / "data")
+    run(sherd, "prepare", "--input", talks, "--tokenizer", spec, *chosen(template), "--output", scratch / "data")
     settings = {"train_micro_batch_size_per_gpu": 4,
                 "data": {"path": str(scratch / "data"), "packing": "documents", "split": [1, 0]},
                 "training": {"steps": 240, "learning_rate": 3e-3, "init_from": str(scratch / "base"),
@@ -108,7 +115,7 @@ def check(sherd, name, scratch):
     questions = write_lines(scratch / "questions.jsonl",
                             [{"messages": messages_of(talk[:-1])} for talk in TALKS])
     run(sherd, "generate", "--checkpoint", scratch / "run", "--chat", "--prompts", questions,
-        "--temperature", "0", "--max-tokens", "24", "--output", scratch / "said.jsonl")
+        "--temperature", "0", "--max-tokens", "40", "--output", scratch / "said.jsonl")
     said = [json.loads(line) for line in (scratch / "said.jsonl").read_text().splitlines()]
     problems = []
     for talk, line in zip(TALKS, said):
@@ -118,14 +125,14 @@ def check(sherd, name, scratch):
         if ids != ids_of(sherd, spec, template, talk, scratch):
             problems.append(f"ids of {talk[:-1]}")
         with torch.no_grad():
-            out = model.generate(**asked, do_sample=False, max_new_tokens=24)[0].tolist()[len(ids):]
+            out = model.generate(**asked, do_sample=False, max_new_tokens=40)[0].tolist()[len(ids):]
         text = tok.decode(out, skip_special_tokens=True)
         ours = line["completion"]
         if template == "mistral":
             text = text.removeprefix(" ")
         if (text, len(out)) != (ours, line["tokens"]):
             problems.append(f"{(text, len(out))} of transformers, {(ours, line['tokens'])} here")
-        if ours.strip() != talk[-1][1].strip():
+        if ours.removeprefix("<think>\n\n</think>\n\n").strip() != talk[-1][1].strip():
             problems.append(f"not learned: {ours!r} for {talk[-1][1]!r}")
     print(f"{name:16} {'ok' if not problems else problems}")
     return not problems

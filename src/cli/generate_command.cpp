@@ -34,7 +34,8 @@ CommandLine generate_command_line() {
             "conversation, whose turns are lines of standard input (/reset, /exit)")
       .value("system", "TEXT", "of --chat: what a conversation begins with")
       .value("chat-template", "NAME",
-             "of --chat: chatml, llama3, mistral or plain; not given: that of the run's data, else of the "
+             "of --chat: chatml, llama3, mistral, plain, or a file; not given: that of the run's data, else "
+             "of the "
              "model's files")
       .flag("embed",
             "in the place of continuations give the texts' embeddings, of what stands behind the last block")

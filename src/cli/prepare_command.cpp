@@ -97,13 +97,14 @@ void prepare_command(const Arguments& arguments) {
              ".mask")
       .value("document", "RULE", "where a text file's documents end: blank (lines), line, or file", "blank")
       .value("json-field", "NAME",
-             "the text's key in .jsonl files; not given: messages, prompt and completion, or text; of words "
+             "the text's key in .jsonl files; not given: a conversation's keys, prompt and completion, or "
+             "text; of words "
              "with "
              "labels tokens")
-      .value(
-          "chat-template", "NAME",
-          "how messages are written: chatml, llama3, mistral or plain; not given: as the template beside the "
-          "tokenizer does, else as its tokens tell")
+      .value("chat-template", "NAME",
+             "how messages are written: chatml, llama3, mistral, plain, or the file of a template; not "
+             "given: as the template beside the "
+             "tokenizer does, else as its tokens tell")
       .flag("seq2seq",
             "prompts and completions are texts of their own, which an encoder reads and a decoder writes; "
             "else a completion goes on with its prompt")

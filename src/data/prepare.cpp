@@ -15,6 +15,7 @@
 #include "data/templates/published_template.h"
 #include "data/text/example.h"
 #include "data/text/labelled_example.h"
+#include "data/text/segments.h"
 #include "data/tokenizer.h"
 
 namespace sherd::data {

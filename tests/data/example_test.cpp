@@ -1,5 +1,6 @@
 // Conversations and completions: how they are written down, and which of their tokens are targets.
 #include "data/text/example.h"
+#include "data/text/segments.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

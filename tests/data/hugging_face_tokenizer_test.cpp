@@ -9,6 +9,7 @@
 #include "data/indexed_dataset.h"
 #include "data/prepare.h"
 #include "data/text/example.h"
+#include "data/text/segments.h"
 #include "data/tokenizer.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"

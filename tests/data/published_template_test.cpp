@@ -9,6 +9,7 @@
 
 #include "data/prepare.h"
 #include "data/text/example.h"
+#include "data/text/segments.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
 #include "support/places.h"

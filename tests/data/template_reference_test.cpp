@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "data/templates/chat_template.h"
 #include "data/text/example.h"
+#include "data/text/segments.h"
 #include "data_test_support.h"
 #include "support/places.h"
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "data/templates/chat_template.h"
-#include "data/text/example.h"
+#include "data/text/segments.h"
 
 namespace sherd::data {
 namespace {

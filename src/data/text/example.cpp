@@ -1,17 +1,202 @@
 #include "data/text/example.h"
 
 #include <algorithm>
-#include <map>
+#include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
 #include "data/text/json_line.h"
-#include "data/text/messages.h"
 
 namespace sherd::data {
 namespace {
+
+using Json = nlohmann::ordered_json;
+
+/// Keys without a value are those that a table of another line has.
+bool is_empty(const Json& value) {
+  return value.is_null() || value == "" || ((value.is_array() || value.is_object()) && value.empty());
+}
+
+jinja::Value value_of(const Json& json) {
+  using jinja::Value;
+  switch (json.type()) {
+    case Json::value_t::boolean:
+      return json.get<bool>();
+    case Json::value_t::number_integer:
+    case Json::value_t::number_unsigned:
+      return json.get<std::int64_t>();
+    case Json::value_t::number_float:
+      return json.get<double>();
+    case Json::value_t::string:
+      return json.get<std::string>();
+    case Json::value_t::array: {
+      jinja::List items;
+      for (const Json& item : json) items.push_back(value_of(item));
+      return Value::list(std::move(items));
+    }
+    case Json::value_t::object: {
+      jinja::Dict items;
+      for (const auto& [key, item] : json.items()) items.emplace_back(key, value_of(item));
+      return Value::dict(std::move(items));
+    }
+    default:
+      return jinja::None{};
+  }
+}
+
+/// The texts of a list of parts ({"type": "text", "text": …}).
+std::string text_of_parts(const Json& parts) {
+  std::string text;
+  for (const Json& part : parts) {
+    if (!part.is_object() || !part.contains("text") || !part["text"].is_string() ||
+        part.value("type", Json("text")) != "text")
+      fail(ErrorKind::data, "a message's 'content' has a part that is no text; models here read text alone");
+    for (const auto& [key, value] : part.items())
+      if (key != "type" && key != "text" && !is_empty(value))
+        fail(ErrorKind::data, "a part of a message's 'content' has '", excerpt(key),
+             "', which no template writes; take it out, or write it into 'text'");
+    text += part["text"].get<std::string>();
+  }
+  return text;
+}
+
+/// Whether a message says that it is to be learned: OpenAI's `weight`, and what other trainers call it.
+bool says_learned(const Json& message) {
+  bool learned = true;
+  if (const auto weight = message.find("weight"); weight != message.end() && !weight->is_null()) {
+    if (!weight->is_number() || (*weight != 0 && *weight != 1))
+      fail(ErrorKind::data, "a message's 'weight' is 0 or 1, not ", excerpt(weight->dump()));
+    learned = *weight == 1;
+  }
+  for (const char* key : {"train", "loss"})
+    if (const auto said = message.find(key); said != message.end() && !said->is_null()) {
+      if (!said->is_boolean())
+        fail(ErrorKind::data, "a message's '", key, "' is true or false, not ", excerpt(said->dump()));
+      learned = learned && said->get<bool>();
+    }
+  return learned;
+}
+
+ChatMessage message_of(const Json& message, bool learned) {
+  if (!message.is_object() || !message.contains("role") || !message["role"].is_string())
+    fail(ErrorKind::data, "a message is no object with a string 'role'");
+  ChatMessage out{message["role"].get<std::string>(), "", says_learned(message) && learned};
+  constexpr std::array<std::string_view, 5> own{"role", "content", "weight", "train", "loss"};
+  for (const auto& [key, value] : message.items())
+    if (std::find(own.begin(), own.end(), key) == own.end() && !is_empty(value))
+      out.beside.emplace_back(key, value_of(value));
+  const auto content = message.find("content");
+  if (content != message.end() && content->is_string())
+    out.content = content->get<std::string>();
+  else if (content != message.end() && content->is_array())
+    out.content = text_of_parts(*content), out.beside.emplace_back("content", value_of(*content));
+  else if ((content == message.end() || content->is_null()) && !out.beside.empty())
+    out.beside.emplace_back("content", jinja::None{});  // as of a message that calls a tool
+  else
+    fail(ErrorKind::data, "a message has no string 'content'");
+  return out;
+}
+
+std::string text_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return {};
+  if (!found->is_string()) fail(ErrorKind::data, "'", key, "' is no text: ", excerpt(found->dump()));
+  return found->get<std::string>();
+}
+
+/// ShareGPT's names of those who speak.
+std::string role_of(const std::string& from) {
+  for (const auto& [role, names] :
+       {std::pair<const char*, std::vector<std::string_view>>{"user", {"human", "user"}},
+        {"assistant", {"gpt", "assistant", "chatgpt", "bing", "bard", "model", "function_call"}},
+        {"system", {"system"}},
+        {"tool", {"tool", "observation", "function_response"}}})
+    if (std::find(names.begin(), names.end(), from) != names.end()) return role;
+  fail(ErrorKind::data, "a turn is from '", excerpt(from),
+       "'; known are human, user, gpt, assistant, chatgpt, bing, bard, model, function_call, system, tool, "
+       "observation and function_response");
+}
+
+void append_turns(const Json& list, std::vector<ChatMessage>& messages) {
+  for (const Json& turn : list) {
+    if (!turn.is_object() || !turn.contains("from") || !turn.contains("value") || !turn["from"].is_string() ||
+        !turn["value"].is_string())
+      fail(ErrorKind::data, "a turn of 'conversations' is no object with texts 'from' and 'value'");
+    Json message{{"role", role_of(turn["from"].get<std::string>())}, {"content", turn["value"]}};
+    for (const auto& [key, value] : turn.items())
+      if (key != "from" && key != "value") message[key] = value;
+    messages.push_back(message_of(message, true));
+  }
+}
+
+void append_system(const Json& object, std::vector<ChatMessage>& messages) {
+  if (std::string system = text_at(object, "system"); !system.empty())
+    messages.push_back({"system", std::move(system)});
+}
+
+void append_instruction(const Json& object, std::vector<ChatMessage>& messages) {
+  append_system(object, messages);
+  if (const auto history = object.find("history"); history != object.end() && !is_empty(*history))
+    for (const Json& pair : history->is_array() ? *history : Json::array({*history})) {
+      if (!pair.is_array() || pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string())
+        fail(ErrorKind::data, "'history' is no list of pairs of texts");
+      messages.push_back({"user", pair[0].get<std::string>()});
+      messages.push_back({"assistant", pair[1].get<std::string>()});
+    }
+  const std::string input = text_at(object, "input");
+  messages.push_back({"user", text_at(object, "instruction") + (input.empty() ? "" : "\n") + input});
+  messages.push_back({"assistant", text_at(object, "output")});
+}
+
+const Json& list_in(const Json& object, const char* key) {
+  if (!object[key].is_array()) fail(ErrorKind::data, "'", key, "' is no list");
+  return object[key];
+}
+
+/// `learned`: false, and no answer is.
+void append_messages(const Json& list, bool learned, std::vector<ChatMessage>& messages) {
+  for (const Json& message : list) messages.push_back(message_of(message, learned));
+}
+
+/// What stands beside the messages and is for the template.
+jinja::Dict names_beside(const Json& object) {
+  jinja::Dict out;
+  for (const char* key : {"tools", "functions", "documents"})
+    if (const auto found = object.find(key); found != object.end() && !is_empty(*found))
+      out.emplace_back(key, value_of(*found));
+  if (const auto found = object.find("chat_template_kwargs"); found != object.end() && !is_empty(*found)) {
+    if (!found->is_object()) fail(ErrorKind::data, "'chat_template_kwargs' is no object");
+    for (const auto& [key, value] : found->items()) out.emplace_back(key, value_of(value));
+  }
+  return out;
+}
+
+/// The conversation that an object is, or nothing where its keys are others.
+std::optional<Conversation> conversation_in(const Json& object) {
+  Conversation out;
+  const auto has = [&](const char* key) { return object.contains(key) && !object[key].is_null(); };
+  if (has("messages")) {
+    append_messages(list_in(object, "messages"), true, out.messages);
+  } else if (has("conversations")) {
+    const Json& list = list_in(object, "conversations");
+    append_system(object, out.messages);
+    if (!list.empty() && list[0].is_object() && list[0].contains("role"))
+      append_messages(list, true, out.messages);
+    else
+      append_turns(list, out.messages);
+  } else if (has("instruction") && has("output")) {
+    if (has("text"))
+      fail(ErrorKind::data,
+           "has 'text' beside 'instruction' and 'output': take one out, or say --json-field text");
+    append_instruction(object, out.messages);
+  } else {
+    return std::nullopt;
+  }
+  out.names = names_beside(object);
+  return out;
+}
 
 Example conversation(const Conversation& of, const ExampleOptions& options) {
   if (!options.chat_template) fail(ErrorKind::config, "is a conversation: ", options.no_template);
@@ -57,135 +242,6 @@ Example example_of(const Json& object, const ExampleOptions& options) {
   return {{{text->get<std::string>(), true, SegmentKind::text}}};
 }
 
-std::optional<std::int32_t> id_of(const Tokenizer& tokenizer, const TextSegment& segment) {
-  switch (segment.kind) {
-    case SegmentKind::control:
-      return tokenizer.token_id(segment.text);
-    case SegmentKind::end:
-    case SegmentKind::apart:
-      return tokenizer.end_of_document();
-    case SegmentKind::text:
-      break;
-  }
-  return std::nullopt;
-}
-
-/// Encodes texts of segments. Special tokens that a conversation spells out are text; a vocabulary may match
-/// the template's own without calling them special, and those are kept from matching by a cut inside.
-class TextEncoder {
- public:
-  TextEncoder(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled)
-      : tokenizer_(tokenizer), spelled_(spelled) {
-    if (spelled == SpelledTokens::tokens) return;
-    for (const TextSegment& segment : segments)
-      if (segment.kind == SegmentKind::control) add_control(tokenizer.token_id(segment.text));
-    add_control(tokenizer.begin_of_document());
-    add_control(tokenizer.end_of_document());
-  }
-
-  void encode(std::string_view text, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids) const {
-    const std::size_t first = ids.size();
-    const bool special = spelled_ == SpelledTokens::tokens;
-    tokenizer_.encode(text, {behind, special}, ids);
-    if (!has_control(ids, first)) return;
-    ids.resize(first);
-    for (std::size_t at = 0; at < text.size(); behind = EncodeOptions::Behind::text) {
-      const std::size_t end = inside_control(text, at);
-      tokenizer_.encode(text.substr(at, end - at), {behind, special}, ids);
-      at = end;
-    }
-    if (has_control(ids, first))
-      fail(ErrorKind::data, "a message's text becomes a token that ends a turn or a text, or begins one: '",
-           excerpt(text), "'; take that out of the message");
-  }
-
-  /// How many of the first tokens, at least `least`, stand for `text` exactly; nothing: one crosses its end.
-  std::optional<std::size_t> tokens_of(std::span<const std::int32_t> ids, std::string_view text,
-                                       std::size_t least) const {
-    std::size_t most = ids.size();
-    while (least < most) {
-      const std::size_t middle = least + (most - least) / 2;
-      if (tokenizer_.decode(ids.first(middle)).size() < text.size())
-        least = middle + 1;
-      else
-        most = middle;
-    }
-    if (tokenizer_.decode(ids.first(least)) != text) return std::nullopt;
-    return least;
-  }
-
- private:
-  void add_control(std::optional<std::int32_t> id) {
-    if (!id) return;
-    if (std::string written = tokenizer_.token(*id); !written.empty())
-      controls_.emplace(std::move(written), *id);
-  }
-  bool has_control(const std::vector<std::int32_t>& ids, std::size_t first) const {
-    return std::any_of(ids.begin() + static_cast<std::ptrdiff_t>(first), ids.end(), [&](std::int32_t id) {
-      return std::any_of(controls_.begin(), controls_.end(), [&](const auto& c) { return c.second == id; });
-    });
-  }
-  /// The first place behind `at` that lies behind the first byte of a control token's text, else the end.
-  std::size_t inside_control(std::string_view text, std::size_t at) const {
-    std::size_t first = text.size();
-    for (const auto& [control, id] : controls_)
-      first = std::min(first, std::min(text.find(control, at), text.size() - 1) + 1);
-    return first;
-  }
-
-  const Tokenizer& tokenizer_;
-  SpelledTokens spelled_;
-  std::map<std::string, std::int32_t> controls_;
-};
-
-/// Text between two tokens of the template, with the places at which what is learned changes.
-struct TextRun {
-  std::string text;
-  std::vector<std::pair<std::size_t, bool>> parts;  // where each ends, whether it is learned
-
-  void append(const TextSegment& segment) {
-    text += segment.text;
-    if (!parts.empty() && parts.back().second == segment.learned)
-      parts.back().first = text.size();
-    else
-      parts.emplace_back(text.size(), segment.learned);
-  }
-
-  void encode(const TextEncoder& encoder, EncodeOptions::Behind behind, std::vector<std::int32_t>& ids,
-              std::vector<std::uint8_t>& learned) {
-    if (text.empty()) return;
-    const std::size_t first = ids.size();
-    encoder.encode(text, behind, ids);
-    const std::span<const std::int32_t> all = std::span(ids).subspan(first);
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const bool last = i + 1 == parts.size();
-      const std::size_t end = last ? all.size() : border(encoder, behind, all, parts[i]);
-      learned.resize(std::max(learned.size(), first + end), parts[i].second ? 1 : 0);
-    }
-    text.clear(), parts.clear();
-  }
-
- private:
-  /// Tokens of `all` up to the end of a part, with the one that crosses it where the part is learned.
-  std::size_t border(const TextEncoder& encoder, EncodeOptions::Behind behind,
-                     std::span<const std::int32_t> all, std::pair<std::size_t, bool> part) const {
-    std::vector<std::int32_t> side;
-    encoder.encode(std::string_view(text).substr(0, part.first), behind, side);
-    const auto same = static_cast<std::size_t>(
-        std::mismatch(side.begin(), side.end(), all.begin(), all.end()).first - side.begin());
-    if (same == side.size()) return same;
-    // Alone it is cut otherwise; a token may end there all the same.
-    if (const auto exact = encoder.tokens_of(all, std::string_view(text).substr(0, part.first), same))
-      return *exact;
-    if (!part.second) return same;
-    side.clear();  // those that are the next part's alone are the last
-    encoder.encode(std::string_view(text).substr(part.first), EncodeOptions::Behind::text, side);
-    const auto rest = static_cast<std::size_t>(
-        std::mismatch(side.rbegin(), side.rend(), all.rbegin(), all.rend()).first - side.rbegin());
-    return std::max(same, all.size() - rest);
-  }
-};
-
 }  // namespace
 
 bool Example::teaches() const {
@@ -212,26 +268,6 @@ std::string text_of(const Example& example) {
   for (const TextSegment& segment : example.segments)
     if (segment.kind == SegmentKind::text) text += segment.text;
   return text;
-}
-
-void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled,
-                     std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned) {
-  using Behind = EncodeOptions::Behind;
-  const TextEncoder encoder(tokenizer, segments, spelled);
-  TextRun run;
-  Behind behind = Behind::nothing;
-  for (const TextSegment& segment : segments) {
-    const std::optional<std::int32_t> id = id_of(tokenizer, segment);
-    if (!id) {
-      run.append(segment);
-      continue;
-    }
-    run.encode(encoder, behind, ids, learned);
-    behind = segment.kind == SegmentKind::apart ? Behind::nothing : Behind::token;
-    ids.push_back(*id);
-    learned.push_back(segment.learned);
-  }
-  run.encode(encoder, behind, ids, learned);
 }
 
 }  // namespace sherd::data

@@ -13,7 +13,7 @@ namespace sherd::data {
 
 /// How a line of a .jsonl file is read.
 struct ExampleOptions {
-  /// The key of the text; empty: the line's keys tell: those of a conversation (conversation_in()), `prompt`
+  /// The key of the text; empty: the line's keys tell: those of a conversation (read_example()), `prompt`
   /// with `completion` or `response` (two texts, or two lists of messages), or `text`.
   std::string text_field;
   std::optional<ChatTemplate> chat_template;  ///< that of conversations
@@ -31,7 +31,18 @@ struct Example {
   bool teaches() const;       ///< something is to be learned
 };
 
-/// Reads one line, a JSON object. All of a text is to be learned; of a prompt with a completion, the
+/// Reads one line, a JSON object. A conversation is
+/// - `messages`, each with `role` and `content`, a text or a list of parts of text, or `conversations` of
+/// these;
+///   `weight` (0 or 1), `train` and `loss` (true or false) tell whether an answer is to be learned;
+/// - `conversations` of `from` and `value` (ShareGPT's), with `system`;
+/// - `instruction` and `output` (Alpaca's), with `input` behind the instruction and a line's end, `system`,
+/// and
+///   `history`, a list of pairs of texts;
+/// - `prompt` and `completion`, two lists of messages, of which the second is learned.
+/// Beside it the template is given tools, functions, documents, and each of chat_template_kwargs.
+///
+/// All of a text is to be learned; of a prompt with a completion, the
 /// completion and the end of the document; of a conversation, the parts that render() names. Throws
 /// Error{data} naming file, line and cause.
 Example read_example(const std::string& line, const ExampleOptions& options,
@@ -43,16 +54,5 @@ std::string text_of(const Example& example);
 /// The conversation `messages` of such a line. Throws as read_example(), also where the line has none.
 Conversation read_conversation(const std::string& line, const std::filesystem::path& file,
                                std::int64_t line_number);
-
-/// Whether the special tokens that the texts of segments spell out are these tokens. Of conversations they
-/// are not: nobody who is quoted in one can end a turn or speak for another.
-enum class SpelledTokens { tokens, text };
-
-/// Appends the ids of the segments to `ids` and, for each, 1 to `learned` where it is a target, else 0. What
-/// lies between two tokens of the template is encoded as one text, as transformers does; a token that crosses
-/// into a part that is learned, or out of one, is learned, too. Throws Error{data} where a text of a
-/// conversation becomes a token of the template, or one that begins or ends documents, whatever is done.
-void encode_segments(const Tokenizer& tokenizer, std::span<const TextSegment> segments, SpelledTokens spelled,
-                     std::vector<std::int32_t>& ids, std::vector<std::uint8_t>& learned);
 
 }  // namespace sherd::data

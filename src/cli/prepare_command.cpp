@@ -60,6 +60,11 @@ void print_report(const data::PrepareReport& report, const std::string& prefix) 
         stderr,
         "sherd: warning: neither the tokenizer's tokens nor a template beside it say how conversations "
         "are written; they were written as plain (--chat-template NAME: as another)\n");
+  if (report.skipped > 0) {
+    std::fprintf(stderr, "sherd: warning: %s of bad data skipped\n", counted(report.skipped, "line").c_str());
+    for (const std::string& error : report.first_skipped) std::fprintf(stderr, "  %s\n", error.c_str());
+    if (report.skipped > std::ssize(report.first_skipped)) std::fprintf(stderr, "  ...\n");
+  }
   if (report.left_out > 0)
     std::fprintf(stderr, "sherd: warning: %s without an answer to learn from left out\n",
                  counted(report.left_out, "example").c_str());
@@ -105,6 +110,9 @@ void prepare_command(const Arguments& arguments) {
              "how messages are written: chatml, llama3, mistral, plain, or the file of a template; not "
              "given: as the template beside the "
              "tokenizer does, else as its tokens tell")
+      .value("on-error", "RULE",
+             "what a line of bad data does: stop (an error), or skip (counted, and the first ten told)",
+             "stop")
       .flag("seq2seq",
             "prompts and completions are texts of their own, which an encoder reads and a decoder writes; "
             "else a completion goes on with its prompt")
@@ -126,6 +134,10 @@ void prepare_command(const Arguments& arguments) {
   options.chat_template = line.text("chat-template");
   options.labels = names_in(line.text("labels"));
   options.seq2seq = line.has("seq2seq");
+  if (const std::string rule = line.text("on-error"); rule == "skip")
+    options.skip_errors = true;
+  else if (rule != "stop")
+    throw UsageError(cat("--on-error is skip or stop, not '", excerpt(rule), "'"));
   for (const char* name : {"document", "chat-template", "seq2seq"})
     if (line.has(name) && !options.labels.empty())
       throw UsageError(cat("--", name, " does not go with --labels"));

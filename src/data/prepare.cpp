@@ -108,7 +108,12 @@ class TrainingLines {
     if (const LabelledOptions labelled = labelled_options(options_);
         !labelled.labels.empty() && has_words(piece.text, labelled))
       return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
-    return text_of(read_example(piece.text, {options_.json_field, any_template_}, file, piece.line));
+    try {
+      return text_of(read_example(piece.text, {options_.json_field, any_template_}, file, piece.line));
+    } catch (const Error& error) {
+      if (!options_.skip_errors || error.kind() != ErrorKind::data) throw;
+      return {};
+    }
   }
 
   void report() {
@@ -200,6 +205,7 @@ struct Job {
   std::vector<std::pair<std::size_t, bool>> sequences;  // length, ends its document
   std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
   bool conversations = false;
+  std::vector<std::string> skipped;  // what was wrong with lines
 };
 
 class Preparation {
@@ -226,6 +232,9 @@ class Preparation {
       for (std::size_t i = 0; i < used_; ++i) store(jobs_[i]);
       report();
     }
+    if (builder_.counts().documents == 0 && skipped_ > 0)
+      fail(ErrorKind::data, "all ", counted(skipped_, "line"),
+           " were skipped, the first for: ", first_skipped_.front(), "; nothing was written");
     if (builder_.counts().documents == 0 && left_out_ > 0)
       fail(ErrorKind::data, "none of ", counted(left_out_, "example"),
            " has an answer to learn from (a message of the assistant's, or a completion); nothing was "
@@ -265,6 +274,8 @@ class Preparation {
 
   std::int64_t invalid_bytes() const { return invalid_bytes_; }
   std::int64_t left_out() const { return left_out_; }
+  std::int64_t skipped() const { return skipped_; }
+  const std::vector<std::string>& first_skipped() const { return first_skipped_; }
 
  private:
   /// Fills jobs_ with the next text. False at the end.
@@ -287,9 +298,10 @@ class Preparation {
     job.tokens.clear(), job.learned.clear(), job.sequences.clear();
     job.text_bytes = job.invalid_bytes = job.left_out = 0;
     job.conversations = false;
+    job.skipped.clear();
     for (const TextPiece& piece : job.pieces)
       if (piece.json)
-        encode_line(job, piece);
+        encode_or_skip(job, piece);
       else if (!options_.labels.empty())
         fail(ErrorKind::data, "'", source_.files()[piece.file].path.string(),
              "' is text, which has no labels: --labels reads .jsonl files");
@@ -333,6 +345,18 @@ class Preparation {
       if (encoded.first[i] >= 0)
         job.tokens[before + tokens + static_cast<std::size_t>(encoded.first[i])] = example.labels[i] + 1;
     close(job, before, joined(example.words), true);
+  }
+
+  /// A line of bad data leaves nothing behind but what was wrong with it.
+  void encode_or_skip(Job& job, const TextPiece& piece) const {
+    const std::size_t tokens = job.tokens.size(), sequences = job.sequences.size();
+    try {
+      encode_line(job, piece);
+    } catch (const Error& error) {
+      if (!options_.skip_errors || error.kind() != ErrorKind::data) throw;
+      job.tokens.resize(tokens), job.learned.resize(tokens), job.sequences.resize(sequences);
+      job.skipped.emplace_back(error.what());
+    }
   }
 
   void encode_line(Job& job, const TextPiece& piece) const {
@@ -395,6 +419,9 @@ class Preparation {
         ++token_counts_[static_cast<std::size_t>(job.tokens[i])];
     text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes, left_out_ += job.left_out;
     conversations_ = conversations_ || job.conversations;
+    skipped_ += static_cast<std::int64_t>(job.skipped.size());
+    for (const std::string& error : job.skipped)
+      if (first_skipped_.size() < PrepareReport::most_told) first_skipped_.push_back(error);
   }
 
   void report() const {
@@ -414,7 +441,8 @@ class Preparation {
   std::vector<std::int64_t> token_counts_;
   std::vector<Job> jobs_;
   std::size_t used_ = 0;  // so many of jobs_ are filled this round
-  std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0;
+  std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0, skipped_ = 0;
+  std::vector<std::string> first_skipped_;
   bool conversations_ = false;
   std::optional<bool> of_words_;  // with labels: lines have words with theirs
 };
@@ -444,6 +472,7 @@ PrepareReport prepare(const PrepareOptions& options) {
   report.encoding_seconds = seconds_since(encoding);
   report.invalid_bytes = preparation.invalid_bytes();
   report.left_out = preparation.left_out();
+  report.skipped = preparation.skipped(), report.first_skipped = preparation.first_skipped();
   report.template_by_default = report.info.chat_template == "plain" && options.chat_template.empty() &&
                                kind_of_tokenizer(options.tokenizer) == "hf";
   report.lossless = chosen.tokenizer->lossless();

@@ -36,6 +36,8 @@ struct PrepareOptions {
   bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
   /// The template of conversations, as chosen_template() takes it; empty: the tokenizer's.
   std::string chat_template;
+  bool skip_errors =
+      false;  ///< lines of JSON of bad data are left out, and counted; else the first one throws
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores
   std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop
@@ -48,7 +50,10 @@ struct PrepareReport {
   /// Conversations were written as plain since nothing said how: neither options, a template nor tokens.
   bool template_by_default = false;
   std::int64_t left_out = 0;  ///< conversations and completions from which nothing is to be learned
-  bool lossless = true;       ///< invalid bytes were kept (as byte ids), not replaced by U+FFFD
+  static constexpr std::size_t most_told = 10;
+  std::int64_t skipped = 0;                ///< lines that were left out for bad data
+  std::vector<std::string> first_skipped;  ///< what was wrong with the first most_told of them, in order
+  bool lossless = true;                    ///< invalid bytes were kept (as byte ids), not replaced by U+FFFD
   double training_seconds = 0, encoding_seconds = 0;
 };
 

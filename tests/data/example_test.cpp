@@ -262,6 +262,37 @@ TEST(Examples, AreTargetsOfTheLoaderWhereTheyAreLearned) {
   EXPECT_FALSE(IndexedDataset::open(options.output)->has_mask());
 }
 
+/// Lines as they are found, some of which are none.
+TEST(Examples, AreSkippedWhereThatIsAskedFor) {
+  const TempFolder folder;
+  const std::string good = R"({"prompt": "a", "completion": "b"})";
+  std::string lines =
+      good + "\n{\n" + R"({"text": null})" + "\n" + R"({"text": NaN})" + "\n" + R"({"text": "\ud800"})" +
+      "\n" + R"({"messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": "y"}]})" + "\n" +
+      good + "\n";
+  write_text(folder / "in.jsonl", lines);
+  PrepareOptions options;
+  options.inputs = {(folder / "in.jsonl").string()};
+  options.output = (folder / "out").string();
+  expect_error(ErrorKind::data, "line 2, is no JSON", [&] { prepare(options); });
+  options.skip_errors = true;
+  PrepareReport report = prepare(options);
+  EXPECT_EQ(report.skipped, 5);
+  ASSERT_EQ(report.first_skipped.size(), 5u);
+  for (std::size_t i = 0; i < 5; ++i)
+    EXPECT_THAT(report.first_skipped[i], HasSubstr(cat("line ", i + 2, ", ")));
+  EXPECT_THAT(report.first_skipped[4], HasSubstr("the role 'tool'"));
+  EXPECT_EQ(report.info.documents, 2);
+  EXPECT_EQ(read_all(*IndexedDataset::open(options.output)), (Ids{'a', 'b', 256, 'a', 'b', 256}));
+  for (int i = 0; i < 20; ++i) lines += "[]\n";
+  write_text(folder / "in.jsonl", lines);
+  report = prepare(options);
+  EXPECT_EQ(report.skipped, 25);
+  EXPECT_EQ(report.first_skipped.size(), PrepareReport::most_told);
+  write_text(folder / "in.jsonl", "[]\n[]\n");
+  expect_error(ErrorKind::data, "all 2 lines were skipped, the first for: ", [&] { prepare(options); });
+}
+
 TEST(Examples, EndADocumentOnce) {
   const TempFolder folder;
   PrepareOptions options;

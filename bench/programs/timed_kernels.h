@@ -20,6 +20,7 @@ class TimedKernels final : public tensor::ForwardingKernels<TimedKernels> {
 
   tensor::Device& device() override { return inner_.device(); }
   bool folds_gradients() const override { return inner_.folds_gradients(); }
+  bool multiplies_stored() const override { return inner_.multiplies_stored(); }
   void require_fp8(const tensor::Fp8Recipe& recipe) const override { inner_.require_fp8(recipe); }
   void matmul(const tensor::Matmul& m) override {
     const std::int64_t depth = m.fp8_a ? m.fp8_a.cols : m.trans_a ? m.a.shape().rows() : m.a.shape().back();

@@ -37,6 +37,7 @@ class TimingKernels final : public tensor::ForwardingKernels<TimingKernels> {
       : inner_(std::move(inner)), tell_(std::move(tell)) {}
   tensor::Device& device() override { return inner_->device(); }
   bool folds_gradients() const override { return inner_->folds_gradients(); }
+  bool multiplies_stored() const override { return inner_->multiplies_stored(); }
   void require_fp8(const tensor::Fp8Recipe& recipe) const override { inner_->require_fp8(recipe); }
   template <class Kernel, class... Args>
   void forward(KernelFamily, Kernel kernel, Args&... args) {

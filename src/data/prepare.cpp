@@ -105,10 +105,10 @@ class TrainingLines {
 
   std::string text_in(const TextPiece& piece) const {
     const std::filesystem::path& file = source_.files()[piece.file].path;
-    if (const LabelledOptions labelled = labelled_options(options_);
-        !labelled.labels.empty() && has_words(piece.text, labelled))
-      return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
     try {
+      if (const LabelledOptions labelled = labelled_options(options_);
+          !labelled.labels.empty() && has_words(piece.text, labelled).value_or(false))
+        return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
       return text_of(read_example(piece.text, {options_.json_field, any_template_}, file, piece.line));
     } catch (const Error& error) {
       if (!options_.skip_errors || error.kind() != ErrorKind::data) throw;
@@ -128,7 +128,9 @@ class TrainingLines {
   const PrepareOptions& options_;
   TextSource source_;
   std::shared_ptr<const Tokenizer> any_tokenizer_ = make_byte_tokenizer();  // there is none yet
-  ChatTemplate any_template_ = ChatTemplate::named("chatml", *any_tokenizer_);
+  ChatTemplate any_template_ = chosen_template(
+      options_.chat_template.empty() ? "chatml" : options_.chat_template,
+      [](const std::string&) { return std::string(); }, *any_tokenizer_);
   std::uint64_t total_, threshold_ = 0, index_ = 0, next_report_ = 0;
   std::int64_t budget_, taken_ = 0;
   std::string text_;
@@ -222,10 +224,7 @@ class Preparation {
 
   void run() {
     while (read_round()) {
-      if (!of_words_ && !options_.labels.empty()) {  // the first line tells of all
-        const TextPiece& first = jobs_.front().pieces.front();
-        of_words_ = first.json && has_words(first.text, labelled_options(options_));
-      }
+      if (!of_words_ && !options_.labels.empty()) of_words_ = first_has_words();
       arena_.parallel_for(static_cast<std::int64_t>(used_), 1, [&](std::int64_t begin, std::int64_t end) {
         for (std::int64_t i = begin; i < end; ++i) encode(jobs_[static_cast<std::size_t>(i)]);
       });
@@ -233,8 +232,8 @@ class Preparation {
       report();
     }
     if (builder_.counts().documents == 0 && skipped_ > 0)
-      fail(ErrorKind::data, "all ", counted(skipped_, "line"),
-           " were skipped, the first for: ", first_skipped_.front(), "; nothing was written");
+      fail(ErrorKind::data, "nothing is left: ", counted(skipped_, "line"), skipped_ == 1 ? " was" : " were",
+           " skipped, the first for: ", first_skipped_.front(), "; nothing was written");
     if (builder_.counts().documents == 0 && left_out_ > 0)
       fail(ErrorKind::data, "none of ", counted(left_out_, "example"),
            " has an answer to learn from (a message of the assistant's, or a completion); nothing was "
@@ -278,6 +277,15 @@ class Preparation {
   const std::vector<std::string>& first_skipped() const { return first_skipped_; }
 
  private:
+  /// The first line that can be read tells of all; nothing: none can.
+  std::optional<bool> first_has_words() const {
+    for (std::size_t i = 0; i < used_; ++i)
+      for (const TextPiece& piece : jobs_[i].pieces)
+        if (const auto has = piece.json ? has_words(piece.text, labelled_options(options_)) : false)
+          return has;
+    return {};
+  }
+
   /// Fills jobs_ with the next text. False at the end.
   bool read_round() {
     used_ = 0;

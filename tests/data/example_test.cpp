@@ -290,7 +290,8 @@ TEST(Examples, AreSkippedWhereThatIsAskedFor) {
   EXPECT_EQ(report.skipped, 25);
   EXPECT_EQ(report.first_skipped.size(), PrepareReport::most_told);
   write_text(folder / "in.jsonl", "[]\n[]\n");
-  expect_error(ErrorKind::data, "all 2 lines were skipped, the first for: ", [&] { prepare(options); });
+  expect_error(ErrorKind::data,
+               "nothing is left: 2 lines were skipped, the first for: ", [&] { prepare(options); });
 }
 
 TEST(Examples, EndADocumentOnce) {

@@ -102,6 +102,9 @@ TEST(Jinja, TemplatesThatDoNotEndAreErrors) {
   fails("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "more than 200 calls lie within each other");
   fails("{{ range(1000000000) }}", "more than a million items");
   fails("{{ 'a' * 100000000000 }}", "repeated beyond 256 MiB");
+  fails("{% set n = namespace(s='aaaaaaaa') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+        "a text has more than 256 MiB");
+  fails("{% for i in range(1000000) %}{{ range(1000000) | length }}{% endfor %}", "does not end");
   fails("{% set r = range(1000000) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
         "does not end");
   fails("{{ 9223372036854775807 }}", "beyond 64 bits");

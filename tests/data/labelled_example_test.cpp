@@ -159,10 +159,10 @@ TEST_F(LabelledWordsData, SamplesHaveTheLabelsOfTheirTokens) {
 
 TEST(Labels, OfAWholeTextThoughItHasTokensToo) {
   const LabelledOptions options{.labels = {"a", "b"}};
-  EXPECT_FALSE(has_words(R"({"text": "The jar", "label": 0, "tokens": ["The", "jar"]})", options));
-  EXPECT_TRUE(has_words(R"({"labels": [0, 1], "tokens": ["The", "jar"]})", options));
-  EXPECT_TRUE(has_words(R"({"text": "The jar", "labels": [0, 1], "tokens": ["The", "jar"]})",
-                        LabelledOptions{.text_field = "tokens", .labels = {"a", "b"}}));
+  EXPECT_FALSE(*has_words(R"({"text": "The jar", "label": 0, "tokens": ["The", "jar"]})", options));
+  EXPECT_TRUE(*has_words(R"({"labels": [0, 1], "tokens": ["The", "jar"]})", options));
+  EXPECT_TRUE(*has_words(R"({"text": "The jar", "labels": [0, 1], "tokens": ["The", "jar"]})",
+                         LabelledOptions{.text_field = "tokens", .labels = {"a", "b"}}));
 }
 
 }  // namespace

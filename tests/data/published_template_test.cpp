@@ -99,6 +99,65 @@ TEST(PublishedTemplate, LearnsWhatStandsBehindTheQuestionUpToTheToken) {
             "⟦\xef\xbc\x81 assistant\n\xe4\xbd\x91|<|im_end|>|⟧\n|<|im_start|>|user\nb|<|im_end|>|\n");
 }
 
+/// Of a call everything is learned, whatever its arguments are, and nothing of what tools and users say then.
+TEST(PublishedTemplate, LearnsCallsAndNotTheirResults) {
+  using jinja::Value;
+  const auto by = own(qwen3);
+  for (const Value& arguments : {Value::dict({}), Value::dict({{"n", std::int64_t{3}}, {"b", true}}),
+                                 Value::dict({{"s", "x"}}), Value("{}")})
+    for (const std::string said : {"", "so"}) {
+      const Value call = Value::dict({{"name", "f"}, {"arguments", arguments}});
+      const std::string got =
+          written_as(by.render({{{"user", "a"},
+                                 {"assistant", said, true, {{"tool_calls", Value::list({call})}}},
+                                 {"tool", "RESULT"},
+                                 {"assistant", "b"},
+                                 {"user", "c"},
+                                 {"assistant", "d"}}}));
+      EXPECT_EQ(got, cat("|<|im_start|>|user\na|<|im_end|>|\n|<|im_start|>|assistant\n⟦", said,
+                         "\n<tool_call>\n", call.json({}),
+                         "\n</tool_call>|<|im_end|>|⟧\n|<|im_start|>|tool\nRESULT|<|im_end|>|\n"
+                         "|<|im_start|>|assistant\n⟦b|<|im_end|>|⟧\n|<|im_start|>|user\nc|<|im_end|>|\n"
+                         "|<|im_start|>|assistant\n⟦<think>\n\n</think>\n\nd|<|im_end|>|⟧\n"));
+    }
+  // What an answer says may stand behind its call's result; what it begins with may be asked for otherwise.
+  const auto later = own(
+      "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>A:{% if m.tool_calls %}"
+      "{call {{ m.tool_calls[0].arguments | tojson }}}<|im_end|>{{ messages[loop.index].content "
+      "}}<|im_start|>"
+      "{% endif %}{{ m.content }}<|im_end|>{% elif m.role == 'user' %}Q:{{ m.content }}<|im_end|>{% endif %}"
+      "{% endfor %}{% if add_generation_prompt %}<|im_start|>A:<think>{% endif %}");
+  const Value call = Value::dict({{"arguments", Value::dict({{"n", std::int64_t{3}}})}});
+  EXPECT_EQ(
+      written_as(later.render({{{"user", "a"},
+                                {"assistant", "so", true, {{"tool_calls", Value::list({call})}}},
+                                {"tool", "RESULT"},
+                                {"user", "b"}}})),
+      "Q:a|<|im_end|>||<|im_start|>|A:⟦{call {\"n\": 3}}|<|im_end|>|⟧RESULT|<|im_start|>|⟦so|<|im_end|>|⟧"
+      "Q:b|<|im_end|>|");
+}
+
+/// Answers that a template writes twice, or not at all, are not learned in silence.
+TEST(PublishedTemplate, RefusesAnswersThatItCannotFind) {
+  expect_error(ErrorKind::data, "message 2, an answer, cannot be told, as it is written more than once", [] {
+    own("{{ messages[-1].content }}{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}")
+        .render({{{"user", "a"}, {"assistant", "b"}}});
+  });
+  expect_error(
+      ErrorKind::data, "message 2, an answer, cannot be told, as it is written in part or not at all", [] {
+        own("{% for m in messages %}<|im_start|>{{ m.content }}{{ m.tool_calls | length if m.tool_calls else "
+            "'' }}"
+            "{% endfor %}")
+            .render({{{"user", "a"}, {"assistant", "b", true, {{"tool_calls", jinja::Value::list({"c"})}}}}});
+      });
+  EXPECT_EQ(
+      written_as(own("{% for m in messages %}{% set c %}{% generation %}{{ m.content }}{% endgeneration %}"
+                     "{% endset %}<|im_start|>{{ m.role }}:{{ c | trim }}<|im_end|>{% endfor %}")
+                     .render({{{"user", "a"}, {"assistant", " b "}}})),
+      "|<|im_start|>|user:a|<|im_end|>|⟦|<|im_start|>|assistant:b|<|im_end|>|⟧")
+      << "marks in a text that is kept tell nothing";
+}
+
 TEST(PublishedTemplate, LearnsWhatItMarks) {
   const std::string marked =
       "{% for m in messages %}{% if m.role == 'assistant' %}A:{% generation %}{{ m.content }}<|im_end|>"
@@ -139,6 +198,25 @@ TEST(PublishedTemplate, TellsWhatEndsAnAnswer) {
                 .before_answer(),
             " ");
   EXPECT_EQ(own(qwen3).before_answer(), "") << "thoughts are the model's";
+  // Of an answer behind which the next turn begins, that is what ends it.
+  const auto by_turns =
+      own("{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + m.content }}{% endfor %}"
+          "{% if add_generation_prompt %}<|im_start|>assistant {% endif %}");
+  EXPECT_EQ(written_as(by_turns.render(talk)),
+            "|<|im_start|>|user a|<|im_start|>|assistant ⟦b|<|im_start|>|⟧user c"
+            "|<|im_start|>|assistant ⟦d∎⟧");
+  EXPECT_EQ(by_turns.answer_end().ids,
+            (std::vector<std::int32_t>{qwen->end_of_document(), *qwen->token_id("<|im_start|>")}));
+  // Several tokens may end it together, and a line's end may be marked with it.
+  EXPECT_EQ(
+      written_as(own("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|><|endoftext|>{% endfor %}")
+                     .render({{{"user", "a"}, {"assistant", "b"}}})),
+      "|<|im_start|>|a|<|im_end|>||<|endoftext|>|⟦|<|im_start|>|b|<|im_end|>||<|endoftext|>|⟧");
+  EXPECT_EQ(
+      written_as(own("{% for m in messages %}{% generation %}{{ m.content }}<|im_end|>\n{% endgeneration %}\n"
+                     "{% endfor %}")
+                     .render({{{"assistant", "b"}}})),
+      "⟦b|<|im_end|>|\n⟧");
 }
 
 /// Whatever a message says, the template's tokens are its own, and what it looks for in texts it finds.
@@ -153,6 +231,26 @@ TEST(PublishedTemplate, NobodySpeaksForOthers) {
   expect_error(ErrorKind::data, "the characters U+FDD0 to U+FDD2", [] {
     own(qwen3).render({{{"user", "a\xef\xb7\x91"}}});
   });
+  // Nor does what a template makes of texts: joined, in lower case, without a part.
+  const auto refused = [](const std::string& text, const Conversation& talk) {
+    expect_error(ErrorKind::data, "a message's text becomes a special token",
+                 [&] { own(text).render(talk); });
+    expect_error(ErrorKind::data, "a message's text becomes a special token",
+                 [&] { own(text).render_question(talk); });
+  };
+  const auto part = [](const char* text) { return jinja::Value::dict({{"type", "text"}, {"text", text}}); };
+  refused(
+      "{% for m in messages %}<|im_start|>{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}",
+      {{{"user", "<|im_end|>", true, {{"content", jinja::Value::list({part("<|im_"), part("end|>")})}}}}});
+  refused("<|im_start|>{% for m in messages %}{{ m.content }}{% endfor %}",
+          {{{"user", "<|im_"}, {"user", "end|>"}}});
+  refused("<|im_start|>{% for m in messages %}{{ m.content | lower }}{% endfor %}",
+          {{{"user", "<|IM_END|>"}}});
+  refused("<|im_start|>{% for m in messages %}{{ m.content.replace('-', '') }}{% endfor %}",
+          {{{"user", "<|im_-end|>"}}});
+  EXPECT_EQ(written_as(own("<|im_start|>{% for m in messages %}{{ m.content | lower }}{% endfor %}")
+                           .render({{{"user", "A < B [x] | 敏捷"}}})),
+            "|<|im_start|>|a < b [x] | 敏捷");
 }
 
 /// Of some tokens white space goes along, as transformers has it (Phi's).
@@ -189,6 +287,32 @@ TEST(PublishedTemplate, TakesTextsAndParts) {
             "(a)(b)c");
 }
 
+/// Special tokens that a tokenizer looks for in what its normalizer makes of a text.
+TEST(PublishedTemplate, FindsTokensThatAreNormalized) {
+  auto file = nlohmann::json::parse(read_text(tokenizers_folder + "qwen.json"));
+  file["normalizer"] = {{"type", "NFKC"}};
+  file["added_tokens"].push_back(
+      {{"id", 705}, {"content", "<｜End｜>"}, {"special", true}, {"normalized", true}});
+  const auto tokenizer = make_tokenizer("hf:x?eod=<|endoftext|>", file.dump());
+  const auto by = own("{% for m in messages %}{{ m.role }}:{{ m.content }}<｜End｜>{% endfor %}", *tokenizer);
+  EXPECT_EQ(written_as(by.render({{{"user", "<|End|> x"}, {"assistant", "<｜End｜>"}}})),
+            "user:<|End|> x|<｜End｜>|⟦assistant:<｜End｜>|<｜End｜>|⟧");
+  EXPECT_EQ(by.answer_end().ids.back(), 705);
+}
+
+/// With as many renderings as a short one takes.
+TEST(PublishedTemplate, TakesLongConversations) {
+  Conversation talk;
+  for (int i = 0; i < 1500; ++i) {
+    talk.messages.push_back({"user", cat("question ", i)});
+    talk.messages.push_back({"assistant", cat("answer ", i)});
+  }
+  const std::vector<TextSegment> all = own(qwen3).render(talk);
+  EXPECT_EQ(std::count_if(all.begin(), all.end(),
+                          [](const TextSegment& s) { return s.learned && s.kind == SegmentKind::control; }),
+            1500);
+}
+
 TEST(PublishedTemplate, RefusesWhatWouldBeDropped) {
   const auto refused = [](const Conversation& talk, const std::string& part) {
     expect_error(ErrorKind::data, part, [&] { own(qwen3).render(talk); });
@@ -197,9 +321,20 @@ TEST(PublishedTemplate, RefusesWhatWouldBeDropped) {
           "writes nothing of message 2 (of the silent)");
   refused({{{"user", "a", true, {{"name", "x"}}}}},
           "a message has 'name', which the template does not write");
-  refused({{{"user", "a"}}, {{"tools", jinja::Value::list({"t"})}}}, "has 'tools' beside its messages");
+  refused({{{"user", "a"}}, {{"tools", jinja::Value::list({"t"})}}},
+          "gives the template 'tools' beside the messages");
   refused({}, "without messages");
-  expect_error(ErrorKind::data, "no turns like these", [] {
+  for (const char* given : {"messages", "add_generation_prompt", "eos_token"})
+    expect_error(ErrorKind::data, cat("'chat_template_kwargs' has '", given, "'"), [&] {
+      own("{{ messages }}{{ add_generation_prompt }}{{ eos_token }}")
+          .render({{{"user", "a"}}, {{given, "x"}}});
+    });
+  expect_error(ErrorKind::config, "writes nothing of a message: is it a chat template?",
+               [] { own("hello"); });
+  expect_error(ErrorKind::data, "writes nothing of message 1 (of the silent)", [] {
+    own(qwen3).render_question({{{"silent", "b"}, {"user", "c"}}});
+  });
+  expect_error(ErrorKind::data, "the template refuses it: line 1: no turns like these", [] {
     own("{{ raise_exception('no turns like these') }}").render({{{"user", "a"}}});
   });
   expect_error(ErrorKind::data, "ends with a message of the assistant", [] {
@@ -250,7 +385,7 @@ TEST(PublishedTemplate, IsFoundInFilesWithItsTokens) {
                                      *qwen, "the model");
   const auto again = ChatTemplate::of_spec(by->spec(), *qwen);
   EXPECT_EQ(again.spec(), by->spec());
-  EXPECT_EQ(again.name(), "the model's own template");
+  EXPECT_EQ(again.name(), "a template of its own");
   EXPECT_EQ(written_as(again.render({{{"user", "a"}}})), "|<|im_end|>|a|<|endoftext|>|");
 }
 
@@ -320,18 +455,25 @@ TEST(ConversationFields, ThatATemplateDoesNotWriteAreRefused) {
     refused(talk_with(cat(", \"", key, "\": \"x\"")),
             cat("a message has '", key, "', which the template does not write"));
   refused(talk_with(R"(, "tool_calls": [{"id": 1}])"), "a message has 'tool_calls'");
-  refused(talk_with("", R"(, "tools": [{"type": "function"}])"), "has 'tools' beside its messages");
-  refused(talk_with("", R"(, "functions": [{"name": "f"}])"), "has 'functions' beside its messages");
+  refused(talk_with("", R"(, "tools": [{"type": "function"}])"),
+          "gives the template 'tools' beside the messages");
+  refused(talk_with("", R"(, "functions": [{"name": "f"}])"),
+          "gives the template 'functions' beside the messages");
   refused(talk_with("", R"(, "chat_template_kwargs": {"enable_thinking": false})"),
-          "has 'enable_thinking' beside its messages");
+          "gives the template 'enable_thinking' beside the messages");
   refused(R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant",
               "content": "b"}], "tools": [{}]})",
-          "has 'tools' beside its messages");
+          "gives the template 'tools' beside the messages");
   refused(R"({"messages": [{"role": "assistant", "content": [{"type": "thinking", "text": "x"}]}]})",
           "a part that is no text");
   refused(R"({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "y": 1}]}]})",
           "a part of a message's 'content' has 'y'");
   refused(talk_with(R"(, "train": 1)"), "a message's 'train' is true or false, not 1");
+  refused(talk_with("", R"(, "tools": "x")"), "'tools' is no list");
+  refused(talk_with(", \"name\": " + std::string(200, '[') + "1" + std::string(200, ']')),
+          "deep within each other");
+  refused(R"({"conversations": [{"from": "gpt", "value": "a", "role": "user"}]})",
+          "a turn of 'conversations' has 'role' beside 'from' and 'value'");
   // Keys without a value may stand there: a table of columns writes all keys in each line.
   EXPECT_NO_THROW(read_qwen_example(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
                                               R"(, "tools": [], "id": 7, "source": "x")")));

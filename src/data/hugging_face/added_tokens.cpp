@@ -31,6 +31,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Normalizer* norma
            "' (normalized), at which the package would cut every text between any two characters; save it "
            "with \"normalized\": false");
     (tokens_[i].normalized ? normalized : plain).emplace_back(written_[i], static_cast<std::int32_t>(i));
+    if (tokens_[i].normalized && tokens_[i].special) normalized_specials_.push_back(i);
   }
   plain_ = ByteTrie(std::move(plain)), normalized_ = ByteTrie(std::move(normalized));
 }
@@ -67,6 +68,12 @@ void AddedTokens::find(std::string_view text, bool normalized, bool special,
     if (!token.lstrip || std::max(begin, free) < end) found.push_back({&token, std::max(begin, free), end});
     free = end;
   }
+}
+
+std::vector<const AddedToken*> AddedTokens::normalized_specials() const {
+  std::vector<const AddedToken*> out;
+  for (const std::size_t i : normalized_specials_) out.push_back(&tokens_[i]);
+  return out;
 }
 
 const AddedToken* AddedTokens::named(std::string_view content) const {

@@ -43,6 +43,8 @@ class AddedTokens {
   const AddedToken* of_id(std::int32_t id) const;
   /// The text as decoding reads it: the content, normalised where it is looked for so.
   const std::string& written(const AddedToken& token) const;
+  /// The special tokens that are looked for in what the normalizer makes of a text.
+  std::vector<const AddedToken*> normalized_specials() const;
   bool is_special(std::string_view text) const { return special_.contains(std::string(text)); }
   std::int32_t end() const { return end_; }
 
@@ -53,6 +55,7 @@ class AddedTokens {
   std::unordered_map<std::string, std::size_t> by_content_;
   std::unordered_map<std::int32_t, std::size_t> by_id_;
   std::unordered_set<std::string> special_;
+  std::vector<std::size_t> normalized_specials_;
   std::int32_t end_ = 0;
 };
 

@@ -86,23 +86,23 @@ class HuggingFaceTokenizer final : public Tokenizer {
   }
   std::vector<Spelled> special_tokens_in(std::string_view text) const override {
     std::vector<Spelled> out;
-    std::vector<AddedTokens::Found> found, normalized;
-    const auto add = [&out](const AddedTokens::Found& each, std::size_t at) {
-      if (each.token->special) out.push_back({each.token->id, at + each.begin, at + each.end});
-    };
+    std::vector<AddedTokens::Found> found;
     std::size_t at = 0;
-    // What is looked for in the normalizer's text is written as it is looked for, in a template.
+    // Those that are looked for in the normalizer's text are written as they are called, in a template.
     const auto between = [&](std::size_t end) {
-      added_.find(text.substr(at, end - at), true, true, normalized);
-      for (const AddedTokens::Found& each : normalized) add(each, at);
+      for (const AddedToken* token : added_.normalized_specials())
+        for (std::size_t begin = at, size = token->content.size();
+             (begin = text.find(token->content, begin)) < end && begin + size <= end; begin += size)
+          out.push_back({token->id, begin, begin + size});
     };
     added_.find(text, false, true, found);
     for (const AddedTokens::Found& each : found) {
       between(each.begin);
-      add(each, 0);
+      if (each.token->special) out.push_back({each.token->id, each.begin, each.end});
       at = each.end;
     }
     between(text.size());
+    std::sort(out.begin(), out.end(), [](const Spelled& a, const Spelled& b) { return a.begin < b.begin; });
     return out;
   }
   bool is_special(std::int32_t id) const override {

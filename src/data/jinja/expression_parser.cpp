@@ -255,7 +255,10 @@ Expression ExpressionParser::called(Expression of, std::string what) {
     const Value function = of(run);
     if (!function.is_function()) template_error(cat("'", what, "' is ", function.kind(), ", and is called"));
     Arguments given = arguments.evaluate(run);
-    return function.function()(given);
+    Value out = function.function()(given);
+    if (out.is_list()) run.steps += static_cast<std::int64_t>(out.sequence().items.size());
+    if (++run.steps > most_steps) template_error("the template does not end");
+    return out;
   };
 }
 

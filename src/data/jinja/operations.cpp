@@ -15,10 +15,14 @@ std::int64_t checked(bool overflows, std::int64_t value) {
 }
 
 Value add(const Value& a, const Value& b) {
-  if (a.is_string() && b.is_string()) return a.text() + b.text();
+  if (a.is_string() && b.is_string()) {
+    if (a.text().size() + b.text().size() > most_text) template_error("a text has more than 256 MiB");
+    return a.text() + b.text();
+  }
   if (a.is_list() && b.is_list()) {
     List items = a.items();
     const List more = b.items();
+    if (items.size() + more.size() > most_text / sizeof(Value)) template_error("a list grows beyond any use");
     items.insert(items.end(), more.begin(), more.end());
     return Value::list(std::move(items), a.sequence().tuple);
   }

@@ -396,6 +396,7 @@ std::string Template::render(const Dict& names, std::vector<Generated>* generate
   for (const auto& [name, value] : names) scope.set(name.str(), value);
   Run run{{}, &scope};
   (*body_)(run);
+  if (run.lost_marks) run.generated.clear();
   if (generated) *generated = std::move(run.generated);
   return std::move(run.out);
 }

@@ -39,6 +39,7 @@ struct Run {
   std::string out;
   Scope* scope;
   std::vector<Generated> generated = {};
+  bool lost_marks = false;  ///< some stood in a text that was put elsewhere
   std::int64_t steps = 0;
   int depth = 0;  ///< of calls within each other
   std::vector<std::unique_ptr<Scope>> kept = {};
@@ -71,10 +72,12 @@ class InnerScope {
 
 /// What a body writes, apart from what was written before.
 inline std::string written(Run& run, const Statement& body) {
-  const std::size_t before = run.out.size();
+  const std::size_t before = run.out.size(), marks = run.generated.size();
   body(run);
   std::string out = run.out.substr(before);
   run.out.resize(before);
+  run.lost_marks = run.lost_marks || run.generated.size() > marks;
+  run.generated.resize(marks);
   return out;
 }
 

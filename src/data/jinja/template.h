@@ -39,7 +39,8 @@ class Template {
   /// Throws Error{data} naming the line of what is wrong, or unknown.
   explicit Template(std::string_view text);
   /// The text that it writes with these names. Throws Error{data} naming the line; of raise_exception() with
-  /// its text. `generated`: gets the parts that {% generation %} encloses; may be null.
+  /// its text. `generated`: gets the parts that {% generation %} encloses, or none where one of them stands
+  /// in a text that the template keeps (set, filter, macro, call) and may write anywhere; may be null.
   std::string render(const Dict& names, std::vector<Generated>* generated = nullptr) const;
   /// Whether it has {% generation %}.
   bool marks_answers() const { return marks_answers_; }

@@ -150,6 +150,8 @@ std::string json_text(const std::string& text, bool ascii) {
     constexpr std::string_view plain = "\n\r\t\b\f\\\"", names = "nrtbf\\\"";
     if (const std::size_t at = plain.find(c); c.size() == 1 && at != std::string_view::npos)
       out += cat('\\', names[at]);
+    else if (character >= 0xFDD0 && character <= 0xFDEF)
+      out += c;  // noncharacters, which whoever runs a template may put there as marks
     else if (character < 0x20 || (ascii && character >= 0x80 && character < 0x10000))
       number(static_cast<unsigned>(character));
     else if (ascii && character >= 0x10000)

@@ -79,7 +79,7 @@ std::string mistral_jinja(const Tokenizer& tokenizer, const std::string& begin, 
 }  // namespace
 
 std::string name_of_spec(const std::string& spec) {
-  return spec.starts_with('{') ? "the model's own template" : spec;
+  return spec.starts_with('{') ? "a template of its own" : spec;
 }
 
 const std::vector<std::string>& builtin_templates() {

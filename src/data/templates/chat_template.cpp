@@ -6,289 +6,24 @@
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
-#include "base/text/utf8.h"
 #include "data/hugging_face/steps/unicode.h"
-#include "data/jinja/template.h"
+#include "data/templates/answers.h"
 
 namespace sherd::data {
 
-using jinja::Value;
-
-namespace {
-/// How a template takes the text of a message: some take a list of parts alone, some nothing else.
-enum class Content : std::uint8_t { either, text, parts };
-}  // namespace
-
-struct ChatTemplate::State {
+struct ChatTemplate::State : TemplateRun {
   std::string spec, text;
   bool builtin;
-  jinja::Template runs;
-  jinja::Dict tokens;
-  const Tokenizer& tokenizer;
-  std::vector<std::string> controls;  ///< tokens of one of the four, whether the tokenizer has them or not
-  Content content = Content::either;
   AnswerEnd answer_end = {};
   std::string before_answer = {};
 
   void find_content();
   void find_answer_end();
   void check(const Conversation& conversation) const;
+  void require_written(const WrittenConversation& written, const Conversation& conversation) const;
 };
 
 namespace {
-
-// Characters that no text has (noncharacters of Unicode), which stand in what a template is given:
-constexpr std::string_view apart = "\xef\xb7\x90",  ///< within special tokens that a message spells out
-    answered = "\xef\xb7\x91",                      ///< in place of a message
-    no_token = "\xef\xb7\x92";                      ///< for the end of a document that has no text
-
-/// A special token in a text: where it stands, and what it takes along of the white space around.
-struct Control {
-  std::string token;
-  std::size_t begin, end, first, last;  ///< the token; with white space
-};
-
-bool is_space_alone(std::string_view text) {
-  while (!text.empty() && is_python_space(first_character(text))) text.remove_prefix(utf8_length(text));
-  return text.empty();
-}
-
-/// A conversation as one template writes it.
-class Writing {
- public:
-  template <class State>
-  Writing(const State& by, const Conversation& conversation)
-      : runs_(by.runs),
-        tokens_(by.tokens),
-        tokenizer_(by.tokenizer),
-        controls_(by.controls),
-        content_(by.content) {
-    for (const ChatMessage& message : conversation.messages) {
-      jinja::Dict fields = guarded(value_of(message)).mapping().items;
-      for (auto& [key, value] : fields)
-        if (key.str() == "content") value = as_taken(value, message.content);
-      messages_.push_back(Value::dict(std::move(fields)));
-    }
-    for (const auto& [name, value] : conversation.names) names_.emplace_back(name, guarded(value));
-  }
-
-  /// Of the first `count` messages, one of which may be another.
-  std::string text(std::size_t count, bool asks, std::vector<jinja::Generated>* marked = nullptr) const {
-    jinja::Dict names{
-        {"messages", Value::list({messages_.begin(), messages_.begin() + std::ptrdiff_t(count)})},
-        {"add_generation_prompt", asks},
-        {"tools", jinja::None{}},
-        {"documents", jinja::None{}}};
-    names.insert(names.end(), tokens_.begin(), tokens_.end());
-    names.insert(names.end(), names_.begin(), names_.end());
-    return runs_.render(names, marked);
-  }
-  std::string text(bool asks, std::vector<jinja::Generated>* marked = nullptr) const {
-    return text(messages_.size(), asks, marked);
-  }
-  /// With a message that says `content` alone.
-  std::string with(std::size_t which, const std::string& content) {
-    return with(which, saying(messages_[which], content));
-  }
-  /// With another answer in place of one. Its calls have other arguments, and their names and ids, which what
-  /// follows may refer to.
-  std::string with_another(std::size_t which) {
-    if (!calls(which)) return with(which, std::string(answered));
-    jinja::Dict fields = messages_[which].mapping().items;
-    for (auto& [key, value] : fields) {
-      if (key.str() == "tool_calls") value = changed(value, false);
-      if (key.str() == "content" && value.is_true())
-        value = as_taken(std::string(answered), std::string(answered));
-    }
-    return with(which, Value::dict(std::move(fields)));
-  }
-  bool calls(std::size_t which) const { return messages_[which].find("tool_calls") != nullptr; }
-  /// The first message of whose text nothing is written; nothing where all are, or nobody can tell.
-  std::optional<std::size_t> dropped() const {
-    Writing numbered = *this;
-    const auto mark = [](std::size_t i) { return cat(answered, i, answered); };
-    std::vector<std::size_t> marked;
-    for (std::size_t i = 0; i < messages_.size(); ++i) {
-      jinja::Dict fields = messages_[i].mapping().items;  // which others may refer to
-      for (auto& [key, value] : fields)
-        if (key.str() == "content" && value.is_true())
-          value = as_taken(mark(i), mark(i)), marked.push_back(i);
-      numbered.messages_[i] = Value::dict(std::move(fields));
-    }
-    try {
-      const std::string text = numbered.text(false);
-      for (const std::size_t i : marked)
-        if (text.find(mark(i)) == std::string::npos) return i;
-    } catch (const Error&) {  // of a text that it takes apart
-    }
-    return std::nullopt;
-  }
-
-  /// From left to right; none within another.
-  std::vector<Control> controls_in(std::string_view text) const {
-    std::vector<Control> out;
-    for (const Tokenizer::Spelled& found : tokenizer_.special_tokens_in(text)) {
-      const std::string token = tokenizer_.token(found.id);
-      const std::size_t begin = std::min(text.find(token, found.begin), found.end - token.size());
-      out.push_back({token, begin, begin + token.size(), found.begin, found.end});
-    }
-    for (const std::string& token : controls_) {
-      const auto id = tokenizer_.token_id(token);
-      if (id && tokenizer_.is_special(*id)) continue;
-      add(out, text, token, token);
-    }
-    add(out, text, std::string(no_token), "");
-    std::sort(out.begin(), out.end(), [](const Control& a, const Control& b) { return a.begin < b.begin; });
-    return out;
-  }
-
- private:
-  std::string with(std::size_t which, Value message) {
-    std::swap(messages_[which], message);
-    try {
-      std::string out = text(false);
-      std::swap(messages_[which], message);
-      return out;
-    } catch (...) {
-      std::swap(messages_[which], message);
-      throw;
-    }
-  }
-  /// The texts of a call's arguments are others.
-  static Value changed(const Value& value, bool argument) {
-    if (value.is_string()) return argument ? Value(answered) : value;
-    if (value.is_list()) {
-      jinja::List items;
-      for (const Value& item : value.sequence().items) items.push_back(changed(item, argument));
-      return Value::list(std::move(items), value.sequence().tuple);
-    }
-    if (!value.is_dict()) return value;
-    jinja::Dict items;
-    for (const auto& [key, item] : value.mapping().items)
-      items.emplace_back(key, changed(item, argument || key.str() == "arguments"));
-    return Value::dict(std::move(items));
-  }
-  Value saying(const Value& message, const std::string& content) const {
-    return Value::dict({{"role", *message.find("role")}, {"content", as_taken(content, content)}});
-  }
-  /// A content, whose parts together are `text`.
-  Value as_taken(const Value& content, const std::string& text) const {
-    if (content.is_list() && content_ == Content::text) return guarded(text);
-    if (content.is_string() && content_ == Content::parts)
-      return Value::list({Value::dict({{"type", "text"}, {"text", content}})});
-    return content;
-  }
-  static void add(std::vector<Control>& out, std::string_view text, const std::string& written,
-                  const std::string& token) {
-    for (std::size_t at = 0; (at = text.find(written, at)) != std::string_view::npos; at += written.size())
-      out.push_back({token, at, at + written.size(), at, at + written.size()});
-  }
-
-  /// With a mark within each special token, so that those in what is written are the template's own.
-  Value guarded(const Value& value) const {
-    if (value.is_string()) return guarded(value.text());
-    if (value.is_list()) {
-      jinja::List items;
-      for (const Value& item : value.sequence().items) items.push_back(guarded(item));
-      return Value::list(std::move(items), value.sequence().tuple);
-    }
-    if (!value.is_dict()) return value;
-    jinja::Dict items;
-    for (const auto& [key, item] : value.mapping().items) items.emplace_back(guarded(key), guarded(item));
-    return Value::dict(std::move(items));
-  }
-  std::string guarded(const std::string& text) const {
-    for (const std::string_view mark : {apart, answered, no_token})
-      if (text.find(mark) != std::string::npos)
-        fail(ErrorKind::data,
-             "a message has one of the characters U+FDD0 to U+FDD2, which no text may have: take it out");
-    std::string out;
-    std::size_t done = 0;
-    for (const Control& control : controls_in(text)) {
-      if (control.begin < done) continue;
-      const std::size_t cut = control.begin + utf8_length(std::string_view(text).substr(control.begin));
-      out.append(text, done, cut - done).append(apart);
-      done = cut;
-    }
-    return out.append(text, done);
-  }
-
-  const jinja::Template& runs_;
-  const jinja::Dict& tokens_;
-  const Tokenizer& tokenizer_;
-  const std::vector<std::string>& controls_;
-  Content content_;
-  jinja::List messages_;
-  jinja::Dict names_;
-};
-
-bool begins_character(std::string_view text, std::size_t at) {
-  return at >= text.size() || (static_cast<unsigned char>(text[at]) & 0xc0u) != 0x80u;
-}
-
-/// Where two texts differ, in the first one, whole characters.
-jinja::Generated difference(std::string_view text, std::string_view other) {
-  std::size_t begin = static_cast<std::size_t>(
-      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
-  while (!begins_character(text, begin)) --begin;
-  const std::size_t most = std::min(text.size(), other.size()) - begin;
-  std::size_t same = 0;
-  while (same < most && text[text.size() - 1 - same] == other[other.size() - 1 - same]) ++same;
-  while (!begins_character(text, text.size() - same)) --same;
-  return {begin, text.size() - same};
-}
-
-/// Behind what ends an answer that ends at `at`, the token or the text that does; else `at`.
-std::size_t behind_end(std::string_view text, std::size_t at, const std::vector<Control>& controls,
-                       const AnswerEnd& end) {
-  for (const Control& control : controls)
-    if (control.begin >= at) {
-      if (is_space_alone(text.substr(at, control.begin - at))) return control.end;
-      break;
-    }
-  for (const std::string& written : end.texts)
-    if (text.substr(at).starts_with(written)) return at + written.size();
-  return at;
-}
-
-/// How much of a text another one begins with, whole tokens and without white space at the end.
-std::size_t common_front(std::string_view text, std::string_view other,
-                         const std::vector<Control>& controls) {
-  std::size_t same = static_cast<std::size_t>(
-      std::mismatch(text.begin(), text.end(), other.begin(), other.end()).first - text.begin());
-  while (!begins_character(text, same)) --same;
-  for (const Control& control : controls)
-    if (control.begin < same && same < control.end) same = control.begin;
-  return without_python_space_behind(text.substr(0, same)).size();
-}
-
-/// Where an answer is written: from behind what asks for it, with what the template has the model write in
-/// front, up to what ends it.
-jinja::Generated answer_in(std::string_view text, std::size_t which, Writing& writing,
-                           const std::vector<Control>& controls, const AnswerEnd& end) {
-  jinja::Generated out = difference(text, writing.with_another(which));
-  const auto written = [&](std::size_t count, bool asks) {
-    try {
-      return writing.text(count, asks);
-    } catch (const Error&) {  // nobody can ask for it, as for an answer that comes first; or end there
-      return std::string();
-    }
-  };
-  if (const std::string asked = written(which, true);
-      !asked.empty() && asked.size() <= out.begin && text.starts_with(asked))
-    out.begin = asked.size();
-  // Behind the arguments of a call there is more that belongs to it.
-  if (writing.calls(which))
-    out.end = std::max(out.end, common_front(text, written(which + 1, false), controls));
-  const auto ends = [&](const Control& control) { return control.end == out.end; };
-  if (std::none_of(controls.begin(), controls.end(), ends))
-    out.end = behind_end(text, out.end, controls, end);
-  return out;
-}
-
-bool is_answer(const ChatMessage& message) {
-  return message.role == "assistant";
-}
 
 /// Of what the template marks as answers, those that are learned.
 std::vector<jinja::Generated> learned_of(std::vector<jinja::Generated> marked,
@@ -306,49 +41,6 @@ std::vector<jinja::Generated> learned_of(std::vector<jinja::Generated> marked,
   return out;
 }
 
-/// Cuts a text into the template's own tokens and what lies between.
-class Cutter {
- public:
-  Cutter(std::string_view text, const std::vector<Control>& controls,
-         const std::vector<jinja::Generated>& learned)
-      : text_(text), learned_(learned) {
-    std::size_t at = 0;
-    for (const Control& control : controls) {
-      if (control.first < at) continue;
-      add_text(at, control.first);
-      out_.push_back({control.token, is_learned(control.begin),
-                      control.token.empty() ? SegmentKind::end : SegmentKind::control});
-      at = control.last;
-    }
-    add_text(at, text.size());
-  }
-  std::vector<TextSegment> take() { return std::move(out_); }
-
- private:
-  bool is_learned(std::size_t at) const {
-    return std::any_of(learned_.begin(), learned_.end(),
-                       [at](const jinja::Generated& part) { return part.begin <= at && at < part.end; });
-  }
-  void add_text(std::size_t begin, std::size_t end) {
-    while (begin < end) {
-      std::size_t next = end;
-      for (const jinja::Generated& part : learned_)
-        for (const std::size_t border : {part.begin, part.end})
-          if (border > begin) next = std::min(next, border);
-      TextSegment segment{std::string(text_.substr(begin, next - begin)), is_learned(begin),
-                          SegmentKind::text};
-      for (std::size_t at; (at = segment.text.find(apart)) != std::string::npos;)
-        segment.text.erase(at, apart.size());
-      out_.push_back(std::move(segment));
-      begin = next;
-    }
-  }
-
-  std::string_view text_;
-  const std::vector<jinja::Generated>& learned_;
-  std::vector<TextSegment> out_;
-};
-
 /// Whether a template has a word anywhere, as what it writes it must name.
 bool names(std::string_view text, std::string_view name) {
   const auto in_word = [&](std::size_t at) {
@@ -363,51 +55,73 @@ bool names(std::string_view text, std::string_view name) {
 }  // namespace
 
 void ChatTemplate::State::find_content() {
+  bool refused = false;
   const auto writes = [&](Content as, const std::string& text_in_quotes) {
     content = as;
     try {
-      Writing writing(*this, {{{"user", "a"}}});
-      const std::string written = writing.with(0, std::string(answered));
-      return written.find(answered) != std::string::npos && written.find(text_in_quotes) == std::string::npos;
+      WrittenConversation by_parts(*this, {{{"user", "a"}}});
+      const std::string all = by_parts.with(0, std::string(mark_answer));
+      return all.find(mark_answer) != std::string::npos && all.find(text_in_quotes) == std::string::npos;
     } catch (const Error&) {
+      refused = true;
       return false;
     }
   };
   // A list that is taken for a text is written as Python, or JSON, shows it.
-  const bool parts = writes(Content::parts, cat("'", answered)) && writes(Content::parts, cat('"', answered)),
+  const bool parts = writes(Content::parts, cat("'", mark_answer)) &&
+                     writes(Content::parts, cat('"', mark_answer)),
              whole = writes(Content::text, "\x01");
+  if (!parts && !whole && !refused)
+    fail(ErrorKind::config, "it writes nothing of a message: is it a chat template?");
   content = parts && whole ? Content::either : parts ? Content::parts : Content::text;
 }
 
 void ChatTemplate::State::find_answer_end() {
   answer_end.ids = {tokenizer.end_of_document()};
   try {
-    Writing writing(*this, {{{"user", "a"}, {"assistant", "b"}}});
-    const std::string text = writing.with(1, std::string(answered));
-    const std::size_t at = text.find(answered), behind = at + answered.size();
-    if (at == std::string::npos) return;
-    if (const std::string asked = writing.text(1, true);
-        asked.size() <= at && text.starts_with(asked) &&
-        is_space_alone(std::string_view(text).substr(asked.size(), at - asked.size())))
-      before_answer = text.substr(asked.size(), at - asked.size());
-    const std::vector<Control> controls = writing.controls_in(text);
-    const std::size_t end = behind_end(text, behind, controls, {});
-    const auto is_end = [&](const Control& control) { return control.end == end; };
-    if (const auto control = std::find_if(controls.begin(), controls.end(), is_end);
-        control != controls.end()) {
-      const auto id =
-          control->token.empty() ? tokenizer.end_of_document() : tokenizer.token_id(control->token);
-      if (!id)
-        answer_end.texts.push_back(control->token);
-      else if (*id != tokenizer.end_of_document())
-        answer_end.ids.push_back(*id);
-    } else if (const std::string_view rest =
-                   without_python_space_behind(std::string_view(text).substr(behind));
-               !rest.empty()) {
-      answer_end.texts.emplace_back(rest);
-    }
-  } catch (const Error&) {  // which no such conversation tells
+    const std::string asked =
+        WrittenConversation(*this, {{{"user", "a"}}}).with(0, std::string(mark_answer), true);
+    if (const std::size_t at = asked.rfind(mark_answer); at != std::string::npos)
+      lead = asked.substr(at + mark_answer.size());
+  } catch (const Error&) {  // which takes no such question
   }
+  // Where nothing stands behind an answer, the next turn begins there.
+  for (const Conversation& talk : {Conversation{{{"user", "a"}, {"assistant", "b"}}},
+                                   Conversation{{{"user", "a"}, {"assistant", "b"}, {"user", "c"}}}})
+    try {
+      WrittenConversation written(*this, talk);
+      const std::string all = written.with(1, std::string(mark_answer));
+      const std::size_t at = all.find(mark_answer), behind = at + mark_answer.size();
+      if (at == std::string::npos) return;
+      const std::string_view view = all;
+      if (const std::string asked = written.text(1, true);
+          asked.size() <= at && view.starts_with(asked) &&
+          is_space_alone(view.substr(asked.size(), at - asked.size())))
+        before_answer = all.substr(asked.size(), at - asked.size());
+      const std::vector<Control> found = controls_in(*this, all);
+      const std::size_t end = behind_end(all, behind, found, {});
+      const auto control =
+          std::find_if(found.begin(), found.end(), [&](const Control& c) { return c.end == end; });
+      if (control != found.end()) {
+        const auto id =
+            control->token.empty() ? tokenizer.end_of_document() : tokenizer.token_id(control->token);
+        answer_end.token = control->token;
+        for (auto next = control + 1; talk.messages.size() == 2 && next != found.end(); ++next)
+          if (next->begin == (next - 1)->end) answer_end.closing.push_back(next->token);
+        if (!id)
+          answer_end.texts.push_back(control->token);
+        else if (*id != tokenizer.end_of_document())
+          answer_end.ids.push_back(*id);
+        return;
+      }
+      if (talk.messages.size() > 2) return;
+      if (const std::string_view rest = without_python_space_behind(view.substr(behind)); !rest.empty()) {
+        answer_end.texts.emplace_back(rest);
+        return;
+      }
+    } catch (const Error&) {  // which no such conversation tells
+      return;
+    }
 }
 
 void ChatTemplate::State::check(const Conversation& conversation) const {
@@ -431,8 +145,22 @@ void ChatTemplate::State::check(const Conversation& conversation) const {
   }
   for (const auto& [key, value] : conversation.names)
     if (!names(text, key.str()))
-      fail(ErrorKind::data, "has '", excerpt(key.str()),
-           "' beside its messages, which the template does not write; take it out");
+      fail(ErrorKind::data, "gives the template '", excerpt(key.str()),
+           "' beside the messages, which it does not name; take it out");
+  for (const auto& [key, value] : conversation.names) {
+    const std::string name = key.str();
+    if (name == "messages" || name == "add_generation_prompt" || name.ends_with("_token"))
+      fail(ErrorKind::data, "'chat_template_kwargs' has '", excerpt(name),
+           "', which the template is given anyway; take it out");
+  }
+}
+
+void ChatTemplate::State::require_written(const WrittenConversation& written,
+                                          const Conversation& conversation) const {
+  if (builtin) return;
+  if (const auto dropped = dropped_message(written))
+    fail(ErrorKind::data, "the template writes nothing of message ", *dropped + 1, " (of the ",
+         excerpt(conversation.messages[*dropped].role), "): leave the line out, or say it in another");
 }
 
 ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict tokens,
@@ -442,14 +170,17 @@ ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict 
     if (std::none_of(tokens.begin(), tokens.end(), is)) tokens.emplace_back(name, std::move(token));
   };
   const std::string end = tokenizer.token(tokenizer.end_of_document());
-  add("eos_token", end.empty() ? std::string(no_token) : end);
+  add("eos_token", end.empty() ? std::string(mark_end) : end);
   if (const auto begin = tokenizer.begin_of_document()) add("bos_token", tokenizer.token(*begin));
   const bool builtin = !spec.starts_with('{');
   std::vector<std::string> controls = builtin ? controls_of(spec) : std::vector<std::string>();
   try {
     jinja::Template runs(text);
-    auto state = std::make_shared<State>(State{std::move(spec), std::move(text), builtin, std::move(runs),
-                                               std::move(tokens), tokenizer, std::move(controls)});
+    auto state =
+        std::make_shared<State>(State{{std::move(runs), std::move(tokens), tokenizer, std::move(controls)},
+                                      std::move(spec),
+                                      std::move(text),
+                                      builtin});
     state->find_content();
     state->find_answer_end();
     return ChatTemplate(std::move(state));
@@ -478,7 +209,9 @@ ChatTemplate ChatTemplate::of_text(const std::string& text, jinja::Dict tokens, 
 ChatTemplate ChatTemplate::of_spec(const std::string& spec, const Tokenizer& tokenizer) {
   if (!spec.starts_with('{')) return named(spec, tokenizer);
   const auto object = nlohmann::ordered_json::parse(spec, nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object() || !object.contains("template"))
+  const auto is_text = [](const auto& value) { return value.is_string(); };
+  if (!object.is_object() || !object.contains("template") ||
+      !std::all_of(object.begin(), object.end(), is_text))
     fail(ErrorKind::data, "a chat template was saved that is none: '", excerpt(spec), "'");
   jinja::Dict tokens;
   for (const auto& [name, token] : object.items())
@@ -514,27 +247,23 @@ const std::string& ChatTemplate::before_answer() const {
 
 std::vector<TextSegment> ChatTemplate::render(const Conversation& conversation) const {
   state_->check(conversation);
-  const std::vector<ChatMessage>& messages = conversation.messages;
-  Writing writing(*state_, conversation);
+  WrittenConversation written(*state_, conversation);
   std::vector<jinja::Generated> learned;
-  const std::string text = writing.text(false, &learned);
-  if (const auto dropped = state_->builtin ? std::nullopt : writing.dropped())
-    fail(ErrorKind::data, "the template writes nothing of message ", *dropped + 1, " (of the ",
-         excerpt(messages[*dropped].role), "): leave the line out, or say it in another");
-  const std::vector<Control> controls = writing.controls_in(text);
-  if (state_->runs.marks_answers()) {
-    learned = learned_of(std::move(learned), messages);
-  } else {
-    for (std::size_t i = 0; i < messages.size(); ++i)
-      if (is_answer(messages[i]) && messages[i].learned)
-        learned.push_back(answer_in(text, i, writing, controls, state_->answer_end));
-  }
-  std::vector<TextSegment> out = Cutter(text, controls, learned).take();
+  const std::string text = written.text(false, &learned);
+  state_->require_written(written, conversation);
+  const std::vector<Control> controls = controls_in(*state_, text);
+  written.require_own_controls(controls, false);
+  learned = state_->runs.marks_answers() && !learned.empty()
+                ? learned_of(std::move(learned), conversation.messages)
+                : find_answers(written, *state_, conversation.messages, text, controls, state_->answer_end);
+  std::vector<TextSegment> out = segments_of(text, controls, learned);
   // Nothing tells the end of such an answer but that of the document.
-  if (!learned.empty() && is_space_alone(std::string_view(text).substr(learned.back().end)) &&
-      std::none_of(controls.begin(), controls.end(),
-                   [&](const Control& control) { return control.end == learned.back().end; }))
-    out.push_back({"", true, SegmentKind::end});
+  const std::string_view view = text;
+  if (!learned.empty() && is_space_alone(view.substr(learned.back().end))) {
+    const std::size_t end = without_python_space_behind(view.substr(0, learned.back().end)).size();
+    if (std::none_of(controls.begin(), controls.end(), [end](const Control& c) { return c.end == end; }))
+      out.push_back({"", true, SegmentKind::end});
+  }
   return out;
 }
 
@@ -544,9 +273,12 @@ std::vector<TextSegment> ChatTemplate::render_question(const Conversation& conve
   if (last == "assistant" || (state_->builtin && last != "user"))
     fail(ErrorKind::data, "a conversation ends with a message of the ", last,
          "; what is to be answered is the user's, and comes last");
-  const Writing writing(*state_, conversation);
-  const std::string text = writing.text(true);
-  return Cutter(text, writing.controls_in(text), {}).take();
+  const WrittenConversation written(*state_, conversation);
+  const std::string text = written.text(true);
+  state_->require_written(written, conversation);
+  const std::vector<Control> controls = controls_in(*state_, text);
+  written.require_own_controls(controls, true);
+  return segments_of(text, controls, {});
 }
 
 }  // namespace sherd::data

@@ -29,6 +29,8 @@ struct TextSegment {
 struct AnswerEnd {
   std::vector<std::int32_t> ids;   ///< each of these tokens
   std::vector<std::string> texts;  ///< and these, where what ends it is no token
+  std::string token = {};          ///< the special token that ends one, as the template writes it, if any
+  std::vector<std::string> closing = {};  ///< those that follow it at once
 };
 
 /// How conversations are written down for a tokenizer: a template in transformers' language
@@ -102,7 +104,7 @@ struct Question {
 Question encode_question(const ChatTemplate& by, const Conversation& conversation,
                          std::int64_t most = std::numeric_limits<std::int64_t>::max());
 
-/// What a template of a spec is called: a name, or "the model's own template".
+/// What a template of a spec is called: a name, or "a template of its own".
 std::string name_of_spec(const std::string& spec);
 
 /// The text of one of the four, for a tokenizer whose documents end with a token that has a text; else

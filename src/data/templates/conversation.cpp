@@ -40,9 +40,24 @@ jinja::Value value_of(const ChatMessage& message) {
 
 Question encode_question(const ChatTemplate& by, const Conversation& conversation, std::int64_t most) {
   Question out{encoded(by, conversation)};
-  Conversation rest = conversation;
-  while (std::ssize(out.ids) > most && remove_turn(rest.messages)) out.ids = encoded(by, rest);
-  out.left_out = conversation.messages.size() - rest.messages.size();
+  if (std::ssize(out.ids) <= most) return out;
+  const auto without = [&](std::size_t turns) {
+    Conversation rest = conversation;
+    for (std::size_t i = 0; i < turns; ++i) remove_turn(rest.messages);
+    return rest;
+  };
+  std::size_t fewest = 0, enough = 0;  // turns whose removal does not suffice, and does
+  for (Conversation rest = conversation; remove_turn(rest.messages);) ++enough;
+  out.ids = encoded(by, without(enough));
+  while (fewest + 1 < enough) {
+    const std::size_t middle = fewest + (enough - fewest) / 2;
+    std::vector<std::int32_t> ids = encoded(by, without(middle));
+    if (std::ssize(ids) <= most)
+      enough = middle, out.ids = std::move(ids);
+    else
+      fewest = middle;
+  }
+  out.left_out = conversation.messages.size() - without(enough).messages.size();
   return out;
 }
 

@@ -63,8 +63,13 @@ std::optional<ChatTemplate> published_template(const FilesBeside& files, const T
 
 ChatTemplate chosen_template(const std::string& name, const FilesBeside& files, const Tokenizer& tokenizer) {
   const bool is_file = name.find('/') != std::string::npos || name.ends_with(".jinja");
-  return is_file ? ChatTemplate::of_text(read_file(name), tokens_in(files), tokenizer)
-                 : ChatTemplate::named(name, tokenizer);
+  if (!is_file) return ChatTemplate::named(name, tokenizer);
+  try {
+    return ChatTemplate::of_text(read_file(name), tokens_in(files), tokenizer);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::config) throw;
+    fail(ErrorKind::config, "'", name, "': ", error.what());
+  }
 }
 
 }  // namespace sherd::data

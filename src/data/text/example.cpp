@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -19,13 +20,21 @@ bool is_empty(const Json& value) {
   return value.is_null() || value == "" || ((value.is_array() || value.is_object()) && value.empty());
 }
 
-jinja::Value value_of(const Json& json) {
+/// Lists and objects within each other that are read.
+constexpr int most_levels = 100;
+
+jinja::Value value_of(const Json& json, int levels = most_levels) {
   using jinja::Value;
+  if (levels == 0)
+    fail(ErrorKind::data, "lists and objects lie more than ", most_levels, " deep within each other");
   switch (json.type()) {
     case Json::value_t::boolean:
       return json.get<bool>();
-    case Json::value_t::number_integer:
     case Json::value_t::number_unsigned:
+      if (json.get<std::uint64_t>() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+        return json.get<double>();
+      [[fallthrough]];
+    case Json::value_t::number_integer:
       return json.get<std::int64_t>();
     case Json::value_t::number_float:
       return json.get<double>();
@@ -33,12 +42,12 @@ jinja::Value value_of(const Json& json) {
       return json.get<std::string>();
     case Json::value_t::array: {
       jinja::List items;
-      for (const Json& item : json) items.push_back(value_of(item));
+      for (const Json& item : json) items.push_back(value_of(item, levels - 1));
       return Value::list(std::move(items));
     }
     case Json::value_t::object: {
       jinja::Dict items;
-      for (const auto& [key, item] : json.items()) items.emplace_back(key, value_of(item));
+      for (const auto& [key, item] : json.items()) items.emplace_back(key, value_of(item, levels - 1));
       return Value::dict(std::move(items));
     }
     default:
@@ -125,8 +134,12 @@ void append_turns(const Json& list, std::vector<ChatMessage>& messages) {
         !turn["value"].is_string())
       fail(ErrorKind::data, "a turn of 'conversations' is no object with texts 'from' and 'value'");
     Json message{{"role", role_of(turn["from"].get<std::string>())}, {"content", turn["value"]}};
-    for (const auto& [key, value] : turn.items())
-      if (key != "from" && key != "value") message[key] = value;
+    for (const auto& [key, value] : turn.items()) {
+      if (key == "from" || key == "value" || is_empty(value)) continue;
+      if (message.contains(key))
+        fail(ErrorKind::data, "a turn of 'conversations' has '", key, "' beside 'from' and 'value'");
+      message[key] = value;
+    }
     messages.push_back(message_of(message, true));
   }
 }
@@ -164,8 +177,10 @@ void append_messages(const Json& list, bool learned, std::vector<ChatMessage>& m
 jinja::Dict names_beside(const Json& object) {
   jinja::Dict out;
   for (const char* key : {"tools", "functions", "documents"})
-    if (const auto found = object.find(key); found != object.end() && !is_empty(*found))
+    if (const auto found = object.find(key); found != object.end() && !is_empty(*found)) {
+      if (!found->is_array()) fail(ErrorKind::data, "'", key, "' is no list");
       out.emplace_back(key, value_of(*found));
+    }
   if (const auto found = object.find("chat_template_kwargs"); found != object.end() && !is_empty(*found)) {
     if (!found->is_object()) fail(ErrorKind::data, "'chat_template_kwargs' is no object");
     for (const auto& [key, value] : found->items()) out.emplace_back(key, value_of(value));
@@ -182,7 +197,7 @@ std::optional<Conversation> conversation_in(const Json& object) {
   } else if (has("conversations")) {
     const Json& list = list_in(object, "conversations");
     append_system(object, out.messages);
-    if (!list.empty() && list[0].is_object() && list[0].contains("role"))
+    if (!list.empty() && list[0].is_object() && list[0].contains("role") && !list[0].contains("from"))
       append_messages(list, true, out.messages);
     else
       append_turns(list, out.messages);

@@ -49,9 +49,9 @@ json object_in(const std::string& line) {
 
 }  // namespace
 
-bool has_words(const std::string& line, const LabelledOptions& options) {
+std::optional<bool> has_words(const std::string& line, const LabelledOptions& options) {
   const json object = json::parse(line, nullptr, false);
-  if (!object.is_object()) return false;
+  if (!object.is_object()) return {};
   // Beside a text "tokens" is something else.
   if (options.text_field.empty() && object.contains("text") && object["text"].is_string()) return false;
   const auto found = object.find(or_else(options.text_field, "tokens"));

@@ -33,8 +33,8 @@ struct LabelledWords {
   std::vector<std::int32_t> labels;
 };
 
-/// Whether a line has a list of words in the place of a text.
-bool has_words(const std::string& line, const LabelledOptions& options);
+/// Whether a line has a list of words in the place of a text; nothing: it is no JSON object.
+std::optional<bool> has_words(const std::string& line, const LabelledOptions& options);
 
 /// Reads one line, a JSON object; its label is a name or a number of LabelledOptions::labels. Throws
 /// Error{data} naming file, line and cause.

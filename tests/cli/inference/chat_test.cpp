@@ -239,7 +239,7 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   ASSERT_EQ(sherd({"import", in("hf"), "--output", in("other")}).code, 0);
   const Outcome other = chat({}, "one\n", "other");
   EXPECT_EQ(other.out, "uno\n");
-  EXPECT_THAT(other.err, HasSubstr("written by the model's own template"));
+  EXPECT_THAT(other.err, HasSubstr("written by a template of its own"));
   write_text(folder_ / "own.jinja", own);
   EXPECT_EQ(chat({"--chat-template", in("own.jinja")}, "one\n", "other").out, "uno\n");
   write_text(folder_ / "hf/chat_template.jinja", "{% include 'x' %}");

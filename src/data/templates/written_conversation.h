@@ -1,0 +1,94 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/jinja/template.h"
+#include "data/templates/chat_template.h"
+
+// A conversation as one template writes it, with marks that tell what is the template's own. Used by
+// chat_template.cpp and answers.cpp alone.
+namespace sherd::data {
+
+// Characters that no text has (noncharacters of Unicode), which stand in what a template is given:
+inline constexpr std::string_view mark_apart =
+                                      "\xef\xb7\x90",  ///< within special tokens that a message spells out
+    mark_answer = "\xef\xb7\x91",                      ///< in place of a message
+    mark_end = "\xef\xb7\x92";                         ///< for the end of a document that has no text
+
+/// How a template takes the text of a message: some take a list of parts alone, some nothing else.
+enum class Content : std::uint8_t { either, text, parts };
+
+/// What is written by a template.
+struct TemplateRun {
+  jinja::Template runs;
+  jinja::Dict tokens;  ///< names of special tokens
+  const Tokenizer& tokenizer;
+  std::vector<std::string> controls;  ///< tokens of one of the four, whether the tokenizer has them or not
+  Content content = Content::either;
+  std::string lead = {};  ///< what stands between a question and where its answer begins
+};
+
+/// A special token in a text: where it stands, and what it takes along of the white space around.
+struct Control {
+  std::string token;
+  std::size_t begin, end, first, last;  ///< the token; with white space
+};
+/// From left to right; none within another.
+std::vector<Control> controls_in(const TemplateRun& by, std::string_view text);
+
+bool is_answer(const ChatMessage& message);
+bool is_space_alone(std::string_view text);
+
+/// `by` must outlive it.
+class WrittenConversation {
+ public:
+  /// Throws Error{data} for a text with such a mark.
+  WrittenConversation(const TemplateRun& by, const Conversation& conversation);
+
+  /// Throws Error{data} where the template does. `marked`: what {% generation %} encloses.
+  std::string text(bool asks, std::vector<jinja::Generated>* marked = nullptr) const {
+    return text(messages_.size(), asks, marked);
+  }
+  /// Of the first `count` messages.
+  std::string text(std::size_t count, bool asks, std::vector<jinja::Generated>* marked = nullptr) const;
+  /// With a message that says `content` alone.
+  std::string with(std::size_t which, const std::string& content, bool asks = false);
+  /// With another answer in place of one.
+  std::string with_another(std::size_t which) { return with(which, std::string(mark_answer)); }
+  /// Of one that calls tools, with other arguments; calls have their names and ids, which what follows may
+  /// refer to. Or with another text.
+  std::string with_other_calls(std::size_t which);
+  std::string with_other_content(std::size_t which);
+  bool calls(std::size_t which) const { return messages_[which].find("tool_calls") != nullptr; }
+  bool says(std::size_t which) const {
+    const jinja::Value* content = messages_[which].find("content");
+    return content && content->is_true();
+  }
+
+  /// With numbered_mark(i) in place of the text of each message i that has one, and how many have.
+  std::string numbered(std::vector<std::size_t>& which) const;
+  static std::string numbered_mark(std::size_t which);
+  /// Throws Error{data} where some of the special tokens in text(asks) come from messages, of whose texts the
+  /// template put parts together.
+  void require_own_controls(const std::vector<Control>& controls, bool asks) const;
+
+ private:
+  std::string with_message(std::size_t which, jinja::Value message, bool asks = false);
+  jinja::Value saying(const jinja::Value& message, const std::string& content) const;
+  jinja::Value as_taken(const jinja::Value& content, const std::string& text) const;
+  jinja::Value guarded(const jinja::Value& value) const;
+  std::string guarded(const std::string& text) const;
+
+  const TemplateRun& by_;
+  jinja::List messages_;
+  jinja::Dict names_;
+};
+
+/// The parts of a text, of which `learned` are, without marks.
+std::vector<TextSegment> segments_of(std::string_view text, const std::vector<Control>& controls,
+                                     const std::vector<jinja::Generated>& learned);
+
+}  // namespace sherd::data

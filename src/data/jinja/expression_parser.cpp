@@ -256,6 +256,7 @@ Expression ExpressionParser::called(Expression of, std::string what) {
     if (!function.is_function()) template_error(cat("'", what, "' is ", function.kind(), ", and is called"));
     Arguments given = arguments.evaluate(run);
     Value out = function.function()(given);
+    if (out.is_dict() && out.mapping().is_namespace) run.namespaces.push_back(out);
     if (out.is_list()) run.steps += static_cast<std::int64_t>(out.sequence().items.size());
     if (++run.steps > most_steps) template_error("the template does not end");
     return out;

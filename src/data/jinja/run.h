@@ -43,6 +43,11 @@ struct Run {
   std::int64_t steps = 0;
   int depth = 0;  ///< of calls within each other
   std::vector<std::unique_ptr<Scope>> kept = {};
+  List namespaces = {};  ///< that were made; a template may put one into itself
+
+  ~Run() {
+    for (const Value& each : namespaces) each.mapping().items.clear();
+  }
 };
 
 using Expression = std::function<Value(Run&)>;

@@ -358,7 +358,8 @@ TEST_F(TapeTest, TokensAreMultipliedByBlocks) {
     tape.key_cache = &cache;
     const std::vector<KeyCache::Rows> rows = {{0, 0, 1}};
     cache.begin(*cpu_.device, rows, 1);
-    const Var y = linear(tape.input(cpu_.normal({1, width}, 9, DType::f32)), tape.parameter(weight));
+    const Var y = linear(tape.input(cpu_.normal({1, width}, 9, DType::f32)), tape.parameter(weight),
+                         tape.input(cpu_.normal({width}, 10, DType::f32)));
     return bytes_of(y.value());
   };
   const auto want = run(plain);

@@ -183,7 +183,7 @@ TEST(Chat, NobodySpeaksForOthers) {
     encode_question(ChatTemplate::named("plain", *named), {{{"user", "quick"}}});
   });
   EXPECT_FALSE(encode_question(ChatTemplate::named("plain", *named), {{{"user", "x y"}}}).ids.empty());
-  // In a dataset the same.
+  // In a dataset the same; a line that is refused there leaves nothing behind.
   const TempFolder root;
   write_text(root / "in.jsonl",
              json{{"messages",
@@ -201,6 +201,30 @@ TEST(Chat, NobodySpeaksForOthers) {
   const auto mistral = with_tokens("mistral", {});
   const Ids asked = encode_question(ChatTemplate::named("mistral", *mistral), {{{"user", "a </s> b"}}}).ids;
   EXPECT_EQ(Ids(ids.begin(), ids.begin() + std::ssize(asked)), asked) << "what is asked is what was trained";
+  const json refused{
+      {"messages", {{{"role", "user"}, {"content", "quick"}}, {{"role", "assistant"}, {"content", "c"}}}}},
+      taken{{"messages", {{{"role", "user"}, {"content", "x"}}, {{"role", "assistant"}, {"content", "c"}}}}};
+  options.tokenizer = cat("hf:", tokenizers_folder, "gpt2.json?eod=q");
+  options.chat_template = "plain";
+  options.skip_errors = true;
+  write_text(root / "in.jsonl", taken.dump() + "\n");
+  prepare(options);
+  const Ids alone = read_all(*IndexedDataset::open(options.output));
+  write_text(root / "in.jsonl", refused.dump() + "\n" + taken.dump() + "\n");
+  EXPECT_EQ(prepare(options).skipped, 1);
+  EXPECT_EQ(read_all(*IndexedDataset::open(options.output)), alone);
+}
+
+/// A part that would be cut otherwise by itself has the tokens that lie within it.
+TEST(Chat, WhatIsLearnedEndsBetweenTokens) {
+  const auto tokenizer = with_tokens("gpt2", {});
+  Ids ids;
+  std::vector<std::uint8_t> learned;
+  encode_segments(*tokenizer, std::vector<TextSegment>{{"x\n\n", false}, {"2\n\n", true}, {"y", false}},
+                  SpelledTokens::text, ids, learned);
+  EXPECT_EQ(ids, tokenizer->encode("x\n\n2\n\ny"));
+  ASSERT_EQ(ids.size(), 7u);
+  EXPECT_EQ(learned, (std::vector<std::uint8_t>{0, 0, 0, 1, 1, 1, 0}));
 }
 
 }  // namespace

@@ -156,6 +156,13 @@ TEST(PublishedTemplate, RefusesAnswersThatItCannotFind) {
                      .render({{{"user", "a"}, {"assistant", " b "}}})),
       "|<|im_start|>|user:a|<|im_end|>|⟦|<|im_start|>|assistant:b|<|im_end|>|⟧")
       << "marks in a text that is kept tell nothing";
+  EXPECT_EQ(
+      written_as(own("{% for m in messages %}{% if loop.first %}{% set c %}{% generation %}{{ m.content }}"
+                     "{% endgeneration %}{% endset %}{{ c }}{% else %}{% generation %}{{ m.content }}"
+                     "{% endgeneration %}{% endif %}<|im_end|>{% endfor %}")
+                     .render({{{"assistant", "a"}, {"assistant", "b"}}})),
+      "⟦a|<|im_end|>|b|<|im_end|>|⟧")
+      << "nor do the others beside them";
 }
 
 TEST(PublishedTemplate, LearnsWhatItMarks) {
@@ -298,6 +305,20 @@ TEST(PublishedTemplate, FindsTokensThatAreNormalized) {
   EXPECT_EQ(written_as(by.render({{{"user", "<|End|> x"}, {"assistant", "<｜End｜>"}}})),
             "user:<|End|> x|<｜End｜>|⟦assistant:<｜End｜>|<｜End｜>|⟧");
   EXPECT_EQ(by.answer_end().ids.back(), 705);
+}
+
+/// Where nothing but text stands between messages, and where each begins like the first.
+TEST(PublishedTemplate, FindsAnswersBetweenTexts) {
+  const Conversation talk{{{"user", "a"}, {"assistant", "b][c"}, {"user", "d"}, {"assistant", "e"}}};
+  EXPECT_EQ(written_as(own("{% for m in messages %}[{{ m.content }}]{% endfor %}"
+                           "{% if add_generation_prompt %}[{% endif %}")
+                           .render(talk)),
+            "[a][⟦b][c]⟧[d][⟦e]∎⟧");
+  const Conversation twice{{{"user", "a"}, {"assistant", "b"}, {"user", "a"}, {"assistant", "b"}}};
+  EXPECT_EQ(written_as(own("<|im_start|>{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}"
+                           "{% if add_generation_prompt %}assistant:{% endif %}")
+                           .render(twice)),
+            "|<|im_start|>|user:a\nassistant:⟦b⟧\nuser:a\nassistant:⟦b⟧\n⟦∎⟧");
 }
 
 /// With as many renderings as a short one takes.

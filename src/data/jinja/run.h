@@ -82,7 +82,6 @@ inline std::string written(Run& run, const Statement& body) {
   std::string out = run.out.substr(before);
   run.out.resize(before);
   run.lost_marks = run.lost_marks || run.generated.size() > marks;
-  run.generated.resize(marks);
   return out;
 }
 

@@ -95,10 +95,10 @@ std::vector<std::string> controls_of(const std::string& name) {
   return {};
 }
 
-std::string jinja_of(const std::string& name, const Tokenizer& tokenizer) {
+std::string jinja_of(const std::string& name, const Tokenizer& tokenizer, bool end_by_name) {
   const std::string each = jinja_each, last = "{% endfor %}", question = "{% if add_generation_prompt %}",
                     end = tokenizer.token(tokenizer.end_of_document()),
-                    close = end.empty() ? "eos_token" : jinja_string(end);
+                    close = end_by_name || end.empty() ? "eos_token" : jinja_string(end);
   const auto begin = [&](const char* otherwise) {
     const auto id = tokenizer.begin_of_document();
     const std::string token = id ? tokenizer.token(*id) : otherwise;

@@ -170,12 +170,14 @@ ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict 
     if (std::none_of(tokens.begin(), tokens.end(), is)) tokens.emplace_back(name, std::move(token));
   };
   const std::string end = tokenizer.token(tokenizer.end_of_document());
-  add("eos_token", end.empty() ? std::string(mark_end) : end);
+  const std::vector<Tokenizer::Spelled> found = tokenizer.special_tokens_in(end);
+  const bool is_found = found.size() == 1 && found[0].id == tokenizer.end_of_document();
+  add("eos_token", is_found ? end : std::string(mark_end));
   if (const auto begin = tokenizer.begin_of_document()) add("bos_token", tokenizer.token(*begin));
   const bool builtin = !spec.starts_with('{');
   std::vector<std::string> controls = builtin ? controls_of(spec) : std::vector<std::string>();
   try {
-    jinja::Template runs(text);
+    jinja::Template runs(builtin ? jinja_of(spec, tokenizer, true) : text);
     auto state =
         std::make_shared<State>(State{{std::move(runs), std::move(tokens), tokenizer, std::move(controls)},
                                       std::move(spec),

@@ -107,9 +107,9 @@ Question encode_question(const ChatTemplate& by, const Conversation& conversatio
 /// What a template of a spec is called: a name, or "a template of its own".
 std::string name_of_spec(const std::string& spec);
 
-/// The text of one of the four, for a tokenizer whose documents end with a token that has a text; else
-/// `eos_token` is to be given.
-std::string jinja_of(const std::string& name, const Tokenizer& tokenizer);
+/// The text of one of the four, for a tokenizer whose documents end with a token that has a text; else, and
+/// with `end_by_name`, `eos_token` is to be given.
+std::string jinja_of(const std::string& name, const Tokenizer& tokenizer, bool end_by_name = false);
 /// The names of the four, and the tokens of their own that they write.
 const std::vector<std::string>& builtin_templates();
 std::vector<std::string> controls_of(const std::string& name);

@@ -24,7 +24,7 @@ std::vector<std::string> words_of(const nlohmann::json& list, const std::string&
 Prompt prompt_of(const std::string& line, const std::filesystem::path& path, std::size_t number, bool texts) {
   const std::string where = cat(path.string(), ":", number);
   const auto object = nlohmann::json::parse(line, nullptr, false);
-  if (object.is_object() && object.contains("messages")) {
+  if (object.is_object() && (object.contains("messages") || object.contains("conversations"))) {
     Prompt prompt{"", data::read_conversation(line, path, static_cast<std::int64_t>(number)), where};
     if (prompt.conversation.messages.empty())
       fail(ErrorKind::data, where, " is a conversation without messages");

@@ -272,9 +272,9 @@ Conversation read_conversation(const std::string& line, const std::filesystem::p
                                std::int64_t line_number) {
   return at_line(file, line_number, [&] {
     const Json object = Json::parse(line);
-    if (!object.is_object() || !object.contains("messages") || !object["messages"].is_array())
-      fail(ErrorKind::data, "has no list 'messages'");
-    return *conversation_in(object);
+    const auto found = object.is_object() ? conversation_in(object) : std::nullopt;
+    if (!found) fail(ErrorKind::data, "has no list 'messages'");
+    return *found;
   });
 }
 

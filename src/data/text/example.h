@@ -51,7 +51,7 @@ Example read_example(const std::string& line, const ExampleOptions& options,
 /// The texts of the segments, without the template's own tokens.
 std::string text_of(const Example& example);
 
-/// The conversation `messages` of such a line. Throws as read_example(), also where the line has none.
+/// The conversation of such a line. Throws as read_example(), also where the line has none.
 Conversation read_conversation(const std::string& line, const std::filesystem::path& file,
                                std::int64_t line_number);
 

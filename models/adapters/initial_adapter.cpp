@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
+#include "models/adapters/read_values.h"
 #include "models/adapters/weight_parts.h"
 #include "models/hub/adapter_tables.h"
 #include "tensor/formats/stored_format.h"
@@ -19,33 +19,10 @@ namespace {
 constexpr const char* of_magnitudes = ".adapter.magnitude";
 constexpr const char* of_rows = ".adapter.rows";
 
-/// Elements [begin, end) of a matrix that are a parameter's, in the processor's memory.
-Tensor fp32_of(nn::WeightSource& base, const std::string& name, const tensor::Shape& shape,
-               std::int64_t begin, std::int64_t count, device::Device& device) {
-  Tensor out =
-      Tensor::empty(device, {count}, DType::f32, device::Category::workspace, device.processor_tier());
-  base.read(name, Slice::whole(shape), begin, out);
-  return out;
-}
-
-Tensor whole_weight(nn::WeightSource& base, const std::string& layer, const PublishedParameter& weight,
-                    device::Device& device) {
+std::vector<float> whole_weight(nn::WeightSource& base, const std::string& layer,
+                                const PublishedParameter& weight, device::Device& device) {
   const std::int64_t rows = weight.rows.back().row + weight.rows.back().rows;
-  return fp32_of(base, layer + ".weight", {rows, weight.columns}, 0, rows * weight.columns, device);
-}
-
-void round_to(std::span<const float> from, std::byte* to, DType dtype) {
-  tensor::convert_values(std::as_bytes(from), DType::f32, {to, from.size() * size_of(dtype)}, dtype);
-}
-
-/// Elements [begin, begin + to.numel()) of `slice` of a parameter whose values are all of it.
-void copy_to(const std::vector<float>& values, const Slice& slice, std::int64_t begin, const Tensor& to) {
-  slice.for_each_run(
-      begin, begin + to.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
-        round_to(
-            std::span(values).subspan(static_cast<std::size_t>(logical), static_cast<std::size_t>(count)),
-            to.raw() + static_cast<std::size_t>(local - begin) * size_of(to.dtype()), to.dtype());
-      });
+  return read_values(base, layer + ".weight", {rows, weight.columns}, device);
 }
 
 }  // namespace
@@ -57,7 +34,7 @@ const InitialProducts::Layer* InitialProducts::of(const std::string& layer) {
   AdaptedWeight adapted = adapted_weight(config_, layer);
   if (adapted.tensors.empty()) return nullptr;
   const std::int64_t in = adapted.weight.columns, rank = adapted.rank;
-  const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
+  const std::vector<float> weight = whole_weight(base_, layer, adapted.weight, device_);
   out.b.resize(static_cast<std::size_t>(out.find_rows(adapted) * rank));
   for (const int tensor : adapted.tensors) {
     const PublishedTensor& published = adapted.weight.tensors[static_cast<std::size_t>(tensor)];
@@ -69,7 +46,7 @@ const InitialProducts::Layer* InitialProducts::of(const std::string& layer) {
           visit(run.row + i, run.tensor_row + i);
     };
     for_each_row([&](std::int64_t row, std::int64_t own) {
-      std::copy_n(weight.data<float>() + row * in, in, values.begin() + own * in);
+      std::copy_n(weight.begin() + row * in, in, values.begin() + own * in);
     });
     const bool largest = config_.adapter.lora.init == config::LoraInit::pissa;
     WeightPart part = (largest ? largest_part : orthogonal_part)(values, rows, in, rank, *processor_);
@@ -99,8 +76,7 @@ bool InitialAdapter::has(const std::string& name) const {
 std::vector<float> InitialAdapter::magnitudes(const std::string& layer) {
   const AdaptedWeight adapted = adapted_weight(config_, layer);
   const std::int64_t columns = adapted.weight.columns;
-  const Tensor weight = whole_weight(base_, layer, adapted.weight, device_);
-  const std::span values(weight.data<float>(), static_cast<std::size_t>(weight.numel()));
+  std::vector<float> values = whole_weight(base_, layer, adapted.weight, device_);
   if (const StoredFormat format = config_.adapter.stored_base(); format != StoredFormat::compute)
     tensor::round_to_format(format, values, device_.arena());  // where it cannot, loading it says so
   std::vector<float> out;
@@ -119,20 +95,9 @@ std::vector<float> InitialAdapter::magnitudes(const std::string& layer) {
   return out;
 }
 
-/// In ascending order of ids, as sources are asked.
 std::vector<float> InitialAdapter::token_rows(const std::string& table) {
-  const std::vector<std::int64_t> ids = trained_tokens(config_).of(table);
-  const std::int64_t width = config_.hidden_size;
-  std::vector<std::size_t> order(ids.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ids[a] < ids[b]; });
-  std::vector<float> out(ids.size() * static_cast<std::size_t>(width));
-  for (const std::size_t i : order) {
-    const Tensor row =
-        fp32_of(base_, table + ".weight", {config_.padded_vocab(), width}, ids[i] * width, width, device_);
-    std::copy_n(row.data<float>(), width, out.begin() + static_cast<std::ptrdiff_t>(i) * width);
-  }
-  return out;
+  return read_rows(base_, table + ".weight", config_.padded_vocab(), config_.hidden_size,
+                   trained_tokens(config_).of(table), device_);
 }
 
 void InitialAdapter::read(const std::string& name, const Slice& slice, std::int64_t begin, const Tensor& to) {
@@ -146,7 +111,7 @@ void InitialAdapter::read(const std::string& name, const Slice& slice, std::int6
       values_ = name.ends_with("lora_A") ? products_->of(layer)->a : products_->of(layer)->b;
     name_ = name;
   }
-  copy_to(values_, slice, begin, to);
+  write_slice(values_, slice, begin, to);
 }
 
 config::Adapter PlainLora::keys(const config::Adapter& adapter) {
@@ -172,18 +137,18 @@ void PlainLora::read(const std::string& name, const Slice& slice, std::int64_t b
     const tensor::Shape shape =
         is_a ? tensor::Shape{elements / layer->adapted.weight.columns, layer->adapted.weight.columns}
              : tensor::Shape{elements / rank, rank};
-    const Tensor trained = fp32_of(adapter_, name, shape, 0, elements, device_);
+    const std::vector<float> trained = read_values(adapter_, name, shape, device_);
     // Of A a target's rows come behind each other, of B the columns of each row.
     const std::int64_t part = is_a ? rank * shape[1] : rank;
     values_.clear();
     for (std::int64_t at = 0; at < elements; at += part) {
-      values_.insert(values_.end(), trained.data<float>() + at, trained.data<float>() + at + part);
+      values_.insert(values_.end(), trained.begin() + at, trained.begin() + at + part);
       for (std::int64_t i = at; i < at + part; ++i)
         values_.push_back(is_a ? begun[static_cast<std::size_t>(i)] : -begun[static_cast<std::size_t>(i)]);
     }
     name_ = name;
   }
-  copy_to(values_, slice, begin, to);
+  write_slice(values_, slice, begin, to);
 }
 
 void WithoutProducts::read(const std::string& name, const Slice& slice, std::int64_t begin,
@@ -206,7 +171,8 @@ void WithoutProducts::read(const std::string& name, const Slice& slice, std::int
           at += n;
         }
       });
-  round_to({values.data<float>(), static_cast<std::size_t>(to.numel())}, to.raw(), to.dtype());
+  tensor::convert_values(std::as_bytes(std::span(values.data<float>(), static_cast<std::size_t>(to.numel()))),
+                         DType::f32, {to.raw(), to.bytes()}, to.dtype());
 }
 
 }  // namespace sherd::models

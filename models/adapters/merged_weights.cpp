@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "models/adapters/layer_products.h"
+#include "models/adapters/read_values.h"
 #include "models/hub/adapter_tables.h"
 
 namespace sherd::models {
@@ -30,10 +31,7 @@ MergedWeights::~MergedWeights() = default;
 void MergedWeights::check(const std::vector<nn::ParameterPtr>&) const {}
 
 std::vector<float> MergedWeights::whole(const std::string& name, const Shape& shape) {
-  const tensor::Tensor values = tensor::Tensor::empty(device_, {shape.numel()}, DType::f32,
-                                                      device::Category::workspace, device_.processor_tier());
-  source_.read(name, tensor::Slice::whole(shape), 0, values);
-  return {values.data<float>(), values.data<float>() + shape.numel()};
+  return read_values(source_, name, shape, device_);
 }
 
 /// The adapter of the layer whose weight or bias that is; null where it has none.

@@ -4,8 +4,8 @@
 #include <numeric>
 
 #include "models/adapters/adapters.h"
+#include "models/adapters/read_values.h"
 #include "models/gpt.h"
-#include "tensor/host_values.h"
 
 namespace sherd::models {
 
@@ -18,23 +18,12 @@ void PromptSource::read(const std::string& name, const tensor::Slice& slice, std
   if (vectors_.empty()) vectors_ = make();
   require(slice.logical().numel() == std::ssize(vectors_), "a prompt of ", vectors_.size(), " elements, not ",
           slice.logical().str());
-  const std::size_t size = size_of(to.dtype());
-  slice.for_each_run(
-      begin, begin + to.numel(), [&](std::int64_t local, std::int64_t logical, std::int64_t count) {
-        const std::span from(vectors_.data() + logical, static_cast<std::size_t>(count));
-        tensor::convert_values(std::as_bytes(from), DType::f32,
-                               std::span(to.raw() + static_cast<std::size_t>(local - begin) * size,
-                                         static_cast<std::size_t>(count) * size),
-                               to.dtype());
-      });
+  write_slice(vectors_, slice, begin, to);
 }
 
 std::vector<float> PromptSource::read_source(const std::string& name, const Shape& shape, std::int64_t begin,
                                              std::int64_t count) const {
-  const Tensor values =
-      Tensor::empty(device_, {count}, DType::f32, device::Category::workspace, device_.processor_tier());
-  source_.read(name, tensor::Slice::whole(shape), begin, values);
-  return {values.data<float>(), values.data<float>() + count};
+  return read_values(source_, name, shape, begin, count, device_);
 }
 
 TaskPrompt::TaskPrompt(nn::WeightSource& source, const GptConfig& of_source, std::int64_t prompt,
@@ -107,20 +96,11 @@ void VocabularyPrompt::check(const std::vector<nn::ParameterPtr>& parameters) co
             "ids of ", rows, " vectors for ", p->name, " ", p->logical_slice().logical().str());
 }
 
-/// In ascending order of ids, as sources are asked.
 std::vector<float> VocabularyPrompt::make() {
-  const std::int64_t width = config_.hidden_size;
-  std::vector<std::size_t> order(ids_.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return ids_[a] < ids_[b]; });
-  std::vector<float> out(ids_.size() * static_cast<std::size_t>(width));
-  for (const std::size_t i : order) {
-    const std::vector<float> row =
-        read_source("tokens.weight", {config_.padded_vocab(), width}, ids_[i] * width, width);
-    const auto factor = static_cast<float>(config_.embedding_root(DType::f32));  // as tokens enter the model
-    std::transform(row.begin(), row.end(), out.begin() + static_cast<std::ptrdiff_t>(i) * width,
-                   [&](float value) { return factor * value; });
-  }
+  std::vector<float> out =
+      read_rows(source(), "tokens.weight", config_.padded_vocab(), config_.hidden_size, ids_, device());
+  const auto factor = static_cast<float>(config_.embedding_root(DType::f32));  // as tokens enter the model
+  for (float& value : out) value *= factor;
   return out;
 }
 

@@ -29,6 +29,7 @@ class PromptSource : public nn::WeightSource {
   std::vector<float> read_source(const std::string& name, const tensor::Shape& shape, std::int64_t begin,
                                  std::int64_t count) const;
   nn::WeightSource& source() const { return source_; }
+  device::Device& device() const { return device_; }
 
  private:
   nn::WeightSource& source_;

@@ -19,10 +19,10 @@ config::Adapter resolved_adapter(const config::Adapter& adapter, const GptConfig
 /// A layer's published weight and which of its tensors have an adapter.
 struct AdaptedWeight {
   PublishedParameter weight;
-  std::vector<int> tensors;  ///< none: the layer has no adapter
-  bool of_inputs = false;    ///< IA³ multiplies what goes in
-  std::int64_t rank = 0;     ///< LoRA's, of all of these tensors
-  double scale = 1;          ///< likewise
+  std::vector<int> tensors = {};  ///< none: the layer has no adapter
+  bool of_inputs = false;         ///< IA³ multiplies what goes in
+  std::int64_t rank = 0;          ///< LoRA's, of all of these tensors
+  double scale = 1;               ///< likewise
 };
 /// The weight of the layer with that path, "blocks.0.attention.qkv"; no tensors for what is no linear layer
 /// of a block. Of an expert whose weight LoRA has among all experts' (LoraKeys::target_parameters) it is a

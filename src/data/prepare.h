@@ -21,26 +21,27 @@ struct PrepareProgress {
 
 struct PrepareOptions {
   /// Text files, .jsonl files, folders of them; pipes, unless a tokenizer is trained.
-  std::vector<std::string> inputs;
+  std::vector<std::string> inputs = {};
   std::string tokenizer = "byte";  ///< byte | spm:MODEL | hf:PATH | spm-train:VOCAB[:unigram|:bpe]
-  std::string output;              ///< PREFIX of the files to write; its folder must exist
+  std::string output = {};         ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< for text files
   /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_example()
   /// says.
-  std::string json_field;
+  std::string json_field = {};
   /// Names of the classes that texts or words have: each line of a .jsonl file is then a text, or a pair of
   /// texts, with a label, as read_labelled() says, or where the first line has a list of words, such a list
   /// with theirs, as read_labelled_words() says. Empty: texts have none.
-  std::vector<std::string> labels;
-  std::string label_field, pair_field = "text_pair";  ///< with labels: as LabelledOptions
+  std::vector<std::string> labels = {};
+  std::string label_field = {}, pair_field = "text_pair";  ///< with labels: as LabelledOptions
   bool seq2seq = false;  ///< prompts and completions are texts of their own (ExampleOptions::apart)
   /// The template of conversations, as chosen_template() takes it; empty: the tokenizer's.
-  std::string chat_template;
+  std::string chat_template = {};
   bool skip_errors =
       false;  ///< lines of JSON of bad data are left out, and counted; else the first one throws
   std::int64_t tokenizer_sample_bytes = std::int64_t{4} << 20;  ///< about how much text spm-train learns from
   int threads = 0;                                              ///< 0: all cores
-  std::function<void(const PrepareProgress&)> progress;  ///< called on the calling thread; may throw to stop
+  std::function<void(const PrepareProgress&)> progress =
+      {};  ///< called on the calling thread; may throw to stop
 };
 
 struct PrepareReport {

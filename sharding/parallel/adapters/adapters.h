@@ -38,8 +38,8 @@ struct AdaptedLayer {
   enum class Cut : std::uint8_t { outputs, inputs };
   Cut cut;
   std::int64_t in, out;
-  std::vector<std::int64_t> blocks;  ///< blocks of outputs, as ColumnLinear's; empty: one
-  bool in_expert = false;            ///< tensor ranks have the same rows, and each gives a part of their sum
+  std::vector<std::int64_t> blocks = {};  ///< blocks of outputs, as ColumnLinear's; empty: one
+  bool in_expert = false;  ///< tensor ranks have the same rows, and each gives a part of their sum
   /// For each published weight that has an adapter its (logical) rows, ascending, apart from all others'.
   std::vector<std::vector<tensor::Range>> targets = {};
 };

@@ -117,11 +117,7 @@ Value strftime_now(Arguments& arguments) {
 }  // namespace
 
 bool test(const std::string& name, const Value& value, Arguments& arguments) {
-  const auto found = tests().find(name);
-  if (found == tests().end())
-    template_error(cat("Sherd does not know the test '", excerpt(name, 40), "' of Jinja; there are ",
-                       names_in(tests())));
-  return found->second(value, arguments);
+  return function_of(tests(), "test", name)(value, arguments);
 }
 
 Value method(const Value& of, const std::string& name) {

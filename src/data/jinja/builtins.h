@@ -2,16 +2,22 @@
 
 #include <string>
 
+#include "base/error.h"
+#include "base/text/excerpt.h"
 #include "data/jinja/value.h"
 
 namespace sherd::data::jinja {
 
-/// The names of a table, for errors.
+/// The function of a table by its name. Throws for one that is not there, naming all that are. `what`:
+/// "filter".
 template <class Table>
-std::string names_in(const Table& table) {
-  std::string out;
-  for (const auto& [name, function] : table) out += (out.empty() ? "" : ", ") + name;
-  return out;
+const auto& function_of(const Table& table, const char* what, const std::string& name) {
+  const auto found = table.find(name);
+  if (found != table.end()) return found->second;
+  std::string all;
+  for (const auto& [known, function] : table) all += (all.empty() ? "" : ", ") + known;
+  template_error(
+      cat("Sherd does not know the ", what, " '", excerpt(name, 40), "' of Jinja; there are ", all));
 }
 
 /// The pairs of a dictionary, as tuples; none of what is undefined.

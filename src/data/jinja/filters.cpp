@@ -322,11 +322,7 @@ const std::map<std::string, Filter>& filters() {
 }  // namespace
 
 Value filter(const std::string& name, const Value& value, Arguments& arguments) {
-  const auto found = filters().find(name);
-  if (found == filters().end())
-    template_error(cat("Sherd does not know the filter '", excerpt(name, 40), "' of Jinja; there are ",
-                       names_in(filters())));
-  return found->second(value, arguments);
+  return function_of(filters(), "filter", name)(value, arguments);
 }
 
 }  // namespace sherd::data::jinja

@@ -71,6 +71,18 @@ void write_tokenizer_config(const data::Tokenizer& tokenizer, const config::Mode
   write(to / "tokenizer_config.json", config);
 }
 
+/// The special tokens with which the run's template wrote, where the file says others.
+void set_tokens(const fs::path& path, const data::ChatTemplate& chat) {
+  ordered_json config = object_of(path);
+  bool differs = false;
+  for (const auto& [name, token] : chat.given_tokens()) {
+    ordered_json& said = config[name.str()];
+    if ((said.is_object() ? said.value("content", ordered_json()) : said) == token.str()) continue;
+    said = token.str(), differs = true;
+  }
+  if (differs) write(path, config);
+}
+
 void write_generation_config(const std::vector<std::int32_t>& ends, const data::Tokenizer& tokenizer,
                              const config::Model& model, const fs::path& to) {
   ordered_json object = object_of(to / "generation_config.json");
@@ -106,6 +118,7 @@ void write_tokenizer_settings(const engine::CheckpointReader& reader, const fs::
     for (const std::int32_t id : chat.answer_end().ids)
       if (std::find(ends.begin(), ends.end(), id) == ends.end()) ends.push_back(id);
     write_file_atomically(to / "chat_template.jinja", chat.text());
+    set_tokens(to / "tokenizer_config.json", chat);
   }
   if (!came || !name.empty()) write_generation_config(ends, *tokenizer, model, to);
 }

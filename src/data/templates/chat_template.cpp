@@ -13,6 +13,7 @@ namespace sherd::data {
 
 struct ChatTemplate::State : TemplateRun {
   std::string spec, text;
+  jinja::Dict given;
   bool builtin;
   AnswerEnd answer_end = {};
   std::string before_answer = {};
@@ -165,6 +166,7 @@ void ChatTemplate::State::require_written(const WrittenConversation& written,
 
 ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict tokens,
                                 const Tokenizer& tokenizer) {
+  jinja::Dict given = tokens;
   const auto add = [&](const char* name, std::string token) {
     const auto is = [name](const auto& pair) { return pair.first.str() == name; };
     if (std::none_of(tokens.begin(), tokens.end(), is)) tokens.emplace_back(name, std::move(token));
@@ -182,6 +184,7 @@ ChatTemplate ChatTemplate::make(std::string spec, std::string text, jinja::Dict 
         std::make_shared<State>(State{{std::move(runs), std::move(tokens), tokenizer, std::move(controls)},
                                       std::move(spec),
                                       std::move(text),
+                                      std::move(given),
                                       builtin});
     state->find_content();
     state->find_answer_end();
@@ -236,6 +239,9 @@ std::string ChatTemplate::name() const {
 }
 const std::string& ChatTemplate::text() const {
   return state_->text;
+}
+const jinja::Dict& ChatTemplate::given_tokens() const {
+  return state_->given;
 }
 const Tokenizer& ChatTemplate::tokenizer() const {
   return state_->tokenizer;

@@ -68,6 +68,8 @@ class ChatTemplate {
   std::string name() const;
   /// In transformers' language.
   const std::string& text() const;
+  /// The special tokens that of_text() was given.
+  const jinja::Dict& given_tokens() const;
 
   /// A whole conversation. Learned are the assistant's answers that are to be: what {% generation %} encloses
   /// or, where the template has none, what stands behind the text that asks for the answer (or else where the

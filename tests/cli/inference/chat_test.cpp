@@ -267,5 +267,36 @@ TEST_F(ChatProgram, ExportsWhatAnswersEndWithAndHowTheyAreWritten) {
   EXPECT_EQ(kept["temperature"], 0.6);
 }
 
+/// A template is nothing without the tokens that it names: transformers takes them from the tokenizer's.
+TEST_F(ChatProgram, ExportsTheTokensThatATemplateNames) {
+  ASSERT_EQ(sherd({"export", in("run"), "--output", in("hf")}).code, 0);
+  const std::string own =
+      "{% for m in messages %}{{ m.role + ': ' + m.content + sep_token }}{% endfor %}"
+      "{% if add_generation_prompt %}assistant: {% endif %}";
+  write_text(folder_ / "hf/chat_template.jinja", own);
+  write_text(folder_ / "hf/tokenizer_config.json",
+             R"({"eos_token": "<|endoftext|>", "sep_token": {"content": "<|im_end|>"}})");
+  const Outcome prepared = sherd(
+      {"prepare", "--input", in("talks.jsonl"), "--tokenizer", "hf:" + in("hf"), "--output", in("own")});
+  ASSERT_EQ(prepared.code, 0) << prepared.err;
+  write_text(folder_ / "hf/tokenizer_config.json", R"({"eos_token": "<|endoftext|>", "mine": 1})");
+  const auto exported = [&](std::vector<std::string> more) {
+    for (const std::string& set :
+         {"data.path=" + in("own"), "training.save_dir=" + in("tuned"), std::string("training.steps=1"),
+          std::string("model.type=llama"), std::string("model.seq_length=64")})
+      more.insert(more.end(), {"--set", set});
+    fs::remove_all(folder_ / "tuned"), fs::remove_all(folder_ / "exported");
+    const Outcome tuned = sherd(train(more));
+    EXPECT_EQ(tuned.code, 0) << tuned.err;
+    const Outcome out = sherd({"export", in("tuned"), "--output", in("exported")});
+    EXPECT_EQ(out.code, 0) << out.err;
+    EXPECT_EQ(read_text(folder_ / "exported/chat_template.jinja"), own);
+    return json::parse(read_text(folder_ / "exported/tokenizer_config.json"));
+  };
+  EXPECT_EQ(exported({})["sep_token"], "<|im_end|>");
+  EXPECT_EQ(exported({"--set", "training.init_from=" + in("hf")}),
+            (json{{"eos_token", "<|endoftext|>"}, {"mine", 1}, {"sep_token", "<|im_end|>"}}));
+}
+
 }  // namespace
 }  // namespace sherd::cli

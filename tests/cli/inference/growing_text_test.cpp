@@ -114,7 +114,7 @@ TEST(Prompts, MayBeConversations) {
       "{\"messages\":[{\"role\":\"system\",\"content\":\"s\"},{\"role\":\"user\",\"content\":\"u\\n\"}],"
       "\"completion\":\"x\",\"tokens\":1,\"finish\":\"stop\"}\n");
   for (const auto& [line, what] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"messages": "hi"})", "has no list 'messages'"},
+           {R"({"messages": "hi"})", "'messages' is no list"},
            {R"({"messages": [{"role": "user"}]})", "no string 'content'"},
            {R"({"messages": [["user", "a"]]})", "no object with a string 'role'"}}) {
     write_text(folder / "b.jsonl", "{\"prompt\": \"a\"}\n" + line + "\n");

@@ -6,6 +6,10 @@
 // With one thread of the processor its CPU time is taken, which other processes disturb less.
 #include <array>
 #include <cstdio>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <vector>
 
 #include "base/arena.h"
 #include "base/cpu_isa.h"
@@ -212,6 +216,21 @@ class KernelCases {
     decode(dtype);
   }
 
+  /// A weight's numbers, some thousands of them again and again.
+  Tensor blocks_of(StoredFormat format, std::int64_t count) const {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal(0, 0.02f);
+    std::vector<float> values(16384);
+    for (float& value : values) value = normal(random);
+    Arena arena(1);
+    std::vector<std::byte> part(static_cast<std::size_t>(stored_bytes(format, std::ssize(values))));
+    if (!quantize(format, values, part.data(), arena)) throw std::runtime_error("no blocks of such values");
+    std::vector<std::uint8_t> all(static_cast<std::size_t>(stored_bytes(format, count)));
+    for (std::size_t at = 0; at < all.size(); at += part.size())
+      std::memcpy(all.data() + at, part.data(), std::min(part.size(), all.size() - at));
+    return Tensor::of<std::uint8_t>(r_.device(), {std::ssize(all)}, all);
+  }
+
   /// 8B Llama's down projection in few bits: its values, which no cache holds, and its product with a token's
   /// row, beside that of the values as they lie.
   void stored_weight(DType dtype) {
@@ -224,7 +243,7 @@ class KernelCases {
     r_.measure({"token_product", {token.b}, {}, [&] { k_.matmul(token); }}, dtype);
     for (const StoredFormat format : {StoredFormat::int8, StoredFormat::nf4, StoredFormat::nf4_double,
                                       StoredFormat::mxfp4, StoredFormat::fp8}) {
-      const Tensor blocks = Tensor::zeros(r_.device(), {stored_bytes(format, n * k)}, DType::u8);
+      const Tensor blocks = blocks_of(format, n * k);
       const std::string name(name_of(format));
       r_.measure({"dequantize_" + name, {blocks}, {token.b}, [&] { k_.dequantize(format, blocks, token.b); }},
                  dtype);

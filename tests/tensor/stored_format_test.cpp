@@ -321,6 +321,66 @@ TEST(StoredFormats, KernelsGiveTheValuesRoundedOnce) {
     }
 }
 
+/// Blocks of one scale each, whose bytes count up, begun at any byte.
+std::vector<std::byte> blocks_of_every_code(std::int64_t block, const std::vector<float>& scales) {
+  std::vector<std::byte> out;
+  for (const float scale : scales)
+    for (std::int64_t first = 0; first < 256; first += block) {
+      for (std::int64_t k = 0; k < block; ++k) out.push_back(static_cast<std::byte>(first + k));
+      out.resize(out.size() + sizeof scale);
+      std::memcpy(out.data() + out.size() - sizeof scale, &scale, sizeof scale);
+    }
+  return out;
+}
+
+/// Scales may be any number: of files that others wrote, too.
+TEST(StoredFormats, EveryCodeOfAByteUnderAnyScale) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> scales{0x1.9p-116f,
+                            0x1.fffffep-117f,
+                            0x1p-117f,
+                            0x1.8p118f,
+                            0x1.fffffep118f,
+                            0x1p119f,
+                            0x1.4p120f,
+                            -3.0f,
+                            0.0f,
+                            infinity,
+                            std::bit_cast<float>(0x7fffffffu)};
+  std::mt19937 random(5);
+  std::uniform_real_distribution<float> mantissa(1.0f, 2.0f);
+  for (int exponent = -116; exponent < 119; exponent += 5)
+    scales.push_back(std::ldexp(mantissa(random), exponent));
+  const auto e4m3 = [](int code) {
+    const int exponent = code >> 3 & 15, digits = code & 7;
+    if ((code & 0x7f) == 0x7f) return std::numeric_limits<float>::quiet_NaN();
+    const float size =
+        std::ldexp(static_cast<float>(exponent ? 8 + digits : digits), std::max(exponent, 1) - 10);
+    return code & 0x80 ? -size : size;
+  };
+  for (const StoredFormat format : {StoredFormat::fp8, StoredFormat::int8}) {
+    const bool fp8 = format == StoredFormat::fp8;
+    const auto blocks = blocks_of_every_code(fp8 ? 128 : 64, scales);
+    std::vector<std::uint8_t> bytes(blocks.size());
+    std::memcpy(bytes.data(), blocks.data(), blocks.size());
+    for (const auto& m : all_machines()) {
+      Tensor to = m->empty({std::ssize(scales) * 256}, DType::bf16);
+      m->kernels.dequantize(format, m->holding({std::ssize(bytes)}, bytes), to);
+      to = m->host(to);
+      for (std::size_t i = 0; i < scales.size() * 256; ++i) {
+        const int code = static_cast<int>(i % 256);
+        const float number = fp8 ? e4m3(code) : static_cast<float>(static_cast<std::int8_t>(code));
+        const float wanted = static_cast<float>(bf16(number * scales[i / 256])),
+                    got = static_cast<float>(to.data<bf16>()[i]);
+        ASSERT_TRUE(std::isnan(wanted) ? std::isnan(got)
+                                       : got == wanted && std::signbit(got) == std::signbit(wanted))
+            << tensor::name_of(format) << " " << code << " times " << scales[i / 256] << ": " << got
+            << " for " << wanted << " on " << m->name();
+      }
+    }
+  }
+}
+
 /// Which processors write past their caches.
 TEST(StoredFormats, LargeResultsAreTheSame) {
   constexpr std::int64_t block = 16384, most = 9 << 20, small = 4 * block;

@@ -146,6 +146,28 @@ struct SixteenHalves {
     put<stream>(out + 32, _mm256_permute2x128_si256(a, b, 0x31));
   }
 
+  /// 32 codes of E4M3 as bf16, where the table is of e4m3_least.
+  template <bool stream>
+  SHERD_INLINE void from_e4m3(const std::uint8_t* from, void* to) const {
+    const auto byte = [](int value) { return _mm256_set1_epi8(static_cast<char>(value)); };
+    const __m256i codes = _mm256_permute4x64_epi64(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)),
+                                                   0xd8);  // as unpacking takes halves
+    const __m256i exponent = _mm256_and_si256(codes, byte(0x78)), sign = _mm256_and_si256(codes, byte(0x80));
+    const __m256i subnormal = _mm256_cmpeq_epi8(exponent, byte(0));
+    const __m256i nan = _mm256_cmpeq_epi8(_mm256_or_si256(codes, byte(0x80)), byte(0xff));
+    const __m256i places =
+        _mm256_or_si256(_mm256_and_si256(codes, byte(7)), _mm256_and_si256(subnormal, byte(8)));
+    const __m256i lower = _mm256_blendv_epi8(_mm256_shuffle_epi8(lower_, places), byte(0xc0), nan);
+    const __m256i upper =
+        _mm256_or_si256(sign, _mm256_blendv_epi8(_mm256_shuffle_epi8(upper_, places), byte(0x7f), nan));
+    const __m256i raised = _mm256_andnot_si256(nan, _mm256_subs_epu8(exponent, byte(8)));
+    auto* out = static_cast<char*>(to);
+    put<stream>(out, _mm256_add_epi16(_mm256_unpacklo_epi8(lower, upper),
+                                      _mm256_slli_epi16(_mm256_unpacklo_epi8(raised, byte(0)), 4)));
+    put<stream>(out + 32, _mm256_add_epi16(_mm256_unpackhi_epi8(lower, upper),
+                                           _mm256_slli_epi16(_mm256_unpackhi_epi8(raised, byte(0)), 4)));
+  }
+
  private:
   template <bool stream>
   SHERD_INLINE static void put(char* to, __m256i value) {
@@ -153,6 +175,17 @@ struct SixteenHalves {
   }
   __m256i lower_, upper_;  ///< bytes of the numbers
 };
+
+/// What E4M3's mantissas stand for with the exponent of the least normal number, and as subnormal numbers.
+/// Greater normal ones have the same digits, also when they are rounded to bf16: the exponents add.
+constexpr float e4m3_least[16] = {0x8p-9f, 0x9p-9f, 0xap-9f, 0xbp-9f, 0xcp-9f, 0xdp-9f, 0xep-9f, 0xfp-9f,
+                                  0x0p-9f, 0x1p-9f, 0x2p-9f, 0x3p-9f, 0x4p-9f, 0x5p-9f, 0x6p-9f, 0x7p-9f};
+/// Whether all E4M3's numbers times the scale are normal ones of bf16, or zero.
+SHERD_INLINE bool e4m3_stays_normal(float scale) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &scale, sizeof bits);
+  return bits - (10u << 23) < (246u - 10u) << 23;  // 2⁻¹¹⁷ to 2¹¹⁹
+}
 #endif
 
 /// Registers for tensor/formats/fp8_code.h.
@@ -223,11 +256,12 @@ struct ConvertLoops {
   }
 
   /// Values of 2·lanes consecutive elements, the even ones and the odd ones. `stream`: past the caches, to
-  /// where a register may be stored.
-  template <bool stream>
+  /// where a register may be stored. `numbers`: as round_number_to_bf16() takes them.
+  template <bool stream, bool numbers = false>
   SHERD_INLINE static void store_values(S* to, F even, F odd) {
     if constexpr (same_type<S, Bf16>) {
-      const U both = (round_to_bf16(even) >> 16) | (round_to_bf16(odd) & 0xffff0000u);
+      const auto round = [](F f) { return numbers ? round_number_to_bf16(f) : round_to_bf16(f); };
+      const U both = (round(even) >> 16) | (round(odd) & 0xffff0000u);
       stream ? store_past_caches(to, both) : store_as(to, both);
     } else {
       const F low = interleaved<0>(even, odd), high = interleaved<lanes / 2>(even, odd);
@@ -240,12 +274,12 @@ struct ConvertLoops {
   }
 
   /// Of bytes, one an element: body(even, odd) gives their values.
-  template <bool stream, class Body>
+  template <bool stream, bool numbers = false, class Body>
   SHERD_INLINE static void from_bytes(const std::uint8_t* codes, Count n, S* to, Body body) {
     for (Count k = 0; k < n; k += 2 * lanes) {
       const U both = widen(load_as<H>(codes + k));
       const Pair values = body(both);
-      store_values<stream>(to + k, values.a, values.b);
+      store_values<stream, numbers>(to + k, values.a, values.b);
     }
   }
   /// Of bytes, one for two elements; n: a multiple of 32.
@@ -273,10 +307,14 @@ struct ConvertLoops {
       read_ahead(from);
       float scale;
       __builtin_memcpy(&scale, from + int8_block, sizeof scale);
-      from_bytes<stream>(from, int8_block, to, [&](U both) {
+      const auto values = [&](U both) {
         const auto value = [&](U at_top) { return __builtin_convertvector((I)at_top >> 24, F) * all(scale); };
         return Pair{value(both << 24), value(both << 16)};
-      });
+      };
+      if (scale == scale)
+        from_bytes<stream, true>(from, int8_block, to, values);
+      else
+        from_bytes<stream>(from, int8_block, to, values);
     }
     after<stream>();
   }
@@ -288,6 +326,15 @@ struct ConvertLoops {
       read_ahead(from), read_ahead(from + stored_fp8_block / 2);
       float scale;
       __builtin_memcpy(&scale, from + stored_fp8_block, sizeof scale);
+#if defined(SHERD_ISA_avx2)
+      if constexpr (same_type<S, Bf16>) {
+        if (e4m3_stays_normal(scale)) {
+          const SixteenHalves all_of(SixteenValues(e4m3_least), all(scale), to);
+          for (Count k = 0; k < stored_fp8_block; k += 32) all_of.from_e4m3<stream>(from + k, to + k);
+          continue;
+        }
+      }
+#endif
       from_bytes<stream>(from, stored_fp8_block, to, [&](U both) {
         const auto value = [&](U code) {
           return fp8_decode<Fp8Format::e4m3, Fp8Registers>(code) * all(scale);

@@ -105,11 +105,14 @@ SHERD_INLINE F from_bf16(H h) {
 }
 
 /// The bf16 in the upper halves: to nearest, ties to even; a NaN stays one (base/dtype.h, bf16(float)).
-SHERD_INLINE U round_to_bf16(F f) {
+/// Of numbers and infinities, and of the NaN that processors make themselves.
+SHERD_INLINE U round_number_to_bf16(F f) {
   const U u = (U)f;
-  const U rounded = u + 0x7fffu + ((u >> 16) & 1u);
+  return u + 0x7fffu + ((u >> 16) & 1u);
+}
+SHERD_INLINE U round_to_bf16(F f) {
   const I is_nan = f != f;
-  return is_nan ? (u | 0x400000u) : rounded;
+  return is_nan ? ((U)f | 0x400000u) : round_number_to_bf16(f);
 }
 SHERD_INLINE H to_bf16(F f) {
   return narrow(round_to_bf16(f) >> 16);

@@ -6,10 +6,11 @@
 // To change, look at:
 // - `sherd prepare`: prepare.cpp; files on disk: dataset_builder.cpp, indexed_dataset.cpp; marks of
 //   the tokens that are learned: PREFIX.mask
-// - the learned part of an input line; conversations, of which form ever: text/example.h; ids: text/segments.h
+// - the learned part of an input line; conversations, of which form ever: text/example.h; ids:
+//   text/segments.h
 // - how conversations are written, and which of their tokens are answers: templates/chat_template.h; the four
-//   that are here: templates/builtin_templates.cpp; a model's own: templates/published_template.h; the language:
-//   jinja/template.h
+//   that are here: templates/builtin_templates.cpp; a model's own: templates/published_template.h; the
+//   language: jinja/template.h
 // - keys of a `tokenizer.json`: hugging_face/tokenizer_file.cpp; files beside it: files_beside.h; the way
 //   of a text: hugging_face/tokenizer.cpp, pre_tokenizer.cpp, bpe.cpp; Oniguruma's dialect:
 //   pattern_dialect.cpp

@@ -168,6 +168,64 @@ TEST(Examples, NameFileLineAndCause) {
   expect(R"({"prompt": "a", "completion": []})", "neither two strings nor two lists");
 }
 
+std::string talk_with(const std::string& more, const std::string& beside = "") {
+  return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b")" + more +
+         "}]" + beside + "}";
+}
+
+/// OpenAI's, transformers' and other trainers' fields, of which plain writes none.
+TEST(ConversationFields, ThatATemplateDoesNotWriteAreRefused) {
+  const auto refused = [](const std::string& line, const std::string& part) {
+    expect_error(ErrorKind::data, part, [&] { read_bytes_example(line); });
+  };
+  for (const char* key : {"function_call", "reasoning_content", "thinking", "tool_calls", "name", "refusal"})
+    refused(talk_with(cat(", \"", key, "\": \"x\"")),
+            cat("a message has '", key, "', which the template does not write"));
+  refused(talk_with(R"(, "tool_calls": [{"id": 1}])"), "a message has 'tool_calls'");
+  refused(talk_with("", R"(, "tools": [{"type": "function"}])"),
+          "gives the template 'tools' beside the messages");
+  refused(talk_with("", R"(, "functions": [{"name": "f"}])"),
+          "gives the template 'functions' beside the messages");
+  refused(talk_with("", R"(, "chat_template_kwargs": {"enable_thinking": false})"),
+          "gives the template 'enable_thinking' beside the messages");
+  refused(R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant",
+              "content": "b"}], "tools": [{}]})",
+          "gives the template 'tools' beside the messages");
+  refused(R"({"messages": [{"role": "assistant", "content": [{"type": "thinking", "text": "x"}]}]})",
+          "a part that is no text");
+  refused(R"({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "y": 1}]}]})",
+          "a part of a message's 'content' has 'y'");
+  refused(talk_with(R"(, "train": 1)"), "a message's 'train' is true or false, not 1");
+  refused(talk_with("", R"(, "tools": "x")"), "'tools' is no list");
+  refused(talk_with(", \"name\": " + std::string(200, '[') + "1" + std::string(200, ']')),
+          "deep within each other");
+  refused(R"({"conversations": [{"from": "gpt", "value": "a", "role": "user"}]})",
+          "a turn of 'conversations' has 'role' beside 'from' and 'value'");
+  // Keys without a value may stand there: a table of columns writes all keys in each line.
+  EXPECT_NO_THROW(read_bytes_example(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
+                                               R"(, "tools": [], "id": 7, "source": "x")")));
+}
+
+TEST(ConversationFields, AreGivenToATemplateThatWritesThem) {
+  const std::string by =
+      "{{ tools | tojson }}{{ mood }}{% for m in messages %}{{ m.content if m.content is not none else '-' }}"
+      "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% endfor %}";
+  const std::string line =
+      R"({"tools": [{"b": 1, "a": [2.5, null]}], "chat_template_kwargs": {"mood": "calm"}, "messages":
+          [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": ["c"]}]})";
+  EXPECT_EQ(shown(read_example(line, {"", ChatTemplate::of_text(by, {}, *bytes)}, "in.jsonl", 7).segments),
+            R"([{"b": 1, "a": [2.5, null]}]calma⟦-["c"]∎⟧)");
+}
+
+TEST(ConversationFields, SayWhatIsLearned) {
+  const auto learns = [](const std::string& more) { return read_bytes_example(talk_with(more)).teaches(); };
+  EXPECT_TRUE(learns(""));
+  EXPECT_TRUE(learns(R"(, "weight": 1, "train": true, "loss": null)"));
+  EXPECT_FALSE(learns(R"(, "weight": 0)"));
+  EXPECT_FALSE(learns(R"(, "train": false)"));
+  EXPECT_FALSE(learns(R"(, "loss": false)"));
+}
+
 /// Bytes, but "ab" is one token, 300, and "<|im_end|>" another.
 class Pairs final : public Tokenizer {
  public:

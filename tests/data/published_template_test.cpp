@@ -8,7 +8,6 @@
 #include <nlohmann/json.hpp>
 
 #include "data/prepare.h"
-#include "data/text/example.h"
 #include "data/text/segments.h"
 #include "data_test_support.h"
 #include "support/expect_error.h"
@@ -32,7 +31,8 @@ const std::string qwen3 = R"({%- set at = namespace(last=-1) %}
 {%- if m.role == 'user' and at.last < 0 %}{%- set at.last = index %}{%- endif %}{%- endfor %}
 {%- for m in messages %}
 {%- if m.role == 'assistant' %}
-{%- set content = m.content %}{%- set thought = m.reasoning_content if m.reasoning_content is string else '' %}
+{%- set content = m.content %}
+{%- set thought = m.reasoning_content if m.reasoning_content is string else '' %}
 {%- if '</think>' in content %}
 {%- set thought = content.split('</think>')[0].rstrip('\n').split('<think>')[-1].lstrip('\n') %}
 {%- set content = content.split('</think>')[-1].lstrip('\n') %}{%- endif %}
@@ -457,67 +457,6 @@ TEST_F(PrepareByTemplate, TakesTheFoldersOwnOrRefuses) {
   EXPECT_TRUE(prepared("talk.jsonl", "").template_by_default) << "nobody says how";
   EXPECT_FALSE(prepared("talk.jsonl", "", "plain").template_by_default);
   EXPECT_FALSE(prepared("text.txt", "").template_by_default);
-}
-
-Example read_qwen_example(const std::string& line) {
-  return read_example(line, {"", ChatTemplate::named("plain", *qwen)}, "in.jsonl", 7);
-}
-std::string talk_with(const std::string& more, const std::string& beside = "") {
-  return R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b")" + more +
-         "}]" + beside + "}";
-}
-
-/// OpenAI's, transformers' and other trainers' fields, of which plain writes none.
-TEST(ConversationFields, ThatATemplateDoesNotWriteAreRefused) {
-  const auto refused = [](const std::string& line, const std::string& part) {
-    expect_error(ErrorKind::data, part, [&] { read_qwen_example(line); });
-  };
-  for (const char* key : {"function_call", "reasoning_content", "thinking", "tool_calls", "name", "refusal"})
-    refused(talk_with(cat(", \"", key, "\": \"x\"")),
-            cat("a message has '", key, "', which the template does not write"));
-  refused(talk_with(R"(, "tool_calls": [{"id": 1}])"), "a message has 'tool_calls'");
-  refused(talk_with("", R"(, "tools": [{"type": "function"}])"),
-          "gives the template 'tools' beside the messages");
-  refused(talk_with("", R"(, "functions": [{"name": "f"}])"),
-          "gives the template 'functions' beside the messages");
-  refused(talk_with("", R"(, "chat_template_kwargs": {"enable_thinking": false})"),
-          "gives the template 'enable_thinking' beside the messages");
-  refused(R"({"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant",
-              "content": "b"}], "tools": [{}]})",
-          "gives the template 'tools' beside the messages");
-  refused(R"({"messages": [{"role": "assistant", "content": [{"type": "thinking", "text": "x"}]}]})",
-          "a part that is no text");
-  refused(R"({"messages": [{"role": "assistant", "content": [{"type": "text", "text": "x", "y": 1}]}]})",
-          "a part of a message's 'content' has 'y'");
-  refused(talk_with(R"(, "train": 1)"), "a message's 'train' is true or false, not 1");
-  refused(talk_with("", R"(, "tools": "x")"), "'tools' is no list");
-  refused(talk_with(", \"name\": " + std::string(200, '[') + "1" + std::string(200, ']')),
-          "deep within each other");
-  refused(R"({"conversations": [{"from": "gpt", "value": "a", "role": "user"}]})",
-          "a turn of 'conversations' has 'role' beside 'from' and 'value'");
-  // Keys without a value may stand there: a table of columns writes all keys in each line.
-  EXPECT_NO_THROW(read_qwen_example(talk_with(R"(, "tool_calls": null, "name": null, "function_call": {})",
-                                              R"(, "tools": [], "id": 7, "source": "x")")));
-}
-
-TEST(ConversationFields, AreGivenToATemplateThatWritesThem) {
-  const std::string by =
-      "{{ tools | tojson }}{{ mood }}{% for m in messages %}{{ m.content if m.content is not none else '-' }}"
-      "{{ m.tool_calls | tojson if m.tool_calls else '' }}{% endfor %}";
-  const std::string line =
-      R"({"tools": [{"b": 1, "a": [2.5, null]}], "chat_template_kwargs": {"mood": "calm"}, "messages":
-          [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": ["c"]}]})";
-  EXPECT_EQ(written_as(read_example(line, {"", own(by)}, "in.jsonl", 7).segments),
-            R"([{"b": 1, "a": [2.5, null]}]calma⟦-["c"]∎⟧)");
-}
-
-TEST(ConversationFields, SayWhatIsLearned) {
-  const auto learns = [](const std::string& more) { return read_qwen_example(talk_with(more)).teaches(); };
-  EXPECT_TRUE(learns(""));
-  EXPECT_TRUE(learns(R"(, "weight": 1, "train": true, "loss": null)"));
-  EXPECT_FALSE(learns(R"(, "weight": 0)"));
-  EXPECT_FALSE(learns(R"(, "train": false)"));
-  EXPECT_FALSE(learns(R"(, "loss": false)"));
 }
 
 }  // namespace

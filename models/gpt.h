@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "models/transformer_block.h"
 #include "nn/layered_model.h"
+#include "nn/text_loss.h"
 #include "sharding/parallel/embedding.h"
 #include "sharding/parallel/loss.h"
 
@@ -34,7 +35,7 @@ void check_layout(const GptConfig& config, const parallel::Layout& layout, Probl
 /// model its parts are the embeddings, each block, norm and head. Each is a unit of sharding, a block one of
 /// recompute too. With an adapter (GptConfig::adapter) its parameters alone are trainable; a prompt's virtual
 /// tokens are ids behind the padded vocabulary, which callers put in front of texts.
-class Gpt : public nn::LayeredModel {
+class Gpt : public nn::LayeredModel, public nn::TextModel {
  public:
   /// `layout`: the ranks with which this one computes the model; by default it is alone. Throws Error{config}
   /// where the keys do not fit each other, or cannot be shared by the ranks.
@@ -72,6 +73,10 @@ class Gpt : public nn::LayeredModel {
   tensor::Tensor label_scores(Tape& tape, const tensor::Tensor& tokens, const tensor::Tensor& rows,
                               const tensor::Tensor& labels);
 
+  // ---- nn::TextModel: texts are the documents of a batch as of forward_part(), else its rows ----
+  void set_text_loss(std::shared_ptr<nn::TextLoss> loss) override { text_loss_ = std::move(loss); }
+  nn::TextScores text_scores(Tape& tape, const tensor::Batch& batch, bool without_adapter) override;
+
  protected:
   /// batch: "tokens" and "labels", int32 [batch, seq]; labels[b, s] is the token that follows tokens[b, s]
   /// (an encoder's: the one that was masked there, or the class of the text that begins there, or of the
@@ -105,6 +110,10 @@ class Gpt : public nn::LayeredModel {
   Var loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   Var token_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   Var sentence_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
+  /// The head's rows, their labels, and whose they are (gpt_texts.cpp).
+  struct Texts;
+  Texts texts_of(Tape& tape, const Var& x, const tensor::Batch& batch);
+  Var text_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);
 
@@ -121,6 +130,7 @@ class Gpt : public nn::LayeredModel {
   std::shared_ptr<nn::Layer> pooler_;                         ///< null: texts do not come in pairs
   std::shared_ptr<parallel::ColumnLinear> sentence_head_;     ///< likewise
   std::shared_ptr<parallel::ColumnLinear> head_;
+  std::shared_ptr<nn::TextLoss> text_loss_;
 };
 
 }  // namespace sherd::models

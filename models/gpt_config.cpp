@@ -201,10 +201,13 @@ GptConfig gpt_config(const config::Config& config, std::int64_t vocabulary) {
          "training run\"), or give a second file with --config");
   GptConfig out{*config.model};
   if (out.vocab_size == 0) out.vocab_size = vocabulary;
+  if (config.learns_preferences())  // the policy is compared with the reference, without noise
+    out.dropout = out.attention_dropout = out.embedding_dropout = out.ffn_dropout = 0;
   out = out.resolved();
   if (config.training.adapter.type != config::AdapterType::none) {
     out.type = published_as(out);
     out.adapter = resolved_adapter(config.training.adapter, out);
+    if (config.learns_preferences()) out.adapter.lora.dropout = 0;
     out.moe.bias_update = 0;  // the router stays as it is
   }
   return out;

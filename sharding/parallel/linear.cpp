@@ -211,7 +211,7 @@ Var ColumnLinear::forward(Tape& tape, const Var& x) {
                ? autograd::linear(in, w, b, activation)
                : column_linear(in, w, b, activation, LayerExchange(layout_, *this, "column-parallel linear"));
   };
-  if (!adapter_) return base(x, activation_);
+  if (!adapter_ || tape.without_adapters) return base(x, activation_);
   const Var in = adapter_->input(tape, x);
   const Var y = adapter_->output(tape, in, base(in, Activation::none), {});
   return activation_ == Activation::none ? y : autograd::activation(y, activation_);
@@ -239,7 +239,7 @@ Var RowLinear::forward(Tape& tape, const Var& x) {
     return alone(layout_.tensor) ? autograd::linear(in, w, b)
                                  : row_linear(in, w, b, LayerExchange(layout_, *this, "row-parallel linear"));
   };
-  if (!adapter_) return base(x);
+  if (!adapter_ || tape.without_adapters) return base(x);
   const Var in = adapter_->input(tape, x);
   return adapter_->output(tape, in, base(in), {});
 }

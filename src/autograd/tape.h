@@ -212,6 +212,8 @@ class Tape {
   /// Of each sequence how many rows of an encoder in front of a decoder hold tokens, the first ones; null:
   /// all of them do.
   std::shared_ptr<const std::vector<std::int32_t>> source_lengths;
+  /// Layers are as they were without their adapters.
+  bool without_adapters = false;
   /// A text's values do not depend on those beside it: experts drop no token.
   bool texts_apart = false;
   /// Set: what runs continues texts, whose keys it has (autograd/key_cache.h). Not while recording.

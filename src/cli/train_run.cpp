@@ -78,6 +78,7 @@ void TrainRun::make_validation_loader() {
 TrainerOptions TrainRun::trainer_options() {
   TrainerOptions options;
   options.validation = validation_loader_.get();
+  options.preferences = setup_.preferences();
   options.resume = request_.resume;
   options.may_begin = request_.resume_or_start;
   options.resume_tag = request_.resume_tag;

@@ -18,11 +18,35 @@ namespace sherd::cli {
 TrainSetup::TrainSetup(DistributedPtr dist, const config::Config& config,
                        std::shared_ptr<const engine::TokenData> data)
     : dist_(std::move(dist)), data_(std::move(data)), shape_(models::gpt_config(config, data_->vocab_size)) {
-  const auto groups = make_groups(dist_, config);
-  engine_ = std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups, config)),
-                                     config, nullptr, nullptr, groups);
+  groups_ = make_groups(dist_, config);
+  engine_ = std::make_unique<Engine>(
+      dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups_, config)), config, nullptr, nullptr, groups_);
   loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*loader_, data_);
+  if (!config.learns_preferences()) return;
+  if (engine_->config().reference() == config::Reference::copy) make_reference();
+  preferences_ = std::make_unique<engine::PreferenceRun>(*engine_, data_, reference_.get());
+}
+
+/// A second model, whose weights are those that training begins from, and stay so: it is sharded and offloaded
+/// as the first, and has neither gradients nor optimizer.
+void TrainSetup::make_reference() {
+  const config::Config& config = engine_->config();
+  const auto model = std::make_shared<models::Gpt>(shape_, layout_of(*groups_, config));
+  model->freeze();
+  reference_ = std::make_unique<Engine>(dist_, model, config, engine_->shared_device(), nullptr, groups_);
+  const std::string& folder = config.training.init_from;
+  if (folder.empty()) return;  // the same were drawn
+  Weights weights(folder, shape_, reference_->device(), config.training.adapter, prompt_ids());
+  reference_->load_weights(weights.source());
+}
+
+const engine::StepReport& TrainSetup::train_step() {
+  const std::function<tensor::Batch()> next = [this] { return loader_->next(); };
+  if (!preferences_) return engine_->train_batch(next);
+  const engine::StepReport& report = engine_->train_batch(preferences_->begin_step(next));
+  preferences_->end_step();
+  return report;
 }
 
 void TrainSetup::begin() {

@@ -31,6 +31,7 @@
 #include "config/keys.h"
 #include "config/model.h"
 #include "config/optimizer.h"
+#include "config/preference.h"
 #include "config/zero.h"
 
 namespace sherd::config {
@@ -82,8 +83,23 @@ enum class LossAverage : std::uint8_t {
 
 /// What a model learns of a text. automatic: its class, with a head for labels; masked tokens in other models
 /// without `causal`; spans that were cut out of a text, with an encoder in front of a decoder; else next
-/// ones. seq2seq: of such a model the answer behind a prompt.
-enum class Objective : std::uint8_t { automatic, next_token, mlm, classification, spans, seq2seq };
+/// ones. seq2seq: of such a model the answer behind a prompt. From dpo on: what people prefer.
+enum class Objective : std::uint8_t {
+  automatic,
+  next_token,
+  mlm,
+  classification,
+  spans,
+  seq2seq,
+  dpo,   ///< of two answers (Rafailov et al. 2023), and what `training.preference.loss_type` names
+  orpo,  ///< the same without a reference (Hong et al. 2024)
+  simpo, ///< (Meng et al. 2024)
+  cpo,   ///< (Xu et al. 2024)
+  kto,   ///< answers that are judged by themselves (Ethayarajh et al. 2024)
+  reward ///< a score for answers (Bradley and Terry 1952)
+};
+/// "next_token", "dpo", …; "auto".
+std::string_view name_of(Objective objective);
 
 /// Section `training`. What transformers' Trainer knows too (`learning_rate`, …) has no fields here: it fills
 /// those of the optimizer, the scheduler, the batch and the precision (trainer_fill.cpp).
@@ -127,6 +143,7 @@ struct Training {
   /// Type of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
   Adapter adapter;  ///< none: the model's own weights are trained
+  Preference preference;  ///< of the objectives from dpo on
   /// Steps between the plain progress lines of `sherd train`; 0: each has one.
   std::int64_t log_interval = 10;
   bool operator==(const Training&) const = default;
@@ -251,6 +268,12 @@ struct Config {
     if (!model || model->causal) return Objective::next_token;
     return model->classifies() ? Objective::classification : Objective::mlm;
   }
+  /// What is learned is which answers people prefer.
+  bool learns_preferences() const { return objective() >= Objective::dpo; }
+  /// The losses of that objective with their weights; none of another.
+  std::vector<PreferenceTerm> preference_terms() const;
+  /// Where the reference's log-probabilities come from; never automatic.
+  Reference reference() const;
   /// A row of samples holds texts that do not see each other, or one beside what fills the row up.
   bool keeps_texts_apart() const {
     return (data && data->packing == SamplePacking::documents) || objective() == Objective::classification ||

@@ -125,6 +125,7 @@ Config read_config(Node tree, const std::vector<std::string>& overrides, Context
     check_moe(config, Value{tree, "", context});
     check_packing(config, Value{tree, "", context});
     check_objective(config, Value{tree, "", context});
+    check_preferences(config, Value{tree, "", context});
     check_prompt(config, Value{tree, "", context});
     check_tiers(config, Value{tree, "", context});
     note_idle_keys(all_keys(), sections || adapters ? own : tree, "", config, context);

@@ -75,6 +75,11 @@ void BlendedSamples::load(std::int64_t position, SampleRow& row) const {
   sources_[at.source]->load(at.position, row);
 }
 
+void BlendedSamples::load_mismatched(std::int64_t position, SampleRow& row) const {
+  const SourcePosition at = place(position);
+  sources_[at.source]->load_mismatched(at.position, row);
+}
+
 void BlendedSamples::will_need(std::int64_t position) const {
   const SourcePosition at = place(position);
   sources_[at.source]->will_need(at.position);

@@ -80,6 +80,8 @@ void write_dataset_info(const std::string& prefix, const DatasetInfo& info) {
   if (info.seq2seq) json["seq2seq"] = true;
   if (!info.labels.empty()) json["labels"] = info.labels;
   if (info.labels_of_tokens) json["labels_of"] = "tokens";
+  if (info.preferences != Preferences::none)
+    json["preferences"] = info.preferences == Preferences::pairs ? "pairs" : "labels";
   write_file_atomically(info_path(prefix), json.dump(2) + "\n");
 }
 
@@ -113,6 +115,10 @@ std::optional<DatasetInfo> read_dataset_info(const std::string& prefix) {
     info.seq2seq = json.value("seq2seq", false);
     info.labels = json.value("labels", std::vector<std::string>());
     info.labels_of_tokens = json.value("labels_of", "texts") == "tokens";
+    const std::string preferences = json.value("preferences", "");
+    info.preferences = preferences == "pairs"    ? Preferences::pairs
+                       : preferences == "labels" ? Preferences::labels
+                                                 : Preferences::none;
     info.text_bytes = count("text_bytes", 0, any);
     info.unigram_entropy = json.at("unigram_entropy_nats").get<double>();
     return info;

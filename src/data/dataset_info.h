@@ -8,6 +8,11 @@
 
 namespace sherd::data {
 
+/// What people said of a dataset's answers. A document of such a dataset is two sequences, each a prompt with
+/// an answer: the chosen one, then the rejected one. With labels one of them is not there, and is the end of a
+/// document alone.
+enum class Preferences : std::uint8_t { none, pairs, labels };
+
 /// PREFIX.json's account of the dataset PREFIX: how its text was tokenized, and how much there is.
 struct DatasetInfo {
   /// The spec for make_tokenizer(); a model beside the dataset is named with its full path.
@@ -27,6 +32,7 @@ struct DatasetInfo {
       labels{};                   ///< names of the classes; not empty: the last id of each document is one
   bool seq2seq = false;           ///< prompts and completions are texts of their own, each with its end
   bool labels_of_tokens = false;  ///< labels are of tokens, as read_token_classes() says
+  Preferences preferences = Preferences::none;
 };
 
 /// Entropy in nats of the distribution that `counts` describes; 0 for no counts.

@@ -96,33 +96,65 @@ CountedBatch TokenLoader::load(std::int64_t end) {
     return {};
   }
   const std::int64_t first = position() + rank().rank * rank().micro_batch;
+  const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
+  read_rows(first, counted, false);
+  tensor::Batch batch = batch_of_rows(counted);
+  if (samples_->has_mismatched()) {
+    read_rows(first, counted, true);
+    for (auto& [name, values] : batch_of_rows(counted)) batch[mismatched_prefix + name] = values;
+  }
+  advance(global_batch());
+  for (std::int64_t i = 0; i < rank().micro_batch; ++i)
+    samples_->will_need(wrapped(first + global_batch() + i));
+  return {std::move(batch), counted};
+}
+
+/// Reads the samples from position `first` on, of which the first `counted` count.
+void TokenLoader::read_rows(std::int64_t first, std::int64_t counted, bool mismatched) {
   const std::int64_t length = samples_->seq_length();
   tokens_.clear(), labels_.clear(), types_.clear();
   documents_.assign(1, 0), filling_.clear(), sources_.clear();
-  sentences_.clear();
+  sentences_.clear(), sides_.clear(), texts_.clear();
   for (std::int64_t i = 0; i < rank().micro_batch; ++i) {
-    samples_->load(wrapped(first + i), row_);
+    const std::int64_t position = wrapped(first + i);
+    if (mismatched)
+      samples_->load_mismatched(position, row_);
+    else
+      samples_->load(position, row_);
+    const bool counts = i < counted;
     types_.insert(types_.end(), row_.types.begin(), row_.types.end());
     const auto begin = static_cast<std::int32_t>(tokens_.size());
     tokens_.insert(tokens_.end(), row_.tokens.begin(), row_.tokens.end());
     labels_.insert(labels_.end(), row_.labels.begin(), row_.labels.end());
     for (const std::int32_t ends : row_.ends) documents_.push_back(begin + ends);
     filling_.push_back(row_.filling), sources_.push_back(row_.source);
+    for (const std::int32_t side : row_.sides) sides_.push_back(counts ? side : 0);
+    texts_.insert(texts_.end(), row_.texts.begin(), row_.texts.end());
     if (samples_->pairs_texts()) {
       sentences_.resize(labels_.size(), no_label);
-      if (first + i < end) sentences_[static_cast<std::size_t>(begin)] = row_.sentence;
+      if (counts) sentences_[static_cast<std::size_t>(begin)] = row_.sentence;
     }
-    if (first + i < end) continue;
+    if (counts) continue;
     std::fill(labels_.end() - length, labels_.end(), no_label);
     filling_.back() = static_cast<std::int32_t>(length);
   }
-  const tensor::Shape shape{rank().micro_batch, length};
+}
+
+/// How many targets the rows have; pairs, or texts, of those with sides.
+std::int64_t TokenLoader::targets_of_rows() const {
+  if (!samples_->has_sides())
+    return static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label);
+  return std::count_if(sides_.begin(), sides_.end(),
+                       [&](std::int32_t side) { return samples_->has_pairs() ? side > 0 : side != 0; });
+}
+
+tensor::Batch TokenLoader::batch_of_rows(std::int64_t counted) const {
+  const tensor::Shape shape{rank().micro_batch, samples_->seq_length()};
   tensor::Batch batch;
   batch["tokens"] = tensor::Tensor::of<std::int32_t>(device_, shape, tokens_);
   if (!types_.empty()) batch["token_types"] = tensor::Tensor::of<std::int32_t>(device_, shape, types_);
   batch["labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, labels_);
-  batch["target_tokens"] = on_processor({static_cast<std::int32_t>(
-      static_cast<std::ptrdiff_t>(labels_.size()) - std::count(labels_.begin(), labels_.end(), no_label))});
+  batch["target_tokens"] = on_processor({static_cast<std::int32_t>(targets_of_rows())});
   if (samples_->pairs_texts())
     batch["sentence_labels"] = tensor::Tensor::of<std::int32_t>(device_, shape, sentences_);
   if (samples_->has_few_targets()) {
@@ -131,15 +163,12 @@ CountedBatch TokenLoader::load(std::int64_t end) {
       if (labels_[i] != no_label) targets.push_back(static_cast<std::int32_t>(i));
     batch["targets"] = on_processor(targets);
   }
-  const std::int64_t counted = std::clamp<std::int64_t>(end - first, 0, rank().micro_batch);
+  if (samples_->has_sides()) batch["sides"] = on_processor(sides_), batch["texts"] = on_processor(texts_);
   if (samples_->tells_sources()) batch["source_lengths"] = on_processor(sources_);
   if (samples_->keeps_documents_apart()) add_documents(batch);
-  if (samples_->keeps_documents_apart() || counted < rank().micro_batch)
+  if (samples_->keeps_documents_apart() || samples_->has_sides() || counted < rank().micro_batch)
     batch["filling"] = on_processor(filling_);
-  advance(global_batch());
-  for (std::int64_t i = 0; i < rank().micro_batch; ++i)
-    samples_->will_need(wrapped(first + global_batch() + i));
-  return {std::move(batch), counted};
+  return batch;
 }
 
 }  // namespace sherd::data

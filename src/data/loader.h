@@ -126,6 +126,9 @@ class Loader {
   std::shared_ptr<LoaderPosition> position_ = std::make_shared<LoaderPosition>();
 };
 
+/// In front of the names of a batch's mismatched like.
+inline constexpr const char* mismatched_prefix = "mismatched.";
+
 /// Batches of samples: {"tokens": int32 [b, s], "labels": int32 [b, s]}, labels[i] being the token after
 /// tokens[i] (or what else samples say), or no_label where it is no target, {"token_types": int32 [b, s]}
 /// where samples have types, {"sentence_labels": int32 [b, s]} where they are pairs of texts (their
@@ -137,7 +140,10 @@ class Loader {
 /// {"positions": int32 [b, s]}, each token's within its document, and
 /// {"filling": int32 [b]}, how many places at the end of each row hold no token, where the processor reads
 /// it. Of samples that tell sources {"source_lengths": int32 [b]}, how many of the first places of each row,
-/// an encoder's, hold one, where the processor reads it. While a batch is in use the kernel reads the next
+/// an encoder's, hold one, where the processor reads it. Of samples with sides {"sides": int32 [texts]} and
+/// {"texts": int32 [texts]}, SampleRow's, where the processor reads them; "target_tokens" are then pairs, or
+/// texts that are judged by themselves. Their mismatched likes have the same names behind mismatched_prefix.
+/// While a batch is in use the kernel reads the next
 /// one ahead.
 class TokenLoader final : public Loader {
  public:
@@ -166,11 +172,14 @@ class TokenLoader final : public Loader {
   std::int64_t window_;
   /// The next batch, of which samples from the position `end` on do not count.
   CountedBatch load(std::int64_t end);
+  void read_rows(std::int64_t first, std::int64_t counted, bool mismatched);
+  std::int64_t targets_of_rows() const;
+  tensor::Batch batch_of_rows(std::int64_t counted) const;
   void add_documents(tensor::Batch& batch) const;
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   SampleRow row_;
-  std::vector<std::int32_t> tokens_, labels_, sentences_, types_, documents_, filling_, sources_;
+  std::vector<std::int32_t> tokens_, labels_, sentences_, types_, documents_, filling_, sources_, sides_, texts_;
 };
 
 }  // namespace sherd::data

@@ -8,9 +8,9 @@
 #include "base/arena.h"
 #include "base/error.h"
 #include "base/files.h"
-#include "base/random.h"
 #include "base/text/excerpt.h"
 #include "base/text/utf8.h"
+#include "data/chosen_tokenizer.h"
 #include "data/dataset_builder.h"
 #include "data/templates/published_template.h"
 #include "data/text/example.h"
@@ -23,30 +23,10 @@ namespace {
 
 constexpr std::size_t round_bytes = std::size_t{8} << 20;  // text that is in memory at a time
 constexpr std::size_t job_bytes = std::size_t{64} << 10;   // text that one chunk of work encodes
-constexpr std::size_t training_line_bytes = 4096;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-std::uint64_t total_bytes(const std::vector<InputFile>& files) {
-  std::uint64_t total = 0;
-  for (const InputFile& file : files) {
-    if (!file.regular) return 0;
-    total += file.bytes;
-  }
-  return total;
-}
-
-LabelledOptions labelled_options(const PrepareOptions& options) {
-  return {options.json_field, options.label_field, options.pair_field, options.labels};
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string out;
-  for (const std::string& word : words) out += (out.empty() ? "" : " ") + word;
-  return out;
 }
 
 /// True for the files that an earlier run wrote, when the output lies in a folder that is an input.
@@ -57,113 +37,6 @@ bool is_output(const std::filesystem::path& path, const std::string& prefix) {
     if (std::filesystem::equivalent(path, output, ignored)) return true;
   }
   return false;
-}
-
-/// Gives a deterministic, even sample of the lines of the inputs, as a SentencePiece trainer wants them: no
-/// tabs (it reserves them), valid UTF-8, not too long.
-class TrainingLines {
- public:
-  TrainingLines(const PrepareOptions& options, const std::vector<InputFile>& files)
-      : options_(options),
-        source_(files, DocumentRule::line),
-        total_(total_bytes(files)),
-        budget_(std::max<std::int64_t>(1, options.tokenizer_sample_bytes)) {
-    const double share =
-        static_cast<double>(budget_) / static_cast<double>(std::max<std::uint64_t>(1, total_));
-    threshold_ = share >= 1 ? ~std::uint64_t{0} : static_cast<std::uint64_t>(share * 18446744073709551615.0);
-  }
-
-  bool next(std::string& line) {
-    while (at_ >= text_.size())
-      if (!next_text()) return false;
-    std::size_t end = std::min(text_.find_first_of("\n\t", at_), text_.size());
-    if (end - at_ > training_line_bytes) {
-      const std::size_t space = text_.rfind(' ', at_ + training_line_bytes);
-      end = space != std::string::npos && space > at_
-                ? space
-                : at_ + cut_before(std::string_view(text_).substr(at_), training_line_bytes);
-    }
-    line.assign(text_, at_, end - at_);
-    at_ = end + (end < text_.size() && (text_[end] == '\n' || text_[end] == '\t'));
-    if (invalid_utf8_bytes(line) > 0) line.clear();
-    return true;  // the trainer skips empty lines
-  }
-
- private:
-  bool next_text() {
-    TextPiece piece;
-    do {
-      // The sizes of JSON files only hint at how much text they hold, hence the second bound.
-      if (taken_ >= 2 * budget_ || !source_.next(piece)) return false;
-      if (source_.bytes_read() >= next_report_) report();
-    } while (mix_seed(0, index_++) > threshold_);
-    text_ = piece.json ? text_in(piece) : std::move(piece.text);
-    at_ = 0;
-    taken_ += static_cast<std::int64_t>(text_.size());
-    return true;
-  }
-
-  std::string text_in(const TextPiece& piece) const {
-    const std::filesystem::path& file = source_.files()[piece.file].path;
-    try {
-      if (const LabelledOptions labelled = labelled_options(options_);
-          !labelled.labels.empty() && has_words(piece.text, labelled).value_or(false))
-        return joined(read_labelled_words(piece.text, labelled, file, piece.line).words);
-      return text_of(read_example(piece.text, {options_.json_field, any_template_}, file, piece.line));
-    } catch (const Error& error) {
-      if (!options_.skip_errors || error.kind() != ErrorKind::data) throw;
-      return {};
-    }
-  }
-
-  void report() {
-    next_report_ = source_.bytes_read() + round_bytes;
-    if (!options_.progress) return;
-    PrepareProgress progress;
-    progress.phase = PreparePhase::training_tokenizer;
-    progress.bytes_done = source_.bytes_read(), progress.bytes_total = total_;
-    options_.progress(progress);
-  }
-
-  const PrepareOptions& options_;
-  TextSource source_;
-  std::shared_ptr<const Tokenizer> any_tokenizer_ = make_byte_tokenizer();  // there is none yet
-  ChatTemplate any_template_ = chosen_template(
-      options_.chat_template.empty() ? "chatml" : options_.chat_template,
-      [](const std::string&) { return std::string(); }, *any_tokenizer_);
-  std::uint64_t total_, threshold_ = 0, index_ = 0, next_report_ = 0;
-  std::int64_t budget_, taken_ = 0;
-  std::string text_;
-  std::size_t at_ = 0;
-};
-
-/// A tokenizer and, where it is of a file, that file's bytes, to be stored beside the dataset.
-struct Chosen {
-  std::shared_ptr<const Tokenizer> tokenizer;  // names the file as it will be stored
-  std::string model;
-};
-
-Chosen choose_tokenizer(const PrepareOptions& options, const std::vector<InputFile>& files) {
-  TrainTokenizer request;
-  if (parse_train_spec(options.tokenizer, request)) {
-    for (const InputFile& file : files)
-      require(file.regular, "'", file.path.string(),
-              "' can be read only once, but spm-train reads the text twice; ",
-              "give a file, or a trained model as spm:MODEL");
-    TrainingLines lines(options, files);
-    std::string model = train_sentencepiece(request, [&](std::string& line) { return lines.next(line); });
-    auto tokenizer = make_sentencepiece(model, model_path(options.output).string());
-    return {std::move(tokenizer), std::move(model)};
-  }
-  const std::string given = model_file_of(options.tokenizer);
-  if (given.empty()) return {make_tokenizer(options.tokenizer), {}};
-  std::string model = read_model_file(given);
-  const auto theirs = make_tokenizer(options.tokenizer, model);  // errors name the user's file
-  const bool hugging_face = kind_of_tokenizer(options.tokenizer) == "hf";
-  const std::string stored =
-      (hugging_face ? tokenizer_path(options.output) : model_path(options.output)).string();
-  auto tokenizer = make_tokenizer(with_model_file(theirs->spec(), stored), model);
-  return {std::move(tokenizer), std::move(model)};
 }
 
 /// A file beside the tokenizer's; empty: none.
@@ -207,6 +80,7 @@ struct Job {
   std::vector<std::pair<std::size_t, bool>> sequences;  // length, ends its document
   std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
   bool conversations = false;
+  std::optional<Preferences> kind;   // of its lines
   std::vector<std::string> skipped;  // what was wrong with lines
 };
 
@@ -264,7 +138,8 @@ class Preparation {
               conversations_ ? example_options_.chat_template->spec() : "",
               options_.labels,
               options_.seq2seq,
-              of_words_.value_or(false)};
+              of_words_.value_or(false),
+              kind_.value_or(Preferences::none)};
       if (!model.empty()) write_file_atomically(model_file_of(tokenizer_.spec()), model);
       write_dataset_info(options_.output, info);
     });
@@ -305,7 +180,7 @@ class Preparation {
   void encode(Job& job) const {
     job.tokens.clear(), job.learned.clear(), job.sequences.clear();
     job.text_bytes = job.invalid_bytes = job.left_out = 0;
-    job.conversations = false;
+    job.conversations = false, job.kind.reset();
     job.skipped.clear();
     for (const TextPiece& piece : job.pieces)
       if (piece.json)
@@ -352,7 +227,7 @@ class Preparation {
     for (std::size_t i = 0; i < example.words.size(); ++i)
       if (encoded.first[i] >= 0)
         job.tokens[before + tokens + static_cast<std::size_t>(encoded.first[i])] = example.labels[i] + 1;
-    close(job, before, joined(example.words), true);
+    close(job, before, joined_words(example.words), true);
   }
 
   /// A line of bad data leaves nothing behind but what was wrong with it.
@@ -370,8 +245,39 @@ class Preparation {
   void encode_line(Job& job, const TextPiece& piece) const {
     if (of_words_.value_or(false)) return encode_labelled_words(job, piece);
     if (!options_.labels.empty()) return encode_labelled(job, piece);
-    const Example example =
-        read_example(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
+    const std::vector<Example> examples =
+        read_examples(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
+    note_kind(job, examples.front().side == Side::none ? Preferences::none
+                   : examples.size() == 1              ? Preferences::labels
+                                                       : Preferences::pairs);
+    for (std::size_t i = 0; i < examples.size(); ++i) {
+      const Side side = examples[i].side;
+      if (side == Side::none)
+        encode_example(job, piece, examples[i], true);
+      else if (examples.size() == 1)
+        encode_pair(job, piece, side == Side::chosen ? &examples[i] : nullptr,
+                    side == Side::rejected ? &examples[i] : nullptr);
+      else if (side == Side::chosen)
+        encode_pair(job, piece, &examples[i], &examples[i + 1]);
+    }
+  }
+
+  /// A chosen text and a rejected one, which are sequences of one document. One that is not there is the end
+  /// of a document.
+  void encode_pair(Job& job, const TextPiece& piece, const Example* chosen, const Example* rejected) const {
+    for (const Example* each : {chosen, rejected})
+      if (each && !each->teaches()) return void(++job.left_out);
+    for (const auto& [each, last] : {std::pair(chosen, false), std::pair(rejected, true)}) {
+      if (each) {
+        encode_example(job, piece, *each, last);
+        continue;
+      }
+      job.tokens.push_back(tokenizer_.end_of_document()), job.learned.push_back(0);
+      close(job, job.tokens.size() - 1, "", last);
+    }
+  }
+
+  void encode_example(Job& job, const TextPiece& piece, const Example& example, bool last) const {
     const std::string text = text_of(example);
     if (!example.marked) return text.empty() ? void() : encode_text(job, text, true, true);
     if (!example.teaches()) return void(++job.left_out);
@@ -394,7 +300,27 @@ class Preparation {
       job.learned.push_back(0);
     }
     job.conversations = job.conversations || example.conversation;
-    close(job, before, text, true);
+    close(job, before, text, last);
+  }
+
+  /// Lines of one dataset are all of one kind.
+  void note_kind(Job& job, Preferences kind) const {
+    if (!job.kind) job.kind = kind;
+    require_kind(*job.kind, kind);
+    if (kind != Preferences::none && options_.seq2seq)
+      fail(ErrorKind::config,
+           "--seq2seq is for lines with a prompt and a completion, and preferences are learned by decoders: "
+           "leave it out");
+  }
+  static void require_kind(Preferences first, Preferences other) {
+    if (first == other) return;
+    const auto shown = [](Preferences kind) {
+      return kind == Preferences::none    ? "texts to be learned"
+             : kind == Preferences::pairs ? "pairs of 'chosen' and 'rejected', or ranked answers"
+                                          : "answers with a 'label'";
+    };
+    fail(ErrorKind::config, "some lines are ", shown(first), ", others ", shown(other),
+         ": prepare each kind by itself");
   }
 
   /// Whether the last that is no space is the end of the document.
@@ -427,6 +353,8 @@ class Preparation {
         ++token_counts_[static_cast<std::size_t>(job.tokens[i])];
     text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes, left_out_ += job.left_out;
     conversations_ = conversations_ || job.conversations;
+    if (job.kind && !kind_) kind_ = job.kind;
+    if (job.kind) require_kind(*kind_, *job.kind);
     skipped_ += static_cast<std::int64_t>(job.skipped.size());
     for (const std::string& error : job.skipped)
       if (first_skipped_.size() < PrepareReport::most_told) first_skipped_.push_back(error);
@@ -452,6 +380,7 @@ class Preparation {
   std::int64_t text_bytes_ = 0, invalid_bytes_ = 0, left_out_ = 0, skipped_ = 0;
   std::vector<std::string> first_skipped_;
   bool conversations_ = false;
+  std::optional<Preferences> kind_;
   std::optional<bool> of_words_;  // with labels: lines have words with theirs
 };
 
@@ -470,7 +399,7 @@ PrepareReport prepare(const PrepareOptions& options) {
   TextSource::check(files);
   report.files = static_cast<std::int64_t>(files.size());
   const auto start = Clock::now();
-  const Chosen chosen = choose_tokenizer(options, files);
+  const ChosenTokenizer chosen = choose_tokenizer(options, files);
   report.training_seconds = seconds_since(start);
 
   const auto encoding = Clock::now();

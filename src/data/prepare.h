@@ -25,7 +25,7 @@ struct PrepareOptions {
   std::string tokenizer = "byte";  ///< byte | spm:MODEL | hf:PATH | spm-train:VOCAB[:unigram|:bpe]
   std::string output = {};         ///< PREFIX of the files to write; its folder must exist
   DocumentRule document = DocumentRule::blank;  ///< for text files
-  /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_example()
+  /// The key of the text in .jsonl files; empty: messages, prompt and completion, or text, as read_examples()
   /// says.
   std::string json_field = {};
   /// Names of the classes that texts or words have: each line of a .jsonl file is then a text, or a pair of

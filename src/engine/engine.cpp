@@ -9,6 +9,7 @@
 #include "engine/checkpoint/checkpoints.h"
 #include "engine/checkpoint/compare.h"
 #include "engine/pipeline/train_schedule.h"
+#include "engine/preference/preference_loss.h"
 #include "engine/report/flight_file.h"
 #include "engine/report/report.h"
 #include "engine/report/trace.h"
@@ -37,6 +38,11 @@ Engine::Engine(DistributedPtr dist, std::shared_ptr<nn::Model> model, const conf
   const engine::GroupOf group_of = make_optimizer();
   fp8_ = std::make_unique<engine::Fp8Layers>(*model_, config_.fp8, resources_->kernels());
   shard();
+  if (config_.learns_preferences())
+    if (auto* texts = dynamic_cast<nn::TextModel*>(model_.get())) {
+      preferences_ = std::make_shared<engine::PreferenceTextLoss>(config_, this->device());
+      texts->set_text_loss(preferences_);
+    }
   choose_schedule();
   const std::int64_t blocks = engine::choose_blocks(*model_, config_.training, stages_);
   executor_ = std::make_unique<engine::Executor>(config_, *model_, *sharded_, stages_, *update_, *resources_);
@@ -105,9 +111,10 @@ comm::ProcessGroups& Engine::groups() const {
 }
 namespace {
 /// Stages of a pipeline between the first and the last need documents' bounds, the lengths of an encoder's
-/// texts, and labels for what their routers' losses weigh.
+/// texts, sides of answers, and labels for what their routers' losses weigh.
 bool every_stage_reads(const config::Config& config) {
   return config.keeps_texts_apart() || config.objective() == config::Objective::seq2seq ||
+         config.learns_preferences() ||
          (config.model && config.model->moe.experts > 0);
 }
 }  // namespace
@@ -118,6 +125,9 @@ data::LoaderRank Engine::loader_rank() const {
 }
 device::Device& Engine::device() const {
   return resources_->device();
+}
+const std::shared_ptr<device::Device>& Engine::shared_device() const {
+  return resources_->shared_device();
 }
 tensor::Kernels& Engine::kernels() const {
   return resources_->kernels();
@@ -154,6 +164,7 @@ autograd::Var Engine::forward(const tensor::Batch& batch) {
 /// Where a step begins.
 void Engine::begin_step() {
   if (!executor_->idle() || executor_->accumulated() != 0 || executor_->failed()) return;
+  if (preferences_) preferences_->sums().clear();
   if (!std::exchange(begun_, true) && dist_->rank() == 0) warn_of_handlers_on_threads_stacks();
   checkpoints_->poll();
 }

@@ -15,6 +15,7 @@
 //                     (estimate.h), and by a machine's rates the time of a step (step_time.h)
 //   step/             runs the instructions of a step (executor.h)
 //   pipeline/         which schedule, which parts of the model, and what stages pass on (train_schedule.h)
+//   preference/       losses of answers that people compared, and what they need beside the texts
 //   update/           from gradients to new parameters (update_pipeline.h)
 //   checkpoint/       saves and loads (checkpoint.h)
 //   report/           what a run tells: metrics, traces, progress (report.h)
@@ -53,6 +54,7 @@ class Checkpoints;
 struct Comparison;
 class Executor;
 class Fp8Layers;
+class PreferenceTextLoss;
 class Resources;
 class InstructionObserver;
 class StepUpdate;
@@ -216,6 +218,8 @@ class Engine {
   void set_trace(engine::Trace* trace);
   /// The layers whose products run in FP8.
   engine::Fp8Layers& fp8() const { return *fp8_; }
+  /// The loss by which the model learns preferences (engine/preference/); null: it learns something else.
+  engine::PreferenceTextLoss* preference_loss() const { return preferences_.get(); }
   /// Payload that this rank has moved from and to NVMe.
   engine::IoBytes io_bytes() const;
 
@@ -300,6 +304,8 @@ class Engine {
   /// The ranks that train on different data, this one among them.
   comm::Communicator& data_ranks() const { return groups().group(comm::Axis::data); }
   device::Device& device() const;
+  /// For a second engine of this rank.
+  const std::shared_ptr<device::Device>& shared_device() const;
   tensor::Kernels& kernels() const;
   nn::Model& module() { return *model_; }
   sharding::ShardedModel& sharded() { return *sharded_; }
@@ -325,6 +331,7 @@ class Engine {
   std::shared_ptr<nn::Model> model_;
   engine::StageLayout stages_;
   std::unique_ptr<engine::Fp8Layers> fp8_;
+  std::shared_ptr<engine::PreferenceTextLoss> preferences_;
   std::shared_ptr<engine::Optimizer> optimizer_;
   std::shared_ptr<engine::Scheduler> scheduler_;
   std::unique_ptr<sharding::ShardedModel> sharded_;

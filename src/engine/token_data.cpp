@@ -16,6 +16,7 @@
 #include "data/packing/masked_samples.h"
 #include "data/packing/packing.h"
 #include "data/packing/pair_samples.h"
+#include "data/packing/preference_samples.h"
 #include "data/packing/span_samples.h"
 #include "data/templates/chat_template.h"
 #include "data/tokenizer.h"
@@ -110,6 +111,65 @@ void require_objective(const config::Config& config) {
           "' are texts of their own (sherd prepare --seq2seq), and the model has no encoder: it learns "
           "them behind each other, with an end between");
   }
+}
+
+/// Answers that people compared or judged are learned as such, and nothing else is.
+void require_preferences(const config::Config& config) {
+  const std::string_view objective = config::name_of(config.objective());
+  const bool kto = config.objective() == config::Objective::kto;
+  for (const config::DataSource& source : config.data->sources) {
+    const auto info = data::read_dataset_info(source.path);
+    const data::Preferences there = info ? info->preferences : data::Preferences::none;
+    if (!config.learns_preferences() && there != data::Preferences::none)
+      fail(ErrorKind::config, "the answers of '", source.path, "' were ",
+           there == data::Preferences::pairs ? "compared: set training.objective to \"dpo\" or one of its kin"
+                                             : "judged: set training.objective to \"kto\"",
+           ", or prepare texts to learn as they are (docs/preferences.md)");
+    if (config.learns_preferences() && there == data::Preferences::none)
+      fail(ErrorKind::config, "training.objective \"", objective, "\" learns which answers people prefer, and '",
+           source.path, "' has none: prepare it from lines with 'chosen' and 'rejected'",
+           kto ? ", or with 'label'" : "", " (docs/preferences.md)");
+    if (config.learns_preferences() && !kto && there == data::Preferences::labels)
+      fail(ErrorKind::config, "the answers of '", source.path,
+           "' are judged by themselves, and training.objective \"", objective,
+           "\" compares two: set it to \"kto\"");
+  }
+}
+
+/// Answers with sides, of a dataset whose sequences are `before` others'.
+std::shared_ptr<const data::Samples> preferences(std::shared_ptr<const data::IndexedDataset> dataset,
+                                                 data::SequenceRange range,
+                                                 const data::PackingOptions& packing,
+                                                 const config::Config& config, const TokenData& data,
+                                                 std::int64_t before, const char* name) {
+  const bool kto = config.objective() == config::Objective::kto,
+             packed = config.data->packing == config::SamplePacking::documents;
+  const auto out = std::make_shared<data::PreferenceSamples>(
+      dataset, range,
+      data::PreferenceOptions{.seq_length = packing.seq_length,
+                              .seed = packing.seed,
+                              .shuffle = packing.shuffle,
+                              .vocab_size = data.vocab_size,
+                              .padding = data.info ? data.info->end_of_document : 0,
+                              .packed = packed,
+                              .pairs = !kto,
+                              .mismatched = kto && config.reference() != config::Reference::none &&
+                                            config.preference_terms().front().loss == config::PreferenceLoss::kto,
+                              .first_text = before},
+      name);
+  const char* what = kto ? "answer" : "pair";
+  log_info("the ", name, " of ", dataset->prefix(), " has ", counted(out->items(), what), " and fills ",
+           100 * out->filled(), " % of its ", counted(out->samples_per_round(), "sample"));
+  if (out->cut() > 0)
+    log_warning("of the ", name, " of ", dataset->prefix(), " ", counted(out->cut(), what),
+                out->cut() == 1 ? " does" : " do", " not fit ",
+                packed && !kto ? "model.seq_length, which holds both texts of a pair" : "model.seq_length",
+                ": their ends are left out");
+  if (out->left_out() > 0)
+    log_warning("of the ", name, " of ", dataset->prefix(), " ", counted(out->left_out(), what),
+                out->left_out() == 1 ? " is" : " are",
+                " left out, as the prompt leaves no room for an answer in model.seq_length");
+  return out;
 }
 
 /// The data's classes are those of the model, of texts or of tokens.
@@ -254,22 +314,29 @@ data::PairOptions pairing_of(const config::Config& config, const TokenData& data
 }
 
 /// One part of every dataset, by weight where they are several; null where none has that part.
-std::shared_ptr<const data::Samples> part_of(const TokenData& data, const config::Config& config,
-                                             std::size_t part, data::PackingOptions packing) {
+std::shared_ptr<const data::Samples> part_of(TokenData& data, const config::Config& config, std::size_t part,
+                                             data::PackingOptions packing) {
   const config::Data& section = *config.data;
   const bool classifies = config.objective() == config::Objective::classification;
   static constexpr std::array names{"training split", "validation split"};
   std::vector<std::shared_ptr<const data::Samples>> parts;
   std::vector<double> weights;
   data::PairOptions pairing;
+  std::int64_t before = 0;
   for (std::size_t i = 0; i < data.datasets.size(); ++i) {
-    const data::SequenceRange range =
-        data::split_sequences(data.datasets[i]->sequences(), section.split)[part];
+    const std::int64_t together = config.learns_preferences() ? 2 : 1;  // sequences that are not parted
+    data::SequenceRange range =
+        data::split_sequences(data.datasets[i]->sequences() / together, section.split)[part];
+    range = {range.begin * together, range.end * together};
+    before += i == 0 ? 0 : data.datasets[i - 1]->sequences();
     if (range.size() == 0 && part > 0) continue;
     packing.prompt = prompt_of(config, data, section.sources[i]);
     try {
       if (config.objective() == config::Objective::seq2seq) {
         parts.push_back(answers(data.datasets[i], range, packing, config, data, names[part]));
+      } else if (config.learns_preferences()) {
+        parts.push_back(preferences(data.datasets[i], range, packing, config, data, before, names[part]));
+        data.parts.push_back(parts.back());
       } else if (config.model->pairs_texts()) {
         if (pairing.seq_length == 0) pairing = pairing_of(config, data, packing);
         parts.push_back(std::make_shared<data::PairSamples>(data.datasets[i], range, pairing, names[part]));
@@ -336,6 +403,7 @@ std::shared_ptr<const TokenData> open_token_data(const config::Config& config) {
   require_one_tokenizer(*config.data);
   require_labels(config);
   require_objective(config);
+  require_preferences(config);
   describe(config, *out);
   out->vocab_size = vocabulary(config, *out);
   // Now, and not after hours of training.

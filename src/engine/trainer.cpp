@@ -14,6 +14,7 @@
 #include "data/loader.h"
 #include "engine/best_loss.h"
 #include "engine/checkpoint/checkpoint.h"
+#include "engine/preference/preference_run.h"
 #include "engine/report/flight_file.h"
 #include "engine/report/monitor.h"
 #include "engine/report/progress.h"
@@ -105,12 +106,12 @@ void Trainer::resume() {
     const auto loaded = engine_.load_newest_checkpoint(folder);
     if (!loaded && options_.may_begin) return;
     if (loaded) {
-      best_->restore(loaded->client);
+      restore(loaded->client);
       local = loaded->local, saved_step_ = loaded->in_folder;
     }
     resumed_ = loaded.has_value();
   }
-  if (!resumed_) best_->restore(engine_.load_checkpoint(folder, options_.resume_tag));
+  if (!resumed_) restore(engine_.load_checkpoint(folder, options_.resume_tag));
   resumed_ = true;
   // The run may go on from before the best that was found.
   if (speaks() && settings().keep_best)
@@ -123,6 +124,11 @@ void Trainer::resume() {
              "; raise training.steps to go on");
   else if (out_of_patience())
     log_info("nothing is left to do: training.patience is used up; raise it to go on");
+}
+
+void Trainer::restore(const engine::ClientState& client) {
+  best_->restore(client);
+  if (options_.preferences) options_.preferences->restore(client);
 }
 
 void Trainer::open_outputs() {
@@ -246,7 +252,10 @@ void Trainer::train_step() {
   const auto start = std::chrono::steady_clock::now();
   const engine::IoBytes before = engine_.io_bytes();
   watch_->begin_step();
-  engine_.train_batch(batches_of(training_));
+  std::function<tensor::Batch()> next = batches_of(training_);
+  if (options_.preferences) next = options_.preferences->begin_step(next);
+  engine_.train_batch(next);
+  if (options_.preferences) step_means_ = options_.preferences->end_step();
   const double seconds = seconds_since(start);
   note_saved();
   totals_.step_seconds.push_back(seconds);
@@ -283,7 +292,12 @@ void Trainer::add_up_step() {
 
 void Trainer::evaluate() {
   data::Loader& validation = *options_.validation;
-  val_loss_ = engine_.eval_batches(pass_over(validation), validation.batches_per_epoch());
+  if (options_.preferences) {
+    auto [loss, metrics] = options_.preferences->evaluate(validation);
+    val_loss_ = loss, means_ = std::move(metrics);
+  } else {
+    val_loss_ = engine_.eval_batches(pass_over(validation), validation.batches_per_epoch());
+  }
   if (options_.metrics)
     means_ = engine_.evaluate(pass_over(validation), validation.batches_per_epoch(), options_.metrics);
   best_->see(engine_.global_steps(), *val_loss_);
@@ -300,6 +314,7 @@ bool Trainer::save_is_due() const {
 /// the steps before it are on the disk where it is.
 void Trainer::tell_checkpoint(engine::ClientState& client) {
   best_->save(client);
+  if (options_.preferences) options_.preferences->save(client);
   if (!record_) return;
   record_->sync();
   client[engine::start_key] = record_->start();
@@ -343,6 +358,7 @@ engine::StepMetrics Trainer::metrics_of_step() const {
   engine::StepMetrics line;
   line.step = engine_.global_steps();
   line.loss = step.loss;
+  line.objective = step_means_;
   if (evaluated_) line.val_loss = val_loss_, line.metrics = means_;
   line.lr = step.lr.empty() ? 0 : step.lr.front();
   line.lrs = step.lr;

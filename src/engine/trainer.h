@@ -14,6 +14,7 @@ namespace sherd {
 
 namespace engine {
 class BestLoss;
+class PreferenceRun;
 class Monitors;
 class Progress;
 class StepRecord;
@@ -29,6 +30,8 @@ struct TrainerOptions {
   data::Loader* validation = nullptr;
   /// Evaluated beside the loss, with each evaluation, as Engine::evaluate() does.
   engine::AddMetrics metrics = nullptr;
+  /// Where preferences are learned: prepares steps and evaluates. Outlives the trainer.
+  engine::PreferenceRun* preferences = nullptr;
   bool resume = false;         ///< from training.save_dir's latest checkpoint, or `resume_tag`
   bool may_begin = false;      ///< with `resume`: begins where there is no checkpoint, local or other
   std::string resume_tag{};    ///< another one
@@ -94,6 +97,7 @@ class Trainer {
   void require_validation() const;
   bool keeps_local() const { return !settings().save_dir.empty() && settings().local_save_interval > 0; }
   void resume();
+  void restore(const engine::ClientState& client);
   void open_outputs();
   int train_steps();
   void train_step();
@@ -126,7 +130,7 @@ class Trainer {
   double units_per_s_ = 0;          ///< in the newest step
   std::optional<double> mfu_;       ///< the newest step's, on rank 0
   std::optional<double> val_loss_;  ///< the newest evaluation's
-  engine::MetricMeans means_;
+  engine::MetricMeans means_, step_means_;  ///< the newest evaluation's; the newest step's
   bool evaluated_ = false;  ///< after the newest step
   bool resumed_ = false;
   bool local_due_ = false;         ///< a local checkpoint waits for another save

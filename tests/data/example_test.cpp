@@ -81,7 +81,7 @@ TEST(ChatTemplate, RefusesWhatItCannotWrite) {
 }
 
 Example read_bytes_example(const std::string& line, const std::string& field = "") {
-  return read_example(line, {field, ChatTemplate::named("plain", *bytes)}, "in.jsonl", 7);
+  return read_examples(line, {field, ChatTemplate::named("plain", *bytes)}, "in.jsonl", 7).front();
 }
 
 TEST(Examples, AreWhatTheirKeysSay) {
@@ -213,7 +213,7 @@ TEST(ConversationFields, AreGivenToATemplateThatWritesThem) {
   const std::string line =
       R"({"tools": [{"b": 1, "a": [2.5, null]}], "chat_template_kwargs": {"mood": "calm"}, "messages":
           [{"role": "user", "content": "a"}, {"role": "assistant", "content": null, "tool_calls": ["c"]}]})";
-  EXPECT_EQ(shown(read_example(line, {"", ChatTemplate::of_text(by, {}, *bytes)}, "in.jsonl", 7).segments),
+  EXPECT_EQ(shown(read_examples(line, {"", ChatTemplate::of_text(by, {}, *bytes)}, "in.jsonl", 7).front().segments),
             R"([{"b": 1, "a": [2.5, null]}]calma⟦-["c"]∎⟧)");
 }
 

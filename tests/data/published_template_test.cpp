@@ -280,7 +280,7 @@ TEST(PublishedTemplate, TakesTextsAndParts) {
   const std::string line = R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"},
                                 {"type": "text", "text": "b"}]}, {"role": "user", "content": "c"}]})";
   const auto said = [&](const std::string& by) {
-    return written_as(read_example(line, {"", own(by)}, "in.jsonl", 7).segments);
+    return written_as(read_examples(line, {"", own(by)}, "in.jsonl", 7).front().segments);
   };
   EXPECT_EQ(said("{% for m in messages %}[{{ m.content }}]{% endfor %}"), "[ab][c]");
   EXPECT_EQ(said("{% for m in messages %}{{ m.content | tojson if m.content is not string else m.content "

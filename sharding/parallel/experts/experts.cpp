@@ -29,7 +29,8 @@ struct Projection {
                  bool adds_bias) const {
     const Var b = layer->bias() ? tape.parameter(layer->bias()) : Var(), w = tape.parameter(layer->weight());
     LinearAdapter* adapter = layer->adapter();
-    if (!adapter) return autograd::linear_by_source(x, w, b, activation, sources, adds_bias);
+    if (!adapter || tape.without_adapters)
+      return autograd::linear_by_source(x, w, b, activation, sources, adds_bias);
     const Var base = autograd::linear_by_source(x, w, b, tensor::Activation::none, sources, adds_bias),
               sum = adapter->output(tape, x, base, sources);
     return activation == tensor::Activation::none ? sum : autograd::activation(sum, activation);

@@ -171,7 +171,7 @@ void train_steps(TrainSetup& setup, const Replay& replay, StepJudge& judge) {
                      std::max<std::int64_t>(1, (interval.end - interval.begin) / 4));
   while (engine.global_steps() < interval.end) {
     const auto start = std::chrono::steady_clock::now();
-    const engine::StepReport& step = engine.train_batch([&] { return setup.loader().next(); });
+    const engine::StepReport& step = setup.train_step();
     judge.see(step);
     if (!progress) continue;
     engine::ProgressState state;

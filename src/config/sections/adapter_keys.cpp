@@ -355,6 +355,12 @@ bool is_off(const Node& node) {
          (node.is(Kind::integer) && node.integer == 0) || (node.is(Kind::number) && node.number == 0);
 }
 
+bool Adapter::can_be_switched_off() const {
+  const bool begins_as_nothing = init_from.empty() && !(type == AdapterType::lora && takes_from_base(lora.init));
+  return type != AdapterType::none && !has_prompt() && begins_as_nothing && modules_to_save.empty() &&
+         lora.token_indices.empty();
+}
+
 StoredFormat Adapter::stored_base() const {
   if (base_double_quant && base_format == StoredFormat::nf4) return StoredFormat::nf4_double;
   if (base_double_quant && base_format == StoredFormat::fp4) return StoredFormat::fp4_double;

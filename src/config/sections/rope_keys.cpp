@@ -24,9 +24,6 @@ bool is_longrope(const RopeScaling& rope) {
   return rope.type == RotaryScaling::longrope;
 }
 
-bool is_number(const Node& item) {
-  return item.is(Node::Kind::integer) || item.is(Node::Kind::number);
-}
 /// A number for each pair of a head.
 Key<RopeScaling> pair_factors(std::string_view name, std::vector<double> RopeScaling::*field,
                               const char* which) {
@@ -46,6 +43,10 @@ Key<RopeScaling> pair_factors(std::string_view name, std::vector<double> RopeSca
 }
 
 }  // namespace
+
+bool is_number(const Node& item) {
+  return item.is(Node::Kind::integer) || item.is(Node::Kind::number);
+}
 
 std::size_t length_of(const Value& value, bool (*fits)(const Node&), const char* what) {
   const std::vector<Node>& items = value.node.items;

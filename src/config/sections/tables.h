@@ -25,6 +25,9 @@ Table<Moe> moe_table();                     // moe_keys.cpp: model.moe
 Key<Config> data_key();                     // data_keys.cpp
 Key<Config> training_key();                 // training_keys.cpp
 std::vector<Key<Training>> trainer_keys();  // trainer_keys.cpp: arguments of transformers' Trainer
+Key<Training> preference_key();  // preference_keys.cpp
+/// Throws where what is learned of preferences does not fit the rest of the file. preference_keys.cpp
+void check_preferences(const Config& config, const Value& file);
 Key<Training> adapter_key();
 std::vector<Key<Adapter>> base_keys();  // adapter_keys.cpp: how an adapter's base is kept
 /// Notes under `key` that double quantisation does nothing where the format has none, and takes it away.
@@ -82,6 +85,7 @@ void fill_from_trainer(Node& file, Context& context);
 // These draw conclusions from the keys of a section that were given, and throw where they contradict each
 // other.
 
+bool is_number(const Node& item);  // rope_keys.cpp
 /// How many items a list has, all of which are of a kind. rope_keys.cpp
 std::size_t length_of(const Value& value, bool (*fits)(const Node&), const char* what);
 void finish_rope(RopeScaling& rope, const Given& given, const Value& section);

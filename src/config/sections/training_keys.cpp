@@ -8,6 +8,11 @@ namespace {
 
 constexpr const char* recompute = "training.recompute";
 
+// In the order of the enum.
+const std::vector<std::string> objectives{"auto",    "next_token", "mlm",  "classification",
+                                          "spans",   "seq2seq",    "dpo",  "orpo",
+                                          "simpo",   "cpo",        "kto",  "reward"};
+
 void check_training(Training& training, const Given& given, const Value& section) {
   for (const char* key : {"base_format", "base_double_quant"})
     if (const Node* adapter = section.node.find("adapter");
@@ -152,15 +157,15 @@ std::vector<Key<Training>> course_keys() {
 std::vector<Key<Training>> step_keys() {
   using T = Training;
   return {
-      choice("objective", &T::objective, {"auto", "next_token", "mlm", "classification", "spans", "seq2seq"},
-             "\"next_token\"")
+      choice("objective", &T::objective, objectives, "\"next_token\"")
           .means("what is learned of a text: `next_token`, each token from those before it, by models with "
                  "`causal`; `mlm`, tokens that are masked from all others, by models without "
                  "([more](data.md#masked-tokens)); `classification`, its label or those of its tokens, "
                  "by models with such a head ([more](data.md#classification)); `spans`, what was cut out of "
                  "a text, and `seq2seq`, the "
-                 "answer to a prompt, by models with an `encoder` ([more](data.md#spans)). auto: which of "
-                 "them the model can"),
+                 "answer to a prompt, by models with an `encoder` ([more](data.md#spans)); `dpo`, `orpo`, "
+                 "`simpo`, `cpo` and `kto`, which answers people prefer, and `reward`, a score for that "
+                 "([preferences](preferences.md)). auto: which of the first five the model can"),
       real("mlm_probability", &T::mlm_probability, "0.3", 0.001, 0.999)
           .means("mlm: the share of tokens that are targets; of these 80 % are masked, 10 % another token, "
                  "10 % stay",
@@ -214,6 +219,7 @@ Table<Training> training_table() {
   Table<Training> table{Auto::is_a_value, course_keys(), check_training};
   append(table.keys, step_keys());
   table.keys.push_back(adapter_key());
+  table.keys.push_back(preference_key());
   for (const Key<Adapter>& key : base_keys()) {
     Key<Training> same = inside(&Training::adapter, key);
     same.write = {}, same.matters = {}, same.aliases.clear();
@@ -227,6 +233,10 @@ Table<Training> training_table() {
 }
 
 }  // namespace
+
+std::string_view name_of(Objective objective) {
+  return objectives.at(static_cast<std::size_t>(objective));
+}
 
 void check_objective(const Config& config, const Value& file) {
   if (!config.model) return;
@@ -248,6 +258,10 @@ void check_objective(const Config& config, const Value& file) {
         "\"next_token\"");
   if (objective == Objective::next_token && !config.model->causal)
     at.error("\"next_token\" would be seen, as model.causal is false: set it to true, or take \"mlm\"");
+  if (config.learns_preferences() && !config.model->causal)
+    at.error("\"", name_of(objective),
+             "\" is learned by models that write, and model.causal is false: set it to true, or take another "
+             "objective");
   if (objective != Objective::automatic &&
       (objective == Objective::classification) != config.model->classifies())
     at.error(

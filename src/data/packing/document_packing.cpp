@@ -1,48 +1,12 @@
 #include "data/packing/document_packing.h"
 
 #include <algorithm>
-#include <bit>
 #include <limits>
-#include <numeric>
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
-#include "data/packing/legacy_random.h"
 
 namespace sherd::data {
-namespace {
-
-/// Open rows by what is free in them, of which the fullest that still has enough is taken.
-class OpenRows {
- public:
-  explicit OpenRows(std::int64_t most)
-      : rows_(static_cast<std::size_t>(most) + 1), some_(rows_.size() / 64 + 1) {}
-
-  void put(std::int64_t free, std::uint32_t row) {
-    const auto at = static_cast<std::size_t>(free);
-    rows_[at].push_back(row);
-    some_[at / 64] |= std::uint64_t{1} << at % 64;
-  }
-  /// The least free space of at least `needed`, which that row no longer has; -1: in no row.
-  std::int64_t take(std::int64_t needed, std::uint32_t& row) {
-    auto word = static_cast<std::size_t>(needed) / 64;
-    std::uint64_t bits = some_[word] >> needed % 64 << needed % 64;
-    while (bits == 0 && ++word < some_.size()) bits = some_[word];
-    if (bits == 0) return -1;
-    const std::size_t free = word * 64 + static_cast<std::size_t>(std::countr_zero(bits));
-    row = rows_[free].back();
-    rows_[free].pop_back();
-    if (rows_[free].empty()) some_[word] &= ~(std::uint64_t{1} << free % 64);
-    return static_cast<std::int64_t>(free);
-  }
-
- private:
-  std::vector<std::vector<std::uint32_t>> rows_;
-  std::vector<std::uint64_t> some_;  // a bit for each that is not empty
-};
-
-}  // namespace
-
 DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range,
                                  PackingOptions options, std::int32_t padding, const std::string& what)
     : dataset_(std::move(dataset)), range_(range), options_(options), padding_(padding) {
@@ -56,7 +20,9 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(),
          "' has no document with tokens to learn from in ", counted(range.size(), "sequence"),
          "; give it a larger part in data.split, or prepare more text");
-  pack();
+  packing_.emplace(
+      pieces_.size(), [this](std::uint32_t i) { return places_of(pieces_[i]); }, options_.seq_length,
+      options_.seed, options_.shuffle);
 }
 
 std::int64_t DocumentSamples::places_of(const DocumentPiece& piece) const {
@@ -89,96 +55,21 @@ void DocumentSamples::find_pieces() {
           "more than 2^32 documents in one dataset; split it into several data.sources");
 }
 
-/// Best fit, the longest first.
-void DocumentSamples::pack() {
-  std::vector<std::int64_t> lengths(pieces_.size());
-  std::transform(pieces_.begin(), pieces_.end(), lengths.begin(),
-                 [&](const DocumentPiece& p) { return places_of(p); });
-  places_ = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  std::sort(lengths.begin(), lengths.end(), std::greater());
-  OpenRows open(options_.seq_length);
-  std::vector<std::uint32_t> row_of(lengths.size());
-  std::uint32_t rows = 0;
-  for (std::size_t rank = 0; rank < lengths.size(); ++rank) {
-    std::uint32_t row = 0;
-    std::int64_t free = open.take(lengths[rank], row);
-    if (free < 0) row = rows++, free = options_.seq_length;
-    row_of[rank] = row;
-    open.put(free - lengths[rank], row);
-  }
-  starts_.assign(rows + 1, 0);
-  for (const std::uint32_t row : row_of) ++starts_[row + 1];
-  std::partial_sum(starts_.begin(), starts_.end(), starts_.begin());
-  ranks_.resize(row_of.size());
-  std::vector<std::uint32_t> next(starts_.begin(), starts_.end() - 1);
-  for (std::size_t rank = 0; rank < row_of.size(); ++rank)
-    ranks_[next[row_of[rank]]++] = static_cast<std::uint32_t>(rank);
-}
-
 double DocumentSamples::filled() const {
-  return static_cast<double>(places_) / static_cast<double>(samples_per_round() * options_.seq_length);
+  return static_cast<double>(packing_->places()) / static_cast<double>(samples_per_round() * options_.seq_length);
 }
 
 std::int64_t DocumentSamples::tokens_before(std::int64_t position) const {
-  require(position >= 0, "sample position ", position);
-  const std::int64_t rounds = position / samples_per_round(), place = position % samples_per_round();
-  const std::int64_t whole = rounds * places_;  // every round has the same rows
-  return place == 0 ? whole : whole + round(rounds)->tokens[static_cast<std::size_t>(place)];
-}
-
-std::shared_ptr<const DocumentSamples::Round> DocumentSamples::round(std::int64_t index) const {
-  if (!options_.shuffle) index = 0;  // all rounds are the same
-  return rounds_.get(index, [&] { return make_round(index); });
-}
-
-std::shared_ptr<const DocumentSamples::Round> DocumentSamples::make_round(std::int64_t index) const {
-  auto out = std::make_shared<Round>();
-  order(*out, index);
-  std::int64_t tokens = 0;
-  for (const std::uint32_t row : out->rows) {
-    out->tokens.push_back(tokens);
-    for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i)
-      tokens += places_of(pieces_[out->pieces[ranks_[i]]]);
-  }
-  return out;
-}
-
-void DocumentSamples::order(Round& out, std::int64_t index) const {
-  out.pieces.resize(pieces_.size());
-  out.rows.resize(starts_.size() - 1);
-  std::iota(out.pieces.begin(), out.pieces.end(), 0u);
-  std::iota(out.rows.begin(), out.rows.end(), 0u);
-  LegacyRandom random(static_cast<std::uint32_t>(options_.seed + static_cast<std::uint64_t>(index)));
-  if (options_.shuffle) random.shuffle(std::span(out.pieces));
-  std::stable_sort(out.pieces.begin(), out.pieces.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return places_of(pieces_[a]) > places_of(pieces_[b]);
-  });
-  if (options_.shuffle) {
-    random.shuffle(std::span(out.rows));
-    return;
-  }
-  // By the first of their documents, so that a part of the rows is like the others.
-  const auto first = [&](std::uint32_t row) {
-    std::uint32_t least = std::numeric_limits<std::uint32_t>::max();
-    for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i)
-      least = std::min(least, out.pieces[ranks_[i]]);
-    return least;
-  };
-  std::vector<std::uint32_t> firsts(out.rows.size());
-  std::transform(out.rows.begin(), out.rows.end(), firsts.begin(), first);
-  std::sort(out.rows.begin(), out.rows.end(), [&](auto a, auto b) { return firsts[a] < firsts[b]; });
+  return packing_->places_before(position);
 }
 
 /// Calls visit(sequence, offset, tokens) for the pieces of a row, in order: how many tokens are read.
 template <class Visit>
 void DocumentSamples::for_each_piece(std::int64_t position, Visit&& visit) const {
-  require(position >= 0, "sample position ", position);
-  const auto at = round(position / samples_per_round());
-  const std::uint32_t row = at->rows[static_cast<std::size_t>(position % samples_per_round())];
-  for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i) {
-    const DocumentPiece& piece = pieces_[at->pieces[ranks_[i]]];
+  packing_->for_each_item(position, [&](std::uint32_t item) {
+    const DocumentPiece& piece = pieces_[item];
     visit(range_.begin + piece.sequence, piece.chunk * room(), places_of(piece) - options_.prompt.count);
-  }
+  });
 }
 
 void DocumentSamples::load_classes(std::int64_t sequence, std::span<const std::int32_t> ids,

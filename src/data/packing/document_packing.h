@@ -1,10 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "data/packing/packing.h"
+#include "data/packing/row_packing.h"
 
 namespace sherd::data {
 
@@ -13,14 +14,11 @@ namespace sherd::data {
 /// n − 1 places, its last token being a label alone (or what Targets says); one that is longer than a row
 /// comes in several pieces, each going on where the one before ended, none seeing another (of one with
 /// classes the first piece alone, whose last token is then the end of a document). Which
-/// go together is decided once, by best fit of the longest first (bin packing: Johnson 1973; of documents:
-/// Ding et al. 2024, "Fewer Truncations Improve Language Modeling"); every round puts other documents of the
-/// same lengths into the places, and takes the rows in another order. Here a document is a sequence of the
-/// dataset.
+/// go together RowPacking decides. Here a document is a sequence of the dataset.
 ///
 /// With virtual tokens each piece stands behind its own, which take places of the row.
 ///
-/// Held in memory: 12 bytes per document, and per round in use as many more, and 8 per row.
+/// Held in memory: 12 bytes per document, and per round in use 4 more, and 12 per row.
 class DocumentSamples final : public Samples {
  public:
   /// Throws Error{data} where the range has no document that takes a place, Error{config} for a bad
@@ -32,7 +30,7 @@ class DocumentSamples final : public Samples {
   std::int64_t seq_length() const override { return options_.seq_length; }
   std::int64_t tokens() const override { return tokens_; }
   std::int64_t tokens_before(std::int64_t position) const override;
-  std::int64_t samples_per_round() const override { return static_cast<std::int64_t>(starts_.size()) - 1; }
+  std::int64_t samples_per_round() const override { return packing_->rows(); }
   bool keeps_documents_apart() const override { return true; }
   void load(std::int64_t position, SampleRow& row) const override;
   void will_need(std::int64_t position) const override;
@@ -47,11 +45,6 @@ class DocumentSamples final : public Samples {
   struct DocumentPiece {
     std::uint32_t sequence = 0, chunk = 0;  // from the range's beginning; its place in the sequence
   };
-  struct Round {
-    std::vector<std::uint32_t> pieces;  // the piece of each rank of length
-    std::vector<std::uint32_t> rows;    // the row of the packing at each place of the round
-    std::vector<std::int64_t> tokens;   // tokens of the rows before each place
-  };
   /// Tokens of text that a row has room for.
   std::int64_t room() const { return options_.seq_length - options_.prompt.count; }
   /// Tokens of a document that take a place.
@@ -64,10 +57,6 @@ class DocumentSamples final : public Samples {
   /// Places of a row, those of virtual tokens included.
   std::int64_t places_of(const DocumentPiece& piece) const;
   void find_pieces();
-  void pack();
-  std::shared_ptr<const Round> round(std::int64_t index) const;
-  std::shared_ptr<const Round> make_round(std::int64_t index) const;
-  void order(Round& out, std::int64_t index) const;
   void load_classes(std::int64_t sequence, std::span<const std::int32_t> ids, std::span<std::int32_t> labels,
                     std::span<std::int32_t> types) const;
   template <class Visit>
@@ -77,11 +66,9 @@ class DocumentSamples final : public Samples {
   SequenceRange range_;
   PackingOptions options_;
   std::int32_t padding_;
-  std::int64_t tokens_ = 0, cut_ = 0, places_ = 0;  // places that a round's tokens take
-  std::vector<DocumentPiece> pieces_;               // in the dataset's order
-  std::vector<std::uint32_t> ranks_;                // row by row, ranks of length: 0 is the longest
-  std::vector<std::uint32_t> starts_;               // where each row begins in ranks_, and their end
-  RecentRounds<Round> rounds_;
+  std::int64_t tokens_ = 0, cut_ = 0;
+  std::vector<DocumentPiece> pieces_;  // in the dataset's order
+  std::optional<RowPacking> packing_;  // of the pieces
 };
 
 }  // namespace sherd::data

@@ -16,6 +16,10 @@ constexpr std::int64_t stride = 64;  // sequences per entry of the running sum
 
 }  // namespace
 
+void Samples::load_mismatched(std::int64_t /*position*/, SampleRow& /*row*/) const {
+  fail(ErrorKind::usage, "these samples have no mismatched answers");
+}
+
 std::vector<SequenceRange> split_sequences(std::int64_t sequences, std::span<const double> fractions) {
   std::vector<SequenceRange> ranges;
   double sum = 0;

@@ -24,6 +24,9 @@ struct SampleRow {
   std::int32_t source = 0;   ///< of an encoder's places, the first ones, how many do; where samples tell
   /// Whether the second of a pair of texts goes on with the first: 0, else 1.
   std::int32_t sentence = no_label;
+  /// Of rows whose texts have sides, for each document, or for the row where it is one: 1, chosen, -1,
+  /// rejected, or 0, filling; and its number among the texts of a run, -1 of filling.
+  std::vector<std::int32_t> sides, texts;
 };
 
 /// An endless sequence of samples. What lies at a position is a pure function of the data, the settings and
@@ -49,9 +52,18 @@ class Samples {
   /// Few tokens have a label, which batches then tell.
   virtual bool has_few_targets() const { return false; }
 
+  /// Rows have sides: answers that people compared or judged.
+  virtual bool has_sides() const { return false; }
+  /// Chosen and rejected ones come in pairs, one behind the other.
+  virtual bool has_pairs() const { return false; }
+  /// There are rows with other answers to the same prompts.
+  virtual bool has_mismatched() const { return false; }
+
   /// Writes the sample at `position` ≥ 0. Throws Error{data} naming file, token, id for an id outside the
   /// vocabulary.
   virtual void load(std::int64_t position, SampleRow& row) const = 0;
+  /// The same with answers that belong to other prompts, where has_mismatched().
+  virtual void load_mismatched(std::int64_t position, SampleRow& row) const;
   /// Asks the kernel to read that sample ahead.
   virtual void will_need(std::int64_t position) const = 0;
 };

@@ -65,6 +65,15 @@ DocumentRule parse_document_rule(const std::string& name) {
        close.empty() ? std::string() : cat(" (did you mean '", close, "'?)"));
 }
 
+std::uint64_t total_bytes(const std::vector<InputFile>& files) {
+  std::uint64_t total = 0;
+  for (const InputFile& file : files) {
+    if (!file.regular) return 0;
+    total += file.bytes;
+  }
+  return total;
+}
+
 std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs) {
   require(!inputs.empty(), "no input files; give at least one text file, folder or .jsonl file");
   std::vector<InputFile> files;

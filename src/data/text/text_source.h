@@ -30,6 +30,9 @@ struct InputFile {
   bool json_lines = false;
 };
 
+/// The bytes of all; 0 where one is a pipe.
+std::uint64_t total_bytes(const std::vector<InputFile>& files);
+
 /// The files that `inputs` name, in that order; a folder stands for all files below it whose names do not
 /// begin with a dot, sorted by path. Throws Error{io} for one that is missing or cannot be read, Error{usage}
 /// for none.
@@ -37,7 +40,7 @@ std::vector<InputFile> find_inputs(const std::vector<std::string>& inputs);
 
 /// A document or, where it is long, a part of one.
 struct TextPiece {
-  std::string text;  ///< from a JSON lines file: the whole line, to be read with read_example()
+  std::string text;  ///< from a JSON lines file: the whole line, to be read with read_examples()
   bool last = true;  ///< ends its document
   bool json = false;
   std::size_t file = 0;   ///< index into the inputs

@@ -147,6 +147,11 @@ std::string to_json(const StepMetrics& m) {
   JsonLine line;
   line.add("step", m.step);
   line.add("loss", m.loss);
+  if (!m.objective.empty()) {
+    line.open("objective");
+    for (const auto& [name, value] : m.objective) line.add(name, value);
+    line.close();
+  }
   if (m.val_loss) line.add("val_loss", *m.val_loss);
   if (!m.metrics.empty()) {
     line.open("metrics");

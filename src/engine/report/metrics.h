@@ -21,6 +21,7 @@ struct StepMetrics {
   double loss = 0;                        ///< mean over micro-batches and ranks
   std::optional<double> val_loss;         ///< only after steps that evaluated
   std::map<std::string, double> metrics;  ///< so too: what a Trainer was given to evaluate beside the loss
+  std::map<std::string, double> objective;  ///< what the objective tells of the step; empty: nothing
   double lr = 0;                          ///< the first parameter group's, as this step used it
   std::vector<double> lrs;                ///< all parameter groups'; only where there are several
   double grad_norm = 0;                   ///< before clipping

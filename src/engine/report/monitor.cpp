@@ -31,6 +31,7 @@ std::vector<Scalar> scalars_of(const StepMetrics& m, bool fp16) {
     out.push_back({std::string("Train/Samples/") + name, value});
   };
   add("train_loss", m.loss);
+  for (const auto& [name, value] : m.objective) add(name.c_str(), value);
   add("lr", m.lr);
   if (fp16) add("loss_scale", m.loss_scale);
   if (m.val_loss) add("eval_loss", *m.val_loss);

@@ -31,6 +31,7 @@ class Resources {
   Resources& operator=(const Resources&) = delete;
 
   device::Device& device() const { return *device_; }
+  const std::shared_ptr<device::Device>& shared_device() const { return device_; }
   tensor::Kernels& kernels() const { return *kernels_; }
   comm::ProcessGroups& groups() const { return *groups_; }
   /// For the states of a model whose parameters lie so.

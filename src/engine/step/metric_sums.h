@@ -35,6 +35,8 @@ class MetricSums {
 
   /// Later sums belong to the next batch.
   void next_batch() { batches_.emplace_back(); }
+  /// Forgets all batches.
+  void clear() { batches_.clear(); }
   /// Nothing of it counts.
   void drop_batch() { batches_.back().clear(); }
   /// The means over all batches of all `ranks`, which have as many; sums are added in the global order of

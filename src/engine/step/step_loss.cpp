@@ -21,8 +21,9 @@ std::optional<double> targets_of(const config::Config& config, device::Device& d
 double loss_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch) {
   const std::optional<double> targets = targets_of(config, device, batch);
   if (!targets || config.training.loss_average == config::LossAverage::micro_batches) return 1;
-  return *targets /
-         (static_cast<double>(config.batch.micro_batch_size) * static_cast<double>(config.model->seq_length));
+  const auto rows = static_cast<double>(config.batch.micro_batch_size);
+  if (config.learns_preferences()) return *targets / rows;
+  return *targets / (rows * static_cast<double>(config.model->seq_length));
 }
 
 double evaluation_weight(const config::Config& config, device::Device& device, const tensor::Batch& batch,

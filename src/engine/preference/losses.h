@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "config/config.h"
+#include "engine/preference/derivative.h"
+
+namespace sherd::engine {
+
+/// What is known of a pair when its loss is made. Log-probabilities are sums over targets, in nats.
+struct PairScores {
+  /// The policy's, or rewards of a model that gives these; TextScores::weighted.
+  Derived chosen, rejected;
+  double chosen_reference = 0, rejected_reference = 0;
+  double chosen_targets = 1, rejected_targets = 1;  ///< tokens
+  /// Of `aot`: the reference's difference of the pair that lies as high among all as this one among the
+  /// policy's; of `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as high
+  /// as these.
+  double partner_of_chosen = 0, partner_of_rejected = 0;
+
+  /// log π − log π_ref, r⁺ and r⁻.
+  Derived chosen_ratio() const { return chosen - chosen_reference; }
+  Derived rejected_ratio() const { return rejected - rejected_reference; }
+};
+
+/// The loss of one pair (of texts by themselves: single_loss()), with its derivatives by both scores. `sft`
+/// is none of these: it is the mean over tokens. Formulas are TRL 1.16's, with `label_smoothing` of sigmoid as
+/// in cDPO (Mitchell 2023).
+Derived pair_loss(config::PreferenceLoss loss, const PairScores& pair, const config::Preference& keys);
+
+/// The loss of a text that is judged by itself, of log-ratio r to the reference, and its derivative by r in
+/// `by_chosen` (Ethayarajh et al. 2024, "KTO", eq. 8). baseline: z0, nats.
+Derived single_loss(config::PreferenceLoss loss, bool desirable, double ratio, double baseline,
+                    const config::Preference& keys);
+
+/// Losses that look at what lies as high among all pairs of a step.
+bool looks_at_partners(config::PreferenceLoss loss);
+
+}  // namespace sherd::engine

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace sherd::engine {
+
+/// What a reference found for the texts of a run, by their number (data::SampleRow::texts): log-probabilities
+/// in nats, NaN for a text that no sample has; of kto also those of mismatched answers.
+struct ReferenceValues {
+  std::vector<double> texts, mismatched;
+};
+
+/// What log-probabilities are of: as text, and compared as such. Which weights found them it does not say: who
+/// uses them compares a few with what the weights find.
+struct ReferenceFacts {
+  std::uint32_t fingerprint = 0;  ///< TokenData's
+  std::int64_t texts = 0;
+  std::int64_t seq_length = 0;
+  bool packed = false;
+  double tail_weight = 1;
+  bool mismatched = false;
+  bool operator==(const ReferenceFacts&) const = default;
+};
+
+/// A file of such values: a line of JSON with the facts and the CRC-32C of what follows, then the values, fp64,
+/// little-endian. Whole or absent.
+class ReferenceFile {
+ public:
+  explicit ReferenceFile(std::filesystem::path path) : path_(std::move(path)) {}
+  const std::filesystem::path& path() const { return path_; }
+  bool exists() const;
+
+  /// Throws Error{data} for one that is damaged, Error{io} for one that cannot be read. False: it is of other
+  /// facts, which `why` tells.
+  bool read(const ReferenceFacts& facts, ReferenceValues& values, std::string& why) const;
+  /// Throws Error{io}.
+  void write(const ReferenceFacts& facts, const ReferenceValues& values) const;
+  /// That of the values: tells them apart.
+  static std::uint32_t checksum(const ReferenceValues& values);
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace sherd::engine

@@ -74,8 +74,8 @@ void check_layout(const GptConfig& c, const parallel::Layout& given, Problems& p
   if (c.pairs_texts() && padded_sentence_scores % ranks != 0)
     problems.add(cat("the scores of pairs of texts, padded to ", padded_sentence_scores, ",", over,
                      ": make parallel.tensor 1, 2, 4 or 8"));
-  if (c.classifies() && c.padded_scores() % ranks != 0)
-    problems.add(cat("the scores of ", counted(c.scores(), "label"), ", padded to ", c.padded_scores(), ",",
+  if (c.scores_texts() && c.padded_scores() % ranks != 0)
+    problems.add(cat("the scores of ", c.gives_rewards() ? "rewards" : counted(c.scores(), "label"), ", padded to ", c.padded_scores(), ",",
                      over, ": make parallel.tensor 1, 2, 4 or 8"));
 }
 
@@ -145,9 +145,9 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
       add("head",
           std::make_shared<parallel::ColumnLinear>(
               c.hidden_size, c.padded_scores(), layout,
-              nn::LinearOptions{.bias = c.head != config::Head::lm,
+              nn::LinearOptions{.bias = c.has_head_bias(),
                                 .init = c.init_of(c.hidden_size),
-                                .packing = c.classifies() ? autograd::Packing() : tokens_->weight()->packing,
+                                .packing = c.scores_texts() ? autograd::Packing() : tokens_->weight()->packing,
                                 .tied = c.tied() ? tokens_->weight() : nullptr,
                                 .fp8 = false}));
   head_->set_adapter(trained.of_head);

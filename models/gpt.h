@@ -114,6 +114,9 @@ class Gpt : public nn::LayeredModel, public nn::TextModel {
   struct Texts;
   Texts texts_of(Tape& tape, const Var& x, const tensor::Batch& batch);
   Var text_loss(Tape& tape, const Var& x, const tensor::Batch& batch);
+  /// Each text's reward, [texts, padded scores] of which the first counts; zeros of one without a target. On
+  /// all ranks that share the layout.
+  Var rewards(Tape& tape, const Var& x, const tensor::Batch& batch);
   /// The result of `head` for the stream behind the blocks, on all ranks.
   Var scores(Tape& tape, const tensor::Batch& batch, const std::function<Var(const Var& x)>& head);
 

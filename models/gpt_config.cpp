@@ -239,11 +239,11 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
           (e.experts * (feed_forward(e.ffn_hidden_size) + hidden + (e.router_bias ? 1 : 0)) + beside);
   const std::int64_t tables =
       (rows + (c.tied()         ? 0
-               : c.classifies() ? (padding ? c.padded_scores() : c.scores())
+               : c.scores_texts() ? (padding ? c.padded_scores() : c.scores())
                                 : rows)) *
           hidden +
       ((c.position == config::PositionType::learned ? c.max_positions : 0) + c.token_types) * hidden;
-  const std::int64_t score_biases = c.head == config::Head::lm ? 0
+  const std::int64_t score_biases = !c.has_head_bias() ? 0
                                     : !c.classifies()          ? rows
                                     : padding                  ? c.padded_scores()
                                                                : c.scores();

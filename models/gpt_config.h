@@ -50,7 +50,11 @@ struct GptConfig : config::Model {
   /// The head is BERT's pooler: tanh follows that layer, and no norm.
   bool pools() const { return head == config::Head::sequence_classification && !final_norm(); }
   /// Whether a linear layer stands in the head before its scores: BERT's labels of tokens have none.
-  bool has_head_dense() const { return head != config::Head::lm && !(labels_tokens() && !final_norm()); }
+  bool has_head_dense() const {
+    return head != config::Head::lm && !gives_rewards() && !(labels_tokens() && !final_norm());
+  }
+  /// Whether scores have a bias.
+  bool has_head_bias() const { return head != config::Head::lm && !gives_rewards(); }
   /// The unit of a feed-forward part that has a gate.
   tensor::Glu glu() const;
   /// The factor of a table's embeddings of that dtype, to which published models round the root of the width;

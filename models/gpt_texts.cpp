@@ -5,6 +5,7 @@
 #include "autograd/ops.h"
 #include "models/batch_entries.h"
 #include "models/gpt.h"
+#include "sharding/parallel/collectives.h"
 #include "sharding/parallel/sequence.h"
 #include "sharding/parallel/text_loss.h"
 
@@ -138,8 +139,33 @@ Gpt::Texts Gpt::texts_of(Tape& tape, const Var& x, const tensor::Batch& batch) {
   return out;
 }
 
+Var Gpt::rewards(Tape& tape, const Var& x, const tensor::Batch& batch) {
+  const std::int64_t texts = entry(batch, "sides").numel(), width = x.shape().back();
+  std::vector<std::int32_t> last(static_cast<std::size_t>(texts), 0);
+  if (tape.device().kind() != device::Kind::meta)
+    for (const Target& target : targets_of(batch, ends_of_texts(batch)))
+      last[static_cast<std::size_t>(target.text)] = static_cast<std::int32_t>(target.row);
+  const Tensor rows = Tensor::of<std::int32_t>(tape.device(), {texts}, last);
+  const auto scores_of = [&](const Var& stream) {
+    return parallel::gather((*head_)(tape, normed(tape, stream)), 2, layout_.tensor);
+  };
+  if (layout_.context_size() == 1 && !layout_.cuts_stream()) {
+    const Var picked = autograd::take_rows(autograd::reshape(x, {x.value().numel() / width, width}), rows);
+    const Var all = scores_of(autograd::reshape(picked, {1, texts, width}));
+    return autograd::reshape(all, {texts, all.shape().back()});
+  }
+  const Var all = parallel::gather_sequence(scores_of(x), layout_);
+  const std::int64_t columns = all.shape().back();
+  return autograd::take_rows(autograd::reshape(all, {all.value().numel() / columns, columns}), rows);
+}
+
 Var Gpt::text_loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
   require(text_loss_ != nullptr, "a batch whose texts have sides, and no loss that reads these: set_text_loss()");
+  if (config_.gives_rewards())
+    return parallel::score_loss(rewards(tape, x, batch),
+                                [&](const nn::TextScores& scores, nn::TextGradients& gradients) {
+                                  return (*text_loss_)(batch, scores, gradients);
+                                });
   const Texts texts = texts_of(tape, x, batch);
   return parallel::vocab_text_loss(
       texts.rows, vocabulary(tape), texts.labels, texts.runs, texts.texts,
@@ -154,6 +180,17 @@ nn::TextScores Gpt::text_scores(Tape& tape, const tensor::Batch& batch, bool wit
   const autograd::Replaced<bool> off(tape.without_adapters, without_adapter);
   const auto texts = static_cast<std::size_t>(entry(batch, "sides").numel());
   const auto head = [&](const Var& x) {
+    if (config_.gives_rewards()) {
+      const Var found = rewards(tape, x, batch);
+      const Tensor wide = tape.empty({found.shape().back(), found.shape()[0]}, DType::f64);
+      tape.kernels().copy(found.value(), wide);
+      const Tensor here = tensor::to_host(tape.device(), wide);
+      std::vector<double> all(3 * texts, 0.0);
+      if (tape.device().kind() != device::Kind::meta)
+        for (std::size_t i = 0; i < texts; ++i)
+          all[i] = all[texts + i] = here.data<double>()[i * static_cast<std::size_t>(found.shape().back())];
+      return tape.input(Tensor::of<double>(tape.device(), {3, std::ssize(all) / 3}, all));
+    }
     const Texts found = texts_of(tape, x, batch);
     const nn::TextScores scores = parallel::vocab_text_scores(found.rows, vocabulary(tape), found.labels,
                                                               found.runs, found.texts, layout_);

@@ -1,7 +1,28 @@
+#include <cstring>
+
 #include "base/error.h"
 #include "models/families/family.h"
 
 namespace sherd::models {
+
+std::string Family::class_of(config::Head head) const {
+  const auto named = [](const char* name) { return std::string(name ? name : ""); };
+  switch (head) {
+    case config::Head::sequence_classification:
+      return named(sequence_classifier);
+    case config::Head::token_classification:
+      return named(token_classifier);
+    case config::Head::pretraining:
+      return named(pretraining);
+    case config::Head::reward:  // transformers' decoders that classify have one name for all families
+      for (const char* end : {"ForCausalLM", "LMHeadModel"})
+        if (std::string name = architecture; name.ends_with(end))
+          return name.substr(0, name.size() - std::strlen(end)) + "ForSequenceClassification";
+      return "";
+    default:
+      return architecture;
+  }
+}
 
 Family gpt2(), llama(), mistral(), mixtral(), qwen2(), qwen3(), qwen3_moe(), phi3(), gemma2(), gemma3(),
     granite(), gpt_oss(), smollm3(), glm4(), glm4_moe(), deepseek_v2(), deepseek_v3(), qwen2_moe(),

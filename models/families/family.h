@@ -59,6 +59,7 @@ struct TensorNames {
   // Behind the blocks, without the prefix.
   std::string head = "lm_head", head_dense = "", head_norm = "", head_bias = "";
   std::string classifier = "";  ///< of labels
+  std::string rewards = "score";  ///< of a decoder's
   /// In the place of head_dense, with the prefix; what follows it where texts come in pairs, without.
   std::string pooler = "", sentence_head = "";
   std::vector<std::string> copies{};  ///< tables that files may have too, and which must be that of `tokens`
@@ -76,13 +77,8 @@ struct Family {
   const char* sequence_classifier = nullptr;  ///< that of the family's models that classify texts
   const char* token_classifier = nullptr;     ///< and their tokens
   const char* pretraining = nullptr;          ///< that learns pairs of texts
-  /// The class of models with that head; null: there is none.
-  const char* class_of(config::Head head) const {
-    return head == config::Head::sequence_classification ? sequence_classifier
-           : head == config::Head::token_classification  ? token_classifier
-           : head == config::Head::pretraining           ? pretraining
-                                                         : architecture;
-  }
+  /// The class of models with that head; empty: there is none.
+  std::string class_of(config::Head head) const;
   /// Changes the family's defaults in a configuration to those of its class, for keys that a config.json
   /// lacks.
   void (*class_defaults)(Published&) = nullptr;

@@ -14,7 +14,8 @@ std::vector<std::pair<std::string, std::string>> modules_beside(const GptConfig&
   std::vector<std::pair<std::string, std::string>> out{
       {module_of(layout.published("tokens.weight").tensors[0]), "tokens.weight"},
       {head, model.tied() ? "tokens.weight" : "head.weight"}};
-  if (!model.tied() && model.head != config::Head::lm) out.pop_back();  // an encoder's has layers in front
+  if (!model.tied() && model.head != config::Head::lm && !model.gives_rewards())
+    out.pop_back();  // an encoder's has layers in front
   return out;
 }
 

@@ -175,16 +175,28 @@ void settle_labels(Published& p, const Value& file) {
   }
 }
 
+/// A decoder's scores are rewards where there is one.
+void require_one_score(const Value& file) {
+  const Node *count = file.node.find("num_labels"), *names = file.node.find("id2label");
+  const std::int64_t scores = names && names->is(Node::Kind::object) ? std::ssize(names->members)
+                              : count && count->is(Node::Kind::integer) ? count->integer
+                                                                        : 2;
+  if (scores != 1)
+    refuse(file, scores, " labels of a decoder are not supported: a reward is one number (num_labels 1)");
+}
+
 /// A class that classifies texts or tokens, or learns pairs of texts.
 void settle_head(Published& p, const Value& file, const Family& family) {
   const Node* classes = file.node.find("architectures");
   if (!classes || !classes->is(Node::Kind::array)) return;
   for (const config::Head head :
-       {config::Head::sequence_classification, config::Head::token_classification, config::Head::pretraining})
-    if (const char* name = family.class_of(head);
-        name && std::any_of(classes->items.begin(), classes->items.end(),
+       {config::Head::sequence_classification, config::Head::token_classification, config::Head::pretraining,
+        config::Head::reward})
+    if (const std::string name = family.class_of(head);
+        !name.empty() && std::any_of(classes->items.begin(), classes->items.end(),
                             [&](const Node& item) { return item.is_text(name); }))
       p.model.head = head;
+  if (p.model.gives_rewards()) require_one_score(file);
   if (!p.model.classifies()) return;
   const bool of_texts = !p.model.labels_tokens();
   if (const Node* pooling = file.node.find("classifier_pooling");
@@ -249,7 +261,7 @@ std::optional<std::string> missing_of(const Model& m, const Family& family) {
     if (key.can_say && !key.can_say(published))
       return cat("model.activation \"", config::name_of(m.activation), "\"");
   if (m.causal != has.causal) return said("causal", m.causal);
-  if (m.classifies() || m.pairs_texts() ? !family.class_of(m.head) : m.head != has.head)
+  if (m.scores_texts() || m.pairs_texts() ? family.class_of(m.head).empty() : m.head != has.head)
     return cat("model.head \"", config::name_of(m.head), "\"");
   if (m.embedding_norm != has.embedding_norm) return said("embedding_norm", m.embedding_norm);
   if (m.bias != has.bias && !family.can("bias")) return said("bias", m.bias);
@@ -384,6 +396,11 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   };
   put("architectures", config::list_of(std::vector<std::string>{family.class_of(model.head)}));
   if (model.classifies()) put_labels(model, put);
+  if (model.gives_rewards()) {
+    put("id2label", config::node_of(std::vector<std::pair<std::string, Node>>{{"0", config::node_of("LABEL_0")}}));
+    put("label2id", config::node_of(std::vector<std::pair<std::string, Node>>{
+                        {"LABEL_0", config::node_of(std::int64_t{0})}}));
+  }
   put("model_type", config::node_of(family.name));
   put("vocab_size", config::node_of(vocab_size));
   Published published;

@@ -18,7 +18,7 @@ GrownVocabulary::GrownVocabulary(nn::WeightSource& source, const GptConfig& from
 }
 
 bool GrownVocabulary::grows(const std::string& name) const {
-  return name == "tokens.weight" || (!to_.classifies() && (name == "head.weight" || name == "head.bias"));
+  return name == "tokens.weight" || (!to_.scores_texts() && (name == "head.weight" || name == "head.bias"));
 }
 
 Shape GrownVocabulary::shape_there(const std::string& name) const {

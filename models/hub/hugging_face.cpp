@@ -397,10 +397,10 @@ bool HuggingFaceLayout::passes_over(const std::string& tensor) const {
     if (std::isdigit(static_cast<unsigned char>(*number)) && std::atoll(number) >= config_.num_layers)
       return true;
   }
-  if (config_.classifies())  // and files have the head for masked tokens, or for other labels
+  if (config_.scores_texts())  // and files have the head for masked tokens, or for other labels
     for (const std::string& part :
          {names().head, names().head_dense, names().head_norm, names().head_bias, names().classifier})
-      begins.push_back(part + ".");
+      if (!part.empty()) begins.push_back(part + ".");
   return std::any_of(begins.begin(), begins.end(),
                      [&](const std::string& begin) { return tensor.starts_with(begin); });
 }

@@ -93,7 +93,10 @@ class HuggingFaceLayout {
  private:
   const TensorNames& names() const { return family_->names; }
   std::string plain_head() const {
-    return (config_.classifies() ? names().classifier : names().head) + ".weight";
+    return (config_.gives_rewards()  ? names().rewards
+            : config_.classifies() ? names().classifier
+                                   : names().head) +
+           ".weight";
   }
   /// Without what is in front of all names.
   PublishedParameter plainly_published(const std::string& parameter) const;

@@ -52,10 +52,10 @@ bool takes_pooler(const models::GptConfig& options, const config::Model& source)
 
 NameThere names_in(const models::GptConfig& options, const config::Model& source) {
   const models::GptConfig from{source};
-  const bool pooler = takes_pooler(options, source), classifies = options.classifies(),
+  const bool pooler = takes_pooler(options, source), classifies = options.scores_texts(),
              same_layers =
                  options.has_head_dense() && from.has_head_dense() && options.pools() == from.pools(),
-             from_labels = from.classifies();
+             from_labels = from.scores_texts();
   return [=](const std::string& name) -> std::optional<std::string> {
     constexpr std::string_view dense = "head_dense.";
     if (!models::is_of_head(name)) return name;

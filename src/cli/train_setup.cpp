@@ -9,6 +9,7 @@
 #include "cli/weights.h"
 #include "comm/gather.h"
 #include "engine/checkpoint/format.h"
+#include "engine/preference/reference_copy.h"
 #include "engine/setup/process_grid.h"
 #include "models/adapters/prompt_weights.h"
 #include "models/gpt.h"
@@ -28,13 +29,11 @@ TrainSetup::TrainSetup(DistributedPtr dist, const config::Config& config,
   preferences_ = std::make_unique<engine::PreferenceRun>(*engine_, data_, reference_.get());
 }
 
-/// A second model, whose weights are those that training begins from, and stay so: it is sharded and offloaded
-/// as the first, and has neither gradients nor optimizer.
+/// A second model, whose weights are those that training begins from, and stay so.
 void TrainSetup::make_reference() {
   const config::Config& config = engine_->config();
   const auto model = std::make_shared<models::Gpt>(shape_, layout_of(*groups_, config));
-  model->freeze();
-  reference_ = std::make_unique<Engine>(dist_, model, config, engine_->shared_device(), nullptr, groups_);
+  reference_ = engine::make_reference_copy(*engine_, model, groups_);
   const std::string& folder = config.training.init_from;
   if (folder.empty()) return;  // the same were drawn
   Weights weights(folder, shape_, reference_->device(), config.training.adapter, prompt_ids());

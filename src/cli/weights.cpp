@@ -230,7 +230,7 @@ void Weights::open(const models::GptConfig& options, device::Device& device, con
     source_ = std::make_unique<models::HuggingFaceWeights>(folder, models::HuggingFaceLayout(there));
     grow(there, options, device);
     for (const std::string& note : published.notes) notes_.push_back(cat(folder, "/config.json: ", note));
-    if (published.model.classifies() && scores_others(options, published.model))
+    if (published.model.scores_texts() && scores_others(options, published.model))
       source_ = without_scores(std::move(source_), names_in(options, published.model));
   } else {
     reader_ = std::make_unique<engine::CheckpointReader>(engine::checkpoint_folder(folder));
@@ -240,7 +240,7 @@ void Weights::open(const models::GptConfig& options, device::Device& device, con
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
     if (const auto from = configuration_of(*reader_).model;
-        from && (options.classifies() || options.pairs_texts() || from->pairs_texts()) &&
+        from && (options.scores_texts() || from->gives_rewards() || options.pairs_texts() || from->pairs_texts()) &&
         scores_others(options, *from)) {
       const NameThere there = names_in(options, *from);
       const auto wanted = [there, pooler = takes_pooler(options, *from)](const std::string& name) {

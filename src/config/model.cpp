@@ -279,6 +279,8 @@ void check_bounds(const Model& m) {
   expect(!m.classifies() || !m.causal, head,
          " is for encoders, whose tokens see all of a text: set causal to false, or take a type that has it "
          "so, such as bert");
+  expect(!m.gives_rewards() || m.causal, head,
+         " reads a text to its last token: set causal to true, or take a type that has it so, such as llama");
   expect(m.classifies() == !m.labels.empty(),
          m.classifies()
              ? head + " needs labels, the names of the classes"

@@ -35,8 +35,9 @@ enum class NormPlacement : std::uint8_t { pre, post, sandwich, post_residual };
 /// What stands behind the blocks: scores of the vocabulary; BERT's head for masked tokens, which are scores
 /// with a bias behind a linear layer, an activation and a norm; or scores of labels, of a text by its first
 /// token, behind such layers (where norms follow sums: a linear layer and tanh, BERT's pooler) and dropout;
-/// or of each token, behind such layers (where norms follow sums: none) and dropout.
-enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification, pretraining };
+/// or of each token, behind such layers (where norms follow sums: none) and dropout. reward: one number, of a
+/// text that a decoder has read, by its last token.
+enum class Head : std::uint8_t { lm, mlm, sequence_classification, token_classification, pretraining, reward };
 /// What a layer's queries see: all tokens before them, or those of a window.
 enum class LayerType : std::uint8_t { full_attention, sliding_attention, linear_attention };
 
@@ -286,13 +287,19 @@ struct Model {
   /// Whether the head scores labels, of texts or of tokens.
   bool classifies() const { return head == Head::sequence_classification || labels_tokens(); }
   bool labels_tokens() const { return head == Head::token_classification; }
+  /// The head gives a text one number.
+  bool gives_rewards() const { return head == Head::reward; }
   /// A head beside that for masked tokens says whether the second of two texts goes on with the first.
   bool pairs_texts() const { return head == Head::pretraining; }
+  /// The head scores something other than tokens of the vocabulary.
+  bool scores_texts() const { return classifies() || gives_rewards(); }
   /// Whether the head's table is that of the embeddings.
-  bool tied() const { return tie_embeddings && !classifies(); }
+  bool tied() const { return tie_embeddings && !scores_texts(); }
   /// Scores that mean something, and rows of the head's table.
-  std::int64_t scores() const { return classifies() ? static_cast<std::int64_t>(labels.size()) : vocab_size; }
-  std::int64_t padded_scores() const { return classifies() ? (scores() + 7) / 8 * 8 : padded_vocab(); }
+  std::int64_t scores() const {
+    return gives_rewards() ? 1 : classifies() ? static_cast<std::int64_t>(labels.size()) : vocab_size;
+  }
+  std::int64_t padded_scores() const { return scores_texts() ? (scores() + 7) / 8 * 8 : padded_vocab(); }
   bool has_qkv_bias() const { return bias || qkv_bias; }
   bool has_mlp_bias() const { return bias && mlp_bias; }
   bool operator==(const Model&) const = default;

@@ -292,6 +292,7 @@ class Engine {
   // ---- parts ----
   const config::Config& config() const { return config_; }
   Distributed& dist() { return *dist_; }
+  const DistributedPtr& shared_dist() const { return dist_; }
   /// The groups in which this rank exchanges tensors, and what they carried, by axis.
   comm::ProcessGroups& groups() const;
   /// How the model's parts lie on the ranks of a pipeline.

@@ -153,6 +153,7 @@ std::shared_ptr<const data::Samples> preferences(std::shared_ptr<const data::Ind
                               .padding = data.info ? data.info->end_of_document : 0,
                               .packed = packed,
                               .pairs = !kto,
+                              .whole = config.objective() == config::Objective::reward,
                               .mismatched = kto && config.reference() != config::Reference::none &&
                                             config.preference_terms().front().loss == config::PreferenceLoss::kto,
                               .first_text = before},

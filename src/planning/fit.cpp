@@ -331,6 +331,9 @@ tensor::Batch dry_batch(const config::Config& config, std::int64_t rows, device:
     out["source_lengths"] = tensor::Tensor::empty(device, {rows}, DType::i32, device::Category::activations,
                                                   device.processor_tier());
   if (config.keeps_texts_apart()) out["positions"] = ids();
+  if (config.learns_preferences())
+    out["sides"] = tensor::Tensor::empty(device, {2 * rows}, DType::i32, device::Category::activations,
+                                         device.processor_tier());
   if (config.model->pairs_texts()) out["sentence_labels"] = ids(), out["token_types"] = ids();
   if (config.objective() != config::Objective::mlm) return out;
   // As many as hardly any batch has more of.

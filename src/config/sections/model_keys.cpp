@@ -15,7 +15,7 @@ const std::vector<std::string> activation_names = {"gelu_tanh", "gelu",       "r
                                                    "swiglu",    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
 const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification", "token_classification",
-                                             "pretraining"};
+                                             "pretraining", "reward"};
 
 bool is_text(const Node& item) {
   return item.is(Node::Kind::string);
@@ -298,7 +298,8 @@ std::vector<Key<Model>> block_keys() {
               "activation, a norm, and scores with a bias; `sequence_classification`, scores of `labels` by "
               "the first token of a text ([more](data.md#classification)), `token_classification`, of each "
               "token ([more](data.md#labels-of-tokens)); `pretraining`, BERT's, that of `mlm` and beside "
-              "it whether a text goes on with the one before ([more](data.md#next-sentences))",
+              "it whether a text goes on with the one before ([more](data.md#next-sentences)); `reward`, one "
+              "number by the last token of a text ([more](preferences.md#reward-models))",
               shapes),
       labels_key().means("names of the classes of `sequence_classification` or `token_classification`, in "
                          "the order of their "

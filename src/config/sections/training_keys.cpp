@@ -262,6 +262,12 @@ void check_objective(const Config& config, const Value& file) {
     at.error("\"", name_of(objective),
              "\" is learned by models that write, and model.causal is false: set it to true, or take another "
              "objective");
+  if ((objective == Objective::reward) != config.model->gives_rewards())
+    at.error("objective \"reward\" and model.head \"reward\" go together: set both, or neither");
+  if (config.model->gives_rewards() && config.training.adapter.type != AdapterType::none &&
+      config.training.adapter.modules_to_save.empty())
+    Value{*training->find("adapter"), "training.adapter", file.context}.error(
+        "would leave the head that gives rewards as it is: add \"modules_to_save\": [\"score\"]");
   if (objective != Objective::automatic &&
       (objective == Objective::classification) != config.model->classifies())
     at.error(

@@ -14,7 +14,7 @@ PreferenceSamples::PreferenceSamples(std::shared_ptr<const IndexedDataset> datas
   require(range.begin >= 0 && range.begin % 2 == 0 && range.size() % 2 == 0 &&
               range.end <= dataset_->sequences(),
           "sequences ", range.begin, " to ", range.end, " of ", dataset_->sequences(), " in pairs");
-  require(!options.mismatched || !options.pairs, "mismatched answers are of texts by themselves");
+  require(!options.mismatched || (!options.pairs && !options.whole), "mismatched answers are of texts by themselves");
   const std::int64_t least = options.packed && options.pairs ? 2 : 1;
   if (options.seq_length < least)
     fail(ErrorKind::config, "the sequence length must be at least ", least, ", not ", options.seq_length);
@@ -35,7 +35,7 @@ PreferenceSamples::PreferenceSamples(std::shared_ptr<const IndexedDataset> datas
 }
 
 bool PreferenceSamples::has_target(std::int64_t sequence, std::int64_t places) const {
-  std::vector<std::uint8_t> targets(static_cast<std::size_t>(places));
+  std::vector<std::uint8_t> targets(static_cast<std::size_t>(options_.whole ? places - 1 : places));
   dataset_->read_mask(sequence, 1, targets);
   return std::find(targets.begin(), targets.end(), 1) != targets.end();
 }
@@ -53,7 +53,7 @@ void PreferenceSamples::find_items() {
       ++left_out_;
       continue;
     }
-    const std::int64_t all = dataset_->length(sequence) - 1 + (other ? dataset_->length(sequence + 1) - 1 : 0);
+    const std::int64_t all = own_places(sequence) + (other ? own_places(sequence + 1) : 0);
     tokens_ += places.chosen + places.rejected;
     cut_ += places.chosen + places.rejected < all;
     items_.push_back(static_cast<std::uint32_t>(sequence - range_.begin));
@@ -65,9 +65,9 @@ void PreferenceSamples::find_items() {
 }
 
 PreferenceSamples::Places PreferenceSamples::places_of(std::int64_t sequence) const {
-  const std::int64_t row = options_.seq_length, chosen = dataset_->length(sequence) - 1;
+  const std::int64_t row = options_.seq_length, chosen = own_places(sequence);
   if (!options_.pairs) return {std::min(chosen, row), 0};
-  const std::int64_t rejected = dataset_->length(sequence + 1) - 1;
+  const std::int64_t rejected = own_places(sequence + 1);
   if (!options_.packed) return {std::min(chosen, row), std::min(rejected, row)};
   const std::int64_t first = std::min(chosen, std::max(row / 2, row - rejected));
   return {first, std::min(rejected, row - first)};
@@ -157,9 +157,14 @@ void PreferenceSamples::begin_row(SampleRow& row) const {
 
 void PreferenceSamples::append(SampleRow& row, std::size_t at, const std::vector<std::int32_t>& ids,
                                const std::vector<std::uint8_t>& targets, std::int64_t sequence) const {
-  const std::size_t places = ids.size() - 1;
-  write_text({}, ids, targets, std::span(row.tokens).subspan(at, places),
-             std::span(row.labels).subspan(at, places));
+  const std::size_t places = ids.size() - (options_.whole ? 0 : 1);
+  if (options_.whole) {
+    std::copy(ids.begin(), ids.end(), row.tokens.begin() + static_cast<std::ptrdiff_t>(at));
+    row.labels[at + places - 1] = ids.back();
+  } else {
+    write_text({}, ids, targets, std::span(row.tokens).subspan(at, places),
+               std::span(row.labels).subspan(at, places));
+  }
   if (packing_) row.ends.push_back(static_cast<std::int32_t>(at + places));
   row.sides.push_back(side_of(sequence));
   row.texts.push_back(static_cast<std::int32_t>(options_.first_text + sequence));
@@ -179,7 +184,7 @@ void PreferenceSamples::load(std::int64_t position, SampleRow& row) const {
   for (const Text& text : texts_at(position)) {
     std::vector<std::int32_t> ids;
     std::vector<std::uint8_t> targets;
-    read(text.sequence, 0, text.places + 1, ids, targets);
+    read(text.sequence, 0, text.places + (options_.whole ? 0 : 1), ids, targets);
     append(row, used, ids, targets, text.sequence);
     used += static_cast<std::size_t>(text.places);
   }
@@ -205,7 +210,7 @@ void PreferenceSamples::load_mismatched(std::int64_t position, SampleRow& row) c
 }
 
 void PreferenceSamples::will_need(std::int64_t position) const {
-  for (const Text& text : texts_at(position)) dataset_->will_need(text.sequence, 0, text.places + 1);
+  for (const Text& text : texts_at(position)) dataset_->will_need(text.sequence, 0, text.places);
 }
 
 }  // namespace sherd::data

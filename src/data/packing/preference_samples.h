@@ -21,6 +21,9 @@ struct PreferenceOptions {
   /// rejected one behind the chosen one.
   bool packed = false;
   bool pairs = true;         ///< chosen and rejected come together, in this order; else each text by itself
+  /// A text takes as many places as it has tokens, and the last one of them is its target, whose own label it
+  /// is: what a model says of the text when it has read all of it.
+  bool whole = false;
   bool mismatched = false;   ///< rows have a like of them with other answers; of texts by themselves
   std::int64_t first_text = 0;  ///< the number of the dataset's first sequence among the run's texts
 };
@@ -72,6 +75,10 @@ class PreferenceSamples final : public Samples {
   struct Text {
     std::int64_t sequence, places;
   };
+  /// Places of a whole text.
+  std::int64_t own_places(std::int64_t sequence) const {
+    return dataset_->length(sequence) - (options_.whole ? 0 : 1);
+  }
   bool is_absent(std::int64_t sequence) const { return dataset_->length(sequence) < 2; }
   void find_items();
   bool has_target(std::int64_t sequence, std::int64_t places) const;

@@ -1,9 +1,11 @@
 #include "engine/estimate/dry_run.h"
 
 #include "comm/dry/dry_world.h"
+#include "engine/preference/reference_copy.h"
 #include "engine/setup/make_device.h"
 #include "engine/setup/process_grid.h"
 #include "nn/layered_model.h"
+#include "nn/text_loss.h"
 #include "tensor/meta/recording_kernels.h"
 
 namespace sherd::engine {
@@ -56,6 +58,20 @@ DryRun::DryRun(const config::Config& config, const ModelSource& model, const Mak
         std::make_unique<tensor::meta::RecordingKernels>(make_kernels(config, *device), listeners.kernels);
   engine_ = std::make_unique<Engine>(dist, model.build(layout_of(*groups, config)), quiet(config),
                                      std::move(device), std::move(kernels), groups);
+  if (config.reference() == config::Reference::copy)
+    copy_ = make_reference_copy(*engine_, model.build(layout_of(*groups, config)), groups);
+}
+
+void DryRun::before_step() {
+  const config::Config& config = engine_->config();
+  const bool adapter = config.reference() == config::Reference::adapter;
+  if (!adapter && !copy_ && config.objective() != config::Objective::kto) return;
+  Engine& from = copy_ ? *copy_ : *engine_;
+  auto* model = dynamic_cast<nn::TextModel*>(&from.module());
+  if (!model) return;
+  const tensor::Batch texts = batch();
+  if (!texts.contains("sides")) return;
+  from.evaluate([&](autograd::Tape& tape) { model->text_scores(tape, texts, adapter); });
 }
 
 std::vector<ValueForm> DryRun::forms_of_parts() {

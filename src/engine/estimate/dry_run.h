@@ -41,15 +41,18 @@ class DryRun {
   tensor::Batch batch() { return batch_(engine_->device()); }
   /// One step by train_batch().
   void step() {
+    before_step();
     engine_->train_batch([this] { return batch(); });
   }
+  /// What preferences run before each step (PreferenceRun), of one micro-batch.
+  void before_step();
   void evaluate() { engine_->eval_batch(batch()); }
   /// The form of what each part of the model but the last gives; for a LayeredModel that one stage has whole.
   std::vector<ValueForm> forms_of_parts();
 
  private:
   MakeBatch batch_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Engine> engine_, copy_;  ///< the latter: of config::Reference::copy
 };
 
 }  // namespace sherd::engine

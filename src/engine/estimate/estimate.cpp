@@ -63,6 +63,7 @@ class MeasuredDryRun : public DryRun {
     const std::int64_t run = std::min(micro_batches, most_micro_batches);
     Moved sum;
     std::size_t loss_bytes = 0;
+    before_step();
     for (std::int64_t i = 0; i < run; ++i) {
       engine().set_gradient_accumulation_boundary(i + 1 == run);
       const IoBytes before = engine().io_bytes();

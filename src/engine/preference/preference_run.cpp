@@ -354,21 +354,22 @@ ReferenceValues PreferenceRun::compute() {
   if (speaks())
     log_info("the reference's log-probabilities of ", counted(facts().texts, "text"),
              " are computed before the first step, and kept in ", file_.path().string());
+  const auto find = [&](const tensor::Batch& batch, std::vector<double>& values) {
+    const std::vector<double> found = scores(engine_, batch, false).weighted;
+    const std::vector<std::int32_t> sides = sides_of(batch);
+    const auto* numbers = batch.at("texts").data<std::int32_t>();
+    for (std::size_t text = 0; text < sides.size(); ++text)
+      if (sides[text] != 0) {
+        const auto at = static_cast<std::size_t>(numbers[text]);
+        values[at] = found[text], seen[at] = 1;
+      }
+  };
   for (const auto& part : data_->parts) {
     data::TokenLoader loader(part, engine_.loader_rank(), engine_.device());
     for (std::int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
       const tensor::Batch batch = loader.next_of_pass().batch;
-      const std::vector<double> found = scores(engine_, batch, false).weighted,
-                                others = both ? scores(engine_, mismatched_of(batch), false).weighted
-                                              : std::vector<double>();
-      const std::vector<std::int32_t> sides = sides_of(batch);
-      const auto* numbers = batch.at("texts").data<std::int32_t>();
-      for (std::size_t text = 0; text < sides.size(); ++text) {
-        if (sides[text] == 0) continue;
-        const auto at = static_cast<std::size_t>(numbers[text]);
-        out.texts[at] = found[text], seen[at] = 1;
-        if (both) out.mismatched[at] = others[text];
-      }
+      find(batch, out.texts);
+      if (both) find(mismatched_of(batch), out.mismatched);
     }
   }
   for (std::vector<double>* each : {&out.texts, &out.mismatched, &seen})

@@ -6,7 +6,7 @@
 //   preference_loss.h   the loss of a micro-batch, and what people watch of it
 //   preference_run.h    what a step needs before it: the reference's log-probabilities, and numbers of the
 //                       whole global batch
-//   reference_file.h    log-probabilities that were computed once
+//   reference_file.h    log-probabilities that were computed once; reference_copy.h: a second model
 //
 // The model's side is nn/text_loss.h, its head sharding/parallel/text_loss.h, the rows
 // data/packing/preference_samples.h.

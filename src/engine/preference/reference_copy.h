@@ -1,0 +1,14 @@
+#pragma once
+
+#include <memory>
+
+#include "engine/engine.h"
+
+namespace sherd::engine {
+
+/// A second engine of this rank, with `model`, which it freezes: it is sharded and offloaded as the first, has
+/// neither gradients nor optimizer, and files of its own on NVMe. `groups`: the first one's. Collective.
+std::unique_ptr<Engine> make_reference_copy(Engine& first, std::shared_ptr<nn::Model> model,
+                                            std::shared_ptr<comm::ProcessGroups> groups);
+
+}  // namespace sherd::engine

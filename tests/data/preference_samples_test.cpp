@@ -1,0 +1,3 @@
+#include "data/packing/preference_samples.h"
+
+#include <gtest/gtest.h>

@@ -8,7 +8,8 @@
 #include "autograd/ops.h"
 #include "tensor/tensor.h"
 
-// What a Gpt reads of its batches, as Gpt::forward_part() lists it. All throw Error{data} for what does not fit.
+// What a Gpt reads of its batches, as Gpt::forward_part() lists it. All throw Error{data} for what does not
+// fit.
 namespace sherd::models {
 
 using autograd::Tape;

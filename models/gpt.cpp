@@ -202,12 +202,6 @@ Var Gpt::embed(Tape& tape, const tensor::Batch& batch) {
       first >= rows)
     fail(ErrorKind::data, "a sequence of ", rows, " tokens has none behind the encoder's ", first,
          " (model.encoder.seq_length): give the decoder's behind them");
-  if (tape.documents && config_.llama_4_scaling_beta > 0 && tokens.shape()[1] > config_.query_positions())
-    fail(ErrorKind::config,
-         "queries grow with their position in a row (model.llama_4_scaling_beta), not in a document of it: "
-         "with "
-         "several documents in a row leave model.seq_length at ",
-         config_.query_positions(), " at most");
   Var x = (*tokens_)(tape, parallel::inner_part(tape.kernels(), tokens, layout_));
   if (config_.embedding_multiplier != 1) x = autograd::scale(x, config_.embedding_multiplier);
   const auto add_rows = [&](nn::LearnedPositions& table, const Tensor& ids) {

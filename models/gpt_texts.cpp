@@ -131,9 +131,8 @@ Gpt::Texts Gpt::texts_of(Tape& tape, const Var& x, const tensor::Batch& batch) {
   }
   out.rows = normed(tape, x);
   out.labels = parallel::inner_part(tape.kernels(), labels, layout_);
-  out.runs = meta || layout_.context_size() > 1
-                 ? runs_of_parts(out.labels.shape()[0], out.labels.shape()[1])
-                 : runs_of_rows(std::move(runs), targets, labels.numel());
+  out.runs = meta || layout_.context_size() > 1 ? runs_of_parts(out.labels.shape()[0], out.labels.shape()[1])
+                                                : runs_of_rows(std::move(runs), targets, labels.numel());
   if (meta)
     for (parallel::TextRows& run : out.runs) run.text = 0;
   return out;
@@ -160,7 +159,8 @@ Var Gpt::rewards(Tape& tape, const Var& x, const tensor::Batch& batch) {
 }
 
 Var Gpt::text_loss(Tape& tape, const Var& x, const tensor::Batch& batch) {
-  require(text_loss_ != nullptr, "a batch whose texts have sides, and no loss that reads these: set_text_loss()");
+  require(text_loss_ != nullptr,
+          "a batch whose texts have sides, and no loss that reads these: set_text_loss()");
   if (config_.gives_rewards())
     return parallel::score_loss(rewards(tape, x, batch),
                                 [&](const nn::TextScores& scores, nn::TextGradients& gradients) {

@@ -88,7 +88,6 @@ class Rows:
 
     def __init__(self, texts, prompt, fill, dtype=None):
         length = prompt + max(len(t["log_probs"]) for t in texts)
-        self.texts = texts
         self.mask = torch.zeros(len(texts), length, dtype=torch.int64)
         self.attention = torch.zeros_like(self.mask)
         self.log_probs = torch.full((len(texts), length - 1), fill, dtype=dtype)
@@ -251,6 +250,9 @@ def cases():
         if loss in ("ipo", "robust", "discopop", "sigmoid_norm") or keys.get("label_smoothing") == 0.001:
             yield of_dpo("pairs", loss, {"beta": 0.4, **keys, **divergences[1]})
     yield of_dpo("far", "sigmoid", {"beta": 1.0, **divergences[1]})
+    # Of exponents that are clamped to 80.
+    clamped = {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 4}
+    yield of_dpo("far", "sigmoid", {"beta": 1e-34, **clamped})
 
     for texts, beta in (("pairs", 0.1), ("pairs", 0.4), ("far", 1.0)):
         for keys in ({"beta": beta}, {"beta": beta, "label_smoothing": 0.1, "cpo_alpha": 0.3}):

@@ -108,10 +108,10 @@ Var vocab_cross_entropy(const Var& x, const VocabHead& of, const Tensor& labels,
   if (recorded && head.keeps_logits()) {
     const Tensor logits = make_logits(tape, head, rows, of);
     const Tensor lse = add_loss(tape, head, logits, head.labels, total);
-    backward = WholeBackward(head, x, of, std::move(want), logits, lse,
-                             {{{0, head.rows(), 1}}, total.range(1, 2)});
+    backward =
+        WholeBackward(head, x, of, std::move(want), logits, lse, {{{0, head.rows(), 1}}, total.range(1, 2)});
   } else {
-    ChunkGradients gradients{head,  want.x, want.weight, want.bias, {}, {}, {}, total, std::move(want.trained),
+    ChunkGradients gradients{head, want.x, want.weight, want.bias, {}, {}, {}, total, std::move(want.trained),
                              {}};
     take_chunks(tape, rows, of, gradients);
     if (recorded) backward = std::move(gradients);

@@ -57,7 +57,8 @@ class TextPass {
     out.targets.resize(out.log_prob.size());
     if (tape_.device().kind() == device::Kind::meta) return out;  // nothing can be read
     const std::int64_t n = head_.rows(), parts = head_.layout.tensor_size();
-    const std::vector<double> lse = on_processor(tape_, parts_.lse), logit = on_processor(tape_, parts_.logit);
+    const std::vector<double> lse = on_processor(tape_, parts_.lse),
+                              logit = on_processor(tape_, parts_.logit);
     const Tensor labels = tensor::to_host(tape_.device(), head_.labels);
     for (const TextRows& run : rows) {
       const auto text = static_cast<std::size_t>(run.text);
@@ -96,8 +97,8 @@ class TextPass {
     head_.layout.tensor
         ->all_gather({{own_lse, lse}, {own_logit, logit}}, {.label = "the loss: parts of the vocabulary"})
         .wait();
-    tape_.kernels().cross_entropy_total(lse, logit, labels, head_.ignore_index, lse_.range(begin, end), total_,
-                                        true);
+    tape_.kernels().cross_entropy_total(lse, logit, labels, head_.ignore_index, lse_.range(begin, end),
+                                        total_, true);
     const std::int64_t n = head_.rows();
     tape_.kernels().copy_rows({lse, 0, end - begin}, {parts_.lse, begin, n}, parts, end - begin);
     tape_.kernels().copy_rows({logit, 0, end - begin}, {parts_.logit, begin, n}, parts, end - begin);
@@ -153,9 +154,8 @@ struct ChunkedBackward {
 
   void operator()(Tape& tape, const Tensor& dy) {
     tensor::Kernels& kernels = tape.kernels();
-    const Tensor rows = begin_inner(kernels, head, x.get(tape), false)
-                            .wait()
-                            .reshape({head.rows(), head.w_shape[1]});
+    const Tensor rows =
+        begin_inner(kernels, head, x.get(tape), false).wait().reshape({head.rows(), head.w_shape[1]});
     x = {};
     const auto room = [&](const GradRef& wanted, const Shape& shape, DType dtype) {
       return wanted ? tape.empty(shape, dtype) : Tensor();
@@ -192,9 +192,8 @@ struct ChunkedBackward {
     if (!ref) return;
     const Tensor one = tape.empty({1}, DType::f64);
     tape.kernels().fill(one, 1);
-    tape.write_grad(ref, shape, head.dtype, [&](const Tensor& to, bool add) {
-      tape.kernels().add_scaled(gradient, one, to, add);
-    });
+    tape.write_grad(ref, shape, head.dtype,
+                    [&](const Tensor& to, bool add) { tape.kernels().add_scaled(gradient, one, to, add); });
   }
 };
 
@@ -233,16 +232,15 @@ nn::TextScores vocab_text_scores(const Var& x, const VocabHead& of, const Tensor
   return pass.scores(rows, texts);
 }
 
-Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels, const std::vector<TextRows>& rows,
-                    std::int64_t texts, const TextLossFunction& loss, const Layout& layout,
-                    std::int32_t ignore_index) {
+Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels,
+                    const std::vector<TextRows>& rows, std::int64_t texts, const TextLossFunction& loss,
+                    const Layout& layout, std::int32_t ignore_index) {
   Tape& tape = x.tape();
   TextPass pass(tape, checked_head(x, of, labels, layout, ignore_index), of);
   const Head& head = pass.head();
   HeadGradients want(x, of);
   const bool keeps = want.recorded && head.keeps_logits();
-  const bool at_once =
-      want.recorded && !keeps && want.x && !want.weight && !want.bias && !want.trained.rows;
+  const bool at_once = want.recorded && !keeps && want.x && !want.weight && !want.bias && !want.trained.rows;
   Tensor kept, dx = at_once ? tape.empty({head.rows(), head.w_shape[1]}, head.dtype) : Tensor();
   const Tensor one = tape.empty({1}, DType::f64);
   tape.kernels().fill(one, 1);
@@ -264,8 +262,7 @@ Var vocab_text_loss(const Var& x, const VocabHead& of, const Tensor& labels, con
     else if (at_once)
       backward = ScaledBackward{head, want.x, dx, std::move(factors)};
     else
-      backward =
-          ChunkedBackward{head, of, std::move(want), Saved(x), pass.lse(), std::move(factors)};
+      backward = ChunkedBackward{head, of, std::move(want), Saved(x), pass.lse(), std::move(factors)};
   }
   return tape.record(std::move(value), {x, of.weight, of.bias, of.trained.rows}, std::move(backward));
 }
@@ -282,8 +279,7 @@ Var score_loss(const Var& scores, const TextLossFunction& loss) {
   }
   found.weighted = found.log_prob;
   nn::TextGradients gradients;
-  Tensor value =
-      found_loss(tape, tensor::compute_type(scores.dtype()), loss, found, gradients);
+  Tensor value = found_loss(tape, tensor::compute_type(scores.dtype()), loss, found, gradients);
   return tape.record(
       std::move(value), {scores},
       [ref = scores.grad_ref(), shape = scores.shape(), dtype = scores.dtype(),

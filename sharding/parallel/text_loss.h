@@ -19,16 +19,15 @@ struct TextRows {
 /// context ranks. x, head, labels, layout: as of vocab_cross_entropy(). rows: runs that follow each other and
 /// have all rows of the labels; `texts`: how many there are. The processor waits for the scores.
 ///
-/// Logits are kept where vocab_cross_entropy() keeps them. Beyond that they are made in chunks, and made again
-/// in backward, unless nothing but x takes a gradient: then that is computed at once, and multiplied by what
-/// its rows count for when that is known.
+/// Logits are kept where vocab_cross_entropy() keeps them. Beyond that they are made in chunks, and made
+/// again in backward, unless nothing but x takes a gradient: then that is computed at once, and multiplied by
+/// what its rows count for when that is known.
 ///
 /// Throws as vocab_cross_entropy(), and Error{numerics} for a text without a finite score.
-autograd::Var vocab_text_loss(
-    const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
-    const std::vector<TextRows>& rows, std::int64_t texts,
-    const std::function<double(const nn::TextScores&, nn::TextGradients&)>& loss, const Layout& layout,
-    std::int32_t ignore_index = -100);
+autograd::Var vocab_text_loss(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,
+                              const std::vector<TextRows>& rows, std::int64_t texts,
+                              const std::function<double(const nn::TextScores&, nn::TextGradients&)>& loss,
+                              const Layout& layout, std::int32_t ignore_index = -100);
 
 /// The scores alone; not recorded.
 nn::TextScores vocab_text_scores(const autograd::Var& x, const VocabHead& head, const tensor::Tensor& labels,

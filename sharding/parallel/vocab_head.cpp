@@ -5,7 +5,7 @@
 namespace sherd::parallel {
 
 Head checked_head(const Var& x, const VocabHead& of, const Tensor& labels, const Layout& layout,
-             std::int32_t ignore_index) {
+                  std::int32_t ignore_index) {
   const auto& [weight, bias, vocabulary, cap, trained] = of;
   const Shape &stream = x.shape(), &table = weight.shape();
   require(stream.rank() == 3 && table.rank() == 2 && table[1] == stream[2] && x.dtype() == weight.dtype(),
@@ -85,7 +85,7 @@ void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Ten
 }
 
 void TrainedBackward::add_to(tensor::Kernels& kernels, const Tensor& all, const std::vector<Tensor>& columns,
-            const Tensor& dx) const {
+                             const Tensor& dx) const {
   for (std::size_t i = 0; i < columns.size(); ++i)
     kernels.matmul({.a = columns[i],
                     .b = all.rows(runs[i].from, runs[i].from + runs[i].count),
@@ -93,8 +93,8 @@ void TrainedBackward::add_to(tensor::Kernels& kernels, const Tensor& all, const 
                     .accumulate = true});
 }
 
-void TrainedBackward::write(tensor::Kernels& kernels, const std::vector<Tensor>& columns, const Tensor& x, const Tensor& to,
-           bool add) const {
+void TrainedBackward::write(tensor::Kernels& kernels, const std::vector<Tensor>& columns, const Tensor& x,
+                            const Tensor& to, bool add) const {
   if (!add) kernels.fill(to, 0);
   for (std::size_t i = 0; i < columns.size(); ++i)
     kernels.matmul({.a = columns[i],

@@ -81,7 +81,8 @@ struct RowFactors {
 };
 /// dy·factor / divisor, fp64 [1].
 Tensor gradient_factor(Tape& tape, const Tensor& dy, const Tensor& divisor, double factor);
-/// Turns the logits of rows from `first` on, of those that `factors` has, into their gradient, factor·(softmax
+/// Turns the logits of rows from `first` on, of those that `factors` has, into their gradient,
+/// factor·(softmax
 /// - onehot), before any cap. labels, lse: of the same rows.
 void differentiate(Tape& tape, const Head& head, const Tensor& logits, const Tensor& labels,
                    const Tensor& lse, const RowFactors& factors, const Tensor& dy, std::int64_t first = 0);

@@ -1,5 +1,7 @@
 #include "autograd/ops.h"
 
+#include <numeric>
+
 #include "autograd/gradients.h"
 #include "autograd/key_cache.h"
 #include "tensor/argument_checks.h"
@@ -30,11 +32,24 @@ AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& g
   return result;
 }
 
+/// Each row's position within its document, of the documents of a pass.
+Tensor positions_of_documents(Tape& tape) {
+  constexpr std::int64_t kind = 2;  // of shared values
+  return tape.shared_value({kind}, [&] {
+    const Documents& bounds = *tape.documents;
+    std::vector<std::int32_t> positions(static_cast<std::size_t>(bounds.back()));
+    for (std::size_t d = 0; d + 1 < bounds.size(); ++d)
+      std::iota(positions.begin() + bounds[d], positions.begin() + bounds[d + 1], 0);
+    return Tensor::of<std::int32_t>(tape.device(), {bounds.back()}, positions);
+  });
+}
+
 }  // namespace
 
-Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rotary& angles) {
+Var rotary(const Var& qkv, tensor::Attention geometry, const tensor::Rotary& angles) {
   check("rotary", qkv.shape(), geometry);
   Tape& tape = qkv.tape();
+  if (tape.documents && !tape.key_cache) geometry.row_positions = positions_of_documents(tape);
   Tensor out = tape.empty(qkv.shape(), qkv.dtype());
   for (const SameStart& part : by_start(tape, qkv.shape()[0], geometry.positions)) {
     tensor::Attention there = geometry;

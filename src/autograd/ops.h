@@ -173,7 +173,7 @@ Var jitter(const Var& x, double spread, RandomKey key, const tensor::Slice& elem
 // ---- attention (attention.cpp, cross_attention.cpp) ----
 
 /// Rotary positions (Su et al. 2021) on the query and key heads of packed qkv; layout in tensor::Attention.
-Var rotary(const Var& qkv, const tensor::Attention& geometry, const tensor::Rotary& angles = {});
+Var rotary(const Var& qkv, tensor::Attention geometry, const tensor::Rotary& angles = {});
 
 /// Self-attention over packed projections; layout and options in tensor::Attention, whose key names the
 /// dropout mask. Nothing is dropped out unless the tape is training. qkv: [batch, seq, (heads +

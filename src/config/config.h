@@ -91,12 +91,12 @@ enum class Objective : std::uint8_t {
   classification,
   spans,
   seq2seq,
-  dpo,   ///< of two answers (Rafailov et al. 2023), and what `training.preference.loss_type` names
-  orpo,  ///< the same without a reference (Hong et al. 2024)
-  simpo, ///< (Meng et al. 2024)
-  cpo,   ///< (Xu et al. 2024)
-  kto,   ///< answers that are judged by themselves (Ethayarajh et al. 2024)
-  reward ///< a score for answers (Bradley and Terry 1952)
+  dpo,    ///< of two answers (Rafailov et al. 2023), and what `training.preference.loss_type` names
+  orpo,   ///< the same without a reference (Hong et al. 2024)
+  simpo,  ///< (Meng et al. 2024)
+  cpo,    ///< (Xu et al. 2024)
+  kto,    ///< answers that are judged by themselves (Ethayarajh et al. 2024)
+  reward  ///< a score for answers (Bradley and Terry 1952)
 };
 /// "next_token", "dpo", …; "auto".
 std::string_view name_of(Objective objective);
@@ -142,7 +142,7 @@ struct Training {
   bool split_masters = true;
   /// Type of the optimizer's moments: f32, or bf16 rounded stochastically, the same way on every run.
   DType moments_dtype = DType::f32;
-  Adapter adapter;  ///< none: the model's own weights are trained
+  Adapter adapter;        ///< none: the model's own weights are trained
   Preference preference;  ///< of the objectives from dpo on
   /// Steps between the plain progress lines of `sherd train`; 0: each has one.
   std::int64_t log_interval = 10;
@@ -272,6 +272,8 @@ struct Config {
   bool learns_preferences() const { return objective() >= Objective::dpo; }
   /// The losses of that objective with their weights; none of another.
   std::vector<PreferenceTerm> preference_terms() const;
+  /// The losses look at a baseline of mismatched answers (kto's).
+  bool has_baseline() const;
   /// Where the reference's log-probabilities come from; never automatic.
   Reference reference() const;
   /// A row of samples holds texts that do not see each other, or one beside what fills the row up.

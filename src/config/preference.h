@@ -52,7 +52,7 @@ struct Preference {
   double beta = 0.1;                   ///< > 0
   double label_smoothing = 0;          ///< [0, 0.5): share of pairs that are taken to be the wrong way round
   double rpo_alpha = 0;                ///< weight of the chosen answers' own loss beside the others, ≥ 0
-  double ld_alpha = 1;  ///< [0, 1]: weight of targets beyond as many as the shorter answer has
+  double ld_alpha = 1;                 ///< [0, 1]: weight of targets beyond as many as the shorter answer has
   Divergence divergence = Divergence::reverse_kl;
   double divergence_alpha = 0.5;  ///< of alpha_divergence
   double discopop_tau = 0.05;     ///< > 0

@@ -18,6 +18,7 @@ BlendedSamples::BlendedSamples(std::vector<std::shared_ptr<const Samples>> sourc
   require(!sources_.empty() && sources_.size() == weights.size() &&
               sources_.size() <= std::numeric_limits<std::uint16_t>::max(),
           sources_.size(), " sources and ", weights.size(), " weights");
+  together_ = sources_.front()->has_pairs() && !sources_.front()->keeps_documents_apart() ? 2 : 1;
   for (const auto& source : sources_)
     require(source->seq_length() == seq_length(), "sources of ", seq_length(), " and ", source->seq_length(),
             " tokens a sample");
@@ -49,11 +50,14 @@ std::int64_t BlendedSamples::tokens() const {
 
 std::int64_t BlendedSamples::tokens_before(std::int64_t position) const {
   require(position >= 0, "sample position ", position);
+  const std::int64_t choice = position / together_, within = position % together_;
   std::vector<std::int64_t> samples(sources_.size());
-  for (std::int64_t i = 0; i < position % cycle; ++i) ++samples[choice_[static_cast<std::size_t>(i)]];
+  for (std::int64_t i = 0; i < choice % cycle; ++i)
+    samples[choice_[static_cast<std::size_t>(i)]] += together_;
+  samples[choice_[static_cast<std::size_t>(choice % cycle)]] += within;
   std::int64_t tokens = 0;
   for (std::size_t s = 0; s < sources_.size(); ++s)
-    tokens += sources_[s]->tokens_before(position / cycle * per_cycle_[s] + samples[s]);
+    tokens += sources_[s]->tokens_before(choice / cycle * per_cycle_[s] * together_ + samples[s]);
   return tokens;
 }
 
@@ -65,9 +69,11 @@ std::int64_t BlendedSamples::samples_per_round() const {
 
 BlendedSamples::SourcePosition BlendedSamples::place(std::int64_t position) const {
   require(position >= 0, "sample position ", position);
-  const auto within = static_cast<std::size_t>(position % cycle);
+  const std::int64_t choice = position / together_;
+  const auto within = static_cast<std::size_t>(choice % cycle);
   const std::size_t source = choice_[within];
-  return {source, position / cycle * per_cycle_[source] + earlier_[within]};
+  const std::int64_t earlier = choice / cycle * per_cycle_[source] + earlier_[within];
+  return {source, earlier * together_ + position % together_};
 }
 
 void BlendedSamples::load(std::int64_t position, SampleRow& row) const {

@@ -9,8 +9,8 @@ namespace sherd::data {
 
 /// Samples of several sources by weight. Position p takes the source whose count so far is furthest behind
 /// its weight's share, as Megatron Core's blending does (build_blending_indices), and that source's next
-/// sample; the first `cycle` choices are repeated, so that a position is found without those before it. Each
-/// source keeps an order and epochs of its own.
+/// sample (or the two rows of its next pair); the first `cycle` choices are repeated, so that a position is
+/// found without those before it. Each source keeps an order and epochs of its own.
 class BlendedSamples final : public Samples {
  public:
   static constexpr std::int64_t cycle = std::int64_t{1} << 16;
@@ -45,6 +45,7 @@ class BlendedSamples final : public Samples {
 
  private:
   std::vector<std::shared_ptr<const Samples>> sources_;
+  std::int64_t together_ = 1;            // samples that follow each other: the rows of a pair
   std::vector<std::uint16_t> choice_;    // the source of each position of a cycle
   std::vector<std::int32_t> earlier_;    // and how many before it in the cycle have the same
   std::vector<std::int64_t> per_cycle_;  // samples of each source in a cycle

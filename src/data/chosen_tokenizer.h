@@ -19,8 +19,8 @@ struct ChosenTokenizer {
   std::string model;
 };
 
-/// The tokenizer that PrepareOptions::tokenizer names, or one that is trained on a sample of the files. Throws
-/// as prepare().
+/// The tokenizer that PrepareOptions::tokenizer names, or one that is trained on a sample of the files.
+/// Throws as prepare().
 ChosenTokenizer choose_tokenizer(const PrepareOptions& options, const std::vector<InputFile>& files);
 
 }  // namespace sherd::data

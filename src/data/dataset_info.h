@@ -9,8 +9,8 @@
 namespace sherd::data {
 
 /// What people said of a dataset's answers. A document of such a dataset is two sequences, each a prompt with
-/// an answer: the chosen one, then the rejected one. With labels one of them is not there, and is the end of a
-/// document alone.
+/// an answer: the chosen one, then the rejected one. With labels one of them is not there, and is the end of
+/// a document alone.
 enum class Preferences : std::uint8_t { none, pairs, labels };
 
 /// PREFIX.json's account of the dataset PREFIX: how its text was tokenized, and how much there is.

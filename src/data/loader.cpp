@@ -84,9 +84,10 @@ CountedBatch TokenLoader::next_of_pass() {
 
 std::int64_t TokenLoader::samples_at_hand() const {
   // Rows of whole documents are as many as they are; a stream's round may be several passes over it.
-  const std::int64_t there = samples_->keeps_documents_apart() || samples_->tells_sources()
-                                 ? samples_->samples_per_round()
-                                 : std::max<std::int64_t>(1, samples_->tokens() / samples_->seq_length());
+  const std::int64_t there =
+      samples_->keeps_documents_apart() || samples_->tells_sources() || samples_->has_sides()
+          ? samples_->samples_per_round()
+          : std::max<std::int64_t>(1, samples_->tokens() / samples_->seq_length());
   return std::min(there, samples_per_epoch());
 }
 

@@ -179,7 +179,8 @@ class TokenLoader final : public Loader {
   tensor::Tensor on_processor(const std::vector<std::int32_t>& values) const;
 
   SampleRow row_;
-  std::vector<std::int32_t> tokens_, labels_, sentences_, types_, documents_, filling_, sources_, sides_, texts_;
+  std::vector<std::int32_t> tokens_, labels_, sentences_, types_, documents_, filling_, sources_, sides_,
+      texts_;
 };
 
 }  // namespace sherd::data

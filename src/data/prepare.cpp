@@ -72,16 +72,20 @@ ExampleOptions example_options(const PrepareOptions& options, const Tokenizer& t
   return out;
 }
 
+/// What is known of the lines of a job.
+struct JobCounts {
+  std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
+  bool conversations = false;
+  std::optional<Preferences> kind;
+};
+
 /// Some pieces of text, and what became of them. Encoded by one thread.
-struct Job {
+struct Job : JobCounts {
   std::vector<TextPiece> pieces;
   std::vector<std::int32_t> tokens;
   std::vector<std::uint8_t> learned;                    // a mark per token
   std::vector<std::pair<std::size_t, bool>> sequences;  // length, ends its document
-  std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
-  bool conversations = false;
-  std::optional<Preferences> kind;   // of its lines
-  std::vector<std::string> skipped;  // what was wrong with lines
+  std::vector<std::string> skipped;                     // what was wrong with lines
 };
 
 class Preparation {
@@ -179,8 +183,7 @@ class Preparation {
 
   void encode(Job& job) const {
     job.tokens.clear(), job.learned.clear(), job.sequences.clear();
-    job.text_bytes = job.invalid_bytes = job.left_out = 0;
-    job.conversations = false, job.kind.reset();
+    static_cast<JobCounts&>(job) = {};
     job.skipped.clear();
     for (const TextPiece& piece : job.pieces)
       if (piece.json)
@@ -233,11 +236,13 @@ class Preparation {
   /// A line of bad data leaves nothing behind but what was wrong with it.
   void encode_or_skip(Job& job, const TextPiece& piece) const {
     const std::size_t tokens = job.tokens.size(), sequences = job.sequences.size();
+    const JobCounts counts = job;
     try {
       encode_line(job, piece);
     } catch (const Error& error) {
       if (!options_.skip_errors || error.kind() != ErrorKind::data) throw;
       job.tokens.resize(tokens), job.learned.resize(tokens), job.sequences.resize(sequences);
+      static_cast<JobCounts&>(job) = counts;
       job.skipped.emplace_back(error.what());
     }
   }

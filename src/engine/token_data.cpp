@@ -154,8 +154,7 @@ std::shared_ptr<const data::Samples> preferences(std::shared_ptr<const data::Ind
                               .packed = packed,
                               .pairs = !kto,
                               .whole = config.objective() == config::Objective::reward,
-                              .mismatched = kto && config.reference() != config::Reference::none &&
-                                            config.preference_terms().front().loss == config::PreferenceLoss::kto,
+                              .mismatched = config.has_baseline(),
                               .first_text = before},
       name);
   const char* what = kto ? "answer" : "pair";

@@ -7,13 +7,14 @@
 #include "autograd/tape.h"
 #include "tensor/tensor.h"
 
-// Losses of whole texts, of what a model finds for each: how likely it is, or a score. Preferences are learned
-// by them (engine/preference/).
+// Losses of whole texts, of what a model finds for each: how likely it is, or a score. Preferences are
+// learned by them (engine/preference/).
 namespace sherd::nn {
 
 /// What a model found for the texts of a micro-batch, by text.
 struct TextScores {
-  /// Σ of the log-probabilities of a text's targets, in nats, or its score where the model has a head for one.
+  /// Σ of the log-probabilities of a text's targets, in nats, or its score where the model has a head for
+  /// one.
   std::vector<double> log_prob;
   /// The same, with a text's targets beyond as many as the shorter of its pair has counting
   /// TextLoss::tail_weight() times.

@@ -169,6 +169,10 @@ RotaryExtents check_rotary(const Tensor& qkv, const Attention& geometry, const R
   require(turned > 0 && turned % 2 == 0, "rotary: ", turned, " of a head's ", head,
           " elements turn, which must be an even number of them");
   (void)position_ranges("rotary", geometry.positions, qkv.shape()[-2]);
+  if (const Tensor& each = geometry.row_positions)
+    require(each.dtype() == DType::i32 && each.numel() == qkv.shape().rows() &&
+                geometry.positions == Positions{},
+            "rotary: positions of ", each.numel(), " rows, of which there are ", qkv.shape().rows());
   return {qkv.shape().rows(), qkv.shape()[-2], head, turned};
 }
 

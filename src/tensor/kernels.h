@@ -137,6 +137,9 @@ struct Attention {
   /// Set: queries see keys of their own document alone. Dropout then draws for sequence b what it would draw
   /// for it alone with key.at(b).
   std::shared_ptr<const Documents> documents{};
+  /// For rotary(), in place of `positions`: int32, of each row of the call its position, below the rows of a
+  /// sequence; undefined: as these say.
+  Tensor row_positions{};
   std::int64_t head_dim(std::int64_t width) const { return width / (heads + 2 * kv_heads); }
 };
 

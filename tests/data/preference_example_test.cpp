@@ -211,13 +211,20 @@ TEST(PreferenceLines, AnswerWhatOtherKeysAsk) {
   EXPECT_EQ(texts_in(R"({"system": "S", "conversations": [{"from": "human", "value": "a"}], )" + turns + "}"),
             told);
   EXPECT_EQ(texts_in(R"({"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"},
-                                           {"from": "human", "value": "a"}], "chosen": "b", "rejected": "c"})"),
+                                           {"from": "human", "value": "a"}],
+                         "chosen": "b", "rejected": "c"})"),
             (Lines{"+" + user("x") + assistant("y∎") + user("a") + assistant("⟦b∎⟧"),
                    "-" + user("x") + assistant("y∎") + user("a") + assistant("⟦c∎⟧")}));
   EXPECT_EQ(texts_in(R"({"messages": [{"role": "user", "content": "a"}], "chosen": "b", "rejected": "c"})"),
             both);
   EXPECT_EQ(texts_in(R"({"instruction": "a", "input": "", "chosen": "b", "rejected": "c"})"), both);
   EXPECT_EQ(texts_in(R"({"instruction": "a", "system": "S", "chosen": "b", "rejected": "c"})"), told);
+  EXPECT_EQ(texts_in(R"({"instruction": "a", "input": "i", "chosen": "b", "rejected": "c", "output": "z"})"),
+            (Lines{"+" + user("a\ni") + assistant("⟦b∎⟧"), "-" + user("a\ni") + assistant("⟦c∎⟧")}));
+}
+
+/// What was answered before is not judged.
+TEST(PreferenceLines, LearnNothingOfAHistory) {
   EXPECT_EQ(texts_in(R"({"instruction": "a", "input": "i", "history": [["x", "y"]], "chosen": "b",
                          "rejected": "c", "output": "z"})"),
             (Lines{"+" + user("x") + assistant("y∎") + user("a\ni") + assistant("⟦b∎⟧"),
@@ -325,12 +332,30 @@ TEST(PreferenceLines, NameFileLineAndCause) {
   refused(R"({"prompt": "a", "chosen": "b", "rejected": "c", "margin": 2})",
           "has 'margin', which no objective here reads: take it out");
   refused(R"({"prompt": 1, "chosen": "b", "rejected": "c"})",
-          "'prompt' is neither a string nor a list of messages");
+          "'prompt' is neither a string, a message, nor a list of messages");
   refused(R"({"prompt": "a", "completion": 2, "label": true})",
           "'completion' is neither a string, a message, nor a list of messages");
-  refused(R"({"prompt": "a", "chosen": 1, "rejected": "c"})", "'chosen' is neither a string, a message");
-  refused(R"({"prompt": "a", "chosen": "b", "rejected": 2})", "'rejected' is neither a string, a message");
-  refused(R"({"prompt": "a", "responses": ["b", 2]})", "'responses' is neither a string, a message");
+  refused(R"({"prompt": "a", "chosen": 1, "rejected": "c"})", "has 'rejected' without 'chosen'");
+  refused(R"({"prompt": "a", "chosen": "b", "rejected": 2})", "has 'chosen' without 'rejected'");
+  refused(R"({"prompt": "a", "responses": ["b", 2]})", "item 1 of 'responses' is no answer");
+  refused(R"({"prompt": "a", "responses": ["b", {"x": "c"}]})", "(its keys: 'x')");
+  refused(R"({"prompt": "a", "responses": ["b", {"role": "assistant", "content": "c"}]})",
+          "some of 'responses' are texts, and others messages");
+  refused(R"({"prompt": "a", "completions": ["b", "c"], "labels": [true, false]})", "steps of one answer");
+  refused(R"({"prompt": "a", "completions": [{"response": "b", "score": 1}, {"response": "c"}]})",
+          "some answers have a score, and answer 1 has none");
+  refused(R"({"prompt": "a", "chosen": "b", "rejected": {"role": "assistant", "content": "c"}})",
+          "one is a text, and the other messages");
+  refused(
+      R"({"prompt": "a", "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+              "rejected": [{"role": "assistant", "content": "c"}]})",
+      "one begins with a question, and the other does not");
+  refused(R"({"prompt": "What is the capital?", "chosen": "What is the capital? Oslo",
+              "rejected": "What is the capital? Rome"})",
+          "begin with 'prompt', which would stand there twice");
+  refused(R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+              "chosen": "c", "rejected": "d"})",
+          "what is asked ends with the assistant's words");
   refused(R"({"prompt": "a", "chosen": ["b"], "rejected": ["c"]})", "no object with a string 'role'");
   refused(R"({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
               "rejected": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "b"}]})",
@@ -340,7 +365,8 @@ TEST(PreferenceLines, NameFileLineAndCause) {
               "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]})",
       "'prompt' is none of the messages with which 'chosen' and 'rejected' begin: which of them is asked?");
   refused(
-      R"({"prompt": "a", "chosen": {"role": "assistant", "content": "b"}, "rejected": "c", "tools": [{}]})",
+      R"({"prompt": "a", "chosen": {"role": "assistant", "content": "b"},
+          "rejected": {"role": "assistant", "content": "c"}, "tools": [{}]})",
       "gives the template 'tools' beside the messages");
   refused(R"({"conversations": {}, "chosen": "b", "rejected": "c"})", "'conversations' is no list");
 }
@@ -351,7 +377,6 @@ TEST(PreferenceLines, NameWhatIsWrongWithARanking) {
     expect_error(ErrorKind::data, "'in.jsonl', line 7, ", [&] { examples_in(line); });
     expect_error(ErrorKind::data, part, [&] { examples_in(line); });
   };
-  refused("[]", "'completions' has 0 answers; 2 to 32 can be ranked");
   refused(R"(["a"])", "'completions' has 1 answer; 2 to 32");
   std::string many = "\"a\"";
   for (int i = 0; i < 32; ++i) many += cat(", \"", i, "\"");
@@ -372,6 +397,53 @@ TEST(PreferenceLines, NeedATemplateForMessagesAlone) {
   expect_error(ErrorKind::config, "'in.jsonl', line 7, is a conversation: nothing tells how", [&] {
     read_examples(R"({"instruction": "a", "chosen": "b", "rejected": "c"})", none, "in.jsonl", 7);
   });
+}
+
+/// Forms of other programs' files.
+TEST(PreferenceLines, AreReadAsOthersWriteThem) {
+  const auto said = [](const std::string& line) {
+    std::string out;
+    for (const Example& example : examples_in(line))
+      out += cat(example.side == Side::chosen ? "+" : "-", text_of(example), "|");
+    return out;
+  };
+  const std::string talk =
+      said(R"({"messages": [{"role": "user", "content": "q"}], "chosen": "y", "rejected": "n"})");
+  // OpenAI's, ms-swift's, and lists whose messages have other keys in front.
+  EXPECT_EQ(said(R"({"input": {"messages": [{"role": "user", "content": "q"}]},
+                     "preferred_output": [{"role": "assistant", "content": "y"}],
+                     "non_preferred_output": [{"role": "assistant", "content": "n"}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "y"}],
+                     "rejected_response": "n"})"),
+            talk);
+  EXPECT_EQ(said(R"({"chosen": [{"content": "q", "role": "user"}, {"role": "assistant", "content": "y"}],
+                     "rejected": [{"role": "user", "content": [{"type": "text", "text": "q"}]},
+                                  {"role": "assistant", "content": "n"}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"question": "q", "system": "", "chosen": "y", "rejected": "n"})"), talk);
+  EXPECT_EQ(said(R"({"prompt": "", "chosen": {"role": "assistant", "content": "y"},
+                     "rejected": {"role": "assistant", "content": "n"}})"),
+            said(R"({"messages": [], "chosen": {"role": "assistant", "content": "y"},
+                     "rejected": {"role": "assistant", "content": "n"}})"));
+  // A system's text before a question makes a conversation of both.
+  EXPECT_EQ(said(R"({"question": "q", "system": "S", "chosen": "y", "rejected": "n"})"),
+            said(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}],
+                     "chosen": "y", "rejected": "n"})"));
+  EXPECT_EQ(said(R"({"prompt": "q", "system": "S", "chosen": "y", "rejected": "n"})"),
+            said(R"({"question": "q", "system": "S", "chosen": "y", "rejected": "n"})"));
+  // UltraFeedback's answers with scores.
+  EXPECT_EQ(said(R"({"instruction": "q", "completions": [{"response": "n", "overall_score": 2},
+                     {"response": "y", "overall_score": 7}]})"),
+            talk);
+  EXPECT_EQ(said(R"({"prompt": "p", "completion": "c", "kto_tag": false})"), "-pc|");
+  EXPECT_EQ(said(R"({"chosen_response": "ay", "rejected_response": "an"})"), "+ay|-an|");
+  // A list that is asked stands before lists that begin with a question of their own.
+  EXPECT_EQ(said(R"({"prompt": [{"role": "system", "content": "S"}],
+                     "chosen": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "y"}],
+                     "rejected": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "n"}]})"),
+            said(R"({"messages": [{"role": "system", "content": "S"}, {"role": "user", "content": "q"}],
+                     "chosen": "y", "rejected": "n"})"));
 }
 
 }  // namespace

@@ -10,9 +10,9 @@ using P = Preference;
 
 // In the order of the enum.
 const std::vector<std::string> loss_names{
-    "sigmoid",  "hinge",    "ipo",      "exo_pair",     "nca_pair", "robust", "bco_pair", "sppo_hard",
-    "aot",      "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm", "sft", "orpo",
-    "simpo",    "kto",      "apo_zero_unpaired", "bradley_terry"};
+    "sigmoid",   "hinge", "ipo",          "exo_pair", "nca_pair",          "robust",       "bco_pair",
+    "sppo_hard", "aot",   "aot_unpaired", "apo_zero", "apo_down",          "discopop",     "sigmoid_norm",
+    "sft",       "orpo",  "simpo",        "kto",      "apo_zero_unpaired", "bradley_terry"};
 
 /// No effect where none of these losses is learned.
 auto only_with(std::initializer_list<PreferenceLoss> any, const char* names) {
@@ -27,11 +27,14 @@ auto only_with(std::initializer_list<PreferenceLoss> any, const char* names) {
 
 Key<P> losses_key() {
   const auto read = [](P& preference, const Value& value) {
-    const auto loss = [](const Value& one) { return static_cast<PreferenceLoss>(one.choice(loss_names, {})); };
+    const auto loss = [](const Value& one) {
+      return static_cast<PreferenceLoss>(one.choice(loss_names, {}));
+    };
     preference.losses.clear();
     if (value.node.is(Node::Kind::string)) return void(preference.losses.push_back(loss(value)));
     value.expect(Node::Kind::array);
-    for (std::size_t i = 0; i < value.node.items.size(); ++i) preference.losses.push_back(loss(value.item(i)));
+    for (std::size_t i = 0; i < value.node.items.size(); ++i)
+      preference.losses.push_back(loss(value.item(i)));
   };
   std::string words;
   for (const std::string& name : loss_names) words += cat(words.empty() ? "\"" : ", \"", name, "\"");
@@ -41,22 +44,25 @@ Key<P> losses_key() {
                      for (const PreferenceLoss loss : preference.losses) names.emplace_back(name_of(loss));
                      return list_of(names);
                    })
-      .takes({"one of these, or a list of them: sigmoid, hinge, ipo, exo_pair, nca_pair, robust, bco_pair, "
-              "sppo_hard, aot, aot_unpaired, apo_zero, apo_down, discopop, sigmoid_norm, sft, orpo, simpo; of "
-              "kto kto or apo_zero_unpaired; of reward bradley_terry",
-              cat(R"({"type": ["string", "array"], "items": {"enum": [)", words, "]}}")})
-      .means("the loss of a pair, or several that are added by `loss_weights` ([which](preferences.md#losses))",
-             by("the objective's: sigmoid of `dpo`"), Concerns::training);
+      .takes(
+          {"one of these, or a list of them: sigmoid, hinge, ipo, exo_pair, nca_pair, robust, bco_pair, "
+           "sppo_hard, aot, aot_unpaired, apo_zero, apo_down, discopop, sigmoid_norm, sft, orpo, simpo; of "
+           "kto kto or apo_zero_unpaired; of reward bradley_terry",
+           cat(R"({"type": ["string", "array"], "items": {"enum": [)", words, "]}}")})
+      .means(
+          "the loss of a pair, or several that are added by `loss_weights` ([which](preferences.md#losses))",
+          by("the objective's: sigmoid of `dpo`"), Concerns::training);
 }
 
 Key<P> weights_key() {
-  return custom<P>("loss_weights", "[1, 0.2]",
-                   [](P& preference, const Value& value) {
-                     preference.weights.clear();
-                     for (std::size_t i = 0; i < length_of(value, is_number, "numbers"); ++i)
-                       preference.weights.push_back(value.item(i).real());
-                   },
-                   [](const P& preference) { return list_of(preference.weights); })
+  return custom<P>(
+             "loss_weights", "[1, 0.2]",
+             [](P& preference, const Value& value) {
+               preference.weights.clear();
+               for (std::size_t i = 0; i < length_of(value, is_number, "numbers"); ++i)
+                 preference.weights.push_back(value.item(i).real(0));
+             },
+             [](const P& preference) { return list_of(preference.weights); })
       .takes({"list of numbers", R"({"type": "array", "items": {"type": "number"}})"})
       .means("one for each of `loss_type`", by("1 each"), Concerns::training);
 }
@@ -76,23 +82,24 @@ std::string_view name_of(PreferenceLoss loss) {
 
 Key<Training> preference_key() {
   using L = PreferenceLoss;
-  static const std::initializer_list<L> smoothed = {L::sigmoid, L::exo_pair, L::robust,      L::aot,
-                                                    L::simpo,   L::aot_unpaired};
+  static const std::initializer_list<L> smoothed = {L::sigmoid, L::exo_pair, L::robust,
+                                                    L::aot,     L::simpo,    L::aot_unpaired};
   const Table<P> table{
       Auto::is_a_value,
-      {losses_key(),
-       weights_key(),
+      {losses_key(), weights_key(),
        real("beta", &P::beta, "0.2", 0, infinity, true)
            .means("how strongly a pair counts, or how near the reference is kept; of `ipo` its τ",
                   Concerns::training),
        real("label_smoothing", &P::label_smoothing, "0.1", 0, 0.499)
-           .means("the share of pairs that are taken to be the wrong way round: of `sigmoid` (cDPO), `robust`, "
-                  "`exo_pair`, which needs it above 0, `aot` and `simpo`",
-                  only_with(smoothed, "sigmoid, robust, exo_pair, aot and simpo"), Concerns::training),
+           .means(
+               "the share of pairs that are taken to be the wrong way round: of `sigmoid` (cDPO), `robust`, "
+               "`exo_pair`, which needs it above 0, `aot` and `simpo`",
+               only_with(smoothed, "sigmoid, robust, exo_pair, aot and simpo"), Concerns::training),
        real("rpo_alpha", &P::rpo_alpha, "1", 0)
-           .means("weight of the mean loss of the chosen answers' tokens, beside the others; the same as `sft` "
-                  "among `loss_type`",
-                  Concerns::training),
+           .means(
+               "weight of the mean loss of the chosen answers' tokens, beside the others; the same as `sft` "
+               "among `loss_type`",
+               Concerns::training),
        real("ld_alpha", &P::ld_alpha, "0.5", 0, 1)
            .means("how much tokens of an answer count beyond as many as the shorter of its pair has (LD-DPO)",
                   Concerns::training),
@@ -103,10 +110,11 @@ Key<Training> preference_key() {
                   Concerns::training),
        real("f_alpha_divergence_coef", &P::divergence_alpha, "0.3", 0)
            .means("of `alpha_divergence`",
-                  idle([](const Config& c) {
-                    return c.training.preference.divergence != Divergence::alpha_divergence;
-                  },
-                       "no effect: f_divergence_type is not alpha_divergence"),
+                  idle(
+                      [](const Config& c) {
+                        return c.training.preference.divergence != Divergence::alpha_divergence;
+                      },
+                      "no effect: f_divergence_type is not alpha_divergence"),
                   Concerns::training),
        real("discopop_tau", &P::discopop_tau, "0.1", 0, infinity, true)
            .means("of `discopop`", only_with({L::discopop}, "discopop does"), Concerns::training),
@@ -127,11 +135,13 @@ Key<Training> preference_key() {
            .means("of objective `reward`: weight of the square of the sum of a pair's rewards",
                   only_with({L::bradley_terry}, "objective reward does"), Concerns::training),
        choice("reference", &P::reference, {"auto", "adapter", "precomputed", "copy", "none"}, "\"copy\"")
-           .means("where the reference's log-probabilities come from: `adapter`, from the model without its "
-                  "adapter, in each step; `precomputed`, from a pass over the data before the first step, kept in "
-                  "`reference_file`; `copy`, from a second, frozen model, as `init_from` has it, in each step; "
-                  "`none`: there is no reference ([more](preferences.md#the-reference))",
-                  by("`adapter` where one trains that can be switched off, else `precomputed`")),
+           .means(
+               "where the reference's log-probabilities come from: `adapter`, from the model without its "
+               "adapter, in each step; `precomputed`, from a pass over the data before the first step, kept "
+               "in "
+               "`reference_file`; `copy`, from a second, frozen model, as `init_from` has it, in each step; "
+               "`none`: there is no reference ([more](preferences.md#the-reference))",
+               by("`adapter` where one trains that can be switched off, else `precomputed`")),
        text("reference_file", &P::reference_file, "\"runs/a.reference\"")
            .means("where precomputed log-probabilities are kept", Concerns::machine,
                   by("`data.path` with `.reference`"))},
@@ -183,6 +193,13 @@ std::vector<PreferenceTerm> Config::preference_terms() const {
   return out;
 }
 
+bool Config::has_baseline() const {
+  const std::vector<PreferenceTerm> terms = preference_terms();
+  return reference() != Reference::none &&
+         std::any_of(terms.begin(), terms.end(),
+                     [](const PreferenceTerm& term) { return term.loss == PreferenceLoss::kto; });
+}
+
 Reference Config::reference() const {
   const Reference asked = training.preference.reference;
   switch (objective()) {
@@ -209,11 +226,12 @@ void check_preferences(const Config& config, const Value& file) {
     const bool of_kto = term.loss == L::kto || term.loss == L::apo_zero_unpaired;
     if (of_kto == pairs || (term.loss == L::bradley_terry) != (config.objective() == Objective::reward))
       at.error("loss_type \"", name_of(term.loss), "\" is not learned with the objective \"", objective,
-               of_kto ? "\": take \"kto\""
+               of_kto                          ? "\": take \"kto\""
                : term.loss == L::bradley_terry ? "\": take \"reward\""
                                                : "\", whose answers are judged by themselves: take \"dpo\"");
     if (!keys.losses.empty() && config.objective() != Objective::dpo && config.objective() != Objective::kto)
-      at.error("loss_type is of the objectives \"dpo\" and \"kto\"; \"", objective, "\" is a loss of its own");
+      at.error("loss_type is of the objectives \"dpo\" and \"kto\"; \"", objective,
+               "\" is a loss of its own");
     const bool divergent = term.loss == L::sigmoid || term.loss == L::sigmoid_norm || term.loss == L::hinge ||
                            term.loss == L::ipo || term.loss == L::exo_pair || term.loss == L::robust ||
                            term.loss == L::discopop || term.loss == L::sft;
@@ -222,9 +240,17 @@ void check_preferences(const Config& config, const Value& file) {
     if (term.loss == L::exo_pair && keys.label_smoothing == 0)
       at.error("loss_type \"exo_pair\" takes the logarithm of label_smoothing: give one above 0 (0.001)");
     if ((term.loss == L::orpo || term.loss == L::simpo) && config.reference() != Reference::none)
-      at.error("loss_type \"", name_of(term.loss), "\" has no reference, and others here would: take the "
-               "objective \"", name_of(term.loss), "\", or set reference to \"none\"");
+      at.error("loss_type \"", name_of(term.loss),
+               "\" has no reference, and others here would: take the "
+               "objective \"",
+               name_of(term.loss), "\", or set reference to \"none\"");
   }
+  const auto learns = [terms = config.preference_terms()](L loss) {
+    return std::any_of(terms.begin(), terms.end(),
+                       [loss](const PreferenceTerm& t) { return t.loss == loss; });
+  };
+  if (learns(L::aot) && learns(L::aot_unpaired))
+    at.error("loss_type \"aot\" and \"aot_unpaired\" look for other partners of a pair: take one of them");
   if (config.reference() == Reference::adapter && !config.training.adapter.can_be_switched_off())
     at.error("reference \"adapter\" is the model without its adapter, and ",
              config.training.adapter.type == AdapterType::none
@@ -233,8 +259,9 @@ void check_preferences(const Config& config, const Value& file) {
                    "pissa, olora)",
              ": take \"precomputed\" or \"copy\"");
   if (config.training.adapter.has_prompt())
-    at.error("preferences are learned by adapters within the model, and training.adapter is a prompt: take "
-             "another type");
+    at.error(
+        "preferences are learned by adapters within the model, and training.adapter is a prompt: take "
+        "another type");
   if (keys.ld_alpha < 1 && (config.parallel.context > 1 || !pairs))
     at.error(pairs ? "ld_alpha counts the tokens of whole answers, of which context ranks hold parts: set "
                      "parallel.context to 1, or ld_alpha to 1"

@@ -20,9 +20,8 @@ DocumentSamples::DocumentSamples(std::shared_ptr<const IndexedDataset> dataset, 
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(),
          "' has no document with tokens to learn from in ", counted(range.size(), "sequence"),
          "; give it a larger part in data.split, or prepare more text");
-  packing_.emplace(
-      pieces_.size(), [this](std::uint32_t i) { return places_of(pieces_[i]); }, options_.seq_length,
-      options_.seed, options_.shuffle);
+  const auto length = [this](std::uint32_t i) { return places_of(pieces_[i]); };
+  packing_.emplace(pieces_.size(), length, length, options_.seq_length, options_.seed, options_.shuffle);
 }
 
 std::int64_t DocumentSamples::places_of(const DocumentPiece& piece) const {
@@ -56,7 +55,8 @@ void DocumentSamples::find_pieces() {
 }
 
 double DocumentSamples::filled() const {
-  return static_cast<double>(packing_->places()) / static_cast<double>(samples_per_round() * options_.seq_length);
+  return static_cast<double>(packing_->places()) /
+         static_cast<double>(samples_per_round() * options_.seq_length);
 }
 
 std::int64_t DocumentSamples::tokens_before(std::int64_t position) const {

@@ -11,31 +11,38 @@ namespace sherd::data {
 PreferenceSamples::PreferenceSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range,
                                      PreferenceOptions options, const std::string& what)
     : dataset_(std::move(dataset)), range_(range), options_(options) {
-  require(range.begin >= 0 && range.begin % 2 == 0 && range.size() % 2 == 0 &&
-              range.end <= dataset_->sequences(),
-          "sequences ", range.begin, " to ", range.end, " of ", dataset_->sequences(), " in pairs");
-  require(!options.mismatched || (!options.pairs && !options.whole), "mismatched answers are of texts by themselves");
+  require(
+      range.begin >= 0 && range.begin % 2 == 0 && range.size() % 2 == 0 && range.end <= dataset_->sequences(),
+      "sequences ", range.begin, " to ", range.end, " of ", dataset_->sequences(), " in pairs");
+  require(!options.mismatched || (!options.pairs && !options.whole),
+          "mismatched answers are of texts by themselves");
   const std::int64_t least = options.packed && options.pairs ? 2 : 1;
   if (options.seq_length < least)
     fail(ErrorKind::config, "the sequence length must be at least ", least, ", not ", options.seq_length);
-  if (!dataset_->has_mask())
-    fail(ErrorKind::data, "'", dataset_->prefix(),
-         "' does not tell prompts from answers: prepare it from lines with 'chosen' and 'rejected', or with "
-         "'label' (docs/preferences.md)");
   find_items();
   if (items_.empty())
     fail(ErrorKind::data, "the ", what, " of '", dataset_->prefix(), "' has no ",
-         options.pairs ? "pair of answers" : "answer", " to learn from in ", counted(range.size() / 2, "line"),
-         left_out_ > 0 ? " whose answers fit model.seq_length" : "",
+         options.pairs ? "pair of answers" : "answer", " to learn from in ",
+         counted(range.size() / 2, "line"), left_out_ > 0 ? " whose answers fit model.seq_length" : "",
          "; give it a larger part in data.split, or prepare more");
   if (options_.packed)
     packing_.emplace(
-        items_.size(), [this](std::uint32_t item) { return length_of(item); }, options_.seq_length,
-        options_.seed, options_.shuffle);
+        items_.size(), [this](std::uint32_t item) { return length_of(item); },
+        [this](std::uint32_t item) { return own_length(item); }, options_.seq_length, options_.seed,
+        options_.shuffle);
+}
+
+/// One that is there, and empty, has an end to be learned.
+bool PreferenceSamples::is_absent(std::int64_t sequence) const {
+  if (dataset_->length(sequence) > 1) return false;
+  std::uint8_t learned = 0;
+  dataset_->read_mask(sequence, 0, std::span(&learned, 1));
+  return learned == 0;
 }
 
 bool PreferenceSamples::has_target(std::int64_t sequence, std::int64_t places) const {
-  std::vector<std::uint8_t> targets(static_cast<std::size_t>(options_.whole ? places - 1 : places));
+  std::vector<std::uint8_t> targets(
+      static_cast<std::size_t>(std::max<std::int64_t>(0, options_.whole ? places - 1 : places)));
   dataset_->read_mask(sequence, 1, targets);
   return std::find(targets.begin(), targets.end(), 1) != targets.end();
 }
@@ -60,7 +67,8 @@ void PreferenceSamples::find_items() {
     if (!options_.mismatched) continue;
     std::vector<std::uint8_t> targets(static_cast<std::size_t>(dataset_->length(sequence)));
     dataset_->read_mask(sequence, 0, targets);
-    prompts_.push_back(static_cast<std::int32_t>(std::find(targets.begin(), targets.end(), 1) - targets.begin()));
+    prompts_.push_back(
+        static_cast<std::int32_t>(std::find(targets.begin(), targets.end(), 1) - targets.begin()));
   }
 }
 
@@ -73,10 +81,13 @@ PreferenceSamples::Places PreferenceSamples::places_of(std::int64_t sequence) co
   return {first, std::min(rejected, row - first)};
 }
 
-/// Places that an item takes in a packed row, and its mismatched like in that one's.
-std::int64_t PreferenceSamples::length_of(std::uint32_t item) const {
+std::int64_t PreferenceSamples::own_length(std::uint32_t item) const {
   const Places places = places_of(sequence_of(item));
-  const std::int64_t own = places.chosen + places.rejected;
+  return places.chosen + places.rejected;
+}
+
+std::int64_t PreferenceSamples::length_of(std::uint32_t item) const {
+  const std::int64_t own = own_length(item);
   if (!options_.mismatched) return own;
   const std::uint32_t other = partner(item);
   const std::int64_t answer = dataset_->length(sequence_of(other)) - prompts_[other];
@@ -100,7 +111,7 @@ std::shared_ptr<const SampleOrder> PreferenceSamples::round(std::int64_t index) 
   if (!options_.shuffle) index = 0;  // all rounds are the same
   return rounds_.get(index, [&] {
     return order_of_round(items_.size(), options_.seed, index, options_.shuffle,
-                          [&](std::uint32_t item) { return length_of(item); });
+                          [&](std::uint32_t item) { return own_length(item); });
   });
 }
 
@@ -108,10 +119,9 @@ std::int64_t PreferenceSamples::tokens_before(std::int64_t position) const {
   if (packing_) return packing_->places_before(position);
   const std::int64_t all = samples_per_round(), item = position % all / rows_of_item();
   const auto at = round(position / all);
-  const std::int64_t half =
-      position % rows_of_item() == 0
-          ? 0
-          : places_of(sequence_of(at->order[static_cast<std::size_t>(item)])).chosen;
+  const std::int64_t half = position % rows_of_item() == 0
+                                ? 0
+                                : places_of(sequence_of(at->order[static_cast<std::size_t>(item)])).chosen;
   return position / all * tokens_ + at->tokens[static_cast<std::size_t>(item)] + half;
 }
 
@@ -203,6 +213,7 @@ void PreferenceSamples::load_mismatched(std::int64_t position, SampleRow& row) c
     read(sequence_of(other), prompts_[other], dataset_->length(sequence_of(other)), ids, targets);
     const auto most = static_cast<std::size_t>(options_.seq_length + 1);
     if (ids.size() > most) ids.resize(most), targets.resize(most);
+    if (ids.size() < 2) continue;  // nothing, in front of nothing
     append(row, used, ids, targets, sequence_of(item));
     used += ids.size() - 1;
   }

@@ -20,18 +20,18 @@ struct PreferenceOptions {
   /// As many texts as fit into a row, which do not see each other; else each has a row of its own, the
   /// rejected one behind the chosen one.
   bool packed = false;
-  bool pairs = true;         ///< chosen and rejected come together, in this order; else each text by itself
+  bool pairs = true;  ///< chosen and rejected come together, in this order; else each text by itself
   /// A text takes as many places as it has tokens, and the last one of them is its target, whose own label it
   /// is: what a model says of the text when it has read all of it.
   bool whole = false;
-  bool mismatched = false;   ///< rows have a like of them with other answers; of texts by themselves
+  bool mismatched = false;      ///< rows have a like of them with other answers; of texts by themselves
   std::int64_t first_text = 0;  ///< the number of the dataset's first sequence among the run's texts
 };
 
 /// Samples of texts with sides, of a dataset as DatasetInfo::preferences says. A text of n tokens takes n − 1
-/// places, and its targets are the tokens of its answer. One that is too long loses its end; a pair in one row
-/// has its places together, of which each text may have half, and what the other leaves. What has no target
-/// then is left out.
+/// places, and its targets are the tokens of its answer. One that is too long loses its end; a pair in one
+/// row has its places together, of which each text may have half, and what the other leaves. What has no
+/// target then is left out.
 ///
 /// The mismatched like of a row has in the place of each text its prompt with another's answer: of the text
 /// that lies half of the dataset's part further (KTO's estimate of a divergence takes these; Ethayarajh et
@@ -41,8 +41,8 @@ struct PreferenceOptions {
 /// item and round in use.
 class PreferenceSamples final : public Samples {
  public:
-  /// `range`: of the dataset's sequences, beginning and ending with documents. Throws Error{data} where it has
-  /// nothing to learn from, Error{config} for a bad seq_length. `what` names the range.
+  /// `range`: of the dataset's sequences, beginning and ending with documents. Throws Error{data} where it
+  /// has nothing to learn from, Error{config} for a bad seq_length. `what` names the range.
   PreferenceSamples(std::shared_ptr<const IndexedDataset> dataset, SequenceRange range,
                     PreferenceOptions options, const std::string& what = "dataset");
 
@@ -79,11 +79,13 @@ class PreferenceSamples final : public Samples {
   std::int64_t own_places(std::int64_t sequence) const {
     return dataset_->length(sequence) - (options_.whole ? 0 : 1);
   }
-  bool is_absent(std::int64_t sequence) const { return dataset_->length(sequence) < 2; }
+  bool is_absent(std::int64_t sequence) const;
   void find_items();
   bool has_target(std::int64_t sequence, std::int64_t places) const;
   std::int64_t sequence_of(std::uint32_t item) const { return range_.begin + items_[item]; }
   Places places_of(std::int64_t sequence) const;
+  /// Places of an item's texts; and those that it takes in a packed row, whose mismatched like has them, too.
+  std::int64_t own_length(std::uint32_t item) const;
   std::int64_t length_of(std::uint32_t item) const;
   std::vector<Text> texts_at(std::int64_t position) const;
   std::vector<std::uint32_t> items_at(std::int64_t position) const;
@@ -102,10 +104,10 @@ class PreferenceSamples final : public Samples {
   SequenceRange range_;
   PreferenceOptions options_;
   std::int64_t tokens_ = 0, cut_ = 0, left_out_ = 0;
-  std::vector<std::uint32_t> items_;    // their first sequences, from the range's beginning
-  std::vector<std::int32_t> prompts_;   // with mismatched: tokens before each text's first target
-  std::optional<RowPacking> packing_;   // where packed
-  RecentRounds<SampleOrder> rounds_;    // else
+  std::vector<std::uint32_t> items_;   // their first sequences, from the range's beginning
+  std::vector<std::int32_t> prompts_;  // with mismatched: tokens before each text's first target
+  std::optional<RowPacking> packing_;  // where packed
+  RecentRounds<SampleOrder> rounds_;   // else
 };
 
 }  // namespace sherd::data

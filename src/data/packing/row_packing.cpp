@@ -43,9 +43,9 @@ class OpenRows {
 
 }  // namespace
 
-RowPacking::RowPacking(std::size_t items, std::function<std::int64_t(std::uint32_t)> length, std::int64_t row,
-                       std::uint64_t seed, bool shuffle)
-    : length_(std::move(length)), row_(row), seed_(seed), shuffle_(shuffle) {
+RowPacking::RowPacking(std::size_t items, OfItem length, OfItem counted, std::int64_t row, std::uint64_t seed,
+                       bool shuffle)
+    : length_(std::move(length)), counted_(std::move(counted)), row_(row), seed_(seed), shuffle_(shuffle) {
   require(items > 0 && items < std::numeric_limits<std::uint32_t>::max(), items, " texts to pack");
   pack(items);
 }
@@ -54,7 +54,7 @@ RowPacking::RowPacking(std::size_t items, std::function<std::int64_t(std::uint32
 void RowPacking::pack(std::size_t items) {
   std::vector<std::int64_t> lengths(items);
   for (std::size_t i = 0; i < items; ++i) lengths[i] = length_(static_cast<std::uint32_t>(i));
-  places_ = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  for (std::size_t i = 0; i < items; ++i) places_ += counted_(static_cast<std::uint32_t>(i));
   std::sort(lengths.begin(), lengths.end(), std::greater());
   OpenRows open(row_);
   std::vector<std::uint32_t> row_of(lengths.size());
@@ -97,8 +97,7 @@ std::shared_ptr<const RowPacking::Round> RowPacking::make_round(std::int64_t ind
   std::int64_t places = 0;
   for (const std::uint32_t row : out->rows) {
     out->places.push_back(places);
-    for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i)
-      places += length_(out->items[ranks_[i]]);
+    for (std::uint32_t i = starts_[row]; i < starts_[row + 1]; ++i) places += counted_(out->items[ranks_[i]]);
   }
   return out;
 }
@@ -110,9 +109,8 @@ void RowPacking::order(Round& out, std::int64_t index) const {
   std::iota(out.rows.begin(), out.rows.end(), 0u);
   LegacyRandom random(static_cast<std::uint32_t>(seed_ + static_cast<std::uint64_t>(index)));
   if (shuffle_) random.shuffle(std::span(out.items));
-  std::stable_sort(out.items.begin(), out.items.end(), [&](std::uint32_t a, std::uint32_t b) {
-    return length_(a) > length_(b);
-  });
+  std::stable_sort(out.items.begin(), out.items.end(),
+                   [&](std::uint32_t a, std::uint32_t b) { return length_(a) > length_(b); });
   if (shuffle_) {
     random.shuffle(std::span(out.rows));
     return;

@@ -17,12 +17,13 @@ namespace sherd::data {
 /// Held in memory: 4 bytes per item, and per round in use as many more, and 12 per row.
 class RowPacking {
  public:
-  /// `length`: places of an item, from 1 to `row`.
-  RowPacking(std::size_t items, std::function<std::int64_t(std::uint32_t)> length, std::int64_t row,
-             std::uint64_t seed, bool shuffle);
+  using OfItem = std::function<std::int64_t(std::uint32_t)>;
+  /// `length`: places of an item, from 1 to `row`. `counted`: how many of these places() counts.
+  RowPacking(std::size_t items, OfItem length, OfItem counted, std::int64_t row, std::uint64_t seed,
+             bool shuffle);
 
   std::int64_t rows() const { return std::ssize(starts_) - 1; }
-  /// Places that the items of a round take.
+  /// Places of a round that are counted.
   std::int64_t places() const { return places_; }
   /// Those of the rows before a position.
   std::int64_t places_before(std::int64_t position) const;
@@ -47,7 +48,7 @@ class RowPacking {
   std::shared_ptr<const Round> make_round(std::int64_t index) const;
   void order(Round& out, std::int64_t index) const;
 
-  std::function<std::int64_t(std::uint32_t)> length_;
+  OfItem length_, counted_;
   std::int64_t row_;
   std::uint64_t seed_;
   bool shuffle_;

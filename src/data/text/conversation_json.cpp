@@ -228,6 +228,7 @@ std::vector<ChatMessage> asked_in(const Json& object) {
     append_conversations(object, false, out);
   else if (has(object, "instruction"))
     append_asked(object, out);
+  for (ChatMessage& message : out) message.learned = false;
   return out;
 }
 

@@ -1,6 +1,7 @@
 #include "data/text/preference_json.h"
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -12,6 +13,25 @@ namespace {
 
 /// Answers to one prompt from which pairs are made: 32 give 496.
 constexpr std::size_t most_ranked = 32;
+/// A prompt of so many bytes with which both answers begin is in them a second time.
+constexpr std::size_t no_accident = 20;
+
+bool is_answer(const Json& value) {
+  return value.is_string() || ((value.is_array() || value.is_object()) && !value.empty());
+}
+
+/// The value of the first of these keys that has an answer; null: none has.
+const Json* answer_at(const Json& object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys)
+    if (const auto found = object.find(key); found != object.end() && is_answer(*found)) return &*found;
+  return nullptr;
+}
+
+bool asks(const Json& object) {
+  for (const char* key : {"prompt", "messages", "conversations", "instruction", "question", "input"})
+    if (has(object, key)) return true;
+  return false;
+}
 
 /// What is asked, in one of two forms.
 struct Prompt {
@@ -19,13 +39,32 @@ struct Prompt {
   std::vector<ChatMessage> messages;
 };
 
-Prompt prompt_in(const Json& object) {
-  if (!has(object, "prompt")) return {{}, asked_in(object)};
-  const Json& prompt = object["prompt"];
-  if (prompt.is_string()) return {prompt.get<std::string>(), {}};
-  if (!prompt.is_array()) fail(ErrorKind::data, "'prompt' is neither a string nor a list of messages");
+/// A question with what the system says before it, which is a conversation, or by itself.
+Prompt question(const Json& object, const std::string& text, bool by_itself) {
   Prompt out;
-  append_messages(prompt, false, out.messages);
+  if (std::string system = text_at(object, "system"); !system.empty())
+    out.messages.push_back({"system", std::move(system)});
+  else if (by_itself)
+    return {text, {}};
+  if (!text.empty()) out.messages.push_back({"user", text});
+  return out;
+}
+
+Prompt prompt_in(const Json& object) {
+  Prompt out;
+  if (has(object, "prompt")) {
+    const Json& prompt = object["prompt"];
+    if (prompt.is_string()) return question(object, prompt.get<std::string>(), true);
+    if (!prompt.is_array() && !prompt.is_object())
+      fail(ErrorKind::data, "'prompt' is neither a string, a message, nor a list of messages");
+    append_messages(prompt.is_array() ? prompt : Json::array({prompt}), false, out.messages);
+  } else if (out.messages = asked_in(object); out.messages.empty()) {
+    for (const char* key : {"question", "input"})
+      if (has(object, key)) return question(object, text_at(object, key), false);
+  }
+  if (!out.messages.empty() && out.messages.back().role == "assistant")
+    fail(ErrorKind::data,
+         "what is asked ends with the assistant's words, behind which its answers would stand");
   return out;
 }
 
@@ -34,21 +73,19 @@ Example with_side(Example example, Side side) {
   return example;
 }
 
-/// The text that ends with `answer`, named `key`: a string, a message, or a list of them.
-Example example_of(const Json& object, const Prompt& prompt, const Json& answer, const char* key,
+/// The text that ends with `answer`: a string, a message, or a list of them.
+Example example_of(const Json& object, const Prompt& prompt, const Json& answer,
                    const ExampleOptions& options) {
   if (answer.is_string() && prompt.messages.empty())
     return completion_example(prompt.text.value_or(""), answer.get<std::string>(), options);
   Conversation of{prompt.messages, names_beside(object)};
-  if (prompt.text) of.messages.push_back({"user", *prompt.text, false});
+  if (prompt.text && !prompt.text->empty()) of.messages.push_back({"user", *prompt.text, false});
   if (answer.is_string())
     of.messages.push_back({"assistant", answer.get<std::string>()});
   else if (answer.is_array())
     append_messages(answer, true, of.messages);
-  else if (answer.is_object())
-    of.messages.push_back(message_in(answer, true));
   else
-    fail(ErrorKind::data, "'", key, "' is neither a string, a message, nor a list of messages");
+    of.messages.push_back(message_in(answer, true));
   return conversation_example(of, options);
 }
 
@@ -64,11 +101,22 @@ std::size_t common_text(const std::string& a, const std::string& b) {
   return same;
 }
 
+/// Whether two messages say the same, in whatever order and form.
+bool say_the_same(const Json& a, const Json& b) {
+  const ChatMessage one = message_in(a, true), other = message_in(b, true);
+  const auto beside = [](const Json& message) {
+    nlohmann::json out = message;  // ordered by its keys
+    for (const char* key : {"content", "value"}) out.erase(key);
+    return out;
+  };
+  return one.role == other.role && one.content == other.content && beside(a) == beside(b);
+}
+
 /// Messages that two lists begin with, but for the last of each.
 std::size_t common_messages(const Json& a, const Json& b) {
   const std::size_t most = std::min(a.size(), b.size());
   std::size_t same = 0;
-  while (same + 1 < most && a[same] == b[same]) ++same;
+  while (same + 1 < most && say_the_same(a[same], b[same])) ++same;
   return same;
 }
 
@@ -82,74 +130,155 @@ bool begins_with_question(const Json& list) {
   return false;
 }
 
-std::vector<Example> pair(const Json& object, const ExampleOptions& options) {
-  const Json &chosen = object["chosen"], &rejected = object["rejected"];
-  if (chosen == rejected) fail(ErrorKind::data, "'chosen' and 'rejected' are the same");
-  const auto both = [&](const Prompt& prompt, const Json& better, const Json& worse) {
-    return std::vector<Example>{
-        with_side(example_of(object, prompt, better, "chosen", options), Side::chosen),
-        with_side(example_of(object, prompt, worse, "rejected", options), Side::rejected)};
-  };
-  const bool questions = begins_with_question(chosen) && begins_with_question(rejected);
-  if (chosen.is_string() && rejected.is_string()) {
-    if (has(object, "prompt") || has(object, "messages") || has(object, "conversations") ||
-        has(object, "instruction"))
-      return both(prompt_in(object), chosen, rejected);
-    const auto better = chosen.get<std::string>(), worse = rejected.get<std::string>();
-    const std::size_t same = common_text(better, worse);
-    return both({better.substr(0, same), {}}, better.substr(same), worse.substr(same));
+std::string trimmed(const std::string& text) {
+  const char* spaces = " \t\r\n";
+  const std::size_t begin = text.find_first_not_of(spaces);
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(spaces) + 1 - begin);
+}
+
+std::vector<Example> both(const Json& object, const Prompt& prompt, const Json& chosen, const Json& rejected,
+                          const ExampleOptions& options) {
+  return {with_side(example_of(object, prompt, chosen, options), Side::chosen),
+          with_side(example_of(object, prompt, rejected, options), Side::rejected)};
+}
+
+/// Two texts, with a prompt or with what they begin with.
+std::vector<Example> texts(const Json& object, const std::string& chosen, const std::string& rejected,
+                           const ExampleOptions& options) {
+  if (!asks(object)) {
+    const std::size_t same = common_text(chosen, rejected);
+    return both(object, {chosen.substr(0, same), {}}, chosen.substr(same), rejected.substr(same), options);
   }
-  if (!questions) return both(prompt_in(object), chosen, rejected);
-  const auto same = static_cast<std::ptrdiff_t>(common_messages(chosen, rejected));
-  if (same == 0)
-    fail(ErrorKind::data, "'chosen' and 'rejected' do not begin with the same question");
-  Prompt prompt;
-  append_messages(Json(chosen.begin(), chosen.begin() + same), false, prompt.messages);
-  if (has(object, "prompt") && object["prompt"].is_string() &&
-      std::none_of(prompt.messages.begin(), prompt.messages.end(),
-                   [&](const ChatMessage& m) { return object["prompt"] == m.content; }))
+  const Prompt prompt = prompt_in(object);
+  if (prompt.text && prompt.text->size() >= no_accident && chosen.starts_with(*prompt.text) &&
+      rejected.starts_with(*prompt.text))
     fail(ErrorKind::data,
-         "'prompt' is none of the messages with which 'chosen' and 'rejected' begin: which of them is asked?");
-  return both(prompt, Json(chosen.begin() + same, chosen.end()), Json(rejected.begin() + same, rejected.end()));
+         "'chosen' and 'rejected' begin with 'prompt', which would stand there twice: take it "
+         "out of them, or leave 'prompt' out");
+  return both(object, prompt, chosen, rejected, options);
+}
+
+/// Two lists of messages, which begin with the question.
+std::vector<Example> conversations(const Json& object, const Json& chosen, const Json& rejected,
+                                   const ExampleOptions& options) {
+  const auto same = static_cast<std::ptrdiff_t>(common_messages(chosen, rejected));
+  if (same == 0) fail(ErrorKind::data, "'chosen' and 'rejected' do not begin with the same question");
+  const Json question(chosen.begin(), chosen.begin() + same);
+  const Json* prompt = has(object, "prompt") ? &object["prompt"] : nullptr;
+  if (prompt && prompt->is_array()) {
+    const bool within = prompt->size() <= question.size() &&
+                        std::equal(prompt->begin(), prompt->end(), question.begin(), say_the_same);
+    if (!within) return both(object, prompt_in(object), chosen, rejected, options);
+  }
+  Prompt asked;
+  append_messages(question, false, asked.messages);
+  if (prompt && prompt->is_string() && !trimmed(prompt->get<std::string>()).empty() &&
+      std::none_of(asked.messages.begin(), asked.messages.end(), [&](const ChatMessage& m) {
+        return trimmed(prompt->get<std::string>()) == trimmed(m.content);
+      }))
+    fail(
+        ErrorKind::data,
+        "'prompt' is none of the messages with which 'chosen' and 'rejected' begin: which of them is asked?");
+  return both(object, asked, Json(chosen.begin() + same, chosen.end()),
+              Json(rejected.begin() + same, rejected.end()), options);
+}
+
+std::vector<Example> pair(const Json& object, const Json& chosen, const Json& rejected,
+                          const ExampleOptions& options) {
+  if (has(object, "margin"))
+    fail(ErrorKind::data, "has 'margin', which no objective here reads: take it out");
+  if (chosen == rejected)
+    fail(ErrorKind::data, "'chosen' and 'rejected' are the same (--on-error skip leaves such lines out)");
+  if (chosen.is_string() != rejected.is_string())
+    fail(ErrorKind::data, "of 'chosen' and 'rejected' one is a text, and the other messages");
+  if (chosen.is_string())
+    return texts(object, chosen.get<std::string>(), rejected.get<std::string>(), options);
+  const bool questions = begins_with_question(chosen);
+  if (questions != begins_with_question(rejected))
+    fail(ErrorKind::data, "of 'chosen' and 'rejected' one begins with a question, and the other does not");
+  return questions ? conversations(object, chosen, rejected, options)
+                   : both(object, prompt_in(object), chosen, rejected, options);
+}
+
+/// An answer of a list, and how good it is, where it says so itself.
+struct Ranked {
+  Json answer;
+  std::optional<double> grade;
+};
+
+/// An answer as it is, or in an object with its rank or score (UltraFeedback's).
+Ranked ranked_of(const Json& item, const char* key, std::size_t index) {
+  if (!item.is_object() || item.contains("role") || item.contains("from")) {
+    if (!is_answer(item)) fail(ErrorKind::data, "item ", index, " of '", key, "' is no answer");
+    return {item, {}};
+  }
+  for (const char* name : {"response", "completion", "text"})
+    if (const auto answer = item.find(name); answer != item.end() && is_answer(*answer)) {
+      for (const auto& [grade, sign] :
+           {std::pair<const char*, double>{"rank", -1}, {"overall_score", 1}, {"score", 1}, {"reward", 1}})
+        if (const auto found = item.find(grade); found != item.end() && found->is_number())
+          return {*answer, sign * found->get<double>()};
+      return {*answer, {}};
+    }
+  std::string keys;
+  for (const auto& [name, value] : item.items())
+    keys += cat(keys.empty() ? "" : ", ", "'", excerpt(name), "'");
+  fail(ErrorKind::data, "item ", index, " of '", key,
+       "' is neither a text, a message nor an object with 'response' and 'score' or 'rank' (its keys: ", keys,
+       ")");
 }
 
 /// How good each answer of a list is; the higher the better.
-std::vector<double> grades(const Json& object, std::size_t answers) {
+std::vector<double> grades(const Json& object, const std::vector<Ranked>& answers) {
   std::vector<double> out;
   for (const auto& [key, sign] : {std::pair<const char*, double>{"ranks", -1}, {"scores", 1}}) {
     if (!has(object, key)) continue;
     const Json& list = object[key];
     if (!out.empty()) fail(ErrorKind::data, "'ranks' and 'scores' both order the answers: keep one");
-    if (!list.is_array() || list.size() != answers ||
+    if (!list.is_array() || list.size() != answers.size() ||
         !std::all_of(list.begin(), list.end(), [](const Json& grade) { return grade.is_number(); }))
-      fail(ErrorKind::data, "'", key, "' is no list of ", answers, " numbers, one for each answer");
+      fail(ErrorKind::data, "'", key, "' is no list of ", answers.size(), " numbers, one for each answer");
     for (const Json& grade : list) out.push_back(sign * grade.get<double>());
   }
-  for (std::size_t i = out.size(); i < answers; ++i) out.push_back(-static_cast<double>(i));
+  const bool own = out.empty() && std::any_of(answers.begin(), answers.end(),
+                                              [](const Ranked& each) { return each.grade.has_value(); });
+  for (std::size_t i = out.size(); i < answers.size(); ++i) {
+    if (own && !answers[i].grade)
+      fail(ErrorKind::data, "some answers have a score, and answer ", i, " has none");
+    out.push_back(own ? *answers[i].grade : -static_cast<double>(i));
+  }
   return out;
 }
 
 std::vector<Example> ranked(const Json& object, const char* key, const ExampleOptions& options) {
-  const Json& answers = object[key];
-  if (answers.size() < 2 || answers.size() > most_ranked)
-    fail(ErrorKind::data, "'", key, "' has ", counted(std::ssize(answers), "answer"), "; 2 to ", most_ranked,
+  const Json& list = object[key];
+  if (has(object, "labels"))
+    fail(ErrorKind::data, "has 'labels' beside '", key,
+         "', as steps of one answer have: these are not learned by their labels here");
+  if (list.size() < 2 || list.size() > most_ranked)
+    fail(ErrorKind::data, "'", key, "' has ", counted(std::ssize(list), "answer"), "; 2 to ", most_ranked,
          " can be ranked");
-  const std::vector<double> grade = grades(object, answers.size());
+  std::vector<Ranked> answers;
+  for (const Json& item : list) answers.push_back(ranked_of(item, key, answers.size()));
+  const bool are_texts = answers[0].answer.is_string();
+  for (const auto& [answer, grade] : answers) {
+    if (answer.is_string() != are_texts)
+      fail(ErrorKind::data, "some of '", key, "' are texts, and others messages");
+    if (begins_with_question(answer))
+      fail(ErrorKind::data, "an answer in '", key, "' begins with a question: give the answers alone");
+  }
+  const std::vector<double> grade = grades(object, answers);
   const Prompt prompt = prompt_in(object);
   std::vector<Example> texts, out;
-  for (const Json& answer : answers) texts.push_back(example_of(object, prompt, answer, key, options));
+  for (const auto& [answer, unused] : answers) texts.push_back(example_of(object, prompt, answer, options));
   for (std::size_t better = 0; better < texts.size(); ++better)
     for (std::size_t worse = 0; worse < texts.size(); ++worse)
-      if (grade[better] > grade[worse] && answers[better] != answers[worse]) {
+      if (grade[better] > grade[worse] && answers[better].answer != answers[worse].answer) {
         out.push_back(with_side(texts[better], Side::chosen));
         out.push_back(with_side(texts[worse], Side::rejected));
       }
   if (out.empty()) fail(ErrorKind::data, "none of '", key, "' is better than another");
   return out;
-}
-
-Side side_of(bool label) {
-  return label ? Side::chosen : Side::rejected;
 }
 
 /// A conversation whose last answer has the label.
@@ -163,30 +292,67 @@ Example judged(const Json& object, const ExampleOptions& options) {
   return conversation_example(*of, options);
 }
 
+/// OpenAI's form as the others have it.
+Json of_openai(const Json& object) {
+  Json out{{"chosen", object["preferred_output"]}, {"rejected", object["non_preferred_output"]}};
+  if (const auto input = object.find("input"); input != object.end() && input->is_object())
+    for (const auto& [key, value] : input->items()) out[key] = value;
+  return out;
+}
+
+/// A conversation's own last answer is the chosen one, and another stands beside it.
+std::vector<Example> with_rejected_response(const Json& object, const ExampleOptions& options) {
+  Json asked = object;
+  Json& messages = asked["messages"];
+  if (!messages.is_array() || messages.size() < 2)
+    fail(ErrorKind::data, "'rejected_response' goes with 'messages' that end with the chosen answer");
+  const Json chosen = messages.back();
+  messages.erase(messages.size() - 1);
+  Json rejected = object["rejected_response"];
+  if (rejected.is_string()) rejected = Json{{"role", "assistant"}, {"content", rejected}};
+  return pair(asked, chosen, rejected, options);
+}
+
+std::vector<Example> compared(const Json& object, const ExampleOptions& options) {
+  if (answer_at(object, {"preferred_output"}) && answer_at(object, {"non_preferred_output"})) {
+    const Json same = of_openai(object);
+    return pair(same, same["chosen"], same["rejected"], options);
+  }
+  const Json *chosen = answer_at(object, {"chosen", "chosen_response"}),
+             *rejected = answer_at(object, {"rejected", "rejected_response"});
+  if (!chosen && rejected && object.contains("rejected_response") && has(object, "messages"))
+    return with_rejected_response(object, options);
+  // Columns without a value are those of a table with lines of other kinds.
+  const bool empty = chosen && rejected && *chosen == "" && *rejected == "" && has(object, "text");
+  if ((!chosen && !rejected) || empty) return {};
+  if (chosen && rejected) return pair(object, *chosen, *rejected, options);
+  if (has(object, "text") || has(object, "messages") || has(object, "conversations"))
+    return {};  // a column of another meaning
+  fail(ErrorKind::data, "has '", chosen ? "chosen" : "rejected", "' without '",
+       chosen ? "rejected" : "chosen",
+       "'; answers that are judged alone have 'prompt', 'completion' and 'label' (true or false)");
+}
+
 }  // namespace
 
 std::vector<Example> preferences_in(const Json& object, const ExampleOptions& options) {
-  if (has(object, "chosen") != has(object, "rejected")) {
-    if (has(object, "text")) return {};  // a column of another meaning
-    fail(ErrorKind::data, "has '", has(object, "chosen") ? "chosen" : "rejected", "' without '",
-         has(object, "chosen") ? "rejected" : "chosen",
-         "'; answers that are judged alone have 'prompt', 'completion' and 'label' (true or false)");
-  }
-  if (has(object, "chosen")) {
-    if (has(object, "margin"))
-      fail(ErrorKind::data, "has 'margin', which no objective here reads: take it out");
-    return pair(object, options);
-  }
+  if (std::vector<Example> pairs = compared(object, options); !pairs.empty()) return pairs;
   for (const char* key : {"completions", "responses"})
-    if (has(object, key) && object[key].is_array()) return ranked(object, key, options);
-  if (!has(object, "label") || !object["label"].is_boolean()) return {};
-  const Side side = side_of(object["label"].get<bool>());
-  for (const char* key : {"completion", "response"})
-    if (has(object, "prompt") && has(object, key))
-      return {with_side(example_of(object, prompt_in(object), object[key], key, options), side)};
-  if (has(object, "messages") || has(object, "conversations") ||
-      (has(object, "instruction") && has(object, "output")))
-    return {with_side(judged(object, options), side)};
+    if (has(object, key) && object[key].is_array() && !object[key].empty() && asks(object))
+      return ranked(object, key, options);
+  for (const char* key : {"label", "kto_tag"}) {
+    if (!has(object, key) || !object[key].is_boolean()) continue;
+    const Side side = object[key].get<bool>() ? Side::chosen : Side::rejected;
+    for (const char* answer : {"completion", "response"})
+      if (has(object, "prompt") && has(object, answer)) {
+        if (!is_answer(object[answer]))
+          fail(ErrorKind::data, "'", answer, "' is neither a string, a message, nor a list of messages");
+        return {with_side(example_of(object, prompt_in(object), object[answer], options), side)};
+      }
+    if (has(object, "messages") || has(object, "conversations") ||
+        (has(object, "instruction") && has(object, "output")))
+      return {with_side(judged(object, options), side)};
+  }
   return {};
 }
 

@@ -65,7 +65,7 @@ DryRun::DryRun(const config::Config& config, const ModelSource& model, const Mak
 void DryRun::before_step() {
   const config::Config& config = engine_->config();
   const bool adapter = config.reference() == config::Reference::adapter;
-  if (!adapter && !copy_ && config.objective() != config::Objective::kto) return;
+  if (!adapter && !copy_ && !config.has_baseline()) return;
   Engine& from = copy_ ? *copy_ : *engine_;
   auto* model = dynamic_cast<nn::TextModel*>(&from.module());
   if (!model) return;

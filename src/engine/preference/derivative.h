@@ -38,7 +38,7 @@ inline Derived square(const Derived& x) {
   return x * x;
 }
 inline Derived relu(const Derived& x) {
-  return x.value > 0 ? x : Derived();
+  return x.value <= 0 ? Derived() : x;  // a NaN stays one
 }
 inline Derived exp(const Derived& x) {
   const double e = std::exp(x.value);
@@ -57,8 +57,11 @@ inline Derived log_sigmoid(const Derived& x) {
   return x.mapped(v, sigmoid(-x.value));
 }
 /// log(1 − e^x), for x < 0 (Mächler 2012, "Accurately computing log(1 − exp(−|a|))").
-inline Derived log_one_minus_exp(const Derived& x) {
-  const double v = x.value > -0.6931471805599453 ? std::log(-std::expm1(x.value)) : std::log1p(-std::exp(x.value));
+/// One that is not below is taken for the next below: a memorised text's.
+inline Derived log_one_minus_exp(const Derived& of) {
+  const Derived x = of.value > -1e-12 ? of.mapped(-1e-12, 1) : of;
+  const double v =
+      x.value > -0.6931471805599453 ? std::log(-std::expm1(x.value)) : std::log1p(-std::exp(x.value));
   return x.mapped(v, 1 / std::expm1(-x.value) * -1);
 }
 

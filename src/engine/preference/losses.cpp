@@ -109,7 +109,8 @@ Derived simpo(const Pair& p) {
   return p.smoothed(p.keys.beta * p.mean_difference(p.of.chosen, p.of.rejected) - p.keys.simpo_gamma);
 }
 Derived bradley_terry(const Pair& p) {
-  return -log_sigmoid(p.of.chosen - p.of.rejected) + p.keys.center_rewards * square(p.of.chosen + p.of.rejected);
+  return -log_sigmoid(p.of.chosen - p.of.rejected) +
+         p.keys.center_rewards * square(p.of.chosen + p.of.rejected);
 }
 
 struct NamedLoss {

@@ -15,8 +15,8 @@ struct PairScores {
   double chosen_reference = 0, rejected_reference = 0;
   double chosen_targets = 1, rejected_targets = 1;  ///< tokens
   /// Of `aot`: the reference's difference of the pair that lies as high among all as this one among the
-  /// policy's; of `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as high
-  /// as these.
+  /// policy's; of `aot_unpaired`: the log-ratios of the rejected text, and of the chosen one, that lie as
+  /// high as these.
   double partner_of_chosen = 0, partner_of_rejected = 0;
 
   /// log π − log π_ref, r⁺ and r⁻.
@@ -25,8 +25,8 @@ struct PairScores {
 };
 
 /// The loss of one pair (of texts by themselves: single_loss()), with its derivatives by both scores. `sft`
-/// is none of these: it is the mean over tokens. Formulas are TRL 1.16's, with `label_smoothing` of sigmoid as
-/// in cDPO (Mitchell 2023).
+/// is none of these: it is the mean over tokens. Formulas are TRL 1.16's, with `label_smoothing` of sigmoid
+/// as in cDPO (Mitchell 2023).
 Derived pair_loss(config::PreferenceLoss loss, const PairScores& pair, const config::Preference& keys);
 
 /// The loss of a text that is judged by itself, of log-ratio r to the reference, and its derivative by r in

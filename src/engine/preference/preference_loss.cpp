@@ -56,13 +56,12 @@ bool PreferenceTextLoss::looks_at_partners() const {
 }
 
 bool PreferenceTextLoss::learns_chosen() const {
-  return std::any_of(terms_.begin(), terms_.end(), [](const PreferenceTerm& term) {
-    return term.loss == config::PreferenceLoss::sft;
-  });
+  return std::any_of(terms_.begin(), terms_.end(),
+                     [](const PreferenceTerm& term) { return term.loss == config::PreferenceLoss::sft; });
 }
 
 double PreferenceTextLoss::operator()(const tensor::Batch& batch, const nn::TextScores& scores,
-                                  nn::TextGradients& gradients) {
+                                      nn::TextGradients& gradients) {
   if (device_.kind() == device::Kind::meta) return 0;
   const std::vector<double> reference = numbers_of(batch, "reference", scores.log_prob.size());
   sums_.next_batch();
@@ -72,7 +71,7 @@ double PreferenceTextLoss::operator()(const tensor::Batch& batch, const nn::Text
 }
 
 double PreferenceTextLoss::pairs(const tensor::Batch& batch, const nn::TextScores& scores,
-                             const std::vector<double>& reference, nn::TextGradients& gradients) const {
+                                 const std::vector<double>& reference, nn::TextGradients& gradients) const {
   const std::vector<std::size_t> all = pairs_of(sides_of(batch));
   if (all.empty()) return 0;
   const std::vector<double> partners = numbers_of(batch, "partners", scores.log_prob.size());
@@ -105,7 +104,7 @@ double PreferenceTextLoss::pairs(const tensor::Batch& batch, const nn::TextScore
 }
 
 double PreferenceTextLoss::singles(const tensor::Batch& batch, const nn::TextScores& scores,
-                               const std::vector<double>& reference, nn::TextGradients& gradients) const {
+                                   const std::vector<double>& reference, nn::TextGradients& gradients) const {
   const std::vector<std::int32_t> sides = sides_of(batch);
   const auto count = static_cast<double>(
       std::count_if(sides.begin(), sides.end(), [](std::int32_t side) { return side != 0; }));
@@ -123,7 +122,7 @@ double PreferenceTextLoss::singles(const tensor::Batch& batch, const nn::TextSco
 }
 
 void PreferenceTextLoss::add_metrics(const tensor::Batch& batch, const nn::TextScores& scores,
-                                 const std::vector<double>& reference) {
+                                     const std::vector<double>& reference) {
   const std::vector<std::int32_t> sides = sides_of(batch);
   const bool rewards = objective_ == Objective::reward;  // scores are these themselves
   // What orpo and simpo take for log-probabilities are means over tokens.
@@ -146,8 +145,7 @@ void PreferenceTextLoss::add_metrics(const tensor::Batch& batch, const nn::TextS
     const double margin = reward(i) - reward(i + 1);
     sums_.add("rewards/margins", margin);
     sums_.add("rewards/accuracies", margin > 0 ? 1 : 0);
-    if (learns_chosen())
-      sums_.add("nll_loss", -scores.log_prob[i], static_cast<double>(scores.targets[i]));
+    if (learns_chosen()) sums_.add("nll_loss", -scores.log_prob[i], static_cast<double>(scores.targets[i]));
   }
 }
 

@@ -12,8 +12,8 @@ namespace sherd::engine {
 
 /// What a step's loss needs to know of all its micro-batches.
 struct PreferenceStep {
-  double baseline = 0;      ///< kto's z0, nats
-  double sft_scale = 0;     ///< pairs over the targets of their chosen texts; 0: the micro-batch's own
+  double baseline = 0;        ///< kto's z0, nats
+  double sft_scale = 0;       ///< pairs over the targets of their chosen texts; 0: the micro-batch's own
   bool has_partners = false;  ///< batches have "partners"
 };
 
@@ -21,10 +21,10 @@ struct PreferenceStep {
 std::vector<double> numbers_of(const tensor::Batch& batch, const char* name, std::size_t count);
 
 /// The loss of preferences as a model's TextLoss: the mean over the pairs of a micro-batch, or over its texts
-/// that are judged by themselves, of the weighted sum of the objective's losses. Beside "sides" it reads of the
-/// batch {"reference": fp64 [texts]}, the reference's log-probabilities, as the objective has one, and
-/// {"partners": fp64 [texts]}. Adds what people watch to sums, micro-batch by micro-batch. Used from the rank's
-/// thread.
+/// that are judged by themselves, of the weighted sum of the objective's losses. Beside "sides" it reads of
+/// the batch {"reference": fp64 [texts]}, the reference's log-probabilities, as the objective has one, and
+/// {"partners": fp64 [texts]}. Adds what people watch to sums, micro-batch by micro-batch. Used from the
+/// rank's thread.
 class PreferenceTextLoss final : public nn::TextLoss {
  public:
   PreferenceTextLoss(const config::Config& config, device::Device& device);

@@ -84,7 +84,8 @@ PreferenceRun::PreferenceRun(Engine& engine, std::shared_ptr<const TokenData> da
       copy_(reference),
       reference_(engine.config().reference()),
       file_(path_of(engine.config())) {
-  require(reference_ != config::Reference::copy || copy_, "training.preference.reference \"copy\" needs the copy");
+  require(reference_ != config::Reference::copy || copy_,
+          "training.preference.reference \"copy\" needs the copy");
   require(engine_.preference_loss(), "an engine that does not learn preferences");
 }
 
@@ -136,7 +137,7 @@ std::function<tensor::Batch()> PreferenceRun::begin_step(const std::function<ten
 PreferenceStep PreferenceRun::before(Batches& batches) {
   for (tensor::Batch& batch : batches) add_reference(batch, "texts");
   PreferenceStep out;
-  if (engine_.config().objective() == config::Objective::kto) out.baseline = baseline(batches);
+  if (engine_.config().has_baseline()) out.baseline = baseline(batches);
   if (engine_.preference_loss()->learns_chosen()) out.sft_scale = sft_scale(batches);
   if (engine_.preference_loss()->looks_at_partners()) add_partners(batches);
   return out;
@@ -156,8 +157,7 @@ double PreferenceRun::baseline(Batches& batches) {
     for (std::size_t i = 0; i < sides.size(); ++i)
       if (sides[i] != 0) sums.add("kl", policy[i] - reference[i]);
   }
-  const MetricMeans means =
-      sums.means(engine_.data_ranks(), engine_.groups().group(comm::Axis::pipeline));
+  const MetricMeans means = sums.means(engine_.data_ranks(), engine_.groups().group(comm::Axis::pipeline));
   const auto found = means.find("kl");
   return found == means.end() ? 0 : std::max(0.0, found->second);
 }
@@ -168,10 +168,10 @@ double PreferenceRun::sft_scale(const Batches& batches) const {
   for (const tensor::Batch& batch : batches) {
     sums.next_batch();
     const std::vector<std::int64_t> targets = targets_of(batch);
-    for (const std::size_t i : pairs_of(sides_of(batch))) sums.add("targets", static_cast<double>(targets[i]));
+    for (const std::size_t i : pairs_of(sides_of(batch)))
+      sums.add("targets", static_cast<double>(targets[i]));
   }
-  const MetricMeans means =
-      sums.means(engine_.data_ranks(), engine_.groups().group(comm::Axis::pipeline));
+  const MetricMeans means = sums.means(engine_.data_ranks(), engine_.groups().group(comm::Axis::pipeline));
   const auto found = means.find("targets");
   return found == means.end() || found->second == 0 ? 0 : 1 / found->second;
 }
@@ -237,6 +237,9 @@ MetricMeans PreferenceRun::end_step() {
   MetricSums& sums = engine_.preference_loss()->sums();
   MetricMeans out = sums.means(engine_.data_ranks(), engine_.groups().group(comm::Axis::pipeline));
   sums.clear();
+  if (const auto chosen = out.find("rewards/chosen"), rejected = out.find("rewards/rejected");
+      chosen != out.end() && rejected != out.end())
+    out.emplace("rewards/margins", chosen->second - rejected->second);  // kto's, of no pairs
   return out;
 }
 
@@ -255,12 +258,11 @@ PreferenceRun::Evaluated PreferenceRun::evaluate(data::Loader& loader) {
   engine_.preference_loss()->sums().clear();
   Evaluated out;
   std::size_t i = 0;
-  out.loss = engine_.eval_batches(
-      std::function<data::CountedBatch()>([&] {
-        const std::size_t at = i++;
-        return data::CountedBatch{std::move(all.at(at)), samples.at(at)};
-      }),
-      count);
+  out.loss = engine_.eval_batches(std::function<data::CountedBatch()>([&] {
+                                    const std::size_t at = i++;
+                                    return data::CountedBatch{std::move(all.at(at)), samples.at(at)};
+                                  }),
+                                  count);
   out.metrics = end_step();
   return out;
 }
@@ -274,7 +276,7 @@ ReferenceFacts PreferenceRun::facts() const {
           .seq_length = config.model->seq_length,
           .packed = config.data->packing == config::SamplePacking::documents,
           .tail_weight = config.training.preference.ld_alpha,
-          .mismatched = config.objective() == config::Objective::kto};
+          .mismatched = config.has_baseline()};
 }
 
 void PreferenceRun::save(ClientState& client) const {
@@ -309,7 +311,8 @@ void PreferenceRun::prepare_reference() {
          ": bring the file back, or set training.preference.reference to \"copy\"");
   if (!began && !restored_.empty() && restored_ != std::to_string(ReferenceFile::checksum(read)))
     fail(ErrorKind::config, "'", file_.path().string(),
-         "' has other log-probabilities than those that the checkpoint was trained with: bring that file back, or "
+         "' has other log-probabilities than those that the checkpoint was trained with: bring that file "
+         "back, or "
          "name it by training.preference.reference_file");
   if (!began || (all_same && agrees(read))) {
     values_ = std::move(read);

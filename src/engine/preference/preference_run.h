@@ -34,8 +34,8 @@ class PreferenceRun {
 
   /// The micro-batches of the coming step, from `next`, in order. The reference's passes, and those of the
   /// policy that say something of the whole global batch, run before. Precomputed log-probabilities are
-  /// computed here, before the first step, unless their file is there. Throws what evaluations throw, Error{io}
-  /// or Error{data} for that file, Error{config} for one of another run.
+  /// computed here, before the first step, unless their file is there. Throws what evaluations throw,
+  /// Error{io} or Error{data} for that file, Error{config} for one of another run.
   std::function<tensor::Batch()> begin_step(const std::function<tensor::Batch()>& next);
   /// Means over the step's global batch, by TRL's names.
   MetricMeans end_step();

@@ -25,8 +25,8 @@ std::unique_ptr<Engine> make_reference_copy(Engine& first, std::shared_ptr<nn::M
   put_apart(config.zero.offload_param.nvme_path, real);
   put_apart(config.zero.offload_optimizer.nvme_path, real);
   model->freeze();
-  return std::make_unique<Engine>(first.shared_dist(), std::move(model), config, first.shared_device(), nullptr,
-                                  std::move(groups));
+  return std::make_unique<Engine>(first.shared_dist(), std::move(model), config, first.shared_device(),
+                                  nullptr, std::move(groups));
 }
 
 }  // namespace sherd::engine

@@ -6,8 +6,8 @@
 
 namespace sherd::engine {
 
-/// A second engine of this rank, with `model`, which it freezes: it is sharded and offloaded as the first, has
-/// neither gradients nor optimizer, and files of its own on NVMe. `groups`: the first one's. Collective.
+/// A second engine of this rank, with `model`, which it freezes: it is sharded and offloaded as the first,
+/// has neither gradients nor optimizer, and files of its own on NVMe. `groups`: the first one's. Collective.
 std::unique_ptr<Engine> make_reference_copy(Engine& first, std::shared_ptr<nn::Model> model,
                                             std::shared_ptr<comm::ProcessGroups> groups);
 

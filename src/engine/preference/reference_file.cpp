@@ -15,8 +15,8 @@ using Json = nlohmann::ordered_json;
 constexpr const char* format_name = "sherd reference log-probabilities";
 
 Json json_of(const ReferenceFacts& facts) {
-  return {{"dataset", facts.fingerprint}, {"texts", facts.texts},
-          {"seq_length", facts.seq_length}, {"packed", facts.packed},
+  return {{"dataset", facts.fingerprint},     {"texts", facts.texts},
+          {"seq_length", facts.seq_length},   {"packed", facts.packed},
           {"tail_weight", facts.tail_weight}, {"mismatched", facts.mismatched}};
 }
 

@@ -13,8 +13,8 @@ struct ReferenceValues {
   std::vector<double> texts, mismatched;
 };
 
-/// What log-probabilities are of: as text, and compared as such. Which weights found them it does not say: who
-/// uses them compares a few with what the weights find.
+/// What log-probabilities are of: as text, and compared as such. Which weights found them it does not say:
+/// who uses them compares a few with what the weights find.
 struct ReferenceFacts {
   std::uint32_t fingerprint = 0;  ///< TokenData's
   std::int64_t texts = 0;
@@ -25,8 +25,8 @@ struct ReferenceFacts {
   bool operator==(const ReferenceFacts&) const = default;
 };
 
-/// A file of such values: a line of JSON with the facts and the CRC-32C of what follows, then the values, fp64,
-/// little-endian. Whole or absent.
+/// A file of such values: a line of JSON with the facts and the CRC-32C of what follows, then the values,
+/// fp64, little-endian. Whole or absent.
 class ReferenceFile {
  public:
   explicit ReferenceFile(std::filesystem::path path) : path_(std::move(path)) {}

@@ -51,6 +51,7 @@ struct RotaryArguments {
   Compute<S> direction;
   Count rows, seq, half, head;
   Positions positions;
+  const std::int32_t* row_positions;  ///< null: as `positions` says
   int heads, per_group;  ///< heads of all kinds in a row, and in a group, whose last one holds values
 };
 
@@ -61,7 +62,7 @@ __global__ void rotary_kernel(RotaryArguments<S> a) {
   using C = Compute<S>;
   const Count turned = a.half / width, packs = a.head / 2 / width;  // per half a head
   for (Count row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const Count angles = a.positions.at(row % a.seq) * a.half;
+    const Count angles = (a.row_positions ? a.row_positions[row] : a.positions.at(row % a.seq)) * a.half;
     for (Count item = threadIdx.x; item < a.heads * packs; item += blockDim.x) {
       const Count head = item / packs, pack = item - head * packs, begin = (row * a.heads + head) * a.head;
       const int in_group = static_cast<int>(head) % a.per_group;
@@ -112,6 +113,7 @@ void CudaKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rot
                                   half,
                                   head,
                                   geometry.positions,
+                                  geometry.row_positions ? in<std::int32_t>(geometry.row_positions) : nullptr,
                                   geometry.heads + 2 * geometry.kv_heads,
                                   geometry.heads / geometry.kv_heads + 2};
     // Both halves of what turns, and of what passes, are whole packs.

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <functional>
 
@@ -72,6 +74,15 @@ struct Dense {
     }
   }
 };
+
+/// Elements are as near as that part of the largest of them.
+inline void expect_near_most(const std::vector<double>& got, const std::vector<double>& want, double relative,
+                             const char* what) {
+  double most = 0;
+  for (const double value : want) most = std::max(most, std::abs(value));
+  for (std::size_t i = 0; i < want.size(); ++i)
+    ASSERT_NEAR(got[i], want[i], relative * most) << what << " of element " << i;
+}
 
 struct HeadGrid {
   int tensor = 1, context = 1;

@@ -58,14 +58,6 @@ HeadLosses run_head(const Dense& dense, DType dtype, const HeadGrid& sizes, doub
   return out;
 }
 
-void expect_near_most(const std::vector<double>& got, const std::vector<double>& want, double relative,
-                      const char* what) {
-  double most = 0;
-  for (const double value : want) most = std::max(most, std::abs(value));
-  for (std::size_t i = 0; i < want.size(); ++i)
-    ASSERT_NEAR(got[i], want[i], relative * most) << what << " of element " << i;
-}
-
 struct Tolerance {
   double loss, gradient;
 };

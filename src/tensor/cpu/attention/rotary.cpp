@@ -58,6 +58,8 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rota
                                                 angles.sine.data<float>() + angle,
                                                 static_cast<float>(direction), at(out, from), half);
   };
+  const std::int32_t* of_rows =
+      geometry.row_positions ? geometry.row_positions.data<std::int32_t>() : nullptr;
   in_chunks(device_, rows, row_grain(width),
             [&, seq = seq, head = head, turned = turned](Count begin, Count count) {
               for (Count h = begin * (heads + 2 * groups); h < (begin + count) * (heads + 2 * groups); ++h) {
@@ -68,7 +70,7 @@ void CpuKernels::rotary(const Tensor& qkv, const Attention& geometry, const Rota
                 }
                 pass(h * head + turned, head - turned);
                 turn(in_group == per_group - 2 ? tables.second : tables.first,
-                     geometry.positions.at(row % seq) * half, h * head);
+                     (of_rows ? of_rows[row] : geometry.positions.at(row % seq)) * half, h * head);
               }
             });
 }

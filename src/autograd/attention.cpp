@@ -34,9 +34,10 @@ AttentionResult attend(Tape& tape, const Tensor& qkv, const tensor::Attention& g
 
 /// Each row's position within its document, of the documents of a pass.
 Tensor positions_of_documents(Tape& tape) {
-  constexpr std::int64_t kind = 2;  // of shared values
-  return tape.shared_value({kind}, [&] {
-    const Documents& bounds = *tape.documents;
+  const Documents& bounds = *tape.documents;
+  std::vector<std::int64_t> what{2};  // the kind of shared value
+  what.insert(what.end(), bounds.begin(), bounds.end());
+  return tape.shared_value(what, [&] {
     std::vector<std::int32_t> positions(static_cast<std::size_t>(bounds.back()));
     for (std::size_t d = 0; d + 1 < bounds.size(); ++d)
       std::iota(positions.begin() + bounds[d], positions.begin() + bounds[d + 1], 0);

@@ -126,21 +126,33 @@ TEST_F(GptTest, LongRopeGoesByTheLengthOfSequences) {
   testing::expect_error(ErrorKind::config, "longrope has 2 factors for 1 pairs", [&] { o.resolved(); });
 }
 
-TEST_F(GptTest, QueriesThatGrowWithTheRowKnowNoDocuments) {
+/// Queries that grow with their position do so within each document.
+TEST_F(GptTest, PositionsBeginAnewWithEachDocument) {
   GptConfig o = test::tiny_llama();
   o.rope_scaling = {.type = RotaryScaling::yarn, .factor = 4, .original_max_positions = 4};
-  o.llama_4_scaling_beta = 0.1;
+  o.llama_4_scaling_beta = 0.1, o.seq_length = 16;
   Gpt model(o);
   const test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
   autograd::Tape tape(*cpu_.kernels);
-  const auto run = [&](std::int64_t rows) {
-    const tensor::Tensor ids = cpu_.ids({1, rows}, 3, 10);
-    const auto bounds = tensor::Tensor::of<std::int32_t>(
-        *cpu_.device, {3}, std::vector<std::int32_t>{0, 2, static_cast<std::int32_t>(rows)});
-    model(tape, {{"tokens", ids}, {"labels", ids}, {"documents", bounds}, {"positions", ids}});
+  const std::vector<std::int32_t> text{3, 1, 4, 1, 5, 9, 2, 6};
+  const auto loss = [&](std::int64_t first) {  // of the text behind `first` other tokens
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(first), 7), labels(tokens.size(), -100);
+    tokens.insert(tokens.end(), text.begin(), text.end());
+    labels.insert(labels.end(), text.begin(), text.end());
+    const auto rows = static_cast<std::int32_t>(tokens.size());
+    const auto of = [&](const tensor::Shape& shape, const std::vector<std::int32_t>& values) {
+      return tensor::Tensor::of<std::int32_t>(*cpu_.device, shape, values);
+    };
+    std::vector<std::int32_t> bounds{0, rows};
+    if (first > 0) bounds.insert(bounds.begin() + 1, static_cast<std::int32_t>(first));
+    const autograd::Tape::NoGrad pause(tape);
+    const auto out = model(tape, {{"tokens", of({1, rows}, tokens)},
+                                  {"labels", of({1, rows}, labels)},
+                                  {"documents", of({std::ssize(bounds)}, bounds)},
+                                  {"positions", of({1, rows}, tokens)}});
+    return cpu_.values(out.value());
   };
-  EXPECT_NO_THROW(run(4));
-  expect_error(ErrorKind::config, "leave model.seq_length at 4 at most", [&] { run(8); });
+  EXPECT_EQ(loss(1), loss(0));
 }
 
 TEST_F(GptTest, NamesTiesAndDecay) {

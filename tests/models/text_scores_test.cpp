@@ -5,6 +5,7 @@
 
 #include "models/inference/score.h"
 #include "nn/text_loss.h"
+#include "support/expect_error.h"
 #include "support/print_dtype.h"
 #include "support/tiny_gpt.h"
 
@@ -26,14 +27,16 @@ std::vector<Text> texts_for(const GptConfig& o) {
   for (std::size_t i = 0; i < 6; ++i) {
     Text text{{}, 2 + i * 3};
     for (std::size_t j = 0; j < 9 + i * 11; ++j)
-      text.ids.push_back(static_cast<std::int32_t>((i * 131 + j * j * 7 + 3) % static_cast<std::size_t>(o.vocab_size)));
+      text.ids.push_back(
+          static_cast<std::int32_t>((i * 131 + j * j * 7 + 3) % static_cast<std::size_t>(o.vocab_size)));
     out.push_back(text);
   }
   return out;
 }
 
 GptConfig small(GptConfig o) {
-  o.vocab_size = 997, o.pad_vocab_to_multiple_of = 8, o.seq_length = 256, o.hidden_size = 64, o.num_layers = 2;
+  o.vocab_size = 997, o.pad_vocab_to_multiple_of = 8, o.seq_length = 256, o.hidden_size = 64,
+  o.num_layers = 2;
   o.num_heads = 4, o.num_kv_heads = o.num_kv_heads == 0 ? 0 : 2, o.head_dim = 16, o.ffn_hidden_size = 96;
   o.init_std = 0.1;
   return o;
@@ -54,7 +57,8 @@ class TextScores : public ::testing::Test {
     std::size_t row = 0;
     for (const Text& text : texts) {
       const std::size_t places = text.ids.size() - 1;
-      if (!tokens.empty() && (!packed || tokens.size() + places > (row + 1) * static_cast<std::size_t>(length)))
+      if (!tokens.empty() &&
+          (!packed || tokens.size() + places > (row + 1) * static_cast<std::size_t>(length)))
         fill(row++);
       for (std::size_t i = 0; i < places; ++i) {
         if (i + 1 >= text.first) targets.push_back(static_cast<std::int32_t>(tokens.size()));
@@ -70,7 +74,9 @@ class TextScores : public ::testing::Test {
       return Tensor::of<std::int32_t>(*cpu_.device, s, v);
     };
     const auto list = [&](const Ids& v) { return of({std::ssize(v)}, v); };
-    tensor::Batch out{{"tokens", of(shape, tokens)}, {"labels", of(shape, labels)}, {"sides", list(sides)},
+    tensor::Batch out{{"tokens", of(shape, tokens)},
+                      {"labels", of(shape, labels)},
+                      {"sides", list(sides)},
                       {"targets", list(targets)}};
     if (packed) out["documents"] = list(documents), out["positions"] = of(shape, positions);
     return out;
@@ -95,7 +101,8 @@ class TextScores : public ::testing::Test {
       body(tape_);
     };
     std::vector<double> out;
-    for (const Score& score : score_texts(model, run, requests, most_rows)) out.push_back(score.log_likelihood);
+    for (const Score& score : score_texts(model, run, requests, most_rows))
+      out.push_back(score.log_likelihood);
     return out;
   }
 
@@ -103,21 +110,68 @@ class TextScores : public ::testing::Test {
   autograd::Tape tape_{*cpu_.kernels};
 };
 
-TEST_F(TextScores, Experiment) {
-  for (const GptConfig& o : {small(test::tiny_gpt2()), small(test::tiny_llama())})
+/// What training finds for a text, and what scoring does, which reads it by way of a cache of keys: the same
+/// bits, beside whatever other texts.
+TEST_F(TextScores, OfTrainingAndOfScoringAreTheSameToTheBit) {
+  for (const GptConfig& o :
+       {small(test::tiny_gpt2()), small(test::tiny_llama()), small(test::with_experts(test::tiny_llama()))})
     for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(
+          cat(config::name_of(o.type), o.moe.experts > 0 ? " with experts" : "", ", ", name_of(dtype)));
       Gpt model(o);
       test::PlainParameters parameters(*cpu_.kernels, model, dtype);
       tape_.input_dtype = dtype;
       const std::vector<Text> texts = texts_for(o);
-      const auto packed = scores(model, texts, true, 256), rows = scores(model, texts, false, 64);
       std::vector<double> alone;
-      for (const Text& text : texts) alone.push_back(scores(model, {text}, false, std::ssize(text.ids) - 1)[0]);
-      const auto by_cache = scored(model, texts, 512), by_cache1 = scored(model, texts, 1);
-      for (std::size_t i = 0; i < texts.size(); ++i)
-        std::printf("%s %.10f rows %g alone %g cache %g cache1 %g\n", std::string(name_of(dtype)).c_str(), packed[i],
-                    rows[i] - packed[i], alone[i] - packed[i], by_cache[i] - packed[i], by_cache1[i] - packed[i]);
+      for (const Text& text : texts)
+        alone.push_back(scores(model, {text}, false, std::ssize(text.ids) - 1)[0]);
+      EXPECT_EQ(scores(model, texts, true, 256), alone);  // several to a row
+      EXPECT_EQ(scores(model, texts, true, 80), alone);
+      EXPECT_EQ(scores(model, texts, false, 64), alone);  // a row each
+      EXPECT_EQ(scored(model, texts, 512), alone);
+      EXPECT_EQ(scored(model, texts, 1), alone);  // one by one
     }
+}
+
+/// A text's log-probability is the sum of its tokens', each given all before it.
+TEST_F(TextScores, AreSumsOfTheLogSoftmaxOfTheLogits) {
+  const GptConfig o = small(test::tiny_llama());
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f64);
+  const std::vector<Text> texts = texts_for(o);
+  const std::vector<double> got = scores(model, texts, true, 256);
+  for (std::size_t t = 0; t < texts.size(); ++t) {
+    const Ids read(texts[t].ids.begin(), texts[t].ids.end() - 1);
+    const std::vector<double> logits = cpu_.values(
+        model.logits(tape_, Tensor::of<std::int32_t>(*cpu_.device, {1, std::ssize(read)}, read)).value());
+    tape_.clear();
+    double want = 0;
+    for (std::size_t i = texts[t].first; i < texts[t].ids.size(); ++i) {
+      const double* row = logits.data() + static_cast<std::ptrdiff_t>(i - 1) * o.padded_vocab();
+      double sum = 0;
+      for (std::int64_t id = 0; id < o.vocab_size; ++id) sum += std::exp(row[id]);
+      want += row[texts[t].ids[i]] - std::log(sum);
+    }
+    EXPECT_NEAR(got[t], want, 1e-10 * std::abs(want));
+  }
+}
+
+TEST_F(TextScores, NameWhatDoesNotFit) {
+  const GptConfig o = small(test::tiny_gpt2());
+  Gpt model(o);
+  test::PlainParameters parameters(*cpu_.kernels, model, DType::f32);
+  const auto broken = [&](const char* name, const Ids& values) {
+    tensor::Batch batch = batch_of(texts_for(o), true, 256);
+    batch[name] = Tensor::of<std::int32_t>(*cpu_.device, {std::ssize(values)}, values);
+    model.text_scores(tape_, batch, false);
+  };
+  testing::expect_error(ErrorKind::data, "'sides' tells of 2 texts, of which there are", [&] {
+    broken("sides", {1, -1});
+  });
+  testing::expect_error(ErrorKind::data, "'targets' names row 9999", [&] { broken("targets", {9999}); });
+  tensor::Batch batch = batch_of(texts_for(o), true, 256);
+  testing::expect_error(ErrorKind::usage, "no loss that reads these: set_text_loss()",
+                        [&] { model(tape_, batch); });
 }
 
 }  // namespace

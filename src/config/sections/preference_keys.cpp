@@ -1,6 +1,7 @@
 // Section training.preference.
 #include <algorithm>
 
+#include "base/text/excerpt.h"
 #include "config/sections/tables.h"
 
 namespace sherd::config {
@@ -44,19 +45,19 @@ Key<P> losses_key() {
                      for (const PreferenceLoss loss : preference.losses) names.emplace_back(name_of(loss));
                      return list_of(names);
                    })
-      .takes(
-          {"one of these, or a list of them: sigmoid, hinge, ipo, exo_pair, nca_pair, robust, bco_pair, "
-           "sppo_hard, aot, aot_unpaired, apo_zero, apo_down, discopop, sigmoid_norm, sft, orpo, simpo; of "
-           "kto kto or apo_zero_unpaired; of reward bradley_terry",
-           cat(R"({"type": ["string", "array"], "items": {"enum": [)", words, "]}}")})
+      .takes({"string, or list of strings",
+              cat(R"({"type": ["string", "array"], "items": {"enum": [)", words, "]}}")})
       .means(
-          "the loss of a pair, or several that are added by `loss_weights` ([which](preferences.md#losses))",
-          by("the objective's: sigmoid of `dpo`"), Concerns::training);
+          "the loss of a pair, or several that are added by `loss_weights`, of `sigmoid`, `hinge`, `ipo`, "
+          "`exo_pair`, `nca_pair`, `robust`, `bco_pair`, `sppo_hard`, `aot`, `aot_unpaired`, `apo_zero`, "
+          "`apo_down`, `discopop`, `sigmoid_norm`, `sft`, `orpo`, `simpo`; of `kto`: `kto`, "
+          "`apo_zero_unpaired`; empty: the objective's, `sigmoid` of `dpo` ([more](preferences.md#losses))",
+          Concerns::training);
 }
 
 Key<P> weights_key() {
   return custom<P>(
-             "loss_weights", "[1, 0.2]",
+             "loss_weights", "[0.5]",
              [](P& preference, const Value& value) {
                preference.weights.clear();
                for (std::size_t i = 0; i < length_of(value, is_number, "numbers"); ++i)
@@ -64,13 +65,13 @@ Key<P> weights_key() {
              },
              [](const P& preference) { return list_of(preference.weights); })
       .takes({"list of numbers", R"({"type": "array", "items": {"type": "number"}})"})
-      .means("one for each of `loss_type`", by("1 each"), Concerns::training);
+      .means("one for each of `loss_type`; empty: 1 each", Concerns::training);
 }
 
-void check_preference(P& preference, const Given& given, const Value& section) {
-  if (given.contains("loss_type") && preference.losses.empty()) section.error("loss_type has no loss");
-  if (!preference.weights.empty() && preference.weights.size() != preference.losses.size())
-    section.error("loss_weights has ", preference.weights.size(), " numbers for ", preference.losses.size(),
+void check_preference(const P& preference, const Value& section) {
+  const std::size_t losses = std::max<std::size_t>(1, preference.losses.size());
+  if (!preference.weights.empty() && preference.weights.size() != losses)
+    section.error("loss_weights has ", counted(std::ssize(preference.weights), "number"), " for ", losses,
                   " of loss_type: give one for each");
 }
 
@@ -140,14 +141,12 @@ Key<Training> preference_key() {
                "adapter, in each step; `precomputed`, from a pass over the data before the first step, kept "
                "in "
                "`reference_file`; `copy`, from a second, frozen model, as `init_from` has it, in each step; "
-               "`none`: there is no reference ([more](preferences.md#the-reference))",
-               by("`adapter` where one trains that can be switched off, else `precomputed`")),
+               "`none`: there is no reference ([more](preferences.md#the-reference)). auto: `adapter` where "
+               "one trains that can be switched off, else `precomputed`"),
        text("reference_file", &P::reference_file, "\"runs/a.reference\"")
            .means("where precomputed log-probabilities are kept", Concerns::machine,
                   by("`data.path` with `.reference`"))},
-      [](P& preference, const Given& given, const Value& section) {
-        check_preference(preference, given, section);
-      }};
+      [](P& preference, const Given&, const Value& section) { check_preference(preference, section); }};
   Key<Training> key = section("preference", &Training::preference, table);
   key.example = "{\"beta\": 0.2}";
   key.idle = [](const Config& config) {
@@ -187,6 +186,7 @@ std::vector<PreferenceTerm> Config::preference_terms() const {
       return {};
   }
   if (!keys.losses.empty()) out.clear();
+  if (keys.losses.empty() && !keys.weights.empty()) out.front().weight = keys.weights.front();
   for (std::size_t i = 0; i < keys.losses.size(); ++i)
     out.push_back({keys.losses[i], keys.weights.empty() ? 1 : keys.weights[i]});
   if (keys.rpo_alpha > 0) out.push_back({L::sft, keys.rpo_alpha});

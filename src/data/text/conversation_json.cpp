@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "base/error.h"
@@ -10,6 +11,8 @@
 
 namespace sherd::data {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 /// Keys without a value are those that a table of another line has.
 bool is_empty(const Json& value) {
@@ -167,27 +170,32 @@ void append_asked(const Json& object, std::vector<ChatMessage>& messages) {
 
 }  // namespace
 
-bool has(const Json& object, const char* key) {
+template <class Object>
+bool has(const Object& object, const char* key) {
   return object.contains(key) && !object[key].is_null();
 }
 
-std::string text_at(const Json& object, const char* key) {
+template <class Object>
+std::string text_at(const Object& object, const char* key) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return {};
   if (!found->is_string()) fail(ErrorKind::data, "'", key, "' is no text: ", excerpt(found->dump()));
-  return found->get<std::string>();
+  return found->template get<std::string>();
 }
 
-ChatMessage message_in(const Json& object, bool learned) {
+template <class Object>
+ChatMessage message_in(const Object& object, bool learned) {
   const bool turn = object.is_object() && object.contains("from") && !object.contains("role");
   return message_of(turn ? message_of_turn(object) : object, learned);
 }
 
-void append_messages(const Json& list, bool learned, std::vector<ChatMessage>& messages) {
+template <class Object>
+void append_messages(const Object& list, bool learned, std::vector<ChatMessage>& messages) {
   for (const Json& message : list) messages.push_back(message_in(message, learned));
 }
 
-jinja::Dict names_beside(const Json& object) {
+template <class Object>
+jinja::Dict names_beside(const Object& object) {
   jinja::Dict out;
   for (const char* key : {"tools", "functions", "documents"})
     if (const auto found = object.find(key); found != object.end() && !is_empty(*found)) {
@@ -201,7 +209,8 @@ jinja::Dict names_beside(const Json& object) {
   return out;
 }
 
-std::optional<Conversation> conversation_in(const Json& object) {
+template <class Object>
+std::optional<Conversation> conversation_in(const Object& object) {
   Conversation out;
   if (has(object, "messages")) {
     append_messages(list_in(object, "messages"), true, out.messages);
@@ -220,7 +229,8 @@ std::optional<Conversation> conversation_in(const Json& object) {
   return out;
 }
 
-std::vector<ChatMessage> asked_in(const Json& object) {
+template <class Object>
+std::vector<ChatMessage> asked_in(const Object& object) {
   std::vector<ChatMessage> out;
   if (has(object, "messages"))
     append_messages(list_in(object, "messages"), false, out);
@@ -231,5 +241,13 @@ std::vector<ChatMessage> asked_in(const Json& object) {
   for (ChatMessage& message : out) message.learned = false;
   return out;
 }
+
+template bool has(const Json&, const char*);
+template std::string text_at(const Json&, const char*);
+template ChatMessage message_in(const Json&, bool);
+template void append_messages(const Json&, bool, std::vector<ChatMessage>&);
+template jinja::Dict names_beside(const Json&);
+template std::optional<Conversation> conversation_in(const Json&);
+template std::vector<ChatMessage> asked_in(const Json&);
 
 }  // namespace sherd::data

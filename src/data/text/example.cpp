@@ -1,6 +1,7 @@
 #include "data/text/example.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.h"
@@ -11,6 +12,8 @@
 
 namespace sherd::data {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 Example completion(const Json& object, const char* answer_key, const ExampleOptions& options) {
   const Json &prompt = object["prompt"], &answer = object[answer_key];

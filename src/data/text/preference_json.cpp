@@ -1,15 +1,18 @@
 #include "data/text/preference_json.h"
 
 #include <algorithm>
-#include <array>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 
 #include "base/error.h"
 #include "base/text/excerpt.h"
+#include "data/text/conversation_json.h"
 
 namespace sherd::data {
 namespace {
+
+using Json = nlohmann::ordered_json;
 
 /// Answers to one prompt from which pairs are made: 32 give 496.
 constexpr std::size_t most_ranked = 32;
@@ -335,14 +338,15 @@ std::vector<Example> compared(const Json& object, const ExampleOptions& options)
 
 }  // namespace
 
-std::vector<Example> preferences_in(const Json& object, const ExampleOptions& options) {
+template <class Object>
+std::vector<Example> preferences_in(const Object& object, const ExampleOptions& options) {
   if (std::vector<Example> pairs = compared(object, options); !pairs.empty()) return pairs;
   for (const char* key : {"completions", "responses"})
     if (has(object, key) && object[key].is_array() && !object[key].empty() && asks(object))
       return ranked(object, key, options);
   for (const char* key : {"label", "kto_tag"}) {
     if (!has(object, key) || !object[key].is_boolean()) continue;
-    const Side side = object[key].get<bool>() ? Side::chosen : Side::rejected;
+    const Side side = object[key].template get<bool>() ? Side::chosen : Side::rejected;
     for (const char* answer : {"completion", "response"})
       if (has(object, "prompt") && has(object, answer)) {
         if (!is_answer(object[answer]))
@@ -355,5 +359,7 @@ std::vector<Example> preferences_in(const Json& object, const ExampleOptions& op
   }
   return {};
 }
+
+template std::vector<Example> preferences_in(const Json&, const ExampleOptions&);
 
 }  // namespace sherd::data

@@ -10,6 +10,7 @@
 #include "cli/inference/classification.h"
 #include "cli/inference/evaluation.h"
 #include "cli/inference/inference.h"
+#include "cli/inference/preference_report.h"
 #include "cli/program.h"
 #include "comm/communicator.h"
 #include "data/dataset_info.h"
@@ -27,6 +28,7 @@ struct Questions {
   std::vector<TaskExample> examples;
   std::shared_ptr<const data::IndexedDataset> dataset;  ///< its documents, in place of examples
   std::size_t limit = 0;                                ///< no more than these; 0: all
+  bool preferences = false;                             ///< answers that people compared or judged
 
   std::size_t size() const {
     const std::size_t all = dataset ? static_cast<std::size_t>(dataset->documents()) : examples.size();
@@ -211,16 +213,19 @@ class Evaluation {
 };
 
 CommandLine evaluate_command_line() {
-  CommandLine line("evaluate",
-                   "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and "
-                   "datasets; of models with "
-                   "labels their accuracy and F1 on a dataset.",
-                   cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX) [--limit N] "
-                       "[--batch-tokens N] [--json] ",
-                       inference_synopsis));
+  CommandLine line(
+      "evaluate",
+      "Scores log-likelihoods: choices and completions of tasks, perplexity of texts and "
+      "datasets; of models with "
+      "labels their accuracy and F1 on a dataset; of answers that people compared, how often the "
+      "chosen one is above.",
+      cat("--checkpoint D (--tasks FILE [--output FILE] | --data PREFIX [--output FILE]) [--limit N] "
+          "[--batch-tokens N] [--json] ",
+          inference_synopsis));
   line.value("tasks", "FILE", "lines of JSON: context and choices and answer; context and completion; text")
       .value("data", "PREFIX", "a dataset of `sherd prepare`, of which each document is scored")
-      .value("output", "FILE", "what became of each example of --tasks, as lines of JSON")
+      .value("output", "FILE",
+             "what became of each example of --tasks, or of each pair of --data, as lines of JSON")
       .value("limit", "N", "this many examples or documents only; 0: all", "0")
       .value("batch-tokens", "N", "tokens that a pass takes at most", "4096")
       .flag("json", "print one JSON object instead of a table");
@@ -235,8 +240,11 @@ Questions questions_of(const CommandLine& line) {
   Questions out;
   out.limit = static_cast<std::size_t>(line.integer("limit", 0));
   if (line.has("data")) {
-    if (line.has("output")) throw UsageError("--output goes with --tasks FILE");
     out.dataset = data::IndexedDataset::open(line.text("data"));
+    const auto info = data::read_dataset_info(out.dataset->prefix());
+    out.preferences = info && info->preferences != data::Preferences::none;
+    if (line.has("output") && !out.preferences)
+      throw UsageError("--output goes with --tasks FILE, or with --data of answers that people compared");
   } else {
     out.examples = read_examples(line.text("tasks"));
   }
@@ -298,12 +306,22 @@ void evaluate_command(const Arguments& arguments) {
          "tells its loss of masked tokens",
          inference.config().model->pairs_texts() ? " and of next sentences" : "", " on the validation split");
   if (questions.dataset) require_same_tokenizer(*questions.dataset, inference.tokenizer());
+  if (inference.config().model->gives_rewards() && !questions.preferences)
+    fail(ErrorKind::config,
+         "the model gives rewards, and texts no likelihood: give --data of answers that people compared "
+         "(docs/preferences.md)");
   std::ofstream details;
   if (line.has("output")) {
     line.require_apart("output", "tasks", line.text("tasks"));
     details.open(line.text("output"), std::ios::binary | std::ios::trunc);
     if (!details)
       fail(ErrorKind::io, "cannot write ", line.text("output"), ": is its folder there and writable?");
+  }
+  if (questions.preferences) {
+    const std::string report = preference_report(inference, *questions.dataset, questions.limit, most_rows,
+                                                 line.has("json"), details.is_open() ? &details : nullptr);
+    std::fwrite(report.data(), 1, report.size(), stdout);
+    return;
   }
   Evaluation evaluation(inference, questions, most_rows, details.is_open() ? &details : nullptr);
   inference.run(

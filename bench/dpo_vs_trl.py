@@ -25,7 +25,7 @@ import time
 
 from contenders import Contender, Unavailable, alternate, median_of_ratios, medians, options
 
-PEERS = {"bf16": ["trl", "trl-autocast", "trl-compiled"], "fp32": ["trl", "trl-compiled"]}
+PEERS = {"bf16": ["trl", "trl-autocast", "trl-compiled", "trl-autocast-compiled"], "fp32": ["trl", "trl-compiled"]}
 VOCABULARY = 50257
 # Else a third of the time goes into pages that are given back after each operation.
 MALLOC = {"MALLOC_MMAP_MAX_": 0, "MALLOC_TRIM_THRESHOLD_": 10**11, "MALLOC_TOP_PAD_": 2**28}
@@ -128,7 +128,7 @@ class Peer:
         import trl
         torch.set_num_threads(a.threads)
         path = os.path.join(a.folder, "model")
-        half = mode == "bf16" and name != "trl-autocast"
+        half = mode == "bf16" and "autocast" not in name
         model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="sdpa",
                                                                   dtype=torch.bfloat16 if half else torch.float32)
         with open(os.path.join(a.folder, "pairs.jsonl"), encoding="utf-8") as file:
@@ -139,7 +139,7 @@ class Peer:
             lr_scheduler_type="constant", max_grad_norm=1.0, bf16=mode == "bf16", gradient_checkpointing=False,
             precompute_ref_log_probs=reference == "precomputed", logging_steps=1, save_strategy="no", report_to="none",
             use_cpu=True, disable_tqdm=True, dataloader_pin_memory=False, optim="adamw_torch_fused",
-            torch_compile=name == "trl-compiled")
+            torch_compile=name.endswith("compiled"))
         adapter = peft.LoraConfig(r=a.rank, lora_alpha=a.rank, target_modules=targets(a), fan_in_fan_out=True)
         self.trainer = trl.DPOTrainer(model=model, args=config, train_dataset=pairs, peft_config=adapter,
                                       processing_class=transformers.AutoTokenizer.from_pretrained(path))

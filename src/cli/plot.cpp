@@ -7,7 +7,9 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -55,19 +57,20 @@ struct Frame {
   }
 };
 
-Frame frame_of(const LossCurve& curve, const PlotOptions& options) {
+/// The frame in which all these points lie, and `line` where it is given.
+Frame frame_of(std::initializer_list<const std::vector<Point>*> curves, std::optional<double> line) {
   Frame frame;
   frame.x_low = frame.y_low = std::numeric_limits<double>::infinity();
   frame.x_high = frame.y_high = -std::numeric_limits<double>::infinity();
   const auto include = [&](double loss) {
     frame.y_low = std::min(frame.y_low, loss), frame.y_high = std::max(frame.y_high, loss);
   };
-  for (const auto* points : {&curve.train, &curve.validation})
+  for (const auto* points : curves)
     for (const Point& point : *points) {
       frame.x_low = std::min(frame.x_low, point.step), frame.x_high = std::max(frame.x_high, point.step);
       include(point.loss);
     }
-  if (options.unigram_entropy) include(*options.unigram_entropy);
+  if (line) include(*line);
   if (frame.x_high <= frame.x_low) frame.x_low -= 1, frame.x_high += 1;
   const double margin =
       std::max(0.05 * (frame.y_high - frame.y_low), 1e-6 * std::max(1.0, std::abs(frame.y_high)));
@@ -165,11 +168,12 @@ struct LegendEntry {
   std::string text, style;
 };
 
-std::string legend(const std::vector<LegendEntry>& entries) {
+/// In the upper corner on the right, or where curves end there, on the left.
+std::string legend(const std::vector<LegendEntry>& entries, bool on_the_left = false) {
   std::size_t longest = 0;
   for (const LegendEntry& entry : entries) longest = std::max(longest, entry.text.size());
   const double box_width = 56 + 7.2 * static_cast<double>(longest), row = 22;
-  const double x = width - right - box_width - 8, y = top + 6;
+  const double x = on_the_left ? left + 16 : width - right - box_width - 8, y = top + 6;
   std::string out = cat("<rect x=\"", number(x), "\" y=\"", number(y), "\" width=\"", number(box_width),
                         "\" height=\"", number(row * static_cast<double>(entries.size()) + 10),
                         "\" rx=\"4\" fill=\"#ffffff\" fill-opacity=\"0.9\" stroke=\"#cccccc\"/>\n");
@@ -186,9 +190,10 @@ std::string stroke(const char* color, double thickness, const char* more = "") {
              more);
 }
 
-std::string begun(const std::string& title) {
-  return cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', height, "\" width=\"",
-             width, "\" height=\"", height,
+/// `below`: how far down within another picture.
+std::string begun(const std::string& title, double below = 0) {
+  return cat("<svg xmlns=\"http://www.w3.org/2000/svg\"", below > 0 ? cat(" y=\"", number(below), '"') : "",
+             " viewBox=\"0 0 ", width, ' ', height, "\" width=\"", width, "\" height=\"", height,
              "\" font-family=\"system-ui, 'DejaVu Sans', Helvetica, sans-serif\" ",
              "font-size=\"13\" fill=\"#333333\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
              text_at(left, 28, "start", title, " font-size=\"17\" font-weight=\"600\""));
@@ -207,9 +212,40 @@ std::vector<double> nice_ticks(double low, double high, int count) {
   return ticks;
 }
 
-std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
-  const Frame frame = frame_of(curve, options);
-  std::string out = begun(options.title) + axes(frame, {"optimizer step", "nats per token", true});
+namespace {
+
+/// A curve, thin where each step is drawn and its mean is, too.
+std::string steps_and_mean(const std::vector<Point>& points, const Frame& frame, const char* color,
+                           std::string& mean) {
+  constexpr std::size_t enough_to_smooth = 50;
+  const bool smooth = points.size() >= enough_to_smooth;
+  mean = smooth ? stroke(color, 2.2) : stroke(color, 2);
+  const std::string raw = smooth ? stroke(color, 1, "stroke-opacity=\"0.35\"") : mean;
+  return line(thinned(points, frame), frame, raw) +
+         (smooth ? line(thinned(smoothed(points), frame), frame, mean) : "");
+}
+
+std::string rewards_plot(const LossCurve& curve) {
+  const Frame frame = frame_of({&curve.chosen, &curve.rejected, &curve.margins}, {});
+  std::string out = begun("Rewards", height) + axes(frame, {"optimizer step", "reward", true});
+  std::vector<LegendEntry> entries;
+  for (const auto& [name, points, color] : {std::tuple("chosen", &curve.chosen, train_color),
+                                            std::tuple("rejected", &curve.rejected, validation_color),
+                                            std::tuple("margin", &curve.margins, entropy_color)}) {
+    if (points->empty()) continue;
+    std::string style;
+    out += steps_and_mean(*points, frame, color, style);
+    entries.push_back({cat(name, ' ', number(points->back().loss)), style});
+  }
+  if (!curve.accuracies.empty())
+    entries.push_back({"accuracy " + number(curve.accuracies.back().loss), "stroke=\"none\""});
+  return out + legend(entries, true) + "</svg>\n";
+}
+
+std::string losses_plot(const LossCurve& curve, const PlotOptions& options) {
+  const Frame frame = frame_of({&curve.train, &curve.validation}, options.unigram_entropy);
+  const char* unit = curve.chosen.empty() && curve.rejected.empty() ? "nats per token" : "loss";
+  std::string out = begun(options.title) + axes(frame, {"optimizer step", unit, true});
   std::vector<LegendEntry> entries;
   if (options.unigram_entropy) {
     const std::string style = stroke(entropy_color, 1.6, "stroke-dasharray=\"7 5\"");
@@ -217,15 +253,11 @@ std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
     out += cat("<path d=\"M", number(left), ' ', number(y), 'H', number(width - right), "\" ", style, "/>\n");
     entries.push_back({"unigram entropy " + number(*options.unigram_entropy), style});
   }
-  constexpr std::size_t enough_to_smooth = 50;
   if (!curve.train.empty()) {
-    const bool smooth = curve.train.size() >= enough_to_smooth;
-    const std::string raw =
-        smooth ? stroke(train_color, 1, "stroke-opacity=\"0.35\"") : stroke(train_color, 2);
-    const std::string mean = stroke(train_color, 2.2);
-    out += line(thinned(curve.train, frame), frame, raw);
-    if (smooth) out += line(thinned(smoothed(curve.train), frame), frame, mean);
-    entries.push_back({smooth ? "training, each step and mean" : "training", smooth ? mean : raw});
+    std::string mean;
+    out += steps_and_mean(curve.train, frame, train_color, mean);
+    const bool smooth = mean == stroke(train_color, 2.2);
+    entries.push_back({smooth ? "training, each step and mean" : "training", mean});
   }
   if (!curve.validation.empty()) {
     const std::string style = stroke(validation_color, 2.2);
@@ -236,6 +268,16 @@ std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
     entries.push_back({"validation " + number(curve.validation.back().loss), style});
   }
   return out + legend(entries) + "</svg>\n";
+}
+
+}  // namespace
+
+std::string loss_plot(const LossCurve& curve, const PlotOptions& options) {
+  const std::string losses = losses_plot(curve, options);
+  if (curve.chosen.empty() && curve.rejected.empty()) return losses;
+  return cat("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ", width, ' ', 2 * height,
+             "\" width=\"", width, "\" height=\"", 2 * height, "\">\n", losses, rewards_plot(curve),
+             "</svg>\n");
 }
 
 std::string comparison_plot(const std::vector<ComparedPoint>& points, const std::string& title) {
@@ -271,12 +313,21 @@ LossCurve read_loss_curve(const std::filesystem::path& metrics) {
     };
     add("loss", curve.train);
     add("val_loss", curve.validation);
+    const auto watched = object.find("objective");
+    if (watched == object.end() || !watched->is_object()) continue;
+    for (const auto& [key, to] : {std::pair("rewards/chosen", &curve.chosen),
+                                  {"rewards/rejected", &curve.rejected},
+                                  {"rewards/margins", &curve.margins},
+                                  {"rewards/accuracies", &curve.accuracies}})
+      if (const auto found = watched->find(key); found != watched->end() && found->is_number())
+        to->push_back({step, found->get<double>()});
   }
   if (curve.train.empty() && curve.validation.empty())
     fail(ErrorKind::data, "'", metrics.string(), "' holds no loss to draw");
   const auto by_step = [](const Point& a, const Point& b) { return a.step < b.step; };
-  std::stable_sort(curve.train.begin(), curve.train.end(), by_step);
-  std::stable_sort(curve.validation.begin(), curve.validation.end(), by_step);
+  for (std::vector<Point>* points :
+       {&curve.train, &curve.validation, &curve.chosen, &curve.rejected, &curve.margins, &curve.accuracies})
+    std::stable_sort(points->begin(), points->end(), by_step);
   return curve;
 }
 

@@ -14,6 +14,8 @@ struct LossCurve {
     double step = 0, loss = 0;
   };
   std::vector<Point> train, validation;  ///< by step; steps whose loss was not finite are left out
+  /// Of runs that learn preferences, likewise: rewards, margins, and the share of pairs with a margin above 0.
+  std::vector<Point> chosen, rejected, margins, accuracies;
 };
 
 /// Reads what `--metrics` wrote, also while it is being written (an unfinished last line is left out). Throws
@@ -28,7 +30,8 @@ struct PlotOptions {
 };
 
 /// A self-contained SVG picture, 960 × 540: every step's training loss (thinned where steps are closer than
-/// pixels), its moving average, validation loss, and the unigram entropy as a dashed line.
+/// pixels), its moving average, validation loss, and the unigram entropy as a dashed line. Of runs that learn
+/// preferences a second one below, of rewards.
 std::string loss_plot(const LossCurve& curve, const PlotOptions& options = {});
 
 /// A step of a layout.

@@ -100,7 +100,8 @@ void draw(const TrainRequest& request, const engine::TokenData& data) {
   if (std::error_code unknown; std::filesystem::file_size(request.metrics, unknown) == 0)
     return log_info("there is no loss to draw yet");
   PlotOptions plot;
-  if (data.info) plot.unigram_entropy = data.info->unigram_entropy;
+  if (data.info && data.info->preferences == data::Preferences::none)
+    plot.unigram_entropy = data.info->unigram_entropy;
   plot_metrics(request.metrics, request.plot, plot);
   log_info("drew the losses: ", request.plot);
 }

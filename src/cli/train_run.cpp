@@ -214,7 +214,7 @@ void TrainRun::report() const {
   if (const tensor::AttentionRoutes attention = engine().kernels().attention_routes();
       attention.by_library + attention.by_own > 0)
     std::printf("attention: %s\n", route_shown(attention).c_str());
-  if (data_->info && data_->info->labels.empty())
+  if (data_->info && data_->info->labels.empty() && data_->info->preferences == data::Preferences::none)
     std::printf("unigram entropy of the corpus: %.4f nats per token\n", data_->info->unigram_entropy);
 }
 

@@ -4,14 +4,14 @@ same cores.
 
   bench/dpo_vs_trl.py [--build build] [--python PYTHON_WITH_TRL] [--modes bf16 fp32] [--references adapter precomputed]
                       [--targets c_attn] [--rank 8] [--pairs 8] [--tokens 64] [--layers 12] [--rounds 5] [--steps 3]
-                      [--threads 2] [--packing documents]
+                      [--threads 2] [--packing documents] [--against trl trl-autocast trl-compiled]
 
 Both train the same adapter on the same random weights of GPT-2's sizes, without dropout, and every step is of the same
 pairs: prompts and answers of about so many tokens each. The reference is the model without its adapter, computed in each
 step, or log-probabilities that are there before the first step. Here rows hold four pairs; TRL has a row per text, padded to
 the longest. TRL runs as it does by default, with its fused head, but for gradient checkpointing, which is off, and with a
-malloc that keeps what is freed: `trl` with weights in the mode's dtype, and of bf16 `trl-autocast` with fp32 weights, which
-TRL takes by default; --against trl-compiled adds the first one through torch.compile. Prints a JSON line per round, then
+malloc that keeps what is freed: `trl` with weights in the mode's dtype, of bf16 `trl-autocast` with fp32 weights, which TRL
+takes by default, and `trl-compiled` and `trl-autocast-compiled` through torch.compile. Prints a JSON line per round, then
 per peer the ratio of medians of tokens/s (above 1: Sherd is faster) and the median of the rounds' ratios. Tokens are those
 of all texts, without padding.
 """
@@ -35,7 +35,7 @@ def parse():
     ap = options(__doc__, rank=8, pairs=8, tokens=64, layers=12, rounds=5, steps=3, threads=2)
     ap.add_argument("--modes", nargs="+", default=["bf16", "fp32"], choices=list(PEERS))
     ap.add_argument("--references", nargs="+", default=["adapter", "precomputed"], choices=["adapter", "precomputed"])
-    ap.add_argument("--against", nargs="+", default=["trl", "trl-autocast"])
+    ap.add_argument("--against", nargs="+", default=["trl", "trl-autocast", "trl-compiled"])
     ap.add_argument("--targets", default="c_attn", help="all-linear, or names with commas between")
     ap.add_argument("--packing", default="documents", choices=["documents", "stream"])
     ap.add_argument("--python", default=sys.executable, help="one that has trl, peft, transformers and torch")
@@ -211,8 +211,8 @@ class Sherd:
     def ask(self, line):
         """The first step is not counted: it may compute the reference of all."""
         count, metrics = int(line.split()[1]), self.base + ".jsonl"
-        done = subprocess.run([self.program, "train", "--config", self.base + ".json", "--steps", str(count + 1), "--metrics",
-                               metrics], capture_output=True, text=True, timeout=self.timeout)
+        done = subprocess.run([self.program, "train", "--config", self.base + ".json", "--steps", str(count + 1),
+                               "--metrics", metrics], capture_output=True, text=True, timeout=self.timeout)
         if done.returncode:
             raise Unavailable(done.stderr.strip().splitlines()[-1])
         with open(metrics, encoding="utf-8") as file:
@@ -246,9 +246,9 @@ def compare(a, mode, reference, tokens):
             lost = contender if name not in taken else contenders[0]
             print(f"{what}, {name}: unavailable: {lost.facts.get('unavailable', 'not measured')}")
             continue
-        print(f"{what}, sherd / {name}: {taken['sherd'] / taken[name]:.3f} (of rounds "
-              f"{median_of_ratios(rounds, 'sherd', name):.3f}); sherd {taken['sherd']:.0f}, {name} {taken[name]:.0f} tokens/s",
-              flush=True)
+        ratio, of_rounds = taken["sherd"] / taken[name], median_of_ratios(rounds, "sherd", name)
+        print(f"{what}, sherd / {name}: {ratio:.3f} (of rounds {of_rounds:.3f}); sherd {taken['sherd']:.0f}, "
+              f"{name} {taken[name]:.0f} tokens/s", flush=True)
 
 
 def main():

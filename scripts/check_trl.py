@@ -59,10 +59,11 @@ class Case:
     beginning, and the reference is the model without it."""
 
     def __init__(self, objective="dpo", keys=None, trl=None, reference=None, model=LLAMA, adapter=None, packed=True,
-                 prompt=(3, 8), whole=False):
+                 prompt=(3, 8), whole=False, even=False):
         self.objective, self.keys, self.trl, self.reference = objective, keys or {}, trl or {}, reference
         self.model, self.adapter, self.packed, self.prompt = model, adapter, packed, prompt
         self.whole = whole  # each step has all of the data, which is one row where it is packed
+        self.even = even  # both answers of a pair are of one length, so that what training changes orders pairs
 
     def has_reference(self):
         return self.objective in ("dpo", "kto")
@@ -94,8 +95,8 @@ CASES = {
     "robust": of_dpo("robust", label_smoothing=0.1),
     "bco_pair": of_dpo("bco_pair"),
     "sppo_hard": of_dpo("sppo_hard"),
-    "aot": of_dpo("aot"),
-    "aot_unpaired": of_dpo("aot_unpaired"),
+    "aot": Case(keys={"loss_type": "aot"}, even=True),
+    "aot_unpaired": Case(keys={"loss_type": "aot_unpaired"}, even=True),
     "apo_zero": of_dpo("apo_zero"),
     "apo_down": of_dpo("apo_down"),
     "discopop": of_dpo("discopop"),
@@ -148,7 +149,7 @@ def words(draw, count):
     return " ".join(draw.choice(WORDS) for _ in range(count))
 
 
-def make_pairs(prompt):
+def make_pairs(case):
     """Pairs of such lengths that two of them that follow each other fill a row but for one place, as best fit packs them:
     the longer ones all have other lengths, above half a row."""
     draw = random.Random(5)
@@ -159,9 +160,9 @@ def make_pairs(prompt):
         both = [places, ROW - 1 - places]
         draw.shuffle(both)
         for all_places in both:  # both texts without their last tokens
-            asked = draw.randint(*prompt)
+            asked = draw.randint(*case.prompt)
             answers = all_places - 2 * asked
-            chosen = draw.randint(answers // 4, answers - answers // 4)
+            chosen = answers // 2 if case.even else draw.randint(answers // 4, answers - answers // 4)
             out.append({"prompt": words(draw, asked), "chosen": " " + words(draw, chosen),
                         "rejected": " " + words(draw, answers - chosen)})
     return out
@@ -169,7 +170,7 @@ def make_pairs(prompt):
 
 def lines_of(case):
     """What `sherd prepare` reads and TRL is given."""
-    pairs = make_pairs(case.prompt)
+    pairs = make_pairs(case)
     if case.objective != "kto":
         return pairs
     draw = random.Random(6)

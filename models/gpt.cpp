@@ -75,8 +75,8 @@ void check_layout(const GptConfig& c, const parallel::Layout& given, Problems& p
     problems.add(cat("the scores of pairs of texts, padded to ", padded_sentence_scores, ",", over,
                      ": make parallel.tensor 1, 2, 4 or 8"));
   if (c.scores_texts() && c.padded_scores() % ranks != 0)
-    problems.add(cat("the scores of ", c.gives_rewards() ? "rewards" : counted(c.scores(), "label"), ", padded to ", c.padded_scores(), ",",
-                     over, ": make parallel.tensor 1, 2, 4 or 8"));
+    problems.add(cat("the scores of ", c.gives_rewards() ? "rewards" : counted(c.scores(), "label"),
+                     ", padded to ", c.padded_scores(), ",", over, ": make parallel.tensor 1, 2, 4 or 8"));
 }
 
 Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
@@ -141,15 +141,14 @@ Gpt::Gpt(const GptConfig& config, const parallel::Layout& given)
     head_dropout_ = add(
         "head_dropout",
         std::make_shared<nn::Dropout>(static_cast<float>(c.classifies() ? c.dropout : c.embedding_dropout)));
-  head_ =
-      add("head",
-          std::make_shared<parallel::ColumnLinear>(
-              c.hidden_size, c.padded_scores(), layout,
-              nn::LinearOptions{.bias = c.has_head_bias(),
-                                .init = c.init_of(c.hidden_size),
-                                .packing = c.scores_texts() ? autograd::Packing() : tokens_->weight()->packing,
-                                .tied = c.tied() ? tokens_->weight() : nullptr,
-                                .fp8 = false}));
+  head_ = add("head", std::make_shared<parallel::ColumnLinear>(
+                          c.hidden_size, c.padded_scores(), layout,
+                          nn::LinearOptions{
+                              .bias = c.has_head_bias(),
+                              .init = c.init_of(c.hidden_size),
+                              .packing = c.scores_texts() ? autograd::Packing() : tokens_->weight()->packing,
+                              .tied = c.tied() ? tokens_->weight() : nullptr,
+                              .fp8 = false}));
   head_->set_adapter(trained.of_head);
   using Modules = std::vector<std::shared_ptr<nn::Module>>;
   const auto append = [&](Modules modules) {
@@ -259,6 +258,7 @@ void Gpt::require_whole_texts() const {
 Tensor Gpt::next_logits(Tape& tape, const Tensor& tokens) {
   Tape::NoGrad pause(tape);
   require(tape.key_cache, "texts are continued on a tape with a key cache");
+  require(!config_.scores_texts(), "the model's head scores texts, and no next tokens");
   require(config_.causal, "an encoder, whose tokens see those behind them, does not continue texts");
   require_whole_texts();
   const auto head = [&](const Var& x) {

@@ -202,7 +202,7 @@ GptConfig gpt_config(const config::Config& config, std::int64_t vocabulary) {
   GptConfig out{*config.model};
   if (out.vocab_size == 0) out.vocab_size = vocabulary;
   if (config.learns_preferences())  // the policy is compared with the reference, without noise
-    out.dropout = out.attention_dropout = out.embedding_dropout = out.ffn_dropout = 0;
+    out.dropout = out.attention_dropout = out.embedding_dropout = out.ffn_dropout = out.moe.jitter = 0;
   out = out.resolved();
   if (config.training.adapter.type != config::AdapterType::none) {
     out.type = published_as(out);
@@ -238,15 +238,15 @@ std::int64_t GptConfig::num_parameters(bool padding) const {
       with_experts *
           (e.experts * (feed_forward(e.ffn_hidden_size) + hidden + (e.router_bias ? 1 : 0)) + beside);
   const std::int64_t tables =
-      (rows + (c.tied()         ? 0
+      (rows + (c.tied()           ? 0
                : c.scores_texts() ? (padding ? c.padded_scores() : c.scores())
-                                : rows)) *
+                                  : rows)) *
           hidden +
       ((c.position == config::PositionType::learned ? c.max_positions : 0) + c.token_types) * hidden;
   const std::int64_t score_biases = !c.has_head_bias() ? 0
-                                    : !c.classifies()          ? rows
-                                    : padding                  ? c.padded_scores()
-                                                               : c.scores();
+                                    : !c.classifies()  ? rows
+                                    : padding          ? c.padded_scores()
+                                                       : c.scores();
   const std::int64_t sentences = c.pairs_texts()
                                      ? hidden * hidden + (c.bias ? hidden : 0) +
                                            (padding ? padded_sentence_scores : sentence_scores) * (hidden + 1)

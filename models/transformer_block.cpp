@@ -259,8 +259,7 @@ std::int64_t source_rows(const Tape& tape, std::int64_t of_a_sample) {
 Var TransformerBlock::joined(Tape& tape, parallel::Bottlenecks::BlockPart part, const Var& x, const Var& y,
                              nn::Dropout& dropout) {
   const tensor::Slice elements = layout_.stream_slice(x.shape());
-  if (!adapter_ || tape.without_adapters || !adapter_->has(part))
-    return dropout.add_to(tape, y, x, elements);
+  if (!adapter_ || tape.without_adapters || !adapter_->has(part)) return dropout.add_to(tape, y, x, elements);
   const Var given = dropout.apply(tape, y, elements);
   return adapter_->add_to(tape, part, autograd::add(x, given), given);
 }

@@ -139,7 +139,7 @@ bool WithAdapter::of_adapter(const std::string& name) const {
 }
 
 bool WithAdapter::has(const std::string& name) const {
-  return !is_adapter(name) || (adapter_ && adapter_->has(name));
+  return is_adapter(name) ? adapter_ && adapter_->has(name) : of_adapter(name) || base_.has(name);
 }
 
 void WithAdapter::read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,

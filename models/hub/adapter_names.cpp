@@ -203,9 +203,10 @@ std::string adapter_config(const config::Adapter& adapter, const GptConfig& mode
     written.modules_to_save = {head.substr(0, head.rfind('.'))};
   }
   return to_peft(written, targets, feedforward, transposed, base, model.tied(),
-                 !model.causal         ? ""
-                 : model.has_encoder() ? "SEQ_2_SEQ_LM"
-                                       : "CAUSAL_LM");
+                 !model.causal           ? ""
+                 : model.has_encoder()   ? "SEQ_2_SEQ_LM"
+                 : model.gives_rewards() ? "SEQ_CLS"
+                                         : "CAUSAL_LM");
 }
 
 }  // namespace sherd::models

@@ -178,7 +178,7 @@ void settle_labels(Published& p, const Value& file) {
 /// A decoder's scores are rewards where there is one.
 void require_one_score(const Value& file) {
   const Node *count = file.node.find("num_labels"), *names = file.node.find("id2label");
-  const std::int64_t scores = names && names->is(Node::Kind::object) ? std::ssize(names->members)
+  const std::int64_t scores = names && names->is(Node::Kind::object)    ? std::ssize(names->members)
                               : count && count->is(Node::Kind::integer) ? count->integer
                                                                         : 2;
   if (scores != 1)
@@ -189,12 +189,11 @@ void require_one_score(const Value& file) {
 void settle_head(Published& p, const Value& file, const Family& family) {
   const Node* classes = file.node.find("architectures");
   if (!classes || !classes->is(Node::Kind::array)) return;
-  for (const config::Head head :
-       {config::Head::sequence_classification, config::Head::token_classification, config::Head::pretraining,
-        config::Head::reward})
+  for (const config::Head head : {config::Head::sequence_classification, config::Head::token_classification,
+                                  config::Head::pretraining, config::Head::reward})
     if (const std::string name = family.class_of(head);
         !name.empty() && std::any_of(classes->items.begin(), classes->items.end(),
-                            [&](const Node& item) { return item.is_text(name); }))
+                                     [&](const Node& item) { return item.is_text(name); }))
       p.model.head = head;
   if (p.model.gives_rewards()) require_one_score(file);
   if (!p.model.classifies()) return;
@@ -397,7 +396,8 @@ std::string to_hugging_face(const Model& model, std::int64_t vocab_size, std::st
   put("architectures", config::list_of(std::vector<std::string>{family.class_of(model.head)}));
   if (model.classifies()) put_labels(model, put);
   if (model.gives_rewards()) {
-    put("id2label", config::node_of(std::vector<std::pair<std::string, Node>>{{"0", config::node_of("LABEL_0")}}));
+    put("id2label",
+        config::node_of(std::vector<std::pair<std::string, Node>>{{"0", config::node_of("LABEL_0")}}));
     put("label2id", config::node_of(std::vector<std::pair<std::string, Node>>{
                         {"LABEL_0", config::node_of(std::int64_t{0})}}));
   }

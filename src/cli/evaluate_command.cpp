@@ -313,6 +313,8 @@ void evaluate_command(const Arguments& arguments) {
   std::ofstream details;
   if (line.has("output")) {
     line.require_apart("output", "tasks", line.text("tasks"));
+    for (const char* ending : {".bin", ".idx", ".json", ".mask", ".reference"})
+      line.require_apart("output", "data", line.text("data") + ending);
     details.open(line.text("output"), std::ios::binary | std::ios::trunc);
     if (!details)
       fail(ErrorKind::io, "cannot write ", line.text("output"), ": is its folder there and writable?");

@@ -372,6 +372,20 @@ std::vector<std::string> left_whole(const models::Gpt& model, const models::Hugg
   return out;
 }
 
+/// transformers gives a text's reward at its last token that is not the padding's.
+void warn_of_padding(const std::string& text) {
+  const auto config = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto id = [&](const char* key) {
+    return config.is_object() ? config.value(key, nlohmann::json()) : nlohmann::json();
+  };
+  const nlohmann::json pad = id("pad_token_id");
+  if (pad.is_null() || pad == id("eos_token_id"))
+    log_warning("config.json's pad_token_id is ", pad.is_null() ? "not given" : "the id that ends texts",
+                ": transformers finds the last token of a text by it, and ",
+                pad.is_null() ? "refuses several at once" : "would give other rewards",
+                "; set it to an id that no text ends with");
+}
+
 /// Writes the model, into which an adapter is merged.
 std::size_t write_model(Exported& what, const fs::path& folder, device::Device& device) {
   models::GptConfig plain = what.options;
@@ -395,6 +409,7 @@ std::size_t write_model(Exported& what, const fs::path& folder, device::Device& 
     text = low_bits->described(text, left_whole(model, layout, *low_bits), dtype);
     what.error = low_bits->error();
   }
+  if (plain.gives_rewards()) warn_of_padding(text);
   write_file_atomically(folder / "config.json", text);
   return shards;
 }

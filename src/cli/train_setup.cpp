@@ -20,8 +20,9 @@ TrainSetup::TrainSetup(DistributedPtr dist, const config::Config& config,
                        std::shared_ptr<const engine::TokenData> data)
     : dist_(std::move(dist)), data_(std::move(data)), shape_(models::gpt_config(config, data_->vocab_size)) {
   groups_ = make_groups(dist_, config);
-  engine_ = std::make_unique<Engine>(
-      dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups_, config)), config, nullptr, nullptr, groups_);
+  engine_ =
+      std::make_unique<Engine>(dist_, std::make_shared<models::Gpt>(shape_, layout_of(*groups_, config)),
+                               config, nullptr, nullptr, groups_);
   loader_ = data_->training_loader(engine_->loader_rank(), engine_->device());
   engine_->set_training_data(*loader_, data_);
   if (!config.learns_preferences()) return;
@@ -146,6 +147,12 @@ void TrainSetup::begin_from(const std::string& folder) {
   engine_->load_weights(weights.source());
   if (config.training.adapter.type != config::AdapterType::none && !config.training.adapter.save_base)
     refer_to(folder);
+  if (config.reference() == config::Reference::adapter && weights.continues_adapter() &&
+      config.training.preference.reference == config::Reference::automatic)
+    fail(ErrorKind::config, "the adapter goes on from the one in '", folder,
+         "', and the model without it is not the one that training begins from: set "
+         "training.preference.reference to \"precomputed\" (the model as it begins), or to \"adapter\" (the "
+         "model without its adapter)");
   if (speaks()) engine_->set_checkpoint_files(weights.companions());
   if (!speaks()) return;
   log_info("weights from ", folder);

@@ -240,7 +240,8 @@ void Weights::open(const models::GptConfig& options, device::Device& device, con
           " is of a model with an adapter: give training.adapter, with this folder as its init_from, or make "
           "one model of both with `sherd export`");
     if (const auto from = configuration_of(*reader_).model;
-        from && (options.scores_texts() || from->gives_rewards() || options.pairs_texts() || from->pairs_texts()) &&
+        from &&
+        (options.scores_texts() || from->gives_rewards() || options.pairs_texts() || from->pairs_texts()) &&
         scores_others(options, *from)) {
       const NameThere there = names_in(options, *from);
       const auto wanted = [there, pooler = takes_pooler(options, *from)](const std::string& name) {
@@ -269,6 +270,7 @@ void Weights::open(const models::GptConfig& options, device::Device& device, con
     }
     if (!other) {
       if (base_alone_) return;
+      continues_adapter_ = options.adapter.type != config::AdapterType::none;
       engine::require_same_adapter(*reader_, options.adapter);
       source_ = one_prompt(*reader_, adapter, options, device, std::move(source_));
       return;

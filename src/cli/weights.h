@@ -70,6 +70,8 @@ class Weights {
   const std::vector<std::string>& notes() const { return notes_; }
   /// Whether the model has more ids than the weights.
   bool grew() const { return smaller_ != nullptr; }
+  /// Whether the model's adapter is the one that the weights hold, trained before.
+  bool continues_adapter() const { return continues_adapter_; }
   /// Layers in a model's head whose parameters the weights do not have: "head_dense".
   std::vector<std::string> begins_anew(const std::vector<nn::ParameterPtr>& parameters) const;
   /// Checks the files of a checkpoint against its manifest: this rank's share of them.
@@ -90,7 +92,7 @@ class Weights {
                                                std::unique_ptr<nn::WeightSource> source);
 
   std::string folder_;
-  bool base_alone_ = false;
+  bool base_alone_ = false, continues_adapter_ = false;
   std::unique_ptr<engine::CheckpointReader> reader_;  ///< null: Hugging Face's
   std::unique_ptr<nn::WeightSource> smaller_;         ///< what source_ has more ids than; null: none
   std::unique_ptr<nn::WeightSource> source_;

@@ -95,6 +95,11 @@ Batch resolve_batch(const Config& config, int dp_world) {
       out.train_batch_size / out.micro_batch_size / out.gradient_accumulation_steps != dp_world ||
       out.train_batch_size != product({out.micro_batch_size, out.gradient_accumulation_steps, dp_world}))
     mismatch(given, out, dp_world);
+  const bool packed = config.data && config.data->packing == SamplePacking::documents;
+  if (config.learns_preferences() && config.objective() != Objective::kto && !packed &&
+      out.micro_batch_size % 2 != 0)
+    fail(ErrorKind::config, "a pair is two rows of a micro-batch, whose ", mb_key, " is ",
+         out.micro_batch_size, ": make it even, or set data.packing to \"documents\"");
   return out;
 }
 

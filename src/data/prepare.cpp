@@ -77,6 +77,7 @@ struct JobCounts {
   std::int64_t text_bytes = 0, invalid_bytes = 0, left_out = 0;
   bool conversations = false;
   std::optional<Preferences> kind;
+  std::string kind_at;  ///< the line that told it, "FILE:LINE"
 };
 
 /// Some pieces of text, and what became of them. Encoded by one thread.
@@ -252,9 +253,10 @@ class Preparation {
     if (!options_.labels.empty()) return encode_labelled(job, piece);
     const std::vector<Example> examples =
         read_examples(piece.text, example_options_, source_.files()[piece.file].path, piece.line);
-    note_kind(job, examples.front().side == Side::none ? Preferences::none
-                   : examples.size() == 1              ? Preferences::labels
-                                                       : Preferences::pairs);
+    note_kind(job, piece,
+              examples.front().side == Side::none ? Preferences::none
+              : examples.size() == 1              ? Preferences::labels
+                                                  : Preferences::pairs);
     for (std::size_t i = 0; i < examples.size(); ++i) {
       const Side side = examples[i].side;
       if (side == Side::none)
@@ -309,23 +311,24 @@ class Preparation {
   }
 
   /// Lines of one dataset are all of one kind.
-  void note_kind(Job& job, Preferences kind) const {
-    if (!job.kind) job.kind = kind;
-    require_kind(*job.kind, kind);
+  void note_kind(Job& job, const TextPiece& piece, Preferences kind) const {
+    const std::string at = cat(source_.files()[piece.file].path, ":", piece.line);
+    if (!job.kind) job.kind = kind, job.kind_at = at;
+    require_kind(*job.kind, kind, at);
     if (kind != Preferences::none && options_.seq2seq)
       fail(ErrorKind::config,
            "--seq2seq is for lines with a prompt and a completion, and preferences are learned by decoders: "
            "leave it out");
   }
-  static void require_kind(Preferences first, Preferences other) {
+  static void require_kind(Preferences first, Preferences other, const std::string& at) {
     if (first == other) return;
     const auto shown = [](Preferences kind) {
       return kind == Preferences::none    ? "texts to be learned"
              : kind == Preferences::pairs ? "pairs of 'chosen' and 'rejected', or ranked answers"
                                           : "answers with a 'label'";
     };
-    fail(ErrorKind::config, "some lines are ", shown(first), ", others ", shown(other),
-         ": prepare each kind by itself");
+    fail(ErrorKind::config, "the lines before ", at, " are ", shown(first), ", and this one is ",
+         shown(other), ": prepare each kind by itself");
   }
 
   /// Whether the last that is no space is the end of the document.
@@ -359,7 +362,7 @@ class Preparation {
     text_bytes_ += job.text_bytes, invalid_bytes_ += job.invalid_bytes, left_out_ += job.left_out;
     conversations_ = conversations_ || job.conversations;
     if (job.kind && !kind_) kind_ = job.kind;
-    if (job.kind) require_kind(*kind_, *job.kind);
+    if (job.kind) require_kind(*kind_, *job.kind, job.kind_at);
     skipped_ += static_cast<std::int64_t>(job.skipped.size());
     for (const std::string& error : job.skipped)
       if (first_skipped_.size() < PrepareReport::most_told) first_skipped_.push_back(error);

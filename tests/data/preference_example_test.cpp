@@ -247,6 +247,18 @@ TEST(PreferenceLines, JudgeAnAnswer) {
             Lines{"+" + talk});
 }
 
+TEST(PreferenceLines, LabelsAreTrueAndFalseInAnyForm) {
+  const auto line = [](const char* label) {
+    return cat(R"({"prompt": "a", "completion": "b", "label": )", label, "}");
+  };
+  for (const char* label : {"true", "1", "\"true\"", "\"1\""})
+    EXPECT_EQ(texts_in(line(label)), Lines{"+a⟦b∎⟧"});
+  for (const char* label : {"false", "0", "\"False\"", "\"0\""})
+    EXPECT_EQ(texts_in(line(label)), Lines{"-a⟦b∎⟧"});
+  for (const char* label : {"2", "0.5", "\"desirable\"", "[true]"})
+    expect_error(ErrorKind::data, "whether it is desirable", [&] { examples_in(line(label)); });
+}
+
 /// The label is that of the last answer; what was said before is not judged.
 TEST(PreferenceLines, JudgeTheLastAnswerOfAConversation) {
   const std::string talk = R"("messages": [{"role": "user", "content": "a"},
@@ -307,9 +319,7 @@ TEST(PreferenceLines, LeaveOtherLinesWhatTheyAre) {
       Lines{"⟦a⟧"})
       << "columns without a value";
   EXPECT_EQ(texts_in(R"({"text": "a", "label": true})"), Lines{"⟦a⟧"});
-  for (const char* label : {"1", "0", "\"true\"", "[true]", "null"})
-    EXPECT_EQ(texts_in(cat(R"({"prompt": "a", "completion": "b", "label": )", label, "}")), Lines{"a⟦b∎⟧"})
-        << label;
+  EXPECT_EQ(texts_in(R"({"prompt": "a", "completion": "b", "label": null})"), Lines{"a⟦b∎⟧"});
   EXPECT_EQ(texts_in(R"({"prompt": "a", "completion": "b", "completions": "c"})"), Lines{"a⟦b∎⟧"});
   EXPECT_EQ(texts_in(R"({"prompt": "a", "chosen": "b", "rejected": "c"})", "chosen"), Lines{"⟦b⟧"})
       << "as it was asked for";
@@ -344,6 +354,13 @@ TEST(PreferenceLines, NameFileLineAndCause) {
   refused(R"({"prompt": "a", "completions": ["b", "c"], "labels": [true, false]})", "steps of one answer");
   refused(R"({"prompt": "a", "completions": [{"response": "b", "score": 1}, {"response": "c"}]})",
           "some answers have a score, and answer 1 has none");
+  refused(
+      R"({"prompt": "a", "completions": [{"response": "b", "score": "9"}, {"response": "c", "score": 1}]})",
+      "'score' of item 0 of 'completions' is no number");
+  refused(R"({"prompt": "a", "completions": [{"response": "b", "rank": 1, "score": 1}, {"response": "c"}]})",
+          "item 0 of 'completions' has 'rank' and 'score', which both order the answers");
+  refused(R"({"prompt": "a", "completions": [{"response": "b", "rank": 1}, {"response": "c", "score": 2}]})",
+          "some answers have 'rank', and answer 1 has 'score': give all the same");
   refused(R"({"prompt": "a", "chosen": "b", "rejected": {"role": "assistant", "content": "c"}})",
           "one is a text, and the other messages");
   refused(

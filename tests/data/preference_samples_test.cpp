@@ -86,7 +86,7 @@ TEST_F(PreferencePreparing, RefusesLinesOfSeveralKinds) {
     for (const bool skip : {false, true}) {
       options.skip_errors = skip;
       expect_error(ErrorKind::config,
-                   cat("some lines are ", first, ", others ", other, ": prepare each kind by itself"),
+                   cat(" are ", first, ", and this one is ", other, ": prepare each kind by itself"),
                    [&] { prepare(options); });
       EXPECT_FALSE(std::filesystem::exists(index_path(options.output)));
     }

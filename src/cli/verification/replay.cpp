@@ -231,10 +231,14 @@ ReplayReport replay_steps(const DistributedPtr& dist, const Replay& replay, cons
   report.missing = all_missing(replay, record, facts);
   const bool to_rounding = hear_of_others(*dist, report.missing);
   if (dist->rank() == 0) announce_replay(replay, report, facts);
-  if (interval.from.empty())
+  if (setup.preferences()) setup.preferences()->write_nothing();
+  if (interval.from.empty()) {
     setup.begin();
-  else
-    engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
+  } else {
+    const engine::ClientState client =
+        engine.load_checkpoint(interval.from.parent_path().string(), interval.from.filename().string());
+    if (setup.preferences()) setup.preferences()->restore(client);
+  }
   StepJudge judge(replay, record, report);
   train_steps(setup, replay, judge);
   // Ways from the beginning of the interval tell how far rounding may lead.
@@ -282,6 +286,7 @@ Replay prepare_replay(const Interval& interval, const RecordedSteps& record, int
     all.push_back("gradient_accumulation_steps=null");
   out.reparse = [parse, all](const std::vector<std::string>& more) { return parse(all, more); };
   out.config = out.reparse({});
+  out.config.training.save_dir = interval.to.parent_path().string();  // which may have been moved
   RunShape::of(out.config, out.ranks);  // throws where they cannot share the batch out
   return out;
 }

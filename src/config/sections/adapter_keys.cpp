@@ -356,7 +356,8 @@ bool is_off(const Node& node) {
 }
 
 bool Adapter::can_be_switched_off() const {
-  const bool begins_as_nothing = init_from.empty() && !(type == AdapterType::lora && takes_from_base(lora.init));
+  const bool begins_as_nothing =
+      init_from.empty() && !(type == AdapterType::lora && takes_from_base(lora.init));
   return type != AdapterType::none && !has_prompt() && begins_as_nothing && modules_to_save.empty() &&
          lora.token_indices.empty();
 }

@@ -14,8 +14,8 @@ const std::vector<std::string> layer_type_names = {"full_attention", "sliding_at
 const std::vector<std::string> activation_names = {"gelu_tanh", "gelu",       "relu",  "relu2",
                                                    "swiglu",    "geglu_tanh", "geglu", "swiglu_clamped"};
 const std::vector<std::string> placement_names = {"pre", "post", "sandwich", "post_residual"};
-const std::vector<std::string> head_names = {"lm", "mlm", "sequence_classification", "token_classification",
-                                             "pretraining", "reward"};
+const std::vector<std::string> head_names = {
+    "lm", "mlm", "sequence_classification", "token_classification", "pretraining", "reward"};
 
 bool is_text(const Node& item) {
   return item.is(Node::Kind::string);

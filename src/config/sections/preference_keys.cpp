@@ -145,7 +145,7 @@ Key<Training> preference_key() {
                "one trains that can be switched off, else `precomputed`"),
        text("reference_file", &P::reference_file, "\"runs/a.reference\"")
            .means("where precomputed log-probabilities are kept", Concerns::machine,
-                  by("`data.path` with `.reference`"))},
+                  by("`reference` in `training.save_dir`, or `data.path` with `.reference`"))},
       [](P& preference, const Given&, const Value& section) { check_preference(preference, section); }};
   Key<Training> key = section("preference", &Training::preference, table);
   key.example = "{\"beta\": 0.2}";
@@ -153,8 +153,8 @@ Key<Training> preference_key() {
     return config.learns_preferences() ? "" : "no effect: the objective is none of preferences";
   };
   key.write = [write = key.write](const Training& training, Selection selection) {
-    return selection == Selection::told && training.preference == Preference() ? Node()
-                                                                               : write(training, selection);
+    const bool unused = training.objective < Objective::dpo && training.preference == Preference();
+    return selection == Selection::told && unused ? Node() : write(training, selection);
   };
   return key;
 }
@@ -237,6 +237,9 @@ void check_preferences(const Config& config, const Value& file) {
                            term.loss == L::discopop || term.loss == L::sft;
     if (keys.divergence != Divergence::reverse_kl && !divergent)
       at.error("loss_type \"", name_of(term.loss), "\" is of f_divergence_type \"reverse_kl\" alone");
+    if (keys.divergence != Divergence::reverse_kl && config.reference() == Reference::none)
+      at.error(
+          "f_divergence_type is of how far the policy is from a reference, and there is none: leave it out");
     if (term.loss == L::exo_pair && keys.label_smoothing == 0)
       at.error("loss_type \"exo_pair\" takes the logarithm of label_smoothing: give one above 0 (0.001)");
     if ((term.loss == L::orpo || term.loss == L::simpo) && config.reference() != Reference::none)
@@ -266,10 +269,6 @@ void check_preferences(const Config& config, const Value& file) {
     at.error(pairs ? "ld_alpha counts the tokens of whole answers, of which context ranks hold parts: set "
                      "parallel.context to 1, or ld_alpha to 1"
                    : "ld_alpha compares the answers of a pair, and \"kto\" has none");
-  const bool packed = config.data && config.data->packing == SamplePacking::documents;
-  if (pairs && !packed && config.batch.micro_batch_size % 2 != 0)
-    at.error("a pair is two rows of a micro-batch, whose train_micro_batch_size_per_gpu is ",
-             config.batch.micro_batch_size, ": make it even, or set data.packing to \"documents\"");
 }
 
 }  // namespace sherd::config

@@ -9,9 +9,9 @@ namespace {
 constexpr const char* recompute = "training.recompute";
 
 // In the order of the enum.
-const std::vector<std::string> objectives{"auto",    "next_token", "mlm",  "classification",
-                                          "spans",   "seq2seq",    "dpo",  "orpo",
-                                          "simpo",   "cpo",        "kto",  "reward"};
+const std::vector<std::string> objectives{"auto",  "next_token", "mlm", "classification",
+                                          "spans", "seq2seq",    "dpo", "orpo",
+                                          "simpo", "cpo",        "kto", "reward"};
 
 void check_training(Training& training, const Given& given, const Value& section) {
   for (const char* key : {"base_format", "base_double_quant"})
@@ -264,8 +264,10 @@ void check_objective(const Config& config, const Value& file) {
              "objective");
   if ((objective == Objective::reward) != config.model->gives_rewards())
     at.error("objective \"reward\" and model.head \"reward\" go together: set both, or neither");
-  if (config.model->gives_rewards() && config.training.adapter.type != AdapterType::none &&
-      config.training.adapter.modules_to_save.empty())
+  const std::vector<std::string>& saved = config.training.adapter.modules_to_save;
+  const bool saves_head = std::any_of(saved.begin(), saved.end(),
+                                      [](const std::string& name) { return name.ends_with("score"); });
+  if (config.model->gives_rewards() && config.training.adapter.type != AdapterType::none && !saves_head)
     Value{*training->find("adapter"), "training.adapter", file.context}.error(
         "would leave the head that gives rewards as it is: add \"modules_to_save\": [\"score\"]");
   if (objective != Objective::automatic &&

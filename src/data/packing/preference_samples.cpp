@@ -213,7 +213,10 @@ void PreferenceSamples::load_mismatched(std::int64_t position, SampleRow& row) c
     read(sequence_of(other), prompts_[other], dataset_->length(sequence_of(other)), ids, targets);
     const auto most = static_cast<std::size_t>(options_.seq_length + 1);
     if (ids.size() > most) ids.resize(most), targets.resize(most);
-    if (ids.size() < 2) continue;  // nothing, in front of nothing
+    if (ids.size() < 2) {  // nothing, in front of nothing
+      if (!packing_) row.sides.push_back(0), row.texts.push_back(-1);
+      continue;
+    }
     append(row, used, ids, targets, sequence_of(item));
     used += ids.size() - 1;
   }

@@ -203,32 +203,41 @@ std::vector<Example> pair(const Json& object, const Json& chosen, const Json& re
                    : both(object, prompt_in(object), chosen, rejected, options);
 }
 
-/// An answer of a list, and how good it is, where it says so itself.
+/// An answer of a list, and how good it is, where it says so itself by the key of that name.
 struct Ranked {
   Json answer;
   std::optional<double> grade;
+  std::string graded_by;
 };
 
 /// An answer as it is, or in an object with its rank or score (UltraFeedback's).
 Ranked ranked_of(const Json& item, const char* key, std::size_t index) {
   if (!item.is_object() || item.contains("role") || item.contains("from")) {
     if (!is_answer(item)) fail(ErrorKind::data, "item ", index, " of '", key, "' is no answer");
-    return {item, {}};
+    return {item, {}, {}};
   }
-  for (const char* name : {"response", "completion", "text"})
-    if (const auto answer = item.find(name); answer != item.end() && is_answer(*answer)) {
-      for (const auto& [grade, sign] :
-           {std::pair<const char*, double>{"rank", -1}, {"overall_score", 1}, {"score", 1}, {"reward", 1}})
-        if (const auto found = item.find(grade); found != item.end() && found->is_number())
-          return {*answer, sign * found->get<double>()};
-      return {*answer, {}};
-    }
-  std::string keys;
-  for (const auto& [name, value] : item.items())
-    keys += cat(keys.empty() ? "" : ", ", "'", excerpt(name), "'");
-  fail(ErrorKind::data, "item ", index, " of '", key,
-       "' is neither a text, a message nor an object with 'response' and 'score' or 'rank' (its keys: ", keys,
-       ")");
+  const Json* answer = answer_at(item, {"response", "completion", "text"});
+  if (!answer) {
+    std::string keys;
+    for (const auto& [name, value] : item.items())
+      keys += cat(keys.empty() ? "" : ", ", "'", excerpt(name), "'");
+    fail(ErrorKind::data, "item ", index, " of '", key,
+         "' is neither a text, a message nor an object with 'response' and 'score' or 'rank' (its keys: ",
+         keys, ")");
+  }
+  Ranked out{*answer, {}, {}};
+  for (const auto& [grade, sign] :
+       {std::pair<const char*, double>{"rank", -1}, {"overall_score", 1}, {"score", 1}, {"reward", 1}}) {
+    if (!has(item, grade)) continue;
+    if (!item[grade].is_number())
+      fail(ErrorKind::data, "'", grade, "' of item ", index, " of '", key, "' is no number");
+    const bool of_both = out.graded_by == "overall_score" && std::string_view(grade) == "score";
+    if (out.grade && !of_both)  // UltraFeedback has both
+      fail(ErrorKind::data, "item ", index, " of '", key, "' has '", out.graded_by, "' and '", grade,
+           "', which both order the answers: keep one");
+    if (!out.grade) out = {std::move(out.answer), sign * item[grade].get<double>(), grade};
+  }
+  return out;
 }
 
 /// How good each answer of a list is; the higher the better.
@@ -248,6 +257,9 @@ std::vector<double> grades(const Json& object, const std::vector<Ranked>& answer
   for (std::size_t i = out.size(); i < answers.size(); ++i) {
     if (own && !answers[i].grade)
       fail(ErrorKind::data, "some answers have a score, and answer ", i, " has none");
+    if (own && answers[i].graded_by != answers[0].graded_by)
+      fail(ErrorKind::data, "some answers have '", answers[0].graded_by, "', and answer ", i, " has '",
+           answers[i].graded_by, "': give all the same");
     out.push_back(own ? *answers[i].grade : -static_cast<double>(i));
   }
   return out;
@@ -264,7 +276,7 @@ std::vector<Example> ranked(const Json& object, const char* key, const ExampleOp
   std::vector<Ranked> answers;
   for (const Json& item : list) answers.push_back(ranked_of(item, key, answers.size()));
   const bool are_texts = answers[0].answer.is_string();
-  for (const auto& [answer, grade] : answers) {
+  for (const auto& [answer, own, graded_by] : answers) {
     if (answer.is_string() != are_texts)
       fail(ErrorKind::data, "some of '", key, "' are texts, and others messages");
     if (begins_with_question(answer))
@@ -273,7 +285,7 @@ std::vector<Example> ranked(const Json& object, const char* key, const ExampleOp
   const std::vector<double> grade = grades(object, answers);
   const Prompt prompt = prompt_in(object);
   std::vector<Example> texts, out;
-  for (const auto& [answer, unused] : answers) texts.push_back(example_of(object, prompt, answer, options));
+  for (const Ranked& each : answers) texts.push_back(example_of(object, prompt, each.answer, options));
   for (std::size_t better = 0; better < texts.size(); ++better)
     for (std::size_t worse = 0; worse < texts.size(); ++worse)
       if (grade[better] > grade[worse] && answers[better].answer != answers[worse].answer) {
@@ -282,6 +294,16 @@ std::vector<Example> ranked(const Json& object, const char* key, const ExampleOp
       }
   if (out.empty()) fail(ErrorKind::data, "none of '", key, "' is better than another");
   return out;
+}
+
+/// Whether an answer is desirable: true or false, 1 or 0, or these as text.
+Side judgement(const Json& label, const char* key) {
+  const std::string text = label.is_string() ? label.get<std::string>() : label.dump();
+  if (text == "true" || text == "True" || text == "1") return Side::chosen;
+  if (text == "false" || text == "False" || text == "0") return Side::rejected;
+  fail(ErrorKind::data, "'", key, "' is ", excerpt(label.dump()),
+       ", and says of an answer whether it is desirable: true or false, 1 or 0 (take it out where it means "
+       "another thing)");
 }
 
 /// A conversation whose last answer has the label.
@@ -345,17 +367,17 @@ std::vector<Example> preferences_in(const Object& object, const ExampleOptions& 
     if (has(object, key) && object[key].is_array() && !object[key].empty() && asks(object))
       return ranked(object, key, options);
   for (const char* key : {"label", "kto_tag"}) {
-    if (!has(object, key) || !object[key].is_boolean()) continue;
-    const Side side = object[key].template get<bool>() ? Side::chosen : Side::rejected;
-    for (const char* answer : {"completion", "response"})
-      if (has(object, "prompt") && has(object, answer)) {
-        if (!is_answer(object[answer]))
-          fail(ErrorKind::data, "'", answer, "' is neither a string, a message, nor a list of messages");
-        return {with_side(example_of(object, prompt_in(object), object[answer], options), side)};
-      }
-    if (has(object, "messages") || has(object, "conversations") ||
-        (has(object, "instruction") && has(object, "output")))
-      return {with_side(judged(object, options), side)};
+    if (!has(object, key)) continue;
+    const char* answer = has(object, "completion") ? "completion" : "response";
+    const bool asked = has(object, "prompt") && has(object, answer);
+    const bool conversation = has(object, "messages") || has(object, "conversations") ||
+                              (has(object, "instruction") && has(object, "output"));
+    if (!asked && !conversation) continue;  // a class of a text
+    const Side side = judgement(object[key], key);
+    if (!asked) return {with_side(judged(object, options), side)};
+    if (!is_answer(object[answer]))
+      fail(ErrorKind::data, "'", answer, "' is neither a string, a message, nor a list of messages");
+    return {with_side(example_of(object, prompt_in(object), object[answer], options), side)};
   }
   return {};
 }

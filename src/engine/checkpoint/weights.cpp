@@ -37,6 +37,11 @@ void CheckpointWeights::read(const std::string& name, const tensor::Slice& slice
   const auto bytes = [](const Tensor& t) {
     return std::span(t.raw(), static_cast<std::size_t>(t.numel()) * size_of(t.dtype()));
   };
+  if (trained && dtype == DType::f32 && to.dtype() == DType::bf16) {  // as training rounds its masters
+    std::transform(stored.data<float>(), stored.data<float>() + stored.numel(), to.data<bf16>(),
+                   round_master_to_bf16);
+    return;
+  }
   tensor::convert_values(bytes(stored), dtype, bytes(to), to.dtype());
 }
 

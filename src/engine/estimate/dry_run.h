@@ -47,6 +47,11 @@ class DryRun {
   /// What preferences run before each step (PreferenceRun), of one micro-batch.
   void before_step();
   void evaluate() { engine_->eval_batch(batch()); }
+  /// As Engine::assume_values(), of all engines here.
+  void assume_values(const std::vector<ValueForm>& of_parts) {
+    engine_->assume_values(of_parts);
+    if (copy_) copy_->assume_values(of_parts);
+  }
   /// The form of what each part of the model but the last gives; for a LayeredModel that one stage has whole.
   std::vector<ValueForm> forms_of_parts();
 

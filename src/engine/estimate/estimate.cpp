@@ -169,7 +169,7 @@ Estimate estimate(const config::Config& whole, const ModelSource& model, const M
   out.values = scope.values;
   if (config.parallel.pipeline > 1) {
     if (out.values.empty()) out.values = forms_of_parts(config, model, batch, rank);
-    run.engine().assume_values(out.values);
+    run.assume_values(out.values);
   }
   out.states = run.tracked();
   out.exchange = run.exchange(rank.local_ranks);

@@ -47,6 +47,7 @@ PreferenceTextLoss::PreferenceTextLoss(const config::Config& config, device::Dev
     : keys_(config.training.preference),
       terms_(config.preference_terms()),
       objective_(config.objective()),
+      has_reference_(config.reference() != config::Reference::none),
       device_(device),
       sums_(device) {}
 
@@ -63,6 +64,11 @@ bool PreferenceTextLoss::learns_chosen() const {
 double PreferenceTextLoss::operator()(const tensor::Batch& batch, const nn::TextScores& scores,
                                       nn::TextGradients& gradients) {
   if (device_.kind() == device::Kind::meta) return 0;
+  if (has_reference_ && !batch.contains("reference"))
+    fail(ErrorKind::usage,
+         "a batch without the reference's log-probabilities: where preferences are learned, batches go "
+         "through "
+         "engine::PreferenceRun, as those of `sherd train` and Trainer do");
   const std::vector<double> reference = numbers_of(batch, "reference", scores.log_prob.size());
   sums_.next_batch();
   add_metrics(batch, scores, reference);

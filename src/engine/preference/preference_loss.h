@@ -12,9 +12,8 @@ namespace sherd::engine {
 
 /// What a step's loss needs to know of all its micro-batches.
 struct PreferenceStep {
-  double baseline = 0;        ///< kto's z0, nats
-  double sft_scale = 0;       ///< pairs over the targets of their chosen texts; 0: the micro-batch's own
-  bool has_partners = false;  ///< batches have "partners"
+  double baseline = 0;   ///< kto's z0, nats
+  double sft_scale = 0;  ///< pairs over the targets of their chosen texts; 0: the micro-batch's own
 };
 
 /// The numbers of a batch under a name, which the processor reads; as many zeros where it has none.
@@ -43,7 +42,6 @@ class PreferenceTextLoss final : public nn::TextLoss {
   bool learns_chosen() const;  ///< sft is among the losses
 
  private:
-  struct Both;
   void add_metrics(const tensor::Batch& batch, const nn::TextScores& scores,
                    const std::vector<double>& reference);
   double pairs(const tensor::Batch& batch, const nn::TextScores& scores, const std::vector<double>& reference,
@@ -54,6 +52,7 @@ class PreferenceTextLoss final : public nn::TextLoss {
   config::Preference keys_;
   std::vector<config::PreferenceTerm> terms_;
   config::Objective objective_;
+  bool has_reference_;
   device::Device& device_;
   PreferenceStep step_;
   MetricSums sums_;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <utility>
 
@@ -23,10 +25,12 @@ nn::TextModel& texts_of(Engine& engine) {
   return *model;
 }
 
+/// Where the run saves, so that no other run's takes its place; else beside the data.
 std::string path_of(const config::Config& config) {
-  const std::string& given = config.training.preference.reference_file;
+  const std::string &given = config.training.preference.reference_file, &saves = config.training.save_dir;
   if (!given.empty() || !config.data) return given;
-  return config.data->sources.front().path + ".reference";
+  return saves.empty() ? config.data->sources.front().path + ".reference"
+                       : (std::filesystem::path(saves) / "reference").string();
 }
 
 std::vector<std::int64_t> bits_of(const std::vector<std::vector<double>>& lists) {
@@ -67,8 +71,7 @@ std::vector<std::int64_t> targets_of(const tensor::Batch& batch) {
   return out;
 }
 
-}  // namespace
-
+/// The part of a batch that its mismatched like is (data::mismatched_prefix).
 tensor::Batch mismatched_of(const tensor::Batch& batch) {
   const std::string prefix = data::mismatched_prefix;
   tensor::Batch out;
@@ -76,6 +79,8 @@ tensor::Batch mismatched_of(const tensor::Batch& batch) {
     if (name.starts_with(prefix)) out[name.substr(prefix.size())] = values;
   return out;
 }
+
+}  // namespace
 
 PreferenceRun::PreferenceRun(Engine& engine, std::shared_ptr<const TokenData> data, Engine* reference)
     : engine_(engine),
@@ -104,15 +109,14 @@ tensor::Tensor PreferenceRun::on_processor(const std::vector<double>& values) co
   return out;
 }
 
-/// `name`: of the texts, or empty of mismatched ones, whose own batch this is.
-void PreferenceRun::add_reference(tensor::Batch& batch, const char* name) {
+void PreferenceRun::add_reference(tensor::Batch& batch, Answers answers) {
   if (reference_ == config::Reference::none) return;
   if (reference_ != config::Reference::precomputed) {
     Engine& from = reference_ == config::Reference::copy ? *copy_ : engine_;
     batch["reference"] = on_processor(scores(from, batch, reference_ == config::Reference::adapter).weighted);
     return;
   }
-  const std::vector<double>& all = *name ? values_->texts : values_->mismatched;
+  const std::vector<double>& all = answers == Answers::own ? values_->texts : values_->mismatched;
   const tensor::Tensor& numbers = batch.at("texts");
   const std::vector<std::int32_t> sides = sides_of(batch);
   std::vector<double> found(sides.size(), 0.0);
@@ -135,10 +139,12 @@ std::function<tensor::Batch()> PreferenceRun::begin_step(const std::function<ten
 }
 
 PreferenceStep PreferenceRun::before(Batches& batches) {
-  for (tensor::Batch& batch : batches) add_reference(batch, "texts");
+  for (tensor::Batch& batch : batches) add_reference(batch, Answers::own);
   PreferenceStep out;
   if (engine_.config().has_baseline()) out.baseline = baseline(batches);
-  if (engine_.preference_loss()->learns_chosen()) out.sft_scale = sft_scale(batches);
+  if (engine_.preference_loss()->learns_chosen() &&
+      engine_.config().training.loss_average == config::LossAverage::tokens)
+    out.sft_scale = sft_scale(batches);
   if (engine_.preference_loss()->looks_at_partners()) add_partners(batches);
   return out;
 }
@@ -150,7 +156,7 @@ double PreferenceRun::baseline(Batches& batches) {
     sums.next_batch();
     tensor::Batch batch = mismatched_of(each);
     if (batch.empty()) continue;
-    add_reference(batch, "");
+    add_reference(batch, Answers::of_others);
     const std::vector<double> policy = scores(engine_, batch, false).weighted,
                               reference = numbers_of(batch, "reference", policy.size());
     const std::vector<std::int32_t> sides = sides_of(batch);
@@ -243,26 +249,33 @@ MetricMeans PreferenceRun::end_step() {
   return out;
 }
 
-/// The loss's numbers are those of the whole pass: of it all there are the first pass, where they are needed.
+/// Where the loss's numbers are those of the whole pass all of it is there, as they are found.
 PreferenceRun::Evaluated PreferenceRun::evaluate(data::Loader& loader) {
   prepare_reference();
   const std::int64_t count = loader.batches_per_epoch();
   loader.seek(0);
+  const bool at_once = engine_.config().has_baseline() || engine_.preference_loss()->learns_chosen() ||
+                       engine_.preference_loss()->looks_at_partners();
   Batches all;
   std::vector<std::int64_t> samples;
-  for (std::int64_t i = 0; i < count; ++i) {
+  for (std::int64_t i = 0; at_once && i < count; ++i) {
     data::CountedBatch each = loader.next_of_pass();
     all.push_back(std::move(each.batch)), samples.push_back(each.samples);
   }
-  engine_.preference_loss()->set_step(before(all));
+  engine_.preference_loss()->set_step(at_once ? before(all) : PreferenceStep());
   engine_.preference_loss()->sums().clear();
   Evaluated out;
   std::size_t i = 0;
-  out.loss = engine_.eval_batches(std::function<data::CountedBatch()>([&] {
-                                    const std::size_t at = i++;
-                                    return data::CountedBatch{std::move(all.at(at)), samples.at(at)};
-                                  }),
-                                  count);
+  const std::function<data::CountedBatch()> next = [&] {
+    if (at_once) {
+      const std::size_t at = i++;
+      return data::CountedBatch{std::move(all.at(at)), samples.at(at)};
+    }
+    data::CountedBatch each = loader.next_of_pass();
+    add_reference(each.batch, Answers::own);
+    return each;
+  };
+  out.loss = engine_.eval_batches(next, count);
   out.metrics = end_step();
   return out;
 }
@@ -275,7 +288,9 @@ ReferenceFacts PreferenceRun::facts() const {
           .texts = data_->sequences(),
           .seq_length = config.model->seq_length,
           .packed = config.data->packing == config::SamplePacking::documents,
-          .tail_weight = config.training.preference.ld_alpha,
+          .pairs = config.objective() != config::Objective::kto,
+          .ld_alpha = config.training.preference.ld_alpha,
+          .split = config.data->split,
           .mismatched = config.has_baseline()};
 }
 
@@ -288,65 +303,73 @@ void PreferenceRun::restore(const ClientState& client) {
   restored_ = found == client.end() ? "" : found->second;
 }
 
+/// Rank 0 reads the file, so that all ranks have the same values, wherever they are.
 void PreferenceRun::prepare_reference() {
   if (reference_ != config::Reference::precomputed || values_) return;
   require(data_ != nullptr, "precomputed log-probabilities are of a dataset");
-  struct Found {
-    bool there = false, same = false;
-  };
-  ReferenceValues read;
-  std::string why;
-  const std::vector<Found> ranks = comm::gather_results(engine_.dist().world(), "reference", [&] {
-    Found found;
-    found.there = file_.exists();
-    if (found.there) found.same = file_.read(facts(), read, why);
-    return found;
-  });
-  const bool all_same = std::all_of(ranks.begin(), ranks.end(), [](const Found& f) { return f.same; });
-  const bool began = engine_.global_steps() == 0;
-  if (!began && !all_same)
-    fail(ErrorKind::config, "the reference's log-probabilities, which were computed as the run began, are ",
-         why.empty() ? cat("not in '", file_.path().string(), "'")
-                     : cat("others in '", file_.path().string(), "' (", why, ")"),
-         ": bring the file back, or set training.preference.reference to \"copy\"");
-  if (!began && !restored_.empty() && restored_ != std::to_string(ReferenceFile::checksum(read)))
-    fail(ErrorKind::config, "'", file_.path().string(),
-         "' has other log-probabilities than those that the checkpoint was trained with: bring that file "
-         "back, or "
-         "name it by training.preference.reference_file");
-  if (!began || (all_same && agrees(read))) {
-    values_ = std::move(read);
-    if (speaks() && began) log_info("the reference's log-probabilities are in ", file_.path().string());
-    return;
-  }
-  if (speaks() && ranks.front().there)
-    log_info("'", file_.path().string(), "' is of another reference", why.empty() ? "" : cat(" (", why, ")"),
-             " and is made anew");
-  values_ = compute();
-  comm::gather_results(engine_.dist().world(), "writing the reference", [&] {
-    if (speaks()) file_.write(facts(), *values_);
+  comm::Communicator& world = engine_.dist().world();
+  std::string bytes;
+  comm::gather_results(world, "reading the reference", [&] {
+    if (speaks()) bytes = file_.bytes();
     return true;
   });
+  bytes = comm::broadcast_text(world, std::move(bytes), 0, "the reference's log-probabilities");
+  ReferenceValues read;
+  std::string why;
+  const bool there = !bytes.empty(), same = there && file_.read(bytes, facts(), read, why);
+  if (engine_.global_steps() > 0) {
+    const std::string name = file_.path().string();
+    if (!same)
+      fail(ErrorKind::config,
+           "the reference's log-probabilities, which were computed as the run began, are not in '", name, "'",
+           there ? cat(", which is of others (", why, ")") : "",
+           ": bring that file back, or name it by training.preference.reference_file, or set "
+           "training.preference.reference to \"copy\"");
+    if (!restored_.empty() && restored_ != std::to_string(ReferenceFile::checksum(read)))
+      fail(ErrorKind::config, "'", name,
+           "' has other log-probabilities than those that the checkpoint was trained with: bring that file "
+           "back, or name it by training.preference.reference_file");
+    values_ = std::move(read);
+    return;
+  }
+  if (same && agrees(read)) {
+    values_ = std::move(read);
+    if (speaks()) log_info("the reference's log-probabilities are in ", file_.path().string());
+    return;
+  }
+  if (speaks() && there)
+    log_info("'", file_.path().string(), "' is of another reference", why.empty() ? "" : cat(" (", why, ")"),
+             " and is made anew");
+  const auto on_rank_0 = [&](const char* label, const std::function<void()>& body) {
+    comm::gather_results(world, label, [&] {
+      if (speaks() && writes_) body();
+      return true;
+    });
+  };
+  on_rank_0("the reference's file", [&] { file_.require_writable(); });
+  values_ = compute();
+  on_rank_0("writing the reference", [&] { file_.write(facts(), *values_); });
 }
 
-/// Whether the model, which has not trained yet, finds the same for a few texts, to what precision and layout
-/// may change.
+/// Whether the model, which has not trained yet, finds the same for some texts, to the bit: others' weights,
+/// or the same in another layout or dtype, do not.
 bool PreferenceRun::agrees(const ReferenceValues& values) {
   const auto loader = data_->training_loader(engine_.loader_rank(), engine_.device());
   const tensor::Batch batch = loader->next();
-  const std::vector<double> found = scores(engine_, batch, false).weighted;
-  const std::vector<std::int32_t> sides = sides_of(batch);
-  double apart = 0;
-  for (std::size_t i = 0; i < sides.size(); ++i) {
-    if (sides[i] == 0) continue;
-    const double there = values.texts.at(static_cast<std::size_t>(batch.at("texts").data<std::int32_t>()[i]));
-    const double difference = std::abs(found[i] - there) / (1 + std::abs(found[i]));
-    apart = std::max(apart, std::isnan(difference) ? 1.0 : difference);
-  }
+  std::int32_t apart = 0;
+  const auto compare = [&](const tensor::Batch& texts, const std::vector<double>& there) {
+    const std::vector<double> found = scores(engine_, texts, false).weighted;
+    const std::vector<std::int32_t> sides = sides_of(texts);
+    for (std::size_t i = 0; i < sides.size(); ++i)
+      if (sides[i] != 0 &&
+          found[i] != there.at(static_cast<std::size_t>(texts.at("texts").data<std::int32_t>()[i])))
+        apart = 1;
+  };
+  compare(batch, values.texts);
+  if (!values.mismatched.empty()) compare(mismatched_of(batch), values.mismatched);
   comm::reduce_values(engine_.dist().world(), engine_.device(), std::span(&apart, 1),
                       "whether the reference is the same", comm::ReduceOp::max);
-  const bool fp32 = engine_.config().precision.compute == DType::f32;
-  return apart <= (fp32 ? 1e-4 : 2e-2);
+  return apart == 0;
 }
 
 ReferenceValues PreferenceRun::compute() {
@@ -367,9 +390,16 @@ ReferenceValues PreferenceRun::compute() {
         values[at] = found[text], seen[at] = 1;
       }
   };
+  auto told = std::chrono::steady_clock::now();
   for (const auto& part : data_->parts) {
     data::TokenLoader loader(part, engine_.loader_rank(), engine_.device());
-    for (std::int64_t i = 0; i < loader.batches_per_epoch(); ++i) {
+    const std::int64_t batches = loader.batches_per_epoch();
+    for (std::int64_t i = 0; i < batches; ++i) {
+      if (const auto now = std::chrono::steady_clock::now();
+          speaks() && now - told > std::chrono::seconds(10)) {
+        log_info("the reference: ", 100 * i / batches, " % of a part of the data");
+        told = now;
+      }
       const tensor::Batch batch = loader.next_of_pass().batch;
       find(batch, out.texts);
       if (both) find(mismatched_of(batch), out.mismatched);

@@ -34,8 +34,8 @@ class PreferenceRun {
 
   /// The micro-batches of the coming step, from `next`, in order. The reference's passes, and those of the
   /// policy that say something of the whole global batch, run before. Precomputed log-probabilities are
-  /// computed here, before the first step, unless their file is there. Throws what evaluations throw,
-  /// Error{io} or Error{data} for that file, Error{config} for one of another run.
+  /// computed here, before the first step, unless their file is there and the model finds the same. Throws
+  /// what evaluations throw, Error{io} or Error{data} for that file, Error{config} for one of another run.
   std::function<tensor::Batch()> begin_step(const std::function<tensor::Batch()>& next);
   /// Means over the step's global batch, by TRL's names.
   MetricMeans end_step();
@@ -47,6 +47,8 @@ class PreferenceRun {
   /// One pass over a loader, whose position it moves.
   Evaluated evaluate(data::Loader& loader);
 
+  /// Writes no file from here on: the run is looked at, and not trained.
+  void write_nothing() { writes_ = false; }
   /// What a checkpoint says of the reference; restore() refuses a run that would go on with another.
   void save(ClientState& client) const;
   void restore(const ClientState& client);
@@ -54,7 +56,8 @@ class PreferenceRun {
  private:
   using Batches = std::vector<tensor::Batch>;
   nn::TextScores scores(Engine& engine, const tensor::Batch& batch, bool without_adapter) const;
-  void add_reference(tensor::Batch& batch, const char* name);
+  enum class Answers { own, of_others };
+  void add_reference(tensor::Batch& batch, Answers answers);
   PreferenceStep before(Batches& batches);
   double baseline(Batches& batches);
   double sft_scale(const Batches& batches) const;
@@ -74,10 +77,8 @@ class PreferenceRun {
   config::Reference reference_;
   ReferenceFile file_;
   std::optional<ReferenceValues> values_;  ///< of precomputed ones, once they are there
-  std::string restored_;                   ///< what a checkpoint said of them; empty: none did
+  bool writes_ = true;
+  std::string restored_;  ///< what a checkpoint said of them; empty: none did
 };
-
-/// The part of a batch that its mismatched like is (data::mismatched_prefix).
-tensor::Batch mismatched_of(const tensor::Batch& batch);
 
 }  // namespace sherd::engine

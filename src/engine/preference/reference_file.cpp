@@ -1,5 +1,8 @@
 #include "engine/preference/reference_file.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
@@ -15,9 +18,14 @@ using Json = nlohmann::ordered_json;
 constexpr const char* format_name = "sherd reference log-probabilities";
 
 Json json_of(const ReferenceFacts& facts) {
-  return {{"dataset", facts.fingerprint},     {"texts", facts.texts},
-          {"seq_length", facts.seq_length},   {"packed", facts.packed},
-          {"tail_weight", facts.tail_weight}, {"mismatched", facts.mismatched}};
+  return {{"dataset", facts.fingerprint},
+          {"texts", facts.texts},
+          {"model.seq_length", facts.seq_length},
+          {"data.packing", facts.packed ? "documents" : "stream"},
+          {"data.split", facts.split},
+          {"pairs", facts.pairs},
+          {"ld_alpha", facts.ld_alpha},
+          {"other answers", facts.mismatched}};
 }
 
 std::string bytes_of(const std::vector<double>& values) {
@@ -32,9 +40,18 @@ std::string payload(const ReferenceValues& values) {
 
 }  // namespace
 
-bool ReferenceFile::exists() const {
+std::string ReferenceFile::bytes() const {
   std::error_code unknown;
-  return std::filesystem::exists(path_, unknown);
+  return std::filesystem::exists(path_, unknown) ? read_file(path_) : std::string();
+}
+
+void ReferenceFile::require_writable() const {
+  const std::filesystem::path folder = path_.parent_path().empty() ? "." : path_.parent_path();
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (::access(folder.c_str(), W_OK | X_OK) != 0)
+    fail(ErrorKind::io, "the reference's log-probabilities cannot be written to '", path_.string(), "' (",
+         std::strerror(errno), "): name another file by training.preference.reference_file");
 }
 
 std::uint32_t ReferenceFile::checksum(const ReferenceValues& values) {
@@ -51,18 +68,21 @@ void ReferenceFile::write(const ReferenceFacts& facts, const ReferenceValues& va
   write_file_atomically(path_, head.dump() + "\n" + bytes);
 }
 
-bool ReferenceFile::read(const ReferenceFacts& facts, ReferenceValues& values, std::string& why) const {
+bool ReferenceFile::read(const std::string& all, const ReferenceFacts& facts, ReferenceValues& values,
+                         std::string& why) const {
   const auto damaged = [&](const std::string& cause) {
     fail(ErrorKind::data, "'", path_.string(), "', the reference's log-probabilities, is damaged (", cause,
          "): remove it, and begin the run anew, or bring back a copy");
   };
-  const std::string all = read_file(path_);
   const std::size_t end = all.find('\n');
   const Json head = Json::parse(all.substr(0, std::min(end, all.size())), nullptr, false);
   if (end == std::string::npos || !head.is_object() || head.value("format", "") != format_name ||
       !head.contains("facts") || !head.contains("crc32c") || !head["crc32c"].is_number_unsigned())
     damaged("it does not begin as one");
-  if (head.value("version", Json(0)) != 1) damaged("it is of another version");
+  if (head.value("version", Json(0)) != 1) {
+    why = "another version of the program wrote it";
+    return false;
+  }
   const Json expected = json_of(facts);
   if (head["facts"] != expected) {
     for (const auto& [key, value] : expected.items()) {

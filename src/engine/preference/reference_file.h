@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -19,10 +20,10 @@ struct ReferenceFacts {
   std::uint32_t fingerprint = 0;  ///< TokenData's
   std::int64_t texts = 0;
   std::int64_t seq_length = 0;
-  bool packed = false;
-  double tail_weight = 1;
+  bool packed = false, pairs = true;
+  double ld_alpha = 1;
+  std::array<double, 2> split{};  ///< which texts there are, and with which others' answers
   bool mismatched = false;
-  bool operator==(const ReferenceFacts&) const = default;
 };
 
 /// A file of such values: a line of JSON with the facts and the CRC-32C of what follows, then the values,
@@ -31,12 +32,15 @@ class ReferenceFile {
  public:
   explicit ReferenceFile(std::filesystem::path path) : path_(std::move(path)) {}
   const std::filesystem::path& path() const { return path_; }
-  bool exists() const;
 
-  /// Throws Error{data} for one that is damaged, Error{io} for one that cannot be read. False: it is of other
-  /// facts, which `why` tells.
-  bool read(const ReferenceFacts& facts, ReferenceValues& values, std::string& why) const;
-  /// Throws Error{io}.
+  /// Its bytes; empty where it is absent. Throws Error{io} for one that cannot be read.
+  std::string bytes() const;
+  /// Reads what bytes() gave. Throws Error{data} for one that is damaged. False: it is of other facts, which
+  /// `why` tells.
+  bool read(const std::string& bytes, const ReferenceFacts& facts, ReferenceValues& values,
+            std::string& why) const;
+  /// Throws Error{io}, also where its folder cannot be written.
+  void require_writable() const;
   void write(const ReferenceFacts& facts, const ReferenceValues& values) const;
   /// That of the values: tells them apart.
   static std::uint32_t checksum(const ReferenceValues& values);

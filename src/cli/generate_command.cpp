@@ -206,7 +206,8 @@ void generate_command(const Arguments& arguments) {
   const config::Model& model = *inference.config().model;
   if (model.gives_rewards())
     fail(ErrorKind::config,
-         "the model gives texts rewards, and does not continue them: `sherd evaluate --data` scores answers by it");
+         "the model gives texts rewards, and does not continue them: `sherd evaluate --data` scores answers "
+         "by it");
   if (chat && model.has_encoder())
     fail(ErrorKind::config,
          "--chat is for models that continue a text; this one has an encoder (model.encoder), which reads a "

@@ -38,7 +38,7 @@ void TrainSetup::make_reference() {
   const std::string& folder = config.training.init_from;
   if (folder.empty()) return;  // the same were drawn
   Weights weights(folder, shape_, reference_->device(), config.training.adapter, prompt_ids());
-  reference_->load_weights(weights.source());
+  engine::load_reference_copy(*reference_, *engine_, weights.source());
 }
 
 const engine::StepReport& TrainSetup::train_step() {

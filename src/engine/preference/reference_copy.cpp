@@ -1,6 +1,8 @@
 #include "engine/preference/reference_copy.h"
 
+#include <algorithm>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 namespace sherd::engine {
@@ -13,6 +15,30 @@ void put_apart(std::string& nvme_path, bool exists) {
   std::error_code error;
   if (exists) std::filesystem::create_directories(nvme_path, error);  // opening the store tells what is wrong
 }
+
+/// What fp32 masters of the parameters in `trained` would be rounded to.
+class AsMasters final : public nn::WeightSource {
+ public:
+  AsMasters(nn::WeightSource& source, std::set<std::string> trained, device::Device& device)
+      : source_(source), trained_(std::move(trained)), device_(device) {}
+  void check(const std::vector<nn::ParameterPtr>& parameters) const override { source_.check(parameters); }
+  bool has(const std::string& name) const override { return source_.has(name); }
+  std::map<std::string, std::vector<float>> step_states() const override { return source_.step_states(); }
+  void read(const std::string& name, const tensor::Slice& slice, std::int64_t begin,
+            const tensor::Tensor& to) override {
+    if (to.dtype() != DType::bf16 || !trained_.contains(name)) return source_.read(name, slice, begin, to);
+    const auto masters = tensor::Tensor::empty(device_, {to.numel()}, DType::f32, device::Category::workspace,
+                                               device_.processor_tier());
+    source_.read(name, slice, begin, masters);
+    std::transform(masters.data<float>(), masters.data<float>() + masters.numel(), to.data<bf16>(),
+                   round_master_to_bf16);
+  }
+
+ private:
+  nn::WeightSource& source_;
+  std::set<std::string> trained_;
+  device::Device& device_;
+};
 
 }  // namespace
 
@@ -27,6 +53,14 @@ std::unique_ptr<Engine> make_reference_copy(Engine& first, std::shared_ptr<nn::M
   model->freeze();
   return std::make_unique<Engine>(first.shared_dist(), std::move(model), config, first.shared_device(),
                                   nullptr, std::move(groups));
+}
+
+void load_reference_copy(Engine& copy, Engine& first, nn::WeightSource& source) {
+  std::set<std::string> trained;
+  for (const nn::ParameterPtr& parameter : first.module().parameters())
+    if (parameter->trainable) trained.insert(parameter->name);
+  AsMasters rounded(source, std::move(trained), copy.device());
+  copy.load_weights(rounded);
 }
 
 }  // namespace sherd::engine

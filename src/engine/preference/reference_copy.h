@@ -11,4 +11,8 @@ namespace sherd::engine {
 std::unique_ptr<Engine> make_reference_copy(Engine& first, std::shared_ptr<nn::Model> model,
                                             std::shared_ptr<comm::ProcessGroups> groups);
 
+/// Gives `copy` the weights of `source`, from which `first` begins, to the same bits: those that train there
+/// are rounded to bf16 as its fp32 masters are. Collective.
+void load_reference_copy(Engine& copy, Engine& first, nn::WeightSource& source);
+
 }  // namespace sherd::engine

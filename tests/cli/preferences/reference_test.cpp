@@ -152,6 +152,23 @@ TEST_F(PreferenceReference, OfAnotherRunIsLeftToItByVerify) {
   EXPECT_FALSE(fs::exists(folder_ / "both"));
 }
 
+/// All published weights lie halfway between two numbers of bf16, where the ways to round differ.
+TEST_F(PreferenceReference, ACopyRoundsAsTrainingDoes) {
+  trained({saved()}, 1, {"--steps", "1"});
+  ASSERT_EQ(sherd({"export", in("run"), "--output", in("published")}).code, 0);
+  std::string file = read_text(folder_ / "published" / "model.safetensors");
+  std::uint64_t header = 0;
+  std::memcpy(&header, file.data(), sizeof(header));
+  for (std::size_t at = sizeof(header) + header; at < file.size(); at += sizeof(float))
+    file[at] = 0, file[at + 1] = static_cast<char>(0x80);
+  write_text(folder_ / "published" / "model.safetensors", file);
+  for (const std::string& how : {std::string("zero_optimization.stage=3"), lora_})
+    expect_begins_as_the_reference(trained({"training.init_from=" + in("published"), "bf16.enabled=true",
+                                            "training.preference.reference=copy", how},
+                                           2, {"--steps", "1"})
+                                       .front());
+}
+
 TEST_F(PreferenceReference, GoesWithItsRun) {
   const auto whole = trained({}, 1, {"--steps", "6"});
   trained({saved(), "training.save_interval=2"}, 1, {"--steps", "4"});

@@ -231,7 +231,7 @@ def compare(a, mode, reference, tokens):
 
     def rate(contender):
         if isinstance(contender, Contender) and contender.process is None:
-            contender.ask("steps 2")
+            contender.ask("steps 4")  # torch.compile makes code in the third, too
         return a.steps * tokens / contender.ask(f"steps {a.steps}")
 
     what, rounds = f"{mode}, reference {reference}", []
